@@ -1,0 +1,100 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tessera/core/device.h"
+#include "tessera/core/tensor.h"
+
+namespace tessera {
+
+enum class CollectiveKind : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier,
+};
+inline constexpr int kCollectiveKinds = 8;
+
+/// "all_gather", "reduce_scatter", ...: the keys of the log.
+std::string_view to_string(CollectiveKind kind);
+
+/// Bytes that one rank sends, as bandwidth-optimal algorithms do and nccl-tests counts them.
+/// `bytes` is the size of the whole buffer: n shards for all-gather, reduce-scatter, all-to-all.
+///   all-gather, reduce-scatter, all-to-all: bytes (n-1)/n;  all-reduce: 2 bytes (n-1)/n;
+///   broadcast: bytes (n-1)/n, the mean over ranks of a pipelined broadcast;  send: bytes;  recv: 0.
+/// Source: nccl-tests doc/PERFORMANCE.md.
+std::int64_t sent_bytes(CollectiveKind kind, std::int64_t bytes, int world_size);
+
+/// Calls and bytes sent by this rank, by kind.
+struct Traffic {
+  std::array<std::int64_t, kCollectiveKinds> calls{};
+  std::array<std::int64_t, kCollectiveKinds> sent_bytes{};
+  std::int64_t copied_bytes = 0;  ///< staging copies in and out around collectives
+
+  std::int64_t& calls_of(CollectiveKind k) { return calls[static_cast<std::size_t>(k)]; }
+  std::int64_t calls_of(CollectiveKind k) const { return calls[static_cast<std::size_t>(k)]; }
+  std::int64_t& sent_of(CollectiveKind k) { return sent_bytes[static_cast<std::size_t>(k)]; }
+  std::int64_t sent_of(CollectiveKind k) const { return sent_bytes[static_cast<std::size_t>(k)]; }
+  Traffic& operator+=(const Traffic& other);
+  bool operator==(const Traffic&) const = default;
+};
+
+/// Ordered ranks that communicate. Every operation is asynchronous on the stream given last: it
+/// starts after earlier work of that stream, and its buffers may be touched again by work that
+/// comes later in stream order. All ranks must issue the same operations in the same order.
+///
+/// Failures arrive through the stream: Error{kTimeout} names the ranks that did not come,
+/// Error{kAborted} carries the reason that another rank gave to `abort`.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// `output` (n * size) receives `input` (n) of every rank in rank order. In place when `input` is
+  /// this rank's part of `output`. Any dtype.
+  virtual void all_gather(TensorView input, TensorView output, Stream& stream) = 0;
+
+  /// `output` (n) [+]= this rank's part of the sum over ranks of `input` (n * size). In place when
+  /// `output` is this rank's part of `input`. fp32 or bf16 each, accumulated in fp32 in the order
+  /// [output,] rank 0, 1, ..., rounded once. NCCL's order is its own.
+  virtual void reduce_scatter(TensorView input, TensorView output, bool accumulate,
+                              Stream& stream) = 0;
+
+  /// `data` becomes the sum over ranks, in rank order. fp32, bf16, fp64.
+  virtual void all_reduce(TensorView data, Stream& stream) = 0;
+
+  /// `data` of rank `root` goes to every rank. Any dtype.
+  virtual void broadcast(TensorView data, int root, Stream& stream) = 0;
+
+  /// Part j of `input` goes to rank j, which stores it as part `rank()` of its `output`.
+  virtual void all_to_all(TensorView input, TensorView output, Stream& stream) = 0;
+
+  virtual void send(TensorView data, int destination, Stream& stream) = 0;
+  virtual void recv(TensorView data, int source, Stream& stream) = 0;
+
+  /// Completes on the stream when every rank has reached it.
+  virtual void barrier(Stream& stream) = 0;
+
+  /// Ranks that pass the same color form a new group, ordered by (key, rank). A host operation that
+  /// every rank must call in the same order; blocks until all have.
+  virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
+
+  /// Makes every pending and future operation of this group and of all groups split from the same
+  /// origin fail with Error{kAborted, reason}, on all ranks. Safe from any thread, idempotent; the
+  /// first reason wins.
+  virtual void abort(std::string_view reason) noexcept = 0;
+
+  /// What this rank has issued through this object so far.
+  virtual Traffic traffic() const = 0;
+};
+
+}  // namespace tessera

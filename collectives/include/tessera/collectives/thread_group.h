@@ -1,0 +1,20 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "tessera/collectives/process_group.h"
+
+namespace tessera {
+
+struct ThreadGroupOptions {
+  std::chrono::milliseconds timeout{30000};  ///< how long an operation waits for its peers
+};
+
+/// N ranks in one process, each driven by its own thread and streams; element i is rank i's end.
+/// Buffers are read where they lie: nothing is staged. CPU device memory.
+std::vector<std::unique_ptr<ProcessGroup>> make_thread_group(int size,
+                                                             ThreadGroupOptions options = {});
+
+}  // namespace tessera

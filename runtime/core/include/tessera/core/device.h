@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+enum class DeviceKind { kCpu, kCuda, kSim };
+
+std::string_view to_string(DeviceKind kind);
+
+/// What a submitted piece of work is, for traces and for the cost model of the sim device.
+struct Work {
+  std::string_view name;   ///< static storage; e.g. "unshard"
+  int action = -1;         ///< index in the Schedule, -1 for work outside of one
+  double seconds = 0.0;    ///< what the sim device charges; other devices ignore it
+};
+
+/// A point in a stream's order. Copies share it. A default-constructed Event is already past.
+class Event {
+ public:
+  class State;
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// What a backend's events have in common: nothing but an owner.
+class Event::State {
+ public:
+  virtual ~State() = default;
+};
+
+/// A queue of work that runs in order. Streams of one device run concurrently with each other.
+///
+/// A task that throws stops its stream: later tasks are dropped, events recorded on it complete (so
+/// that no waiter hangs), and `synchronize` rethrows the first exception.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// Enqueues `task`. On the CPU it runs on the stream's worker thread; on a CUDA device it runs at
+  /// once on the calling thread and launches its kernels into this stream; on the sim device it
+  /// runs at once and advances the stream's clock by `work.seconds`.
+  virtual void submit(const Work& work, std::function<void()> task) = 0;
+
+  /// An event that completes when everything submitted so far has run.
+  virtual Event record() = 0;
+
+  /// Later tasks of this stream run after `event`. Does not block the host.
+  virtual void wait(const Event& event) = 0;
+
+  /// Blocks the host until all submitted work has run; rethrows the first exception of a task.
+  virtual void synchronize() = 0;
+};
+
+struct StreamOptions {
+  std::string name;
+  int threads = 1;  ///< threads that the kernels of this stream may use (CPU device)
+  /// Called once, on the failing thread, when a task of this stream throws; must not throw.
+  std::function<void(const std::string& what)> on_error;
+};
+
+/// Where a rank computes: memory and streams. Its kernels are found by `kernels_for(device)`.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceKind kind() const = 0;
+
+  /// Uninitialised memory aligned to at least 64 bytes. Throws Error{kOutOfMemory}.
+  /// The sim device returns an address that must not be read.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* address, std::size_t bytes) noexcept = 0;
+
+  virtual std::unique_ptr<Stream> create_stream(StreamOptions options) = 0;
+};
+
+}  // namespace tessera

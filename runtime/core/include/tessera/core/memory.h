@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "tessera/core/device.h"
+
+namespace tessera {
+
+/// What a byte is for. Predicted and measured memory are compared per category.
+enum class MemoryCategory : std::uint8_t {
+  kParameters,           ///< parameters in compute precision that stay (whole, or this rank's shard)
+  kUnshardedParameters,  ///< slots that all-gathers fill
+  kGradients,            ///< accumulated gradients (whole, or this rank's shard)
+  kUnshardedGradients,   ///< slots that backward fills and reductions drain
+  kOptimizer,            ///< fp32 master weights (where they are not the parameters) and moments
+  kActivations,          ///< what forward keeps for backward, and temporaries of both
+  kWorkspace,            ///< scratch of kernels
+  kData,                 ///< the tokens of the current step
+};
+inline constexpr int kMemoryCategories = 8;
+
+/// "parameters", "unsharded_parameters", ...: the keys of the log.
+std::string_view to_string(MemoryCategory category);
+
+/// Bytes by category.
+struct MemoryUse {
+  std::array<std::int64_t, kMemoryCategories> bytes{};
+
+  std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
+  std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
+  bool operator==(const MemoryUse&) const = default;
+};
+
+/// The highest use so far: of the sum, and of each category by itself (their peaks need not coincide,
+/// so the categories may add up to more than the total).
+struct MemoryPeak {
+  std::int64_t total = 0;
+  MemoryUse by_category;
+  bool operator==(const MemoryPeak&) const = default;
+};
+
+class Memory;
+
+/// Owns one allocation. Moves; its bytes leave the ledger when it dies.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  explicit operator bool() const { return memory_ != nullptr; }
+
+ private:
+  friend class Memory;
+  Memory* memory_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  MemoryCategory category_ = MemoryCategory::kActivations;
+};
+
+/// One rank's memory: allocates from a device and keeps the ledger. Outlives its Buffers.
+///
+/// A request is rounded up to a multiple of 64 bytes, which is what the ledger counts.
+/// Thread-safe: a rank's lanes may allocate at the same time.
+class Memory {
+ public:
+  /// `limit_bytes` 0 means no limit but the device's own.
+  explicit Memory(Device& device, std::int64_t limit_bytes = 0);
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  /// Throws Error{kOutOfMemory} that names `what`, the category, the use and the limit.
+  Buffer allocate(std::int64_t bytes, MemoryCategory category, std::string_view what);
+
+  MemoryUse current() const;
+  MemoryPeak peak() const;
+  /// Forgets the past: the peak becomes the current use.
+  void reset_peak();
+  Device& device() const { return device_; }
+
+ private:
+  friend class Buffer;
+  void release(std::byte* data, std::int64_t bytes, MemoryCategory category) noexcept;
+
+  Device& device_;
+  const std::int64_t limit_bytes_;
+  mutable std::mutex mutex_;
+  std::int64_t total_ = 0;
+  MemoryUse current_;
+  MemoryPeak peak_;
+};
+
+/// `bytes` rounded up to what Memory counts (a multiple of 64).
+constexpr std::int64_t allocation_bytes(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/core/device.h"
+
+namespace tessera {
+
+/// One task of a simulated stream, in virtual seconds.
+struct SimSpan {
+  std::string stream;
+  std::string name;
+  int action = -1;
+  double begin = 0.0;
+  double end = 0.0;
+};
+
+/// A device with virtual clocks: memory is counted and not made, tasks take the seconds that they
+/// were submitted with. Every stream has its own clock; waiting for an event moves it forward.
+/// Not thread-safe: one host thread drives one SimDevice.
+class SimDevice : public Device {
+ public:
+  DeviceKind kind() const override { return DeviceKind::kSim; }
+  void* allocate(std::size_t bytes) override;
+  void deallocate(void* address, std::size_t bytes) noexcept override;
+  std::unique_ptr<Stream> create_stream(StreamOptions options) override;
+
+  /// What ran when, in the order of submission.
+  const std::vector<SimSpan>& spans() const { return spans_; }
+  void clear_spans() { spans_.clear(); }
+
+ private:
+  friend class SimStream;
+  std::uintptr_t next_address_ = 1U << 20U;
+  std::vector<SimSpan> spans_;
+};
+
+}  // namespace tessera
