@@ -1,0 +1,28 @@
+#pragma once
+
+#include "tessera/kernels/kernel_table.h"
+
+// The CPU's kernels, one pair of files per family (<name>_cpu.cpp); cpu_table.cpp lists them.
+namespace tessera::cpu {
+
+void gemm(const GemmArgs&, Stream&);
+void bias_gradient(const BiasGradientArgs&, Stream&);
+void layer_norm_forward(const LayerNormForwardArgs&, Stream&);
+void layer_norm_backward(const LayerNormBackwardArgs&, Stream&);
+void gelu_forward(const GeluForwardArgs&, Stream&);
+void gelu_backward(const GeluBackwardArgs&, Stream&);
+void attention_forward(const AttentionForwardArgs&, Stream&);
+void attention_backward(const AttentionBackwardArgs&, Stream&);
+void embedding_forward(const EmbeddingForwardArgs&, Stream&);
+void embedding_backward(const EmbeddingBackwardArgs&, Stream&);
+void dropout(const DropoutArgs&, Stream&);
+void cross_entropy(const CrossEntropyArgs&, Stream&);
+void adamw(const AdamWArgs&, Stream&);
+void block_squares(const BlockSquaresArgs&, Stream&);
+void ordered_sum(const OrderedSumArgs&, Stream&);
+void cast(const CastArgs&, Stream&);
+void add(const AddArgs&, Stream&);
+void fill(const FillArgs&, Stream&);
+void fill_normal(const FillNormalArgs&, Stream&);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,69 @@
+#include "cpu_kernels.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr KernelTable kCpuTable{
+    .gemm = cpu::gemm,
+    .bias_gradient = cpu::bias_gradient,
+    .layer_norm_forward = cpu::layer_norm_forward,
+    .layer_norm_backward = cpu::layer_norm_backward,
+    .gelu_forward = cpu::gelu_forward,
+    .gelu_backward = cpu::gelu_backward,
+    .attention_forward = cpu::attention_forward,
+    .attention_backward = cpu::attention_backward,
+    .embedding_forward = cpu::embedding_forward,
+    .embedding_backward = cpu::embedding_backward,
+    .dropout = cpu::dropout,
+    .cross_entropy = cpu::cross_entropy,
+    .adamw = cpu::adamw,
+    .block_squares = cpu::block_squares,
+    .ordered_sum = cpu::ordered_sum,
+    .cast = cpu::cast,
+    .add = cpu::add,
+    .fill = cpu::fill,
+    .fill_normal = cpu::fill_normal,
+};
+
+/// A kernel on the sim device: nothing to compute, the stream charges the time.
+template <typename Args>
+void nothing(const Args&, Stream&) {}
+
+constexpr KernelTable kSimTable{
+    .gemm = nothing,
+    .bias_gradient = nothing,
+    .layer_norm_forward = nothing,
+    .layer_norm_backward = nothing,
+    .gelu_forward = nothing,
+    .gelu_backward = nothing,
+    .attention_forward = nothing,
+    .attention_backward = nothing,
+    .embedding_forward = nothing,
+    .embedding_backward = nothing,
+    .dropout = nothing,
+    .cross_entropy = nothing,
+    .adamw = nothing,
+    .block_squares = nothing,
+    .ordered_sum = nothing,
+    .cast = nothing,
+    .add = nothing,
+    .fill = nothing,
+    .fill_normal = nothing,
+};
+
+}  // namespace
+
+const KernelTable& kernels_for(const Device& device) {
+  switch (device.kind()) {
+    case DeviceKind::kCpu:
+      return kCpuTable;
+    case DeviceKind::kSim:
+      return kSimTable;
+    case DeviceKind::kCuda:
+      break;
+  }
+  fail(ErrorCode::kUnavailable, "this build has no CUDA kernels");
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera::cpu {
+
+/// Threads that a kernel called from here may use: those of the stream it runs on.
+inline int thread_count() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+
+/// Calls body(begin, end) on disjoint ranges that cover [0, count), on the OpenMP threads that
+/// oneDNN uses too (one pool, no second set of spinning workers). Every range but the last is a
+/// multiple of `grain`, and there are at most count / grain of them: small work stays on one thread.
+///
+/// The split depends on count, grain and the thread count only. A kernel whose sums cross ranges
+/// must combine them in range order to stay deterministic.
+template <typename Body>
+void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
+  if (count <= 0) return;
+  const std::int64_t chunks = (count + grain - 1) / grain;
+  const auto threads = static_cast<int>(std::min<std::int64_t>(thread_count(), chunks));
+  if (threads <= 1) {
+    body(std::int64_t{0}, count);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const std::int64_t t = omp_get_thread_num();
+    const std::int64_t n = omp_get_num_threads();
+    const std::int64_t begin = chunks * t / n * grain;
+    const std::int64_t end = std::min(count, chunks * (t + 1) / n * grain);
+    if (begin < end) body(begin, end);
+  }
+}
+
+}  // namespace tessera::cpu
