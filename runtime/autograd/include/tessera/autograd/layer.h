@@ -1,0 +1,71 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/tape.h"
+
+namespace tessera {
+
+/// What a unit wraps at least: a differentiable function with parameters of its own.
+///
+/// A layer sees its parameters whole and knows nothing of ranks, shards or prefetching. `forward`
+/// must be a pure function of its arguments: it runs on several ranks at once and may run twice for
+/// one micro-batch (recomputation).
+class Layer {
+ public:
+  Layer(std::string name, std::string type) : name_(std::move(name)), type_(std::move(type)) {}
+  virtual ~Layer() = default;
+
+  const std::string& name() const { return name_; }  ///< unique in the model, e.g. "h.3"
+  const std::string& type() const { return type_; }  ///< e.g. "TransformerBlock", for wrap policies
+  const std::vector<ParameterSpec>& parameters() const { return parameters_; }
+  /// Names of other layers' parameters that this layer uses too (weight tying).
+  const std::vector<std::string>& tied_parameters() const { return tied_parameters_; }
+  /// False if backward only writes gradients and never reads parameters (an embedding).
+  virtual bool backward_reads_parameters() const { return true; }
+
+  /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer
+  /// gets an empty input and reads tape.batch().inputs; the last returns one loss per item, fp32.
+  virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;
+
+ protected:
+  std::vector<ParameterSpec> parameters_;
+  std::vector<std::string> tied_parameters_;
+
+ private:
+  std::string name_;
+  std::string type_;
+};
+
+/// A chain of layers: each one's output is the next one's input.
+struct Model {
+  std::string name;
+  std::vector<std::unique_ptr<Layer>> layers;
+  /// FLOPs of forward and backward per item, without recomputation; for MFU. 0: unknown.
+  double flops_per_item = 0.0;
+};
+
+/// Number of parameter elements, tied ones counted once.
+std::int64_t parameter_count(const Model& model);
+
+/// Throws Error{kInvalidArgument} if names repeat, a tied name is unknown or the chain is empty.
+void check(const Model& model);
+
+/// Where micro-batches come from. Thread-safe: every rank reads for itself.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  virtual Shape input_shape(std::int64_t micro_batch) const = 0;   ///< for `micro_batch` samples
+  virtual DType input_dtype() const = 0;
+  virtual Shape target_shape(std::int64_t micro_batch) const = 0;
+  virtual DType target_dtype() const = 0;
+  /// Fills samples [first, first + micro_batch) of the run's endless sequence, a pure function of
+  /// `first`; views are in host memory. Returns the number of losses that count.
+  virtual std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                            TensorView targets) const = 0;
+};
+
+}  // namespace tessera

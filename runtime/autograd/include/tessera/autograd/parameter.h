@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/core/tensor.h"
+
+namespace tessera {
+
+/// How a parameter starts. Normal numbers are keyed by (seed, name, element), so that neither world
+/// size nor sharding changes them.
+struct Initializer {
+  enum class Kind { kConstant, kNormal };
+  Kind kind = Kind::kConstant;
+  float mean = 0.0F;    ///< the value, for kConstant
+  float stddev = 0.0F;
+
+  static Initializer constant(float value) { return {Kind::kConstant, value, 0.0F}; }
+  static Initializer normal(float stddev) { return {Kind::kNormal, 0.0F, stddev}; }
+};
+
+/// What a layer declares about one of its parameters.
+struct ParameterSpec {
+  std::string name;              ///< unique in the model, e.g. "h.0.attn.c_attn.weight"
+  Shape shape;
+  Initializer initializer;
+  float weight_decay_scale = 1;  ///< multiplies the run's weight decay: 0 for biases and norms
+  bool trainable = true;         ///< false: no gradient, no optimizer state, never updated
+};
+
+/// A parameter as a layer sees it while it runs: whole, in compute precision, wherever the sharding
+/// engine has put it for now. The engine re-points the views between forward and backward, so
+/// operations keep the address of this struct and read the views when they run.
+struct Parameter {
+  TensorView value;
+  TensorView gradient;            ///< empty when frozen or when nothing is recorded
+  bool gradient_written = false;  ///< later writes of this micro-step add to it
+};
+
+}  // namespace tessera

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/autograd/parameter.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace tessera {
+
+/// What is dropped after forward and computed again in backward.
+enum class Recompute : std::uint8_t {
+  kNone,       ///< keep everything that backward reads
+  kSelective,  ///< drop outputs that are cheap to remake from their inputs: attention and GELU
+  kFull,       ///< keep only a layer's input; run its forward again
+};
+
+/// One micro-batch as the layers see it.
+struct Batch {
+  Tensor inputs;             ///< of the first layer, e.g. tokens (B, L) int32
+  Tensor targets;            ///< of the last, e.g. tokens (B, L) int32
+  std::int64_t items = 0;    ///< losses that count, e.g. targets that are not ignored
+  std::int64_t index = 0;    ///< global number of the micro-batch; keys dropout
+};
+
+/// Floating-point operations and bytes of memory traffic of a kernel.
+struct Cost {
+  double flops = 0.0;
+  double bytes = 0.0;
+  Cost& operator+=(const Cost& o) {
+    flops += o.flops;
+    bytes += o.bytes;
+    return *this;
+  }
+};
+
+/// A tensor that can be dropped after forward and remade when backward asks for it.
+class Rematerialization;
+
+/// A tensor with its place on a tape. Copies share the tensor.
+struct Value {
+  Tensor tensor;
+  int id = -1;  ///< -1: no gradient flows to it
+  std::shared_ptr<Rematerialization> remake;
+
+  const Shape& shape() const { return tensor.shape(); }
+  DType dtype() const { return tensor.dtype(); }
+};
+
+/// What an operation keeps for backward: the tensor, or the means to remake it.
+class Saved {
+ public:
+  Saved() = default;
+  explicit Saved(const Value& value);
+  /// The tensor; remade (once, for all that saved it) if it was dropped.
+  Tensor get() const;
+
+ private:
+  Tensor tensor_;
+  std::shared_ptr<Rematerialization> remake_;
+};
+
+struct TapeOptions {
+  bool record = true;      ///< false: forward only, nothing kept, no gradients
+  bool selective = false;  ///< Recompute::kSelective
+  float loss_scale = 1.0F;  ///< d objective / d loss of one item: 1 / items of the whole step
+  std::uint64_t seed = 0;  ///< of dropout
+  std::uint64_t layer = 0;  ///< index of the layer; keys dropout
+};
+
+/// Records what one layer does to one micro-batch, and replays it backward.
+///
+/// A tape lives for one forward and at most one backward of one layer. All its allocations are
+/// freed as backward passes them. Used from one thread, the one that runs the kernels.
+class Tape {
+ public:
+  Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // For callers: the executor.
+
+  /// Makes the layer's input known; a gradient flows to it if `needs_gradient`.
+  Value input(Tensor tensor, bool needs_gradient);
+  /// Runs the recorded operations backward from d objective / d `output` (same shape, moved in).
+  /// Returns d objective / d input, or an empty tensor if the input needs none.
+  Tensor backward(const Value& output, Tensor output_gradient);
+
+  // For operations (ops.cpp, and operations of one's own).
+
+  const Batch& batch() const { return batch_; }
+  const TapeOptions& options() const { return options_; }
+  bool recording() const { return options_.record; }
+  Memory& memory() { return memory_; }
+  Stream& stream() { return stream_; }
+  const KernelTable& kernels() const { return kernels_; }
+
+  /// Uninitialised activation memory.
+  Tensor activation(Shape shape, DType dtype, std::string_view what);
+  /// Scratch that the operation lets go of before it returns.
+  Tensor workspace(std::int64_t bytes, std::string_view what);
+
+  /// Registers an operation's output. `backward` gets d/d output and must hand gradients on with
+  /// `add_gradient` and into Parameter::gradient. Without recording it is dropped.
+  Value output(Tensor tensor, std::function<void(Tape&, Tensor gradient)> backward);
+  /// The same for an output that selective recomputation drops: `remake` computes it again.
+  Value output(Tensor tensor, std::function<Tensor(Tape&)> remake,
+               std::function<void(Tape&, Tensor gradient)> backward);
+  /// Adds to d/d value. Takes the tensor over; a tensor that others share is never written to.
+  void add_gradient(const Value& value, Tensor gradient);
+  /// The gradient collected so far if it is unshared, so that a kernel can add into it; else empty.
+  Tensor take_gradient(const Value& value);
+
+  /// A key for the next random mask of this layer and micro-batch; the n-th call in a layer's
+  /// forward gives the same key again when the layer is recomputed.
+  RandomKey next_random_key();
+
+  /// Operations declare what they cost.
+  void charge(const Cost& cost) { cost_ += cost; }
+  const Cost& cost() const { return cost_; }
+
+ private:
+  struct Node;
+  Memory& memory_;
+  Stream& stream_;
+  const KernelTable& kernels_;
+  Batch batch_;
+  TapeOptions options_;
+  std::vector<Node> nodes_;
+  std::vector<Tensor> gradients_;
+  std::uint64_t random_calls_ = 0;
+  Cost cost_;
+};
+
+}  // namespace tessera
