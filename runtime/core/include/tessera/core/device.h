@@ -14,9 +14,9 @@ std::string_view to_string(DeviceKind kind);
 
 /// What a submitted piece of work is, for traces and for the cost model of the sim device.
 struct Work {
-  std::string_view name;   ///< static storage; e.g. "unshard"
-  int action = -1;         ///< index in the Schedule, -1 for work outside of one
-  double seconds = 0.0;    ///< what the sim device charges; other devices ignore it
+  std::string_view name;  ///< static storage; e.g. "unshard"
+  int action = -1;        ///< index in the Schedule, -1 for work outside of one
+  double seconds = 0.0;   ///< what the sim device charges; other devices ignore it
 };
 
 /// A point in a stream's order. Copies share it. A default-constructed Event is already past.
@@ -65,6 +65,12 @@ struct StreamOptions {
   int threads = 1;  ///< threads that the kernels of this stream may use (CPU device)
   /// Called once, on the failing thread, when a task of this stream throws; must not throw.
   std::function<void(const std::string& what)> on_error;
+  /// Called on the executing thread before each task. Tests inject delays here; a throw fails the
+  /// task.
+  std::function<void()> before_task;
+  /// Called on the executing thread after each task that did not throw, with when it ran: seconds
+  /// of the steady clock, or of the stream's virtual clock on the sim device. Must not throw.
+  std::function<void(const Work& work, double begin_seconds, double end_seconds)> on_span;
 };
 
 /// Where a rank computes: memory and streams. Its kernels are found by `kernels_for(device)`.

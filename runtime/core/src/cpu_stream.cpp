@@ -1,0 +1,124 @@
+#include "cpu_stream.h"
+
+#include <omp.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+CpuStream::CpuStream(StreamOptions options) : options_(std::move(options)) {
+  require(options_.threads >= 1, ErrorCode::kInvalidArgument, "stream '", options_.name,
+          "' needs at least one thread, got ", options_.threads);
+  worker_ = std::thread([this] { run(); });
+}
+
+CpuStream::~CpuStream() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  pushed_.notify_one();
+  worker_.join();
+}
+
+void CpuStream::submit(const Work& work, std::function<void()> task) {
+  push({.work = work, .task = std::move(task), .open = nullptr, .pass = nullptr});
+}
+
+Event CpuStream::record() {
+  auto gate = std::make_shared<Gate>();
+  push({.work = {}, .task = nullptr, .open = gate, .pass = nullptr});
+  return Event(std::move(gate));
+}
+
+void CpuStream::wait(const Event& event) {
+  if (event.state() == nullptr) return;
+  auto gate = std::dynamic_pointer_cast<Gate>(event.state());
+  require(gate != nullptr, ErrorCode::kInvalidArgument, "CPU stream '", options_.name,
+          "' cannot wait for an event of another kind of device");
+  push({.work = {}, .task = nullptr, .open = nullptr, .pass = std::move(gate)});
+}
+
+void CpuStream::synchronize() {
+  const Event event = record();
+  static_cast<Gate&>(*event.state()).pass();
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void CpuStream::push(Entry entry) {
+  bool was_empty = false;
+  {
+    const std::lock_guard lock(mutex_);
+    was_empty = queue_.empty();
+    queue_.push_back(std::move(entry));
+  }
+  // The worker takes the whole queue at once: it can only be asleep if the queue was empty.
+  if (was_empty) pushed_.notify_one();
+}
+
+void CpuStream::run() {
+  omp_set_num_threads(options_.threads);
+  if (!options_.name.empty()) {
+    pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
+  }
+  std::vector<Entry> batch;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      pushed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      batch.swap(queue_);
+    }
+    for (Entry& entry : batch) execute(entry);
+    batch.clear();
+  }
+}
+
+void CpuStream::execute(Entry& entry) {
+  if (entry.open) {
+    entry.open->open();
+  } else if (entry.pass) {
+    entry.pass->pass();
+  } else if (!failed_) {
+    run_task(entry);
+  }
+  // What the task holds must be gone before a later event says that it is over.
+  entry = Entry{};
+}
+
+void CpuStream::run_task(Entry& entry) {
+  try {
+    if (options_.before_task) options_.before_task();
+    const double begin = options_.on_span ? steady_seconds() : 0.0;
+    if (entry.task) entry.task();
+    if (options_.on_span) options_.on_span(entry.work, begin, steady_seconds());
+  } catch (const std::exception& error) {
+    fail_with(error.what());
+  } catch (...) {
+    fail_with("unknown exception");
+  }
+}
+
+void CpuStream::fail_with(const std::string& what) {
+  failed_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::current_exception();
+  }
+  if (options_.on_error) options_.on_error(what);
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gate.h"
+#include "tessera/core/device.h"
+
+namespace tessera {
+
+/// A worker thread and its queue. Waiting for an event is an entry of the queue that blocks the
+/// worker, so the host never waits but in `synchronize` and in the destructor.
+///
+/// After a failure tasks are dropped, but waits are still honoured: an event recorded here then
+/// still means that everything it was ordered after is over, and buffers may be freed.
+class CpuStream : public Stream {
+ public:
+  explicit CpuStream(StreamOptions options);
+  CpuStream(const CpuStream&) = delete;
+  CpuStream& operator=(const CpuStream&) = delete;
+  /// Runs what was submitted, then joins the worker.
+  ~CpuStream() override;
+
+  void submit(const Work& work, std::function<void()> task) override;
+  Event record() override;
+  void wait(const Event& event) override;
+  void synchronize() override;
+
+ private:
+  /// A task, a gate to open (record) or a gate to pass (wait).
+  struct Entry {
+    Work work;
+    std::function<void()> task;
+    std::shared_ptr<Gate> open;
+    std::shared_ptr<Gate> pass;
+  };
+
+  void push(Entry entry);
+  void run();
+  void execute(Entry& entry);
+  void run_task(Entry& entry);
+  void fail_with(const std::string& what);
+
+  const StreamOptions options_;
+  std::mutex mutex_;
+  std::condition_variable pushed_;
+  std::vector<Entry> queue_;    // guarded by mutex_
+  bool stopping_ = false;       // guarded by mutex_
+  std::exception_ptr failure_;  // guarded by mutex_; set once
+  bool failed_ = false;         // the worker's own copy of "failure_ is set"
+  std::thread worker_;
+};
+
+}  // namespace tessera

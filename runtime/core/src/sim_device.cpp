@@ -1,0 +1,86 @@
+#include "tessera/core/sim_device.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+class SimEvent : public Event::State {
+ public:
+  explicit SimEvent(double seconds) : seconds_(seconds) {}
+  double seconds() const { return seconds_; }
+
+ private:
+  double seconds_;
+};
+
+}  // namespace
+
+/// Runs tasks where they are submitted and keeps the time that they would have taken.
+class SimStream : public Stream {
+ public:
+  SimStream(SimDevice& device, StreamOptions options)
+      : device_(device), options_(std::move(options)) {}
+
+  void submit(const Work& work, std::function<void()> task) override {
+    if (failure_) return;
+    try {
+      if (options_.before_task) options_.before_task();
+      if (task) task();
+    } catch (const std::exception& error) {
+      fail_with(error.what());
+      return;
+    } catch (...) {
+      fail_with("unknown exception");
+      return;
+    }
+    const double begin = clock_;
+    clock_ += work.seconds;
+    device_.spans_.push_back({options_.name, std::string(work.name), work.action, begin, clock_});
+    if (options_.on_span) options_.on_span(work, begin, clock_);
+  }
+
+  Event record() override { return Event(std::make_shared<SimEvent>(clock_)); }
+
+  void wait(const Event& event) override {
+    if (event.state() == nullptr) return;
+    const auto* sim_event = dynamic_cast<const SimEvent*>(event.state().get());
+    require(sim_event != nullptr, ErrorCode::kInvalidArgument, "sim stream '", options_.name,
+            "' cannot wait for an event of another kind of device");
+    clock_ = std::max(clock_, sim_event->seconds());
+  }
+
+  void synchronize() override {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void fail_with(const std::string& what) {
+    failure_ = std::current_exception();
+    if (options_.on_error) options_.on_error(what);
+  }
+
+  SimDevice& device_;
+  const StreamOptions options_;
+  double clock_ = 0.0;
+  std::exception_ptr failure_;
+};
+
+void* SimDevice::allocate(std::size_t bytes) {
+  // Addresses are never given out twice, so a stale one cannot be mistaken for a live one.
+  const std::uintptr_t address = next_address_;
+  next_address_ += std::max<std::size_t>((bytes + 63) / 64 * 64, 64);
+  return reinterpret_cast<void*>(address);
+}
+
+void SimDevice::deallocate(void* /*address*/, std::size_t /*bytes*/) noexcept {}
+
+std::unique_ptr<Stream> SimDevice::create_stream(StreamOptions options) {
+  return std::make_unique<SimStream>(*this, std::move(options));
+}
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#include "tessera/core/tensor.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+std::int64_t checked_dim(std::int64_t dim) {
+  require(dim >= 0, ErrorCode::kInvalidArgument, "a shape cannot have the negative size ", dim);
+  return dim;
+}
+
+int checked_rank(std::size_t rank) {
+  require(rank <= static_cast<std::size_t>(kMaxDims), ErrorCode::kInvalidArgument,
+          "a shape has at most ", kMaxDims, " dimensions, got ", rank);
+  return static_cast<int>(rank);
+}
+
+}  // namespace
+
+Shape::Shape(std::initializer_list<std::int64_t> dims) : rank_(checked_rank(dims.size())) {
+  std::transform(dims.begin(), dims.end(), dims_.begin(), checked_dim);
+}
+
+Shape::Shape(const std::vector<std::int64_t>& dims) : rank_(checked_rank(dims.size())) {
+  std::transform(dims.begin(), dims.end(), dims_.begin(), checked_dim);
+}
+
+std::int64_t Shape::numel() const {
+  std::int64_t product = 1;
+  for (int i = 0; i < rank_; ++i) product *= (*this)[i];
+  return product;
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "(";
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  return text + ")";
+}
+
+TensorView::TensorView(void* data_, DType dtype_, Shape shape_)
+    : data(static_cast<std::byte*>(data_)), dtype(dtype_), shape(shape_) {
+  std::int64_t stride = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    strides[static_cast<std::size_t>(i)] = stride;
+    stride *= shape[i];
+  }
+}
+
+bool TensorView::is_contiguous() const {
+  if (numel() == 0) return true;
+  std::int64_t expected = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[static_cast<std::size_t>(i)] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+TensorView TensorView::narrow(int dim, std::int64_t begin, std::int64_t count) const {
+  require(dim >= 0 && dim < shape.rank(), ErrorCode::kInvalidArgument, "narrow: no dimension ", dim,
+          " in shape ", to_string(shape));
+  require(begin >= 0 && count >= 0 && begin <= shape[dim] - count, ErrorCode::kInvalidArgument,
+          "narrow: [", begin, ", ", begin, " + ", count, ") is outside of dimension ", dim,
+          " of shape ", to_string(shape));
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < shape.rank(); ++i) dims.push_back(i == dim ? count : shape[i]);
+  TensorView result = *this;
+  result.shape = Shape(dims);
+  if (result.data != nullptr) {
+    result.data +=
+        begin * strides[static_cast<std::size_t>(dim)] * static_cast<std::int64_t>(size_of(dtype));
+  }
+  return result;
+}
+
+TensorView TensorView::reshape(Shape new_shape) const {
+  require(new_shape.numel() == numel(), ErrorCode::kInvalidArgument, "cannot reshape ",
+          to_string(shape), " to ", to_string(new_shape), ": the element counts ", numel(), " and ",
+          new_shape.numel(), " differ");
+  require(is_contiguous(), ErrorCode::kInvalidArgument, "cannot reshape a view of shape ",
+          to_string(shape), " that is not contiguous");
+  return TensorView(data, dtype, new_shape);
+}
+
+void TensorView::check_dtype(DType wanted) const {
+  require(dtype == wanted, ErrorCode::kInvalidArgument, "a tensor of ", to_string(dtype), " ",
+          to_string(shape), " was used as ", to_string(wanted));
+}
+
+Tensor Tensor::empty(Memory& memory, Shape shape, DType dtype, MemoryCategory category,
+                     std::string_view what) {
+  const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_of(dtype));
+  auto buffer = std::make_shared<Buffer>(memory.allocate(bytes, category, what));
+  TensorView view(buffer->data(), dtype, shape);
+  return Tensor(std::move(buffer), view);
+}
+
+}  // namespace tessera
