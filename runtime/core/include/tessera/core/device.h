@@ -61,16 +61,16 @@ class Stream {
 };
 
 struct StreamOptions {
-  std::string name;
+  std::string name{};
   int threads = 1;  ///< threads that the kernels of this stream may use (CPU device)
   /// Called once, on the failing thread, when a task of this stream throws; must not throw.
-  std::function<void(const std::string& what)> on_error;
+  std::function<void(const std::string& what)> on_error{};
   /// Called on the executing thread before each task. Tests inject delays here; a throw fails the
   /// task.
-  std::function<void()> before_task;
+  std::function<void()> before_task{};
   /// Called on the executing thread after each task that did not throw, with when it ran: seconds
   /// of the steady clock, or of the stream's virtual clock on the sim device. Must not throw.
-  std::function<void(const Work& work, double begin_seconds, double end_seconds)> on_span;
+  std::function<void(const Work& work, double begin_seconds, double end_seconds)> on_span{};
 };
 
 /// Where a rank computes: memory and streams. Its kernels are found by `kernels_for(device)`.
