@@ -1,0 +1,134 @@
+// Vector helpers that the CPU's kernels share, compiled once per instruction set.
+//
+// A kernel file <name>_cpu.cpp is laid out as:
+//
+//   #include "simd_targets.h"
+//   #undef HWY_TARGET_INCLUDE
+//   #define HWY_TARGET_INCLUDE "<name>_cpu.cpp"
+//   #include <hwy/foreach_target.h>
+//   #include "simd.h"
+//   ... other headers ...
+//
+//   HWY_BEFORE_NAMESPACE();
+//   namespace tessera::cpu::HWY_NAMESPACE { namespace { /* loops over a range */ } }
+//   HWY_AFTER_NAMESPACE();
+//
+//   #if HWY_ONCE
+//   namespace tessera::cpu {
+//   HWY_EXPORT(loop);   // launchers check arguments and split the work, then call
+//   ... parallel_for(n, grain, [&](auto begin, auto end) { HWY_DYNAMIC_DISPATCH(loop)(...); });
+//   }
+//   #endif
+//
+// Lambdas inside the per-target namespace need HWY_ATTR between `)` and `{`.
+
+// Highway's include guard: toggles so that each target sees the header once.
+#if defined(TESSERA_KERNELS_SIMD_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_KERNELS_SIMD_H_
+#undef TESSERA_KERNELS_SIMD_H_
+#else
+#define TESSERA_KERNELS_SIMD_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "tessera/core/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// The tag of a full vector of floats, which all arithmetic uses, and the vector.
+using FloatTag = hn::ScalableTag<float>;
+using FloatVec = hn::Vec<FloatTag>;
+
+HWY_INLINE std::int64_t float_lanes() { return static_cast<std::int64_t>(hn::Lanes(FloatTag())); }
+
+HWY_INLINE FloatVec splat(float value) { return hn::Set(FloatTag(), value); }
+
+/// A full vector of fp32 or bf16 elements, as fp32.
+HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(FloatTag(), from); }
+HWY_INLINE FloatVec load(const bfloat16* from) {
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+
+/// Stores a full vector; bf16 is rounded as tessera::bfloat16 rounds (to nearest even, NaN stays
+/// NaN). Not by vcvtneps2bf16, which flushes denormals: all targets give the same bits.
+HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, FloatTag(), to); }
+HWY_INLINE void store(FloatVec v, bfloat16* to) {
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const hn::RebindToSigned<FloatTag> d32s;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const auto word = hn::BitCast(d32, v);
+  const auto even = hn::And(hn::ShiftRight<16>(word), hn::Set(d32, 1U));
+  const auto rounded =
+      hn::ShiftRight<16>(hn::Add(word, hn::Add(even, hn::Set(d32, std::uint32_t{0x7fff}))));
+  const auto quiet = hn::Or(hn::ShiftRight<16>(word), hn::Set(d32, std::uint32_t{0x40}));
+  const auto is_number = hn::RebindMask(d32, hn::Eq(v, v));
+  const auto bits = hn::IfThenElse(is_number, rounded, quiet);
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(d32s, bits)), d16, reinterpret_cast<std::uint16_t*>(to));
+}
+
+/// The first `count` lanes, 0 <= count <= lanes; touches no memory beyond them. Loaded lanes after
+/// them hold `rest`.
+template <typename T>
+HWY_INLINE FloatVec load_n(const T* from, std::int64_t count, float rest = 0.0F) {
+  if (count == float_lanes()) return load(from);
+  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(float)];
+  for (T& lane : lanes) lane = T(rest);
+  std::memcpy(lanes, from, static_cast<std::size_t>(count) * sizeof(T));
+  return load(lanes);
+}
+template <typename T>
+HWY_INLINE void store_n(FloatVec v, T* to, std::int64_t count) {
+  if (count == float_lanes()) return store(v, to);
+  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(float)];
+  store(v, lanes);
+  std::memcpy(to, lanes, static_cast<std::size_t>(count) * sizeof(T));
+}
+
+/// Calls body(i, count) for the vectors that cover [0, n): count is the number of lanes in all but
+/// the last, so that load_n and store_n cost a branch only there.
+template <typename Body>
+HWY_INLINE void for_each_vector(std::int64_t n, const Body& body) {
+  const std::int64_t lanes = float_lanes();
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) body(i, lanes);
+  if (i < n) body(i, n - i);
+}
+
+/// Sum and maximum over the lanes. The order of the sum depends on the number of lanes.
+HWY_INLINE float sum_lanes(FloatVec v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
+HWY_INLINE float max_lanes(FloatVec v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
+
+/// exp(x) within 2 ulp for |x| <= 87; saturates near 1e-38 and 2.4e38 beyond; NaN stays NaN.
+/// exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2; exp(r) by a polynomial through the
+/// Chebyshev nodes of [-ln 2 / 2, ln 2 / 2] (relative error 1.1e-8).
+HWY_INLINE FloatVec exp(FloatVec x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto clamped = hn::Min(hn::Max(x, splat(-87.0F)), splat(88.3F));
+  const auto n = hn::NearestInt(hn::Mul(clamped, splat(1.44269504F)));
+  const auto nf = hn::ConvertTo(d, n);
+  // ln 2 in two parts, the first with so few bits that its multiples are exact.
+  auto r = hn::NegMulAdd(nf, splat(0.69140625F), clamped);
+  r = hn::NegMulAdd(nf, splat(0.00174093060F), r);
+  auto p = hn::MulAdd(r, splat(0.00139261840F), splat(0.00836317893F));
+  p = hn::MulAdd(p, r, splat(0.0416665561F));
+  p = hn::MulAdd(p, r, splat(0.166665763F));
+  p = hn::MulAdd(p, r, splat(0.5F));
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0F));
+  const auto scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
+  return hn::IfThenElse(hn::Eq(x, x), hn::Mul(p, scale), x);
+}
+
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_KERNELS_SIMD_H_
