@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/core/device.h"
+#include "tessera/core/memory.h"
+#include "tessera/sharding/groups.h"
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/sharding/timeline.h"
+
+namespace tessera {
+
+/// AdamW's constants; the learning rate comes with every step.
+struct OptimizerOptions {
+  float beta1 = 0.9F;
+  float beta2 = 0.95F;
+  float epsilon = 1e-8F;
+  float weight_decay = 0.1F;  ///< times ParameterSpec::weight_decay_scale
+  double clip_norm = 0.0;     ///< global gradient norm is scaled down to this; 0: never
+};
+
+struct ExecutorOptions {
+  OptimizerOptions optimizer;
+  std::uint64_t seed = 0;          ///< of initialisation and dropout
+  std::int64_t micro_batch = 1;    ///< samples per micro-step and rank
+  int threads = 1;                 ///< of the compute lane
+  /// Seconds that the sim device charges for an action; unused elsewhere.
+  std::function<double(const Schedule&, const Action&)> cost;
+  /// Runs before every task of every lane, e.g. a random delay in a test.
+  std::function<void()> before_task;
+  bool trace = false;              ///< keep when each action ran; see Executor::spans
+};
+
+struct StepResult {
+  double loss = 0.0;            ///< mean over all items of all ranks and micro-steps
+  double gradient_norm = 0.0;   ///< global, before clipping
+  std::int64_t items = 0;       ///< of all ranks and micro-steps
+};
+
+/// A parameter gathered from all ranks.
+struct FullParameter {
+  std::string name;
+  Shape shape;
+  std::vector<float> values;  ///< fp32 master weights
+};
+
+/// Carries out a schedule on one rank, step after step. No policy lives here: it issues the actions
+/// in order, each on its lane, with its waits. Owns the rank's buffers: parameters, gradients,
+/// optimizer state and slots, all allocated once.
+///
+/// Driven by one host thread. If a task throws, every group is aborted at once, so that the other
+/// ranks fail too, and `run_step` rethrows; after that only destruction is allowed.
+class Executor {
+ public:
+  /// Everything passed by reference must outlive the executor. Initialises the parameters.
+  Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+           const BatchSource& source, RankGroups& groups, Memory& memory, ExecutorOptions options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// One optimizer step on the samples that belong to step `step` (counted from 0): rank by rank in
+  /// order of ShardNesting::index, micro-steps outermost. Blocks until it is done.
+  StepResult run_step(std::int64_t step, double learning_rate);
+
+  /// The master weights of every parameter in order of declaration, on every rank. Collective.
+  std::vector<FullParameter> gather_parameters();
+
+  /// When the actions of the last step ran, if ExecutorOptions::trace.
+  const std::vector<ActionSpan>& spans() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The most memory that one rank uses while it trains: account_memory() for what stays, and for
+/// activations, workspace and data a run of the executor on the sim device, where allocations are
+/// counted and not made. Equals Memory::peak() of a real run to the byte.
+MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                          const BatchSource& source, const ExecutorOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/core/mesh.h"
+#include "tessera/sharding/placement.h"
+
+namespace tessera {
+
+/// Which layers are gathered and released together.
+struct WrapPolicy {
+  enum class Kind : std::uint8_t {
+    kLayer,  ///< one unit per layer: for a GPT, per transformer block
+    kSize,   ///< consecutive layers until a unit has at least min_numel parameters
+    kNone,   ///< the whole model is one unit
+  };
+  Kind kind = Kind::kLayer;
+  std::int64_t min_numel = 0;
+};
+
+/// Every tensor of a flat parameter starts at a multiple of this many elements (vector loads), and
+/// shards are cut at multiples of it (blocks of the gradient norm).
+inline constexpr std::int64_t kFlatAlignment = 64;
+
+/// Where one tensor lies in its flat parameter.
+struct FlatTensor {
+  ParameterSpec spec;
+  std::int64_t offset = 0;  ///< elements
+};
+
+/// The tensors of one unit that are sharded together: all trainable, or all frozen. Tensors are
+/// laid out one after the other, aligned; the end is padded so that every axis divides it.
+struct FlatParameter {
+  std::vector<FlatTensor> tensors;
+  std::int64_t numel = 0;         ///< up to the end of the last tensor
+  std::int64_t padded_numel = 0;  ///< multiple of world size * kFlatAlignment; 0 if no tensors
+};
+
+struct Unit {
+  std::string name;
+  FlatParameter trainable;
+  FlatParameter frozen;
+};
+
+/// A parameter of a layer: where it lies.
+struct ParameterAddress {
+  int unit = 0;
+  bool trainable = true;
+  int tensor = 0;  ///< index in the flat parameter
+};
+
+struct LayerLayout {
+  std::string name;
+  std::vector<ParameterAddress> parameters;  ///< own, then tied, as Layer::forward takes them
+  bool backward_reads_parameters = true;
+};
+
+/// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the
+/// layer that declares it.
+struct ModelLayout {
+  std::vector<Unit> units;
+  std::vector<LayerLayout> layers;
+};
+
+/// Pure function of the model's declarations; offsets do not depend on world_size, padding does.
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size);
+
+/// Elements [begin, begin + numel) of a flat parameter.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t numel = 0;
+  std::int64_t end() const { return begin + numel; }
+  bool operator==(const Range&) const = default;
+};
+
+/// How a rank's shards nest. Axes are cut in this order: the parameter's, those that the gradient
+/// adds, those that the optimizer adds, the rest; so the optimizer's shard lies in the gradient's,
+/// which lies in the parameter's. Axes of size 1 are left out of every set.
+class ShardNesting {
+ public:
+  ShardNesting(const Mesh& mesh, const Placement& placement);
+
+  const Mesh& mesh() const { return mesh_; }
+  /// The placement without axes of size 1.
+  const Placement& placement() const { return placement_; }
+  /// All axes of size > 1.
+  AxisSet all_axes() const { return all_; }
+  /// The axes of `axes` in cutting order.
+  std::vector<Axis> order(AxisSet axes) const;
+  /// Index of `rank` among the ranks that differ along `axes`, in cutting order: its part in
+  /// collectives over `axes`, and, over all axes, its place in the order of reduction and of data.
+  int index(AxisSet axes, int rank) const;
+  /// What `rank` holds of a state that is cut along `axes` (one of the placement's sets, or all).
+  Range range(std::int64_t padded_numel, AxisSet axes, int rank) const;
+
+ private:
+  Mesh mesh_;
+  Placement placement_;
+  AxisSet all_;
+  std::vector<Axis> cutting_order_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+/// What turns a layout into a schedule.
+struct PlanOptions {
+  Mesh mesh;
+  Placement placement;
+  bool reshard_after_forward = true;
+  ReductionOrder reduction_order = ReductionOrder::kRank;
+  DType parameter_dtype = DType::kFloat32;
+  DType reduce_dtype = DType::kFloat32;
+  int micro_steps = 1;
+  bool accumulate_unsharded = false;
+  int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
+  int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
+  Recompute recompute = Recompute::kNone;
+};
+
+/// Plans one training step. A pure function: no device, no clock, no randomness; linear in the
+/// number of actions. Throws Error{kConfig} for an invalid placement or a negative depth.
+/// [Note: planning] in plan.cpp explains how.
+Schedule plan(const ModelLayout& layout, const PlanOptions& options);
+
+}  // namespace tessera

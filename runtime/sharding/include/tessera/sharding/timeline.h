@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+/// When an action ran, in seconds (virtual or measured).
+struct ActionSpan {
+  int action = -1;
+  Lane lane = Lane::kCompute;
+  double begin = 0.0;
+  double end = 0.0;
+};
+
+/// Where the time of a step went. Sums of interval unions, so overlapping work counts once.
+struct TimelineSummary {
+  double step_seconds = 0.0;          ///< first begin to last end
+  double compute_seconds = 0.0;       ///< compute lane busy
+  double communication_seconds = 0.0; ///< gather or reduce lane busy
+  double exposed_seconds = 0.0;       ///< gather or reduce lane busy while compute is idle
+};
+
+TimelineSummary summarize(const std::vector<ActionSpan>& spans);
+
+}  // namespace tessera
