@@ -1,45 +1,126 @@
+#include "simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "elementwise_cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include "simd.h"
+
 #include "cpu_kernels.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
 
-namespace tessera::cpu {
+// cast, add, fill: one pass, each element by itself. Traffic: src and dst once (add: dst twice).
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
-float load(const TensorView& view, std::int64_t i) {
-  if (view.dtype == DType::kFloat32) return reinterpret_cast<const float*>(view.data)[i];
-  return static_cast<float>(reinterpret_cast<const bfloat16*>(view.data)[i]);
+template <typename Src, typename Dst>
+void cast_typed(const Src* src, Dst* dst, std::int64_t n) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count)
+                         HWY_ATTR { store_n(load_n(src + i, count), dst + i, count); });
 }
 
-void store(const TensorView& view, std::int64_t i, float value) {
-  if (view.dtype == DType::kFloat32) {
-    reinterpret_cast<float*>(view.data)[i] = value;
+template <typename Src, typename Dst>
+void add_typed(const Src* src, Dst* dst, std::int64_t n) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    store_n(hn::Add(load_n(dst + i, count), load_n(src + i, count)), dst + i, count);
+  });
+}
+
+template <typename T>
+void fill_typed(T* dst, float value, std::int64_t n) {
+  const auto v = splat(value);
+  for_each_vector(n,
+                  [&](std::int64_t i, std::int64_t count) HWY_ATTR { store_n(v, dst + i, count); });
+}
+
+void cast_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = end - begin;
+  const bool to_float = args.dst.dtype == DType::kFloat32;
+  if (args.src.dtype == args.dst.dtype) {
+    const auto size = static_cast<std::int64_t>(size_of(args.dst.dtype));
+    std::memmove(args.dst.data + begin * size, args.src.data + begin * size,
+                 static_cast<std::size_t>(n * size));
+  } else if (to_float) {
+    cast_typed(args.src.as<bfloat16>() + begin, args.dst.as<float>() + begin, n);
   } else {
-    reinterpret_cast<bfloat16*>(view.data)[i] = bfloat16(value);
+    cast_typed(args.src.as<float>() + begin, args.dst.as<bfloat16>() + begin, n);
   }
 }
 
-constexpr std::int64_t kGrain = 4096;
+void add_range(const AddArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = end - begin;
+  const bool from_float = args.src.dtype == DType::kFloat32;
+  if (args.dst.dtype == DType::kFloat32) {
+    auto* dst = args.dst.as<float>() + begin;
+    from_float ? add_typed(args.src.as<float>() + begin, dst, n)
+               : add_typed(args.src.as<bfloat16>() + begin, dst, n);
+  } else {
+    auto* dst = args.dst.as<bfloat16>() + begin;
+    from_float ? add_typed(args.src.as<float>() + begin, dst, n)
+               : add_typed(args.src.as<bfloat16>() + begin, dst, n);
+  }
+}
+
+void fill_range(const FillArgs& args, std::int64_t begin, std::int64_t end) {
+  if (args.dst.dtype == DType::kFloat32) {
+    fill_typed(args.dst.as<float>() + begin, args.value, end - begin);
+  } else {
+    fill_typed(args.dst.as<bfloat16>() + begin, args.value, end - begin);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu {
+namespace {
+
+HWY_EXPORT(cast_range);
+HWY_EXPORT(add_range);
+HWY_EXPORT(fill_range);
+
+/// Elements per chunk: a few microseconds of memory traffic, and whole cache lines of any dtype.
+constexpr std::int64_t kGrain = 16384;
+
+void check(const char* kernel, const TensorView& view, std::int64_t n) {
+  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, kernel,
+          ": a tensor has shape ", to_string(view.shape), ", expected ", n, " contiguous elements");
+  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
+          ErrorCode::kInvalidArgument, kernel, ": a tensor is ", to_string(view.dtype),
+          ", expected fp32 or bf16");
+}
 
 }  // namespace
 
 void cast(const CastArgs& args, Stream&) {
-  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) store(args.dst, i, load(args.src, i));
+  const std::int64_t n = args.dst.numel();
+  check("cast", args.src, n);
+  check("cast", args.dst, n);
+  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(cast_range)(args, begin, end);
   });
 }
 
 void add(const AddArgs& args, Stream&) {
-  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      store(args.dst, i, load(args.dst, i) + load(args.src, i));
-    }
+  const std::int64_t n = args.dst.numel();
+  check("add", args.src, n);
+  check("add", args.dst, n);
+  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(add_range)(args, begin, end);
   });
 }
 
 void fill(const FillArgs& args, Stream&) {
-  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) store(args.dst, i, args.value);
+  const std::int64_t n = args.dst.numel();
+  check("fill", args.dst, n);
+  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(fill_range)(args, begin, end);
   });
 }
 
 }  // namespace tessera::cpu
+#endif  // HWY_ONCE
