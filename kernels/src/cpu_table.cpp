@@ -54,6 +54,8 @@ constexpr KernelTable kSimTable{
 
 }  // namespace
 
+const KernelTable& cpu_kernels() { return kCpuTable; }
+
 const KernelTable& kernels_for(const Device& device) {
   switch (device.kind()) {
     case DeviceKind::kCpu:

@@ -220,6 +220,9 @@ struct KernelTable {
 std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length, std::int64_t heads,
                                        std::int64_t head_dim, DType dtype, int threads);
 
+/// The CPU's table, for code that works on host memory and has no Device at hand.
+const KernelTable& cpu_kernels();
+
 /// The table of a device's kind. The sim device's kernels do nothing.
 const KernelTable& kernels_for(const Device& device);
 
