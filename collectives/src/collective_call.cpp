@@ -1,0 +1,108 @@
+#include "collective_call.h"
+
+#include <functional>
+#include <initializer_list>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+void check_contiguous(const CollectiveCall& call) {
+  for (const TensorView* view : {&call.input, &call.output}) {
+    require(view->is_contiguous(), ErrorCode::kInvalidArgument, to_string(call.kind),
+            ": a buffer of shape ", to_string(view->shape), " is not contiguous");
+  }
+}
+
+void check_dtype(const CollectiveCall& call, const TensorView& view,
+                 std::initializer_list<DType> allowed) {
+  for (DType dtype : allowed) {
+    if (view.dtype == dtype) return;
+  }
+  fail(ErrorCode::kInvalidArgument, to_string(call.kind), " cannot sum ", to_string(view.dtype));
+}
+
+void check_same_dtype(const CollectiveCall& call) {
+  require(call.input.dtype == call.output.dtype, ErrorCode::kInvalidArgument, to_string(call.kind),
+          ": input is ", to_string(call.input.dtype), " but output is ",
+          to_string(call.output.dtype));
+}
+
+void check_parts(const CollectiveCall& call, const TensorView& whole, const char* whole_name,
+                 const TensorView& part, const char* part_name, int size) {
+  require(whole.numel() == part.numel() * size, ErrorCode::kInvalidArgument, to_string(call.kind),
+          " over ", size, " ranks: ", whole_name, " has ", whole.numel(), " elements, expected ",
+          part.numel() * size, " = ", size, " x the ", part.numel(), " of ", part_name);
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  if (a.bytes() == 0 || b.bytes() == 0) return false;
+  const std::less<const std::byte*> before;
+  return before(a.data, b.data + b.bytes()) && before(b.data, a.data + a.bytes());
+}
+
+/// `part` must lie outside of `whole`, or be exactly this rank's part of it.
+void check_in_place(const CollectiveCall& call, const TensorView& whole, const TensorView& part,
+                    int rank, int size) {
+  if (!overlap(whole, part)) return;
+  const bool own_part = whole.dtype == part.dtype && part.data == part_of(whole, rank, size).data;
+  require(own_part, ErrorCode::kInvalidArgument, to_string(call.kind),
+          ": input and output overlap but the small one is not part ", rank, " of the large one");
+  require(!call.accumulate, ErrorCode::kInvalidArgument, to_string(call.kind),
+          ": accumulating in place would count rank ", rank, " twice");
+}
+
+void check_peer(const CollectiveCall& call, int size) {
+  require(call.peer >= 0 && call.peer < size, ErrorCode::kInvalidArgument, to_string(call.kind),
+          ": rank ", call.peer, " is outside of a group of ", size);
+}
+
+}  // namespace
+
+void check_call(const CollectiveCall& call, int rank, int size) {
+  check_contiguous(call);
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      check_same_dtype(call);
+      check_parts(call, call.output, "output", call.input, "input", size);
+      check_in_place(call, call.output, call.input, rank, size);
+      break;
+    case CollectiveKind::kReduceScatter:
+      check_dtype(call, call.input, {DType::kFloat32, DType::kBFloat16});
+      check_dtype(call, call.output, {DType::kFloat32, DType::kBFloat16});
+      check_parts(call, call.input, "input", call.output, "output", size);
+      check_in_place(call, call.input, call.output, rank, size);
+      break;
+    case CollectiveKind::kAllReduce:
+      check_dtype(call, call.input, {DType::kFloat32, DType::kBFloat16, DType::kFloat64});
+      break;
+    case CollectiveKind::kAllToAll:
+      check_same_dtype(call);
+      require(call.input.numel() == call.output.numel() && call.input.numel() % size == 0,
+              ErrorCode::kInvalidArgument, "all_to_all: input has ", call.input.numel(),
+              " elements and output ", call.output.numel(),
+              "; both must be the same multiple of the group size ", size);
+      require(!overlap(call.input, call.output), ErrorCode::kInvalidArgument,
+              "all_to_all: input and output overlap");
+      break;
+    case CollectiveKind::kBroadcast:
+      check_peer(call, size);
+      break;
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
+      check_peer(call, size);
+      require(call.peer != rank, ErrorCode::kInvalidArgument, to_string(call.kind), ": rank ", rank,
+              " cannot exchange with itself");
+      break;
+    case CollectiveKind::kBarrier:
+      break;
+  }
+}
+
+void count_call(const CollectiveCall& call, int size, Traffic& traffic) {
+  traffic.calls_of(call.kind) += 1;
+  traffic.sent_of(call.kind) += sent_bytes(call.kind, call.buffer_bytes(), size);
+}
+
+}  // namespace tessera

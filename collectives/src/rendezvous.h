@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+/// A count that its owner raises and others wait for.
+class Counter {
+ public:
+  enum class Wait { kReached, kAborted, kTimeout };
+
+  std::uint64_t value() const { return value_.load(std::memory_order_seq_cst); }
+  /// Everything written before is visible to whoever sees the new value.
+  void raise(std::uint64_t value);
+  /// Until value() >= target, `aborted` is set (and `wake` called), or the deadline has passed.
+  Wait wait(std::uint64_t target, SteadyTime deadline, const std::atomic<bool>& aborted);
+  /// Makes waiters look at their `aborted` again.
+  void wake();
+
+ private:
+  // On a cache line of its own: neighbours in an array have other owners.
+  alignas(64) std::atomic<std::uint64_t> value_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable raised_;
+};
+
+/// Something that waits, and has to be told when its family is aborted.
+class Wakeable {
+ public:
+  virtual ~Wakeable() = default;
+  virtual void wake_all() = 0;
+};
+
+/// A group and everything split from it: they fail together.
+class Family {
+ public:
+  /// `member` is woken by later aborts, as long as it lives.
+  void add(std::weak_ptr<Wakeable> member);
+  void abort(std::string_view reason) noexcept;
+  const std::atomic<bool>& aborted() const { return aborted_; }
+  /// Why; empty unless aborted.
+  std::string reason() const;
+
+ private:
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::string reason_;                            // guarded by mutex_
+  std::vector<std::weak_ptr<Wakeable>> members_;  // guarded by mutex_
+};
+
+}  // namespace tessera

@@ -1,0 +1,256 @@
+#include "tessera/collectives/thread_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collective_call.h"
+#include "copy_bytes.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/kernel_table.h"
+#include "thread_operation.h"
+
+namespace tessera {
+namespace {
+
+void copy(const TensorView& source, const TensorView& destination) {
+  if (source.data == destination.data) return;
+  copy_bytes(destination.data, source.data, static_cast<std::size_t>(source.bytes()));
+}
+
+/// dst = [dst +] sources[0] + sources[1] + ...; dst may be one of the sources.
+void sum_in_order(const std::vector<TensorView>& sources, const TensorView& dst, bool accumulate,
+                  Stream& stream) {
+  if (dst.dtype != DType::kFloat64) {
+    cpu_kernels().ordered_sum({.sources = sources, .dst = dst, .accumulate = accumulate}, stream);
+    return;
+  }
+  double* const out = dst.as<double>();
+  for (std::int64_t i = 0; i < dst.numel(); ++i) {
+    double sum = sources[0].as<double>()[i];
+    for (std::size_t s = 1; s < sources.size(); ++s) sum += sources[s].as<double>()[i];
+    out[i] = sum;
+  }
+}
+
+void all_gather_body(ThreadOperation& op) {
+  op.publish();
+  op.await_all(Stage::kPublished);
+  {
+    const ThreadOperation::Reading reading(op);
+    // Everybody starts with another peer, its own part first, so no buffer is read by all at once.
+    for (int i = 0; i < op.size(); ++i) {
+      const int peer = (op.rank() + i) % op.size();
+      op.check_same(peer);
+      copy(op.call_of(peer).input, part_of(op.call().output, peer, op.size()));
+    }
+  }
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
+}
+
+void reduce_scatter_body(ThreadOperation& op, Stream& stream) {
+  op.publish();
+  op.await_all(Stage::kPublished);
+  {
+    const ThreadOperation::Reading reading(op);
+    std::vector<TensorView> sources;
+    for (int peer = 0; peer < op.size(); ++peer) {
+      op.check_same(peer);
+      sources.push_back(part_of(op.call_of(peer).input, op.rank(), op.size()));
+    }
+    sum_in_order(sources, op.call().output.flat(), op.call().accumulate, stream);
+  }
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
+}
+
+/// The chunk that `rank` reduces. Its bounds do not change any sum; whole cache lines keep two
+/// ranks off one line.
+TensorView chunk_of(const TensorView& data, int rank, int size) {
+  constexpr std::int64_t kAlign = 64;
+  const std::int64_t blocks = (data.numel() + kAlign - 1) / kAlign;
+  const std::int64_t begin = std::min(blocks * rank / size * kAlign, data.numel());
+  const std::int64_t end = std::min(blocks * (rank + 1) / size * kAlign, data.numel());
+  return data.flat().narrow(0, begin, end - begin);
+}
+
+void all_reduce_body(ThreadOperation& op, Stream& stream) {
+  op.publish();
+  op.await_all(Stage::kPublished);
+  {
+    // Chunk r is read and written by rank r only, until it is reduced.
+    const ThreadOperation::Reading reading(op);
+    std::vector<TensorView> sources;
+    for (int peer = 0; peer < op.size(); ++peer) {
+      op.check_same(peer);
+      sources.push_back(chunk_of(op.call_of(peer).input, op.rank(), op.size()));
+    }
+    sum_in_order(sources, chunk_of(op.call().input, op.rank(), op.size()), false, stream);
+  }
+  op.arrive(Stage::kReduced);
+  for (int i = 1; i < op.size(); ++i) {
+    const int peer = (op.rank() + i) % op.size();
+    op.await(peer, Stage::kReduced);
+    const ThreadOperation::Reading reading(op);
+    copy(chunk_of(op.call_of(peer).input, peer, op.size()),
+         chunk_of(op.call().input, peer, op.size()));
+  }
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
+}
+
+void broadcast_body(ThreadOperation& op) {
+  const int root = op.call().peer;
+  op.publish();
+  if (op.rank() == root) {
+    op.arrive(Stage::kDone);
+    op.await_all(Stage::kDone);
+    return;
+  }
+  op.await(root, Stage::kPublished);
+  {
+    const ThreadOperation::Reading reading(op);
+    op.check_same(root);
+    copy(op.call_of(root).input, op.call().input);
+  }
+  op.arrive(Stage::kDone);
+}
+
+void all_to_all_body(ThreadOperation& op) {
+  op.publish();
+  op.await_all(Stage::kPublished);
+  {
+    const ThreadOperation::Reading reading(op);
+    for (int i = 0; i < op.size(); ++i) {
+      const int peer = (op.rank() + i) % op.size();
+      op.check_same(peer);
+      copy(part_of(op.call_of(peer).input, op.rank(), op.size()),
+           part_of(op.call().output, peer, op.size()));
+    }
+  }
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
+}
+
+void barrier_body(ThreadOperation& op) {
+  op.publish();
+  op.await_all(Stage::kPublished);
+  // The calls are compared once all are there; nobody may publish the next one before that.
+  for (int peer = 0; peer < op.size(); ++peer) op.check_same(peer);
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
+}
+
+void run_body(ThreadOperation& op, Stream& stream) {
+  switch (op.call().kind) {
+    case CollectiveKind::kAllGather:
+      return all_gather_body(op);
+    case CollectiveKind::kReduceScatter:
+      return reduce_scatter_body(op, stream);
+    case CollectiveKind::kAllReduce:
+      return all_reduce_body(op, stream);
+    case CollectiveKind::kBroadcast:
+      return broadcast_body(op);
+    case CollectiveKind::kAllToAll:
+      return all_to_all_body(op);
+    case CollectiveKind::kSend:
+      return op.send();
+    case CollectiveKind::kRecv:
+      return op.recv();
+    case CollectiveKind::kBarrier:
+      return barrier_body(op);
+  }
+}
+
+class ThreadGroup : public ProcessGroup {
+ public:
+  ThreadGroup(std::shared_ptr<ThreadGroupState> state, int rank)
+      : state_(std::move(state)),
+        rank_(rank),
+        sends_(static_cast<std::size_t>(state_->size())),
+        recvs_(static_cast<std::size_t>(state_->size())) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return state_->size(); }
+
+  void all_gather(TensorView input, TensorView output, Stream& stream) override {
+    issue({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
+  }
+  void reduce_scatter(TensorView input, TensorView output, bool accumulate,
+                      Stream& stream) override {
+    issue({.kind = CollectiveKind::kReduceScatter,
+           .input = input,
+           .output = output,
+           .accumulate = accumulate},
+          stream);
+  }
+  void all_reduce(TensorView data, Stream& stream) override {
+    issue({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
+  }
+  void broadcast(TensorView data, int root, Stream& stream) override {
+    issue({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
+  }
+  void all_to_all(TensorView input, TensorView output, Stream& stream) override {
+    issue({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
+  }
+  void send(TensorView data, int destination, Stream& stream) override {
+    issue({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
+  }
+  void recv(TensorView data, int source, Stream& stream) override {
+    issue({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
+  }
+  void barrier(Stream& stream) override { issue({.kind = CollectiveKind::kBarrier}, stream); }
+
+  std::unique_ptr<ProcessGroup> split(int color, int key) override {
+    auto [state, rank] = state_->split(rank_, splits_++, color, key);
+    return std::make_unique<ThreadGroup>(std::move(state), rank);
+  }
+
+  void abort(std::string_view reason) noexcept override { state_->family().abort(reason); }
+  Traffic traffic() const override { return traffic_; }
+
+ private:
+  void issue(const CollectiveCall& call, Stream& stream) {
+    check_call(call, rank_, size());
+    count_call(call, size(), traffic_);
+    const std::uint64_t sequence = next_sequence(call)++;
+    // The task shares the state: it may outlive this end of the group.
+    stream.submit({.name = to_string(call.kind)},
+                  [state = state_, rank = rank_, sequence, call, &stream] {
+                    ThreadOperation operation(*state, rank, sequence, call);
+                    operation.run([&](ThreadOperation& op) { run_body(op, stream); });
+                  });
+  }
+
+  std::uint64_t& next_sequence(const CollectiveCall& call) {
+    if (call.kind == CollectiveKind::kSend) return sends_[static_cast<std::size_t>(call.peer)];
+    if (call.kind == CollectiveKind::kRecv) return recvs_[static_cast<std::size_t>(call.peer)];
+    return collectives_;
+  }
+
+  const std::shared_ptr<ThreadGroupState> state_;
+  const int rank_;
+  // How many operations were issued: of all ranks, per peer, and on the host.
+  std::uint64_t collectives_ = 0;
+  std::vector<std::uint64_t> sends_;
+  std::vector<std::uint64_t> recvs_;
+  std::uint64_t splits_ = 0;
+  Traffic traffic_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<ProcessGroup>> make_thread_group(int size, ThreadGroupOptions options) {
+  require(size >= 1, ErrorCode::kInvalidArgument, "a thread group of ", size,
+          " ranks is not possible");
+  require(options.timeout.count() > 0, ErrorCode::kInvalidArgument, "a timeout of ",
+          options.timeout.count(), " ms is not positive");
+  const auto state = make_thread_group_state(size, options.timeout, std::make_shared<Family>());
+  std::vector<std::unique_ptr<ProcessGroup>> ends;
+  for (int rank = 0; rank < size; ++rank) {
+    ends.push_back(std::make_unique<ThreadGroup>(state, rank));
+  }
+  return ends;
+}
+
+}  // namespace tessera
