@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/tape.h"
@@ -26,6 +28,9 @@ class Layer {
   const std::vector<std::string>& tied_parameters() const { return tied_parameters_; }
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
+  /// True if a recording forward already writes gradients (a fused loss, see ops.h): they must be
+  /// in place by then.
+  virtual bool forward_writes_gradients() const { return false; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer
   /// gets an empty input and reads tape.batch().inputs; the last returns one loss per item, fp32.
@@ -58,7 +63,7 @@ void check(const Model& model);
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  virtual Shape input_shape(std::int64_t micro_batch) const = 0;   ///< for `micro_batch` samples
+  virtual Shape input_shape(std::int64_t micro_batch) const = 0;  ///< for `micro_batch` samples
   virtual DType input_dtype() const = 0;
   virtual Shape target_shape(std::int64_t micro_batch) const = 0;
   virtual DType target_dtype() const = 0;

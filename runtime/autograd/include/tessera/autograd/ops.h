@@ -8,7 +8,10 @@ namespace tessera::ops {
 
 // Differentiable operations: thin layers over the kernels. Shapes as in kernel_table.h; parameters
 // are taken by reference and must outlive the tape. Gradients of parameters are written to
-// Parameter::gradient (fp32 or bf16), added if it was already written in this micro-step.
+// Parameter::gradient (fp32 or bf16), added if it was already written in this micro-step, and
+// skipped where it is empty when backward runs. Values taken by value (not by reference) are
+// consumed: move them in, and their memory is reused if nothing else holds it. All throw
+// Error{kInvalidArgument} if shapes or dtypes do not fit.
 
 /// y (..., O) = x (..., I) weight^T + bias.  weight (O, I); bias (O), may be null.
 Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias);
@@ -20,40 +23,47 @@ struct SumAndNorm {
   Value sum;   ///< x + residual
   Value norm;  ///< layer_norm(sum)
 };
-/// Residual addition and layer norm in one pass over memory. `x` is consumed: its memory becomes
-/// the sum when nothing else holds it.
+/// Residual addition and layer norm in one pass over memory. `x` becomes the sum.
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
                           Parameter& beta);
 
-/// GELU, tanh form. Dropped and remade under selective recomputation.
-Value gelu(Tape& tape, const Value& x);
+/// GELU, tanh form. Dropped and remade under selective recomputation. In place of `x` when nothing
+/// is recorded.
+Value gelu(Tape& tape, Value x);
 
 /// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and remade under
 /// selective recomputation.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads);
 
-/// a + b. `a` is consumed: its memory becomes the sum when nothing else holds it.
+/// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);
 
 /// Zeroes elements with the given probability and scales the others by 1 / (1 - probability).
 /// The identity when probability is 0 or nothing is recorded.
 Value dropout(Tape& tape, Value x, float probability);
 
-/// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32.
+/// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward.
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter& wpe);
 
-/// Loss per row, (rows) fp32, of softmax(logits (rows, V)) against targets (rows) int32.
-Value cross_entropy(Tape& tape, const Value& logits, const TensorView& targets,
+// [Note: losses end the tape]
+// The losses' gradients are computed in forward, while the logits are at hand, with
+// TapeOptions::loss_scale: a loss must be the last operation of the last layer, and the gradient
+// that backward is given for it must be loss_scale everywhere. Its values are not read again.
+
+/// Loss per row, (rows) fp32, of softmax(logits (..., V)) against targets (rows elements) int32.
+/// `logits` become their own gradient.
+Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                     std::int32_t ignore_index = -1);
 
 /// cross_entropy(x weight^T) without the logits of the whole batch: rows are taken in chunks, and
-/// while recording each chunk's gradients are computed at once, with TapeOptions::loss_scale. So
-/// this must be the last operation of the last layer, whose output gradient is loss_scale
-/// everywhere.  x (rows, C), weight (V, C), targets (rows) int32 -> losses (rows) fp32.
-Value linear_cross_entropy(Tape& tape, const Value& x, Parameter& weight,
-                           const TensorView& targets, std::int32_t ignore_index = -1);
+/// while recording each chunk's gradients are computed at once; so weight.gradient, unlike those of
+/// other operations, is written in forward. x (..., C) becomes its own gradient; weight (V, C);
+/// targets (rows elements) int32 -> losses (rows) fp32.
+Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
+                           std::int32_t ignore_index = -1);
 
-/// Rows of one chunk of linear_cross_entropy.
+/// Rows of one chunk of linear_cross_entropy: a multiple of 64, as many as keep the logits of a
+/// chunk small beside the activations of a block.
 std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size);
 
 }  // namespace tessera::ops

@@ -11,7 +11,7 @@ namespace tessera {
 struct Initializer {
   enum class Kind { kConstant, kNormal };
   Kind kind = Kind::kConstant;
-  float mean = 0.0F;    ///< the value, for kConstant
+  float mean = 0.0F;  ///< the value, for kConstant
   float stddev = 0.0F;
 
   static Initializer constant(float value) { return {Kind::kConstant, value, 0.0F}; }
@@ -20,7 +20,7 @@ struct Initializer {
 
 /// What a layer declares about one of its parameters.
 struct ParameterSpec {
-  std::string name;              ///< unique in the model, e.g. "h.0.attn.c_attn.weight"
+  std::string name;  ///< unique in the model, e.g. "h.0.attn.c_attn.weight"
   Shape shape;
   Initializer initializer;
   float weight_decay_scale = 1;  ///< multiplies the run's weight decay: 0 for biases and norms

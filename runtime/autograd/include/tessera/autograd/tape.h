@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "tessera/autograd/parameter.h"
@@ -20,10 +21,10 @@ enum class Recompute : std::uint8_t {
 
 /// One micro-batch as the layers see it.
 struct Batch {
-  Tensor inputs;             ///< of the first layer, e.g. tokens (B, L) int32
-  Tensor targets;            ///< of the last, e.g. tokens (B, L) int32
-  std::int64_t items = 0;    ///< losses that count, e.g. targets that are not ignored
-  std::int64_t index = 0;    ///< global number of the micro-batch; keys dropout
+  Tensor inputs;           ///< of the first layer, e.g. tokens (B, L) int32
+  Tensor targets;          ///< of the last, e.g. tokens (B, L) int32
+  std::int64_t items = 0;  ///< losses that count, e.g. targets that are not ignored
+  std::int64_t index = 0;  ///< global number of the micro-batch; keys dropout
 };
 
 /// Floating-point operations and bytes of memory traffic of a kernel.
@@ -37,10 +38,13 @@ struct Cost {
   }
 };
 
-/// A tensor that can be dropped after forward and remade when backward asks for it.
+/// A tensor that is dropped after forward and computed again when backward asks for it. All that
+/// saved it share what was remade; it is freed when the last of them is gone.
 class Rematerialization;
 
-/// A tensor with its place on a tape. Copies share the tensor.
+/// A tensor with its place on a tape. Copies share the tensor. Operations that keep one for
+/// backward keep a Saved of it, and the id alone to hand its gradient on: a Value in a closure
+/// would pin memory.
 struct Value {
   Tensor tensor;
   int id = -1;  ///< -1: no gradient flows to it
@@ -54,7 +58,9 @@ struct Value {
 class Saved {
  public:
   Saved() = default;
-  explicit Saved(const Value& value);
+  explicit Saved(const Value& value) : Saved(value.tensor, value.remake) {}
+  /// An operation's own output: the tensor is kept only if `remake` is null.
+  Saved(const Tensor& tensor, std::shared_ptr<Rematerialization> remake);
   /// The tensor; remade (once, for all that saved it) if it was dropped.
   Tensor get() const;
 
@@ -64,17 +70,20 @@ class Saved {
 };
 
 struct TapeOptions {
-  bool record = true;      ///< false: forward only, nothing kept, no gradients
-  bool selective = false;  ///< Recompute::kSelective
+  bool record = true;       ///< false: forward only, nothing kept, no gradients
+  bool selective = false;   ///< Recompute::kSelective
   float loss_scale = 1.0F;  ///< d objective / d loss of one item: 1 / items of the whole step
-  std::uint64_t seed = 0;  ///< of dropout
+  std::uint64_t seed = 0;   ///< of dropout
   std::uint64_t layer = 0;  ///< index of the layer; keys dropout
+  int threads = 1;          ///< of the stream; the scratch of kernels may grow with it
 };
 
 /// Records what one layer does to one micro-batch, and replays it backward.
 ///
 /// A tape lives for one forward and at most one backward of one layer. All its allocations are
-/// freed as backward passes them. Used from one thread, the one that runs the kernels.
+/// freed as backward passes them. Used from one thread, the one that runs the kernels. The host
+/// never reads tensors here, so that a tape on the sim device allocates and frees exactly what one
+/// on a real device does.
 class Tape {
  public:
   Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options);
@@ -86,8 +95,9 @@ class Tape {
 
   /// Makes the layer's input known; a gradient flows to it if `needs_gradient`.
   Value input(Tensor tensor, bool needs_gradient);
-  /// Runs the recorded operations backward from d objective / d `output` (same shape, moved in).
-  /// Returns d objective / d input, or an empty tensor if the input needs none.
+  /// Runs the recorded operations backward from d objective / d `output` (same shape, moved in; the
+  /// Value itself may have let go of its tensor). Each operation dies, with what it saved, as soon
+  /// as it has run. Returns d objective / d input, or an empty tensor if the input needs none.
   Tensor backward(const Value& output, Tensor output_gradient);
 
   // For operations (ops.cpp, and operations of one's own).
@@ -104,16 +114,22 @@ class Tape {
   /// Scratch that the operation lets go of before it returns.
   Tensor workspace(std::int64_t bytes, std::string_view what);
 
+  using Backward = std::function<void(Tape&, Tensor gradient)>;
+  using Remake = std::function<Tensor(Tape&)>;
+
   /// Registers an operation's output. `backward` gets d/d output and must hand gradients on with
-  /// `add_gradient` and into Parameter::gradient. Without recording it is dropped.
-  Value output(Tensor tensor, std::function<void(Tape&, Tensor gradient)> backward);
-  /// The same for an output that selective recomputation drops: `remake` computes it again.
-  Value output(Tensor tensor, std::function<Tensor(Tape&)> remake,
-               std::function<void(Tape&, Tensor gradient)> backward);
-  /// Adds to d/d value. Takes the tensor over; a tensor that others share is never written to.
-  void add_gradient(const Value& value, Tensor gradient);
-  /// The gradient collected so far if it is unshared, so that a kernel can add into it; else empty.
-  Tensor take_gradient(const Value& value);
+  /// `add_gradient` and into Parameter::gradient; it is not called if no gradient arrives. Without
+  /// recording it is dropped. `remake` is for outputs that selective recomputation drops.
+  Value output(Tensor tensor, Backward backward,
+               std::shared_ptr<Rematerialization> remake = nullptr);
+  /// The way to compute an output again; null (keep it instead) unless recomputation is selective.
+  std::shared_ptr<Rematerialization> rematerialization(Remake remake);
+  /// Adds to d / d value `id`; does nothing for -1. Takes the tensor over; a tensor that others
+  /// share is never written to.
+  void add_gradient(int id, Tensor gradient);
+  /// Moves out what add_gradient has collected for `id` (empty if nothing), for a kernel that adds
+  /// to it on its way; the sum goes back by add_gradient. Write to it only if its use_count() is 1.
+  Tensor take_gradient(int id);
 
   /// A key for the next random mask of this layer and micro-batch; the n-th call in a layer's
   /// forward gives the same key again when the layer is recomputed.
@@ -125,13 +141,18 @@ class Tape {
 
  private:
   struct Node;
+
+  void check_id(int id, const char* use) const;
+
   Memory& memory_;
   Stream& stream_;
   const KernelTable& kernels_;
   Batch batch_;
   TapeOptions options_;
-  std::vector<Node> nodes_;
-  std::vector<Tensor> gradients_;
+  std::vector<Node> nodes_;        // by value id
+  std::vector<Tensor> gradients_;  // by value id; what has been collected
+  int input_id_ = -1;
+  bool replayed_ = false;
   std::uint64_t random_calls_ = 0;
   Cost cost_;
 };

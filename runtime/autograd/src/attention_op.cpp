@@ -1,0 +1,106 @@
+#include <utility>
+
+#include "op_support.h"
+
+namespace tessera::ops {
+namespace {
+
+struct Sizes {
+  std::int64_t batch, length, heads, head_dim;
+
+  Shape qkv() const { return {batch, length, 3, heads, head_dim}; }
+  Shape out() const { return {batch, length, heads, head_dim}; }
+};
+
+Sizes sizes_of(const Value& qkv, std::int64_t heads) {
+  const Shape& shape = qkv.shape();
+  require(shape.rank() == 3, ErrorCode::kInvalidArgument, "attention: qkv has shape ",
+          to_string(shape), " and must have (batch, length, 3 * channels)");
+  require(heads > 0 && shape[2] % (3 * heads) == 0, ErrorCode::kInvalidArgument,
+          "attention: the last dimension of qkv ", to_string(shape),
+          " is not a multiple of 3 * heads = ", 3 * heads);
+  check_compute_dtype("attention", "qkv", qkv.tensor, qkv.dtype());
+  return {
+      .batch = shape[0], .length = shape[1], .heads = heads, .head_dim = shape[2] / (3 * heads)};
+}
+
+Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype) {
+  return tape.workspace(attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads,
+                                                  sizes.head_dim, dtype, tape.options().threads),
+                        "attention scratch");
+}
+
+/// `products` matrix products over the causal half of the scores.
+Cost attention_cost(const Sizes& s, DType dtype, double products, double tensors) {
+  const auto tokens = static_cast<double>(s.batch * s.length);
+  const auto channels = static_cast<double>(s.heads * s.head_dim);
+  return {.flops = products * tokens * static_cast<double>(s.length) * channels,
+          .bytes = tensors * tokens * channels * static_cast<double>(size_of(dtype))};
+}
+
+void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const TensorView& out,
+                 const TensorView& lse) {
+  const Tensor workspace = scratch(tape, sizes, qkv.dtype);
+  tape.kernels().attention_forward({.qkv = qkv.reshape(sizes.qkv()),
+                                    .out = out.reshape(sizes.out()),
+                                    .lse = lse,
+                                    .workspace = workspace},
+                                   tape.stream());
+  tape.charge(attention_cost(sizes, qkv.dtype, 2, 4));
+}
+
+struct AttentionBackward {
+  Sizes sizes;
+  int qkv_id;
+  Saved qkv, out;
+  Tensor lse;
+
+  void operator()(Tape& tape, Tensor d_out) {
+    if (qkv_id < 0) return;
+    const Tensor qkv_tensor = qkv.get();
+    const Tensor out_tensor = out.get();
+    Tensor d_qkv =
+        tape.activation(qkv_tensor.shape(), qkv_tensor.dtype(), "attention input gradient");
+    {
+      const Tensor workspace = scratch(tape, sizes, qkv_tensor.dtype());
+      tape.kernels().attention_backward({.d_out = d_out.view().reshape(sizes.out()),
+                                         .qkv = qkv_tensor.view().reshape(sizes.qkv()),
+                                         .out = out_tensor.view().reshape(sizes.out()),
+                                         .lse = lse,
+                                         .d_qkv = d_qkv.view().reshape(sizes.qkv()),
+                                         .workspace = workspace},
+                                        tape.stream());
+    }
+    tape.charge(attention_cost(sizes, qkv_tensor.dtype(), 5, 8));
+    tape.add_gradient(qkv_id, std::move(d_qkv));
+  }
+};
+
+}  // namespace
+
+Value attention(Tape& tape, const Value& qkv, std::int64_t heads) {
+  const Sizes sizes = sizes_of(qkv, heads);
+  Tensor lse = tape.activation(Shape{sizes.batch, sizes.heads, sizes.length}, DType::kFloat32,
+                               "attention log-sum-exp");
+  constexpr const char* kWhat = "attention output";
+  const Shape out_shape = with_last_dim(qkv.shape(), sizes.heads * sizes.head_dim);
+  Tensor out = tape.activation(out_shape, qkv.dtype(), kWhat);
+  run_forward(tape, sizes, qkv.tensor, out, lse);
+  if (!tape.recording()) return tape.output(std::move(out), nullptr);
+
+  // The log-sum-exp is small and kept; remaking the output writes the same bits into it again.
+  auto remake = tape.rematerialization([sizes, out_shape, saved = Saved(qkv), lse](Tape& t) {
+    const Tensor qkv_tensor = saved.get();
+    Tensor remade = t.activation(out_shape, qkv_tensor.dtype(), "remade attention output");
+    run_forward(t, sizes, qkv_tensor, remade, lse);
+    return remade;
+  });
+  AttentionBackward backward{.sizes = sizes,
+                             .qkv_id = qkv.id,
+                             .qkv = Saved(qkv),
+                             .out = Saved(out, remake),
+                             .lse = std::move(lse)};
+  return tape.output(std::move(out), std::move(backward), std::move(remake));
+}
+
+}  // namespace tessera::ops

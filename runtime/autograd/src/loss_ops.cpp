@@ -1,0 +1,150 @@
+#include <algorithm>
+#include <utility>
+
+#include "op_support.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr double kSoftmaxFlops = 8.0;
+
+void check_targets(const char* op, const TensorView& targets, std::int64_t rows) {
+  require(targets.dtype == DType::kInt32 && targets.numel() == rows, ErrorCode::kInvalidArgument,
+          op, ": targets must be ", rows, " int32 (one per row), got ", to_string(targets.shape),
+          " ", to_string(targets.dtype));
+}
+
+/// Losses of `rows` rows as a value whose gradient goes on as `input_gradient` to `input_id`. See
+/// [Note: losses end the tape].
+Value loss_output(Tape& tape, Tensor losses, int input_id, Tensor input_gradient) {
+  return tape.output(std::move(losses),
+                     [input_id, input_gradient = std::move(input_gradient)](
+                         Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
+                       t.add_gradient(input_id, std::move(input_gradient));
+                     });
+}
+
+/// The three products of one chunk share one piece of scratch for the logits.
+class ChunkedLoss {
+ public:
+  ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, std::int64_t chunk_rows)
+      : tape_(tape), x_(x), weight_(weight), vocab_size_(weight.value.shape[0]) {
+    // Rows start at multiples of 64 bytes.
+    const std::int64_t row_align = 64 / static_cast<std::int64_t>(size_of(x.dtype));
+    stride_ = (vocab_size_ + row_align - 1) / row_align * row_align;
+    scratch_ = tape.workspace(chunk_rows * stride_ * static_cast<std::int64_t>(size_of(x.dtype)),
+                              "logits of a chunk");
+  }
+
+  /// losses (rows) of rows [begin, begin + rows). While recording: adds to the weight's gradient
+  /// and, if wanted, writes these rows of dx (which may be x).
+  void run(std::int64_t begin, std::int64_t rows, const TensorView& targets,
+           std::int32_t ignore_index, const TensorView& losses, const TensorView& dx) {
+    const TensorView padded(scratch_.view().data, x_.dtype, Shape{rows, stride_});
+    const TensorView logits = padded.narrow(1, 0, vocab_size_);
+    const TensorView x = x_.narrow(0, begin, rows);
+    multiply({.a = x, .b = weight_.value, .c = logits, .bias = {}, .transpose_b = true});
+    tape_.kernels().cross_entropy({.logits = padded,
+                                   .targets = targets.narrow(0, begin, rows),
+                                   .losses = losses.narrow(0, begin, rows),
+                                   .vocab_size = vocab_size_,
+                                   .ignore_index = ignore_index,
+                                   .gradient = tape_.recording(),
+                                   .scale = tape_.options().loss_scale},
+                                  tape_.stream());
+    tape_.charge(elementwise_cost(logits, kSoftmaxFlops, tape_.recording() ? 2 : 1));
+    if (!tape_.recording()) return;
+    if (weight_.gradient) {
+      const GradientTarget dw = gradient_target(weight_);
+      multiply({.a = logits,
+                .b = x,
+                .c = dw.view,
+                .bias = {},
+                .transpose_a = true,
+                .accumulate = dw.accumulate});
+    }
+    if (dx) multiply({.a = logits, .b = weight_.value, .c = dx.narrow(0, begin, rows), .bias = {}});
+  }
+
+ private:
+  void multiply(const GemmArgs& args) {
+    tape_.kernels().gemm(args, tape_.stream());
+    const std::int64_t depth = args.a.shape[args.transpose_a ? 0 : 1];
+    tape_.charge(gemm_cost(args.c.shape[0], args.c.shape[1], depth, args.a.dtype, args.c.dtype));
+  }
+
+  Tape& tape_;
+  TensorView x_;
+  Parameter& weight_;
+  std::int64_t vocab_size_;
+  std::int64_t stride_;
+  Tensor scratch_;
+};
+
+}  // namespace
+
+Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
+                    std::int32_t ignore_index) {
+  constexpr const char* kOp = "cross_entropy";
+  require(logits.shape().rank() >= 1, ErrorCode::kInvalidArgument, kOp, ": logits are a scalar");
+  check_compute_dtype(kOp, "logits", logits.tensor, logits.dtype());
+  const std::int64_t rows = leading_rows(logits.shape());
+  check_targets(kOp, targets, rows);
+  Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
+  Tensor gradient = logits.tensor;
+  if (tape.recording()) {
+    const bool in_place = logits.tensor.use_count() == 2;  // `logits` and `gradient`
+    if (!in_place) {
+      gradient = tape.activation(logits.shape(), logits.dtype(), "gradient of the logits");
+      tape.kernels().cast({.src = logits.tensor, .dst = gradient}, tape.stream());
+    }
+  }
+  tape.kernels().cross_entropy({.logits = as_matrix(gradient),
+                                .targets = targets.flat(),
+                                .losses = losses,
+                                .vocab_size = last_dim(logits.shape()),
+                                .ignore_index = ignore_index,
+                                .gradient = tape.recording(),
+                                .scale = tape.options().loss_scale},
+                               tape.stream());
+  tape.charge(elementwise_cost(gradient, kSoftmaxFlops, tape.recording() ? 2 : 1));
+  return loss_output(tape, std::move(losses), logits.id, std::move(gradient));
+}
+
+std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size) {
+  constexpr std::int64_t kGranule = 64;
+  constexpr std::int64_t kChunkElements = std::int64_t{4} << 20;  // 16 MiB of fp32 logits
+  const std::int64_t fitting = kChunkElements / std::max<std::int64_t>(vocab_size, 1);
+  const std::int64_t chunk = std::max(fitting / kGranule * kGranule, kGranule);
+  return std::min(chunk, (rows + kGranule - 1) / kGranule * kGranule);
+}
+
+Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
+                           std::int32_t ignore_index) {
+  constexpr const char* kOp = "linear_cross_entropy";
+  const TensorView& w = weight.value;
+  require(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape()),
+          ErrorCode::kInvalidArgument, kOp, ": x ", to_string(x.shape()),
+          " does not fit the weight ", to_string(w.shape), ", which must be (vocabulary, inputs)");
+  check_compute_dtype(kOp, "x", x.tensor, x.dtype());
+  check_compute_dtype(kOp, "weight", w, x.dtype());
+  check_gradient(kOp, "weight", weight);
+  const std::int64_t rows = leading_rows(x.shape());
+  check_targets(kOp, targets, rows);
+
+  Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
+  Tensor dx;
+  if (tape.recording() && x.id >= 0) dx = reuse_or_allocate(tape, x.tensor, "head input gradient");
+  {
+    const std::int64_t chunk_rows = cross_entropy_chunk_rows(rows, w.shape[0]);
+    const TensorView flat_targets = targets.flat();
+    const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
+    ChunkedLoss loss(tape, as_matrix(x.tensor), weight, std::min(rows, chunk_rows));
+    for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
+      loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, ignore_index, losses, dx2);
+    }
+  }
+  return loss_output(tape, std::move(losses), x.id, std::move(dx));
+}
+
+}  // namespace tessera::ops

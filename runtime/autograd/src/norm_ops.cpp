@@ -1,0 +1,149 @@
+#include <utility>
+
+#include "op_support.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr float kEpsilon = 1e-5F;  // GPT-2's
+
+/// What the normalisation keeps beside its input.
+struct Statistics {
+  Tensor mean, rstd;  // (rows) fp32
+};
+
+Statistics allocate_statistics(Tape& tape, std::int64_t rows) {
+  return {.mean = tape.activation(Shape{rows}, DType::kFloat32, "layer norm mean"),
+          .rstd = tape.activation(Shape{rows}, DType::kFloat32, "layer norm rstd")};
+}
+
+void check_arguments(const char* op, const Value& x, const Parameter& gamma,
+                     const Parameter& beta) {
+  require(x.shape().rank() >= 1, ErrorCode::kInvalidArgument, op, ": x is a scalar");
+  check_compute_dtype(op, "x", x.tensor, x.dtype());
+  const Shape channels{last_dim(x.shape())};
+  check_operand(op, "gamma", gamma.value, channels, x.dtype());
+  check_operand(op, "beta", beta.value, channels, x.dtype());
+}
+
+/// The kernel sums both gradients or none. One that is frozen beside one that is not goes to
+/// scratch.
+struct NormGradients {
+  TensorView dgamma, dbeta;
+  bool accumulate = false;
+  Tensor scratch;
+};
+
+NormGradients norm_gradients(Tape& tape, Parameter& gamma, Parameter& beta) {
+  check_gradient("layer_norm", "gamma", gamma);
+  check_gradient("layer_norm", "beta", beta);
+  NormGradients result;
+  if (!gamma.gradient && !beta.gradient) return result;
+  if (gamma.gradient && beta.gradient) {
+    require(gamma.gradient_written == beta.gradient_written, ErrorCode::kInvalidArgument,
+            "layer_norm: gamma and beta must be used by the same operations");
+    result.accumulate = gradient_target(gamma).accumulate;
+    result.dgamma = gamma.gradient;
+    result.dbeta = gradient_target(beta).view;
+    return result;
+  }
+  const bool has_gamma = static_cast<bool>(gamma.gradient);
+  const GradientTarget target = gradient_target(has_gamma ? gamma : beta);
+  result.accumulate = target.accumulate;
+  result.scratch = tape.workspace(target.view.bytes(), "gradient of a frozen norm parameter");
+  const TensorView ignored(result.scratch.view().data, target.view.dtype, target.view.shape);
+  result.dgamma = has_gamma ? target.view : ignored;
+  result.dbeta = has_gamma ? ignored : target.view;
+  return result;
+}
+
+/// Gives the gradient of what was normalised, in the memory of dy or of the gradient that the
+/// residual branch has already collected, if either is free.
+struct NormBackward {
+  int x_id;
+  Saved x;
+  Statistics statistics;
+  Parameter& gamma;
+  Parameter& beta;
+
+  void operator()(Tape& tape, Tensor dy) {
+    Tensor collected = tape.take_gradient(x_id);
+    const NormGradients parameters = norm_gradients(tape, gamma, beta);
+    Tensor dx;
+    if (dy.use_count() != 1 && collected.use_count() == 1) {
+      dx = collected;
+    } else {
+      dx = reuse_or_allocate(tape, dy, "layer norm input gradient");
+    }
+    const Tensor x_tensor = x.get();
+    tape.kernels().layer_norm_backward(
+        {.dy = as_matrix(dy),
+         .x = as_matrix(x_tensor),
+         .mean = statistics.mean,
+         .rstd = statistics.rstd,
+         .gamma = gamma.value,
+         .d_residual = collected ? as_matrix(collected) : TensorView(),
+         .dx = as_matrix(dx),
+         .dgamma = parameters.dgamma,
+         .dbeta = parameters.dbeta,
+         .accumulate_parameters = parameters.accumulate},
+        tape.stream());
+    tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
+    dy = {};  // now dx has its memory to itself
+    collected = {};
+    tape.add_gradient(x_id, std::move(dx));
+  }
+};
+
+}  // namespace
+
+Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) {
+  check_arguments("layer_norm", x, gamma, beta);
+  Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
+  Tensor y = tape.activation(x.shape(), x.dtype(), "layer norm output");
+  tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
+                                     .residual = {},
+                                     .sum = {},
+                                     .gamma = gamma.value,
+                                     .beta = beta.value,
+                                     .y = as_matrix(y),
+                                     .mean = statistics.mean,
+                                     .rstd = statistics.rstd,
+                                     .epsilon = kEpsilon},
+                                    tape.stream());
+  tape.charge(elementwise_cost(y, 8, 2));
+  return tape.output(std::move(y),
+                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, beta});
+}
+
+SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
+                          Parameter& beta) {
+  constexpr const char* kOp = "add_layer_norm";
+  check_arguments(kOp, x, gamma, beta);
+  check_operand(kOp, "residual", residual.tensor, x.shape(), x.dtype());
+  const int ids[] = {x.id, residual.id};
+  Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
+  Tensor sum = reuse_or_allocate(tape, x.tensor, "residual sum");
+  Tensor y = tape.activation(sum.shape(), sum.dtype(), "layer norm output");
+  tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
+                                     .residual = as_matrix(residual.tensor),
+                                     .sum = as_matrix(sum),
+                                     .gamma = gamma.value,
+                                     .beta = beta.value,
+                                     .y = as_matrix(y),
+                                     .mean = statistics.mean,
+                                     .rstd = statistics.rstd,
+                                     .epsilon = kEpsilon},
+                                    tape.stream());
+  tape.charge(elementwise_cost(y, 9, 4));
+
+  Value sum_value = tape.output(std::move(sum), [ids](Tape& t, Tensor gradient) {
+    t.add_gradient(ids[0], gradient);
+    t.add_gradient(ids[1], std::move(gradient));
+  });
+  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma, beta};
+  Value norm = tape.output(std::move(y), std::move(backward));
+  return {.sum = std::move(sum_value), .norm = std::move(norm)};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/autograd/ops.h"
+#include "tessera/core/error.h"
+
+// What the operations of ops.h share: shapes as matrices, checks, costs, places to write to.
+namespace tessera::ops {
+
+/// Size of the last dimension; 1 for a scalar.
+inline std::int64_t last_dim(const Shape& shape) {
+  return shape.rank() == 0 ? 1 : shape[shape.rank() - 1];
+}
+
+/// Product of all dimensions but the last. Right also where the last is 0.
+inline std::int64_t leading_rows(const Shape& shape) {
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < shape.rank(); ++i) rows *= shape[i];
+  return rows;
+}
+
+/// The elements as (rows, last dimension).
+inline TensorView as_matrix(const TensorView& view) {
+  return view.reshape(Shape{leading_rows(view.shape), last_dim(view.shape)});
+}
+
+/// `shape` with another last dimension.
+Shape with_last_dim(const Shape& shape, std::int64_t last);
+
+/// Throws unless `view` is fp32 or bf16 and has the same dtype as `like`.
+void check_compute_dtype(const char* op, const char* what, const TensorView& view, DType like);
+
+/// Throws unless `view` has exactly `shape` and the compute dtype `dtype`.
+void check_operand(const char* op, const char* what, const TensorView& view, const Shape& shape,
+                   DType dtype);
+
+/// Throws unless a parameter's gradient, when there is one, has the shape of the parameter.
+void check_gradient(const char* op, const char* what, const Parameter& parameter);
+
+/// A parameter's gradient for one kernel to write to, and whether the kernel has to add. Marks the
+/// gradient as written.
+struct GradientTarget {
+  TensorView view;
+  bool accumulate = false;
+};
+GradientTarget gradient_target(Parameter& parameter);
+
+/// Cost of C (M, N) = A (M, K) B (K, N) with elements of these sizes.
+Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, DType result);
+
+/// `flops_per_element` for each element, and `passes` over memory of one such tensor.
+Cost elementwise_cost(const TensorView& view, double flops_per_element, double passes);
+
+/// `tensor` itself if it may be overwritten, else fresh memory of its shape.
+Tensor reuse_or_allocate(Tape& tape, const Tensor& tensor, const char* what);
+
+}  // namespace tessera::ops

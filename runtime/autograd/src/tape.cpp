@@ -1,0 +1,155 @@
+#include "tessera/autograd/tape.h"
+
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+class Rematerialization {
+ public:
+  Rematerialization(Tape& tape, Tape::Remake remake) : tape_(tape), remake_(std::move(remake)) {}
+
+  const Tensor& get() {
+    if (!tensor_) {
+      tensor_ = remake_(tape_);
+      remake_ = nullptr;  // and with it what it was made from
+    }
+    return tensor_;
+  }
+
+ private:
+  Tape& tape_;
+  Tape::Remake remake_;
+  Tensor tensor_;
+};
+
+Saved::Saved(const Tensor& tensor, std::shared_ptr<Rematerialization> remake)
+    : tensor_(remake == nullptr ? tensor : Tensor()), remake_(std::move(remake)) {}
+
+Tensor Saved::get() const { return remake_ == nullptr ? tensor_ : remake_->get(); }
+
+/// A value: what its gradient must look like, and how the gradient goes on to what it came from.
+struct Tape::Node {
+  Shape shape;
+  DType dtype = DType::kFloat32;
+  Backward backward;
+};
+
+Tape::Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options)
+    : memory_(memory),
+      stream_(stream),
+      kernels_(kernels_for(memory.device())),
+      batch_(batch),
+      options_(options) {}
+
+Tape::~Tape() = default;
+
+Value Tape::input(Tensor tensor, bool needs_gradient) {
+  require(nodes_.empty(), ErrorCode::kInvalidArgument,
+          "Tape::input comes before every operation, and once");
+  Value value{.tensor = std::move(tensor), .id = -1, .remake = nullptr};
+  if (needs_gradient && options_.record) {
+    value = output(std::move(value.tensor), nullptr);
+    input_id_ = value.id;
+  }
+  return value;
+}
+
+Value Tape::output(Tensor tensor, Backward backward, std::shared_ptr<Rematerialization> remake) {
+  Value value{.tensor = std::move(tensor), .id = -1, .remake = nullptr};
+  if (!options_.record) return value;
+  require(!replayed_, ErrorCode::kInvalidArgument, "a tape records nothing after its backward");
+  value.id = static_cast<int>(nodes_.size());
+  value.remake = std::move(remake);
+  nodes_.push_back(
+      {.shape = value.shape(), .dtype = value.dtype(), .backward = std::move(backward)});
+  gradients_.emplace_back();
+  return value;
+}
+
+std::shared_ptr<Rematerialization> Tape::rematerialization(Remake remake) {
+  if (!options_.record || !options_.selective) return nullptr;
+  return std::make_shared<Rematerialization>(*this, std::move(remake));
+}
+
+Tensor Tape::backward(const Value& output, Tensor output_gradient) {
+  require(options_.record, ErrorCode::kInvalidArgument,
+          "backward needs a tape that records (TapeOptions::record)");
+  require(!replayed_, ErrorCode::kInvalidArgument, "a tape goes backward once");
+  require(output.id >= 0, ErrorCode::kInvalidArgument,
+          "backward from a value that no operation of this tape has made");
+  replayed_ = true;
+  add_gradient(output.id, std::move(output_gradient));
+  Tensor input_gradient;
+  for (int id = static_cast<int>(nodes_.size()) - 1; id >= 0; --id) {
+    const Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    Tensor gradient = std::move(gradients_.back());
+    gradients_.pop_back();
+    if (id == input_id_) input_gradient = std::move(gradient);
+    if (gradient && node.backward) node.backward(*this, std::move(gradient));
+  }
+  return input_gradient;
+}
+
+void Tape::check_id(int id, const char* use) const {
+  require(static_cast<std::size_t>(id) < nodes_.size(), ErrorCode::kInvalidArgument, use,
+          ": the tape has no value ", id, " that still waits for its backward");
+}
+
+void Tape::add_gradient(int id, Tensor gradient) {
+  if (id < 0) return;
+  check_id(id, "add_gradient");
+  const Node& node = nodes_[static_cast<std::size_t>(id)];
+  require(gradient.shape() == node.shape && gradient.dtype() == node.dtype,
+          ErrorCode::kInvalidArgument, "a gradient of shape ", to_string(gradient.shape()), " and ",
+          to_string(gradient.dtype()), " was given to a value of shape ", to_string(node.shape),
+          " and ", to_string(node.dtype));
+  Tensor& sum = gradients_[static_cast<std::size_t>(id)];
+  if (!sum) {
+    sum = std::move(gradient);
+    return;
+  }
+  // A sum is the same in both orders, so either of the two may be the one written to.
+  if (sum.use_count() != 1 && gradient.use_count() == 1) std::swap(sum, gradient);
+  if (sum.use_count() == 1) {
+    kernels_.add({.src = gradient, .dst = sum}, stream_);
+  } else {
+    Tensor both = activation(node.shape, node.dtype, "sum of gradients");
+    const TensorView sources[] = {sum.view().flat(), gradient.view().flat()};
+    kernels_.ordered_sum({.sources = sources, .dst = both.view().flat()}, stream_);
+    sum = std::move(both);
+  }
+  const auto elements = static_cast<double>(gradient.numel());
+  charge({.flops = elements, .bytes = 3.0 * static_cast<double>(gradient.bytes())});
+}
+
+Tensor Tape::take_gradient(int id) {
+  if (id < 0) return {};
+  check_id(id, "take_gradient");
+  return std::exchange(gradients_[static_cast<std::size_t>(id)], Tensor());
+}
+
+Tensor Tape::activation(Shape shape, DType dtype, std::string_view what) {
+  return Tensor::empty(memory_, shape, dtype, MemoryCategory::kActivations, what);
+}
+
+Tensor Tape::workspace(std::int64_t bytes, std::string_view what) {
+  return Tensor::empty(memory_, Shape{bytes}, DType::kUInt8, MemoryCategory::kWorkspace, what);
+}
+
+RandomKey Tape::next_random_key() {
+  // splitmix64's finaliser, chained: every input bit reaches every bit of the key.
+  const auto mix = [](std::uint64_t state, std::uint64_t word) {
+    std::uint64_t z = state + word + 0x9e3779b97f4a7c15U;
+    z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31U);
+  };
+  const auto micro_batch = static_cast<std::uint64_t>(batch_.index);
+  const std::uint64_t stream = mix(mix(mix(0, micro_batch), options_.layer), random_calls_++);
+  return {.seed = options_.seed, .stream = stream};
+}
+
+}  // namespace tessera
