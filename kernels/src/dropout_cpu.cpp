@@ -1,0 +1,89 @@
+#include "simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "dropout_cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include "philox_simd.h"
+#include "simd.h"
+
+#include "cpu_kernels.h"
+#include "parallel.h"
+#include "tessera/core/error.h"
+
+// y = x / (1 - p) where the element's random word is at least p 2^32, else 0. The mask is never
+// stored: backward draws it again. Traffic: x and y once.
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
+namespace {
+
+/// y from x for up to four vectors; words[i] belongs to element i.
+template <typename T>
+HWY_INLINE void apply_mask(const std::uint32_t* words, const T* x, T* y, std::int64_t n,
+                           std::uint32_t threshold, float scale) {
+  const WordTag d;
+  const auto limit = hn::Set(d, threshold);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    // Reads past n: `words` always holds four vectors and one more.
+    const auto word = hn::LoadU(d, words + i);
+    const auto keep = hn::RebindMask(FloatTag(), hn::Eq(hn::Max(word, limit), word));
+    const auto kept = hn::IfThenElseZero(keep, hn::Mul(load_n(x + i, count), splat(scale)));
+    store_n(kept, y + i, count);
+  });
+}
+
+template <typename T>
+void dropout_typed(const DropoutArgs& args, const T* x, T* y, std::int64_t first, std::int64_t n) {
+  const WordTag d;
+  const std::uint32_t threshold = probability_threshold(args.probability);
+  const float scale = 1.0F / (1.0F - args.probability);
+  HWY_ALIGN std::uint32_t elements[HWY_MAX_BYTES / 4 * 5] = {};
+  for_each_philox_words(
+      args.key, first, n, [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
+        hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
+        const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);
+        const std::int64_t to = HWY_MIN(4 * float_lanes(), n - offset);
+        apply_mask(elements + from, x + offset + from, y + offset + from, to - from, threshold,
+                   scale);
+      });
+}
+
+void dropout_range(const DropoutArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t first = args.first_index + begin;
+  const std::int64_t n = end - begin;
+  if (args.x.dtype == DType::kBFloat16) {
+    dropout_typed(args, args.x.as<bfloat16>() + begin, args.y.as<bfloat16>() + begin, first, n);
+  } else {
+    dropout_typed(args, args.x.as<float>() + begin, args.y.as<float>() + begin, first, n);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu {
+namespace {
+
+HWY_EXPORT(dropout_range);
+
+}  // namespace
+
+void dropout(const DropoutArgs& args, Stream&) {
+  const std::int64_t n = args.y.numel();
+  require(args.x.numel() == n && args.x.dtype == args.y.dtype && args.x.is_contiguous() &&
+              args.y.is_contiguous(),
+          ErrorCode::kInvalidArgument, "dropout: x ", to_string(args.x.shape), " and y ",
+          to_string(args.y.shape), " must be contiguous, of one size and dtype");
+  require(args.probability >= 0.0F && args.probability < 1.0F && args.first_index >= 0,
+          ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
+          " is outside of [0, 1), or first_index ", args.first_index, " is negative");
+  // Some 10 us of arithmetic per chunk.
+  parallel_for(n, 8192, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(dropout_range)(args, begin, end);
+  });
+}
+
+}  // namespace tessera::cpu
+#endif  // HWY_ONCE
