@@ -1,0 +1,235 @@
+#include "gemm_cpu.h"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <unordered_map>
+#include <vector>
+
+#include "cpu_kernels.h"
+#include "parallel.h"
+#include "tessera/core/error.h"
+
+// GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
+// operands and needs no set-up; bf16 by the matmul primitive (AMX or AVX512-BF16); and bf16 without
+// such instructions by widening (gemm_widened_cpu.cpp).
+
+namespace tessera::cpu {
+namespace {
+
+/// What distinguishes two matmul primitives. The thread count is part of it: oneDNN decides how to
+/// split the work when it creates a primitive.
+using Key = std::array<std::int64_t, 8>;
+
+Key key_of(const Product& p) {
+  const std::int64_t flags = (p.a.transposed ? 1 : 0) | (p.b.transposed ? 2 : 0) |
+                             (p.accumulate ? 4 : 0) | (p.bias != nullptr ? 8 : 0) |
+                             (p.c_dtype == DType::kFloat32 ? 16 : 0);
+  return {p.m, p.n, p.k, p.a.stride, p.b.stride, p.c_stride, flags, thread_count()};
+}
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a, a word at a time
+    for (std::int64_t word : key) {
+      hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x100000001b3U;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+dnnl::engine& cpu_engine() {
+  static dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+dnnl::memory::desc describe(std::int64_t rows, std::int64_t columns, const Matrix& matrix) {
+  using Dims = dnnl::memory::dims;
+  const Dims strides = matrix.transposed ? Dims{1, matrix.stride} : Dims{matrix.stride, 1};
+  return {{rows, columns}, dnnl::memory::data_type::bf16, strides};
+}
+
+/// A matmul primitive for bf16 operands with memory objects that point wherever the call says.
+class Matmul {
+ public:
+  explicit Matmul(const Product& p) {
+    const auto bf16 = dnnl::memory::data_type::bf16;
+    const auto c_type =
+        p.c_dtype == DType::kFloat32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+    const auto a = describe(p.m, p.k, p.a);
+    const auto b = describe(p.k, p.n, p.b);
+    const dnnl::memory::desc c({p.m, p.n}, c_type, dnnl::memory::dims{p.c_stride, 1});
+    const dnnl::memory::desc bias =
+        p.bias == nullptr ? dnnl::memory::desc()
+                          : dnnl::memory::desc({1, p.n}, bf16, dnnl::memory::dims{p.n, 1});
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (p.accumulate) {
+      dnnl::post_ops sum;
+      sum.append_sum(1.0F);
+      attributes.set_post_ops(sum);
+    }
+#if DNNL_VERSION_MAJOR < 3
+    const dnnl::matmul::primitive_desc primitive(dnnl::matmul::desc(a, b, bias, c), attributes,
+                                                 cpu_engine());
+#else
+    const dnnl::matmul::primitive_desc primitive(cpu_engine(), a, b, bias, c, attributes);
+#endif
+    matmul_ = dnnl::matmul(primitive);
+    scratch_bytes_ = primitive.scratchpad_desc().get_size();
+    add(DNNL_ARG_SRC, a);
+    add(DNNL_ARG_WEIGHTS, b);
+    add(DNNL_ARG_DST, c);
+    if (p.bias != nullptr) add(DNNL_ARG_BIAS, bias);
+    add(DNNL_ARG_SCRATCHPAD, primitive.scratchpad_desc());
+  }
+
+  std::size_t scratch_bytes() const { return scratch_bytes_; }
+
+  void run(const Product& p, void* scratch, dnnl::stream& stream) {
+    point(DNNL_ARG_SRC, p.a.data);
+    point(DNNL_ARG_WEIGHTS, p.b.data);
+    point(DNNL_ARG_DST, p.c);
+    if (p.bias != nullptr) point(DNNL_ARG_BIAS, p.bias);
+    point(DNNL_ARG_SCRATCHPAD, scratch);
+    matmul_.execute(stream, arguments_);
+  }
+
+ private:
+  void add(int argument, const dnnl::memory::desc& desc) {
+    arguments_.emplace(argument, dnnl::memory(desc, cpu_engine(), nullptr));
+  }
+  void point(int argument, const void* data) {
+    arguments_.at(argument).set_data_handle(const_cast<void*>(data));
+  }
+
+  dnnl::matmul matmul_;
+  std::unordered_map<int, dnnl::memory> arguments_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+/// One thread's primitives and their scratch. Per thread because a Matmul's memory objects are
+/// written by each call; the generated code behind them is shared by oneDNN's own cache.
+class MatmulCache {
+ public:
+  void run(const Product& p) {
+    const Key key = key_of(p);
+    auto found = matmuls_.find(key);
+    if (found == matmuls_.end()) {
+      // A training run has a few dozen shapes; a limit keeps a sweep of sizes from piling up.
+      if (matmuls_.size() >= kMaxMatmuls) matmuls_.clear();
+      found = matmuls_.emplace(key, Matmul(p)).first;
+    }
+    Matmul& matmul = found->second;
+    const std::size_t wanted = matmul.scratch_bytes() + kAlignment;
+    if (scratch_.size() < wanted) scratch_ = std::vector<std::byte>(wanted);
+    void* aligned = scratch_.data();
+    std::size_t space = scratch_.size();
+    std::align(kAlignment, matmul.scratch_bytes(), aligned, space);
+    matmul.run(p, aligned, stream_);
+  }
+
+ private:
+  static constexpr std::size_t kMaxMatmuls = 1024;
+  static constexpr std::size_t kAlignment = 4096;
+
+  dnnl::stream stream_{cpu_engine()};
+  std::unordered_map<Key, Matmul, KeyHash> matmuls_;
+  std::vector<std::byte> scratch_;
+};
+
+bool cpu_has_bf16() {
+  // The values of cpu_isa are sets of features: a superset has all bits of its subset.
+  static const bool has = [] {
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return (isa & wanted) == wanted;
+  }();
+  return has;
+}
+
+void multiply_fp32(const Product& p) {
+  if (p.bias != nullptr) start_product(p);
+  const bool add = p.accumulate || p.bias != nullptr;
+  const auto status = dnnl::sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n,
+                                  p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
+                                  static_cast<const float*>(p.b.data), p.b.stride,
+                                  add ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
+  require(status == dnnl::status::success, ErrorCode::kInternal, "oneDNN's sgemm failed for ", p.m,
+          " x ", p.n, " x ", p.k, ", status ", static_cast<int>(status));
+}
+
+/// Rows of the operand as stored, after checking that elements of a row are neighbours.
+Matrix as_matrix(const TensorView& view, bool transposed, const char* name) {
+  require(view.shape.rank() == 2, ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ",
+          to_string(view.shape), ", wanted a matrix");
+  const std::int64_t columns = view.shape[1];
+  require(columns <= 1 || view.strides[1] == 1, ErrorCode::kInvalidArgument, "gemm: ", name,
+          " has a column stride of ", view.strides[1], ", wanted 1");
+  // oneDNN wants a leading dimension of at least the width even where there is only one row.
+  const std::int64_t stride =
+      view.shape[0] > 1 ? view.strides[0] : std::max<std::int64_t>(columns, 1);
+  return {view.data, stride, transposed};
+}
+
+}  // namespace
+
+void start_product(const Product& p) {
+  const auto bias = [&](std::int64_t j) {
+    if (p.dtype == DType::kFloat32) return static_cast<const float*>(p.bias)[j];
+    return static_cast<float>(static_cast<const bfloat16*>(p.bias)[j]);
+  };
+  parallel_for(p.m, std::max<std::int64_t>(1, 65536 / p.n),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   float* row = static_cast<float*>(p.c) + i * p.c_stride;
+                   if (!p.accumulate) std::fill(row, row + p.n, 0.0F);
+                   if (p.bias == nullptr) continue;
+                   for (std::int64_t j = 0; j < p.n; ++j) row[j] += bias(j);
+                 }
+               });
+}
+
+void multiply(const Product& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.dtype == DType::kBFloat16 && p.k > 0 && cpu_has_bf16()) {
+    static thread_local MatmulCache cache;
+    return cache.run(p);
+  }
+  if (p.dtype == DType::kBFloat16) return multiply_without_bf16(p);
+  if (p.k == 0) return start_product(p);
+  multiply_fp32(p);
+}
+
+void gemm(const GemmArgs& args, Stream&) {
+  const Matrix a = as_matrix(args.a, args.transpose_a, "a");
+  const Matrix b = as_matrix(args.b, args.transpose_b, "b");
+  const Matrix c = as_matrix(args.c, false, "c");
+  const Product p{.m = args.a.shape[args.transpose_a ? 1 : 0],
+                  .n = args.b.shape[args.transpose_b ? 0 : 1],
+                  .k = args.a.shape[args.transpose_a ? 0 : 1],
+                  .a = a,
+                  .b = b,
+                  .c = args.c.data,
+                  .c_stride = c.stride,
+                  .bias = args.bias.data,
+                  .accumulate = args.accumulate,
+                  .dtype = args.a.dtype,
+                  .c_dtype = args.c.dtype};
+  require(args.b.shape[args.transpose_b ? 1 : 0] == p.k && args.c.shape[0] == p.m &&
+              args.c.shape[1] == p.n && (!args.bias || args.bias.numel() == p.n),
+          ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
+          args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
+          args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
+          args.bias ? args.bias.numel() : 0);
+  require((p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16) && args.b.dtype == p.dtype &&
+              (p.c_dtype == p.dtype || p.c_dtype == DType::kFloat32) &&
+              (!args.bias || args.bias.dtype == p.dtype),
+          ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(args.a.dtype),
+          ", b ", to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
+  multiply(p);
+}
+
+}  // namespace tessera::cpu

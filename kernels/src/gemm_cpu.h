@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/core/dtype.h"
+
+// Matrix products for the CPU's kernels: gemm itself, and attention, which multiplies blocks.
+namespace tessera::cpu {
+
+/// One operand: rows of `stride` elements, transposed when read as op(X).
+struct Matrix {
+  const void* data = nullptr;
+  std::int64_t stride = 0;
+  bool transposed = false;
+};
+
+/// C (m, n) = op(A) (m, k) op(B) (k, n) [+ bias (n)] [+ C]. C's rows are `c_stride` elements apart.
+struct Product {
+  std::int64_t m = 0, n = 0, k = 0;
+  Matrix a, b;
+  void* c = nullptr;
+  std::int64_t c_stride = 0;
+  const void* bias = nullptr;
+  bool accumulate = false;
+  DType dtype = DType::kFloat32;    ///< of A, B and the bias: fp32 or bf16
+  DType c_dtype = DType::kFloat32;  ///< fp32, or dtype
+};
+
+/// Computes the product on thread_count() threads. Any of m, n, k may be 0. Safe to call from
+/// several threads at once; a call of a shape that this thread has used before costs about a
+/// microsecond over the arithmetic.
+void multiply(const Product& product);
+
+/// The same for bf16 operands on a CPU without instructions for them (AVX2, AVX-512 before Cooper
+/// Lake): blocks are widened to fp32 and multiplied there. `multiply` chooses; declared here for
+/// the tests.
+void multiply_without_bf16(const Product& product);
+
+/// C = [C +] [bias], where a product starts from; fp32 C, bias of `product.dtype`.
+void start_product(const Product& product);
+
+}  // namespace tessera::cpu
