@@ -5,6 +5,7 @@
 
 #include "simd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -83,10 +84,9 @@ HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float f
 template <typename T>
 void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, float& loss) {
   const std::int64_t n = args.vocab_size;
-  const auto padding = static_cast<std::size_t>(args.logits.shape[1] - n);
   if (target == args.ignore_index) {
     loss = 0.0F;
-    if (args.gradient) std::memset(x, 0, (static_cast<std::size_t>(n) + padding) * sizeof(T));
+    if (args.gradient) std::fill(x, x + args.logits.shape[1], T(0.0F));
     return;
   }
   const float maximum = row_maximum(x, n);
@@ -98,7 +98,7 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   const double p = std::exp(shifted) / static_cast<double>(sum);
   x[target] = T(static_cast<float>((p - 1.0) * static_cast<double>(args.scale)));
-  std::memset(x + n, 0, padding * sizeof(T));
+  std::fill(x + n, x + args.logits.shape[1], T(0.0F));
 }
 
 void cross_entropy_range(const CrossEntropyArgs& args, std::int64_t begin, std::int64_t end) {
