@@ -28,20 +28,20 @@ struct OptimizerOptions {
 
 struct ExecutorOptions {
   OptimizerOptions optimizer;
-  std::uint64_t seed = 0;          ///< of initialisation and dropout
-  std::int64_t micro_batch = 1;    ///< samples per micro-step and rank
-  int threads = 1;                 ///< of the compute lane
+  std::uint64_t seed = 0;        ///< of initialisation and dropout
+  std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
+  int threads = 1;               ///< of the compute lane
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost;
   /// Runs before every task of every lane, e.g. a random delay in a test.
   std::function<void()> before_task;
-  bool trace = false;              ///< keep when each action ran; see Executor::spans
+  bool trace = false;  ///< keep when each action ran; see Executor::spans
 };
 
 struct StepResult {
-  double loss = 0.0;            ///< mean over all items of all ranks and micro-steps
-  double gradient_norm = 0.0;   ///< global, before clipping
-  std::int64_t items = 0;       ///< of all ranks and micro-steps
+  double loss = 0.0;           ///< mean over all items of all ranks and micro-steps
+  double gradient_norm = 0.0;  ///< global, before clipping
+  std::int64_t items = 0;      ///< of all ranks and micro-steps
 };
 
 /// A parameter gathered from all ranks.

@@ -18,7 +18,7 @@ struct LearningRateSchedule {
   double minimum = 0.0;
   std::int64_t warmup_steps = 0;  ///< step k < warmup_steps has rate peak (k + 1) / warmup_steps
   std::int64_t total_steps = 1;
-  std::int64_t decay_steps = 0;   ///< kWsd
+  std::int64_t decay_steps = 0;  ///< kWsd
 
   /// Rate of optimizer step `step`, counted from 0. Past total_steps: the last rate.
   double at(std::int64_t step) const;

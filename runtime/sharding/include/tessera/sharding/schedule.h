@@ -46,13 +46,15 @@ Lane lane_of(ActionKind kind);
 /// One element of a schedule. Fields that a kind does not use keep their defaults.
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  int unit = -1;            ///< of kUnshard, kReshard, gradient and optimizer actions
-  int layer = -1;           ///< of kForward, kLoss, kBackward
-  int micro_step = -1;      ///< of all but kCountItems, kSquares, kExchange, kUpdate, kGatherParameter
-  int slot = -1;            ///< parameter slot (kUnshard, kReshard), gradient slot (kAccumulate, kReduceScatter; -1: from the buffer)
-  AxisSet axes;             ///< of collectives
-  bool accumulate = false;  ///< kReduceScatter: add to the gradient buffer
-  std::vector<int> waits;   ///< earlier actions of other lanes that must have finished
+  int unit = -1;        ///< of kUnshard, kReshard, gradient and optimizer actions
+  int layer = -1;       ///< of kForward, kLoss, kBackward
+  int micro_step = -1;  ///< of all but kCountItems, kSquares, kExchange, kUpdate, kGatherParameter
+  /// Parameter slot (kUnshard, kReshard); gradient slot (kAccumulate, kReduceScatter; -1: the sum
+  /// is taken in place in the gradient buffer).
+  int slot = -1;
+  AxisSet axes{};            ///< of collectives
+  bool accumulate = false;   ///< kReduceScatter: add to the gradient buffer
+  std::vector<int> waits{};  ///< earlier actions of other lanes that must have finished
 
   Lane lane() const { return lane_of(kind); }
   bool operator==(const Action&) const = default;
@@ -88,16 +90,16 @@ struct GradientTarget {
 /// serves every rank, so all ranks issue the same collectives in the same order.
 struct Schedule {
   Mesh mesh;
-  Placement placement;                  ///< without axes of size 1
+  Placement placement;  ///< without axes of size 1
   ReductionOrder reduction_order = ReductionOrder::kRank;
   DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
   DType reduce_dtype = DType::kFloat32;     ///< gradients as written by backward and as sent
   int micro_steps = 1;
-  bool accumulate_unsharded = false;    ///< no_sync: gradients stay whole until the last micro-step
+  bool accumulate_unsharded = false;  ///< no_sync: gradients stay whole until the last micro-step
   Recompute recompute = Recompute::kNone;
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
-  int first_backward_layer = 0;         ///< layers before it have nothing to train
+  int first_backward_layer = 0;               ///< layers before it have nothing to train
   std::vector<std::int64_t> parameter_slots;  ///< numel of each
   std::vector<std::int64_t> gradient_slots;   ///< numel of each
   std::vector<GradientTarget> gradient_targets;

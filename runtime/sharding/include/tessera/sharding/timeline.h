@@ -17,10 +17,10 @@ struct ActionSpan {
 
 /// Where the time of a step went. Sums of interval unions, so overlapping work counts once.
 struct TimelineSummary {
-  double step_seconds = 0.0;          ///< first begin to last end
-  double compute_seconds = 0.0;       ///< compute lane busy
-  double communication_seconds = 0.0; ///< gather or reduce lane busy
-  double exposed_seconds = 0.0;       ///< gather or reduce lane busy while compute is idle
+  double step_seconds = 0.0;           ///< first begin to last end
+  double compute_seconds = 0.0;        ///< compute lane busy
+  double communication_seconds = 0.0;  ///< gather or reduce lane busy
+  double exposed_seconds = 0.0;        ///< gather or reduce lane busy while compute is idle
 };
 
 TimelineSummary summarize(const std::vector<ActionSpan>& spans);

@@ -10,13 +10,13 @@ namespace tessera {
 
 /// What a schedule may get wrong.
 enum class Rule : std::uint8_t {
-  kStructure,       ///< indices in range, lanes and fields as the kind demands, waits point back
-  kResidency,       ///< parameters are used only between their unshard and their reshard
-  kSlotReuse,       ///< a slot is taken only when its last holder has let go
-  kReduction,       ///< every gradient is reduced exactly once per reduction, over all axes
-  kUpdate,          ///< every trainable unit is updated once, after its gradient is complete
-  kHappensBefore,   ///< two accesses to a buffer of which one writes are ordered
-  kCollectiveOrder, ///< all ranks issue the same collectives in the same order on each lane
+  kStructure,        ///< indices in range, lanes and fields as the kind demands, waits point back
+  kResidency,        ///< parameters are used only between their unshard and their reshard
+  kSlotReuse,        ///< a slot is taken only when its last holder has let go
+  kReduction,        ///< every gradient is reduced exactly once per reduction, over all axes
+  kUpdate,           ///< every trainable unit is updated once, after its gradient is complete
+  kHappensBefore,    ///< two accesses to a buffer of which one writes are ordered
+  kCollectiveOrder,  ///< all ranks issue the same collectives in the same order on each lane
 };
 
 std::string_view to_string(Rule rule);

@@ -1,0 +1,118 @@
+#include "tessera/sharding/layout.h"
+
+#include <algorithm>
+#include <map>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::int64_t numel_of(const Layer& layer) {
+  std::int64_t sum = 0;
+  for (const ParameterSpec& spec : layer.parameters()) sum += spec.shape.numel();
+  return sum;
+}
+
+/// For each layer, the index of its unit.
+std::vector<int> assign_units(const Model& model, const WrapPolicy& policy) {
+  std::vector<int> unit_of_layer;
+  int unit = 0;
+  std::int64_t unit_numel = 0;
+  for (const auto& layer : model.layers) {
+    const bool full = policy.kind == WrapPolicy::Kind::kLayer ||
+                      (policy.kind == WrapPolicy::Kind::kSize && unit_numel >= policy.min_numel);
+    if (full && !unit_of_layer.empty()) {
+      ++unit;
+      unit_numel = 0;
+    }
+    unit_of_layer.push_back(unit);
+    unit_numel += numel_of(*layer);
+  }
+  return unit_of_layer;
+}
+
+int append(FlatParameter& flat, const ParameterSpec& spec) {
+  const std::int64_t offset = round_up(flat.numel, kFlatAlignment);
+  flat.tensors.push_back({spec, offset});
+  flat.numel = offset + spec.shape.numel();
+  return static_cast<int>(flat.tensors.size()) - 1;
+}
+
+}  // namespace
+
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size) {
+  check(model);
+  const std::vector<int> unit_of_layer = assign_units(model, policy);
+  ModelLayout layout;
+  std::map<std::string, ParameterAddress> addresses;
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    const Layer& layer = *model.layers[l];
+    const int unit_index = unit_of_layer[l];
+    if (unit_index == static_cast<int>(layout.units.size())) {
+      layout.units.push_back({.name = layer.name(), .trainable = {}, .frozen = {}});
+    }
+    Unit& unit = layout.units.back();
+    for (const ParameterSpec& spec : layer.parameters()) {
+      FlatParameter& flat = spec.trainable ? unit.trainable : unit.frozen;
+      addresses[spec.name] = {unit_index, spec.trainable, append(flat, spec)};
+    }
+  }
+  for (Unit& unit : layout.units) {
+    for (FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
+      flat->padded_numel = round_up(flat->numel, world_size * kFlatAlignment);
+    }
+  }
+  for (const auto& layer : model.layers) {
+    LayerLayout entry{layer->name(), {}, layer->backward_reads_parameters()};
+    for (const ParameterSpec& spec : layer->parameters()) {
+      entry.parameters.push_back(addresses.at(spec.name));
+    }
+    for (const std::string& name : layer->tied_parameters()) {
+      entry.parameters.push_back(addresses.at(name));
+    }
+    layout.layers.push_back(std::move(entry));
+  }
+  return layout;
+}
+
+ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement) : mesh_(mesh) {
+  check(placement);
+  for (const Axis axis : {Axis::kShard, Axis::kReplicate}) {
+    if (mesh.size(axis) > 1) all_ = all_ | AxisSet{axis};
+  }
+  const auto real = [this](AxisSet axes) { return axes - (axes - all_); };
+  placement_ = {real(placement.parameter), real(placement.gradient), real(placement.optimizer)};
+  const AxisSet levels[] = {placement_.parameter, placement_.gradient - placement_.parameter,
+                            placement_.optimizer - placement_.gradient,
+                            all_ - placement_.optimizer};
+  for (const AxisSet level : levels) {
+    for (const Axis axis : {Axis::kShard, Axis::kReplicate}) {
+      if (level.contains(axis)) cutting_order_.push_back(axis);
+    }
+  }
+}
+
+std::vector<Axis> ShardNesting::order(AxisSet axes) const {
+  std::vector<Axis> out;
+  std::ranges::copy_if(cutting_order_, std::back_inserter(out),
+                       [&](Axis axis) { return axes.contains(axis); });
+  return out;
+}
+
+int ShardNesting::index(AxisSet axes, int rank) const {
+  int index = 0;
+  for (const Axis axis : order(axes)) index = index * mesh_.size(axis) + mesh_.index(axis, rank);
+  return index;
+}
+
+Range ShardNesting::range(std::int64_t padded_numel, AxisSet axes, int rank) const {
+  const std::int64_t numel = padded_numel / mesh_.size(axes);
+  return {index(axes, rank) * numel, numel};
+}
+
+}  // namespace tessera
