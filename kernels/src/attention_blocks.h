@@ -1,0 +1,112 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/core/dtype.h"
+
+// How attention cuts its work and its scratch memory, shared by the kernels and
+// attention_workspace_bytes.
+namespace tessera::cpu {
+
+/// Queries and keys per block. A block of scores is 128 x 512 fp32, 256 KiB: with the operands it
+/// fits the L2 cache of a core, and is large enough for GEMM to run near its peak. A key block is a
+/// whole number of query blocks, so that a query block never starts before a key block it meets.
+inline constexpr std::int64_t kQueryBlock = 128;
+inline constexpr std::int64_t kKeyBlock = 512;
+/// Rows of scores are padded so that they do not all fall on the same cache sets.
+inline constexpr std::int64_t kScorePadding = 16;
+
+/// Hands out parts of one thread's scratch, each aligned to a cache line. With a null base it only
+/// counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <typename T>
+  T* take(std::int64_t count) {
+    std::byte* at = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(at);
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+/// One block of scores and where it stands.
+struct ScoreBlock {
+  explicit ScoreBlock(std::int64_t dim)
+      : head_dim(dim), scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
+
+  std::int64_t queries = 0, keys = 0;
+  /// Query r sees keys [0, diagonal + r] of the block: its position less that of key 0, less r.
+  std::int64_t diagonal = 0;
+  std::int64_t head_dim;
+  float scale;        ///< 1 / sqrt(D)
+  bool first = true;  ///< nothing has been accumulated before this block
+};
+
+/// Scratch of one thread in the forward pass: for one block of queries.
+struct ForwardScratch {
+  ForwardScratch(std::byte* base, std::int64_t length, std::int64_t head_dim, DType dtype) {
+    Carver carver(base);
+    const std::int64_t queries = std::min(length, kQueryBlock);
+    score_stride = std::min(length, kKeyBlock) + kScorePadding;
+    scores = carver.take<float>(queries * score_stride);
+    if (dtype == DType::kBFloat16) rounded = carver.take<bfloat16>(queries * score_stride);
+    out = carver.take<float>(queries * head_dim);
+    maxima = carver.take<float>(queries);
+    sums = carver.take<float>(queries);
+    bytes = carver.used();
+  }
+
+  float* scores;                // (queries, score_stride): q k^T, then exp of it
+  bfloat16* rounded = nullptr;  // the same, rounded for the second GEMM; bf16 only
+  float* out;                   // (queries, D): exp(scores) v so far
+  float *maxima, *sums;         // (queries): running maximum, and sum of exp(score - maximum)
+  std::int64_t score_stride;
+  std::int64_t bytes;
+};
+
+/// Scratch of one thread in the backward pass: for one head. Scores are held transposed, a row per
+/// key.
+struct BackwardScratch {
+  BackwardScratch(std::byte* base, std::int64_t length, std::int64_t head_dim, DType dtype) {
+    Carver carver(base);
+    const std::int64_t keys = std::min(length, kKeyBlock);
+    score_stride = std::min(length, kQueryBlock) + kScorePadding;
+    scores = carver.take<float>(keys * score_stride);
+    d_scores = carver.take<float>(keys * score_stride);
+    if (dtype == DType::kBFloat16) {
+      rounded = carver.take<bfloat16>(keys * score_stride);
+      d_rounded = carver.take<bfloat16>(keys * score_stride);
+    }
+    dq = carver.take<float>(length * head_dim);
+    dk = carver.take<float>(keys * head_dim);
+    dv = carver.take<float>(keys * head_dim);
+    delta = carver.take<float>(length);
+    bytes = carver.used();
+  }
+
+  float *scores, *d_scores;  // (keys, score_stride): k q^T, then p^T; v do^T, then ds^T
+  bfloat16 *rounded = nullptr, *d_rounded = nullptr;  // the same, rounded; bf16 only
+  float* dq;                                          // (L, D)
+  float *dk, *dv;                                     // (keys, D)
+  float* delta;                                       // (L): row sums of do * out
+  std::int64_t score_stride;
+  std::int64_t bytes;
+};
+
+/// What one thread needs for either pass.
+inline std::int64_t attention_scratch_bytes(std::int64_t length, std::int64_t head_dim,
+                                            DType dtype) {
+  return std::max(ForwardScratch(nullptr, length, head_dim, dtype).bytes,
+                  BackwardScratch(nullptr, length, head_dim, dtype).bytes);
+}
+
+}  // namespace tessera::cpu
