@@ -19,6 +19,8 @@ void dropout(const DropoutArgs&, Stream&);
 void cross_entropy(const CrossEntropyArgs&, Stream&);
 void adamw(const AdamWArgs&, Stream&);
 void block_squares(const BlockSquaresArgs&, Stream&);
+void norm_nodes(const NormNodesArgs&, Stream&);
+void sum(const SumArgs&, Stream&);
 void ordered_sum(const OrderedSumArgs&, Stream&);
 void cast(const CastArgs&, Stream&);
 void add(const AddArgs&, Stream&);

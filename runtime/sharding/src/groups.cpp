@@ -1,0 +1,95 @@
+#include "tessera/sharding/groups.h"
+
+#include <set>
+
+#include "tessera/collectives/sim_group.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+std::size_t bits_of(AxisSet axes) {
+  std::size_t bits = 0;
+  for (int a = 0; a < kAxes; ++a) {
+    if (axes.contains(static_cast<Axis>(a))) bits |= std::size_t{1} << a;
+  }
+  return bits;
+}
+
+/// Every (lane, axes) that some collective of the schedule uses, the same on all ranks.
+std::vector<std::pair<Lane, AxisSet>> collectives_of(const Schedule& schedule) {
+  std::set<std::pair<Lane, std::size_t>> seen;
+  std::vector<std::pair<Lane, AxisSet>> out;
+  for (const Action& action : schedule.actions) {
+    if (action.axes.empty()) continue;
+    if (seen.insert({action.lane(), bits_of(action.axes)}).second) {
+      out.emplace_back(action.lane(), action.axes);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+RankGroups RankGroups::split_from(ProcessGroup& world, const Schedule& schedule) {
+  const Mesh& mesh = schedule.mesh;
+  require(world.size() == mesh.world_size(), ErrorCode::kInvalidArgument, "the schedule is for ",
+          mesh.world_size(), " ranks but the process group has ", world.size());
+  RankGroups groups;
+  groups.rank_ = world.rank();
+  if (world.size() == 1) return groups;
+  const ShardNesting nesting(mesh, schedule.placement);
+  for (const auto& [lane, axes] : collectives_of(schedule)) {
+    const int color = nesting.index(nesting.all_axes() - axes, groups.rank_);
+    groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
+        world.split(color, nesting.index(axes, groups.rank_));
+  }
+  groups.control_ = world.split(0, nesting.index(nesting.all_axes(), groups.rank_));
+  return groups;
+}
+
+RankGroups RankGroups::simulated(int rank, const Schedule& schedule) {
+  RankGroups groups;
+  groups.rank_ = rank;
+  const ShardNesting nesting(schedule.mesh, schedule.placement);
+  for (const auto& [lane, axes] : collectives_of(schedule)) {
+    groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
+        make_sim_group(nesting.index(axes, rank), schedule.mesh.size(axes));
+  }
+  return groups;
+}
+
+ProcessGroup& RankGroups::of(Lane lane, AxisSet axes) const {
+  const auto& group = groups_[static_cast<std::size_t>(lane)][bits_of(axes)];
+  require(group != nullptr, ErrorCode::kInternal, "no process group for the ", to_string(lane),
+          " lane over ", to_string(axes));
+  return *group;
+}
+
+Traffic RankGroups::traffic() const {
+  Traffic sum;
+  for (const auto& lane : groups_) {
+    for (const auto& group : lane) {
+      if (group != nullptr) sum += group->traffic();
+    }
+  }
+  return sum;
+}
+
+std::int64_t RankGroups::control_bytes() const {
+  if (control_ == nullptr) return 0;
+  std::int64_t sum = 0;
+  for (const std::int64_t bytes : control_->traffic().sent_bytes) sum += bytes;
+  return sum;
+}
+
+void RankGroups::abort(std::string_view reason) const noexcept {
+  for (const auto& lane : groups_) {
+    for (const auto& group : lane) {
+      if (group != nullptr) group->abort(reason);
+    }
+  }
+  if (control_ != nullptr) control_->abort(reason);
+}
+
+}  // namespace tessera
