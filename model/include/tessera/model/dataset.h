@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/model/sample_order.h"
+
+namespace tessera {
+
+namespace data {
+class TokenStream;
+}
+
+enum class DataKind : std::uint8_t {
+  kAuto,    ///< token files by their name (.bin) or header, everything else is text
+  kText,    ///< every byte is a token; vocabulary of 256
+  kTokens,  ///< token ids made by another program
+};
+
+/// "auto", "text", "tokens".
+std::string_view to_string(DataKind kind);
+/// Inverse of to_string. Throws Error{kConfig} naming the choices.
+DataKind parse_data_kind(std::string_view name);
+
+struct DatasetOptions {
+  /// A file, a folder, or a pattern with * ? [ ] that names files.
+  /// Text: a folder is searched to its depths for files that look like text, leaving out hidden
+  /// ones and build output (folders build, build-*, build_*, cmake-build-*, out). Files follow each
+  /// other in bytewise order of their paths, with one newline put between any two.
+  /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
+  /// uint32). Of a folder, its .bin files in bytewise order; nothing is put between them.
+  std::string path;
+  DataKind kind = DataKind::kAuto;
+  std::int64_t sequence_length = 1024;
+  std::uint64_t seed = 0;            ///< of the order in which samples are read
+  bool shuffle = true;               ///< false: samples are read in the order of the stream
+  double validation_fraction = 0.0;  ///< the last part of the stream, held out; in [0, 1)
+  std::int64_t vocab_size = 0;       ///< `fill` rejects tokens that are not below it; 0: any
+  std::int64_t max_file_bytes = std::int64_t{4}
+                                << 30;  ///< larger text files of a folder are left out
+};
+
+/// Language modelling on a stream of tokens.
+///
+/// The stream is cut into samples of sequence_length + 1 tokens that overlap by one: inputs are the
+/// first sequence_length of them, targets the last. What is left over at the end is not used.
+/// Sample i of the endless sequence is entry i % samples_per_epoch() of epoch i /
+/// samples_per_epoch(), whoever asks for it. Copies share the files, which are mapped into memory
+/// and must not change.
+class TokenDataset : public BatchSource {
+ public:
+  /// Opens the files and stands for the training part.
+  /// Throws Error{kNotFound}, Error{kIo} or Error{kConfig} naming the file and the remedy.
+  explicit TokenDataset(DatasetOptions options);
+
+  /// The held-out part, over the same files. Shares no token with the training part.
+  /// Throws Error{kConfig} if validation_fraction is 0 or leaves less than one sample.
+  TokenDataset validation() const;
+
+  Shape input_shape(std::int64_t micro_batch) const override;  // (B, L)
+  DType input_dtype() const override { return DType::kInt32; }
+  Shape target_shape(std::int64_t micro_batch) const override;  // (B, L)
+  DType target_dtype() const override { return DType::kInt32; }
+  /// Throws Error{kConfig} on a token outside of DatasetOptions::vocab_size, and Error{kIo} if a
+  /// file has been cut short.
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override;
+
+  /// Reads every token of all files once (both parts). Throws Error{kConfig} naming the first one
+  /// that is not below `vocab_size`, its place and the remedy. Returns at once if none can be.
+  void check_vocabulary(std::int64_t vocab_size) const;
+
+  const DatasetOptions& options() const { return options_; }
+  DataKind kind() const;                                 ///< kText or kTokens
+  std::int64_t tokens() const { return end_ - begin_; }  ///< of this part
+  std::int64_t samples_per_epoch() const { return order_.samples(); }
+  std::vector<std::string> files() const;
+  /// What was left out of a folder, and why; for the user to read.
+  const std::vector<std::string>& notes() const;
+
+ private:
+  TokenDataset(DatasetOptions options, std::shared_ptr<const data::TokenStream> stream,
+               std::int64_t begin, std::int64_t end);
+
+  DatasetOptions options_;
+  std::shared_ptr<const data::TokenStream> stream_;
+  std::int64_t begin_;  ///< this part's tokens in the stream
+  std::int64_t end_;
+  SampleOrder order_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,105 @@
+#include "token_file.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "tessera/core/error.h"
+
+namespace tessera::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
+
+constexpr std::size_t kHeaderBytes = 256 * sizeof(std::int32_t);
+constexpr std::int32_t kEvaluationMagic = 20240522;  // multiple choice questions, no stream
+
+struct HeaderFormat {
+  std::int32_t magic;
+  std::int32_t version;
+  std::size_t token_bytes;
+};
+constexpr std::array<HeaderFormat, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
+
+std::int32_t header_field(std::span<const std::byte> bytes, std::size_t index) {
+  std::int32_t value = 0;
+  std::memcpy(&value, bytes.data() + index * sizeof(value), sizeof(value));
+  return value;
+}
+
+const HeaderFormat* find_format(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(std::int32_t)) return nullptr;
+  const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const HeaderFormat& f) {
+    return f.magic == header_field(bytes, 0);
+  });
+  return format == kFormats.end() ? nullptr : &*format;
+}
+
+void read_header(const HeaderFormat& format, TokenFile& tokens) {
+  const std::span<const std::byte> bytes = tokens.file.bytes();
+  const std::string& path = tokens.file.path();
+  require(bytes.size() >= kHeaderBytes, ErrorCode::kIo, "'", path, "' ends after ", bytes.size(),
+          " of the ", kHeaderBytes, " bytes of its header; copy or make it again");
+  const std::int32_t version = header_field(bytes, 1);
+  require(version == format.version, ErrorCode::kConfig, "'", path, "' is of version ", version,
+          " of the token format ", format.magic, "; only version ", format.version, " is known");
+  const std::int64_t count = header_field(bytes, 2);
+  const std::size_t payload = bytes.size() - kHeaderBytes;
+  require(count >= 0 && static_cast<std::size_t>(count) * format.token_bytes == payload,
+          ErrorCode::kIo, "the header of '", path, "' announces ", count, " tokens of ",
+          format.token_bytes, " bytes, but ", payload,
+          " bytes follow it; the file is cut short or damaged: copy or make it again");
+  tokens.tokens = count;
+  tokens.header_bytes = kHeaderBytes;
+  tokens.token_bytes = format.token_bytes;
+}
+
+template <typename T>
+void widen(const std::byte* source, std::span<std::uint32_t> out) {
+  const T* tokens = reinterpret_cast<const T*>(source);
+  std::copy_n(tokens, out.size(), out.begin());
+}
+
+}  // namespace
+
+void TokenFile::read(std::int64_t begin, std::span<std::uint32_t> out) const {
+  const std::byte* source =
+      file.bytes().data() + header_bytes + static_cast<std::size_t>(begin) * token_bytes;
+  switch (token_bytes) {
+    case 1:
+      return widen<std::uint8_t>(source, out);
+    case 2:
+      return widen<std::uint16_t>(source, out);
+    default:
+      return widen<std::uint32_t>(source, out);
+  }
+}
+
+TokenFile open_text(const std::string& path) {
+  MappedFile file(path);
+  const auto bytes = static_cast<std::int64_t>(file.bytes().size());
+  return {std::move(file), bytes, 0, 1};
+}
+
+TokenFile open_tokens(const std::string& path) {
+  TokenFile tokens{MappedFile(path), 0, 0, sizeof(std::uint16_t)};
+  const std::span<const std::byte> bytes = tokens.file.bytes();
+  if (const HeaderFormat* format = find_format(bytes)) {
+    read_header(*format, tokens);
+    return tokens;
+  }
+  require(bytes.size() < sizeof(std::int32_t) || header_field(bytes, 0) != kEvaluationMagic,
+          ErrorCode::kConfig, "'", path,
+          "' holds multiple choice questions of llm.c, not a stream of tokens to train on");
+  require(bytes.size() % sizeof(std::uint16_t) == 0, ErrorCode::kIo, "'", path, "' has ",
+          bytes.size(),
+          " bytes, an odd number, so it is no list of uint16 tokens: it is cut short, or it is "
+          "text (set the data kind to 'text')");
+  tokens.tokens = static_cast<std::int64_t>(bytes.size() / sizeof(std::uint16_t));
+  return tokens;
+}
+
+bool has_token_header(std::span<const std::byte> bytes) { return find_format(bytes) != nullptr; }
+
+}  // namespace tessera::data
