@@ -1,0 +1,87 @@
+#include "schedule_words.h"
+
+#include <array>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
+bool needs_quoting(std::string_view name, std::size_t i) {
+  const auto c = static_cast<unsigned char>(name[i]);
+  if (c <= ' ' || c == 0x7f || c == '\\') return true;
+  return i == 0 && (name == "-" || name == "|" || c == '?');
+}
+
+}  // namespace
+
+ActionSubject subject_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+    case ActionKind::kLoss:
+    case ActionKind::kBackward:
+      return ActionSubject::kLayer;
+    case ActionKind::kCountItems:
+    case ActionKind::kExchange:
+      return ActionSubject::kStep;
+    default:
+      return ActionSubject::kUnit;
+  }
+}
+
+std::string quote_name(std::string_view name) {
+  if (name.empty()) return "\\";
+  std::string word;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (!needs_quoting(name, i)) {
+      word += name[i];
+      continue;
+    }
+    const auto c = static_cast<unsigned char>(name[i]);
+    word += '\\';
+    word += kHexDigits[c >> 4U];
+    word += kHexDigits[c & 15U];
+  }
+  return word;
+}
+
+std::string unquote_name(std::string_view word) {
+  if (word == "\\") return {};
+  std::string name;
+  for (std::size_t i = 0; i < word.size(); ++i) {
+    if (word[i] != '\\') {
+      name += word[i];
+      continue;
+    }
+    const std::size_t high = i + 2 < word.size() ? kHexDigits.find(word[i + 1]) : word.npos;
+    const std::size_t low = i + 2 < word.size() ? kHexDigits.find(word[i + 2]) : word.npos;
+    require(high != word.npos && low != word.npos, ErrorCode::kConfig, "'\\' in the name '", word,
+            "' must be followed by two of 0-9 and a-f");
+    name += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return name;
+}
+
+std::string_view to_word(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone:
+      return "none";
+    case Recompute::kSelective:
+      return "selective";
+    case Recompute::kFull:
+      return "full";
+  }
+  return "unknown";
+}
+
+Recompute parse_recompute_word(std::string_view word) {
+  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    if (word == to_word(r)) return r;
+  }
+  fail(ErrorCode::kConfig, "unknown recomputation '", word, "'; choose none, selective or full");
+}
+
+}  // namespace tessera

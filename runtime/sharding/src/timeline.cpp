@@ -1,0 +1,75 @@
+#include "tessera/sharding/timeline.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+using Interval = std::pair<double, double>;
+
+double union_seconds(std::vector<Interval> intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  double total = 0.0;
+  for (std::size_t i = 0; i < intervals.size();) {
+    auto [begin, end] = intervals[i];
+    for (++i; i < intervals.size() && intervals[i].first <= end; ++i) {
+      end = std::max(end, intervals[i].second);
+    }
+    total += end - begin;
+  }
+  return total;
+}
+
+// Seconds of communication without computation. Sums only the gaps, so that what is hidden
+// completely is exposed for exactly zero seconds, which a difference of two unions would round
+// away.
+double exposed_seconds(std::vector<Interval> communication, std::vector<Interval> compute) {
+  std::sort(communication.begin(), communication.end());
+  std::sort(compute.begin(), compute.end());
+  double exposed = 0.0;
+  double covered_to = communication.empty() ? 0.0 : communication.front().first;
+  std::size_t next = 0;
+  for (auto [begin, end] : communication) {
+    begin = std::max(begin, covered_to);
+    while (begin < end) {
+      // What ends by `begin` hides nothing that follows: begins only grow.
+      while (next < compute.size() && compute[next].second <= begin) ++next;
+      if (next == compute.size() || compute[next].first >= end) {
+        exposed += end - begin;
+        begin = end;
+      } else if (compute[next].first <= begin) {
+        begin = std::min(end, compute[next].second);
+      } else {
+        exposed += compute[next].first - begin;
+        begin = compute[next].first;
+      }
+    }
+    covered_to = std::max(covered_to, end);
+  }
+  return exposed;
+}
+
+}  // namespace
+
+TimelineSummary summarize(const std::vector<ActionSpan>& spans) {
+  TimelineSummary summary;
+  if (spans.empty()) return summary;
+  std::vector<Interval> compute;
+  std::vector<Interval> communication;
+  double first = spans.front().begin;
+  double last = spans.front().end;
+  for (const ActionSpan& span : spans) {
+    first = std::min(first, span.begin);
+    last = std::max(last, span.end);
+    auto& lane = span.lane == Lane::kCompute ? compute : communication;
+    lane.emplace_back(span.begin, span.end);
+  }
+  summary.step_seconds = last - first;
+  summary.compute_seconds = union_seconds(compute);
+  summary.communication_seconds = union_seconds(communication);
+  summary.exposed_seconds = exposed_seconds(std::move(communication), std::move(compute));
+  return summary;
+}
+
+}  // namespace tessera
