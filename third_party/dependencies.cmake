@@ -1,8 +1,12 @@
-# Finds what Tessera stands on; third_party/README.md says what each is for. ./run installs the
-# packages on Debian and Ubuntu. Also included by the installed package's config file.
+# Finds what the library stands on. third_party/README.md says what each is for; ./run installs the
+# packages on Debian and Ubuntu. tessera-config.cmake.in repeats this list for the library's users.
+#
+# CLI11, GoogleTest and Google Benchmark are found where they are used: runtime/cli, tests, bench.
+set(TESSERA_NLOHMANN_JSON_VERSION 3.10)
+
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-find_package(nlohmann_json 3.10 REQUIRED)
+find_package(nlohmann_json ${TESSERA_NLOHMANN_JSON_VERSION} REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
-find_package(dnnl CONFIG REQUIRED)
+find_package(dnnl CONFIG REQUIRED)  # its config asks for OpenCL's headers and loader, too
 find_package(hwy CONFIG REQUIRED)

@@ -1,0 +1,35 @@
+# The install test: install to an empty prefix, then configure, build and test consumer/ against it.
+# Usage: cmake -D BUILD=… -D WORK=… -D DATA=… -D GENERATOR=… -D COMPILER=… -D VERSION=… -P run.cmake
+cmake_minimum_required(VERSION 3.25)
+
+function(run)
+  list(JOIN ARGV " " line)
+  message("+ ${line}")
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+file(REMOVE_RECURSE "${WORK}")
+run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${WORK}/first" --strip)
+
+# The package must not remember where it was installed to, nor where it was built.
+file(RENAME "${WORK}/first" "${WORK}/prefix")
+file(GLOB_RECURSE package_files "${WORK}/prefix/*tessera*.cmake")
+if(NOT package_files)
+  message(FATAL_ERROR "no CMake package below ${WORK}/prefix")
+endif()
+foreach(file IN LISTS package_files)
+  file(READ "${file}" text)
+  foreach(path IN ITEMS "${BUILD}" "${DATA}" "${WORK}/first")
+    string(FIND "${text}" "${path}" position)
+    if(NOT position EQUAL -1)
+      message(FATAL_ERROR "${file} names ${path}, which its users do not have")
+    endif()
+  endforeach()
+endforeach()
+
+run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" -G "${GENERATOR}"
+    -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release
+    -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA})
+run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)
+run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK}/build" --output-on-failure --no-tests=error)
+file(REMOVE_RECURSE "${WORK}")
