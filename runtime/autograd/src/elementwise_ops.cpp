@@ -63,7 +63,7 @@ Value dropout(Tape& tape, Value x, float probability) {
   require(probability >= 0.0F && probability < 1.0F, ErrorCode::kInvalidArgument,
           "dropout: the probability must be in [0, 1), got ", probability);
   check_compute_dtype("dropout", "x", x.tensor, x.dtype());
-  if (probability == 0.0F || !tape.recording()) return x;
+  if (probability == 0.0F || !tape.options().training) return x;
 
   const RandomKey key = tape.next_random_key();
   const auto run = [probability, key](Tape& t, const TensorView& from, const TensorView& to) {

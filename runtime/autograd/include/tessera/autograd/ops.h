@@ -39,7 +39,7 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads);
 Value add(Tape& tape, Value a, const Value& b);
 
 /// Zeroes elements with the given probability and scales the others by 1 / (1 - probability).
-/// The identity when probability is 0 or nothing is recorded.
+/// The identity when probability is 0 or the tape is not for training.
 Value dropout(Tape& tape, Value x, float probability);
 
 /// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward.

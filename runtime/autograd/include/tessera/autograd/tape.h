@@ -70,8 +70,9 @@ class Saved {
 };
 
 struct TapeOptions {
-  bool record = true;       ///< false: forward only, nothing kept, no gradients
-  bool selective = false;   ///< Recompute::kSelective
+  bool record = true;      ///< false: forward only, nothing kept, no gradients
+  bool selective = false;  ///< Recompute::kSelective
+  bool training = true;    ///< false: dropout is off. A forward that will be recomputed is training
   float loss_scale = 1.0F;  ///< d objective / d loss of one item: 1 / items of the whole step
   std::uint64_t seed = 0;   ///< of dropout
   std::uint64_t layer = 0;  ///< index of the layer; keys dropout

@@ -1,0 +1,73 @@
+#include <algorithm>
+#include <array>
+
+#include "gpt_config.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+struct Preset {
+  std::string_view name;
+  GptConfig config;
+};
+
+constexpr GptConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width) {
+  return {.vocab_size = 50257,
+          .context_length = 1024,
+          .layers = layers,
+          .heads = heads,
+          .width = width};
+}
+
+constexpr std::array kPresets{
+    Preset{"gpt2-tiny", GptConfig{}},         Preset{"gpt2-124m", gpt2(12, 12, 768)},
+    Preset{"gpt2-350m", gpt2(24, 16, 1024)},  Preset{"gpt2-774m", gpt2(36, 20, 1280)},
+    Preset{"gpt2-1558m", gpt2(48, 25, 1600)},
+};
+
+}  // namespace
+
+GptConfig gpt_preset(std::string_view name) {
+  const auto* const found =
+      std::find_if(kPresets.begin(), kPresets.end(),
+                   [name](const Preset& preset) { return preset.name == name; });
+  if (found != kPresets.end()) return found->config;
+  std::string choices;
+  for (const Preset& preset : kPresets) {
+    choices += (choices.empty() ? "" : ", ") + std::string(preset.name);
+  }
+  fail(ErrorCode::kConfig, "there is no model '", name, "'; choose one of ", choices);
+}
+
+std::vector<std::string> gpt_preset_names() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  return names;
+}
+
+double gpt_flops_per_token(const GptConfig& config) {
+  const auto layers = static_cast<double>(config.layers);
+  const auto width = static_cast<double>(config.width);
+  const double block_matrices = 12.0 * width * width;  // 3 + 1 in attention, 4 + 4 in the MLP
+  const double head_matrix = static_cast<double>(config.vocab_size) * width;
+  const double attention = layers * static_cast<double>(config.context_length) * width;
+  return 6.0 * (layers * block_matrices + head_matrix + attention);
+}
+
+void check(const GptConfig& config) {
+  const auto positive = [](const char* what, std::int64_t value) {
+    require(value > 0, ErrorCode::kConfig, "model: ", what, " must be positive, got ", value);
+  };
+  positive("vocab_size", config.vocab_size);
+  positive("context_length", config.context_length);
+  positive("layers", config.layers);
+  positive("heads", config.heads);
+  positive("width", config.width);
+  require(config.width % config.heads == 0, ErrorCode::kConfig, "model: width ", config.width,
+          " is not a multiple of heads ", config.heads);
+  require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
+          "model: dropout must be in [0, 1), got ", config.dropout);
+}
+
+}  // namespace tessera
