@@ -1,0 +1,290 @@
+#include "tessera/sharding/executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lanes.h"
+#include "layer_runner.h"
+#include "rank_state.h"
+#include "step_exchange.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+class Executor::Impl {
+ public:
+  Impl(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+       const BatchSource& source, RankGroups& groups, Memory& memory, ExecutorOptions options)
+      : schedule_(schedule),
+        model_(model),
+        layout_(layout),
+        groups_(groups),
+        options_(std::move(options)),
+        kernels_(kernels_for(memory.device())),
+        lanes_(memory.device(), groups, options_),
+        state_(schedule, layout, groups.rank(), memory, lanes_.of(Lane::kCompute), options_.seed),
+        exchange_(schedule, state_, groups.control(), memory),
+        layers_(schedule, layout, model, source, state_, memory, options_),
+        waited_for_(schedule.actions.size()),
+        events_(schedule.actions.size()) {
+    for (const Action& action : schedule.actions) {
+      for (const int wait : action.waits) waited_for_[static_cast<std::size_t>(wait)] = true;
+    }
+    plan_segments();
+  }
+
+  StepResult run_step(std::int64_t step, double learning_rate);
+  std::vector<FullParameter> gather_parameters();
+  const std::vector<ActionSpan>& spans() const { return spans_; }
+
+ private:
+  void issue(int index);
+  void collective(const Action& action, Stream& stream);
+  void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
+  void reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream);
+  void update(int unit, Stream& stream);
+  float clip_factor() const;
+  void plan_segments();
+  std::vector<float> gather_flat(int unit, bool trainable);
+
+  const Schedule& schedule_;
+  const Model& model_;
+  const ModelLayout& layout_;
+  RankGroups& groups_;
+  ExecutorOptions options_;
+  const KernelTable& kernels_;
+  Lanes lanes_;
+  RankState state_;
+  StepExchange exchange_;
+  LayerRunner layers_;
+  std::vector<bool> waited_for_;
+  std::vector<Event> events_;
+  std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
+  std::vector<ActionSpan> spans_;
+  float learning_rate_ = 0.0F;
+  std::int64_t step_ = 0;
+};
+
+/// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
+void Executor::Impl::plan_segments() {
+  for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
+    const Range shard = state_.optimizer_range(u);
+    std::vector<AdamWSegment> segments;
+    for (const FlatTensor& tensor : state_.flat(u, true).tensors) {
+      const std::int64_t begin = std::max(shard.begin, tensor.offset);
+      const std::int64_t end = std::min(shard.end(), tensor.offset + tensor.spec.shape.numel());
+      if (begin >= end) continue;
+      segments.push_back(
+          {.begin = begin - shard.begin,
+           .end = end - shard.begin,
+           .weight_decay = options_.optimizer.weight_decay * tensor.spec.weight_decay_scale});
+    }
+    segments_.push_back(std::move(segments));
+  }
+}
+
+StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
+  step_ = step;
+  learning_rate_ = static_cast<float>(learning_rate);
+  try {
+    layers_.begin_step(step);
+    if (groups_.control() == nullptr) {
+      exchange_.exchange_items(layers_.items(), lanes_.of(Lane::kReduce));
+      exchange_.finish_items();
+    }
+    for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
+  } catch (const std::exception& error) {
+    groups_.abort(error.what());  // peers must not wait for what will never be issued
+    throw;
+  }
+  lanes_.synchronize();
+  if (options_.trace) spans_ = lanes_.take_spans();
+  return {.loss = exchange_.mean_loss(),
+          .gradient_norm = exchange_.gradient_norm(),
+          .items = exchange_.total_items()};
+}
+
+/// Issues one action on its lane: waits, work, and an event if somebody waits for it.
+void Executor::Impl::issue(int index) {
+  const Action& action = schedule_.actions[static_cast<std::size_t>(index)];
+  Stream& stream = lanes_.of(action.lane());
+  for (const int wait : action.waits) stream.wait(events_[static_cast<std::size_t>(wait)]);
+  const Work work{.name = to_string(action.kind),
+                  .action = index,
+                  .seconds = options_.cost ? options_.cost(schedule_, action) : 0.0};
+  const auto submit = [&](std::function<void()> task) { stream.submit(work, std::move(task)); };
+  switch (action.kind) {
+    case ActionKind::kForward:
+      submit([this, index, &stream] { layers_.forward(index, stream); });
+      break;
+    case ActionKind::kLoss:
+      submit([this, index, &stream, m = action.micro_step] {
+        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(m), stream);
+      });
+      break;
+    case ActionKind::kBackward:
+      submit([this, index, &stream] { layers_.backward(index, stream); });
+      break;
+    case ActionKind::kReshard:
+      break;  // what matters is the event: the lane has finished with the slot
+    case ActionKind::kAccumulate:
+      submit([this, &action, &stream] {
+        kernels_.add({.src = state_.gradient_slot(action.slot, action.unit),
+                      .dst = state_.gradient_buffer(action.unit)},
+                     stream);
+      });
+      break;
+    case ActionKind::kUnshard:
+    case ActionKind::kReduceScatter:
+    case ActionKind::kAllReduce:
+    case ActionKind::kGatherGradient:
+    case ActionKind::kGatherParameter:
+      submit([] {});
+      collective(action, stream);
+      break;
+    case ActionKind::kCountItems:
+      submit([] {});
+      if (groups_.control() != nullptr) {
+        exchange_.exchange_items(layers_.items(), stream);
+        stream.submit({.name = "sum items"}, [this] { exchange_.finish_items(); });
+      }
+      break;
+    case ActionKind::kSquares:
+      submit([this, unit = action.unit, &stream] { exchange_.squares(unit, stream); });
+      break;
+    case ActionKind::kExchange:
+      submit([] {});
+      exchange_.exchange_results(stream);
+      break;
+    case ActionKind::kUpdate:
+      submit([this, unit = action.unit, &stream] { update(unit, stream); });
+      break;
+  }
+  if (waited_for_[static_cast<std::size_t>(index)]) {
+    events_[static_cast<std::size_t>(index)] = stream.record();
+  }
+}
+
+void Executor::Impl::collective(const Action& action, Stream& stream) {
+  ProcessGroup& group = groups_.of(action.lane(), action.axes);
+  const AxisSet kept = schedule_.placement.optimizer;
+  switch (action.kind) {
+    case ActionKind::kUnshard:
+      all_gather_parameters(action, group, stream);
+      break;
+    case ActionKind::kReduceScatter:
+      reduce_scatter(action, group, stream);
+      break;
+    case ActionKind::kAllReduce:
+      group.all_reduce(state_.gradient_range(action.unit, kept), stream);
+      break;
+    case ActionKind::kGatherGradient:
+      group.all_gather(state_.gradient_range(action.unit, state_.nesting().all_axes()),
+                       state_.gradient_range(action.unit, kept), stream);
+      break;
+    case ActionKind::kGatherParameter:
+      group.all_gather(state_.updated_parameters(action.unit),
+                       state_.parameter_buffer(action.unit, true), stream);
+      break;
+    default:
+      fail(ErrorCode::kInternal, to_string(action.kind), " is not a collective");
+  }
+}
+
+void Executor::Impl::all_gather_parameters(const Action& action, ProcessGroup& group,
+                                           Stream& stream) {
+  for (const bool trainable : {true, false}) {
+    if (state_.flat(action.unit, trainable).padded_numel == 0) continue;
+    group.all_gather(state_.parameter_buffer(action.unit, trainable),
+                     state_.in_parameter_slot(action.slot, action.unit, trainable), stream);
+  }
+}
+
+void Executor::Impl::reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream) {
+  const TensorView input = action.slot >= 0 ? state_.gradient_slot(action.slot, action.unit)
+                                            : state_.gradient_buffer(action.unit);
+  const AxisSet cut = schedule_.gradient_buffer_axes() | action.axes;
+  group.reduce_scatter(input, state_.gradient_range(action.unit, cut), action.accumulate, stream);
+}
+
+/// As torch.nn.utils.clip_grad_norm_ computes it.
+float Executor::Impl::clip_factor() const {
+  const double limit = options_.optimizer.clip_norm;
+  if (limit <= 0.0) return 1.0F;
+  return static_cast<float>(std::min(1.0, limit / (exchange_.gradient_norm() + 1e-6)));
+}
+
+void Executor::Impl::update(int unit, Stream& stream) {
+  const OptimizerOptions& o = options_.optimizer;
+  const bool has_copy = schedule_.parameter_dtype != DType::kFloat32;
+  kernels_.adamw({.master = state_.master(unit),
+                  .gradient = state_.gradient_range(unit, schedule_.placement.optimizer),
+                  .m = state_.first_moment(unit),
+                  .v = state_.second_moment(unit),
+                  .parameter = has_copy ? state_.updated_parameters(unit) : TensorView(),
+                  .segments = segments_[static_cast<std::size_t>(unit)],
+                  .learning_rate = learning_rate_,
+                  .beta1 = o.beta1,
+                  .beta2 = o.beta2,
+                  .epsilon = o.epsilon,
+                  .step = step_ + 1,
+                  .gradient_scale = clip_factor()},
+                 stream);
+}
+
+/// A whole flat parameter in fp32, put together from the finest shards of all ranks.
+std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
+  Stream& stream = lanes_.of(Lane::kReduce);
+  const TensorView mine = state_.finest_master(unit, trainable);
+  std::vector<float> shard(static_cast<std::size_t>(mine.numel()));
+  std::vector<float> whole(static_cast<std::size_t>(state_.flat(unit, trainable).padded_numel));
+  const auto view = [](std::vector<float>& values) {
+    return TensorView(values.data(), DType::kFloat32,
+                      Shape{static_cast<std::int64_t>(values.size())});
+  };
+  stream.submit({.name = "export"},
+                [&] { kernels_.cast({.src = mine, .dst = view(shard)}, stream); });
+  if (groups_.control() != nullptr) {
+    groups_.control()->all_gather(view(shard), view(whole), stream);
+  }
+  stream.synchronize();
+  return groups_.control() != nullptr ? whole : shard;
+}
+
+std::vector<FullParameter> Executor::Impl::gather_parameters() {
+  std::vector<std::array<std::vector<float>, 2>> flats;
+  for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
+    flats.push_back({gather_flat(u, false), gather_flat(u, true)});
+  }
+  std::vector<FullParameter> out;
+  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+    for (std::size_t p = 0; p < model_.layers[l]->parameters().size(); ++p) {
+      const ParameterAddress& a = layout_.layers[l].parameters[p];
+      const FlatTensor& tensor =
+          state_.flat(a.unit, a.trainable).tensors[static_cast<std::size_t>(a.tensor)];
+      const auto& flat = flats[static_cast<std::size_t>(a.unit)][a.trainable ? 1 : 0];
+      const auto first = flat.begin() + tensor.offset;
+      out.push_back({tensor.spec.name, tensor.spec.shape,
+                     std::vector<float>(first, first + tensor.spec.shape.numel())});
+    }
+  }
+  return out;
+}
+
+Executor::Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                   const BatchSource& source, RankGroups& groups, Memory& memory,
+                   ExecutorOptions options)
+    : impl_(std::make_unique<Impl>(schedule, layout, model, source, groups, memory,
+                                   std::move(options))) {}
+
+Executor::~Executor() = default;
+
+StepResult Executor::run_step(std::int64_t step, double learning_rate) {
+  return impl_->run_step(step, learning_rate);
+}
+
+std::vector<FullParameter> Executor::gather_parameters() { return impl_->gather_parameters(); }
+
+const std::vector<ActionSpan>& Executor::spans() const { return impl_->spans(); }
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "lanes.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+bool is_consequence(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kAborted;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options) {
+  for (const Lane lane : kAllLanes) {
+    const auto i = static_cast<std::size_t>(lane);
+    StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
+                         .threads = lane == Lane::kCompute ? options.threads : 1,
+                         .on_error = [&groups](const std::string& what) { groups.abort(what); },
+                         .before_task = options.before_task};
+    if (options.trace) {
+      // A collective submits tasks of its own, without an action: they belong to the last one.
+      stream.on_span = [this, lane, i](const Work& work, double begin, double end) {
+        if (work.action >= 0) current_[i] = work.action;
+        spans_[i].push_back({current_[i], lane, begin, end});
+      };
+    }
+    streams_[i] = device.create_stream(std::move(stream));
+  }
+}
+
+void Lanes::synchronize() {
+  std::exception_ptr failure;
+  for (const auto& stream : streams_) {
+    try {
+      stream->synchronize();
+    } catch (...) {
+      if (!failure || is_consequence(failure)) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<ActionSpan> Lanes::take_spans() {
+  std::vector<ActionSpan> out;
+  for (auto& spans : spans_) {
+    out.insert(out.end(), spans.begin(), spans.end());
+    spans.clear();
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <array>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "tessera/core/device.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/groups.h"
+
+namespace tessera {
+
+/// The streams of a rank, one per lane, and when their tasks ran.
+class Lanes {
+ public:
+  /// A failing task aborts `groups`, so that no peer waits for this rank.
+  Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options);
+
+  Stream& of(Lane lane) { return *streams_[static_cast<std::size_t>(lane)]; }
+
+  /// Blocks until all lanes are idle. Rethrows a failure: the cause rather than its consequences
+  /// (Error{kAborted}) on other lanes.
+  void synchronize();
+
+  /// Since the last call, in order of lane and time.
+  std::vector<ActionSpan> take_spans();
+
+ private:
+  std::array<std::vector<ActionSpan>, kLanes> spans_;    ///< written by each lane's worker
+  std::array<int, kLanes> current_{-1, -1, -1};          ///< action that a lane is working on
+  std::array<std::unique_ptr<Stream>, kLanes> streams_;  ///< last: their workers use the others
+};
+
+}  // namespace tessera

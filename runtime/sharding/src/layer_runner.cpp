@@ -1,0 +1,236 @@
+#include "layer_runner.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+bool is_layer_action(ActionKind kind) {
+  return kind == ActionKind::kForward || kind == ActionKind::kLoss || kind == ActionKind::kBackward;
+}
+
+}  // namespace
+
+LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                         const BatchSource& source, const RankState& state, Memory& memory,
+                         const ExecutorOptions& options)
+    : schedule_(schedule),
+      layout_(layout),
+      model_(model),
+      source_(source),
+      state_(state),
+      memory_(memory),
+      options_(options),
+      kept_(layout.layers.size()) {
+  for (const LayerLayout& layer : layout.layers) {
+    parameters_.emplace_back(layer.parameters.size());
+  }
+  for (const Unit& unit : layout.units) written_.emplace_back(unit.trainable.tensors.size());
+  plan_bindings();
+  allocate_batches();
+}
+
+void LayerRunner::plan_bindings() {
+  bindings_.resize(schedule_.actions.size());
+  std::vector<int> slot_of_unit(schedule_.units.size(), -1);
+  std::map<std::pair<int, int>, int> last_writer;  // (micro-step, unit) -> action
+  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) {
+    const Action& a = action(i);
+    if (a.kind == ActionKind::kUnshard) slot_of_unit[static_cast<std::size_t>(a.unit)] = a.slot;
+    if (a.kind == ActionKind::kReshard) slot_of_unit[static_cast<std::size_t>(a.unit)] = -1;
+    if (!is_layer_action(a.kind)) continue;
+    const auto layer = static_cast<std::size_t>(a.layer);
+    Binding& binding = bindings_[static_cast<std::size_t>(i)];
+    for (const ParameterAddress& address : layout_.layers[layer].parameters) {
+      binding.parameter_slots.push_back(slot_of_unit[static_cast<std::size_t>(address.unit)]);
+    }
+    if (a.kind == ActionKind::kForward) continue;
+    for (const int unit : schedule_.layers[layer].gradients) {
+      const auto [it, is_first] = last_writer.try_emplace({a.micro_step, unit}, i);
+      if (is_first) binding.gradients_begin.push_back(unit);
+      it->second = i;
+    }
+  }
+  for (const auto& [key, index] : last_writer) {
+    bindings_[static_cast<std::size_t>(index)].gradients_end.push_back(key.second);
+  }
+}
+
+void LayerRunner::allocate_batches() {
+  items_.resize(static_cast<std::size_t>(schedule_.micro_steps));
+  for (int m = 0; m < schedule_.micro_steps; ++m) {
+    Batch batch;
+    batch.inputs = Tensor::empty(memory_, source_.input_shape(options_.micro_batch),
+                                 source_.input_dtype(), MemoryCategory::kData, "inputs");
+    batch.targets = Tensor::empty(memory_, source_.target_shape(options_.micro_batch),
+                                  source_.target_dtype(), MemoryCategory::kData, "targets");
+    batches_.push_back(std::move(batch));
+  }
+}
+
+void LayerRunner::begin_step(std::int64_t step) {
+  const ShardNesting& nesting = state_.nesting();
+  const std::int64_t world = schedule_.mesh.world_size();
+  const std::int64_t index = nesting.index(nesting.all_axes(), state_.rank());
+  for (std::int64_t m = 0; m < schedule_.micro_steps; ++m) {
+    Batch& batch = batches_[static_cast<std::size_t>(m)];
+    batch.index = (step * schedule_.micro_steps + m) * world + index;
+    batch.items = source_.fill(batch.index * options_.micro_batch, options_.micro_batch,
+                               batch.inputs, batch.targets);
+    items_[static_cast<std::size_t>(m)] = batch.items;
+  }
+}
+
+bool LayerRunner::recomputes(int layer) const {
+  return schedule_.recompute == Recompute::kFull &&
+         layout_.layers[static_cast<std::size_t>(layer)].backward_reads_parameters;
+}
+
+TensorView LayerRunner::gradient_of(int unit, int micro_step) const {
+  const int slot = schedule_.gradient_slot(unit, micro_step);
+  return slot >= 0 ? state_.gradient_slot(slot, unit) : state_.gradient_buffer(unit);
+}
+
+std::span<Parameter> LayerRunner::bind(int index, bool gradients) {
+  const Action& a = action(index);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  const Binding& binding = bindings_[static_cast<std::size_t>(index)];
+  std::vector<Parameter>& parameters = parameters_[layer];
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const ParameterAddress& address = layout_.layers[layer].parameters[p];
+    const FlatTensor& tensor = state_.flat(address.unit, address.trainable)
+                                   .tensors[static_cast<std::size_t>(address.tensor)];
+    const int slot = binding.parameter_slots[p];
+    const bool reads = slot >= 0 || schedule_.placement.parameter.empty();
+    // A layer whose backward reads no parameters finds none: its unit may be in shards.
+    parameters[p].value =
+        reads ? RankState::tensor_of(
+                    slot >= 0 ? state_.in_parameter_slot(slot, address.unit, address.trainable)
+                              : state_.parameter_buffer(address.unit, address.trainable),
+                    tensor)
+              : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
+    parameters[p].gradient = {};
+    if (gradients && address.trainable) {
+      parameters[p].gradient =
+          RankState::tensor_of(gradient_of(address.unit, a.micro_step), tensor);
+      parameters[p].gradient_written = written_[static_cast<std::size_t>(address.unit)]
+                                               [static_cast<std::size_t>(address.tensor)] != 0;
+    }
+  }
+  return parameters;
+}
+
+/// Slots change hands: what lies between and behind the tensors must not reach a sum.
+void LayerRunner::begin_gradients(int index, Stream& stream) {
+  const KernelTable& kernels = kernels_for(memory_.device());
+  for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_begin) {
+    std::ranges::fill(written_[static_cast<std::size_t>(unit)], char{0});
+    const TensorView gradient = gradient_of(unit, action(index).micro_step);
+    std::int64_t end = 0;
+    const auto clear_until = [&](std::int64_t begin) {
+      if (begin > end) kernels.fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
+    };
+    for (const FlatTensor& tensor : state_.flat(unit, true).tensors) {
+      clear_until(tensor.offset);
+      end = tensor.offset + tensor.spec.shape.numel();
+    }
+    clear_until(gradient.numel());
+  }
+}
+
+/// A parameter that no operation of this micro-step used has gradient zero.
+void LayerRunner::end_gradients(int index, Stream& stream) {
+  const Action& a = action(index);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  for (std::size_t p = 0; p < parameters_[layer].size(); ++p) {
+    const ParameterAddress& address = layout_.layers[layer].parameters[p];
+    if (!address.trainable) continue;
+    written_[static_cast<std::size_t>(address.unit)][static_cast<std::size_t>(address.tensor)] =
+        parameters_[layer][p].gradient_written ? 1 : 0;
+  }
+  const KernelTable& kernels = kernels_for(memory_.device());
+  for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_end) {
+    const auto& tensors = state_.flat(unit, true).tensors;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      if (written_[static_cast<std::size_t>(unit)][t] != 0) continue;
+      kernels.fill({.dst = RankState::tensor_of(gradient_of(unit, a.micro_step), tensors[t])},
+                   stream);
+    }
+  }
+}
+
+std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record, float loss_scale,
+                                             Stream& stream) {
+  return std::make_unique<Tape>(
+      memory_, stream, batches_[static_cast<std::size_t>(a.micro_step)],
+      TapeOptions{.record = record,
+                  .selective = schedule_.recompute == Recompute::kSelective,
+                  .training = true,
+                  .loss_scale = loss_scale,
+                  .seed = options_.seed,
+                  .layer = static_cast<std::uint64_t>(a.layer),
+                  .threads = options_.threads});
+}
+
+void LayerRunner::forward(int index, Stream& stream) {
+  const Action& a = action(index);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  const bool trains = a.layer >= schedule_.first_backward_layer;
+  const bool record = trains && !recomputes(a.layer);
+  Kept& kept = kept_[layer];
+  auto tape = make_tape(a, record, 1.0F, stream);
+  if (trains && !record) kept.input = flowing_;
+  Value input = tape->input(std::move(flowing_), record && needs_input_gradient(a.layer));
+  Value output = model_.layers[layer]->forward(*tape, input, bind(index, false));
+  flowing_ = std::move(output.tensor);
+  if (record) {
+    kept.tape = std::move(tape);
+    kept.output = {.tensor = {}, .id = output.id, .remake = nullptr};
+  }
+}
+
+void LayerRunner::loss(int index, float loss_scale, const TensorView& loss_sum, Stream& stream) {
+  const Action& a = action(index);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  begin_gradients(index, stream);
+  const auto tape = make_tape(a, true, loss_scale, stream);
+  const KernelTable& kernels = kernels_for(memory_.device());
+  Tensor gradient;
+  Value output;
+  {
+    const Value input = tape->input(std::move(flowing_), needs_input_gradient(a.layer));
+    output = model_.layers[layer]->forward(*tape, input, bind(index, true));
+  }
+  require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
+          model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",
+          to_string(output.dtype()));
+  kernels.sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
+  gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
+  kernels.fill({.dst = gradient, .value = loss_scale}, stream);
+  output.tensor = {};
+  flowing_ = tape->backward(output, std::move(gradient));
+  end_gradients(index, stream);
+}
+
+void LayerRunner::backward(int index, Stream& stream) {
+  const Action& a = action(index);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  Kept kept = std::exchange(kept_[layer], Kept{});
+  begin_gradients(index, stream);
+  const std::span<Parameter> parameters = bind(index, true);
+  if (recomputes(a.layer)) {
+    kept.tape = make_tape(a, true, 1.0F, stream);
+    const Value input = kept.tape->input(std::move(kept.input), needs_input_gradient(a.layer));
+    kept.output = model_.layers[layer]->forward(*kept.tape, input, parameters);
+    kept.output.tensor = {};
+    kept.output.remake = nullptr;
+  }
+  flowing_ = kept.tape->backward(kept.output, std::move(flowing_));
+  end_gradients(index, stream);
+}
+
+}  // namespace tessera

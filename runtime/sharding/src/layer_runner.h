@@ -1,0 +1,79 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "rank_state.h"
+#include "tessera/autograd/layer.h"
+#include "tessera/sharding/executor.h"
+
+namespace tessera {
+
+/// The compute lane's part of a step: runs layers forward and backward on whole parameters, keeps
+/// the tapes in between. Its methods but `begin_step` run as tasks of the compute lane, in schedule
+/// order.
+class LayerRunner {
+ public:
+  LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+              const BatchSource& source, const RankState& state, Memory& memory,
+              const ExecutorOptions& options);
+
+  /// Reads the step's micro-batches of this rank. Host thread, between steps.
+  void begin_step(std::int64_t step);
+  /// Items that count, per micro-step.
+  const std::vector<std::int64_t>& items() const { return items_; }
+
+  /// `action` is the index of a kForward, kLoss or kBackward.
+  void forward(int action, Stream& stream);
+  /// `loss_sum` (1) fp64 in host memory receives the sum of the micro-batch's losses.
+  void loss(int action, float loss_scale, const TensorView& loss_sum, Stream& stream);
+  void backward(int action, Stream& stream);
+
+ private:
+  /// What a compute action finds where: fixed by the schedule.
+  struct Binding {
+    std::vector<int> parameter_slots;  ///< per parameter of the layer; -1: the parameter buffer
+    std::vector<int> gradients_begin;  ///< units whose gradient of this micro-step starts here
+    std::vector<int> gradients_end;    ///< ... is complete after this
+  };
+
+  void plan_bindings();
+  void allocate_batches();
+  /// Points the layer's parameters (and gradients) to where they are during `action`.
+  std::span<Parameter> bind(int action, bool gradients);
+  void begin_gradients(int action, Stream& stream);
+  void end_gradients(int action, Stream& stream);
+  TensorView gradient_of(int unit, int micro_step) const;
+  std::unique_ptr<Tape> make_tape(const Action& action, bool record, float loss_scale,
+                                  Stream& stream);
+  bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
+  bool recomputes(int layer) const;
+  const Action& action(int index) const {
+    return schedule_.actions[static_cast<std::size_t>(index)];
+  }
+
+  const Schedule& schedule_;
+  const ModelLayout& layout_;
+  const Model& model_;
+  const BatchSource& source_;
+  const RankState& state_;
+  Memory& memory_;
+  const ExecutorOptions& options_;
+  std::vector<Binding> bindings_;                   ///< by action
+  std::vector<std::vector<Parameter>> parameters_;  ///< by layer
+  std::vector<std::vector<char>> written_;          ///< by unit and trainable tensor
+  std::vector<Batch> batches_;                      ///< by micro-step
+  std::vector<std::int64_t> items_;
+
+  /// What a layer's forward left for its backward, by layer. Micro-steps follow one another, so one
+  /// of each is enough.
+  struct Kept {
+    std::unique_ptr<Tape> tape;
+    Value output;  ///< without its tensor
+    Tensor input;  ///< kept for recomputation only
+  };
+  std::vector<Kept> kept_;
+  Tensor flowing_;  ///< activation on the way forward, its gradient on the way back
+};
+
+}  // namespace tessera

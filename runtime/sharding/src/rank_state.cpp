@@ -1,0 +1,171 @@
+#include "rank_state.h"
+
+#include <algorithm>
+
+#include "tessera/kernels/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kInitializeChunk =
+    16384;  // elements made at once: fits the first-level cache
+
+/// `range` of a view that begins at element `origin` of the flat parameter.
+TensorView part(const TensorView& view, std::int64_t origin, const Range& range) {
+  return view.narrow(0, range.begin - origin, range.numel);
+}
+
+}  // namespace
+
+RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
+                     Stream& stream, std::uint64_t seed)
+    : schedule_(schedule),
+      layout_(layout),
+      nesting_(schedule.mesh, schedule.placement),
+      rank_(rank),
+      kernels_(kernels_for(memory.device())) {
+  units_.resize(layout.units.size());
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    allocate_unit(u, memory);
+    initialize(u, true, stream, seed);
+    initialize(u, false, stream, seed);
+  }
+  for (const std::int64_t numel : schedule.parameter_slots) {
+    parameter_slots_.push_back(Tensor::empty(memory, Shape{numel}, schedule.parameter_dtype,
+                                             MemoryCategory::kUnshardedParameters,
+                                             "parameter slot"));
+  }
+  for (const std::int64_t numel : schedule.gradient_slots) {
+    gradient_slots_.push_back(Tensor::empty(memory, Shape{numel}, schedule.reduce_dtype,
+                                            MemoryCategory::kUnshardedGradients, "gradient slot"));
+  }
+}
+
+void RankState::allocate_unit(int index, Memory& memory) {
+  UnitState& state = units_[static_cast<std::size_t>(index)];
+  const Unit& unit = layout_.units[static_cast<std::size_t>(index)];
+  const DType dtype = schedule_.parameter_dtype;
+  if (unit.frozen.padded_numel > 0) {
+    state.frozen = Tensor::empty(memory, Shape{parameter_range(index, false).numel}, dtype,
+                                 MemoryCategory::kParameters, unit.name + " frozen parameters");
+  }
+  if (unit.trainable.padded_numel == 0) return;
+  const Range parameters = parameter_range(index, true);
+  const Range shard = optimizer_range(index);
+  const auto gradient =
+      nesting_.range(unit.trainable.padded_numel, schedule_.gradient_buffer_axes(), rank_);
+  state.trainable = Tensor::empty(memory, Shape{parameters.numel}, dtype,
+                                  MemoryCategory::kParameters, unit.name + " parameters");
+  state.gradient = Tensor::empty(memory, Shape{gradient.numel}, schedule_.gradient_buffer_dtype(),
+                                 MemoryCategory::kGradients, unit.name + " gradient");
+  const auto optimizer_state = [&](const char* what) {
+    return Tensor::empty(memory, Shape{shard.numel}, DType::kFloat32, MemoryCategory::kOptimizer,
+                         unit.name + what);
+  };
+  state.m = optimizer_state(" first moment");
+  state.v = optimizer_state(" second moment");
+  state.master = dtype == DType::kFloat32
+                     ? state.trainable.narrow(0, shard.begin - parameters.begin, shard.numel)
+                     : optimizer_state(" master weights");
+}
+
+void RankState::initialize(int index, bool trainable, Stream& stream, std::uint64_t seed) {
+  const FlatParameter& parameter = flat(index, trainable);
+  if (parameter.padded_numel == 0) return;
+  const UnitState& state = unit(index);
+  const TensorView values = trainable ? state.trainable : state.frozen;
+  const auto zero = [&](const TensorView& view) { kernels_.fill({.dst = view}, stream); };
+  zero(values);  // padding included
+  if (trainable) {
+    for (const Tensor* tensor : {&state.gradient, &state.m, &state.v}) zero(*tensor);
+    if (schedule_.parameter_dtype != DType::kFloat32) zero(state.master);
+  }
+  // Writes the elements of `tensor` that lie in `range` to `view`, which begins at range.begin.
+  std::vector<float> chunk(static_cast<std::size_t>(kInitializeChunk));
+  const auto write = [&](const FlatTensor& tensor, const TensorView& view, const Range& range) {
+    const Initializer& init = tensor.spec.initializer;
+    const RandomKey key{seed, stream_of(tensor.spec.name)};
+    const std::int64_t end = std::min(range.end(), tensor.offset + tensor.spec.shape.numel());
+    for (std::int64_t e = std::max(range.begin, tensor.offset); e < end; e += kInitializeChunk) {
+      const std::int64_t count = std::min(kInitializeChunk, end - e);
+      const TensorView fresh(chunk.data(), DType::kFloat32, Shape{count});
+      if (init.kind == Initializer::Kind::kConstant) {
+        kernels_.fill({.dst = fresh, .value = init.mean}, stream);
+      } else {
+        kernels_.fill_normal({.dst = fresh,
+                              .mean = init.mean,
+                              .stddev = init.stddev,
+                              .key = key,
+                              .first_index = e - tensor.offset},
+                             stream);
+      }
+      kernels_.cast({.src = fresh, .dst = part(view, range.begin, {e, count})}, stream);
+    }
+  };
+  for (const FlatTensor& tensor : parameter.tensors) {
+    write(tensor, values, parameter_range(index, trainable));
+    if (trainable && schedule_.parameter_dtype != DType::kFloat32) {
+      write(tensor, state.master, optimizer_range(index));
+    }
+  }
+}
+
+const FlatParameter& RankState::flat(int index, bool trainable) const {
+  const Unit& u = layout_.units[static_cast<std::size_t>(index)];
+  return trainable ? u.trainable : u.frozen;
+}
+
+Range RankState::parameter_range(int index, bool trainable) const {
+  return nesting_.range(flat(index, trainable).padded_numel, nesting_.placement().parameter, rank_);
+}
+
+Range RankState::optimizer_range(int index) const {
+  return nesting_.range(flat(index, true).padded_numel, nesting_.placement().optimizer, rank_);
+}
+
+Range RankState::finest_range(int index, bool trainable) const {
+  return nesting_.range(flat(index, trainable).padded_numel, nesting_.all_axes(), rank_);
+}
+
+TensorView RankState::parameter_buffer(int index, bool trainable) const {
+  return trainable ? unit(index).trainable : unit(index).frozen;
+}
+
+TensorView RankState::in_parameter_slot(int slot, int index, bool trainable) const {
+  const TensorView& whole = parameter_slots_[static_cast<std::size_t>(slot)];
+  const std::int64_t first = trainable ? 0 : flat(index, true).padded_numel;
+  return whole.narrow(0, first, flat(index, trainable).padded_numel);
+}
+
+TensorView RankState::updated_parameters(int index) const {
+  return part(unit(index).trainable, parameter_range(index, true).begin, optimizer_range(index));
+}
+
+TensorView RankState::gradient_slot(int slot, int index) const {
+  const TensorView& whole = gradient_slots_[static_cast<std::size_t>(slot)];
+  return whole.narrow(0, 0, flat(index, true).padded_numel);
+}
+
+TensorView RankState::gradient_buffer(int index) const { return unit(index).gradient; }
+
+TensorView RankState::gradient_range(int index, AxisSet axes) const {
+  const std::int64_t padded = flat(index, true).padded_numel;
+  const Range held = nesting_.range(padded, schedule_.gradient_buffer_axes(), rank_);
+  return part(unit(index).gradient, held.begin, nesting_.range(padded, axes, rank_));
+}
+
+TensorView RankState::master(int index) const { return unit(index).master; }
+TensorView RankState::first_moment(int index) const { return unit(index).m; }
+TensorView RankState::second_moment(int index) const { return unit(index).v; }
+
+TensorView RankState::finest_master(int index, bool trainable) const {
+  const Range finest = finest_range(index, trainable);
+  if (trainable) return part(unit(index).master, optimizer_range(index).begin, finest);
+  return part(unit(index).frozen, parameter_range(index, false).begin, finest);
+}
+
+TensorView RankState::tensor_of(TensorView whole, const FlatTensor& tensor) {
+  return whole.narrow(0, tensor.offset, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
+}
+
+}  // namespace tessera

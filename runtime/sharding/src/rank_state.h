@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+/// Everything that a rank keeps from step to step, allocated once: account_memory() in the flesh.
+class RankState {
+ public:
+  /// Allocates, and initialises the parameters by (seed, name, element).
+  RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
+            Stream& stream, std::uint64_t seed);
+
+  const ShardNesting& nesting() const { return nesting_; }
+  int rank() const { return rank_; }
+
+  // A unit's parameters: the buffer that stays (this rank's shard, or all), and a slot's part.
+  TensorView parameter_buffer(int unit, bool trainable) const;
+  TensorView in_parameter_slot(int slot, int unit, bool trainable) const;
+  /// The part of the trainable parameter buffer that this rank's optimizer shard covers.
+  TensorView updated_parameters(int unit) const;
+
+  TensorView gradient_slot(int slot, int unit) const;
+  TensorView gradient_buffer(int unit) const;
+  /// The part of the gradient buffer that this rank has when the state is cut along `axes`.
+  TensorView gradient_range(int unit, AxisSet axes) const;
+
+  // Optimizer state of this rank's shard.
+  TensorView master(int unit) const;
+  TensorView first_moment(int unit) const;
+  TensorView second_moment(int unit) const;
+  Range optimizer_range(int unit) const;
+  /// The finest shard: cut along all axes; every element of the unit belongs to one rank.
+  Range finest_range(int unit, bool trainable) const;
+  /// The finest shard of the master weights (trainable), or of the parameters (frozen).
+  TensorView finest_master(int unit, bool trainable) const;
+
+  /// One tensor of a flat view that holds the whole flat parameter.
+  static TensorView tensor_of(TensorView whole, const FlatTensor& tensor);
+  const FlatParameter& flat(int unit, bool trainable) const;
+
+ private:
+  struct UnitState {
+    Tensor trainable, frozen;  ///< parameter dtype
+    Tensor gradient;
+    Tensor master;  ///< fp32; a view of `trainable` if that is fp32
+    Tensor m, v;
+  };
+  const UnitState& unit(int index) const { return units_[static_cast<std::size_t>(index)]; }
+  void allocate_unit(int index, Memory& memory);
+  void initialize(int unit, bool trainable, Stream& stream, std::uint64_t seed);
+  Range parameter_range(int unit, bool trainable) const;
+
+  const Schedule& schedule_;
+  const ModelLayout& layout_;
+  ShardNesting nesting_;
+  int rank_;
+  const KernelTable& kernels_;
+  std::vector<UnitState> units_;
+  std::vector<Tensor> parameter_slots_;
+  std::vector<Tensor> gradient_slots_;
+};
+
+}  // namespace tessera
