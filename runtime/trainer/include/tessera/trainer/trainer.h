@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/timeline.h"
+#include "tessera/trainer/trainer_options.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera {
+
+/// One finished step. Loss, norm and tokens are global; bytes are of rank 0.
+struct StepRecord {
+  std::int64_t step = 0;       ///< counted from 1
+  double loss = 0.0;           ///< mean over the step's items
+  double gradient_norm = 0.0;  ///< before clipping
+  double learning_rate = 0.0;
+  std::int64_t tokens = 0;  ///< items: losses that count
+  double seconds = 0.0;
+  double tokens_per_second = 0.0;
+  std::int64_t peak_bytes = 0;  ///< of one rank, so far
+};
+
+/// A finished run. Everything predicted stands beside what was measured.
+struct TrainingSummary {
+  std::int64_t steps = 0;
+  double first_loss = 0.0;
+  double last_loss = 0.0;
+  double seconds = 0.0;            ///< of the steps, without planning and initialisation
+  double tokens_per_second = 0.0;  ///< without the first step, which warms up, if there are three
+  MemoryPeak predicted_memory;     ///< of one rank
+  MemoryPeak measured_memory;      ///< the highest over ranks, of the total and by category
+  Traffic predicted_traffic;       ///< of one rank, in all steps
+  std::vector<Traffic> counted_traffic;     ///< by rank
+  std::int64_t control_bytes = 0;           ///< scalars that rank 0 sent besides
+  std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.trace
+  std::string parameters_sha256;            ///< see parameters_sha256()
+  std::vector<FullParameter> parameters;    ///< if options.gather_parameters
+};
+
+/// Trains a model with data on this machine's CPU: every rank is a thread.
+///
+///   Trainer trainer(model, data, {.strategy = "zero2", .ranks = 2, .steps = 100});
+///   trainer.train([](const StepRecord& r) { std::cout << r.loss << "\n"; return true; });
+///
+/// The model and the data must outlive the trainer.
+class Trainer {
+ public:
+  /// Plans the run. Throws Error{kConfig} on options that do not fit together, and
+  /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated.
+  Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options);
+
+  /// Options with all defaults filled in, the schedule, and what it is predicted to cost.
+  const TrainingPlan& plan() const { return plan_; }
+
+  /// Returns false to stop after the step it was told of.
+  using OnStep = std::function<bool(const StepRecord&)>;
+
+  /// Trains from freshly initialised parameters; each call gives the same numbers. `on_step` is
+  /// called after each step from another thread, while all ranks wait; what it throws ends the
+  /// training and comes out of here. If a rank fails, the others are stopped, and the Error names
+  /// the rank and the cause.
+  TrainingSummary train(const OnStep& on_step = {}) const;
+
+ private:
+  const Model& model_;
+  const BatchSource& source_;
+  TrainingPlan plan_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/core/dtype.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/learning_rate.h"
+#include "tessera/sharding/placement.h"
+#include "tessera/sharding/plan.h"
+
+namespace tessera {
+
+/// All of a training run but the model and the data.
+struct TrainerOptions {
+  // How the training state is spread over ranks.
+  std::string strategy = "full_shard";          ///< a preset or an alias; see strategies()
+  std::optional<Placement> placement{};         ///< instead of the strategy's own
+  std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
+  int ranks = 1;
+  int replicas = 0;  ///< 0: as the strategy has it; see make_mesh
+  ReductionOrder reduction_order = ReductionOrder::kRank;
+  WrapPolicy wrap{};
+  int prefetch_forward = 1;
+  int prefetch_backward = 1;
+
+  // What a step is.
+  std::int64_t steps = 100;
+  std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
+  int accumulate = 1;            ///< micro-steps per step
+  bool accumulate_unsharded = false;
+  Recompute recompute = Recompute::kNone;
+  DType precision = DType::kFloat32;     ///< of parameters and activations: fp32 or bf16
+  DType reduce_dtype = DType::kFloat32;  ///< of gradients on their way: fp32 or bf16
+  OptimizerOptions optimizer{};
+  LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
+  std::uint64_t seed = 0;                ///< of initialisation and dropout
+
+  // How it runs here.
+  int threads_per_rank = 0;                   ///< 0: the machine's threads divided by the ranks
+  std::int64_t memory_limit_bytes = 0;        ///< per rank; 0: what the machine has
+  std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
+  bool check_collectives = false;  ///< compare every collective over ranks before it runs
+  bool trace = false;              ///< measure exposed communication
+  bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
+  bool gather_parameters = false;  ///< return the trained parameters in the summary
+};
+
+/// The machine's hardware threads divided by `ranks`, at least 1.
+int default_threads_per_rank(int ranks);
+
+/// `options` with every default that depends on another option replaced by its value.
+/// Throws Error{kConfig} that names the option, its value and what is allowed.
+TrainerOptions resolved(TrainerOptions options);
+
+std::string_view to_string(Recompute recompute);
+/// "layer", "none", "size:1000000".
+std::string to_string(const WrapPolicy& policy);
+WrapPolicy parse_wrap_policy(std::string_view text);
+
+}  // namespace tessera

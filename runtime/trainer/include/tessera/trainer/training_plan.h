@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/collectives/process_group.h"
+#include "tessera/core/memory.h"
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera {
+
+/// A run before it runs: what every rank will do, and what it will cost.
+struct TrainingPlan {
+  TrainerOptions options;  ///< resolved
+  ModelLayout layout;
+  Schedule schedule;  ///< valid
+  MemoryPeak memory;  ///< predicted peak of one rank
+  Traffic traffic;    ///< predicted, of one rank and step, without scalars
+};
+
+/// Plans, validates and accounts. Touches no device and no data: of `source` only the shapes are
+/// used. Throws Error{kConfig} on options that do not fit together.
+TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
+                                const TrainerOptions& options);
+
+/// What the executor takes, as one rank's options.
+ExecutorOptions executor_options(const TrainerOptions& options);
+
+/// Throws Error{kOutOfMemory} if a rank's predicted peak is above options.memory_limit_bytes, or
+/// all ranks' together above `available_bytes` (see available_host_bytes). The text has the
+/// prediction by category and the first change of options that would fit.
+void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                    std::int64_t available_bytes);
+
+}  // namespace tessera

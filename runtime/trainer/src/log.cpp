@@ -1,0 +1,105 @@
+#include "tessera/trainer/log.h"
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+template <typename Values>
+nlohmann::ordered_json by_collective(const Values& values) {
+  auto result = nlohmann::ordered_json::object();
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    result[std::string(to_string(kind))] = values[static_cast<std::size_t>(i)];
+  }
+  return result;
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const MemoryPeak& peak) {
+  nlohmann::ordered_json result{{"total", peak.total}};
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    result[std::string(to_string(category))] = peak.by_category[category];
+  }
+  return result;
+}
+
+nlohmann::ordered_json sent_bytes_to_json(const Traffic& traffic) {
+  return by_collective(traffic.sent_bytes);
+}
+
+nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
+  return by_collective(traffic.calls);
+}
+
+RunLog::RunLog(std::string path) : path_(std::move(path)) {
+  errno = 0;
+  file_.open(path_, std::ios::binary | std::ios::trunc);
+  require(file_.is_open(), ErrorCode::kIo, path_, ": cannot be written (", std::strerror(errno),
+          "); give --log a path in a folder that exists and is writable");
+}
+
+void RunLog::write(const nlohmann::ordered_json& line) {
+  // A name or path that is not UTF-8 must not end the run.
+  const std::string text =
+      line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  errno = 0;
+  file_.write(text.data(), static_cast<std::streamsize>(text.size()));
+  file_.flush();
+  require(file_.good(), ErrorCode::kIo, path_, ": writing failed (", std::strerror(errno), ")");
+}
+
+void RunLog::run(const nlohmann::ordered_json& settings) {
+  nlohmann::ordered_json line{{"kind", "run"}};
+  line.update(settings);
+  write(line);
+}
+
+void RunLog::step(const StepRecord& record) {
+  write({{"kind", "step"},
+         {"step", record.step},
+         {"loss", record.loss},
+         {"grad_norm", record.gradient_norm},
+         {"learning_rate", record.learning_rate},
+         {"tokens", record.tokens},
+         {"seconds", record.seconds},
+         {"tokens_per_second", record.tokens_per_second}});
+}
+
+void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
+                     const RunMeasurements& measurements) {
+  const Traffic& counted = summary.counted_traffic.front();
+  nlohmann::ordered_json sent = sent_bytes_to_json(counted);
+  sent["control"] = summary.control_bytes;
+  nlohmann::ordered_json line{
+      {"kind", "summary"},
+      {"strategy", plan.options.strategy},
+      {"ranks", plan.options.ranks},
+      {"steps", summary.steps},
+      {"seconds", summary.seconds},
+      {"tokens_per_second", summary.tokens_per_second},
+      {"mfu", measurements.mfu},
+      {"matmul_flops_per_second", measurements.matmul_flops_per_second},
+      {"peak_bytes",
+       {{"predicted", to_json(summary.predicted_memory)},
+        {"measured", to_json(summary.measured_memory)}}},
+      {"sent_bytes",
+       {{"predicted", sent_bytes_to_json(summary.predicted_traffic)}, {"counted", sent}}},
+      {"collectives", calls_to_json(counted)},
+      {"copied_bytes", counted.copied_bytes},
+      {"parameters_sha256", summary.parameters_sha256}};
+  if (summary.timeline) {
+    line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;
+    line["communication_seconds_per_step"] = summary.timeline->communication_seconds;
+  }
+  write(line);
+}
+
+}  // namespace tessera

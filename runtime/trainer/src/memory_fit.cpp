@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/training_plan.h"
+
+// Refusing a run that does not fit, and finding one that would.
+namespace tessera {
+namespace {
+
+/// A change of options that saves memory, in the words of the command line.
+struct Remedy {
+  std::string words;
+  TrainerOptions options;
+};
+
+std::int64_t allowed_per_rank(const TrainerOptions& options, std::int64_t available_bytes) {
+  const std::int64_t share = available_bytes / options.ranks;
+  return options.memory_limit_bytes > 0 ? std::min(options.memory_limit_bytes, share) : share;
+}
+
+/// Strategies that shard more than `options`: those after it in the table, full_shard last of all
+/// as the one that saves most.
+std::vector<std::string> more_sharded(const TrainerOptions& options) {
+  std::vector<std::string> names;
+  const auto& all = strategies();
+  const auto current = std::find_if(all.begin(), all.end(),
+                                    [&](const Strategy& s) { return s.name == options.strategy; });
+  for (auto it = current == all.end() ? all.begin() : current + 1; it != all.end(); ++it) {
+    if (!it->hybrid) names.push_back(it->name);
+  }
+  const bool is_full = options.placement == find_strategy("full_shard").placement &&
+                       options.replicas == 1 && options.reshard_after_forward == true;
+  if (!is_full && std::find(names.begin(), names.end(), "full_shard") == names.end()) {
+    names.push_back("full_shard");
+  }
+  return names;
+}
+
+void add_strategies(const Remedy& base, std::vector<Remedy>& remedies) {
+  if (base.options.ranks == 1) return;
+  for (const std::string& name : more_sharded(base.options)) {
+    Remedy remedy = base;
+    remedy.words += (remedy.words.empty() ? "" : " ") + concat("--strategy ", name);
+    remedy.options.strategy = name;
+    remedy.options.placement.reset();
+    remedy.options.reshard_after_forward.reset();
+    remedy.options.replicas = 1;
+    remedies.push_back(std::move(remedy));
+  }
+}
+
+/// The same samples per step in smaller micro-batches.
+void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
+  for (std::int64_t parts = 2; parts <= base.options.micro_batch; parts *= 2) {
+    const std::int64_t samples = base.options.micro_batch * base.options.accumulate;
+    const std::int64_t micro_batch = base.options.micro_batch / parts;
+    if (samples % micro_batch != 0) continue;
+    Remedy remedy = base;
+    remedy.options.micro_batch = micro_batch;
+    remedy.options.accumulate = static_cast<int>(samples / micro_batch);
+    remedy.words +=
+        (remedy.words.empty() ? "" : " ") +
+        concat("--micro-batch ", micro_batch, " --accumulate ", remedy.options.accumulate);
+    remedies.push_back(std::move(remedy));
+  }
+}
+
+/// From the mildest change to the strongest; none changes what is computed.
+std::vector<Remedy> remedies_for(const TrainerOptions& options) {
+  const Remedy unchanged{"", options};
+  std::vector<Remedy> remedies;
+  add_strategies(unchanged, remedies);
+  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+    if (recompute <= options.recompute) continue;
+    Remedy remedy{concat("--recompute ", to_string(recompute)), options};
+    remedy.options.recompute = recompute;
+    remedies.push_back(std::move(remedy));
+  }
+  add_micro_batches(unchanged, remedies);
+  // All at once: the last of each kind is its strongest.
+  Remedy strongest = remedies.empty() ? unchanged : remedies.back();
+  if (options.recompute != Recompute::kFull) {
+    strongest.options.recompute = Recompute::kFull;
+    strongest.words += " --recompute full";
+    remedies.push_back(strongest);
+  }
+  add_strategies(strongest, remedies);
+  return remedies;
+}
+
+std::optional<std::string> first_that_fits(const TrainingPlan& plan, const Model& model,
+                                           const BatchSource& source, std::int64_t allowed,
+                                           std::int64_t& smallest) {
+  for (const Remedy& remedy : remedies_for(plan.options)) {
+    const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
+    smallest = std::min(smallest, total);
+    if (total <= allowed) return remedy.words + concat(" (", format_bytes(total), " per rank)");
+  }
+  return std::nullopt;
+}
+
+std::string by_category(const MemoryPeak& peak) {
+  std::string text;
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const std::int64_t bytes = peak.by_category[category];
+    if (bytes == 0) continue;
+    text += (text.empty() ? "" : ", ") + concat(to_string(category), " ", format_bytes(bytes));
+  }
+  return text;
+}
+
+}  // namespace
+
+void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                    std::int64_t available_bytes) {
+  const TrainerOptions& options = plan.options;
+  const std::int64_t allowed = allowed_per_rank(options, available_bytes);
+  if (plan.memory.total <= allowed) return;
+
+  const bool over_limit =
+      options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes;
+  std::string text = concat("each rank needs ", format_bytes(plan.memory.total),
+                            " (peaks: ", by_category(plan.memory), ")");
+  text += over_limit ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
+                     : concat(" and ", options.ranks, " ranks together ",
+                              format_bytes(plan.memory.total * options.ranks), ", more than the ",
+                              format_bytes(available_bytes), " that this machine has free");
+  std::int64_t smallest = plan.memory.total;
+  const auto remedy = first_that_fits(plan, model, source, allowed, smallest);
+  if (remedy) {
+    text += "; this would fit: " + *remedy;
+  } else if (over_limit) {
+    text += concat("; no strategy, recomputation or micro-batch would fit (at least ",
+                   format_bytes(smallest),
+                   "): raise --memory-limit, add ranks, or take a smaller "
+                   "model");
+  } else {
+    text += concat("; no strategy, recomputation or micro-batch would fit (at least ",
+                   format_bytes(smallest), " per rank): take a smaller model or sequence length");
+  }
+  fail(ErrorCode::kOutOfMemory, text);
+}
+
+}  // namespace tessera

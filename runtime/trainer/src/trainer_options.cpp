@@ -1,0 +1,116 @@
+#include "tessera/trainer/trainer_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <thread>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+void check_at_least(std::string_view name, std::int64_t value, std::int64_t minimum) {
+  require(value >= minimum, ErrorCode::kConfig, name, " is ", value, "; it must be at least ",
+          minimum);
+}
+
+void check_float_dtype(std::string_view name, DType dtype) {
+  require(dtype == DType::kFloat32 || dtype == DType::kBFloat16, ErrorCode::kConfig, name, " is ",
+          to_string(dtype), "; it may be fp32 or bf16");
+}
+
+void check_optimizer(const OptimizerOptions& optimizer) {
+  const auto check = [](std::string_view name, double value, bool allowed, std::string_view range) {
+    require(allowed && std::isfinite(value), ErrorCode::kConfig, name, " is ", value,
+            "; it must be ", range);
+  };
+  check("beta1", optimizer.beta1, optimizer.beta1 >= 0 && optimizer.beta1 < 1, "in [0, 1)");
+  check("beta2", optimizer.beta2, optimizer.beta2 >= 0 && optimizer.beta2 < 1, "in [0, 1)");
+  check("epsilon", optimizer.epsilon, optimizer.epsilon > 0, "above 0");
+  check("weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0, "at least 0");
+  check("clip_norm", optimizer.clip_norm, optimizer.clip_norm >= 0, "at least 0; 0 clips never");
+}
+
+}  // namespace
+
+int default_threads_per_rank(int ranks) {
+  const auto hardware = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, hardware / std::max(1, ranks));
+}
+
+TrainerOptions resolved(TrainerOptions options) {
+  check_at_least("ranks", options.ranks, 1);
+  check_at_least("replicas", options.replicas, 0);
+  check_at_least("steps", options.steps, 1);
+  check_at_least("micro_batch", options.micro_batch, 1);
+  check_at_least("accumulate", options.accumulate, 1);
+  check_at_least("prefetch_forward", options.prefetch_forward, 0);
+  check_at_least("prefetch_backward", options.prefetch_backward, 0);
+  check_at_least("threads_per_rank", options.threads_per_rank, 0);
+  check_at_least("memory_limit", options.memory_limit_bytes, 0);
+  check_at_least("timeout", options.timeout.count(), 1);
+  check_float_dtype("precision", options.precision);
+  check_float_dtype("reduce_dtype", options.reduce_dtype);
+  check_optimizer(options.optimizer);
+  if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
+  check(options.learning_rate);
+
+  const Strategy& strategy = find_strategy(options.strategy);
+  options.strategy = strategy.name;
+  const bool own_placement = options.placement.has_value();
+  if (!own_placement) options.placement = strategy.placement;
+  check(*options.placement);
+  if (!options.reshard_after_forward) {
+    options.reshard_after_forward = strategy.reshard_after_forward;
+  }
+  options.replicas = make_mesh(options.ranks, options.replicas, strategy.hybrid).replicate;
+  if (options.threads_per_rank == 0) {
+    options.threads_per_rank = default_threads_per_rank(options.ranks);
+  }
+  return options;
+}
+
+std::string_view to_string(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone:
+      return "none";
+    case Recompute::kSelective:
+      return "selective";
+    case Recompute::kFull:
+      return "full";
+  }
+  return "unknown";
+}
+
+std::string to_string(const WrapPolicy& policy) {
+  switch (policy.kind) {
+    case WrapPolicy::Kind::kLayer:
+      return "layer";
+    case WrapPolicy::Kind::kSize:
+      return concat("size:", policy.min_numel);
+    case WrapPolicy::Kind::kNone:
+      return "none";
+  }
+  return "unknown";
+}
+
+WrapPolicy parse_wrap_policy(std::string_view text) {
+  if (text == "layer") return {};
+  if (text == "none") return {WrapPolicy::Kind::kNone, 0};
+  constexpr std::string_view kSizePrefix = "size:";
+  if (text.substr(0, kSizePrefix.size()) == kSizePrefix) {
+    const std::string_view digits = text.substr(kSizePrefix.size());
+    WrapPolicy policy{WrapPolicy::Kind::kSize, 0};
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), policy.min_numel);
+    if (error == std::errc() && end == digits.data() + digits.size() && policy.min_numel > 0) {
+      return policy;
+    }
+  }
+  fail(ErrorCode::kConfig, "'", text,
+       "' is not a wrap policy; choose layer (one unit per layer), none (the whole model is one "
+       "unit) or size:N (at least N parameters per unit)");
+}
+
+}  // namespace tessera

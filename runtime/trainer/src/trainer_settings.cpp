@@ -1,0 +1,343 @@
+#include "tessera/trainer/trainer_settings.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "tessera/core/error.h"
+#include "tessera/core/mesh.h"
+#include "tessera/trainer/byte_size.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kMaxRanks = 1 << 20;
+constexpr double kMaxInt = std::numeric_limits<int>::max();
+constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+std::string strategy_help() {
+  std::string text = "how the training state is spread over ranks:";
+  for (const Strategy& strategy : strategies()) {
+    text += "\n  " + strategy.name + ": " + strategy.summary;
+  }
+  return text;
+}
+
+void check_strategy(const nlohmann::json& value) { find_strategy(value.get<std::string>()); }
+void check_axes(const nlohmann::json& value) { parse_axes(value.get<std::string>()); }
+void check_wrap(const nlohmann::json& value) { parse_wrap_policy(value.get<std::string>()); }
+void check_positive(const nlohmann::json& value) {
+  require(value.get<double>() > 0.0, ErrorCode::kConfig, value.dump(),
+          " is out of range; it must be above 0");
+}
+void check_below_one(const nlohmann::json& value) {
+  require(value.get<double>() < 1.0, ErrorCode::kConfig, value.dump(),
+          " is out of range; it must be at least 0 and below 1");
+}
+
+using enum SettingType;
+
+std::vector<Setting> sharding_settings() {
+  const auto placement = [](const char* name, const char* what) {
+    return Setting{.name = name,
+                   .fallback = nullptr,
+                   .help = std::string("over which axes ") + what +
+                           " are sharded: none, shard, replicate or replicate+shard [as the "
+                           "strategy has it]",
+                   .check = check_axes};
+  };
+  return {
+      {.name = "ranks",
+       .type = kInteger,
+       .fallback = 1,
+       .help = "ranks that train together; each is a thread",
+       .minimum = 1,
+       .maximum = kMaxRanks},
+      {.name = "strategy",
+       .fallback = "full_shard",
+       .help = strategy_help(),
+       .check = check_strategy},
+      {.name = "replicas",
+       .type = kInteger,
+       .fallback = 0,
+       .help =
+           "copies of the sharded state; ranks / replicas share one (0: as the strategy has it)",
+       .minimum = 0,
+       .maximum = kMaxRanks},
+      placement("parameter_placement", "parameters"),
+      placement("gradient_placement", "gradients"),
+      placement("optimizer_placement", "optimizer states"),
+      {.name = "reshard_after_forward",
+       .type = kFlag,
+       .fallback = nullptr,
+       .help = "release gathered parameters after forward [as the strategy has it]"},
+      {.name = "reduction_order",
+       .fallback = "rank",
+       .help =
+           "how gradients are added: by rank (same bits for every strategy), or inside replicas "
+           "first (fewer bytes between them)",
+       .choices = {"rank", "hierarchical"}},
+      {.name = "wrap",
+       .fallback = "layer",
+       .help = "what is gathered together: layer, size:N (at least N parameters) or none (all)",
+       .check = check_wrap},
+      {.name = "prefetch_forward",
+       .type = kInteger,
+       .fallback = 1,
+       .help = "unshards issued ahead of use in forward",
+       .minimum = 0,
+       .maximum = 1024},
+      {.name = "prefetch_backward",
+       .type = kInteger,
+       .fallback = 1,
+       .help = "unshards ahead, and reductions behind, in backward",
+       .minimum = 0,
+       .maximum = 1024},
+  };
+}
+
+std::vector<Setting> step_settings() {
+  return {
+      {.name = "steps", .type = kInteger, .fallback = 100, .help = "optimizer steps", .minimum = 1},
+      {.name = "micro_batch",
+       .type = kInteger,
+       .fallback = 4,
+       .help = "samples per micro-step and rank",
+       .minimum = 1,
+       .maximum = kMaxInt},
+      {.name = "accumulate",
+       .type = kInteger,
+       .fallback = 1,
+       .help = "micro-steps per step",
+       .minimum = 1,
+       .maximum = 65536},
+      {.name = "accumulate_unsharded",
+       .type = kFlag,
+       .fallback = false,
+       .help = "keep whole gradients until the last micro-step and reduce them once"},
+      {.name = "recompute",
+       .fallback = "none",
+       .help = "activations to compute again in backward: none, selective (attention and GELU) or "
+               "full",
+       .choices = {"none", "selective", "full"}},
+      {.name = "precision",
+       .fallback = "fp32",
+       .help = "of parameters and activations",
+       .choices = {"fp32", "bf16"}},
+      {.name = "reduce_dtype",
+       .fallback = "fp32",
+       .help = "of gradients on their way",
+       .choices = {"fp32", "bf16"}},
+      {.name = "seed",
+       .type = kInteger,
+       .fallback = 0,
+       .help = "of initialisation, dropout and the order of data",
+       .minimum = 0},
+  };
+}
+
+std::vector<Setting> optimizer_settings() {
+  return {
+      {.name = "learning_rate",
+       .type = kNumber,
+       .fallback = 1e-3,
+       .help = "peak learning rate",
+       .minimum = 0},
+      {.name = "minimum_learning_rate",
+       .type = kNumber,
+       .fallback = nullptr,
+       .help = "where the decay ends [a tenth of the peak]",
+       .minimum = 0},
+      {.name = "learning_rate_schedule",
+       .fallback = "cosine",
+       .help = "shape after warm-up; wsd is stable, then decays over the last --decay-steps",
+       .choices = {"constant", "linear", "cosine", "wsd"}},
+      {.name = "warmup_steps",
+       .type = kInteger,
+       .fallback = nullptr,
+       .help = "steps of linear warm-up [a tenth of the steps, at most 100]",
+       .minimum = 0},
+      {.name = "decay_steps",
+       .type = kInteger,
+       .fallback = nullptr,
+       .help = "steps of wsd's decay [a fifth of the steps]",
+       .minimum = 0},
+      {.name = "weight_decay",
+       .type = kNumber,
+       .fallback = 0.1,
+       .help = "of matrices",
+       .minimum = 0},
+      {.name = "beta1",
+       .type = kNumber,
+       .fallback = 0.9,
+       .help = "of AdamW's first moment",
+       .minimum = 0,
+       .check = check_below_one},
+      {.name = "beta2",
+       .type = kNumber,
+       .fallback = 0.95,
+       .help = "of AdamW's second moment",
+       .minimum = 0,
+       .check = check_below_one},
+      {.name = "epsilon",
+       .type = kNumber,
+       .fallback = 1e-8,
+       .help = "of AdamW's denominator",
+       .minimum = 0,
+       .check = check_positive},
+      {.name = "clip_norm",
+       .type = kNumber,
+       .fallback = 1.0,
+       .help = "gradients are scaled down to this global norm; 0: never",
+       .minimum = 0},
+  };
+}
+
+std::vector<Setting> machine_settings() {
+  return {
+      {.name = "threads_per_rank",
+       .type = kInteger,
+       .fallback = 0,
+       .help = "threads of a rank's kernels (0: the machine's, divided by the ranks)",
+       .minimum = 0,
+       .maximum = 4096},
+      {.name = "memory_limit",
+       .type = kBytes,
+       .fallback = 0,
+       .help = "of one rank, like 4GiB; a run that is predicted to need more is refused (0: what "
+               "the machine has)"},
+      {.name = "timeout",
+       .type = kNumber,
+       .fallback = 120.0,
+       .help = "seconds that a rank waits for its peers",
+       .minimum = 0.001,
+       .maximum = 1e6},
+      {.name = "check_collectives",
+       .type = kFlag,
+       .fallback = false,
+       .help = "compare every collective over all ranks before it runs"},
+      {.name = "trace",
+       .type = kFlag,
+       .fallback = true,
+       .help = "measure communication that computation does not hide"},
+      {.name = "allow_non_finite",
+       .type = kFlag,
+       .fallback = false,
+       .help = "go on when the loss is nan or infinite"},
+  };
+}
+
+void set_group(std::vector<Setting>& settings, const char* group, std::vector<Setting>& all) {
+  for (Setting& setting : settings) {
+    setting.group = group;
+    all.push_back(std::move(setting));
+  }
+}
+
+LearningRateSchedule learning_rate(const Config& config, std::int64_t steps) {
+  LearningRateSchedule result;
+  result.kind = parse_learning_rate_kind(config.get<std::string>("learning_rate_schedule"));
+  result.peak = config.get<double>("learning_rate");
+  result.minimum = config.is_null("minimum_learning_rate")
+                       ? result.peak / 10
+                       : config.get<double>("minimum_learning_rate");
+  result.total_steps = steps;
+  result.warmup_steps = config.is_null("warmup_steps") ? std::min<std::int64_t>(100, steps / 10)
+                                                       : config.get<std::int64_t>("warmup_steps");
+  result.decay_steps = config.is_null("decay_steps")
+                           ? std::min(steps / 5, steps - std::min(steps, result.warmup_steps))
+                           : config.get<std::int64_t>("decay_steps");
+  return result;
+}
+
+/// The strategy's placement with the states replaced that were given.
+std::optional<Placement> placement(const Config& config) {
+  bool any = false;
+  Placement result = find_strategy(config.get<std::string>("strategy")).placement;
+  const auto read = [&](const char* name, AxisSet& axes) {
+    if (config.is_null(name)) return;
+    axes = parse_axes(config.get<std::string>(name));
+    any = true;
+  };
+  read("parameter_placement", result.parameter);
+  read("gradient_placement", result.gradient);
+  read("optimizer_placement", result.optimizer);
+  return any ? std::optional(result) : std::nullopt;
+}
+
+Recompute recompute(const Config& config) {
+  const auto text = config.get<std::string>("recompute");
+  for (const Recompute value : kRecomputes) {
+    if (to_string(value) == text) return value;
+  }
+  fail(ErrorCode::kInternal, "unknown recompute '", text, "'");
+}
+
+}  // namespace
+
+std::vector<Setting> trainer_settings() {
+  std::vector<Setting> all;
+  auto sharding = sharding_settings();
+  auto step = step_settings();
+  auto optimizer = optimizer_settings();
+  auto machine = machine_settings();
+  set_group(sharding, "Sharding", all);
+  set_group(step, "Step", all);
+  set_group(optimizer, "Optimizer", all);
+  set_group(machine, "Machine", all);
+  return all;
+}
+
+TrainerOptions trainer_options(const Config& config) {
+  TrainerOptions options;
+  options.strategy = config.get<std::string>("strategy");
+  options.placement = placement(config);
+  if (!config.is_null("reshard_after_forward")) {
+    options.reshard_after_forward = config.get<bool>("reshard_after_forward");
+  }
+  options.ranks = config.get<int>("ranks");
+  options.replicas = config.get<int>("replicas");
+  options.reduction_order = parse_reduction_order(config.get<std::string>("reduction_order"));
+  options.wrap = parse_wrap_policy(config.get<std::string>("wrap"));
+  options.prefetch_forward = config.get<int>("prefetch_forward");
+  options.prefetch_backward = config.get<int>("prefetch_backward");
+
+  options.steps = config.get<std::int64_t>("steps");
+  options.micro_batch = config.get<std::int64_t>("micro_batch");
+  options.accumulate = config.get<int>("accumulate");
+  options.accumulate_unsharded = config.get<bool>("accumulate_unsharded");
+  options.recompute = recompute(config);
+  options.precision = parse_dtype(config.get<std::string>("precision"));
+  options.reduce_dtype = parse_dtype(config.get<std::string>("reduce_dtype"));
+  options.seed = config.get<std::uint64_t>("seed");
+
+  options.optimizer.beta1 = config.get<float>("beta1");
+  options.optimizer.beta2 = config.get<float>("beta2");
+  options.optimizer.epsilon = config.get<float>("epsilon");
+  options.optimizer.weight_decay = config.get<float>("weight_decay");
+  options.optimizer.clip_norm = config.get<double>("clip_norm");
+  options.learning_rate = learning_rate(config, options.steps);
+
+  options.threads_per_rank = config.get<int>("threads_per_rank");
+  options.memory_limit_bytes = config.get<std::int64_t>("memory_limit");
+  options.timeout = std::chrono::milliseconds(std::llround(config.get<double>("timeout") * 1e3));
+  options.check_collectives = config.get<bool>("check_collectives");
+  options.trace = config.get<bool>("trace");
+  options.allow_non_finite = config.get<bool>("allow_non_finite");
+  return resolved(options);
+}
+
+void set_effective(Config& config, const TrainerOptions& resolved) {
+  config.set_effective("strategy", resolved.strategy);
+  config.set_effective("replicas", resolved.replicas);
+  config.set_effective("parameter_placement", to_string(resolved.placement->parameter));
+  config.set_effective("gradient_placement", to_string(resolved.placement->gradient));
+  config.set_effective("optimizer_placement", to_string(resolved.placement->optimizer));
+  config.set_effective("reshard_after_forward", *resolved.reshard_after_forward);
+  config.set_effective("minimum_learning_rate", resolved.learning_rate.minimum);
+  config.set_effective("warmup_steps", resolved.learning_rate.warmup_steps);
+  config.set_effective("decay_steps", resolved.learning_rate.decay_steps);
+  config.set_effective("threads_per_rank", resolved.threads_per_rank);
+}
+
+}  // namespace tessera

@@ -1,0 +1,174 @@
+#include "training_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "tessera/collectives/checked_group.h"
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/groups.h"
+#include "tessera/trainer/launch.h"
+#include "tessera/trainer/parameter_hash.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::unique_ptr<ProcessGroup>> make_world(const TrainerOptions& options) {
+  auto world = make_thread_group(options.ranks, {.timeout = options.timeout});
+  if (options.check_collectives) {
+    for (auto& group : world) group = make_checked_group(std::move(group));
+  }
+  return world;
+}
+
+Traffic times(const Traffic& traffic, std::int64_t steps) {
+  Traffic result = traffic;
+  for (auto& calls : result.calls) calls *= steps;
+  for (auto& bytes : result.sent_bytes) bytes *= steps;
+  result.copied_bytes *= steps;
+  return result;
+}
+
+MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
+  MemoryPeak result = a;
+  result.total = std::max(a.total, b.total);
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    result.by_category[category] = std::max(a.by_category[category], b.by_category[category]);
+  }
+  return result;
+}
+
+TimelineSummary mean(const std::vector<TimelineSummary>& timelines) {
+  TimelineSummary sum;
+  const auto n = static_cast<double>(timelines.size());
+  for (const TimelineSummary& t : timelines) {
+    sum.step_seconds += t.step_seconds / n;
+    sum.compute_seconds += t.compute_seconds / n;
+    sum.communication_seconds += t.communication_seconds / n;
+    sum.exposed_seconds += t.exposed_seconds / n;
+  }
+  return sum;
+}
+
+/// The first step warms up: threads, caches, fresh memory.
+double steady_rate(const std::vector<StepRecord>& records) {
+  std::int64_t tokens = 0;
+  double seconds = 0.0;
+  for (std::size_t i = records.size() > 2 ? 1 : 0; i < records.size(); ++i) {
+    tokens += records[i].tokens;
+    seconds += records[i].seconds;
+  }
+  return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0;
+}
+
+}  // namespace
+
+TrainingRun::TrainingRun(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                         const Trainer::OnStep& on_step)
+    : plan_(plan),
+      model_(model),
+      source_(source),
+      on_step_(on_step),
+      ranks_(static_cast<std::size_t>(plan.options.ranks)) {}
+
+TrainingSummary TrainingRun::run() {
+  launch_ranks(make_world(plan_.options), [&](int rank, ProcessGroup& world) {
+    try {
+      run_rank(rank, world);
+    } catch (...) {
+      gate_.cancel();
+      throw;
+    }
+  });
+  if (report_error_ != nullptr) std::rethrow_exception(report_error_);
+  return summarise();
+}
+
+void TrainingRun::run_rank(int rank, ProcessGroup& world) {
+  const TrainerOptions& options = plan_.options;
+  const auto device = make_cpu_device();
+  Memory memory(*device, options.memory_limit_bytes);
+  RankGroups groups = RankGroups::split_from(world, plan_.schedule);
+  Executor executor(plan_.schedule, plan_.layout, model_, source_, groups, memory,
+                    executor_options(options));
+  run_steps(rank, executor, memory);
+
+  // Before the parameters are gathered, which is no part of training.
+  ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
+                                            groups.control_bytes()};
+  if (report_error_ != nullptr) return;
+  std::vector<FullParameter> parameters = executor.gather_parameters();
+  if (rank != 0) return;
+  summary_.parameters_sha256 = parameters_sha256(parameters);
+  if (options.gather_parameters) summary_.parameters = std::move(parameters);
+}
+
+void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory) {
+  const TrainerOptions& options = plan_.options;
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const Clock::time_point begin = Clock::now();
+    const double learning_rate = options.learning_rate.at(step);
+    const StepResult result = executor.run_step(step, learning_rate);
+    if (rank == 0) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (options.trace) timelines_.push_back(summarize(executor.spans()));
+      gate_.publish(step, report({.step = step + 1,
+                                  .loss = result.loss,
+                                  .gradient_norm = result.gradient_norm,
+                                  .learning_rate = learning_rate,
+                                  .tokens = result.items,
+                                  .seconds = seconds,
+                                  .tokens_per_second = static_cast<double>(result.items) / seconds,
+                                  .peak_bytes = memory.peak().total}));
+    }
+    if (!gate_.wait(step)) return;
+  }
+}
+
+bool TrainingRun::report(const StepRecord& record) {
+  records_.push_back(record);
+  try {
+    const bool go_on = !on_step_ || on_step_(record);
+    check_loss(record);
+    return go_on;
+  } catch (...) {
+    report_error_ = std::current_exception();
+    return false;
+  }
+}
+
+void TrainingRun::check_loss(const StepRecord& record) const {
+  if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
+  if (plan_.options.allow_non_finite) return;
+  fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
+       record.loss, " and gradient norm ", record.gradient_norm, " at learning rate ",
+       record.learning_rate,
+       "; lower the learning rate, warm it up for longer, or clip gradients (--learning-rate, "
+       "--warmup-steps, --clip-norm)");
+}
+
+TrainingSummary TrainingRun::summarise() {
+  summary_.steps = static_cast<std::int64_t>(records_.size());
+  summary_.first_loss = records_.front().loss;
+  summary_.last_loss = records_.back().loss;
+  for (const StepRecord& record : records_) summary_.seconds += record.seconds;
+  summary_.tokens_per_second = steady_rate(records_);
+  summary_.predicted_memory = plan_.memory;
+  summary_.predicted_traffic = times(plan_.traffic, summary_.steps);
+  for (const RankResult& rank : ranks_) {
+    summary_.measured_memory = highest(summary_.measured_memory, rank.memory);
+    summary_.counted_traffic.push_back(rank.traffic);
+  }
+  summary_.control_bytes = ranks_.front().control_bytes;
+  if (timelines_.size() > 2) timelines_.erase(timelines_.begin());
+  if (!timelines_.empty()) summary_.timeline = mean(timelines_);
+  return std::move(summary_);
+}
+
+}  // namespace tessera
