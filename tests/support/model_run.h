@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/core/error.h"
+
+namespace tessera::test {
+
+/// A tensor's elements as float; of fp32 and bf16 in host memory.
+inline std::vector<float> to_floats(const TensorView& view) {
+  std::vector<float> values(static_cast<std::size_t>(view.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = view.dtype == DType::kFloat32 ? view.as<float>()[i]
+                                              : static_cast<float>(view.as<bfloat16>()[i]);
+  }
+  return values;
+}
+
+inline void copy_to(const TensorView& view, std::span<const float> values) {
+  require(static_cast<std::size_t>(view.numel()) == values.size(), ErrorCode::kInvalidArgument,
+          "copy_to: ", values.size(), " values for ", to_string(view.shape));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (view.dtype == DType::kFloat32) {
+      view.as<float>()[i] = values[i];
+    } else {
+      view.as<bfloat16>()[i] = bfloat16(values[i]);
+    }
+  }
+}
+
+/// Runs `task` where kernels belong, on the stream, and rethrows what it throws.
+inline void run_on(Stream& stream, const std::function<void()>& task) {
+  stream.submit({.name = "test"}, task);
+  stream.synchronize();
+}
+
+/// All parameters of a model, whole and in one place, and their gradients: what the sharding engine
+/// does in the simplest possible way.
+class WholeModel {
+ public:
+  WholeModel(const Model& model, Memory& memory, DType compute, DType gradient) : model_(model) {
+    for (const auto& layer : model.layers) {
+      for (const ParameterSpec& spec : layer->parameters()) {
+        Entry& entry = entries_[spec.name];
+        entry.value =
+            Tensor::empty(memory, spec.shape, compute, MemoryCategory::kParameters, spec.name);
+        if (spec.trainable) {
+          entry.gradient =
+              Tensor::empty(memory, spec.shape, gradient, MemoryCategory::kGradients, spec.name);
+        }
+      }
+    }
+    for (const auto& layer : model.layers) {
+      std::vector<std::string> names;
+      for (const ParameterSpec& spec : layer->parameters()) names.push_back(spec.name);
+      const auto& tied = layer->tied_parameters();
+      names.insert(names.end(), tied.begin(), tied.end());
+      std::vector<Parameter> parameters;
+      for (const std::string& name : names) {
+        parameters.push_back(
+            {.value = entries_.at(name).value, .gradient = entries_.at(name).gradient});
+      }
+      parameters_.push_back(std::move(parameters));
+      names_.push_back(std::move(names));
+    }
+  }
+
+  std::vector<std::vector<Parameter>>& parameters() { return parameters_; }
+  const TensorView& value(const std::string& name) const { return entries_.at(name).value; }
+  const TensorView& gradient(const std::string& name) const { return entries_.at(name).gradient; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : entries_) names.push_back(name);
+    return names;
+  }
+
+  struct Options {
+    TapeOptions tape;        ///< `layer` is filled in
+    bool recompute = false;  ///< Recompute::kFull for every layer but the last
+  };
+
+  /// One micro-batch forward and backward; adds to the gradients if `accumulate`. The losses.
+  Tensor forward_backward(Memory& memory, Stream& stream, const Batch& batch,
+                          const Options& options, bool accumulate = false) {
+    for (auto& [name, entry] : entries_) entry.written = accumulate;
+    const std::size_t layers = model_.layers.size();
+    std::vector<std::unique_ptr<Tape>> tapes(layers);
+    std::vector<Tensor> inputs(layers + 1);
+    std::vector<Value> outputs(layers);
+    const auto forward = [&](std::size_t i, bool record) {
+      TapeOptions tape_options = options.tape;
+      tape_options.layer = i;
+      tape_options.record = record;
+      tapes[i] = std::make_unique<Tape>(memory, stream, batch, tape_options);
+      const Value input = tapes[i]->input(inputs[i], i > 0);
+      put_flags(i);
+      outputs[i] = model_.layers[i]->forward(*tapes[i], input, parameters_[i]);
+      take_flags(i);
+    };
+    for (std::size_t i = 0; i < layers; ++i) {
+      const bool keep = !options.recompute || i + 1 == layers;
+      forward(i, keep);
+      inputs[i + 1] = std::exchange(outputs[i].tensor, Tensor());
+      if (!options.recompute) inputs[i] = {};
+    }
+    Tensor losses = std::exchange(inputs[layers], Tensor());
+    Tensor gradient = Tensor::empty(memory, losses.shape(), losses.dtype(),
+                                    MemoryCategory::kActivations, "gradient of the losses");
+    kernels_for(memory.device()).fill({.dst = gradient, .value = options.tape.loss_scale}, stream);
+    for (std::size_t i = layers; i-- > 0;) {
+      if (outputs[i].id < 0) {
+        forward(i, true);
+        outputs[i].tensor = {};
+      }
+      put_flags(i);
+      gradient = tapes[i]->backward(outputs[i], std::move(gradient));
+      take_flags(i);
+      tapes[i].reset();
+      inputs[i] = {};
+    }
+    return losses;
+  }
+
+ private:
+  struct Entry {
+    Tensor value;
+    Tensor gradient;
+    bool written = false;
+  };
+
+  // Tied parameters are one Entry behind several Parameters: the flag goes in and out.
+  void put_flags(std::size_t layer) {
+    for (std::size_t i = 0; i < names_[layer].size(); ++i) {
+      parameters_[layer][i].gradient_written = entries_.at(names_[layer][i]).written;
+    }
+  }
+  void take_flags(std::size_t layer) {
+    for (std::size_t i = 0; i < names_[layer].size(); ++i) {
+      entries_.at(names_[layer][i]).written = parameters_[layer][i].gradient_written;
+    }
+  }
+
+  const Model& model_;
+  std::map<std::string, Entry> entries_;
+  std::vector<std::vector<Parameter>> parameters_;
+  std::vector<std::vector<std::string>> names_;
+};
+
+}  // namespace tessera::test
