@@ -17,14 +17,15 @@
 // first two passes bring a row into the cache, the third finds it there: memory is read once and
 // written once.
 //
-// The sum runs over 32 lanes (element j belongs to lane j mod 32) which are then added as a tree,
-// whatever the vector length.
+// The sum runs over chunks of 2048 elements, in fp32 over 32 lanes (element j belongs to lane j mod
+// 32) which are then added as a tree, whatever the vector length; chunks are added in fp64.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
 constexpr std::int64_t kSumLanes = 32;
+constexpr std::int64_t kSumChunk = 2048;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// exp(x) for x <= 0, and 0 where that is below the normal range.
@@ -48,11 +49,11 @@ HWY_INLINE float row_maximum(const T* x, std::int64_t n) {
   return max_lanes(hn::Max(m0, m1));
 }
 
+/// Of up to kSumChunk elements.
 template <typename T>
-HWY_INLINE float sum_of_exponentials(const T* x, std::int64_t n, float maximum) {
+HWY_INLINE float chunk_of_exponentials(const T* x, std::int64_t n, FloatVec shift) {
   const FloatTag d;
   const std::int64_t lanes = float_lanes();
-  const auto shift = splat(maximum);
   HWY_ALIGN float sums[kSumLanes] = {};
   std::int64_t i = 0;
   for (; i + kSumLanes <= n; i += kSumLanes) {
@@ -70,6 +71,16 @@ HWY_INLINE float sum_of_exponentials(const T* x, std::int64_t n, float maximum) 
     for (std::int64_t j = 0; j < width; ++j) sums[j] += sums[j + width];
   }
   return sums[0];
+}
+
+template <typename T>
+HWY_INLINE double sum_of_exponentials(const T* x, std::int64_t n, float maximum) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; i += kSumChunk) {
+    const auto chunk = HWY_MIN(kSumChunk, n - i);
+    sum += static_cast<double>(chunk_of_exponentials(x + i, chunk, splat(maximum)));
+  }
+  return sum;
 }
 
 /// x becomes factor * exp(x - maximum).
@@ -90,13 +101,13 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
     return;
   }
   const float maximum = row_maximum(x, n);
-  const float sum = sum_of_exponentials(x, n, maximum);
+  const double sum = sum_of_exponentials(x, n, maximum);
   const double shifted = static_cast<double>(static_cast<float>(x[target]) - maximum);
-  loss = static_cast<float>(std::log(static_cast<double>(sum)) - shifted);
+  loss = static_cast<float>(std::log(sum) - shifted);
   if (!args.gradient) return;
-  scaled_exponentials(x, n, maximum, args.scale / sum);
+  scaled_exponentials(x, n, maximum, static_cast<float>(static_cast<double>(args.scale) / sum));
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
-  const double p = std::exp(shifted) / static_cast<double>(sum);
+  const double p = std::exp(shifted) / sum;
   x[target] = T(static_cast<float>((p - 1.0) * static_cast<double>(args.scale)));
   std::fill(x + n, x + args.logits.shape[1], T(0.0F));
 }

@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/every_way.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace tessera {
+namespace {
+
+constexpr float kCanary = 1234.0F;
+constexpr std::int32_t kIgnored = -100;
+
+/// Logits (rows, columns) of which the first `vocab` count, in rows `stride` apart.
+struct Problem {
+  std::int64_t rows, vocab, columns, stride;
+  float scale = 0.125F;
+
+  template <typename T>
+  std::vector<T> logits(float size = 3.0F) const {
+    auto values = random_values<T>(rows * stride, 1, size);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = vocab; c < stride; ++c) {
+        values[static_cast<std::size_t>(r * stride + c)] = T(c < columns ? 1e30F : kCanary);
+      }
+    }
+    return values;
+  }
+  std::vector<std::int32_t> targets() const {
+    std::vector<std::int32_t> result;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      result.push_back(r % 5 == 3 ? kIgnored : static_cast<std::int32_t>(r * 7919 % vocab));
+    }
+    return result;
+  }
+  template <typename T>
+  TensorView view(std::vector<T>& logits) const {
+    TensorView whole = view_of(logits, Shape{rows, stride});
+    return whole.narrow(1, 0, columns);
+  }
+};
+
+template <typename T>
+struct Result {
+  std::vector<float> losses;
+  std::vector<T> logits;
+};
+
+template <typename T>
+Result<T> cross_entropy_of(const Problem& p, std::vector<T> logits, bool gradient = true) {
+  Result<T> result{std::vector<float>(static_cast<std::size_t>(p.rows)), std::move(logits)};
+  auto targets = p.targets();
+  NoStream stream;
+  cpu_kernels().cross_entropy({.logits = p.view(result.logits),
+                               .targets = view_of(targets),
+                               .losses = view_of(result.losses),
+                               .vocab_size = p.vocab,
+                               .ignore_index = kIgnored,
+                               .gradient = gradient,
+                               .scale = p.scale},
+                              stream);
+  return result;
+}
+
+template <typename T>
+void check(const Problem& p, float size) {
+  SCOPED_TRACE(concat(p.rows, " rows of ", p.vocab, " in ", p.columns, ", ", p.stride, " apart"));
+  const auto logits = p.logits<T>(size);
+  const auto targets = p.targets();
+  std::vector<float> losses;
+  const auto gradient = run_every_way([&] {
+    auto result = cross_entropy_of(p, logits);
+    if (losses.empty()) losses = result.losses;
+    EXPECT_TRUE(same_bits(result.losses, losses));
+    return result.logits;
+  });
+  // exp is good to 2 ulp, the sum and the scaling add a little; a bf16 is rounded by up to 2^-8.
+  const double relative = 8 * 0x1p-24 + (sizeof(T) == 2 ? 0x1p-8 : 0.0);
+  for (std::int64_t r = 0; r < p.rows; ++r) {
+    const T* const row = logits.data() + r * p.stride;
+    const T* const got = gradient.data() + r * p.stride;
+    const auto target = targets[static_cast<std::size_t>(r)];
+    double maximum = -INFINITY, sum = 0;
+    for (std::int64_t c = 0; c < p.vocab; ++c)
+      maximum = std::max(maximum, static_cast<double>(as_float(row[c])));
+    for (std::int64_t c = 0; c < p.vocab; ++c)
+      sum += std::exp(static_cast<double>(as_float(row[c])) - maximum);
+    const double loss = target == kIgnored
+                            ? 0.0
+                            : std::log(sum) + maximum - static_cast<double>(as_float(row[target]));
+    ASSERT_NEAR(static_cast<double>(losses[static_cast<std::size_t>(r)]), loss, 3e-7 * (1 + loss));
+    for (std::int64_t c = 0; c < p.stride; ++c) {
+      double expected = 0;
+      if (c >= p.columns) {
+        expected = static_cast<double>(as_float(T(kCanary)));
+      } else if (c < p.vocab && target != kIgnored) {
+        const double probability = std::exp(static_cast<double>(as_float(row[c])) - maximum) / sum;
+        expected = (probability - (c == target ? 1.0 : 0.0)) * static_cast<double>(p.scale);
+      }
+      // A difference x - maximum is rounded to fp32 before exp, which matters when it is large.
+      const double spread = c < p.vocab ? maximum - static_cast<double>(as_float(row[c])) : 0.0;
+      const double tolerance = (relative + spread * 0x1p-24) * std::abs(expected) +
+                               (c == target ? 4 * 0x1p-24 * static_cast<double>(p.scale) : 0.0) +
+                               1e-38;
+      ASSERT_NEAR(static_cast<double>(as_float(got[c])), expected, tolerance)
+          << "row " << r << " column " << c;
+    }
+  }
+}
+
+TEST(CrossEntropy, GivesLossAndGradient) {
+  for (const std::int64_t vocab : {1, 2, 7, 16, 31, 32, 33, 65, 127, 1009, 50257}) {
+    const std::int64_t rows = vocab > 10000 ? 5 : 23;
+    for (const float size : {3.0F, 30.0F}) {
+      check<float>({rows, vocab, vocab, vocab}, size);
+      check<float>({rows, vocab, vocab + 5, vocab + 9}, size);
+      check<bfloat16>({rows, vocab, vocab + 3, vocab + 3}, size);
+    }
+  }
+  check<float>({0, 7, 7, 7}, 3.0F);
+}
+
+TEST(CrossEntropy, WithoutGradientLeavesTheLogits) {
+  const Problem p{11, 65, 70, 70};
+  const auto logits = p.logits<float>();
+  const auto result = cross_entropy_of(p, logits, false);
+  EXPECT_TRUE(same_bits(result.logits, logits));
+  EXPECT_TRUE(same_bits(result.losses, cross_entropy_of(p, logits).losses));
+}
+
+TEST(CrossEntropy, GradientIsTheSlopeOfTheLoss) {
+  const Problem p{2, 9, 9, 9, 1.0F};
+  const auto logits = p.logits<float>();
+  const auto gradient = cross_entropy_of(p, logits).logits;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    auto up = logits, down = logits;
+    up[i] += 0x1p-6F;
+    down[i] -= 0x1p-6F;
+    const std::size_t row = i / 9;
+    const float slope = (cross_entropy_of(p, up, false).losses[row] -
+                         cross_entropy_of(p, down, false).losses[row]) *
+                        32.0F;
+    EXPECT_NEAR(gradient[i], slope, 1e-4F);
+  }
+}
+
+TEST(CrossEntropy, SurvivesExtremeLogits) {
+  const Problem p{1, 4, 4, 4, 1.0F};  // the target is column 0
+  const auto large = cross_entropy_of<float>(p, {3e38F, -3e38F, 0.0F, -INFINITY});
+  EXPECT_EQ(large.losses[0], 0.0F);
+  EXPECT_EQ(large.logits, (std::vector<float>{0, 0, 0, 0}));
+  const auto lost = cross_entropy_of<float>(p, {-200.0F, 0.0F, -INFINITY, -INFINITY});
+  EXPECT_EQ(lost.losses[0], 200.0F);
+  EXPECT_EQ(lost.logits, (std::vector<float>{-1, 1, 0, 0}));
+}
+
+TEST(CrossEntropy, ReportsNaN) {
+  const Problem p{1, 40, 40, 40};
+  for (const std::size_t where : {std::size_t{0}, std::size_t{1}, std::size_t{39}}) {
+    auto logits = p.logits<float>();
+    logits[where] = NAN;
+    EXPECT_TRUE(std::isnan(cross_entropy_of(p, logits).losses[0])) << where;
+  }
+}
+
+TEST(CrossEntropy, RejectsTargetsOutsideOfTheVocabulary) {
+  std::vector<float> logits(8), losses(1);
+  std::vector<std::int32_t> targets{7};
+  NoStream stream;
+  EXPECT_THROW(cpu_kernels().cross_entropy({.logits = view_of(logits, Shape{1, 8}),
+                                            .targets = view_of(targets),
+                                            .losses = view_of(losses),
+                                            .vocab_size = 7},
+                                           stream),
+               Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#include <cmath>
+
+#include "kernels/every_way.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/kernels/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr RandomKey kKey{77, stream_of("dropout", 3)};
+
+template <typename T>
+std::vector<T> dropout_of(std::vector<T> x, float probability, std::int64_t first) {
+  NoStream stream;  // in place: y may alias x
+  cpu_kernels().dropout({.x = view_of(x),
+                         .y = view_of(x),
+                         .probability = probability,
+                         .key = kKey,
+                         .first_index = first},
+                        stream);
+  return x;
+}
+
+template <typename T>
+void check(std::int64_t n, float probability, std::int64_t first) {
+  const auto x = random_values<T>(n, 3);
+  const auto result = run_every_way([&] { return dropout_of(x, probability, first); });
+  std::vector<T> expected;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const bool drop = static_cast<double>(random_word(kKey, first + i)) <
+                      static_cast<double>(probability) * 0x1p32;
+    expected.push_back(
+        T(drop ? 0.0F : as_float(x[static_cast<std::size_t>(i)]) * (1.0F / (1.0F - probability))));
+  }
+  EXPECT_TRUE(same_bits(result, expected)) << n << " from " << first << " with " << probability;
+}
+
+TEST(Dropout, DrawsTheMaskByGlobalIndex) {
+  for (const std::int64_t n : kSizes) {
+    for (const float probability : {0.0F, 0.1F, 0.5F, 0.999F}) {
+      for (const std::int64_t first : {0, 1, 6, 1009}) {
+        check<float>(n, probability, first);
+        check<bfloat16>(n, probability, first);
+      }
+    }
+  }
+}
+
+TEST(Dropout, ShardsReproduceTheWhole) {
+  const auto x = random_values<float>(10007, 4);
+  const auto whole = dropout_of(x, 0.3F, 0);
+  for (const std::int64_t shard : {1, 5, 66, 4097}) {
+    std::vector<float> joined;
+    for (std::int64_t begin = 0; begin < 10007; begin += shard) {
+      const auto end = std::min<std::int64_t>(begin + shard, 10007);
+      const auto part =
+          dropout_of(std::vector<float>(x.begin() + begin, x.begin() + end), 0.3F, begin);
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    EXPECT_TRUE(same_bits(joined, whole)) << "shards of " << shard;
+  }
+}
+
+TEST(Dropout, DropsTheGivenShareAndKeepsTheMean) {
+  constexpr std::int64_t kCount = 1 << 20;
+  const auto y = dropout_of(std::vector<float>(kCount, 1.0F), 0.25F, 0);
+  double dropped = 0, sum = 0;
+  for (const float value : y) {
+    dropped += value == 0.0F ? 1 : 0;
+    sum += static_cast<double>(value);
+  }
+  const double five_errors = 5 * std::sqrt(0.25 * 0.75 / kCount);
+  EXPECT_NEAR(dropped / kCount, 0.25, five_errors);
+  EXPECT_NEAR(sum / kCount, 1.0, five_errors / 0.75);
+}
+
+TEST(Dropout, RejectsWhatDoesNotFit) {
+  EXPECT_THROW(dropout_of(std::vector<float>(3), 1.0F, 0), Error);
+  EXPECT_THROW(dropout_of(std::vector<float>(3), -0.1F, 0), Error);
+  EXPECT_THROW(dropout_of(std::vector<float>(3), 0.1F, -1), Error);
+}
+
+}  // namespace
+}  // namespace tessera

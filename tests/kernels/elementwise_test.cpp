@@ -1,0 +1,103 @@
+#include <cmath>
+
+#include "kernels/every_way.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace tessera {
+namespace {
+
+template <typename Src, typename Dst>
+std::vector<Dst> cast_of(std::vector<Src> src) {
+  return run_every_way([&] {
+    std::vector<Dst> dst(src.size());
+    NoStream stream;
+    cpu_kernels().cast({.src = view_of(src), .dst = view_of(dst)}, stream);
+    return dst;
+  });
+}
+
+template <typename Src, typename Dst>
+void check_cast_and_add() {
+  for (const std::int64_t n : kSizes) {
+    SCOPED_TRACE(n);
+    std::vector<Src> src = random_values<Src>(n, 1);
+    const std::vector<Dst> start = random_values<Dst>(n, 2);
+    std::vector<Dst> converted, sums;
+    for (std::size_t i = 0; i < src.size(); ++i) {
+      converted.push_back(Dst(as_float(src[i])));
+      sums.push_back(Dst(as_float(start[i]) + as_float(src[i])));
+    }
+    EXPECT_TRUE(same_bits(cast_of<Src, Dst>(src), converted));
+    EXPECT_TRUE(same_bits(run_every_way([&] {
+                            std::vector<Dst> dst = start;
+                            NoStream stream;
+                            cpu_kernels().add({.src = view_of(src), .dst = view_of(dst)}, stream);
+                            return dst;
+                          }),
+                          sums));
+  }
+}
+
+TEST(CastAndAdd, Float32ToFloat32) { check_cast_and_add<float, float>(); }
+TEST(CastAndAdd, Float32ToBFloat16) { check_cast_and_add<float, bfloat16>(); }
+TEST(CastAndAdd, BFloat16ToFloat32) { check_cast_and_add<bfloat16, float>(); }
+TEST(CastAndAdd, BFloat16ToBFloat16) { check_cast_and_add<bfloat16, bfloat16>(); }
+
+TEST(Cast, EveryBFloat16SurvivesTheWayThroughFloat32) {
+  std::vector<bfloat16> all(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<std::uint16_t>(i);
+  const auto back = cast_of<float, bfloat16>(cast_of<bfloat16, float>(all));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (std::isnan(as_float(all[i]))) {
+      EXPECT_TRUE(std::isnan(as_float(back[i])));
+    } else {
+      EXPECT_EQ(back[i].bits, all[i].bits);
+    }
+  }
+}
+
+TEST(Cast, RoundsAllKindsOfFloat32LikeTheScalarType) {
+  std::mt19937 generator(5);
+  std::vector<float> words(100003);  // any bits: denormals, infinities, NaN
+  for (float& word : words) word = std::bit_cast<float>(static_cast<std::uint32_t>(generator()));
+  words[0] = std::bit_cast<float>(0x3f808000U);  // a tie, to even: down
+  words[1] = std::bit_cast<float>(0x3f818000U);  // a tie, to even: up
+  words[2] = std::bit_cast<float>(0x7f7fffffU);  // rounds to infinity
+  words[3] = std::bit_cast<float>(0x7f800001U);  // NaN whose upper half alone is infinity
+  std::vector<bfloat16> expected;
+  for (const float word : words) expected.emplace_back(word);
+  EXPECT_TRUE(same_bits(cast_of<float, bfloat16>(words), expected));
+}
+
+template <typename T>
+void check_fill() {
+  for (const std::int64_t n : kSizes) {
+    const auto result = run_every_way([&] {
+      std::vector<T> dst(static_cast<std::size_t>(n) + 2, T(1.0F));
+      NoStream stream;
+      cpu_kernels().fill({.dst = view_of(dst, 1, n), .value = 3.14159F}, stream);
+      return dst;
+    });
+    std::vector<T> expected(static_cast<std::size_t>(n) + 2, T(3.14159F));
+    expected.front() = expected.back() = T(1.0F);
+    EXPECT_TRUE(same_bits(result, expected)) << n;
+  }
+}
+
+TEST(Fill, TouchesItsElementsOnly) {
+  check_fill<float>();
+  check_fill<bfloat16>();
+}
+
+TEST(Elementwise, RejectsWhatDoesNotFit) {
+  std::vector<float> three(3), four(4);
+  std::vector<double> doubles(3);
+  NoStream stream;
+  EXPECT_THROW(cpu_kernels().cast({.src = view_of(four), .dst = view_of(three)}, stream), Error);
+  EXPECT_THROW(cpu_kernels().add({.src = view_of(four), .dst = view_of(three)}, stream), Error);
+  EXPECT_THROW(cpu_kernels().fill({.dst = view_of(doubles)}, stream), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,133 @@
+#include "kernels/every_way.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace tessera {
+namespace {
+
+struct Sizes {
+  std::int64_t batch, length, channels, vocab, positions;
+};
+
+const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},       {2, 5, 7, 11, 9},      {3, 17, 33, 5, 17},
+                                {4, 64, 130, 401, 70}, {2, 129, 257, 3, 200}, {0, 5, 8, 10, 5}};
+
+std::vector<std::int32_t> random_tokens(const Sizes& s) {
+  std::mt19937 generator(23);
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(s.batch * s.length));
+  for (auto& token : tokens)
+    token = static_cast<std::int32_t>(static_cast<std::int64_t>(generator()) % s.vocab);
+  return tokens;
+}
+
+template <typename T>
+void check_forward(const Sizes& s) {
+  auto tokens = random_tokens(s);
+  auto wte = random_values<T>(s.vocab * s.channels, 1);
+  auto wpe = random_values<T>(s.positions * s.channels, 2);
+  const auto result = run_every_way([&] {
+    std::vector<T> x(tokens.size() * static_cast<std::size_t>(s.channels));
+    NoStream stream;
+    cpu_kernels().embedding_forward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
+                                     .wte = view_of(wte, Shape{s.vocab, s.channels}),
+                                     .wpe = view_of(wpe, Shape{s.positions, s.channels}),
+                                     .x = view_of(x, Shape{s.batch, s.length, s.channels})},
+                                    stream);
+    return x;
+  });
+  std::vector<T> expected;
+  for (std::int64_t row = 0; row < s.batch * s.length; ++row) {
+    for (std::int64_t c = 0; c < s.channels; ++c) {
+      const std::int64_t token = tokens[static_cast<std::size_t>(row)];
+      expected.push_back(
+          T(as_float(wte[static_cast<std::size_t>(token * s.channels + c)]) +
+            as_float(wpe[static_cast<std::size_t>(row % s.length * s.channels + c)])));
+    }
+  }
+  EXPECT_TRUE(same_bits(result, expected));
+}
+
+TEST(EmbeddingForward, AddsTheTwoRows) {
+  for (const Sizes& s : kCases) {
+    check_forward<float>(s);
+    check_forward<bfloat16>(s);
+  }
+}
+
+/// Adds row after row in fp32, rounding once at the end.
+template <typename T, typename Out>
+std::vector<Out> scatter_add(const std::vector<Out>& start, bool accumulate,
+                             const std::vector<T>& dx, const std::vector<std::int64_t>& target_row,
+                             std::int64_t channels) {
+  std::vector<float> sums;
+  for (const Out value : start) sums.push_back(accumulate ? as_float(value) : 0.0F);
+  for (std::size_t row = 0; row < target_row.size(); ++row) {
+    for (std::int64_t c = 0; c < channels; ++c) {
+      sums[static_cast<std::size_t>(target_row[row] * channels + c)] +=
+          as_float(dx[row * static_cast<std::size_t>(channels) + static_cast<std::size_t>(c)]);
+    }
+  }
+  std::vector<Out> result;
+  for (const float sum : sums) result.emplace_back(sum);
+  return result;
+}
+
+template <typename T, typename Out>
+void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe) {
+  auto tokens = random_tokens(s);
+  auto dx = random_values<T>(s.batch * s.length * s.channels, 1);
+  const auto dwte = random_values<Out>(s.vocab * s.channels, 2);
+  const auto dwpe = random_values<Out>(s.positions * s.channels, 3);
+  const auto result = run_every_way([&] {
+    auto wte = dwte;
+    auto wpe = dwpe;
+    NoStream stream;
+    cpu_kernels().embedding_backward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
+                                      .dx = view_of(dx, Shape{s.batch, s.length, s.channels}),
+                                      .dwte = view_of(wte, Shape{s.vocab, s.channels}),
+                                      .dwpe = view_of(wpe, Shape{s.positions, s.channels}),
+                                      .accumulate_wte = accumulate_wte,
+                                      .accumulate_wpe = accumulate_wpe},
+                                     stream);
+    wte.insert(wte.end(), wpe.begin(), wpe.end());
+    return wte;
+  });
+  std::vector<std::int64_t> token_rows(tokens.begin(), tokens.end());
+  std::vector<std::int64_t> position_rows;
+  for (std::int64_t row = 0; row < s.batch * s.length; ++row)
+    position_rows.push_back(row % s.length);
+  auto expected = scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels);
+  const auto expected_wpe = scatter_add(dwpe, accumulate_wpe, dx, position_rows, s.channels);
+  expected.insert(expected.end(), expected_wpe.begin(), expected_wpe.end());
+  EXPECT_TRUE(same_bits(result, expected)) << s.vocab << " x " << s.channels;
+}
+
+TEST(EmbeddingBackward, AddsRowsInOrder) {
+  for (const Sizes& s : kCases) {
+    for (const bool accumulate_wte : {false, true}) {
+      for (const bool accumulate_wpe : {false, true}) {
+        check_backward<float, float>(s, accumulate_wte, accumulate_wpe);
+        check_backward<bfloat16, float>(s, accumulate_wte, accumulate_wpe);
+        check_backward<bfloat16, bfloat16>(s, accumulate_wte, accumulate_wpe);
+      }
+    }
+  }
+}
+
+TEST(Embedding, RejectsTokensOutsideOfTheVocabulary) {
+  for (const std::int32_t bad : {-1, 5}) {
+    std::vector<std::int32_t> tokens{0, bad};
+    std::vector<float> wte(10), wpe(4), x(4);
+    const TensorView token_view = view_of(tokens, Shape{1, 2});
+    const TensorView wte_view = view_of(wte, Shape{5, 2}), wpe_view = view_of(wpe, Shape{2, 2});
+    const TensorView x_view = view_of(x, Shape{1, 2, 2});
+    NoStream stream;
+    EXPECT_THROW(cpu_kernels().embedding_forward({token_view, wte_view, wpe_view, x_view}, stream),
+                 Error);
+    EXPECT_THROW(cpu_kernels().embedding_backward({token_view, x_view, wte_view, wpe_view}, stream),
+                 Error);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
