@@ -1,0 +1,170 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sharding/small_layout.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/plan.h"
+#include "tessera/sharding/validate.h"
+
+// Plans of every sort, and the means to break them.
+namespace tessera::testing {
+
+using Kind = ActionKind;
+
+inline std::string text_of(const std::vector<Violation>& violations) {
+  std::string text;
+  for (const Violation& v : violations) {
+    text += concat(to_string(v.rule), " at ", v.action, ": ", v.message, '\n');
+  }
+  return text;
+}
+
+inline bool breaks(const std::vector<Violation>& violations, Rule rule) {
+  return std::ranges::any_of(violations, [&](const Violation& v) { return v.rule == rule; });
+}
+
+inline Schedule planned(const std::string& strategy, Mesh mesh, int micro_steps = 1,
+                        bool accumulate_unsharded = false,
+                        ReductionOrder order = ReductionOrder::kRank) {
+  const Strategy& found = find_strategy(strategy);
+  return plan(small_layout(mesh.world_size()),
+              {.mesh = mesh,
+               .placement = found.placement,
+               .reshard_after_forward = found.reshard_after_forward,
+               .reduction_order = order,
+               .micro_steps = micro_steps,
+               .accumulate_unsharded = accumulate_unsharded});
+}
+
+// Every kind of schedule that the planner can make, by what the user chooses; with a `stride` prime
+// to all the counts below, a sample in which every pair of choices meets.
+inline void for_each_plan(const std::function<void(const Schedule&, const std::string&)>& visit,
+                          int stride = 1) {
+  int number = 0;
+  for (const Strategy& strategy : strategies()) {
+    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{3, 1},
+                            Mesh{1, 7}, Mesh{2, 3}}) {
+      for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
+        for (const int micro_steps : {1, 2, 3}) {
+          for (const bool unsharded : {false, true}) {
+            for (const auto& [forward, backward] : {std::pair{0, 0}, {1, 1}, {2, 1}, {1, 3}}) {
+              if (number++ % stride != 0) continue;
+              const PlanOptions options{.mesh = mesh,
+                                        .placement = strategy.placement,
+                                        .reshard_after_forward = strategy.reshard_after_forward,
+                                        .reduction_order = order,
+                                        .micro_steps = micro_steps,
+                                        .accumulate_unsharded = unsharded,
+                                        .prefetch_forward = forward,
+                                        .prefetch_backward = backward};
+              visit(plan(small_layout(mesh.world_size()), options),
+                    concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",
+                           to_string(order), ", ", micro_steps, " micro-steps, unsharded ",
+                           unsharded, ", prefetch ", forward, ' ', backward));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+inline int find(const Schedule& s, Kind kind, int occurrence = 0) {
+  for (std::size_t i = 0; i < s.actions.size(); ++i) {
+    if (s.actions[i].kind == kind && occurrence-- == 0) return static_cast<int>(i);
+  }
+  ADD_FAILURE() << "no such " << to_string(kind);
+  return 0;
+}
+
+inline int find(const Schedule& s, const std::function<bool(const Action&)>& wanted) {
+  const auto found = std::ranges::find_if(s.actions, wanted);
+  EXPECT_NE(found, s.actions.end());
+  return static_cast<int>(found - s.actions.begin());
+}
+
+inline Action& at(Schedule& s, int index) { return s.actions[static_cast<std::size_t>(index)]; }
+
+// Renumbers waits after actions moved: `new_index[i]` is where action i is now, -1 if gone.
+inline void renumber(Schedule& s, const std::vector<int>& new_index) {
+  for (Action& action : s.actions) {
+    std::vector<int> waits;
+    for (int wait : action.waits) {
+      const int now = new_index[static_cast<std::size_t>(wait)];
+      if (now >= 0) waits.push_back(now);
+    }
+    action.waits = waits;
+  }
+}
+
+// Takes an action out. Those that waited for it wait for what it waited for, and for the action
+// before it on its lane: only the action itself is missing, no order.
+inline Schedule without(Schedule s, int index) {
+  const Action gone = at(s, index);
+  std::vector<int> instead = gone.waits;
+  for (int i = index - 1; i >= 0; --i) {
+    if (at(s, i).lane() == gone.lane()) {
+      instead.push_back(i);
+      break;
+    }
+  }
+  bool first = true;
+  for (std::size_t i = static_cast<std::size_t>(index) + 1; i < s.actions.size(); ++i) {
+    Action& action = s.actions[i];
+    const bool waited = std::erase(action.waits, index) > 0;
+    const bool next = first && action.lane() == gone.lane();
+    if (next) first = false;
+    if (!waited && !next) continue;
+    for (int wait : instead) {
+      if (at(s, wait).lane() != action.lane()) action.waits.push_back(wait);
+    }
+    std::ranges::sort(action.waits);
+    action.waits.erase(std::unique(action.waits.begin(), action.waits.end()), action.waits.end());
+  }
+  std::vector<int> new_index(s.actions.size());
+  for (int i = 0; i < static_cast<int>(new_index.size()); ++i) {
+    new_index[static_cast<std::size_t>(i)] = i == index ? -1 : i - (i > index ? 1 : 0);
+  }
+  s.actions.erase(s.actions.begin() + index);
+  renumber(s, new_index);
+  return s;
+}
+
+// Takes the action out of its place and puts it where `to` is now, with its waits on what still
+// comes before.
+inline Schedule moved(Schedule s, int from, int to) {
+  std::vector<int> order(s.actions.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  order.erase(order.begin() + from);
+  order.insert(order.begin() + to, from);
+  std::vector<Action> actions;
+  std::vector<int> new_index(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    actions.push_back(at(s, order[i]));
+    new_index[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  }
+  s.actions = std::move(actions);
+  renumber(s, new_index);
+  for (std::size_t i = 0; i < s.actions.size(); ++i) {
+    std::erase_if(s.actions[i].waits, [&](int wait) { return wait >= static_cast<int>(i); });
+  }
+  return s;
+}
+
+inline void expect_breaks(const Schedule& s, Rule rule, const std::string& says) {
+  const std::vector<Violation> violations = validate(s);
+  const bool found = std::ranges::any_of(violations, [&](const Violation& v) {
+    return v.rule == rule && v.message.find(says) != std::string::npos;
+  });
+  EXPECT_TRUE(found) << "wanted " << to_string(rule) << ": " << says << "; got\n"
+                     << text_of(violations) << to_string(s);
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/sharding/layout.h"
+
+namespace tessera::testing {
+
+/// Elements that unit `unit` of small_layout has per rank, trainable and frozen: all different.
+inline std::int64_t trainable_per_rank(int unit) { return kFlatAlignment * (unit + 2); }
+inline std::int64_t frozen_per_rank(int unit) { return unit == 2 ? kFlatAlignment * 20 : 0; }
+
+/// What make_layout gives for a chain embedding, h.0 ... , head, one unit per layer, whose head is
+/// tied to the embedding; h.1 is frozen in part. Sizes are padded for `world_size`; there are no
+/// tensors, which plans do not look at.
+inline ModelLayout small_layout(int world_size, int blocks = 3) {
+  ModelLayout layout;
+  const int units = blocks + 2;
+  for (int u = 0; u < units; ++u) {
+    const std::string name = u == 0           ? "embedding"
+                             : u == units - 1 ? "head"
+                                              : "h." + std::to_string(u - 1);
+    Unit unit;
+    unit.name = name;
+    unit.trainable.padded_numel = trainable_per_rank(u) * world_size;
+    unit.frozen.padded_numel = frozen_per_rank(u) * world_size;
+    LayerLayout layer;
+    layer.name = name;
+    layer.parameters = {{.unit = u, .trainable = true, .tensor = 0}};
+    if (unit.frozen.padded_numel > 0) {
+      layer.parameters.push_back({.unit = u, .trainable = false, .tensor = 0});
+    }
+    if (u == units - 1) layer.parameters.push_back({.unit = 0, .trainable = true, .tensor = 0});
+    layer.backward_reads_parameters = u != 0;
+    layout.units.push_back(std::move(unit));
+    layout.layers.push_back(std::move(layer));
+  }
+  return layout;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,133 @@
+#include "tessera/sharding/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "sharding/schedule_edits.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using namespace testing;  // NOLINT: plans and edits
+using Kind = ActionKind;
+
+TEST(Validate, AcceptsWhateverThePlannerMakes) {
+  int plans = 0;
+  for_each_plan([&](const Schedule& s, const std::string& what) {
+    ++plans;
+    const auto violations = validate(s);
+    ASSERT_THAT(violations, IsEmpty()) << what << '\n' << text_of(violations) << to_string(s);
+  });
+  EXPECT_EQ(plans, 8 * 8 * 2 * 3 * 2 * 4);
+}
+
+TEST(Validate, FindsEverySingleMissingWait) {
+  std::int64_t dropped = 0;
+  for_each_plan([&](const Schedule& s, const std::string& what) {
+    for (std::size_t i = 0; i < s.actions.size(); ++i) {
+      for (std::size_t w = 0; w < s.actions[i].waits.size(); ++w) {
+        Schedule mutant = s;
+        auto& waits = mutant.actions[i].waits;
+        waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
+        ++dropped;
+        ASSERT_TRUE(breaks(validate(mutant), Rule::kHappensBefore))
+            << what << ": action " << i << " does not need to wait for " << s.actions[i].waits[w]
+            << '\n'
+            << to_string(s);
+      }
+    }
+  });
+  EXPECT_GT(dropped, 10000);
+}
+
+TEST(Validate, FindsEverySingleMissingAction) {
+  for_each_plan(
+      [&](const Schedule& s, const std::string& what) {
+        for (int i = 0; i < static_cast<int>(s.actions.size()); ++i) {
+          ASSERT_THAT(validate(without(s, i)), ::testing::Not(IsEmpty()))
+              << what << ": without action " << i << '\n'
+              << to_string(s);
+        }
+      },
+      7);
+}
+
+TEST(ValidateHappensBefore, NamesBothSides) {
+  Schedule s = planned("full_shard", {1, 2});
+  const int forward = find(s, Kind::kForward);
+  ASSERT_THAT(at(s, forward).waits, ::testing::Contains(1));
+  at(s, forward).waits.clear();
+  expect_breaks(s, Rule::kHappensBefore,
+                concat("action ", forward, " (forward embedding, m0): reads slot p"));
+  expect_breaks(s, Rule::kHappensBefore,
+                "without waiting until action 1 (unshard embedding over shard -> p");
+}
+
+TEST(ValidateHappensBefore, FindsALossThatDoesNotKnowTheNumberOfItems) {
+  const Schedule s = planned("zero1", {1, 2});
+  const int count = find(s, Kind::kCountItems);
+  const int end = static_cast<int>(s.actions.size()) - 1;
+  expect_breaks(moved(s, count, end), Rule::kHappensBefore, "needs the number of items");
+}
+
+TEST(ValidateRanks, AcceptsEqualSchedules) {
+  for_each_plan([&](const Schedule& s, const std::string& what) {
+    if (s.mesh.world_size() > 3) return;
+    const std::vector<Schedule> ranks(static_cast<std::size_t>(s.mesh.world_size()), s);
+    ASSERT_THAT(validate(ranks), IsEmpty()) << what;
+  });
+  EXPECT_THAT(validate(std::span<const Schedule>()), IsEmpty());
+}
+
+TEST(ValidateRanks, FindsCollectivesInAnotherOrder) {
+  const Schedule s = planned("full_shard", {1, 3});
+  const int first = find(s, Kind::kUnshard);
+  const int second = find(s, Kind::kUnshard, 1);
+  std::vector<Schedule> ranks{s, s, s};
+  ranks[1] = moved(s, second, first);
+  const auto violations = validate(ranks);
+  ASSERT_TRUE(breaks(violations, Rule::kCollectiveOrder)) << text_of(violations);
+  EXPECT_THAT(text_of(violations), HasSubstr("rank 1: action 1 (unshard h.0"));
+  EXPECT_THAT(text_of(violations), HasSubstr("but rank 0 issues action 1 (unshard embedding"));
+}
+
+// Each lane by itself agrees, but rank 0 reduces before it gathers and rank 1 gathers before it
+// reduces: with a wait between the two on both ranks, neither could go on.
+TEST(ValidateRanks, FindsOrdersThatDifferOnlyBetweenLanes) {
+  const Schedule s = planned("full_shard", {1, 2});
+  const int count = find(s, Kind::kCountItems);
+  const int unshard = find(s, Kind::kUnshard);
+  ASSERT_LT(count, unshard);
+  const std::vector<Schedule> ranks{s, moved(s, unshard, count)};
+  EXPECT_THAT(validate(ranks[1]), IsEmpty());
+  EXPECT_TRUE(breaks(validate(ranks), Rule::kCollectiveOrder));
+}
+
+TEST(ValidateRanks, FindsMissingCollectivesAndOtherSizes) {
+  const Schedule s = planned("zero1", {1, 2});
+  std::vector<Schedule> ranks{s, without(s, find(s, Kind::kGatherParameter, 4))};
+  EXPECT_THAT(text_of(validate(ranks)), HasSubstr("collectives, but rank 0 issues"));
+  ranks[1] = s;
+  ranks[1].units[0].trainable_numel *= 2;
+  EXPECT_THAT(text_of(validate(ranks)), HasSubstr("rank 1: mesh, placement, units or dtypes"));
+  ranks = {s};
+  EXPECT_THAT(text_of(validate(ranks)), HasSubstr("schedules of 1 ranks for a mesh of 2"));
+}
+
+TEST(RequireValid, ThrowsWithEveryViolation) {
+  const Schedule s = planned("zero1", {1, 2});
+  EXPECT_NO_THROW(require_valid(s));
+  try {
+    require_valid(without(without(s, find(s, Kind::kUpdate, 4)), find(s, Kind::kUpdate, 3)));
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_THAT(error.what(), HasSubstr("update: unit h.2 is never updated"));
+    EXPECT_THAT(error.what(), HasSubstr("update: unit head is never updated"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
