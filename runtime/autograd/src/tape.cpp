@@ -48,7 +48,7 @@ Tape::~Tape() = default;
 Value Tape::input(Tensor tensor, bool needs_gradient) {
   require(nodes_.empty(), ErrorCode::kInvalidArgument,
           "Tape::input comes before every operation, and once");
-  Value value{.tensor = std::move(tensor), .id = -1, .remake = nullptr};
+  Value value{.tensor = std::move(tensor)};
   if (needs_gradient && options_.record) {
     value = output(std::move(value.tensor), nullptr);
     input_id_ = value.id;
@@ -57,7 +57,7 @@ Value Tape::input(Tensor tensor, bool needs_gradient) {
 }
 
 Value Tape::output(Tensor tensor, Backward backward, std::shared_ptr<Rematerialization> remake) {
-  Value value{.tensor = std::move(tensor), .id = -1, .remake = nullptr};
+  Value value{.tensor = std::move(tensor)};
   if (!options_.record) return value;
   require(!replayed_, ErrorCode::kInvalidArgument, "a tape records nothing after its backward");
   value.id = static_cast<int>(nodes_.size());

@@ -48,7 +48,7 @@ class Rematerialization;
 struct Value {
   Tensor tensor;
   int id = -1;  ///< -1: no gradient flows to it
-  std::shared_ptr<Rematerialization> remake;
+  std::shared_ptr<Rematerialization> remake = nullptr;
 
   const Shape& shape() const { return tensor.shape(); }
   DType dtype() const { return tensor.dtype(); }

@@ -1,0 +1,374 @@
+#include "tessera/autograd/ops.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "autograd/op_check.h"
+
+namespace tessera {
+namespace {
+
+using test::check_op;
+using test::Doubles;
+using test::OpCase;
+using test::OwnedParameter;
+using test::random_floats;
+using test::run_on;
+using test::to_floats;
+using Values = std::vector<Value>;
+using Parameters = std::vector<Parameter*>;
+
+class Ops : public test::TapeTest {};
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// The oracle: naive, in double precision.
+
+/// x (rows, I) w (O, I)^T + b
+Doubles linear_oracle(const Doubles& x, const Doubles& w, const Doubles& b, std::int64_t inputs) {
+  const std::int64_t rows = std::ssize(x) / inputs;
+  const std::int64_t outputs = std::ssize(w) / inputs;
+  Doubles y;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t o = 0; o < outputs; ++o) {
+      double sum = b.empty() ? 0.0 : b[at(o)];
+      for (std::int64_t i = 0; i < inputs; ++i)
+        sum += x[at(r * inputs + i)] * w[at(o * inputs + i)];
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+Doubles norm_oracle(const Doubles& x, const Doubles& gamma, const Doubles& beta) {
+  const std::int64_t c = std::ssize(gamma);
+  Doubles y(x.size());
+  for (std::int64_t row = 0; row < std::ssize(x); row += c) {
+    double mean = 0.0;
+    double variance = 0.0;
+    for (std::int64_t i = 0; i < c; ++i) mean += x[at(row + i)] / static_cast<double>(c);
+    for (std::int64_t i = 0; i < c; ++i) {
+      variance += std::pow(x[at(row + i)] - mean, 2) / static_cast<double>(c);
+    }
+    for (std::int64_t i = 0; i < c; ++i) {
+      y[at(row + i)] =
+          (x[at(row + i)] - mean) / std::sqrt(variance + 1e-5) * gamma[at(i)] + beta[at(i)];
+    }
+  }
+  return y;
+}
+
+Doubles gelu_oracle(const Doubles& x) {
+  Doubles y;
+  for (const double v : x) {
+    y.push_back(0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))));
+  }
+  return y;
+}
+
+Doubles sum_oracle(const Doubles& a, const Doubles& b) {
+  Doubles y(a.size());
+  std::transform(a.begin(), a.end(), b.begin(), y.begin(), std::plus<>());
+  return y;
+}
+
+/// qkv (B, L, 3, H, D) -> (B, L, H, D)
+Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t l, std::int64_t h,
+                         std::int64_t d) {
+  const auto element = [&](std::int64_t n, std::int64_t t, std::int64_t which, std::int64_t head,
+                           std::int64_t i) {
+    return qkv[at((((n * l + t) * 3 + which) * h + head) * d + i)];
+  };
+  Doubles out(at(b * l * h * d));
+  for (std::int64_t n = 0; n < b; ++n) {
+    for (std::int64_t head = 0; head < h; ++head) {
+      for (std::int64_t t = 0; t < l; ++t) {
+        Doubles weights;
+        for (std::int64_t s = 0; s <= t; ++s) {
+          double score = 0.0;
+          for (std::int64_t i = 0; i < d; ++i) {
+            score += element(n, t, 0, head, i) * element(n, s, 1, head, i);
+          }
+          weights.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
+        }
+        const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+        for (std::int64_t s = 0; s <= t; ++s) {
+          for (std::int64_t i = 0; i < d; ++i) {
+            out[at(((n * l + t) * h + head) * d + i)] +=
+                weights[at(s)] / total * element(n, s, 2, head, i);
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+/// logits (rows, V) -> losses, 0 where the target is -1
+Doubles cross_entropy_oracle(const Doubles& logits, const std::vector<std::int32_t>& targets) {
+  const std::int64_t v = std::ssize(logits) / std::ssize(targets);
+  Doubles losses;
+  for (std::int64_t r = 0; r < std::ssize(targets); ++r) {
+    double total = 0.0;
+    for (std::int64_t i = 0; i < v; ++i) total += std::exp(logits[at(r * v + i)]);
+    const std::int32_t target = targets[at(r)];
+    losses.push_back(target < 0 ? 0.0 : std::log(total) - logits[at(r * v + target)]);
+  }
+  return losses;
+}
+
+TEST_F(Ops, Linear) {
+  check_op(
+      memory_, *stream_,
+      {.inputs = {{2, 3, 5}},
+       .parameters = {{7, 5}, {7}},
+       .run = [](Tape& t, Values& x, Parameters& p) { return ops::linear(t, x[0], *p[0], p[1]); },
+       .oracle = [](const auto& a) { return linear_oracle(a[0], a[1], a[2], 5); }});
+}
+
+TEST_F(Ops, LinearWithoutBiasOnOneRow) {
+  check_op(memory_, *stream_,
+           {.inputs = {{1, 17}},
+            .parameters = {{3, 17}},
+            .run = [](Tape& t, Values& x,
+                      Parameters& p) { return ops::linear(t, x[0], *p[0], nullptr); },
+            .oracle = [](const auto& a) { return linear_oracle(a[0], a[1], {}, 17); }});
+}
+
+TEST_F(Ops, AParameterUsedTwiceGetsBothGradients) {
+  check_op(memory_, *stream_,
+           {.inputs = {{4, 6}},
+            .parameters = {{6, 6}, {6}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  const Value y = ops::linear(t, x[0], *p[0], p[1]);
+                  return ops::linear(t, y, *p[0], p[1]);
+                },
+            .oracle =
+                [](const auto& a) {
+                  return linear_oracle(linear_oracle(a[0], a[1], a[2], 6), a[1], a[2], 6);
+                }});
+}
+
+TEST_F(Ops, LayerNorm) {
+  check_op(memory_, *stream_,
+           {.inputs = {{2, 3, 19}},
+            .parameters = {{19}, {19}},
+            .run = [](Tape& t, Values& x,
+                      Parameters& p) { return ops::layer_norm(t, x[0], *p[0], *p[1]); },
+            .oracle = [](const auto& a) { return norm_oracle(a[0], a[1], a[2]); }});
+}
+
+TEST_F(Ops, ResidualBlock) {
+  // Both outputs of add_layer_norm are used, and the residual goes around the whole, as in a block.
+  check_op(memory_, *stream_,
+           {.inputs = {{5, 13}, {5, 13}},
+            .parameters = {{13}, {13}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value a = ops::layer_norm(t, x[1], *p[0], *p[1]);
+                  a = ops::gelu(t, std::move(a));
+                  auto [sum, norm] = ops::add_layer_norm(t, std::move(a), x[0], *p[0], *p[1]);
+                  return ops::add(t, std::move(norm), sum);
+                },
+            .oracle =
+                [](const auto& a) {
+                  const Doubles inner = gelu_oracle(norm_oracle(a[1], a[2], a[3]));
+                  const Doubles sum = sum_oracle(inner, a[0]);
+                  return sum_oracle(norm_oracle(sum, a[2], a[3]), sum);
+                }});
+}
+
+TEST_F(Ops, Gelu) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 11}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::gelu(t, x[0]); },
+            .oracle = [](const auto& a) { return gelu_oracle(a[0]); }});
+}
+
+TEST_F(Ops, AttentionBetweenProjections) {
+  constexpr std::int64_t kB = 2, kL = 7, kH = 3, kD = 4, kC = kH * kD;
+  check_op(memory_, *stream_,
+           {.inputs = {{kB, kL, kC}},
+            .parameters = {{3 * kC, kC}, {kC, kC}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::linear(t, x[0], *p[0], nullptr);
+                  y = ops::attention(t, y, kH);
+                  return ops::linear(t, y, *p[1], nullptr);
+                },
+            .oracle =
+                [](const auto& a) {
+                  const Doubles qkv = linear_oracle(a[0], a[1], {}, kC);
+                  return linear_oracle(attention_oracle(qkv, kB, kL, kH, kD), a[2], {}, kC);
+                }});
+}
+
+TEST_F(Ops, AValueWithManyConsumers) {
+  // The gradient of x[0] arrives four times, twice from one addition.
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 7}, {3, 7}},
+            .parameters = {},
+            .run =
+                [](Tape& t, Values& x, Parameters&) {
+                  Value y = ops::add(t, x[0], x[0]);
+                  y = ops::add(t, std::move(y), x[1]);
+                  Value z = ops::add(t, ops::gelu(t, x[0]), x[0]);
+                  return ops::add(t, std::move(z), y);
+                },
+            .oracle =
+                [](const auto& a) {
+                  Doubles y = sum_oracle(sum_oracle(a[0], a[0]), a[1]);
+                  return sum_oracle(sum_oracle(gelu_oracle(a[0]), a[0]), y);
+                }});
+}
+
+TEST_F(Ops, Dropout) {
+  // The mask is found by dropping out ones under the same key; the operation is linear in x.
+  const Shape shape{9, 31};
+  const TapeOptions options{.seed = 5, .layer = 2};
+  Doubles mask;
+  run_on(*stream_, [&] {
+    Tape tape(memory_, *stream_, {}, options);
+    const std::vector<float> ones(9 * 31, 1.0F);
+    const Value y = ops::dropout(tape, {.tensor = tensor(shape, ones)}, 0.25F);
+    for (const float value : to_floats(y.tensor)) mask.push_back(static_cast<double>(value));
+  });
+  const auto dropped = std::count(mask.begin(), mask.end(), 0.0);
+  EXPECT_GT(dropped, 9 * 31 / 8);
+  EXPECT_LT(dropped, 9 * 31 / 2);
+  check_op(memory_, *stream_,
+           {.inputs = {shape, shape},
+            .parameters = {},
+            .run =
+                [](Tape& t, Values& x, Parameters&) {
+                  // x[0]'s gradient is shared with x[1]'s when dropout's backward gets it.
+                  return ops::add(t, ops::dropout(t, x[0], 0.25F), x[1]);
+                },
+            .oracle =
+                [&](const auto& a) {
+                  Doubles y = a[1];
+                  for (std::size_t i = 0; i < y.size(); ++i) y[i] += mask[i] * a[0][i];
+                  return y;
+                },
+            .options = options});
+}
+
+TEST_F(Ops, Embedding) {
+  const Tensor tokens = ints({2, 4}, {5, 0, 5, 2, 1, 5, 3, 0});
+  const std::vector<std::int32_t> rows(tokens.as<std::int32_t>(), tokens.as<std::int32_t>() + 8);
+  check_op(memory_, *stream_,
+           {.inputs = {},
+            .parameters = {{6, 3}, {9, 3}},  // a context of 9, of which 4 are used
+            .run = [&](Tape& t, Values&,
+                       Parameters& p) { return ops::embedding(t, tokens, *p[0], *p[1]); },
+            .oracle =
+                [&](const auto& a) {
+                  Doubles y;
+                  for (std::int64_t i = 0; i < 8; ++i) {
+                    for (std::int64_t c = 0; c < 3; ++c) {
+                      y.push_back(a[0][at(rows[at(i)] * 3 + c)] + a[1][at(i % 4 * 3 + c)]);
+                    }
+                  }
+                  return y;
+                }});
+}
+
+/// Losses of the tape and their gradients against the oracle's; the losses' own weights must all be
+/// loss_scale.
+class Losses : public Ops {
+ protected:
+  static constexpr float kScale = 0.125F;
+
+  struct Result {
+    std::vector<float> losses, dx, dw;
+  };
+
+  Result run(bool fused, const Shape& x_shape, std::int64_t vocab_size, const Tensor& targets) {
+    const std::int64_t c = x_shape[x_shape.rank() - 1];
+    Result result;
+    run_on(*stream_, [&] {
+      OwnedParameter w(memory_, {vocab_size, c}, random_floats(vocab_size * c, 7));
+      Tape tape(memory_, *stream_, {}, {.loss_scale = kScale, .threads = kThreads});
+      Tensor dx;
+      Value x = test::leaf(tape, tensor(x_shape, random_floats(x_shape.numel(), 8)), dx);
+      Value losses;
+      if (fused) {
+        losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets);
+      } else {
+        losses = ops::cross_entropy(tape, ops::linear(tape, x, w.parameter, nullptr), targets);
+      }
+      const std::vector<float> scale(static_cast<std::size_t>(losses.tensor.numel()), kScale);
+      tape.backward(losses, tensor(losses.shape(), scale));
+      result = {to_floats(losses.tensor), to_floats(dx), to_floats(w.gradient)};
+    });
+    EXPECT_EQ(activations(), 0);
+    return result;
+  }
+};
+
+TEST_F(Losses, CrossEntropyAndTheFusedLinear) {
+  constexpr std::int64_t kV = 11, kC = 5;
+  const std::vector<std::int32_t> targets{3, -1, 10, 0, 7, 7};
+  const OpCase op{
+      .inputs = {{6, kC}}, .parameters = {{kV, kC}}, .run = {}, .oracle = [&](const auto& a) {
+        return cross_entropy_oracle(linear_oracle(a[0], a[1], {}, kC), targets);
+      }};
+  const auto x = random_floats(6 * kC, 8);
+  const auto w = random_floats(kV * kC, 7);
+  const std::vector<Doubles> arguments{{x.begin(), x.end()}, {w.begin(), w.end()}};
+  const std::vector<float> weights(6, kScale);
+  for (const bool fused : {false, true}) {
+    // As (B, L, C) and (B, L): rows are rows.
+    const Result result = run(fused, {2, 3, kC}, kV, ints({2, 3}, targets));
+    test::expect_near(result.losses, op.oracle(arguments), "losses");
+    test::expect_near(result.dx, numeric_gradient(op, arguments, 0, weights), "dx");
+    test::expect_near(result.dw, numeric_gradient(op, arguments, 1, weights), "dw");
+  }
+}
+
+TEST_F(Losses, ChunksAreOneSum) {
+  constexpr std::int64_t kV = 40'009, kRows = 150;  // 64 rows at a time, and 22 at the end
+  ASSERT_EQ(ops::cross_entropy_chunk_rows(kRows, kV), 64);
+  std::vector<std::int32_t> targets;
+  for (std::int32_t i = 0; i < kRows; ++i) targets.push_back(i * 266 % 40'009);
+  const Tensor target_tensor = ints({kRows}, targets);
+  const Result whole = run(false, {kRows, 3}, kV, target_tensor);
+  const Result chunked = run(true, {kRows, 3}, kV, target_tensor);
+  const auto doubles = [](const std::vector<float>& v) { return Doubles(v.begin(), v.end()); };
+  test::expect_near(chunked.losses, doubles(whole.losses), "losses");
+  test::expect_near(chunked.dx, doubles(whole.dx), "dx");
+  test::expect_near(chunked.dw, doubles(whole.dw), "dw");
+}
+
+TEST_F(Losses, WithoutRecordingThereAreOnlyLosses) {
+  const Tensor targets = ints({4}, {1, 0, 2, 2});
+  OwnedParameter w(memory_, {3, 2}, random_floats(6, 7));
+  const Result recorded = run(true, {4, 2}, 3, targets);
+  run_on(*stream_, [&] {
+    Tape tape(memory_, *stream_, {}, {.record = false});
+    const std::vector<float> values = random_floats(8, 8);
+    const Tensor x = tensor({4, 2}, values);
+    Value losses;
+    losses = ops::linear_cross_entropy(tape, tape.input(x, false), w.parameter, targets);
+    EXPECT_EQ(to_floats(losses.tensor), recorded.losses);
+    EXPECT_EQ(to_floats(x), values);
+  });
+  EXPECT_FALSE(w.parameter.gradient_written);
+  EXPECT_TRUE(std::isnan(w.gradient.as<float>()[0]));
+}
+
+TEST(CrossEntropyChunk, IsAMultipleOf64AndSmall) {
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 50257), 64);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256), 8192);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1'000'000, 256), 16384);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(96, 65), 128);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1, 1), 64);
+}
+
+}  // namespace
+}  // namespace tessera
