@@ -21,8 +21,8 @@ enum class Recompute : std::uint8_t {
 
 /// One micro-batch as the layers see it.
 struct Batch {
-  Tensor inputs;           ///< of the first layer, e.g. tokens (B, L) int32
-  Tensor targets;          ///< of the last, e.g. tokens (B, L) int32
+  Tensor inputs = {};      ///< of the first layer, e.g. tokens (B, L) int32
+  Tensor targets = {};     ///< of the last, e.g. tokens (B, L) int32
   std::int64_t items = 0;  ///< losses that count, e.g. targets that are not ignored
   std::int64_t index = 0;  ///< global number of the micro-batch; keys dropout
 };
