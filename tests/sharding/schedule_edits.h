@@ -14,7 +14,7 @@
 #include "tessera/sharding/validate.h"
 
 // Plans of every sort, and the means to break them.
-namespace tessera::testing {
+namespace tessera::test {
 
 using Kind = ActionKind;
 
@@ -167,4 +167,4 @@ inline void expect_breaks(const Schedule& s, Rule rule, const std::string& says)
                      << text_of(violations) << to_string(s);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

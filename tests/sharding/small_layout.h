@@ -7,7 +7,7 @@
 
 #include "tessera/sharding/layout.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Elements that unit `unit` of small_layout has per rank, trainable and frozen: all different.
 inline std::int64_t trainable_per_rank(int unit) { return kFlatAlignment * (unit + 2); }
@@ -41,4 +41,4 @@ inline ModelLayout small_layout(int world_size, int blocks = 3) {
   return layout;
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

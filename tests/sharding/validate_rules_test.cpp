@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-using namespace testing;  // NOLINT: plans and edits
+using namespace test;  // NOLINT: plans and edits
 using Kind = ActionKind;
 
 TEST(ValidateResidency, FindsUseWithoutUnshard) {

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using namespace testing;  // NOLINT: plans and edits
+using namespace test;  // NOLINT: plans and edits
 using Kind = ActionKind;
 
 TEST(Validate, AcceptsWhateverThePlannerMakes) {

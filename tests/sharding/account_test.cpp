@@ -1,0 +1,329 @@
+#include "tessera/sharding/account.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "sharding/small_layout.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/plan.h"
+
+// The formulas are derived by hand from what a strategy does, not from the schedule. Per rank,
+// small_layout's units embedding, h.0, h.1, h.2, head have 128, 192, 256, 320, 384 trainable
+// elements, 1280 together; h.1 has 1280 frozen ones besides.
+namespace tessera {
+namespace {
+
+using test::small_layout;
+
+constexpr std::int64_t kTrainable = 128 + 192 + 256 + 320 + 384;
+constexpr std::int64_t kFrozen = 1280;
+constexpr int kUnits = 5;
+
+// One of each unit, h.1 with two flat parameters.
+constexpr std::int64_t kGatheredOnce = kTrainable + kFrozen;
+constexpr int kGatherCallsOnce = kUnits + 1;
+// With resharding after forward, h.2 (backward follows after the loss alone) and the head are
+// gathered once, h.0 and h.1 twice, and so is the embedding: for itself and for the tied head.
+constexpr std::int64_t kGatheredTwice = 2 * (128 + 192 + 256 + kFrozen) + 320 + 384;
+constexpr int kGatherCallsTwice = 2 * (1 + 1 + 2) + 1 + 1;
+
+struct Job {
+  std::string strategy;
+  Mesh mesh;
+  int micro_steps = 1;
+  DType parameter_dtype = DType::kFloat32;
+  DType reduce_dtype = DType::kFloat32;
+  ReductionOrder order = ReductionOrder::kRank;
+  bool accumulate_unsharded = false;
+
+  std::int64_t p() const { return static_cast<std::int64_t>(size_of(parameter_dtype)); }
+  std::int64_t g() const { return static_cast<std::int64_t>(size_of(reduce_dtype)); }
+  std::int64_t ranks() const { return mesh.world_size(); }
+  std::int64_t replicas() const { return mesh.replicate; }
+  std::int64_t shards() const { return mesh.shard; }
+  std::int64_t steps() const { return micro_steps; }
+  /// Bytes of optimizer state per element: the master weights are the parameters if those are fp32.
+  std::int64_t state() const { return parameter_dtype == DType::kFloat32 ? 8 : 12; }
+  std::string text() const {
+    return concat(strategy, " on ", mesh.replicate, 'x', mesh.shard, ", ", micro_steps,
+                  " micro-steps, ", to_string(parameter_dtype), " and ", to_string(reduce_dtype),
+                  ", order ", to_string(order), accumulate_unsharded ? ", no_sync" : "");
+  }
+};
+
+// Without prefetching: how many slots there are, and what is kept, can then be counted by hand.
+Schedule planned(const Job& setup) {
+  const Strategy& strategy = find_strategy(setup.strategy);
+  return plan(small_layout(setup.mesh.world_size()),
+              {.mesh = setup.mesh,
+               .placement = strategy.placement,
+               .reshard_after_forward = strategy.reshard_after_forward,
+               .reduction_order = setup.order,
+               .parameter_dtype = setup.parameter_dtype,
+               .reduce_dtype = setup.reduce_dtype,
+               .micro_steps = setup.micro_steps,
+               .accumulate_unsharded = setup.accumulate_unsharded,
+               .prefetch_forward = 0,
+               .prefetch_backward = 0});
+}
+
+struct Expected {
+  std::int64_t all_gather = 0, all_gather_calls = 0;
+  std::int64_t reduce_scatter = 0, reduce_scatter_calls = 0;
+  std::int64_t all_reduce = 0, all_reduce_calls = 0;
+};
+
+void expect_traffic(const Job& setup, const Expected& expected) {
+  Traffic traffic;
+  traffic.sent_of(CollectiveKind::kAllGather) = expected.all_gather;
+  traffic.calls_of(CollectiveKind::kAllGather) = expected.all_gather_calls;
+  traffic.sent_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter;
+  traffic.calls_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter_calls;
+  traffic.sent_of(CollectiveKind::kAllReduce) = expected.all_reduce;
+  traffic.calls_of(CollectiveKind::kAllReduce) = expected.all_reduce_calls;
+  const Traffic counted = account_traffic(planned(setup));
+  EXPECT_EQ(counted.sent_bytes, traffic.sent_bytes) << setup.text();
+  EXPECT_EQ(counted.calls, traffic.calls) << setup.text();
+  EXPECT_EQ(counted.copied_bytes, 0) << setup.text();
+}
+
+struct ExpectedMemory {
+  std::int64_t parameters = 0;
+  std::int64_t unsharded_parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t unsharded_gradients = 0;
+  std::int64_t optimizer = 0;
+};
+
+void expect_memory(const Job& setup, const ExpectedMemory& expected) {
+  MemoryUse use;
+  use[MemoryCategory::kParameters] = expected.parameters;
+  use[MemoryCategory::kUnshardedParameters] = expected.unsharded_parameters;
+  use[MemoryCategory::kGradients] = expected.gradients;
+  use[MemoryCategory::kUnshardedGradients] = expected.unsharded_gradients;
+  use[MemoryCategory::kOptimizer] = expected.optimizer;
+  EXPECT_EQ(account_memory(planned(setup)).bytes, use.bytes) << setup.text();
+}
+
+// Every world size, number of micro-steps and pair of dtypes.
+std::vector<Job> setups(const std::string& strategy) {
+  std::vector<Job> list;
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    for (const int micro_steps : {1, 3}) {
+      for (const auto& [p, g] : {std::pair{DType::kFloat32, DType::kFloat32},
+                                 {DType::kBFloat16, DType::kFloat32},
+                                 {DType::kBFloat16, DType::kBFloat16}}) {
+        list.push_back({.strategy = strategy,
+                        .mesh = {1, ranks},
+                        .micro_steps = micro_steps,
+                        .parameter_dtype = p,
+                        .reduce_dtype = g});
+      }
+    }
+  }
+  return list;
+}
+
+// Of replicas: both reduction orders.
+std::vector<Job> hybrid_setups(const std::string& strategy) {
+  std::vector<Job> list;
+  for (const Mesh mesh : {Mesh{2, 2}, Mesh{2, 3}, Mesh{3, 2}}) {
+    for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
+      for (Job setup : setups(strategy)) {
+        if (setup.mesh.shard != 1) continue;  // dtypes and micro-steps only
+        setup.mesh = mesh;
+        setup.order = order;
+        list.push_back(setup);
+      }
+    }
+  }
+  return list;
+}
+
+// (N-1)/N of N ranks' parts is N-1 parts; nothing is called if there is nobody to call.
+std::int64_t calls(const Job& s, std::int64_t count) { return s.ranks() > 1 ? count : 0; }
+
+TEST(AccountTraffic, NoShardReducesOncePerStep) {
+  for (const Job& s : setups("no_shard")) {
+    expect_traffic(s, {.all_reduce = 2 * s.g() * kTrainable * (s.ranks() - 1),
+                       .all_reduce_calls = calls(s, kUnits)});
+  }
+}
+
+TEST(AccountTraffic, Zero1ReducesAndGathersOncePerStep) {
+  for (const Job& s : setups("zero1")) {
+    expect_traffic(s, {.all_gather = s.p() * kTrainable * (s.ranks() - 1),
+                       .all_gather_calls = calls(s, kUnits),
+                       .reduce_scatter = s.g() * kTrainable * (s.ranks() - 1),
+                       .reduce_scatter_calls = calls(s, kUnits)});
+  }
+}
+
+TEST(AccountTraffic, Zero2ReducesInEveryMicroStep) {
+  for (const Job& s : setups("zero2")) {
+    expect_traffic(s, {.all_gather = s.p() * kTrainable * (s.ranks() - 1),
+                       .all_gather_calls = calls(s, kUnits),
+                       .reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1),
+                       .reduce_scatter_calls = calls(s, s.steps() * kUnits)});
+  }
+}
+
+TEST(AccountTraffic, ShardGradOpGathersOncePerMicroStep) {
+  for (const Job& s : setups("shard_grad_op")) {
+    expect_traffic(s, {.all_gather = s.steps() * s.p() * kGatheredOnce * (s.ranks() - 1),
+                       .all_gather_calls = calls(s, s.steps() * kGatherCallsOnce),
+                       .reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1),
+                       .reduce_scatter_calls = calls(s, s.steps() * kUnits)});
+  }
+}
+
+TEST(AccountTraffic, FullShardGathersTwicePerMicroStep) {
+  for (const Job& s : setups("full_shard")) {
+    expect_traffic(s, {.all_gather = s.steps() * s.p() * kGatheredTwice * (s.ranks() - 1),
+                       .all_gather_calls = calls(s, s.steps() * kGatherCallsTwice),
+                       .reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1),
+                       .reduce_scatter_calls = calls(s, s.steps() * kUnits)});
+  }
+}
+
+TEST(AccountTraffic, AccumulatingUnshardedReducesOncePerStep) {
+  for (Job s : setups("full_shard")) {
+    s.accumulate_unsharded = true;
+    expect_traffic(s, {.all_gather = s.steps() * s.p() * kGatheredTwice * (s.ranks() - 1),
+                       .all_gather_calls = calls(s, s.steps() * kGatherCallsTwice),
+                       .reduce_scatter = s.g() * kTrainable * (s.ranks() - 1),
+                       .reduce_scatter_calls = calls(s, kUnits)});
+  }
+}
+
+// A replica of F ranks holds N/F = R parts per rank. Across replicas the shard is fp32.
+TEST(AccountTraffic, HybridShardAddsOneReductionAcrossReplicas) {
+  for (const Job& s : hybrid_setups("hybrid_shard")) {
+    Expected expected{
+        .all_gather = s.steps() * s.p() * kGatheredTwice * s.replicas() * (s.shards() - 1),
+        .all_gather_calls = s.steps() * kGatherCallsTwice,
+        .reduce_scatter_calls = s.steps() * kUnits};
+    if (s.order == ReductionOrder::kRank) {
+      expected.reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1);
+      expected.all_gather += 4 * kTrainable * (s.replicas() - 1);
+      expected.all_gather_calls += kUnits;
+    } else {
+      expected.reduce_scatter = s.steps() * s.g() * kTrainable * s.replicas() * (s.shards() - 1);
+      expected.all_reduce = 2 * 4 * kTrainable * (s.replicas() - 1);
+      expected.all_reduce_calls = kUnits;
+    }
+    expect_traffic(s, expected);
+  }
+}
+
+TEST(AccountTraffic, HybridFullOptimizerGathersParametersAcrossReplicas) {
+  for (const Job& s : hybrid_setups("hybrid_full_optimizer")) {
+    Expected expected{
+        .all_gather = s.steps() * s.p() * kGatheredTwice * s.replicas() * (s.shards() - 1) +
+                      s.p() * kTrainable * (s.replicas() - 1),
+        .all_gather_calls = s.steps() * kGatherCallsTwice + kUnits,
+        .reduce_scatter_calls = s.steps() * kUnits};
+    if (s.order == ReductionOrder::kRank) {
+      expected.reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1);
+    } else {
+      expected.reduce_scatter = s.steps() * s.g() * kTrainable * s.replicas() * (s.shards() - 1) +
+                                4 * kTrainable * (s.replicas() - 1);
+      expected.reduce_scatter_calls += kUnits;
+    }
+    expect_traffic(s, expected);
+  }
+}
+
+// With backward in view, the gradients of a unit and of the tied embedding coexist: slots for the
+// largest unit and for the embedding.
+constexpr std::int64_t kGradientSlots = 384 + 128;
+// Of parameters: h.1, the largest (and others in turn); h.2, which stays over the loss; and the
+// embedding beside the head.
+constexpr std::int64_t kReshardSlots = 256 + kFrozen + 320 + 128;
+
+TEST(AccountMemory, NoShardHoldsEverything) {
+  for (const Job& s : setups("no_shard")) {
+    expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
+                      .gradients = s.g() * kTrainable * s.ranks(),
+                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .optimizer = s.state() * kTrainable * s.ranks()});
+  }
+}
+
+TEST(AccountMemory, Zero1CutsOptimizerState) {
+  for (const Job& s : setups("zero1")) {
+    expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
+                      .gradients = s.g() * kTrainable * s.ranks(),
+                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .optimizer = s.state() * kTrainable});
+  }
+}
+
+// On one rank there is nothing to reduce: gradients are whole and accumulate like no_shard's.
+ExpectedMemory sharded_gradients(const Job& s) {
+  const bool alone = s.ranks() == 1;
+  return {.gradients = (alone ? s.g() : 4) * kTrainable,
+          .unsharded_gradients = alone && s.steps() == 1 ? 0 : s.g() * kGradientSlots * s.ranks(),
+          .optimizer = s.state() * kTrainable};
+}
+
+TEST(AccountMemory, Zero2CutsGradientsToo) {
+  for (const Job& s : setups("zero2")) {
+    ExpectedMemory expected = sharded_gradients(s);
+    expected.parameters = s.p() * (kTrainable + kFrozen) * s.ranks();
+    expect_memory(s, expected);
+  }
+}
+
+TEST(AccountMemory, ShardGradOpHoldsAllParametersInSlots) {
+  for (const Job& s : setups("shard_grad_op")) {
+    ExpectedMemory expected = sharded_gradients(s);
+    expected.parameters = s.p() * (kTrainable + kFrozen);
+    // At the loss every unit is there.
+    expected.unsharded_parameters = s.ranks() == 1 ? 0 : s.p() * (kTrainable + kFrozen) * s.ranks();
+    expect_memory(s, expected);
+  }
+}
+
+TEST(AccountMemory, FullShardHoldsAFewUnitsInSlots) {
+  for (const Job& s : setups("full_shard")) {
+    ExpectedMemory expected = sharded_gradients(s);
+    expected.parameters = s.p() * (kTrainable + kFrozen);
+    expected.unsharded_parameters = s.ranks() == 1 ? 0 : s.p() * kReshardSlots * s.ranks();
+    expect_memory(s, expected);
+  }
+}
+
+TEST(AccountMemory, HybridsHoldOnePartPerReplica) {
+  for (const std::string strategy : {"hybrid_shard", "hybrid_full_optimizer"}) {
+    for (const Job& s : hybrid_setups(strategy)) {
+      const bool full = strategy == "hybrid_full_optimizer";
+      const bool by_rank = s.order == ReductionOrder::kRank;
+      expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.replicas(),
+                        .unsharded_parameters = s.p() * kReshardSlots * s.ranks(),
+                        .gradients = 4 * kTrainable * (full && by_rank ? 1 : s.replicas()),
+                        .unsharded_gradients = s.g() * kGradientSlots * s.ranks(),
+                        .optimizer = s.state() * kTrainable * (full ? 1 : s.replicas())});
+    }
+  }
+}
+
+// Allocations count in multiples of 64 bytes, each by itself.
+TEST(AccountMemory, RoundsEveryAllocation) {
+  Schedule s;
+  s.parameter_dtype = DType::kBFloat16;
+  s.units = {{"a", 1, 1}, {"b", 0, 33}};
+  s.layers = {{"a", {0, 1}, {0, 1}, {0}}};
+  s.gradient_slots = {1, 17};
+  MemoryUse use;
+  use[MemoryCategory::kParameters] = 64 + 64 + 128;  // b has nothing to train: no allocation
+  use[MemoryCategory::kGradients] = 64;
+  use[MemoryCategory::kUnshardedGradients] = 64 + 128;
+  use[MemoryCategory::kOptimizer] = 3 * 64;
+  EXPECT_EQ(account_memory(s).bytes, use.bytes);
+}
+
+}  // namespace
+}  // namespace tessera
