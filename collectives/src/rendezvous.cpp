@@ -67,11 +67,16 @@ void Family::add(std::weak_ptr<Wakeable> member) {
 }
 
 void Family::abort(std::string_view reason) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (aborted_.load(std::memory_order_relaxed)) return;
-  reason_ = reason;
-  aborted_.store(true, std::memory_order_seq_cst);
-  for (const auto& member : members_) {
+  std::vector<std::weak_ptr<Wakeable>> members;
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_.load(std::memory_order_relaxed)) return;
+    reason_ = reason;
+    aborted_.store(true, std::memory_order_seq_cst);
+    members.swap(members_);  // who joins from here on sees the flag before it sleeps
+  }
+  // Without the lock: a member takes its own, under which it may call add().
+  for (const auto& member : members) {
     if (const auto alive = member.lock()) alive->wake_all();
   }
 }
