@@ -234,6 +234,7 @@ void Executor::Impl::update(int unit, Stream& stream) {
 
 /// A whole flat parameter in fp32, put together from the finest shards of all ranks.
 std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
+  if (state_.flat(unit, trainable).padded_numel == 0) return {};
   Stream& stream = lanes_.of(Lane::kReduce);
   const TensorView mine = state_.finest_master(unit, trainable);
   std::vector<float> shard(static_cast<std::size_t>(mine.numel()));

@@ -1,0 +1,160 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/kernels/philox.h"
+#include "tessera/model/gpt.h"
+#include "tessera/sharding/account.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/plan.h"
+#include "tessera/sharding/validate.h"
+#include "tessera/trainer/launch.h"
+
+// A few steps of a small model on in-process ranks, by the sharding engine alone.
+namespace tessera::test {
+
+/// Pseudo-random tokens from a fifth of the vocabulary, so that there is something to learn. Sample
+/// i is a pure function of i.
+class RandomTokens : public BatchSource {
+ public:
+  RandomTokens(std::int64_t length, std::int64_t vocab, bool ignores_some)
+      : length_(length), vocab_(vocab), ignores_some_(ignores_some) {}
+  Shape input_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  Shape target_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  DType input_dtype() const override { return DType::kInt32; }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    std::int64_t counted = 0;
+    const RandomKey key{7, stream_of("tokens")};
+    for (std::int64_t i = 0; i < n * length_; ++i) {
+      const std::int64_t position = first * length_ + i;
+      const auto token = [&](std::int64_t p) {
+        return static_cast<std::int32_t>(random_word(key, p) %
+                                         static_cast<std::uint32_t>(vocab_ / 5));
+      };
+      inputs.as<std::int32_t>()[i] = token(position);
+      const bool ignored = ignores_some_ && random_word(key, -1 - position) % 3 == 0;
+      targets.as<std::int32_t>()[i] = ignored ? -1 : token(position + 1);
+      counted += ignored ? 0 : 1;
+    }
+    return counted;
+  }
+
+ private:
+  std::int64_t length_, vocab_;
+  bool ignores_some_;
+};
+
+struct SmallRun {
+  int ranks = 1;
+  int replicas = 0;
+  std::string strategy = "full_shard";
+  int steps = 3;
+  int micro_steps = 1;
+  int prefetch_forward = 1;
+  int prefetch_backward = 1;
+  bool accumulate_unsharded = false;
+  ReductionOrder reduction_order = ReductionOrder::kRank;
+  Recompute recompute = Recompute::kNone;
+  DType dtype = DType::kFloat32;
+  DType reduce_dtype = DType::kFloat32;
+  WrapPolicy wrap{};
+  bool ignores_some = true;
+  float dropout = 0.0F;
+  double clip_norm = 0.5;
+  std::function<void()> before_task{};
+  std::function<void(Model&)> edit{};  ///< e.g. freezes parameters
+};
+
+struct SmallResult {
+  Schedule schedule;
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<FullParameter> parameters;
+  MemoryPeak predicted, measured;
+  Traffic predicted_traffic, counted_traffic;  ///< of one step
+};
+
+/// Odd sizes on purpose; small enough for hundreds of runs.
+inline GptConfig small_gpt(float dropout = 0.0F) {
+  return {.vocab_size = 61,
+          .context_length = 11,
+          .layers = 3,
+          .heads = 2,
+          .width = 14,
+          .dropout = dropout,
+          .tie_embedding = true};
+}
+
+inline PlanOptions plan_options(const SmallRun& run) {
+  const Strategy& strategy = find_strategy(run.strategy);
+  return {.mesh = make_mesh(run.ranks, run.replicas, strategy.hybrid),
+          .placement = strategy.placement,
+          .reshard_after_forward = strategy.reshard_after_forward,
+          .reduction_order = run.reduction_order,
+          .parameter_dtype = run.dtype,
+          .reduce_dtype = run.reduce_dtype,
+          .micro_steps = run.micro_steps,
+          .accumulate_unsharded = run.accumulate_unsharded,
+          .prefetch_forward = run.prefetch_forward,
+          .prefetch_backward = run.prefetch_backward,
+          .recompute = run.recompute};
+}
+
+inline SmallResult train(const SmallRun& run) {
+  Model model = make_gpt(small_gpt(run.dropout));
+  if (run.edit) run.edit(model);
+  const RandomTokens source(11, 61, run.ignores_some);
+  const ModelLayout layout = make_layout(model, run.wrap, run.ranks);
+  SmallResult result;
+  result.schedule = plan(layout, plan_options(run));
+  require_valid(result.schedule);
+  ExecutorOptions options;
+  options.optimizer.clip_norm = run.clip_norm;
+  options.seed = 42;
+  options.micro_batch = 2;
+  options.before_task = run.before_task;
+  result.predicted = predict_memory(result.schedule, layout, model, source, options);
+  result.predicted_traffic = account_traffic(result.schedule);
+  const auto world = make_thread_group(run.ranks);
+  std::vector<MemoryPeak> peaks(static_cast<std::size_t>(run.ranks));
+  launch_ranks(world, [&](int rank, ProcessGroup& group) {
+    const auto device = make_cpu_device();
+    Memory memory(*device);
+    RankGroups groups = RankGroups::split_from(group, result.schedule);
+    Executor executor(result.schedule, layout, model, source, groups, memory, options);
+    for (int step = 0; step < run.steps; ++step) {
+      const StepResult r = executor.run_step(step, 1e-2);
+      if (rank != 0) continue;
+      result.losses.push_back(r.loss);
+      result.norms.push_back(r.gradient_norm);
+      if (step == 0) result.counted_traffic = groups.traffic();
+    }
+    peaks[static_cast<std::size_t>(rank)] = memory.peak();
+    auto parameters = executor.gather_parameters();
+    if (rank == 0) result.parameters = std::move(parameters);
+  });
+  result.measured = peaks[0];
+  for (const MemoryPeak& peak : peaks) {
+    if (!(peak == result.measured)) result.measured.total = -1;  // ranks must agree
+  }
+  return result;
+}
+
+/// Bitwise equality of two lists of parameters.
+inline bool same_bits(const std::vector<FullParameter>& a, const std::vector<FullParameter>& b) {
+  return std::ranges::equal(a, b, [](const FullParameter& x, const FullParameter& y) {
+    return x.name == y.name && x.values.size() == y.values.size() &&
+           std::memcmp(x.values.data(), y.values.data(), x.values.size() * sizeof(float)) == 0;
+  });
+}
+
+}  // namespace tessera::test
