@@ -1,0 +1,97 @@
+#include "command_line.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string type_name(const Setting& setting) {
+  if (!setting.choices.empty()) {
+    std::string all;
+    for (const std::string& choice : setting.choices) all += (all.empty() ? "" : "|") + choice;
+    return all;
+  }
+  switch (setting.type) {
+    case SettingType::kInteger:
+      return "N";
+    case SettingType::kNumber:
+      return "X";
+    case SettingType::kFlag:
+      return "[true|false]";
+    case SettingType::kBytes:
+      return "BYTES";
+    case SettingType::kText:
+      return "TEXT";
+  }
+  return "TEXT";
+}
+
+std::string default_text(const Setting& setting) {
+  if (setting.fallback.is_null()) return "";
+  if (setting.fallback.is_string()) {
+    const auto text = setting.fallback.get<std::string>();
+    return text == "\n" ? "a newline" : text;
+  }
+  return setting.fallback.dump();
+}
+
+}  // namespace
+
+SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const std::string& summary,
+                                 std::vector<Setting> flags, std::vector<Setting> keys_only)
+    : command_(app.add_subcommand(name, summary)),
+      flags_(std::move(flags)),
+      keys_only_(std::move(keys_only)) {
+  command_->allow_extras();  // so that an unknown flag gets a suggestion, see reject_extras
+  command_->footer(
+      "Every flag but --help and --config is also a key of the config file: "
+      "--micro-batch 4 is {\"micro_batch\": 4}.\nFlags win over the file.");
+  command_->add_option("--config", config_path_, "a JSON file of settings (comments allowed)")
+      ->type_name("FILE");
+  for (const Setting& setting : flags_) add_flag(setting);
+}
+
+void SettingsCommand::add_flag(const Setting& setting) {
+  // The values stay texts here: Config parses and checks them as it does those of a file.
+  const auto store = [this, name = setting.name](const CLI::results_t& results) {
+    texts_[name] = results.empty() || results.front().empty() ? "true" : results.back();
+    return true;
+  };
+  const auto store_text = [this, name = setting.name](const std::string& text) {
+    texts_[name] = text;
+  };
+  CLI::Option* option = nullptr;
+  if (setting.type == SettingType::kFlag) {
+    option = command_->add_option(flag_name(setting.name), store, setting.help);
+    option->expected(0, 1);
+  } else {
+    option = command_->add_option_function<std::string>(flag_name(setting.name), store_text,
+                                                        setting.help);
+  }
+  option->type_name(type_name(setting))->group(setting.group);
+  const std::string fallback = default_text(setting);
+  if (!fallback.empty()) option->default_str(fallback);
+}
+
+void SettingsCommand::reject_extras() const {
+  const std::vector<std::string> extras = command_->remaining();
+  if (extras.empty()) return;
+  const std::string& word = extras.front();
+  std::vector<std::string> names{"--help", "--config"};
+  for (const Setting& setting : flags_) names.push_back(flag_name(setting.name));
+  require(word.rfind('-', 0) == 0, ErrorCode::kConfig, "unexpected argument '", word,
+          "'; every setting is a flag, see 'tessera ", command_->get_name(), " --help'");
+  fail(ErrorCode::kConfig, unknown_name("flag", word.substr(0, word.find('=')), names));
+}
+
+Config SettingsCommand::config() const {
+  reject_extras();
+  std::vector<Setting> table = flags_;
+  table.insert(table.end(), keys_only_.begin(), keys_only_.end());
+  Config config(std::move(table));
+  if (!config_path_.empty()) config.read_file(config_path_);
+  for (const auto& [name, text] : texts_) config.set_text(name, text);
+  return config;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/trainer/config.h"
+
+namespace tessera::cli {
+
+/// A subcommand whose flags are a table of settings, with --config beside them.
+class SettingsCommand {
+ public:
+  /// Adds `name` to `app`. `flags`: settings that are flags of this command. `keys_only`: settings
+  /// of other commands, accepted in a config file so that commands can share one.
+  SettingsCommand(CLI::App& app, const std::string& name, const std::string& summary,
+                  std::vector<Setting> flags, std::vector<Setting> keys_only = {});
+
+  bool parsed() const { return command_->parsed(); }
+  /// The values after parsing: flag, else config file, else default. Throws Error{kConfig}.
+  Config config() const;
+
+ private:
+  void add_flag(const Setting& setting);
+  void reject_extras() const;
+
+  CLI::App* command_;
+  std::vector<Setting> flags_;
+  std::vector<Setting> keys_only_;
+  std::string config_path_;
+  std::map<std::string, std::string> texts_;  // what the command line gave, by setting
+};
+
+}  // namespace tessera::cli

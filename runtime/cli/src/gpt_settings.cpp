@@ -1,0 +1,129 @@
+#include "gpt_settings.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+using enum SettingType;
+
+constexpr double kMaxSize = 1 << 24;
+
+void check_below_one(const nlohmann::json& value) {
+  require(value.get<double>() < 1.0, ErrorCode::kConfig, value.dump(),
+          " is out of range; it must be at least 0 and below 1");
+}
+
+/// Takes the setting if it has a value, else tells what the value came to be.
+void read_size(Config& config, std::string_view name, std::int64_t& size) {
+  if (config.is_null(name)) {
+    config.set_effective(name, size);
+  } else {
+    size = config.get<std::int64_t>(name);
+  }
+}
+
+}  // namespace
+
+std::vector<Setting> model_settings() {
+  const auto size = [](const char* name, const char* what) {
+    return Setting{.name = name,
+                   .type = kInteger,
+                   .help = std::string(what) + " [the model's]",
+                   .group = "Model",
+                   .minimum = 1,
+                   .maximum = kMaxSize};
+  };
+  return {
+      {.name = "model",
+       .fallback = "gpt2-tiny",
+       .help = "a preset; the sizes below change it",
+       .group = "Model",
+       .choices = gpt_preset_names()},
+      size("layers", "transformer blocks"),
+      size("heads", "attention heads"),
+      size("width", "channels; a multiple of the heads"),
+      size("vocab_size", "tokens that the model knows; bytes need 256"),
+      size("context_length", "longest sequence"),
+      {.name = "dropout",
+       .type = kNumber,
+       .fallback = 0.0,
+       .help = "probability of dropping an activation",
+       .group = "Model",
+       .minimum = 0,
+       .check = check_below_one},
+      {.name = "sequence_length",
+       .type = kInteger,
+       .help = "tokens per sample [the context length]",
+       .group = "Model",
+       .minimum = 1,
+       .maximum = kMaxSize},
+  };
+}
+
+std::vector<Setting> data_settings() {
+  return {
+      {.name = "data",
+       .help = "what to train on: a text file, a folder of texts (bytes are tokens), or .bin files "
+               "of token ids",
+       .group = "Data"},
+      {.name = "data_kind",
+       .fallback = "auto",
+       .help = "what the files hold; auto: .bin files are tokens, others are text",
+       .group = "Data",
+       .choices = {"auto", "text", "tokens"}},
+      {.name = "shuffle",
+       .type = kFlag,
+       .fallback = true,
+       .help = "read samples in random order, another in each epoch",
+       .group = "Data"},
+  };
+}
+
+GptChoice choose_gpt(Config& config) {
+  GptChoice choice;
+  GptConfig& gpt = choice.config;
+  gpt = gpt_preset(config.get<std::string>("model"));
+  read_size(config, "layers", gpt.layers);
+  read_size(config, "heads", gpt.heads);
+  read_size(config, "width", gpt.width);
+  read_size(config, "vocab_size", gpt.vocab_size);
+  read_size(config, "context_length", gpt.context_length);
+  gpt.dropout = config.get<float>("dropout");
+  choice.sequence_length = gpt.context_length;
+  read_size(config, "sequence_length", choice.sequence_length);
+  require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
+          choice.sequence_length, ", but the model's context has ", gpt.context_length,
+          " tokens; give --sequence-length at most that or raise ", "--context-length");
+  return choice;
+}
+
+Model make_model(const GptChoice& choice) {
+  Model model = make_gpt(choice.config);
+  GptConfig as_used = choice.config;
+  as_used.context_length = choice.sequence_length;
+  model.flops_per_item = gpt_flops_per_token(as_used);
+  return model;
+}
+
+TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
+  require(
+      !config.is_null("data") && !config.get<std::string>("data").empty(), ErrorCode::kConfig,
+      "nothing to train on: give --data a text file, a folder of texts or .bin files of tokens");
+  DatasetOptions options;
+  options.path = config.get<std::string>("data");
+  options.kind = parse_data_kind(config.get<std::string>("data_kind"));
+  options.sequence_length = choice.sequence_length;
+  options.seed = config.get<std::uint64_t>("seed");
+  options.shuffle = config.get<bool>("shuffle");
+  options.vocab_size = choice.config.vocab_size;
+  TokenDataset dataset(options);
+  dataset.check_vocabulary(choice.config.vocab_size);
+  return dataset;
+}
+
+std::int64_t TokenShapes::fill(std::int64_t, std::int64_t, TensorView, TensorView) const {
+  fail(ErrorCode::kInternal, "a plan has no data");
+}
+
+}  // namespace tessera::cli

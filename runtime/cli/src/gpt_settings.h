@@ -1,0 +1,51 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/model/dataset.h"
+#include "tessera/model/gpt.h"
+#include "tessera/trainer/config.h"
+
+namespace tessera::cli {
+
+/// Settings of the model and of how it reads its data.
+std::vector<Setting> model_settings();
+/// Settings of where the data is.
+std::vector<Setting> data_settings();
+
+/// The GPT and the length of its samples.
+struct GptChoice {
+  GptConfig config;
+  std::int64_t sequence_length = 0;
+};
+
+/// The preset with the sizes that were given; writes them back into `config`.
+/// Throws Error{kConfig} if the sequences are longer than the context.
+GptChoice choose_gpt(Config& config);
+
+/// The model, with its FLOPs counted for the length of its samples.
+Model make_model(const GptChoice& choice);
+
+/// The data set, checked against the vocabulary. Throws Error that names the remedy.
+TokenDataset open_dataset(const Config& config, const GptChoice& choice);
+
+/// Stands for a data set of which only the shapes matter.
+class TokenShapes : public BatchSource {
+ public:
+  explicit TokenShapes(std::int64_t sequence_length) : sequence_length_(sequence_length) {}
+  Shape input_shape(std::int64_t micro_batch) const override {
+    return {micro_batch, sequence_length_};
+  }
+  DType input_dtype() const override { return DType::kInt32; }
+  Shape target_shape(std::int64_t micro_batch) const override {
+    return {micro_batch, sequence_length_};
+  }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override;
+
+ private:
+  std::int64_t sequence_length_;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,33 @@
+#include "interrupt.h"
+
+#include <array>
+#include <csignal>
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::array kSignals{SIGINT, SIGTERM};
+
+// A signal handler can reach nothing but a global.
+volatile std::sig_atomic_t received = 0;
+
+extern "C" void remember(int signal) { received = signal; }
+
+}  // namespace
+
+InterruptGuard::InterruptGuard() {
+  received = 0;
+  struct sigaction action {};
+  action.sa_handler = remember;
+  action.sa_flags = SA_RESETHAND | SA_RESTART;  // the second one finds the default: it kills
+  sigemptyset(&action.sa_mask);
+  for (const int signal : kSignals) sigaction(signal, &action, nullptr);
+}
+
+InterruptGuard::~InterruptGuard() {
+  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+}
+
+int InterruptGuard::signal() const { return received; }
+
+}  // namespace tessera::cli

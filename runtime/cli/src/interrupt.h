@@ -1,0 +1,17 @@
+#pragma once
+
+namespace tessera::cli {
+
+/// While one lives, the first Ctrl-C or SIGTERM is remembered and the second kills the process.
+class InterruptGuard {
+ public:
+  InterruptGuard();
+  ~InterruptGuard();
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+  /// The signal that has arrived, or 0.
+  int signal() const;
+};
+
+}  // namespace tessera::cli

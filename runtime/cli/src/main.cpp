@@ -1,0 +1,72 @@
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "command_line.h"
+#include "commands.h"
+#include "gpt_settings.h"
+#include "terminal.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
+  std::vector<Setting> all;
+  for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
+  return all;
+}
+
+int fail_with(const std::string& what, int exit_code) {
+  std::cout << std::flush;
+  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
+  return exit_code;
+}
+
+int exit_code_of(const Error& error) {
+  const bool users = error.code() == ErrorCode::kConfig || error.code() == ErrorCode::kNotFound;
+  return users ? kExitUsage : kExitRunTime;
+}
+
+int run(int argc, const char* const* argv) {
+  CLI::App app("Trains models with sharded data parallelism, and tells beforehand what it costs.",
+               "tessera");
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(40);
+  const SettingsCommand train(
+      app, "train", "Train a GPT on text or tokens on this machine",
+      joined({model_settings(), trainer_settings(), train_only_settings()}));
+  const SettingsCommand plan(
+      app, "plan", "Print a run's schedule, memory and traffic without running it",
+      joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::CallForVersion& version) {
+    return app.exit(version);
+  } catch (const CLI::ParseError& error) {
+    return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
+  }
+  return train.parsed() ? run_train(train.config()) : run_plan(plan.config());
+}
+
+}  // namespace
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  try {
+    return cli::run(argc, argv);
+  } catch (const Error& error) {
+    return cli::fail_with(error.what(), cli::exit_code_of(error));
+  } catch (const std::bad_alloc&) {
+    return cli::fail_with(
+        "out of memory; use fewer ranks, a smaller model or a smaller micro-batch",
+        cli::kExitRunTime);
+  } catch (const std::exception& error) {
+    return cli::fail_with(error.what(), cli::kExitRunTime);
+  }
+}

@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <iostream>
+
+#include "commands.h"
+#include "gpt_settings.h"
+#include "report.h"
+#include "terminal.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera::cli {
+namespace {
+
+// Of a long schedule: enough to see how forward gets going and how the step ends.
+constexpr std::size_t kShownFirst = 24;
+constexpr std::size_t kShownLast = 16;
+
+std::string action_line(const Schedule& schedule, std::size_t index) {
+  const Action& action = schedule.actions[index];
+  std::string line = std::to_string(index);
+  line.insert(0, line.size() < 6 ? 6 - line.size() : 0, ' ');
+  std::string lane(to_string(action.lane()));
+  lane.resize(std::max<std::size_t>(lane.size(), 8), ' ');
+  line += "  " + lane + "  " + describe(schedule, action);
+  for (std::size_t i = 0; i < action.waits.size(); ++i) {
+    line += (i == 0 ? "  | after " : ", ") + std::to_string(action.waits[i]);
+  }
+  return line;
+}
+
+void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
+  const std::size_t count = schedule.actions.size();
+  const bool elide = !all && count > kShownFirst + kShownLast + 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (elide && i == kShownFirst) {
+      const std::size_t skipped = count - kShownFirst - kShownLast;
+      out << "        ... " << skipped << " more actions; --actions shows all ...\n";
+      i += skipped;
+    }
+    out << action_line(schedule, i) << "\n";
+  }
+}
+
+void print_header(std::ostream& out, const Model& model, const TrainingPlan& plan) {
+  out << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(plan.options)
+      << "\n"
+      << "schedule: " << describe_shape(plan.schedule) << "\n";
+}
+
+void print_json(std::ostream& out, const Model& model, const Config& config,
+                const TrainingPlan& plan) {
+  nlohmann::ordered_json actions = nlohmann::ordered_json::array();
+  for (const Action& action : plan.schedule.actions) {
+    actions.push_back({{"kind", to_string(action.kind)},
+                       {"lane", to_string(action.lane())},
+                       {"unit", action.unit},
+                       {"layer", action.layer},
+                       {"micro_step", action.micro_step},
+                       {"slot", action.slot},
+                       {"axes", to_string(action.axes)},
+                       {"waits", action.waits}});
+  }
+  nlohmann::ordered_json units = nlohmann::ordered_json::array();
+  for (const ScheduleUnit& unit : plan.schedule.units) {
+    units.push_back({{"name", unit.name},
+                     {"trainable_numel", unit.trainable_numel},
+                     {"frozen_numel", unit.frozen_numel}});
+  }
+  const nlohmann::ordered_json json{{"kind", "plan"},
+                                    {"settings", config.values()},
+                                    {"parameters", parameter_count(model)},
+                                    {"units", units},
+                                    {"parameter_slots", plan.schedule.parameter_slots},
+                                    {"gradient_slots", plan.schedule.gradient_slots},
+                                    {"peak_bytes", to_json(plan.memory)},
+                                    {"sent_bytes", sent_bytes_to_json(plan.traffic)},
+                                    {"collectives", calls_to_json(plan.traffic)},
+                                    {"actions", actions}};
+  out << json.dump(2) << "\n";
+}
+
+}  // namespace
+
+std::vector<Setting> plan_only_settings() {
+  return {
+      {.name = "format",
+       .fallback = "text",
+       .help = "text: words; summary: without the actions; schedule: the schedule alone, as it can "
+               "be parsed again; json",
+       .group = "Output",
+       .choices = {"text", "summary", "schedule", "json"}},
+      {.name = "actions",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "show all actions, however many",
+       .group = "Output"},
+  };
+}
+
+int run_plan(Config config) {
+  const GptChoice choice = choose_gpt(config);
+  const TrainerOptions options = trainer_options(config);
+  const Model model = make_model(choice);
+  const TokenShapes shapes(choice.sequence_length);
+  const TrainingPlan plan = make_training_plan(model, shapes, options);
+  set_effective(config, plan.options);
+
+  const auto format = config.get<std::string>("format");
+  std::ostream& out = std::cout;
+  if (format == "json") {
+    print_json(out, model, config, plan);
+  } else if (format == "schedule") {
+    out << to_string(plan.schedule);
+  } else {
+    print_header(out, model, plan);
+    if (format == "text") {
+      out << "\n";
+      print_actions(out, plan.schedule, config.get<bool>("actions"));
+    }
+    out << "\n";
+    print_memory(out, plan.memory);
+    out << "\n";
+    print_traffic(out, plan.traffic);
+  }
+  return kExitGood;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,73 @@
+#include "progress.h"
+
+#include <algorithm>
+#include <string>
+
+#include "tessera/trainer/byte_size.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kRedraw{100};
+constexpr double kSmoothing = 0.2;  // weight of the newest step in the shown rate
+
+std::string bar(double done, int width) {
+  const int full = static_cast<int>(done * width);
+  std::string text;
+  for (int i = 0; i < width; ++i) text += i < full ? "━" : "─";
+  return text;
+}
+
+}  // namespace
+
+Progress::Progress(std::int64_t steps, bool quiet)
+    : steps_(steps), quiet_(quiet), terminal_(inspect(stderr)) {}
+
+Progress::~Progress() {
+  if (line_open_) std::fputc('\n', stderr);
+}
+
+void Progress::show(const StepRecord& record) {
+  if (quiet_) return;
+  if (record.step > 1) seconds_ += record.seconds;
+  rate_ = record.step <= 2 ? record.tokens_per_second
+                           : (1.0 - kSmoothing) * rate_ + kSmoothing * record.tokens_per_second;
+  if (terminal_.interactive) {
+    draw(record);
+  } else {
+    print(record);
+  }
+}
+
+void Progress::draw(const StepRecord& record) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_drawn_ < kRedraw && record.step < steps_) return;
+  last_drawn_ = now;
+  const double mean =
+      record.step > 1 ? seconds_ / static_cast<double>(record.step - 1) : record.seconds;
+  const std::string left = "step " + std::to_string(record.step) + "/" + std::to_string(steps_);
+  const std::string right = "loss " + fixed(record.loss, 4) + "  " + with_prefix(rate_) +
+                            " tokens/s  peak " + format_bytes(record.peak_bytes) + "  ETA " +
+                            as_clock(mean * static_cast<double>(steps_ - record.step));
+  const int room = terminal_.columns - static_cast<int>(left.size() + right.size()) - 4;
+  std::string line = left + "  ";
+  if (room >= 5) {
+    const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
+    line += paint(terminal_, Colour::kGreen, bar(done, std::min(room, 40))) + "  ";
+  }
+  line += right;
+  std::fprintf(stderr, "\r\033[K%s", line.c_str());
+  std::fflush(stderr);
+  line_open_ = true;
+}
+
+void Progress::print(const StepRecord& record) {
+  const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
+  if (record.step != 1 && record.step != steps_ && record.step % tenth != 0) return;
+  std::fprintf(stderr, "step %lld/%lld  loss %.4f  gradient norm %.3f  %s tokens/s  peak %s\n",
+               static_cast<long long>(record.step), static_cast<long long>(steps_), record.loss,
+               record.gradient_norm, with_prefix(rate_).c_str(),
+               format_bytes(record.peak_bytes).c_str());
+}
+
+}  // namespace tessera::cli

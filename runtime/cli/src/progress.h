@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "terminal.h"
+#include "tessera/trainer/trainer.h"
+
+namespace tessera::cli {
+
+/// Shows a training run on stderr: one line that rewrites itself in a terminal, else a plain line
+/// for the first step, the last, and every tenth of the way.
+class Progress {
+ public:
+  Progress(std::int64_t steps, bool quiet);
+  /// Ends the line, so that what comes next starts on its own.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show(const StepRecord& record);
+
+ private:
+  void draw(const StepRecord& record);
+  void print(const StepRecord& record);
+
+  std::int64_t steps_;
+  bool quiet_;
+  Terminal terminal_;
+  std::chrono::steady_clock::time_point last_drawn_{};
+  double seconds_ = 0.0;  ///< of all steps but the first
+  double rate_ = 0.0;     ///< tokens per second, smoothed
+  bool line_open_ = false;
+};
+
+}  // namespace tessera::cli

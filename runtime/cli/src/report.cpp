@@ -1,0 +1,153 @@
+#include "report.h"
+
+#include <array>
+#include <ostream>
+
+#include "terminal.h"
+#include "tessera/trainer/byte_size.h"
+#include "text_table.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string plural(std::int64_t count, const std::string& noun) {
+  return with_commas(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+std::string in_words(std::string_view key) {
+  std::string text(key);
+  for (char& c : text) {
+    if (c == '_') c = ' ';
+  }
+  return text;
+}
+
+/// Calls `row(name, category bytes of a, of b)` for what either uses, and for the total.
+template <typename Row>
+void for_each_category(const MemoryPeak& a, const MemoryPeak& b, const Row& row) {
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const std::int64_t first = a.by_category[category];
+    const std::int64_t second = b.by_category[category];
+    if (first != 0 || second != 0) row("  " + in_words(to_string(category)), first, second);
+  }
+  row("  peak of the sum", a.total, b.total);
+}
+
+std::string verdict(std::int64_t predicted, std::int64_t measured) {
+  if (predicted == measured) return "equal";
+  const std::int64_t more = measured - predicted;
+  return (more > 0 ? "+" : "") + with_commas(more) + " B";
+}
+
+void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) {
+  TextTable table({"memory of a rank", "predicted", "measured", ""});
+  for_each_category(summary.predicted_memory, summary.measured_memory,
+                    [&](const std::string& name, std::int64_t predicted, std::int64_t measured) {
+                      table.add({name, format_bytes(predicted), format_bytes(measured),
+                                 verdict(predicted, measured)});
+                    });
+  table.print(out);
+}
+
+void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary) {
+  const Traffic& predicted = summary.predicted_traffic;
+  const Traffic& counted = summary.counted_traffic.front();
+  TextTable table({"sent by a rank", "predicted", "counted", "", "calls"});
+  bool any = false;
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    if (predicted.calls_of(kind) == 0 && counted.calls_of(kind) == 0) continue;
+    any = true;
+    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
+               format_bytes(counted.sent_of(kind)),
+               verdict(predicted.sent_of(kind), counted.sent_of(kind)),
+               with_commas(counted.calls_of(kind))});
+  }
+  if (!any) return;
+  table.print(out);
+  out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
+      << " bytes; scalars: " << format_bytes(summary.control_bytes) << "\n";
+}
+
+std::string exposed_share(const TimelineSummary& timeline) {
+  const double share =
+      timeline.step_seconds > 0.0 ? timeline.exposed_seconds / timeline.step_seconds : 0.0;
+  return fixed(100.0 * share, 1) + " % of a step waits for communication";
+}
+
+}  // namespace
+
+std::string describe_ranks(const TrainerOptions& options) {
+  std::string text = options.strategy + " on " + plural(options.ranks, "rank");
+  if (options.replicas > 1) {
+    text += " (" + std::to_string(options.replicas) + " replicas of " +
+            std::to_string(options.ranks / options.replicas) + ")";
+  }
+  return text + ", " + std::string(to_string(options.precision)) + ", " +
+         plural(options.threads_per_rank, "thread") + " per rank";
+}
+
+std::string describe_shape(const Schedule& schedule) {
+  std::array<std::int64_t, kActionKinds> counts{};
+  for (const Action& action : schedule.actions) ++counts[static_cast<std::size_t>(action.kind)];
+  std::string kinds;
+  for (int i = 0; i < kActionKinds; ++i) {
+    const std::int64_t count = counts[static_cast<std::size_t>(i)];
+    if (count == 0) continue;
+    kinds += (kinds.empty() ? "" : ", ") + with_commas(count) + " " +
+             in_words(to_string(static_cast<ActionKind>(i)));
+  }
+  const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
+  return plural(size(schedule.actions), "action") + " per step (" + kinds + "); " +
+         plural(size(schedule.units), "unit") + ", " +
+         plural(size(schedule.parameter_slots), "parameter slot") + ", " +
+         plural(size(schedule.gradient_slots), "gradient slot");
+}
+
+std::string describe_model(const Model& model, const TrainingPlan& plan) {
+  return with_prefix(static_cast<double>(parameter_count(model))) + " parameters in " +
+         plural(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+}
+
+void print_memory(std::ostream& out, const MemoryPeak& predicted) {
+  TextTable table({"memory of a rank", "predicted", "bytes"});
+  for_each_category(predicted, predicted,
+                    [&](const std::string& name, std::int64_t bytes, std::int64_t) {
+                      table.add({name, format_bytes(bytes), with_commas(bytes)});
+                    });
+  table.print(out);
+}
+
+void print_traffic(std::ostream& out, const Traffic& predicted) {
+  TextTable table({"sent by a rank per step", "predicted", "bytes", "calls"});
+  std::int64_t total = 0;
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    if (predicted.calls_of(kind) == 0) continue;
+    total += predicted.sent_of(kind);
+    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
+               with_commas(predicted.sent_of(kind)), with_commas(predicted.calls_of(kind))});
+  }
+  table.add({"  in all", format_bytes(total), with_commas(total)});
+  table.print(out);
+}
+
+void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
+                   const RunMeasurements& measurements) {
+  out << "schedule  " << describe_shape(plan.schedule) << "\n";
+  out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
+      << " in " << plural(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
+  out << "speed     " << with_prefix(summary.tokens_per_second) << " tokens/s";
+  if (measurements.mfu > 0.0) {
+    out << ", MFU " << fixed(100.0 * measurements.mfu, 1) << " % of the "
+        << with_prefix(measurements.matmul_flops_per_second) << "FLOP/s measured in matmul";
+  }
+  if (summary.timeline && plan.options.ranks > 1) out << ", " << exposed_share(*summary.timeline);
+  out << "\n";
+  print_memory_comparison(out, summary);
+  print_traffic_comparison(out, summary);
+  out << "parameters sha256 " << summary.parameters_sha256 << "\n";
+}
+
+}  // namespace tessera::cli

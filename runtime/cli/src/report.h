@@ -1,0 +1,27 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/trainer.h"
+
+namespace tessera::cli {
+
+/// "full_shard on 4 ranks (1 replica of 4), fp32, 1 thread per rank".
+std::string describe_ranks(const TrainerOptions& options);
+/// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
+std::string describe_shape(const Schedule& schedule);
+/// "0.82 M parameters in 6 units".
+std::string describe_model(const Model& model, const TrainingPlan& plan);
+
+/// Memory of one rank by category, as predicted.
+void print_memory(std::ostream& out, const MemoryPeak& predicted);
+/// Bytes and calls of one rank's step by kind of collective, as predicted.
+void print_traffic(std::ostream& out, const Traffic& predicted);
+
+/// What a finished run came to, with each prediction beside its measurement.
+void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
+                   const RunMeasurements& measurements);
+
+}  // namespace tessera::cli

@@ -1,0 +1,92 @@
+#include "sample.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "tessera/core/error.h"
+#include "tessera/model/generate.h"
+#include "tessera/model/gpt_sampler.h"
+
+namespace tessera::cli {
+namespace {
+
+using enum SettingType;
+
+// Every token of a sample runs the model once: by default only where that takes seconds.
+constexpr std::int64_t kSmallModel = 20'000'000;
+constexpr std::int64_t kDefaultTokens = 200;
+
+}  // namespace
+
+std::vector<Setting> sample_settings() {
+  return {
+      {.name = "sample_tokens",
+       .type = kInteger,
+       .help = "length of the text that the trained model makes up; 0: none [200 for text and a "
+               "model of up to 20 M parameters]",
+       .group = "Sample",
+       .minimum = 0,
+       .maximum = 1 << 20},
+      {.name = "prompt",
+       .fallback = "\n",
+       .help = "what the sample begins with",
+       .group = "Sample"},
+      {.name = "temperature",
+       .type = kNumber,
+       .fallback = 0.8,
+       .help = "divides the logits; 0 takes the likeliest token",
+       .group = "Sample",
+       .minimum = 0,
+       .maximum = 100},
+      {.name = "top_k",
+       .type = kInteger,
+       .fallback = 0,
+       .help = "draw from the k likeliest tokens; 0: from all",
+       .group = "Sample",
+       .minimum = 0,
+       .maximum = 1 << 24},
+  };
+}
+
+std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset) {
+  const bool is_text = dataset.kind() == DataKind::kText;
+  if (config.is_null("sample_tokens")) {
+    const bool small = parameter_count(model) <= kSmallModel;
+    config.set_effective("sample_tokens", is_text && small ? kDefaultTokens : 0);
+  }
+  const auto tokens = config.get<std::int64_t>("sample_tokens");
+  require(
+      tokens == 0 || is_text, ErrorCode::kConfig,
+      "--sample-tokens needs text as data: what the ids of a token file mean is not known here; "
+      "give --sample-tokens 0");
+  require(tokens == 0 || !config.get<std::string>("prompt").empty(), ErrorCode::kConfig,
+          "--prompt is empty; a sample begins with at least one character");
+  return tokens;
+}
+
+std::string make_sample(const Config& config, const GptChoice& choice, int threads,
+                        const std::vector<FullParameter>& parameters) {
+  std::unordered_map<std::string, const FullParameter*> by_name;
+  for (const FullParameter& parameter : parameters) by_name[parameter.name] = &parameter;
+  GptSampler sampler(choice.config,
+                     [&](const ParameterSpec& spec, std::span<float> values) {
+                       const FullParameter& parameter = *by_name.at(spec.name);
+                       std::copy(parameter.values.begin(), parameter.values.end(), values.begin());
+                     },
+                     {.threads = threads});
+
+  GenerateOptions options;
+  options.tokens = config.get<std::int64_t>("sample_tokens");
+  options.context_length = choice.config.context_length;
+  options.temperature = config.get<float>("temperature");
+  options.top_k = config.get<int>("top_k");
+  options.seed = config.get<std::uint64_t>("seed");
+  std::vector<std::int32_t> tokens = to_byte_tokens(config.get<std::string>("prompt"));
+  const auto made = generate(options, tokens, [&](std::span<const std::int32_t> context) {
+    return sampler.next_logits(context);
+  });
+  tokens.insert(tokens.end(), made.begin(), made.end());
+  return printable(tokens);
+}
+
+}  // namespace tessera::cli

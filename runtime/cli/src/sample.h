@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpt_settings.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/trainer/config.h"
+
+namespace tessera::cli {
+
+/// Settings of the text that the trained model makes up.
+std::vector<Setting> sample_settings();
+
+/// How many tokens to make up; fills in the default, which depends on the model and the data.
+std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset);
+
+/// What the model continues the prompt with, prompt included, safe to show.
+std::string make_sample(const Config& config, const GptChoice& choice, int threads,
+                        const std::vector<FullParameter>& parameters);
+
+}  // namespace tessera::cli

@@ -1,0 +1,75 @@
+#include "terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+
+namespace tessera::cli {
+
+Terminal inspect(std::FILE* stream) {
+  Terminal terminal;
+  const int fd = fileno(stream);
+  const char* kind = std::getenv("TERM");
+  terminal.interactive = isatty(fd) == 1 && !(kind != nullptr && std::string(kind) == "dumb");
+  const char* no_color = std::getenv("NO_COLOR");
+  terminal.colours = terminal.interactive && (no_color == nullptr || *no_color == '\0');
+  winsize size{};
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.columns = size.ws_col;
+  return terminal;
+}
+
+std::string paint(const Terminal& terminal, Colour colour, const std::string& text) {
+  if (!terminal.colours) return text;
+  switch (colour) {
+    case Colour::kGreen:
+      return "\033[32m" + text + "\033[0m";
+    case Colour::kRed:
+      return "\033[31m" + text + "\033[0m";
+    case Colour::kDim:
+      return "\033[2m" + text + "\033[0m";
+    case Colour::kBold:
+      return "\033[1m" + text + "\033[0m";
+  }
+  return text;
+}
+
+std::string with_commas(long long number) {
+  const std::string plain = std::to_string(number);
+  const std::size_t first = number < 0 ? 1 : 0;
+  std::string text;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    if (i > first && (plain.size() - i) % 3 == 0) text += ',';
+    text += plain[i];
+  }
+  return text;
+}
+
+std::string fixed(double number, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, number);
+  return text.data();
+}
+
+std::string with_prefix(double number) {
+  static constexpr std::array<const char*, 6> kPrefixes{"", " k", " M", " G", " T", " P"};
+  std::size_t prefix = 0;
+  while (std::abs(number) >= 999.5 && prefix + 1 < kPrefixes.size()) {
+    number /= 1000.0;
+    ++prefix;
+  }
+  const double size = std::abs(number);
+  return fixed(number, size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2) + kPrefixes[prefix];
+}
+
+std::string as_clock(double seconds) {
+  const auto whole = static_cast<long long>(std::llround(seconds));
+  const auto two = [](long long n) { return (n < 10 ? "0" : "") + std::to_string(n); };
+  const std::string tail = ":" + two(whole % 60);
+  if (whole < 3600) return std::to_string(whole / 60) + tail;
+  return std::to_string(whole / 3600) + ":" + two(whole / 60 % 60) + tail;
+}
+
+}  // namespace tessera::cli

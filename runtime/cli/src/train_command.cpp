@@ -1,0 +1,106 @@
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "gpt_settings.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "report.h"
+#include "sample.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/metrics.h"
+#include "tessera/trainer/trainer.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+void print_header(const Config& config, const Model& model, const TokenDataset& dataset,
+                  const TrainingPlan& plan) {
+  const TrainerOptions& options = plan.options;
+  const std::int64_t tokens_per_step = options.micro_batch * options.accumulate * options.ranks *
+                                       config.get<std::int64_t>("sequence_length");
+  std::cout << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(options)
+            << "\n"
+            << "data: " << with_commas(dataset.tokens()) << " tokens from "
+            << with_commas(static_cast<long long>(dataset.files().size())) << " files, "
+            << with_commas(tokens_per_step) << " per step\n"
+            << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
+  for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
+  std::cout << std::flush;
+}
+
+RunMeasurements measure(const Model& model, const TrainingPlan& plan,
+                        const TrainingSummary& summary) {
+  RunMeasurements result;
+  const TrainerOptions& options = plan.options;
+  result.matmul_flops_per_second =
+      measure_matmul_flops(options.ranks, options.threads_per_rank, options.precision);
+  result.mfu =
+      model_flops_utilisation(model, summary.tokens_per_second, result.matmul_flops_per_second);
+  return result;
+}
+
+}  // namespace
+
+std::vector<Setting> train_only_settings() {
+  std::vector<Setting> all = data_settings();
+  for (Setting& setting : sample_settings()) all.push_back(std::move(setting));
+  all.push_back({.name = "log",
+                 .help = "write a JSON object per line here: the run, each step, a summary",
+                 .group = "Output"});
+  all.push_back({.name = "quiet",
+                 .type = SettingType::kFlag,
+                 .fallback = false,
+                 .help = "print nothing but errors",
+                 .group = "Output"});
+  return all;
+}
+
+int run_train(Config config) {
+  // Everything that can be wrong is found before a file is written.
+  const GptChoice choice = choose_gpt(config);
+  TrainerOptions options = trainer_options(config);
+  const Model model = make_model(choice);
+  const TokenDataset dataset = open_dataset(config, choice);
+  options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  const Trainer trainer(model, dataset, options);
+  const TrainingPlan& plan = trainer.plan();
+  set_effective(config, plan.options);
+  const bool quiet = config.get<bool>("quiet");
+  std::optional<RunLog> log;
+  if (!config.is_null("log")) {
+    log.emplace(config.get<std::string>("log"));
+    log->run(config.values());
+  }
+  if (!quiet) print_header(config, model, dataset, plan);
+
+  const InterruptGuard interrupt;
+  TrainingSummary summary;
+  {
+    Progress progress(plan.options.steps, quiet);
+    summary = trainer.train([&](const StepRecord& record) {
+      progress.show(record);
+      if (log) log->step(record);
+      return interrupt.signal() == 0;
+    });
+  }
+  const RunMeasurements measurements = measure(model, plan, summary);
+  if (log) log->summary(plan, summary, measurements);
+  if (!quiet) {
+    if (interrupt.signal() != 0) {
+      std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
+    }
+    std::cout << "\n";
+    print_summary(std::cout, plan, summary, measurements);
+    if (options.gather_parameters && interrupt.signal() == 0) {
+      const int threads = plan.options.threads_per_rank * plan.options.ranks;
+      std::cout << "\nsample\n" << make_sample(config, choice, threads, summary.parameters) << "\n";
+    }
+  }
+  return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();
+}
+
+}  // namespace tessera::cli
