@@ -32,6 +32,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -80,10 +81,13 @@ HWY_INLINE void store(FloatVec v, bfloat16* to) {
 template <typename T>
 HWY_INLINE FloatVec load_n(const T* from, std::int64_t count, float rest = 0.0F) {
   if (count == float_lanes()) return load(from);
-  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(float)];
-  for (T& lane : lanes) lane = T(rest);
-  std::memcpy(lanes, from, static_cast<std::size_t>(count) * sizeof(T));
-  return load(lanes);
+  constexpr std::int64_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
+  HWY_ALIGN T lanes[kMaxLanes] = {};
+  // The minimum changes nothing: it tells the compiler that the copy fits.
+  std::memcpy(lanes, from, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(T));
+  // `rest` joins after widening: it need not be representable in T.
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  return hn::IfThenElse(mask, load(lanes), splat(rest));
 }
 template <typename T>
 HWY_INLINE void store_n(FloatVec v, T* to, std::int64_t count) {

@@ -1,0 +1,275 @@
+#include "kernels/support.h"
+
+namespace tessera {
+namespace {
+
+struct Sizes {
+  std::int64_t batch, length, heads, dim;
+};
+
+std::string name(const Sizes& s) {
+  return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim);
+}
+
+/// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).
+struct Index {
+  Sizes s;
+  std::size_t qkv(std::int64_t b, std::int64_t l, std::int64_t part, std::int64_t h,
+                  std::int64_t d) const {
+    return at((((b * s.length + l) * 3 + part) * s.heads + h) * s.dim + d);
+  }
+  std::size_t out(std::int64_t b, std::int64_t l, std::int64_t h, std::int64_t d) const {
+    return at(((b * s.length + l) * s.heads + h) * s.dim + d);
+  }
+  std::size_t lse(std::int64_t b, std::int64_t h, std::int64_t l) const {
+    return at((b * s.heads + h) * s.length + l);
+  }
+};
+
+std::int64_t out_numel(const Sizes& s) { return s.batch * s.length * s.heads * s.dim; }
+
+struct ForwardOracle {
+  Doubles out, lse;
+};
+
+/// The probabilities of query l, and their log-denominator.
+Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::int64_t h,
+                      std::int64_t l, double& lse) {
+  Doubles p(at(l + 1));
+  double maximum = -INFINITY;
+  for (std::int64_t k = 0; k <= l; ++k) {
+    for (std::int64_t d = 0; d < i.s.dim; ++d) {
+      p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
+    }
+    p[at(k)] /= std::sqrt(static_cast<double>(i.s.dim));
+    maximum = std::max(maximum, p[at(k)]);
+  }
+  double sum = 0.0;
+  for (double& value : p) sum += value = std::exp(value - maximum);
+  for (double& value : p) value /= sum;
+  lse = maximum + std::log(sum);
+  return p;
+}
+
+/// Calls body(b, h, l) for every query.
+template <typename Body>
+void each_query(const Sizes& s, const Body& body) {
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      for (std::int64_t l = 0; l < s.length; ++l) body(b, h, l);
+    }
+  }
+}
+
+ForwardOracle forward_oracle(const Doubles& qkv, const Sizes& s) {
+  const Index i{s};
+  ForwardOracle r{Doubles(at(out_numel(s))), Doubles(at(s.batch * s.heads * s.length))};
+  each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
+    const Doubles p = probabilities(qkv, i, b, h, l, r.lse[i.lse(b, h, l)]);
+    for (std::int64_t k = 0; k <= l; ++k) {
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        r.out[i.out(b, l, h, d)] += p[at(k)] * qkv[i.qkv(b, k, 2, h, d)];
+      }
+    }
+  });
+  return r;
+}
+
+/// d_qkv by the textbook formulas, from the probabilities in full.
+Doubles backward_oracle(const Doubles& qkv, const Doubles& d_out, const Sizes& s) {
+  const Index i{s};
+  Doubles g(qkv.size());
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
+  each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
+    double lse = 0.0;
+    const Doubles p = probabilities(qkv, i, b, h, l, lse);
+    Doubles dp(p.size());
+    double delta = 0.0;
+    for (std::int64_t k = 0; k <= l; ++k) {
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        dp[at(k)] += d_out[i.out(b, l, h, d)] * qkv[i.qkv(b, k, 2, h, d)];
+        g[i.qkv(b, k, 2, h, d)] += p[at(k)] * d_out[i.out(b, l, h, d)];
+      }
+      delta += p[at(k)] * dp[at(k)];
+    }
+    for (std::int64_t k = 0; k <= l; ++k) {
+      const double ds = p[at(k)] * (dp[at(k)] - delta) * scale;
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        g[i.qkv(b, l, 0, h, d)] += ds * qkv[i.qkv(b, k, 1, h, d)];
+        g[i.qkv(b, k, 1, h, d)] += ds * qkv[i.qkv(b, l, 0, h, d)];
+      }
+    }
+  });
+  return g;
+}
+
+template <typename T>
+std::vector<std::uint8_t> workspace_for(const Sizes& s) {
+  // What is not the kernel's own must stay as it is: a guard follows.
+  const auto bytes = attention_workspace_bytes(s.batch, s.length, s.heads, s.dim, dtype_of<T>(),
+                                               omp_get_max_threads());
+  return std::vector<std::uint8_t>(at(bytes + 64), 0xa5);
+}
+
+void expect_guard(const std::vector<std::uint8_t>& workspace) {
+  for (std::size_t i = workspace.size() - 64; i < workspace.size(); ++i) {
+    ASSERT_EQ(workspace[i], 0xa5) << "the kernel wrote past its workspace";
+  }
+}
+
+template <typename T>
+struct Forward {
+  std::vector<T> out;
+  std::vector<float> lse;
+};
+
+template <typename T>
+Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
+  Forward<T> r{std::vector<T>(at(out_numel(s))),
+               std::vector<float>(at(s.batch * s.heads * s.length))};
+  auto workspace = workspace_for<T>(s);
+  NoStream stream;
+  cpu_kernels().attention_forward(
+      {.qkv = view_of(qkv, Shape{s.batch, s.length, 3, s.heads, s.dim}),
+       .out = view_of(r.out, Shape{s.batch, s.length, s.heads, s.dim}),
+       .lse = view_of(r.lse, Shape{s.batch, s.heads, s.length}),
+       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64)},
+      stream);
+  expect_guard(workspace);
+  return r;
+}
+
+template <typename T>
+std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s) {
+  Forward<T> f = forward(qkv, s);
+  std::vector<T> d_qkv(qkv.size());
+  auto workspace = workspace_for<T>(s);
+  const Shape out{s.batch, s.length, s.heads, s.dim};
+  const Shape packed{s.batch, s.length, 3, s.heads, s.dim};
+  NoStream stream;
+  cpu_kernels().attention_backward(
+      {.d_out = view_of(d_out, out),
+       .qkv = view_of(qkv, packed),
+       .out = view_of(f.out, out),
+       .lse = view_of(f.lse, Shape{s.batch, s.heads, s.length}),
+       .d_qkv = view_of(d_qkv, packed),
+       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64)},
+      stream);
+  expect_guard(workspace);
+  return d_qkv;
+}
+
+/// fp32: sums of a few thousand terms and one exp. bf16: p and ds are rounded (2^-8 each, at
+/// random) before the second products, the output once more: 2^-7 of the largest at most.
+template <typename T>
+constexpr double tolerance() {
+  return std::is_same_v<T, float> ? 1e-5 : 0x1p-7;
+}
+
+template <typename T>
+void check(const Sizes& s) {
+  SCOPED_TRACE(name(s));
+  const auto qkv = random_values<T>(3 * out_numel(s), 1, 1.5F);
+  const auto d_out = random_values<T>(out_numel(s), 2);
+  const ForwardOracle expected = forward_oracle(to_doubles(qkv), s);
+  const Forward<T> f = forward(qkv, s);
+  expect_close(f.out, expected.out, tolerance<T>(), "out");
+  expect_close(f.lse, expected.lse, 1e-5, "lse");
+  const Doubles d_qkv = backward_oracle(to_doubles(qkv), to_doubles(d_out), s);
+  expect_close(backward(qkv, d_out, s), d_qkv, tolerance<T>(), "d_qkv");
+}
+
+template <typename T>
+class Attention : public testing::Test {};
+using Types = testing::Types<float, bfloat16>;
+TYPED_TEST_SUITE(Attention, Types);
+
+TYPED_TEST(Attention, FollowsTheFormula) {
+  on_every_target([] {
+    for (const Sizes& s : {Sizes{1, 1, 1, 1}, Sizes{2, 3, 2, 5}, Sizes{1, 17, 3, 16},
+                           Sizes{1, 130, 2, 33}, Sizes{2, 257, 1, 8}}) {
+      check<TypeParam>(s);
+    }
+  });
+}
+
+TYPED_TEST(Attention, CrossesBlocksOfKeysAndQueries) {
+  for (const Sizes& s :
+       {Sizes{1, 128, 1, 64}, Sizes{1, 512, 1, 4}, Sizes{1, 513, 1, 7}, Sizes{1, 1031, 1, 3},
+        Sizes{1, 700, 2, 32}, Sizes{1, 140, 1, 256}, Sizes{3, 64, 5, 128}}) {
+    check<TypeParam>(s);
+  }
+}
+
+TYPED_TEST(Attention, DoesNotDependOnTheThreads) {
+  for (const Sizes& s : {Sizes{1, 300, 1, 32}, Sizes{2, 600, 3, 16}}) {
+    const auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
+    const auto d_out = random_values<TypeParam>(out_numel(s), 2);
+    run_on_any_threads([&] { return forward(qkv, s).out; });
+    run_on_any_threads([&] { return forward(qkv, s).lse; });
+    run_on_any_threads([&] { return backward(qkv, d_out, s); });
+  }
+}
+
+TYPED_TEST(Attention, TakesEmptySizes) {
+  for (const Sizes& s : {Sizes{0, 4, 2, 8}, Sizes{2, 0, 2, 8}, Sizes{2, 4, 0, 8}}) {
+    EXPECT_EQ(
+        attention_workspace_bytes(s.batch, s.length, s.heads, s.dim, dtype_of<TypeParam>(), 3), 0);
+    backward(std::vector<TypeParam>(), std::vector<TypeParam>(), s);
+  }
+}
+
+TEST(AttentionForward, LargeScoresDoNotOverflow) {
+  const Sizes s{1, 600, 1, 16};
+  const auto qkv = random_values<float>(3 * out_numel(s), 3, 30.0F);
+  const ForwardOracle expected = forward_oracle(to_doubles(qkv), s);
+  // Scores of some 4000 have errors of 1e-3 before the exponential.
+  expect_close(forward(qkv, s).out, expected.out, 4e-3, "out");
+}
+
+TEST(AttentionForward, LaterKeysHaveNoEffect) {
+  const Sizes s{1, 200, 2, 16};
+  auto qkv = random_values<float>(3 * out_numel(s), 4);
+  const auto before = forward(qkv, s).out;
+  const std::int64_t row = 3 * s.heads * s.dim;
+  for (std::int64_t e = 150 * row; e < 200 * row; ++e) qkv[at(e)] += 100.0F;
+  const auto after = forward(qkv, s).out;
+  const std::int64_t kept = 150 * s.heads * s.dim;
+  EXPECT_EQ(std::memcmp(before.data(), after.data(), at(kept) * sizeof(float)), 0);
+  EXPECT_NE(std::memcmp(before.data(), after.data(), after.size() * sizeof(float)), 0);
+}
+
+TEST(AttentionOracle, BackwardIsTheGradientOfForward) {
+  const Sizes s{1, 4, 2, 3};
+  const Doubles qkv = to_doubles(random_values<float>(3 * out_numel(s), 1));
+  const Doubles d_out = to_doubles(random_values<float>(out_numel(s), 2));
+  const Doubles expected =
+      numeric_gradient([&](const Doubles& v) { return dot(d_out, forward_oracle(v, s).out); }, qkv);
+  const Doubles actual = backward_oracle(qkv, d_out, s);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-8);
+}
+
+TEST(AttentionWorkspace, GrowsWithThreadsAndNotWithHeads) {
+  const auto bytes = [](std::int64_t batch, std::int64_t length, std::int64_t heads, int threads) {
+    return attention_workspace_bytes(batch, length, heads, 64, DType::kFloat32, threads);
+  };
+  EXPECT_EQ(bytes(8, 1024, 12, 4), 4 * bytes(1, 1024, 1, 1));
+  // Never the L x L scores: linear in the length from some length on.
+  EXPECT_EQ(bytes(1, 65536, 1, 1) - bytes(1, 32768, 1, 1),
+            bytes(1, 98304, 1, 1) - bytes(1, 65536, 1, 1));
+}
+
+TEST(AttentionErrors, SmallWorkspaceIsNamed) {
+  std::vector<float> qkv(3 * 8 * 4), out(8 * 4), lse(8);
+  std::vector<std::uint8_t> workspace(128);
+  NoStream stream;
+  EXPECT_THROW(cpu_kernels().attention_forward({.qkv = view_of(qkv, Shape{1, 8, 3, 1, 4}),
+                                                .out = view_of(out, Shape{1, 8, 1, 4}),
+                                                .lse = view_of(lse, Shape{1, 1, 8}),
+                                                .workspace = view_of(workspace)},
+                                               stream),
+               Error);
+}
+
+}  // namespace
+}  // namespace tessera

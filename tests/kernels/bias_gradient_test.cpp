@@ -1,0 +1,62 @@
+#include "kernels/support.h"
+
+namespace tessera {
+namespace {
+
+template <typename T, typename D>
+std::vector<D> run(std::vector<T> dy, std::vector<D> db, std::int64_t rows, bool accumulate) {
+  NoStream stream;
+  const auto columns = static_cast<std::int64_t>(db.size());
+  cpu_kernels().bias_gradient(
+      {.dy = view_of(dy, Shape{rows, columns}), .db = view_of(db), .accumulate = accumulate},
+      stream);
+  return db;
+}
+
+/// Sums of `rows` numbers in fp32 in an order of the kernel's choice, rounded once to D.
+template <typename T, typename D>
+void check(std::int64_t rows, std::int64_t columns, bool accumulate) {
+  SCOPED_TRACE(concat(rows, " x ", columns, accumulate ? ", accumulate" : ""));
+  const auto dy = random_values<T>(rows * columns, 5);
+  const auto db = random_values<D>(columns, 6);
+  Doubles expected, bound;
+  for (std::int64_t j = 0; j < columns; ++j) {
+    double sum = accumulate ? static_cast<double>(as_float(db[at(j)])) : 0.0;
+    double magnitude = std::abs(sum);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const auto value = static_cast<double>(as_float(dy[at(i * columns + j)]));
+      sum += value;
+      magnitude += std::abs(value);
+    }
+    expected.push_back(sum);
+    bound.push_back(0x1p-21 * magnitude + rounding<D>() * std::abs(sum) * 1.001 + 1e-30);
+  }
+  // Column sums are per lane: no instruction set or thread count changes a bit.
+  const auto result = run_every_way([&] { return run(dy, db, rows, accumulate); });
+  expect_within(result, expected, bound, "db");
+}
+
+TEST(BiasGradient, SumsColumns) {
+  for (const std::int64_t rows : {0, 1, 7, 8, 17, 2101}) {
+    for (const std::int64_t columns : {1, 37}) {
+      for (const bool accumulate : {false, true}) {
+        check<float, float>(rows, columns, accumulate);
+        check<bfloat16, float>(rows, columns, accumulate);
+        check<bfloat16, bfloat16>(rows, columns, accumulate);
+      }
+    }
+  }
+}
+
+TEST(BiasGradient, TakesNoColumns) { check<float, float>(5, 0, false); }
+
+TEST(BiasGradient, RejectsAnotherWidth) {
+  std::vector<float> dy(12), db(5);
+  NoStream stream;
+  EXPECT_THROW(
+      cpu_kernels().bias_gradient({.dy = view_of(dy, Shape{3, 4}), .db = view_of(db)}, stream),
+      Error);
+}
+
+}  // namespace
+}  // namespace tessera

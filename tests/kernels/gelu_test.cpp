@@ -1,0 +1,111 @@
+#include "kernels/support.h"
+
+namespace tessera {
+namespace {
+
+double gelu(double x) {
+  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+double gelu_slope(double x) {
+  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+  const double du = std::sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
+  const double t = std::tanh(u);
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du;
+}
+
+/// Both tails, where exp under- or overflows, and all between.
+template <typename T>
+std::vector<T> inputs(std::int64_t n) {
+  std::vector<T> values = random_values<T>(n, 7, 2.0F);
+  const float special[] = {0.0F, -0.0F, 1e-30F, -6.0F, 6.0F, -12.0F, 12.0F, -100.0F, 100.0F};
+  for (std::size_t i = 0; i < std::size(special) && i < values.size(); ++i) {
+    values[i] = T(special[i]);
+  }
+  return values;
+}
+
+template <typename T>
+std::vector<T> forward(std::vector<T> x, bool in_place) {
+  std::vector<T> y(x.size());
+  NoStream stream;
+  cpu_kernels().gelu_forward({.x = view_of(x), .y = in_place ? view_of(x) : view_of(y)}, stream);
+  return in_place ? x : y;
+}
+
+template <typename T>
+std::vector<T> backward(std::vector<T> x, std::vector<T> dy, bool in_place) {
+  std::vector<T> dx(x.size());
+  NoStream stream;
+  cpu_kernels().gelu_backward(
+      {.x = view_of(x), .dy = view_of(dy), .dx = in_place ? view_of(dy) : view_of(dx)}, stream);
+  return in_place ? dy : dx;
+}
+
+/// A few roundings of the result for fp32; one rounding of the result for bf16.
+template <typename T>
+Doubles bounds(const Doubles& expected, const Doubles& magnitude) {
+  Doubles result;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    result.push_back(4e-7 * std::abs(magnitude[i]) + rounding<T>() * std::abs(expected[i]) + 1e-37);
+  }
+  return result;
+}
+
+template <typename T>
+class Gelu : public testing::Test {};
+using Types = testing::Types<float, bfloat16>;
+TYPED_TEST_SUITE(Gelu, Types);
+
+TYPED_TEST(Gelu, ForwardFollowsTheFormula) {
+  for (const std::int64_t n : {0, 1, 7, 16, 33, 1009, 40009}) {
+    SCOPED_TRACE(n);
+    const auto x = inputs<TypeParam>(n);
+    Doubles expected;
+    for (const double value : to_doubles(x)) expected.push_back(gelu(value));
+    on_every_target([&] {
+      const auto y = run_on_any_threads([&] { return forward(x, false); });
+      expect_within(y, expected, bounds<TypeParam>(expected, to_doubles(x)), "y");
+      EXPECT_TRUE(same_bits(y, forward(x, true))) << "in place";
+    });
+  }
+}
+
+TYPED_TEST(Gelu, BackwardFollowsTheFormula) {
+  for (const std::int64_t n : {0, 1, 7, 16, 33, 1009, 40009}) {
+    SCOPED_TRACE(n);
+    const auto x = inputs<TypeParam>(n);
+    const auto dy = random_values<TypeParam>(n, 8);
+    Doubles expected, magnitude;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double gradient = static_cast<double>(as_float(dy[i]));
+      expected.push_back(gradient * gelu_slope(static_cast<double>(as_float(x[i]))));
+      magnitude.push_back(2.0 * gradient);
+    }
+    on_every_target([&] {
+      const auto dx = run_on_any_threads([&] { return backward(x, dy, false); });
+      expect_within(dx, expected, bounds<TypeParam>(expected, magnitude), "dx");
+      EXPECT_TRUE(same_bits(dx, backward(x, dy, true))) << "in place";
+    });
+  }
+}
+
+TEST(GeluOracle, SlopeIsTheDerivative) {
+  for (double x = -6.0; x < 6.0; x += 0.37) {
+    EXPECT_NEAR(gelu_slope(x), (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6, 1e-8) << x;
+  }
+}
+
+TEST(GeluErrors, DifferentSizesAreNamed) {
+  std::vector<float> x(4), y(5);
+  NoStream stream;
+  EXPECT_THROW(cpu_kernels().gelu_forward({.x = view_of(x), .y = view_of(y)}, stream), Error);
+}
+
+TEST(GeluForward, NanStaysNan) {
+  std::vector<float> x(19, std::nanf(""));
+  for (const float y : forward(x, false)) EXPECT_TRUE(std::isnan(y));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "../../kernels/src/gemm_cpu.h"
+
+#include "kernels/support.h"
+
+namespace tessera {
+namespace {
+
+/// One product: sizes, flags, and how many elements longer than needed the stored rows are.
+struct Case {
+  std::int64_t m, n, k;
+  bool transpose_a = false, transpose_b = false, accumulate = false, bias = false;
+  std::int64_t padding = 0;
+};
+
+std::string name(const Case& c) {
+  return concat(c.m, " x ", c.n, " x ", c.k, c.transpose_a ? ", a transposed" : "",
+                c.transpose_b ? ", b transposed" : "", c.accumulate ? ", accumulate" : "",
+                c.bias ? ", bias" : "", c.padding > 0 ? ", strided" : "");
+}
+
+/// A matrix in rows of columns + padding elements.
+template <typename T>
+struct Rows {
+  Rows(std::int64_t row_count, std::int64_t column_count, std::int64_t padding, unsigned seed)
+      : rows(row_count),
+        columns(column_count),
+        stride(column_count + padding),
+        values(random_values<T>(rows * stride, seed)) {}
+
+  TensorView view() {
+    TensorView wide(values.data(), dtype_of<T>(), Shape{rows, stride});
+    return wide.narrow(1, 0, columns);
+  }
+  double get(std::int64_t i, std::int64_t j) const {
+    return static_cast<double>(as_float(values[at(i * stride + j)]));
+  }
+
+  std::int64_t rows, columns, stride;
+  std::vector<T> values;
+};
+
+template <typename T, typename C>
+struct Problem {
+  explicit Problem(const Case& wanted)
+      : shape(wanted),
+        a(shape.transpose_a ? shape.k : shape.m, shape.transpose_a ? shape.m : shape.k,
+          shape.padding, 1),
+        b(shape.transpose_b ? shape.n : shape.k, shape.transpose_b ? shape.k : shape.n,
+          shape.padding, 2),
+        c(shape.m, shape.n, shape.padding, 3),
+        bias(random_values<T>(shape.n, 4)) {}
+
+  /// Expected C (padding unchanged) and the error allowed: fp32 accumulation, whose rounding
+  /// errors add up as a random walk does, and one rounding to C's type.
+  void oracle(Doubles& expected, Doubles& bound) const {
+    expected = to_doubles(c.values);
+    bound.assign(expected.size(), 0x1p-100);  // what is not C must not change
+    for (std::int64_t i = 0; i < shape.m; ++i) {
+      for (std::int64_t j = 0; j < shape.n; ++j) {
+        double sum = shape.accumulate ? c.get(i, j) : 0.0;
+        if (shape.bias) sum += static_cast<double>(as_float(bias[at(j)]));
+        double magnitude = std::abs(sum);
+        for (std::int64_t l = 0; l < shape.k; ++l) {
+          const double product = (shape.transpose_a ? a.get(l, i) : a.get(i, l)) *
+                                 (shape.transpose_b ? b.get(j, l) : b.get(l, j));
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        expected[at(i * c.stride + j)] = sum;
+        bound[at(i * c.stride + j)] =
+            0x1p-24 * (8.0 + std::sqrt(static_cast<double>(shape.k))) * magnitude +
+            rounding<C>() * std::abs(sum) * 1.001 + 0x1p-100;
+      }
+    }
+  }
+
+  std::vector<C> run() const {
+    Problem copy = *this;
+    NoStream stream;
+    cpu_kernels().gemm({.a = copy.a.view(),
+                        .b = copy.b.view(),
+                        .c = copy.c.view(),
+                        .bias = shape.bias ? view_of(copy.bias) : TensorView(),
+                        .transpose_a = shape.transpose_a,
+                        .transpose_b = shape.transpose_b,
+                        .accumulate = shape.accumulate},
+                       stream);
+    return copy.c.values;
+  }
+
+  /// The path for CPUs without bf16 instructions.
+  std::vector<C> run_widened() const {
+    Problem copy = *this;
+    cpu::Product p;
+    p.m = shape.m;
+    p.n = shape.n;
+    p.k = shape.k;
+    p.a = {copy.a.values.data(), copy.a.stride, shape.transpose_a};
+    p.b = {copy.b.values.data(), copy.b.stride, shape.transpose_b};
+    p.c = copy.c.values.data();
+    p.c_stride = copy.c.stride;
+    p.bias = shape.bias ? copy.bias.data() : nullptr;
+    p.accumulate = shape.accumulate;
+    p.dtype = DType::kBFloat16;
+    p.c_dtype = dtype_of<C>();
+    cpu::multiply_without_bf16(p);
+    return copy.c.values;
+  }
+
+  Case shape;
+  Rows<T> a, b;
+  Rows<C> c;
+  std::vector<T> bias;
+};
+
+/// Every combination of flags for a few sizes; larger ones with the flags that training uses.
+std::vector<Case> cases() {
+  std::vector<Case> result;
+  const std::int64_t sizes[][3] = {{1, 1, 1},  {3, 5, 7},    {17, 33, 19}, {64, 32, 16},
+                                   {2, 65, 1}, {1, 129, 31}, {31, 1, 67},  {128, 64, 96}};
+  for (const auto& size : sizes) {
+    for (unsigned flags = 0; flags < 32; ++flags) {
+      result.push_back({size[0], size[1], size[2], (flags & 1U) != 0, (flags & 2U) != 0,
+                        (flags & 4U) != 0, (flags & 8U) != 0, (flags & 16U) != 0 ? 5 : 0});
+    }
+  }
+  result.push_back({.m = 257, .n = 311, .k = 129, .transpose_b = true, .bias = true});
+  result.push_back({.m = 193, .n = 100, .k = 523, .transpose_a = true, .accumulate = true});
+  result.push_back({.m = 70, .n = 1100, .k = 1031, .transpose_b = true, .padding = 3});
+  result.push_back({.m = 1100, .n = 70, .k = 40, .accumulate = true, .padding = 1});
+  return result;
+}
+
+template <typename T, typename C>
+struct Types {
+  using Operand = T;
+  using Result = C;
+};
+
+template <typename P>
+class Gemm : public testing::Test {};
+using TypePairs =
+    testing::Types<Types<float, float>, Types<bfloat16, float>, Types<bfloat16, bfloat16>>;
+TYPED_TEST_SUITE(Gemm, TypePairs);
+
+TYPED_TEST(Gemm, EqualsTheTripleLoop) {
+  for (const Case& c : cases()) {
+    const Problem<typename TypeParam::Operand, typename TypeParam::Result> problem(c);
+    Doubles expected, bound;
+    problem.oracle(expected, bound);
+    expect_within(problem.run(), expected, bound, name(c));
+  }
+}
+
+TYPED_TEST(Gemm, TakesEmptySizes) {
+  const std::int64_t sizes[][3] = {{0, 5, 3}, {5, 0, 3}, {5, 3, 0}, {0, 0, 0}};
+  for (const auto& size : sizes) {
+    for (unsigned flags = 0; flags < 16; ++flags) {
+      const Case c{size[0],           size[1],           size[2],           (flags & 1U) != 0,
+                   (flags & 2U) != 0, (flags & 4U) != 0, (flags & 8U) != 0, 0};
+      const Problem<typename TypeParam::Operand, typename TypeParam::Result> problem(c);
+      Doubles expected, bound;
+      problem.oracle(expected, bound);
+      expect_within(problem.run(), expected, bound, name(c));
+    }
+  }
+}
+
+TYPED_TEST(Gemm, GivesTheSameBitsTwice) {
+  const Case c{.m = 200, .n = 150, .k = 300, .transpose_a = true, .accumulate = true};
+  const Problem<typename TypeParam::Operand, typename TypeParam::Result> problem(c);
+  const auto threads_before = omp_get_max_threads();
+  for (const int threads : {1, 2}) {
+    omp_set_num_threads(threads);
+    EXPECT_TRUE(same_bits(problem.run(), problem.run())) << threads;
+  }
+  omp_set_num_threads(threads_before);
+}
+
+template <typename C>
+class WidenedGemm : public testing::Test {};
+using ResultTypes = testing::Types<float, bfloat16>;
+TYPED_TEST_SUITE(WidenedGemm, ResultTypes);
+
+TYPED_TEST(WidenedGemm, EqualsTheTripleLoop) {
+  for (const Case& c : cases()) {
+    const Problem<bfloat16, TypeParam> problem(c);
+    Doubles expected, bound;
+    problem.oracle(expected, bound);
+    expect_within(problem.run_widened(), expected, bound, name(c));
+  }
+}
+
+TEST(GemmErrors, ShapesThatDoNotFitAreNamed) {
+  std::vector<float> values(64);
+  const auto view = [&](std::int64_t rows, std::int64_t columns) {
+    return view_of(values, Shape{rows, columns});
+  };
+  NoStream stream;
+  const auto run = [&](const GemmArgs& args) { cpu_kernels().gemm(args, stream); };
+  EXPECT_THROW(run({.a = view(2, 3), .b = view(4, 5), .c = view(2, 5), .bias = {}}), Error);
+  EXPECT_THROW(run({.a = view(2, 3), .b = view(3, 5), .c = view(2, 4), .bias = {}}), Error);
+  std::vector<float> bias(4);
+  EXPECT_THROW(run({.a = view(2, 3), .b = view(3, 5), .c = view(2, 5), .bias = view_of(bias)}),
+               Error);
+  std::vector<bfloat16> half(15);
+  EXPECT_THROW(run({.a = view(2, 3), .b = view_of(half, Shape{3, 5}), .c = view(2, 5), .bias = {}}),
+               Error);
+}
+
+}  // namespace
+}  // namespace tessera
