@@ -81,9 +81,20 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The most memory that one rank uses while it trains: account_memory() for what stays, and for
-/// activations, workspace and data a run of the executor on the sim device, where allocations are
-/// counted and not made. Equals Memory::peak() of a real run to the byte.
+/// What one rank does in one step, found without a device.
+struct Simulation {
+  MemoryPeak memory;              ///< equals Memory::peak() of a real run, to the byte
+  Traffic traffic;                ///< equals RankGroups::traffic() of a real step
+  std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
+};
+
+/// Runs the executor for one step on the sim device: allocations are counted and not made,
+/// collectives move nothing, every lane has a virtual clock. `source` is asked for shapes only.
+Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                    const BatchSource& source, const ExecutorOptions& options);
+
+/// The most memory that one rank uses while it trains: account_memory() for what stays, simulate()
+/// for activations, workspace and data.
 MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                           const BatchSource& source, const ExecutorOptions& options);
 

@@ -1,5 +1,3 @@
-#include <numeric>
-
 #include "tessera/core/sim_device.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
@@ -27,19 +25,24 @@ constexpr MemoryCategory kPlanned[] = {
 
 }  // namespace
 
-MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                          const BatchSource& source, const ExecutorOptions& options) {
+Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                    const BatchSource& source, const ExecutorOptions& options) {
   SimDevice device;
   Memory memory(device);
   RankGroups groups = RankGroups::simulated(0, schedule);
   const ShapesOnly shapes(source);
-  ExecutorOptions quiet = options;
-  quiet.before_task = nullptr;
-  quiet.trace = false;
-  Executor executor(schedule, layout, model, shapes, groups, memory, quiet);
+  ExecutorOptions traced = options;
+  traced.before_task = nullptr;
+  traced.trace = true;
+  Executor executor(schedule, layout, model, shapes, groups, memory, traced);
   executor.run_step(0, 0.0);
+  return {.memory = memory.peak(), .traffic = groups.traffic(), .spans = executor.spans()};
+}
+
+MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                          const BatchSource& source, const ExecutorOptions& options) {
+  MemoryPeak peak = simulate(schedule, layout, model, source, options).memory;
   // What stays is taken from the plan alone; the run contributes what comes and goes.
-  MemoryPeak peak = memory.peak();
   const MemoryUse planned = account_memory(schedule);
   for (const MemoryCategory category : kPlanned) {
     peak.total += planned[category] - peak.by_category[category];
