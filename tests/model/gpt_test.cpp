@@ -293,5 +293,27 @@ TEST(Gpt, ASimulatedPassAllocatesExactlyWhatARealOneDoes) {
   EXPECT_LT(activations(1), activations(2));  // full keeps less still
 }
 
+TEST(Gpt, ABlockKeepsWhatTheFormulaSays) {
+  constexpr std::int64_t kB = 2, kL = 64, kC = 64, kH = 4, kRows = kB * kL;
+  const Model model = make_gpt({.context_length = kL, .layers = 1, .heads = kH, .width = kC});
+  SimDevice sim;
+  const std::unique_ptr<Stream> stream = sim.create_stream({.name = "compute"});
+  for (const bool selective : {false, true}) {
+    Memory memory(sim);
+    WholeModel whole(model, memory, DType::kBFloat16, DType::kFloat32);
+    const Tensor x =
+        Tensor::empty(memory, Shape{kB, kL, kC}, DType::kBFloat16, MemoryCategory::kData, "input");
+    Tape tape(memory, *stream, {}, {.selective = selective});
+    const Value y = model.layers[1]->forward(tape, tape.input(x, true), whole.parameters()[1]);
+    // In channels: norm 1, qkv 3, attention 1, residual sum 1, norm 1, MLP 4, GELU 4, output 1;
+    // selective recomputation drops attention's and GELU's. In fp32: mean and rstd of two norms,
+    // and attention's log-sum-exp.
+    const std::int64_t channels = selective ? 11 : 16;
+    EXPECT_EQ(memory.current()[MemoryCategory::kActivations],
+              kRows * (2 * channels * kC + 4 * (4 + kH)));
+    EXPECT_EQ(memory.current()[MemoryCategory::kWorkspace], 0);
+  }
+}
+
 }  // namespace
 }  // namespace tessera
