@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "cpu_kernels.h"
 #include "parallel.h"
@@ -49,9 +50,9 @@ HWY_INLINE float row_maximum(const T* x, std::int64_t n) {
   return max_lanes(hn::Max(m0, m1));
 }
 
-/// Of up to kSumChunk elements.
-template <typename T>
-HWY_INLINE float chunk_of_exponentials(const T* x, std::int64_t n, FloatVec shift) {
+/// Of up to kSumChunk elements. Writes the exponentials over x if kKeep.
+template <bool kKeep, typename T>
+HWY_INLINE float chunk_of_exponentials(T* x, std::int64_t n, FloatVec shift) {
   const FloatTag d;
   const std::int64_t lanes = float_lanes();
   HWY_ALIGN float sums[kSumLanes] = {};
@@ -59,12 +60,15 @@ HWY_INLINE float chunk_of_exponentials(const T* x, std::int64_t n, FloatVec shif
   for (; i + kSumLanes <= n; i += kSumLanes) {
     for (std::int64_t j = 0; j < kSumLanes; j += lanes) {
       const auto e = exp_or_zero(hn::Sub(load(x + i + j), shift));
+      if constexpr (kKeep) store(e, x + i + j);
       hn::Store(hn::Add(hn::Load(d, sums + j), e), d, sums + j);
     }
   }
   for (std::int64_t j = 0; i + j < n; j += lanes) {
-    const auto v = load_n(x + i + j, HWY_MIN(lanes, n - i - j), kMinusInfinity);
+    const std::int64_t count = HWY_MIN(lanes, n - i - j);
+    const auto v = load_n(x + i + j, count, kMinusInfinity);
     const auto e = exp_or_zero(hn::Sub(v, shift));
+    if constexpr (kKeep) store_n(e, x + i + j, count);
     hn::Store(hn::Add(hn::Load(d, sums + j), e), d, sums + j);
   }
   for (std::int64_t width = kSumLanes / 2; width > 0; width /= 2) {
@@ -73,21 +77,22 @@ HWY_INLINE float chunk_of_exponentials(const T* x, std::int64_t n, FloatVec shif
   return sums[0];
 }
 
-template <typename T>
-HWY_INLINE double sum_of_exponentials(const T* x, std::int64_t n, float maximum) {
+template <bool kKeep, typename T>
+HWY_INLINE double sum_of_exponentials(T* x, std::int64_t n, float maximum) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < n; i += kSumChunk) {
     const auto chunk = HWY_MIN(kSumChunk, n - i);
-    sum += static_cast<double>(chunk_of_exponentials(x + i, chunk, splat(maximum)));
+    sum += static_cast<double>(chunk_of_exponentials<kKeep>(x + i, chunk, splat(maximum)));
   }
   return sum;
 }
 
-/// x becomes factor * exp(x - maximum).
-template <typename T>
+/// x becomes factor * exp(x - maximum), or factor * x if the exponentials were kept.
+template <bool kKept, typename T>
 HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float factor) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
-    const auto e = exp_or_zero(hn::Sub(load_n(x + i, count), splat(maximum)));
+    auto e = load_n(x + i, count);
+    if constexpr (!kKept) e = exp_or_zero(hn::Sub(e, splat(maximum)));
     store_n(hn::Mul(e, splat(factor)), x + i, count);
   });
 }
@@ -101,11 +106,15 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
     return;
   }
   const float maximum = row_maximum(x, n);
-  const double sum = sum_of_exponentials(x, n, maximum);
   const double shifted = static_cast<double>(static_cast<float>(x[target]) - maximum);
+  // fp32 holds the exponentials themselves between the passes; bf16 would round them twice.
+  constexpr bool kKeep = std::is_same_v<T, float>;
+  const double sum = kKeep && args.gradient ? sum_of_exponentials<kKeep>(x, n, maximum)
+                                            : sum_of_exponentials<false>(x, n, maximum);
   loss = static_cast<float>(std::log(sum) - shifted);
   if (!args.gradient) return;
-  scaled_exponentials(x, n, maximum, static_cast<float>(static_cast<double>(args.scale) / sum));
+  scaled_exponentials<kKeep>(x, n, maximum,
+                             static_cast<float>(static_cast<double>(args.scale) / sum));
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   const double p = std::exp(shifted) / sum;
   x[target] = T(static_cast<float>((p - 1.0) * static_cast<double>(args.scale)));

@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 
 #include "simd.h"
+#include "stream_store.h"
 
 #include "cpu_kernels.h"
 #include "parallel.h"
@@ -16,9 +17,13 @@ namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
 template <typename Src, typename Dst>
-void cast_typed(const Src* src, Dst* dst, std::int64_t n) {
-  for_each_vector(n, [&](std::int64_t i, std::int64_t count)
-                         HWY_ATTR { store_n(load_n(src + i, count), dst + i, count); });
+void cast_typed(const Src* src, Dst* dst, std::int64_t n, std::int64_t tensor_bytes) {
+  write_streaming(dst, n, tensor_bytes,
+                  [&](Dst* out, std::int64_t begin, std::int64_t count) HWY_ATTR {
+                    for_each_vector(count, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
+                      store_n(load_n(src + begin + i, lanes), out + i, lanes);
+                    });
+                  });
 }
 
 template <typename Src, typename Dst>
@@ -29,23 +34,26 @@ void add_typed(const Src* src, Dst* dst, std::int64_t n) {
 }
 
 template <typename T>
-void fill_typed(T* dst, float value, std::int64_t n) {
+void fill_typed(T* dst, float value, std::int64_t n, std::int64_t tensor_bytes) {
   const auto v = splat(value);
-  for_each_vector(n,
-                  [&](std::int64_t i, std::int64_t count) HWY_ATTR { store_n(v, dst + i, count); });
+  write_streaming(dst, n, tensor_bytes, [&](T* out, std::int64_t, std::int64_t count) HWY_ATTR {
+    for_each_vector(
+        count, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR { store_n(v, out + i, lanes); });
+  });
 }
 
 void cast_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t n = end - begin;
+  const std::int64_t bytes = args.dst.bytes();
   const bool to_float = args.dst.dtype == DType::kFloat32;
   if (args.src.dtype == args.dst.dtype) {
     const auto size = static_cast<std::int64_t>(size_of(args.dst.dtype));
     std::memmove(args.dst.data + begin * size, args.src.data + begin * size,
                  static_cast<std::size_t>(n * size));
   } else if (to_float) {
-    cast_typed(args.src.as<bfloat16>() + begin, args.dst.as<float>() + begin, n);
+    cast_typed(args.src.as<bfloat16>() + begin, args.dst.as<float>() + begin, n, bytes);
   } else {
-    cast_typed(args.src.as<float>() + begin, args.dst.as<bfloat16>() + begin, n);
+    cast_typed(args.src.as<float>() + begin, args.dst.as<bfloat16>() + begin, n, bytes);
   }
 }
 
@@ -65,9 +73,9 @@ void add_range(const AddArgs& args, std::int64_t begin, std::int64_t end) {
 
 void fill_range(const FillArgs& args, std::int64_t begin, std::int64_t end) {
   if (args.dst.dtype == DType::kFloat32) {
-    fill_typed(args.dst.as<float>() + begin, args.value, end - begin);
+    fill_typed(args.dst.as<float>() + begin, args.value, end - begin, args.dst.bytes());
   } else {
-    fill_typed(args.dst.as<bfloat16>() + begin, args.value, end - begin);
+    fill_typed(args.dst.as<bfloat16>() + begin, args.value, end - begin, args.dst.bytes());
   }
 }
 

@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 
 #include "simd.h"
+#include "stream_store.h"
 
 #include "cpu_kernels.h"
 #include "parallel.h"
@@ -48,32 +49,45 @@ HWY_INLINE void add_group(Group& sum, const Group& term) {
   sum.v3 = hn::Add(sum.v3, term.v3);
 }
 
+/// Elements [begin, begin + n) of the sum, to out[0 .. n).
 template <typename Dst>
-void ordered_sum_typed(const TensorView& first, std::span<const TensorView> rest, Dst* dst,
-                       std::int64_t begin, std::int64_t end) {
+HWY_INLINE void write_sums(const TensorView& first, std::span<const TensorView> rest, Dst* out,
+                           std::int64_t begin, std::int64_t n) {
   const std::int64_t lanes = float_lanes();
-  std::int64_t i = begin;
-  for (; i + 4 * lanes <= end; i += 4 * lanes) {
-    Group sum = load_any_group(first, i, lanes);
-    for (const TensorView& source : rest) add_group(sum, load_any_group(source, i, lanes));
-    store(sum.v0, dst + i);
-    store(sum.v1, dst + i + lanes);
-    store(sum.v2, dst + i + 2 * lanes);
-    store(sum.v3, dst + i + 3 * lanes);
+  std::int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    Group sum = load_any_group(first, begin + i, lanes);
+    for (const TensorView& source : rest) add_group(sum, load_any_group(source, begin + i, lanes));
+    store(sum.v0, out + i);
+    store(sum.v1, out + i + lanes);
+    store(sum.v2, out + i + 2 * lanes);
+    store(sum.v3, out + i + 3 * lanes);
   }
-  for_each_vector(end - i, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
-    auto sum = load_any_n(first, i + k, count);
-    for (const TensorView& source : rest) sum = hn::Add(sum, load_any_n(source, i + k, count));
-    store_n(sum, dst + i + k, count);
+  for_each_vector(n - i, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
+    const std::int64_t element = begin + i + k;
+    auto sum = load_any_n(first, element, count);
+    for (const TensorView& source : rest) sum = hn::Add(sum, load_any_n(source, element, count));
+    store_n(sum, out + i + k, count);
   });
+}
+
+template <typename Dst>
+void ordered_sum_typed(const TensorView& first, std::span<const TensorView> rest,
+                       const TensorView& dst_view, std::int64_t begin, std::int64_t end) {
+  Dst* const dst = dst_view.as<Dst>() + begin;
+  // What is accumulated into is in the cache already when it is written.
+  const std::int64_t tensor_bytes = first.data == dst_view.data ? 0 : dst_view.bytes();
+  write_streaming(dst, end - begin, tensor_bytes,
+                  [&](Dst* out, std::int64_t i, std::int64_t n)
+                      HWY_ATTR { write_sums(first, rest, out, begin + i, n); });
 }
 
 void ordered_sum_range(const TensorView& first, std::span<const TensorView> rest,
                        const TensorView& dst, std::int64_t begin, std::int64_t end) {
   if (dst.dtype == DType::kFloat32) {
-    ordered_sum_typed(first, rest, dst.as<float>(), begin, end);
+    ordered_sum_typed<float>(first, rest, dst, begin, end);
   } else {
-    ordered_sum_typed(first, rest, dst.as<bfloat16>(), begin, end);
+    ordered_sum_typed<bfloat16>(first, rest, dst, begin, end);
   }
 }
 

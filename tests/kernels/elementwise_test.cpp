@@ -90,6 +90,22 @@ TEST(Fill, TouchesItsElementsOnly) {
   check_fill<bfloat16>();
 }
 
+TEST(Elementwise, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
+  const std::int64_t n = (std::int64_t{16} << 20) + 1009;  // a little above 32 MiB of bf16
+  std::vector<float> src(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<float>(i % 100003);
+  std::vector<bfloat16> dst(src.size() + 3);
+  NoStream stream;
+  cpu_kernels().fill({.dst = view_of(dst, 1), .value = 3.0F}, stream);
+  for (std::size_t i = 1; i < dst.size(); ++i) ASSERT_EQ(as_float(dst[i]), 3.0F) << i;
+  cpu_kernels().cast({.src = view_of(src), .dst = view_of(dst, 1, n)}, stream);
+  for (std::size_t i = 0; i < src.size(); ++i) {
+    ASSERT_EQ(dst[i + 1].bits, bfloat16(src[i]).bits) << i;
+  }
+  EXPECT_EQ(dst.front().bits, 0);
+  EXPECT_EQ(as_float(dst[dst.size() - 2]), 3.0F);
+}
+
 TEST(Elementwise, RejectsWhatDoesNotFit) {
   std::vector<float> three(3), four(4);
   std::vector<double> doubles(3);

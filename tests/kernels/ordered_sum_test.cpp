@@ -73,6 +73,26 @@ TEST(OrderedSum, EqualsTheSequentialLoop) {
 
 TEST(OrderedSum, TakesManySources) { check_sum<float>(70, 0x1248, 1009, false); }
 
+TEST(OrderedSum, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
+  const std::int64_t n = (std::int64_t{8} << 20) + 1009;  // a little above 32 MiB of fp32
+  Sources sources(2, 2, n);
+  std::vector<float> dst(static_cast<std::size_t>(n));
+  // Begins and ends inside of cache lines.
+  const std::vector<TensorView> parts{sources.views[0].narrow(0, 0, n - 5),
+                                      sources.views[1].narrow(0, 0, n - 5)};
+  const auto result = run_every_way([&] {
+    std::fill(dst.begin(), dst.end(), -1.0F);
+    NoStream stream;
+    cpu_kernels().ordered_sum({.sources = parts, .dst = view_of(dst, 3, n - 5)}, stream);
+    return dst;
+  });
+  auto expected = sources.sum<float>(nullptr, n);
+  expected.insert(expected.begin(), 3, -1.0F);
+  expected.resize(static_cast<std::size_t>(n) - 2);
+  expected.insert(expected.end(), 2, -1.0F);
+  EXPECT_TRUE(same_bits(result, expected));
+}
+
 TEST(OrderedSum, AdditionsAreNotReordered) {
   std::vector<float> big{1e8F}, small{1.0F}, minus{-1e8F}, dst{7.0F};
   const std::vector<TensorView> sources{view_of(big), view_of(small), view_of(minus)};

@@ -1,0 +1,320 @@
+// How close the memory-bound CPU kernels come to the traffic they cannot avoid.
+//
+//   memory_bound_bench [--elements N] [--threads T] [--repetitions R] [--only NAME]
+//                      [--clock wall|cpu]
+//
+// Each kernel runs in turns with a plain loop over the same memory that reads and writes the same
+// streams and computes next to nothing (the floor). Printed are the medians of both, their spread
+// (the quartiles' distance over the median), the kernel's traffic in GB/s (bytes that it must read
+// and write; fetching lines that will be overwritten is not counted), and floor / kernel: 1 is the
+// speed of memory. Choose N so that the tensors exceed the last cache. --clock cpu counts the
+// seconds that the process ran instead of those that passed: for a machine that is not yours alone,
+// with one thread.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "tessera/core/device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace {
+
+using namespace tessera;
+
+struct Options {
+  std::int64_t elements = std::int64_t{1} << 25;
+  int threads = 2;
+  int repetitions = 15;
+  std::string only;
+  bool cpu_clock = false;
+};
+
+class NoStream : public Stream {
+ public:
+  void submit(const Work&, std::function<void()> task) override { task(); }
+  Event record() override { return {}; }
+  void wait(const Event&) override {}
+  void synchronize() override {}
+};
+
+struct AlignedDelete {
+  void operator()(float* data) const { ::operator delete (data, std::align_val_t{64}); }
+};
+
+/// The tensors that all cases share; every page is touched first by the thread that will use it.
+class Tensors {
+ public:
+  explicit Tensors(std::int64_t n) : elements(n) {
+    for (auto& tensor : tensors_) {
+      tensor.reset(static_cast<float*>(
+          ::operator new (static_cast<std::size_t>(n) * sizeof(float), std::align_val_t{64})));
+      float* const x = tensor.get();
+#pragma omp parallel for schedule(static)
+      for (std::int64_t i = 0; i < n; ++i) x[i] = 1e-3F;
+    }
+  }
+  float* data(std::size_t t) const { return tensors_[t].get(); }
+  TensorView floats(std::size_t t) const { return {data(t), DType::kFloat32, Shape{elements}}; }
+  TensorView halves(std::size_t t) const { return {data(t), DType::kBFloat16, Shape{elements}}; }
+
+  const std::int64_t elements;
+
+ private:
+  std::array<std::unique_ptr<float, AlignedDelete>, 5> tensors_;
+};
+
+/// Splits [0, n) over the threads as the kernels do and calls body(i) for each element of each
+/// part. Vectors of the baseline instruction set are enough to keep the memory busy.
+template <typename Body>
+void sweep(std::int64_t n, const Body& body) {
+#pragma omp parallel
+  {
+    const std::int64_t t = omp_get_thread_num();
+    const std::int64_t count = omp_get_num_threads();
+    const std::int64_t begin = n / 64 * t / count * 64;
+    const std::int64_t end = t + 1 == count ? n : n / 64 * (t + 1) / count * 64;
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) body(i);
+  }
+}
+
+struct Case {
+  std::string name;
+  std::int64_t bytes;
+  std::function<void()> kernel;
+  std::function<void()> floor;
+};
+
+double now(bool cpu_clock) {
+  timespec time{};
+  clock_gettime(cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double seconds_of(const std::function<void()>& run, bool cpu_clock) {
+  const double start = now(cpu_clock);
+  run();
+  return now(cpu_clock) - start;
+}
+
+struct Quartiles {
+  double low, median, high;
+  explicit Quartiles(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    low = values[values.size() / 4];
+    median = values[values.size() / 2];
+    high = values[values.size() * 3 / 4];
+  }
+  double spread_percent() const { return 100 * (high - low) / median; }
+};
+
+void measure(const Case& c, const Options& options) {
+  std::vector<double> kernel, floor;
+  c.kernel();
+  c.floor();
+  for (int r = 0; r < options.repetitions; ++r) {
+    kernel.push_back(seconds_of(c.kernel, options.cpu_clock));
+    floor.push_back(seconds_of(c.floor, options.cpu_clock));
+  }
+  const Quartiles k(kernel), f(floor);
+  std::printf(
+      "%-28s %9.2f ms +-%4.1f%%  floor %9.2f ms +-%4.1f%%  %7.1f GB/s  floor/kernel %5.2f\n",
+      c.name.c_str(), k.median * 1e3, k.spread_percent(), f.median * 1e3, f.spread_percent(),
+      static_cast<double>(c.bytes) / k.median * 1e-9, f.median / k.median);
+  std::fflush(stdout);
+}
+
+Case adamw_case(const Tensors& tensors, Stream& stream, bool with_parameter) {
+  const std::int64_t n = tensors.elements;
+  AdamWArgs args{.master = tensors.floats(0),
+                 .gradient = tensors.floats(3),
+                 .m = tensors.floats(1),
+                 .v = tensors.floats(2),
+                 .parameter = with_parameter ? tensors.halves(4) : TensorView(),
+                 .segments = {},
+                 .learning_rate = 1e-6F};
+  auto kernel = [args, n, &stream]() mutable {
+    const AdamWSegment all{0, n, 0.1F};
+    args.segments = std::span(&all, 1);
+    cpu_kernels().adamw(args, stream);
+  };
+  auto floor = [&tensors, n, with_parameter] {
+    float* const p = tensors.data(0);
+    float* const m = tensors.data(1);
+    float* const v = tensors.data(2);
+    const float* const g = tensors.data(3);
+    auto* const out = reinterpret_cast<std::uint16_t*>(tensors.data(4));
+    const auto update = [=](std::int64_t i) {
+      p[i] += g[i];
+      m[i] += g[i];
+      v[i] += g[i];
+    };
+    if (!with_parameter) return sweep(n, update);
+    sweep(n, [=](std::int64_t i) {
+      update(i);
+      out[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(p[i]) >> 16);
+    });
+  };
+  return {with_parameter ? "adamw, bf16 parameter out" : "adamw", n * (with_parameter ? 30 : 28),
+          kernel, floor};
+}
+
+Case ordered_sum_case(const Tensors& tensors, Stream& stream, std::size_t count) {
+  const std::int64_t n = tensors.elements;
+  auto kernel = [&tensors, &stream, count] {
+    std::vector<TensorView> sources;
+    for (std::size_t s = 0; s < count; ++s) sources.push_back(tensors.floats(s));
+    cpu_kernels().ordered_sum({.sources = sources, .dst = tensors.floats(4)}, stream);
+  };
+  auto floor = [&tensors, n, count] {
+    const float* const a = tensors.data(0);
+    const float* const b = tensors.data(1);
+    const float* const c = tensors.data(2);
+    const float* const d = tensors.data(3);
+    float* const out = tensors.data(4);
+    if (count == 2) return sweep(n, [=](std::int64_t i) { out[i] = a[i] + b[i]; });
+    sweep(n, [=](std::int64_t i) { out[i] = a[i] + b[i] + c[i] + d[i]; });
+  };
+  return {concat("ordered_sum of ", count), n * 4 * static_cast<std::int64_t>(count + 1), kernel,
+          floor};
+}
+
+Case cast_case(const Tensors& tensors, Stream& stream, bool to_half) {
+  const std::int64_t n = tensors.elements;
+  const CastArgs args{.src = to_half ? tensors.floats(0) : tensors.halves(0),
+                      .dst = to_half ? tensors.halves(4) : tensors.floats(4)};
+  auto kernel = [args, &stream] { cpu_kernels().cast(args, stream); };
+  auto floor = [args, n, to_half] {
+    auto* const words = reinterpret_cast<std::uint32_t*>(to_half ? args.src.data : args.dst.data);
+    auto* const halves = reinterpret_cast<std::uint16_t*>(to_half ? args.dst.data : args.src.data);
+    if (!to_half)
+      return sweep(n, [=](std::int64_t i) { words[i] = std::uint32_t{halves[i]} << 16; });
+    sweep(n, [=](std::int64_t i) { halves[i] = static_cast<std::uint16_t>(words[i] >> 16); });
+  };
+  return {to_half ? "cast fp32 to bf16" : "cast bf16 to fp32", n * 6, kernel, floor};
+}
+
+/// Kernels that read and write one tensor in place.
+std::vector<Case> in_place_cases(const Tensors& tensors, Stream& stream) {
+  const std::int64_t n = tensors.elements;
+  float* const x = tensors.data(0);
+  const auto scale = [=] { sweep(n, [=](std::int64_t i) { x[i] *= 0.999F; }); };
+  const auto dropout = [&tensors, &stream] {
+    cpu_kernels().dropout(
+        {.x = tensors.floats(0), .y = tensors.floats(0), .probability = 0.1F, .key = {1, 2}},
+        stream);
+  };
+  const std::int64_t vocab = std::min<std::int64_t>(50304, n);
+  const std::int64_t rows = n / vocab;
+  const auto cross_entropy = [&tensors, &stream, rows, vocab] {
+    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(rows),
+                                          5 % static_cast<std::int32_t>(vocab));
+    std::vector<float> losses(zeros.size());
+    cpu_kernels().cross_entropy(
+        {.logits = tensors.floats(0).narrow(0, 0, rows * vocab).reshape(Shape{rows, vocab}),
+         .targets = TensorView(const_cast<std::int32_t*>(zeros.data()), DType::kInt32, Shape{rows}),
+         .losses = TensorView(losses.data(), DType::kFloat32, Shape{rows}),
+         .vocab_size = vocab},
+        stream);
+  };
+  return {{"dropout", n * 8, dropout, scale},
+          {concat("cross_entropy, V ", vocab), rows * vocab * 8, cross_entropy, scale}};
+}
+
+/// Kernels that only read, or only write.
+std::vector<Case> one_way_cases(const Tensors& tensors, Stream& stream) {
+  const std::int64_t n = tensors.elements / kNormBlock * kNormBlock;
+  const auto block_squares = [&tensors, &stream, n] {
+    const TensorView out(tensors.data(4), DType::kFloat64, Shape{n / kNormBlock});
+    cpu_kernels().block_squares({.x = tensors.floats(1).narrow(0, 0, n), .out = out}, stream);
+  };
+  const auto read = [&tensors, n] {
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(tensors.data(1));
+    std::uint32_t all = 0;
+#pragma omp parallel for simd reduction(| : all) schedule(static)
+    for (std::int64_t i = 0; i < n; ++i) all |= words[i];
+    *reinterpret_cast<volatile std::uint32_t*>(tensors.data(4)) = all;
+  };
+  const auto set = [&tensors, n] {
+    float* const x = tensors.data(4);
+    sweep(n, [=](std::int64_t i) { x[i] = 1.0F; });
+  };
+  const auto fill = [&tensors, &stream] {
+    cpu_kernels().fill({.dst = tensors.floats(4), .value = 2.0F}, stream);
+  };
+  const auto fill_normal = [&tensors, &stream] {
+    cpu_kernels().fill_normal({.dst = tensors.floats(4), .key = {1, 2}}, stream);
+  };
+  return {{"block_squares", n * 4 + n / kNormBlock * 8, block_squares, read},
+          {"fill", n * 4, fill, set},
+          {"fill_normal", n * 4, fill_normal, set}};
+}
+
+std::vector<Case> all_cases(const Tensors& tensors, Stream& stream) {
+  const std::int64_t n = tensors.elements;
+  std::vector<Case> cases{
+      adamw_case(tensors, stream, false),   adamw_case(tensors, stream, true),
+      ordered_sum_case(tensors, stream, 2), ordered_sum_case(tensors, stream, 4),
+      cast_case(tensors, stream, true),     cast_case(tensors, stream, false)};
+  float* const a = tensors.data(0);
+  const float* const b = tensors.data(1);
+  cases.push_back({"add", n * 12,
+                   [&tensors, &stream] {
+                     cpu_kernels().add({.src = tensors.floats(1), .dst = tensors.floats(0)},
+                                       stream);
+                   },
+                   [=] { sweep(n, [=](std::int64_t i) { a[i] += b[i]; }); }});
+  for (auto& c : one_way_cases(tensors, stream)) cases.push_back(std::move(c));
+  for (auto& c : in_place_cases(tensors, stream)) cases.push_back(std::move(c));
+  return cases;
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--elements") {
+      options.elements = std::stoll(argv[i + 1]);
+    } else if (name == "--threads") {
+      options.threads = std::stoi(argv[i + 1]);
+    } else if (name == "--repetitions") {
+      options.repetitions = std::stoi(argv[i + 1]);
+    } else if (name == "--only") {
+      options.only = argv[i + 1];
+    } else if (name == "--clock") {
+      options.cpu_clock = std::string(argv[i + 1]) == "cpu";
+    } else {
+      std::fprintf(stderr, "unknown option %s; see the head of the source\n", argv[i]);
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  omp_set_num_threads(options.threads);
+  const Tensors tensors(options.elements);
+  NoStream stream;
+  std::printf("%lld elements, %d threads, %d repetitions\n",
+              static_cast<long long>(options.elements), options.threads, options.repetitions);
+  for (const Case& c : all_cases(tensors, stream)) {
+    if (c.name.find(options.only) != std::string::npos) measure(c, options);
+  }
+  return 0;
+}
