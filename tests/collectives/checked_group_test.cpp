@@ -1,0 +1,137 @@
+#include "tessera/collectives/checked_group.h"
+
+#include <gtest/gtest.h>
+
+#include "collectives/ranks.h"
+#include "tessera/collectives/thread_group.h"
+
+namespace tessera {
+namespace {
+
+using testing::expect_success;
+using testing::Groups;
+using testing::kWorldSizes;
+using testing::Outcome;
+using testing::RankContext;
+using testing::run_ranks;
+using testing::view_of;
+
+Groups make_checked(int size) {
+  Groups groups;
+  for (auto& group : make_thread_group(size, {.timeout = std::chrono::milliseconds(5000)})) {
+    groups.push_back(make_checked_group(std::move(group)));
+  }
+  return groups;
+}
+
+/// Every rank fails, and is told what ranks 0 and 1 issued.
+void expect_mismatch(const std::vector<Outcome>& outcomes, const std::string& first,
+                     const std::string& second) {
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.code, ErrorCode::kInvalidArgument) << outcome.what;
+    EXPECT_NE(outcome.what.find("rank 0 issued " + first), std::string::npos) << outcome.what;
+    EXPECT_NE(outcome.what.find("rank 1 issued " + second), std::string::npos) << outcome.what;
+  }
+}
+
+TEST(CheckedGroupTest, PassesOnWhatAgreesAndCountsItOnce) {
+  for (int size : kWorldSizes) {
+    Groups groups = make_checked(size);
+    expect_success(groups, [&](RankContext c) {
+      const auto n = static_cast<std::size_t>(size);
+      std::vector<float> part{static_cast<float>(c.rank())};
+      std::vector<float> whole(n);
+      c.group.all_gather(view_of(part), view_of(whole), c.stream);
+      c.group.reduce_scatter(view_of(whole), view_of(part), true, c.stream);
+      c.group.broadcast(view_of(whole), size - 1, c.stream);
+      c.group.barrier(c.stream);
+      c.stream.synchronize();
+      EXPECT_EQ(part[0], static_cast<float>(c.rank() + c.rank() * size));
+      EXPECT_EQ(whole.back(), static_cast<float>(size - 1));
+      EXPECT_EQ(c.group.traffic().calls_of(CollectiveKind::kAllGather), 1);
+      EXPECT_EQ(c.group.traffic().sent_of(CollectiveKind::kAllGather), 4 * (size - 1));
+      const auto pair = c.group.split(c.rank() / 2, 0);
+      if (pair->size() == 2) {
+        std::vector<float> message{static_cast<float>(pair->rank())};
+        if (pair->rank() == 0) {
+          pair->send(view_of(message), 1, c.stream);
+        } else {
+          pair->recv(view_of(message), 0, c.stream);
+        }
+        c.stream.synchronize();
+        EXPECT_EQ(message[0], 0.0F);
+      }
+    });
+  }
+}
+
+TEST(CheckedGroupTest, FindsDifferentSizes) {
+  Groups groups = make_checked(3);
+  expect_mismatch(run_ranks(groups,
+                            [](RankContext c) {
+                              std::vector<float> data(c.rank() == 1 ? 11 : 10);
+                              c.group.all_reduce(view_of(data), c.stream);
+                              c.stream.synchronize();
+                            }),
+                  "all_reduce(10 fp32)", "all_reduce(11 fp32)");
+}
+
+TEST(CheckedGroupTest, FindsDifferentKinds) {
+  Groups groups = make_checked(4);
+  expect_mismatch(run_ranks(groups,
+                            [](RankContext c) {
+                              std::vector<double> data(8);
+                              if (c.rank() == 1) {
+                                c.group.broadcast(view_of(data), 2, c.stream);
+                              } else {
+                                c.group.all_reduce(view_of(data), c.stream);
+                              }
+                              c.stream.synchronize();
+                            }),
+                  "all_reduce(8 fp64)", "broadcast(8 fp64, root 2)");
+}
+
+TEST(CheckedGroupTest, FindsDifferentRoots) {
+  Groups groups = make_checked(2);
+  expect_mismatch(run_ranks(groups,
+                            [](RankContext c) {
+                              std::vector<float> data(8);
+                              c.group.broadcast(view_of(data), c.rank(), c.stream);
+                              c.stream.synchronize();
+                            }),
+                  "broadcast(8 fp32, root 0)", "broadcast(8 fp32, root 1)");
+}
+
+TEST(CheckedGroupTest, FindsDifferentDtypesAndAccumulation) {
+  Groups groups = make_checked(2);
+  expect_mismatch(
+      run_ranks(groups,
+                [](RankContext c) {
+                  std::vector<bfloat16> input(8);
+                  std::vector<float> output(4);
+                  c.group.reduce_scatter(view_of(input), view_of(output), c.rank() == 1, c.stream);
+                  c.stream.synchronize();
+                }),
+      "reduce_scatter(8 bf16 -> 4 fp32)", "reduce_scatter(8 bf16 -> 4 fp32, accumulate)");
+}
+
+TEST(CheckedGroupTest, FindsAPairThatDisagrees) {
+  Groups groups = make_checked(2);
+  const std::vector<Outcome> outcomes = run_ranks(groups, [](RankContext c) {
+    std::vector<float> data(c.rank() == 0 ? 3 : 4);
+    if (c.rank() == 0) {
+      c.group.send(view_of(data), 1, c.stream);
+    } else {
+      c.group.recv(view_of(data), 0, c.stream);
+    }
+    c.stream.synchronize();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.code, ErrorCode::kInvalidArgument) << outcome.what;
+    EXPECT_NE(outcome.what.find("3 fp32"), std::string::npos) << outcome.what;
+    EXPECT_NE(outcome.what.find("4 fp32"), std::string::npos) << outcome.what;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,189 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "collectives/ranks.h"
+#include "tessera/collectives/checked_group.h"
+#include "tessera/collectives/thread_group.h"
+
+// A rank that throws, stalls, aborts or issues something else: every other rank gets a named error
+// in time.
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::Groups;
+using testing::Outcome;
+using testing::RankContext;
+using testing::run_ranks;
+using testing::view_of;
+
+constexpr int kSizes[] = {2, 3, 4, 7};
+constexpr milliseconds kTimeout{200};
+/// When every rank must be back: the deadline and what a loaded machine may add.
+constexpr milliseconds kPatience{5000};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(FailureTest, AStalledRankIsNamed) {
+  for (int size : kSizes) {
+    Groups groups = make_thread_group(size, {.timeout = kTimeout});
+    const auto begin = steady_clock::now();
+    const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+      std::vector<float> data(100);
+      c.group.all_reduce(view_of(data), c.stream);
+      if (c.rank() != size - 1) c.group.all_reduce(view_of(data), c.stream);
+      c.stream.synchronize();
+    });
+    EXPECT_LT(steady_clock::now() - begin, kPatience);
+    EXPECT_FALSE(outcomes.back().code.has_value()) << outcomes.back().what;
+    int timeouts = 0;
+    for (int r = 0; r < size - 1; ++r) {
+      const Outcome& outcome = outcomes[static_cast<std::size_t>(r)];
+      ASSERT_TRUE(outcome.code.has_value()) << "rank " << r;
+      if (*outcome.code == ErrorCode::kTimeout) ++timeouts;
+      EXPECT_TRUE(*outcome.code == ErrorCode::kTimeout || *outcome.code == ErrorCode::kAborted);
+      EXPECT_TRUE(contains(outcome.what, "all_reduce #1")) << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "rank " + std::to_string(size - 1) + " did not arrive"))
+          << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "200 ms")) << outcome.what;
+    }
+    EXPECT_GE(timeouts, 1);
+  }
+}
+
+TEST(FailureTest, EveryAbsentRankIsListed) {
+  Groups groups = make_thread_group(4, {.timeout = kTimeout});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    if (c.rank() == 2) c.group.barrier(c.stream);
+  });
+  EXPECT_EQ(outcomes[2].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(outcomes[2].what, "ranks 0, 1, 3 did not arrive")) << outcomes[2].what;
+}
+
+TEST(FailureTest, AThrowingTaskAbortsThePeers) {
+  for (int size : kSizes) {
+    Groups groups = make_thread_group(size, {.timeout = milliseconds(60000)});
+    const auto device = make_cpu_device();
+    std::vector<std::thread> threads;
+    std::vector<Outcome> outcomes(groups.size());
+    const auto begin = steady_clock::now();
+    for (std::size_t r = 0; r < groups.size(); ++r) {
+      threads.emplace_back([&, r] {
+        ProcessGroup& group = *groups[r];
+        const auto stream = device->create_stream(
+            {.on_error = [&](const std::string& what) { group.abort("rank 0: " + what); }});
+        std::vector<float> data(10);
+        group.all_reduce(view_of(data), *stream);
+        if (r == 0) stream->submit({.name = "bad"}, [] { fail(ErrorCode::kIo, "disk full"); });
+        group.all_reduce(view_of(data), *stream);
+        try {
+          stream->synchronize();
+        } catch (const Error& error) {
+          outcomes[r] = {.code = error.code(), .what = error.what()};
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_LT(steady_clock::now() - begin, kPatience);
+    EXPECT_EQ(outcomes[0].code, ErrorCode::kIo);
+    for (std::size_t r = 1; r < outcomes.size(); ++r) {
+      EXPECT_EQ(outcomes[r].code, ErrorCode::kAborted);
+      EXPECT_TRUE(contains(outcomes[r].what, "rank 0: disk full")) << outcomes[r].what;
+    }
+  }
+}
+
+TEST(FailureTest, AbortReachesPendingAndFutureOperationsOfTheWholeFamily) {
+  Groups groups = make_thread_group(3, {.timeout = milliseconds(60000)});
+  std::atomic<int> split{0};
+  const auto begin = steady_clock::now();
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    const auto pair = c.group.split(c.rank() == 2 ? 1 : 0, 0);
+    ++split;
+    if (c.rank() == 2) {
+      while (split != 3) std::this_thread::yield();
+      std::this_thread::sleep_for(milliseconds(20));  // rank 0 is asleep in its recv by now
+      pair->abort("enough");                          // a group that the others are not in
+      pair->abort("too late");
+    } else if (c.rank() == 0) {
+      std::vector<float> data(5);
+      pair->recv(view_of(data), 1, c.stream);
+      EXPECT_THROW(c.stream.synchronize(), Error);
+    } else {
+      // A host operation waits too.
+      try {
+        c.group.split(0, 0);
+        ADD_FAILURE() << "did not throw";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kAborted);
+        EXPECT_TRUE(contains(error.what(), "enough")) << error.what();
+      }
+    }
+    c.group.barrier(c.second_stream);
+    c.second_stream.synchronize();
+  });
+  EXPECT_LT(steady_clock::now() - begin, kPatience);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.code, ErrorCode::kAborted);
+    EXPECT_TRUE(contains(outcome.what, "enough")) << outcome.what;
+  }
+}
+
+TEST(FailureTest, SplitTimesOutAndNamesTheAbsent) {
+  Groups groups = make_thread_group(3, {.timeout = kTimeout});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    if (c.rank() == 1) c.group.split(0, 0);
+  });
+  EXPECT_EQ(outcomes[1].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(outcomes[1].what, "ranks 0, 2")) << outcomes[1].what;
+}
+
+TEST(FailureTest, DifferentOperationsAreNotMixed) {
+  Groups groups = make_thread_group(3, {.timeout = milliseconds(60000)});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    std::vector<float> part(c.rank() == 1 ? 11 : 10);
+    std::vector<float> whole(part.size() * 3);
+    c.group.all_gather(view_of(part), view_of(whole), c.stream);
+    c.stream.synchronize();
+  });
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_TRUE(outcome.code.has_value());
+    EXPECT_TRUE(contains(outcome.what, "10 fp32")) << outcome.what;
+    EXPECT_TRUE(contains(outcome.what, "11 fp32")) << outcome.what;
+  }
+}
+
+// The buffers of a rank that fails die at once. AddressSanitizer and ThreadSanitizer see a peer
+// that still reads them.
+TEST(FailureTest, PeersDoNotReadBuffersOfARankThatHasLeft) {
+  for (int round = 0; round < 30; ++round) {
+    Groups groups = make_thread_group(4, {.timeout = milliseconds(60000)});
+    std::thread saboteur([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * round));
+      groups[0]->abort("sabotage");
+    });
+    run_ranks(groups, [&](RankContext c) {
+      while (true) {
+        auto part = std::make_unique<std::vector<float>>(20000);
+        std::vector<float> whole(80000);
+        c.group.all_gather(view_of(*part), view_of(whole), c.stream);
+        try {
+          c.stream.synchronize();
+        } catch (const Error&) {
+          std::fill(part->begin(), part->end(), 1.0F);
+          throw;
+        }
+      }
+    });
+    saboteur.join();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
