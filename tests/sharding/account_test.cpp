@@ -310,6 +310,15 @@ TEST(AccountMemory, HybridsHoldOnePartPerReplica) {
   }
 }
 
+TEST(AccountMemory, HoldsNoGradientThatNobodyWrites) {
+  Schedule s;
+  s.units = {{"a", 64, 0}};
+  s.layers = {{"a", {0}, {0}, {}}};
+  EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 0);
+  s.layers[0].gradients = {0};
+  EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 256);
+}
+
 // Allocations count in multiples of 64 bytes, each by itself.
 TEST(AccountMemory, RoundsEveryAllocation) {
   Schedule s;

@@ -144,6 +144,51 @@ TEST(ValidateReduction, FindsWrongAxesAndFlags) {
   expect_breaks(s, Rule::kReduction, "overwrites the sum of earlier micro-steps");
 }
 
+TEST(ValidateReduction, FindsBufferReductionsWithWrongFields) {
+  Schedule s = planned("zero1", {1, 2}, 2);
+  Action& reduce = at(s, find(s, Kind::kReduceScatter));
+  reduce.micro_step = 0;
+  expect_breaks(s, Rule::kReduction, "belongs to the last micro-step");
+  reduce.micro_step = 1;
+  reduce.accumulate = true;
+  expect_breaks(s, Rule::kReduction, "must not accumulate");
+}
+
+TEST(ValidateReduction, FindsReductionsInTheWrongMicroStep) {
+  Schedule whole = planned("zero1", {1, 2}, 2);
+  Action& accumulate = at(whole, find(whole, Kind::kAccumulate));
+  accumulate.kind = Kind::kReduceScatter;
+  accumulate.axes = {Axis::kShard};
+  accumulate.accumulate = true;
+  for (Action& action : whole.actions) action.waits.clear();  // one of them is of its own lane now
+  expect_breaks(whole, Rule::kReduction, "are to be reduced in the last micro-step only");
+  Schedule every = planned("zero2", {1, 2}, 2);
+  Action& reduce = at(every, find(every, Kind::kReduceScatter));
+  reduce.kind = Kind::kAccumulate;
+  reduce.axes = {};
+  for (Action& action : every.actions) action.waits.clear();
+  expect_breaks(every, Rule::kReduction, "are to be reduced in every micro-step");
+}
+
+TEST(ValidateReduction, FindsMicroStepsAddedOutOfOrder) {
+  Schedule s = planned("no_shard", {1, 1}, 3);
+  const auto accumulate_of = [&](int micro_step) {
+    return find(s, [=](const Action& a) {
+      return a.kind == Kind::kAccumulate && a.unit == 1 && a.micro_step == micro_step;
+    });
+  };
+  // A slot of its own for the third micro-step, so that the second can be late.
+  const int own_slot = static_cast<int>(s.gradient_slots.size());
+  s.gradient_slots.push_back(s.units[1].trainable_numel);
+  for (GradientTarget& target : s.gradient_targets) {
+    if (target.unit == 1 && target.micro_step == 2) target.slot = own_slot;
+  }
+  at(s, accumulate_of(2)).slot = own_slot;
+  ASSERT_FALSE(breaks(validate(s), Rule::kReduction));
+  expect_breaks(moved(s, accumulate_of(1), accumulate_of(2)), Rule::kReduction,
+                "the buffer has the gradients of 1 micro-steps; they must be added in order");
+}
+
 TEST(ValidateUpdate, FindsMissingAndDoubleActions) {
   const Schedule s = planned("zero1", {1, 2});
   const auto drop = [&](Kind kind) { return without(s, find(s, kind)); };
@@ -181,8 +226,11 @@ TEST(ValidateUpdate, FindsActionsOutOfOrder) {
 TEST(ValidateUpdate, FindsFrozenUnitsThatAreTrained) {
   Schedule s = planned("no_shard", {1, 1});
   s.units.push_back({"frozen", 0, 64});
-  s.actions.push_back({.kind = Kind::kUpdate, .unit = 5});
-  expect_breaks(s, Rule::kUpdate, "the unit has no gradient");
+  for (const Kind kind : {Kind::kSquares, Kind::kUpdate}) {
+    Schedule trained = s;
+    trained.actions.push_back({.kind = kind, .unit = 5});
+    expect_breaks(trained, Rule::kUpdate, "frozen): the unit has no gradient");
+  }
 }
 
 }  // namespace

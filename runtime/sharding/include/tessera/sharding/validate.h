@@ -16,7 +16,7 @@ enum class Rule : std::uint8_t {
   kReduction,        ///< every gradient is reduced exactly once per reduction, over all axes
   kUpdate,           ///< every trainable unit is updated once, after its gradient is complete
   kHappensBefore,    ///< two accesses to a buffer of which one writes are ordered
-  kCollectiveOrder,  ///< all ranks issue the same collectives in the same order on each lane
+  kCollectiveOrder,  ///< all ranks issue the same collectives in the same order over all lanes
 };
 
 std::string_view to_string(Rule rule);
