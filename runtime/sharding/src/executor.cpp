@@ -34,6 +34,9 @@ class Executor::Impl {
   }
 
   StepResult run_step(std::int64_t step, double learning_rate);
+  void set_parameters(const ReadParameter& read) {
+    state_.set_parameters(read, lanes_.of(Lane::kCompute));
+  }
   std::vector<FullParameter> gather_parameters();
   const std::vector<ActionSpan>& spans() const { return spans_; }
 
@@ -283,6 +286,8 @@ Executor::~Executor() = default;
 StepResult Executor::run_step(std::int64_t step, double learning_rate) {
   return impl_->run_step(step, learning_rate);
 }
+
+void Executor::set_parameters(const ReadParameter& read) { impl_->set_parameters(read); }
 
 std::vector<FullParameter> Executor::gather_parameters() { return impl_->gather_parameters(); }
 

@@ -14,9 +14,10 @@
 //    Uses of a unit are merged into one residency when releasing it in between would be pointless:
 //    the next use is (nearly) the next action, its all-gather would be issued before the release
 //    anyway, or the policy keeps parameters until backward.
-// 3. Residencies are numbered by first use. The unshard of number i is issued just before the
-//    compute action with which number i - depth begins. So `depth` unshards are in flight ahead of
-//    use, and all-gather i + 1 is issued before the reshard or the reduction of i.
+// 3. Residencies are numbered by first use; those that begin with the same action share a number.
+//    The unshard of number i is issued just before the compute action with which number i - depth
+//    begins. So `depth` unshards are in flight ahead of use, and all-gather i + 1 is issued before
+//    the reshard or the reduction of i.
 // 4. Residencies whose intervals (issue to release) overlap need different slots. Slots are handed
 //    out largest first, so that a small unit can sit in a big slot but never the other way round.
 //    Units of one size on a chain end up in a ring of depth + 1 slots.
@@ -223,14 +224,16 @@ void Planner::merge_and_issue() {
     merged = false;
     std::vector<Residency> kept;
     std::vector<int> previous(schedule_.units.size(), -1);
+    std::vector<int> firsts;  // by number: the action that it begins with
     int last_issue = 0;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      Residency r = parameters_[i];
+    for (Residency r : parameters_) {
+      if (firsts.empty() || firsts.back() != r.first) firsts.push_back(r.first);
+      const std::size_t number = firsts.size() - 1;
       const bool backward =
           computes_[static_cast<std::size_t>(r.first)].kind == ActionKind::kBackward;
       const auto depth = static_cast<std::size_t>(backward ? options_.prefetch_backward
                                                            : options_.prefetch_forward);
-      r.issue = std::max(last_issue, i < depth ? 0 : parameters_[i - depth].first);
+      r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
       int& before = previous[static_cast<std::size_t>(r.unit)];
       if (before >= 0 && r.issue <= kept[static_cast<std::size_t>(before)].last) {
         kept[static_cast<std::size_t>(before)].last = r.last;

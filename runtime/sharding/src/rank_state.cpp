@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "tessera/core/error.h"
 #include "tessera/kernels/philox.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kInitializeChunk =
-    16384;  // elements made at once: fits the first-level cache
+constexpr std::int64_t kWriteChunk = 8192;  // elements at a time: fits the first-level cache
 
 /// `range` of a view that begins at element `origin` of the flat parameter.
 TensorView part(const TensorView& view, std::int64_t origin, const Range& range) {
@@ -70,42 +70,65 @@ void RankState::allocate_unit(int index, Memory& memory) {
 }
 
 void RankState::initialize(int index, bool trainable, Stream& stream, std::uint64_t seed) {
-  const FlatParameter& parameter = flat(index, trainable);
-  if (parameter.padded_numel == 0) return;
+  if (flat(index, trainable).padded_numel == 0) return;
   const UnitState& state = unit(index);
-  const TensorView values = trainable ? state.trainable : state.frozen;
   const auto zero = [&](const TensorView& view) { kernels_.fill({.dst = view}, stream); };
-  zero(values);  // padding included
+  zero(trainable ? state.trainable : state.frozen);  // padding included
   if (trainable) {
     for (const Tensor* tensor : {&state.gradient, &state.m, &state.v}) zero(*tensor);
     if (schedule_.parameter_dtype != DType::kFloat32) zero(state.master);
   }
-  // Writes the elements of `tensor` that lie in `range` to `view`, which begins at range.begin.
-  std::vector<float> chunk(static_cast<std::size_t>(kInitializeChunk));
-  const auto write = [&](const FlatTensor& tensor, const TensorView& view, const Range& range) {
-    const Initializer& init = tensor.spec.initializer;
-    const RandomKey key{seed, stream_of(tensor.spec.name)};
+  write(index, trainable, stream,
+        [&](const ParameterSpec& spec, std::int64_t first, const TensorView& chunk) {
+          const Initializer& init = spec.initializer;
+          if (init.kind == Initializer::Kind::kConstant) {
+            kernels_.fill({.dst = chunk, .value = init.mean}, stream);
+          } else {
+            kernels_.fill_normal({.dst = chunk,
+                                  .mean = init.mean,
+                                  .stddev = init.stddev,
+                                  .key = {seed, stream_of(spec.name)},
+                                  .first_index = first},
+                                 stream);
+          }
+        });
+}
+
+void RankState::set_parameters(const ReadParameter& read, Stream& stream) {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    for (const bool trainable : {true, false}) {
+      write(u, trainable, stream,
+            [&](const ParameterSpec& spec, std::int64_t first, const TensorView& chunk) {
+              const std::span<const float> values = read(spec.name);
+              require(static_cast<std::int64_t>(values.size()) == spec.shape.numel(),
+                      ErrorCode::kInvalidArgument, "parameter '", spec.name, "' has ",
+                      spec.shape.numel(), " elements, but ", values.size(), " were given");
+              std::copy_n(values.begin() + first, chunk.numel(), chunk.as<float>());
+            });
+    }
+  }
+}
+
+/// Writes this rank's part of a flat parameter and of its master weights, in chunks that `produce`
+/// makes.
+void RankState::write(int index, bool trainable, Stream& stream, const ProduceChunk& produce) {
+  std::vector<float> chunk(static_cast<std::size_t>(kWriteChunk));
+  const auto write_range = [&](const FlatTensor& tensor, const TensorView& view,
+                               const Range& range) {
     const std::int64_t end = std::min(range.end(), tensor.offset + tensor.spec.shape.numel());
-    for (std::int64_t e = std::max(range.begin, tensor.offset); e < end; e += kInitializeChunk) {
-      const std::int64_t count = std::min(kInitializeChunk, end - e);
+    for (std::int64_t e = std::max(range.begin, tensor.offset); e < end; e += kWriteChunk) {
+      const std::int64_t count = std::min(kWriteChunk, end - e);
       const TensorView fresh(chunk.data(), DType::kFloat32, Shape{count});
-      if (init.kind == Initializer::Kind::kConstant) {
-        kernels_.fill({.dst = fresh, .value = init.mean}, stream);
-      } else {
-        kernels_.fill_normal({.dst = fresh,
-                              .mean = init.mean,
-                              .stddev = init.stddev,
-                              .key = key,
-                              .first_index = e - tensor.offset},
-                             stream);
-      }
+      produce(tensor.spec, e - tensor.offset, fresh);
       kernels_.cast({.src = fresh, .dst = part(view, range.begin, {e, count})}, stream);
     }
   };
-  for (const FlatTensor& tensor : parameter.tensors) {
-    write(tensor, values, parameter_range(index, trainable));
+  const UnitState& state = unit(index);
+  for (const FlatTensor& tensor : flat(index, trainable).tensors) {
+    write_range(tensor, trainable ? state.trainable : state.frozen,
+                parameter_range(index, trainable));
     if (trainable && schedule_.parameter_dtype != DType::kFloat32) {
-      write(tensor, state.master, optimizer_range(index));
+      write_range(tensor, state.master, optimizer_range(index));
     }
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tessera/core/memory.h"
@@ -18,6 +19,9 @@ class RankState {
   /// Allocates, and initialises the parameters by (seed, name, element).
   RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
             Stream& stream, std::uint64_t seed);
+
+  /// Overwrites the parameters, each rank its own part. Host thread, lanes idle.
+  void set_parameters(const ReadParameter& read, Stream& stream);
 
   const ShardNesting& nesting() const { return nesting_; }
   int rank() const { return rank_; }
@@ -57,6 +61,10 @@ class RankState {
   const UnitState& unit(int index) const { return units_[static_cast<std::size_t>(index)]; }
   void allocate_unit(int index, Memory& memory);
   void initialize(int unit, bool trainable, Stream& stream, std::uint64_t seed);
+  /// Fills `chunk` (fp32, in host memory) with the elements from `first` on of a parameter.
+  using ProduceChunk =
+      std::function<void(const ParameterSpec&, std::int64_t first, const TensorView& chunk)>;
+  void write(int unit, bool trainable, Stream& stream, const ProduceChunk& produce);
   Range parameter_range(int unit, bool trainable) const;
 
   const Schedule& schedule_;

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,9 +32,9 @@ struct ExecutorOptions {
   std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
   int threads = 1;               ///< of the compute lane
   /// Seconds that the sim device charges for an action; unused elsewhere.
-  std::function<double(const Schedule&, const Action&)> cost;
+  std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs before every task of every lane, e.g. a random delay in a test.
-  std::function<void()> before_task;
+  std::function<void()> before_task{};
   bool trace = false;  ///< keep when each action ran; see Executor::spans
 };
 
@@ -50,6 +50,9 @@ struct FullParameter {
   Shape shape;
   std::vector<float> values;  ///< fp32 master weights
 };
+
+/// Gives a parameter's values by its name, in row-major order.
+using ReadParameter = std::function<std::span<const float>(const std::string& name)>;
 
 /// Carries out a schedule on one rank, step after step. No policy lives here: it issues the actions
 /// in order, each on its lane, with its waits. Owns the rank's buffers: parameters, gradients,
@@ -69,6 +72,11 @@ class Executor {
   /// One optimizer step on the samples that belong to step `step` (counted from 0): rank by rank in
   /// order of ShardNesting::index, micro-steps outermost. Blocks until it is done.
   StepResult run_step(std::int64_t step, double learning_rate);
+
+  /// Overwrites the parameters; `read` is asked for every one and may be asked repeatedly. Not
+  /// collective: each rank takes its own part, and all must be given the same values. Optimizer
+  /// state stays as it is. Throws Error{kInvalidArgument} if a size does not match.
+  void set_parameters(const ReadParameter& read);
 
   /// The master weights of every parameter in order of declaration, on every rank. Collective.
   std::vector<FullParameter> gather_parameters();
