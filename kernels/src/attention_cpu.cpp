@@ -35,8 +35,9 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
                const Body& body) {
   const std::int64_t limit = std::min<std::int64_t>(tasks, thread_count());
   const std::int64_t fit = workspace.bytes() / scratch_bytes;
-  require(fit >= 1, ErrorCode::kInvalidArgument, "attention: the workspace has ", workspace.bytes(),
-          " bytes, wanted ", scratch_bytes, " per thread (attention_workspace_bytes)");
+  if (!(fit >= 1))
+    fail(ErrorCode::kInvalidArgument, "attention: the workspace has ", workspace.bytes(),
+         " bytes, wanted ", scratch_bytes, " per thread (attention_workspace_bytes)");
   const auto threads = static_cast<int>(std::min(limit, fit));
   std::exception_ptr error;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -57,17 +58,18 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
 }
 
 void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
-  require(view.shape == shape && view.dtype == dtype, ErrorCode::kInvalidArgument,
-          "attention: ", name, " is ", to_string(view.shape), " of ", to_string(view.dtype),
-          ", wanted ", to_string(shape), " of ", to_string(dtype));
+  if (!(view.shape == shape && view.dtype == dtype))
+    fail(ErrorCode::kInvalidArgument, "attention: ", name, " is ", to_string(view.shape), " of ",
+         to_string(view.dtype), ", wanted ", to_string(shape), " of ", to_string(dtype));
 }
 
 /// Checks what both passes share.
 AttentionShape check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
-  require(qkv.shape.rank() == 5 && qkv.shape[2] == 3, ErrorCode::kInvalidArgument,
-          "attention: qkv is ", to_string(qkv.shape), ", wanted (B, L, 3, H, D)");
-  require(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
+  if (!(qkv.shape.rank() == 5 && qkv.shape[2] == 3))
+    fail(ErrorCode::kInvalidArgument, "attention: qkv is ", to_string(qkv.shape),
+         ", wanted (B, L, 3, H, D)");
+  if (!(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16))
+    fail(ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
   const AttentionShape shape(qkv);
   check(out, "out", Shape{shape.batch, shape.length, shape.heads, shape.head_dim}, qkv.dtype);
   check(lse, "lse", Shape{shape.batch, shape.heads, shape.length}, DType::kFloat32);

@@ -89,9 +89,9 @@ void combine_blocks(const float* partials, std::int64_t blocks, std::int64_t str
 }
 
 void bias_gradient(const BiasGradientArgs& args, Stream&) {
-  require(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1],
-          ErrorCode::kInvalidArgument, "bias_gradient: dy is ", to_string(args.dy.shape),
-          ", db is ", to_string(args.db.shape));
+  if (!(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1]))
+    fail(ErrorCode::kInvalidArgument, "bias_gradient: dy is ", to_string(args.dy.shape), ", db is ",
+         to_string(args.db.shape));
   const std::int64_t n = args.dy.shape[1];
   const RowBlocks blocks(args.dy.shape[0]);
   std::vector<float> partials(static_cast<std::size_t>(blocks.count() * n));

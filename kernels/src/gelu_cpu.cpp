@@ -32,7 +32,7 @@ void gelu_forward_typed(const T* x, T* y, std::int64_t n) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     const auto v = load_n(x + i, count);
     const auto e = exp_minus_2u(v, hn::Mul(v, v));
-    store_n(hn::Div(v, hn::Add(splat(1.0F), e)), y + i, count);
+    store_n(hn::Mul(v, reciprocal(hn::Add(splat(1.0F), e))), y + i, count);
   });
 }
 
@@ -42,7 +42,7 @@ void gelu_backward_typed(const T* x, const T* dy, T* dx, std::int64_t n) {
     const auto v = load_n(x + i, count);
     const auto v2 = hn::Mul(v, v);
     const auto e = exp_minus_2u(v, v2);
-    const auto s = hn::Div(splat(1.0F), hn::Add(splat(1.0F), e));
+    const auto s = reciprocal(hn::Add(splat(1.0F), e));
     const auto slope =
         hn::MulAdd(v2, splat(3.0F * kTwoRootTwoOverPi * kCubic), splat(kTwoRootTwoOverPi));
     // s (1 - s) = s (s e); e is at most 2.4e38 where s is no less than 4e-39.
@@ -87,9 +87,9 @@ HWY_EXPORT(gelu_backward_range);
 constexpr std::int64_t kGrain = 16384;
 
 void check_same(const char* kernel, const TensorView& x, const TensorView& other) {
-  require(x.numel() == other.numel() && x.dtype == other.dtype, ErrorCode::kInvalidArgument, kernel,
-          ": tensors differ: ", to_string(x.shape), " of ", to_string(x.dtype), " and ",
-          to_string(other.shape), " of ", to_string(other.dtype));
+  if (!(x.numel() == other.numel() && x.dtype == other.dtype))
+    fail(ErrorCode::kInvalidArgument, kernel, ": tensors differ: ", to_string(x.shape), " of ",
+         to_string(x.dtype), " and ", to_string(other.shape), " of ", to_string(other.dtype));
 }
 
 }  // namespace

@@ -157,17 +157,20 @@ void multiply_fp32(const Product& p) {
                                   p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
                                   static_cast<const float*>(p.b.data), p.b.stride,
                                   add ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
-  require(status == dnnl::status::success, ErrorCode::kInternal, "oneDNN's sgemm failed for ", p.m,
-          " x ", p.n, " x ", p.k, ", status ", static_cast<int>(status));
+  if (!(status == dnnl::status::success))
+    fail(ErrorCode::kInternal, "oneDNN's sgemm failed for ", p.m, " x ", p.n, " x ", p.k,
+         ", status ", static_cast<int>(status));
 }
 
 /// Rows of the operand as stored, after checking that elements of a row are neighbours.
 Matrix as_matrix(const TensorView& view, bool transposed, const char* name) {
-  require(view.shape.rank() == 2, ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ",
-          to_string(view.shape), ", wanted a matrix");
+  if (!(view.shape.rank() == 2))
+    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ", to_string(view.shape),
+         ", wanted a matrix");
   const std::int64_t columns = view.shape[1];
-  require(columns <= 1 || view.strides[1] == 1, ErrorCode::kInvalidArgument, "gemm: ", name,
-          " has a column stride of ", view.strides[1], ", wanted 1");
+  if (!(columns <= 1 || view.strides[1] == 1))
+    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has a column stride of ", view.strides[1],
+         ", wanted 1");
   // oneDNN wants a leading dimension of at least the width even where there is only one row.
   const std::int64_t stride =
       view.shape[0] > 1 ? view.strides[0] : std::max<std::int64_t>(columns, 1);
@@ -218,17 +221,17 @@ void gemm(const GemmArgs& args, Stream&) {
                   .accumulate = args.accumulate,
                   .dtype = args.a.dtype,
                   .c_dtype = args.c.dtype};
-  require(args.b.shape[args.transpose_b ? 1 : 0] == p.k && args.c.shape[0] == p.m &&
-              args.c.shape[1] == p.n && (!args.bias || args.bias.numel() == p.n),
-          ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
-          args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
-          args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
-          args.bias ? args.bias.numel() : 0);
-  require((p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16) && args.b.dtype == p.dtype &&
-              (p.c_dtype == p.dtype || p.c_dtype == DType::kFloat32) &&
-              (!args.bias || args.bias.dtype == p.dtype),
-          ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(args.a.dtype),
-          ", b ", to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
+  if (!(args.b.shape[args.transpose_b ? 1 : 0] == p.k && args.c.shape[0] == p.m &&
+        args.c.shape[1] == p.n && (!args.bias || args.bias.numel() == p.n)))
+    fail(ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
+         args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
+         args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
+         args.bias ? args.bias.numel() : 0);
+  if (!((p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16) && args.b.dtype == p.dtype &&
+        (p.c_dtype == p.dtype || p.c_dtype == DType::kFloat32) &&
+        (!args.bias || args.bias.dtype == p.dtype)))
+    fail(ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(args.a.dtype),
+         ", b ", to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
   multiply(p);
 }
 

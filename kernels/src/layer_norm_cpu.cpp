@@ -35,6 +35,14 @@ struct ForwardRow {
   const T* residual;
   T* sum;
   T* y;
+
+  void advance(std::int64_t elements) {
+    x += elements;
+    y += elements;
+    if (residual == nullptr) return;
+    residual += elements;
+    sum += elements;
+  }
 };
 
 struct Moments {
@@ -86,15 +94,16 @@ void forward_rows_typed(const LayerNormForwardArgs& args, std::int64_t begin, st
                         std::int64_t width) {
   const T* gamma = args.gamma.as<T>();
   const T* beta = args.beta.as<T>();
-  for (std::int64_t i = begin; i < end; ++i) {
-    ForwardRow<T> row{args.x.as<T>() + i * width, nullptr, nullptr, args.y.as<T>() + i * width};
-    if (args.residual) {
-      row.residual = args.residual.as<T>() + i * width;
-      row.sum = args.sum.as<T>() + i * width;
-    }
+  float* mean = args.mean.as<float>();
+  float* rstd = args.rstd.as<float>();
+  const bool add = static_cast<bool>(args.residual);
+  ForwardRow<T> row{args.x.as<T>(), add ? args.residual.as<T>() : nullptr,
+                    add ? args.sum.as<T>() : nullptr, args.y.as<T>()};
+  row.advance(begin * width);
+  for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
     const Moments moments = normalize_row(row, gamma, beta, width, args.epsilon);
-    args.mean.as<float>()[i] = moments.mean;
-    args.rstd.as<float>()[i] = moments.rstd;
+    mean[i] = moments.mean;
+    rstd[i] = moments.rstd;
   }
 }
 
@@ -114,15 +123,21 @@ struct BackwardRow {
   const T* x;
   const T* d_residual;
   T* dx;
-  Moments moments;
+
+  void advance(std::int64_t elements) {
+    dy += elements;
+    x += elements;
+    dx += elements;
+    if (d_residual != nullptr) d_residual += elements;
+  }
 };
 
 /// dx of one row; adds the row's part of dgamma and dbeta to the partial sums.
 template <typename T>
-HWY_INLINE void backward_row(const BackwardRow<T>& row, const T* gamma, std::int64_t width,
-                             float* dgamma, float* dbeta) {
-  const auto mean = splat(row.moments.mean);
-  const auto rstd = splat(row.moments.rstd);
+HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T* gamma,
+                             std::int64_t width, float* dgamma, float* dbeta) {
+  const auto mean = splat(moments.mean);
+  const auto rstd = splat(moments.rstd);
   auto sum_g = splat(0.0F);
   auto sum_gh = splat(0.0F);
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
@@ -149,14 +164,14 @@ HWY_INLINE void backward_row(const BackwardRow<T>& row, const T* gamma, std::int
 template <typename T>
 void backward_rows_typed(const LayerNormBackwardArgs& args, std::int64_t begin, std::int64_t end,
                          std::int64_t width, float* dgamma, float* dbeta) {
-  for (std::int64_t i = begin; i < end; ++i) {
-    const BackwardRow<T> row{
-        .dy = args.dy.as<T>() + i * width,
-        .x = args.x.as<T>() + i * width,
-        .d_residual = args.d_residual ? args.d_residual.as<T>() + i * width : nullptr,
-        .dx = args.dx.as<T>() + i * width,
-        .moments = {args.mean.as<float>()[i], args.rstd.as<float>()[i]}};
-    backward_row(row, args.gamma.as<T>(), width, dgamma, dbeta);
+  const T* gamma = args.gamma.as<T>();
+  const float* mean = args.mean.as<float>();
+  const float* rstd = args.rstd.as<float>();
+  BackwardRow<T> row{args.dy.as<T>(), args.x.as<T>(),
+                     args.d_residual ? args.d_residual.as<T>() : nullptr, args.dx.as<T>()};
+  row.advance(begin * width);
+  for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
+    backward_row(row, {mean[i], rstd[i]}, gamma, width, dgamma, dbeta);
   }
 }
 
@@ -185,13 +200,13 @@ HWY_EXPORT(backward_rows);
 
 /// Throws unless `view` has `numel` elements of `dtype`; an absent optional view passes.
 void check(const TensorView& view, const char* name, std::int64_t numel, DType dtype) {
-  require(view.numel() == numel && view.dtype == dtype, ErrorCode::kInvalidArgument,
-          "layer_norm: ", name, " is ", to_string(view.shape), " of ", to_string(view.dtype),
-          ", wanted ", numel, " elements of ", to_string(dtype));
+  if (!(view.numel() == numel && view.dtype == dtype))
+    fail(ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.shape), " of ",
+         to_string(view.dtype), ", wanted ", numel, " elements of ", to_string(dtype));
 }
 
 std::int64_t width_of(const TensorView& x) {
-  require(x.shape.rank() >= 1, ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
+  if (!(x.shape.rank() >= 1)) fail(ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
   return x.shape[x.shape.rank() - 1];
 }
 
@@ -225,8 +240,8 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
   check(args.mean, "mean", rows, DType::kFloat32);
   check(args.rstd, "rstd", rows, DType::kFloat32);
   if (args.d_residual) check(args.d_residual, "d_residual", rows * width, dtype);
-  require(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta),
-          ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
+  if (!(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta)))
+    fail(ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
 
   const RowBlocks blocks(rows);
   std::vector<float> partials(static_cast<std::size_t>(blocks.count() * 2 * width));

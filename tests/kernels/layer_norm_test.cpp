@@ -141,8 +141,9 @@ void check_forward(std::int64_t rows, std::int64_t width) {
     expect_close(out.y, expected, (width == 1 ? 2e-4 : 4e-6) + rounding<T>(), "y");
     // Rounding errors of a sum add up as a random walk does.
     const double error = 0x1p-24 * (4.0 + std::sqrt(static_cast<double>(width)));
+    const Doubles normalized = to_doubles(s);
     for (std::int64_t i = 0; i < rows; ++i) {
-      const Moments m = moments_of(to_doubles(s), i, width);
+      const Moments m = moments_of(normalized, i, width);
       EXPECT_NEAR(static_cast<double>(out.mean[at(i)]), m.mean, error * 6.0);
       EXPECT_NEAR(static_cast<double>(out.rstd[at(i)]) / m.rstd, 1.0, 3.0 * error);
     }
@@ -168,8 +169,9 @@ Result<T, D> backward(Problem<T> p, bool residual, bool accumulate, Dx where) {
   Result<T, D> r{std::vector<T>(p.x.size()), random_values<D>(p.width, 6),
                  random_values<D>(p.width, 7)};
   std::vector<float> mean, rstd;
+  const Doubles x = to_doubles(p.x);
   for (std::int64_t i = 0; i < p.rows; ++i) {
-    const Moments m = moments_of(to_doubles(p.x), i, p.width);
+    const Moments m = moments_of(x, i, p.width);
     mean.push_back(static_cast<float>(m.mean));
     rstd.push_back(static_cast<float>(m.rstd));
   }
