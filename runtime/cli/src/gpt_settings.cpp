@@ -83,7 +83,8 @@ std::vector<Setting> data_settings() {
 GptChoice choose_gpt(Config& config) {
   GptChoice choice;
   GptConfig& gpt = choice.config;
-  gpt = gpt_preset(config.get<std::string>("model"));
+  choice.name = config.get<std::string>("model");
+  gpt = gpt_preset(choice.name);
   read_size(config, "layers", gpt.layers);
   read_size(config, "heads", gpt.heads);
   read_size(config, "width", gpt.width);
@@ -100,6 +101,7 @@ GptChoice choose_gpt(Config& config) {
 
 Model make_model(const GptChoice& choice) {
   Model model = make_gpt(choice.config);
+  model.name = choice.name;
   GptConfig as_used = choice.config;
   as_used.context_length = choice.sequence_length;
   model.flops_per_item = gpt_flops_per_token(as_used);

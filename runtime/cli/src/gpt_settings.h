@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tessera/model/dataset.h"
@@ -15,6 +16,7 @@ std::vector<Setting> data_settings();
 
 /// The GPT and the length of its samples.
 struct GptChoice {
+  std::string name;  ///< of the preset
   GptConfig config;
   std::int64_t sequence_length = 0;
 };

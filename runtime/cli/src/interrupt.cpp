@@ -1,6 +1,7 @@
 #include "interrupt.h"
 
 #include <array>
+#include <atomic>
 #include <csignal>
 
 namespace tessera::cli {
@@ -8,8 +9,9 @@ namespace {
 
 constexpr std::array kSignals{SIGINT, SIGTERM};
 
-// A signal handler can reach nothing but a global.
-volatile std::sig_atomic_t received = 0;
+// A signal handler can reach nothing but a global; it runs on any thread.
+std::atomic<int> received{0};
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void remember(int signal) { received = signal; }
 

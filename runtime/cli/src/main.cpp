@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -29,6 +30,18 @@ int exit_code_of(const Error& error) {
   return users ? kExitUsage : kExitRunTime;
 }
 
+/// CLI11 would only say that a subcommand is required.
+void check_command(const CLI::App& app, int argc, const char* const* argv) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  require(argc > 1, ErrorCode::kConfig, "no command; try 'tessera train --data FOLDER' or ",
+          "'tessera --help'");
+  const std::string word = argv[1];
+  const bool known = std::find(names.begin(), names.end(), word) != names.end();
+  require(known || word.rfind('-', 0) == 0, ErrorCode::kConfig,
+          unknown_name("command", word, names));
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("Trains models with sharded data parallelism, and tells beforehand what it costs.",
                "tessera");
@@ -41,6 +54,7 @@ int run(int argc, const char* const* argv) {
   const SettingsCommand plan(
       app, "plan", "Print a run's schedule, memory and traffic without running it",
       joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
+  check_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

@@ -1,8 +1,5 @@
 #include "sample.h"
 
-#include <algorithm>
-#include <unordered_map>
-
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 #include "tessera/model/gpt_sampler.h"
@@ -65,15 +62,8 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 }
 
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
-                        const std::vector<FullParameter>& parameters) {
-  std::unordered_map<std::string, const FullParameter*> by_name;
-  for (const FullParameter& parameter : parameters) by_name[parameter.name] = &parameter;
-  GptSampler sampler(choice.config,
-                     [&](const ParameterSpec& spec, std::span<float> values) {
-                       const FullParameter& parameter = *by_name.at(spec.name);
-                       std::copy(parameter.values.begin(), parameter.values.end(), values.begin());
-                     },
-                     {.threads = threads});
+                        const std::map<std::string, std::vector<float>>& parameters) {
+  GptSampler sampler(choice.config, read_from(parameters), {.threads = threads});
 
   GenerateOptions options;
   options.tokens = config.get<std::int64_t>("sample_tokens");

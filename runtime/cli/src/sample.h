@@ -1,10 +1,10 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "gpt_settings.h"
-#include "tessera/sharding/executor.h"
 #include "tessera/trainer/config.h"
 
 namespace tessera::cli {
@@ -15,8 +15,9 @@ std::vector<Setting> sample_settings();
 /// How many tokens to make up; fills in the default, which depends on the model and the data.
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset);
 
-/// What the model continues the prompt with, prompt included, safe to show.
+/// What the model continues the prompt with, prompt included, safe to show. `parameters`: values by
+/// name.
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
-                        const std::vector<FullParameter>& parameters);
+                        const std::map<std::string, std::vector<float>>& parameters);
 
 }  // namespace tessera::cli

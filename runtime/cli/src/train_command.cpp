@@ -1,6 +1,7 @@
 #include <iostream>
-#include <memory>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "commands.h"
 #include "gpt_settings.h"
@@ -30,6 +31,14 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
   std::cout << std::flush;
+}
+
+std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> parameters) {
+  std::map<std::string, std::vector<float>> values;
+  for (FullParameter& parameter : parameters) {
+    values[parameter.name] = std::move(parameter.values);
+  }
+  return values;
 }
 
 RunMeasurements measure(const Model& model, const TrainingPlan& plan,
@@ -97,7 +106,9 @@ int run_train(Config config) {
     print_summary(std::cout, plan, summary, measurements);
     if (options.gather_parameters && interrupt.signal() == 0) {
       const int threads = plan.options.threads_per_rank * plan.options.ranks;
-      std::cout << "\nsample\n" << make_sample(config, choice, threads, summary.parameters) << "\n";
+      std::cout << "\nsample\n"
+                << make_sample(config, choice, threads, by_name(std::move(summary.parameters)))
+                << "\n";
     }
   }
   return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();

@@ -89,7 +89,7 @@ nlohmann::json convert(const Setting& setting, const nlohmann::json& value) {
       if (!value.is_string()) fail_type(setting, value);
       return check_choice(setting, value.get<std::string>());
     case SettingType::kBytes: {
-      if (!value.is_string() && !value.is_number_unsigned()) fail_type(setting, value);
+      if (!value.is_string() && !value.is_number_integer()) fail_type(setting, value);
       const std::int64_t bytes =
           parse_bytes(value.is_string() ? value.get<std::string>() : value.dump());
       check_range(setting, static_cast<double>(bytes), std::to_string(bytes));
