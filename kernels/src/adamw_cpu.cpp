@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 
 #include "simd.h"
+#include "stream_store.h"
 
 #include <cmath>
 
@@ -46,6 +47,10 @@ void adamw_typed(const AdamWArgs& args, const AdamWFactors& f, const G* gradient
   bfloat16* const parameter = args.parameter ? args.parameter.as<bfloat16>() : nullptr;
   for_each_vector(end - begin, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
     const std::int64_t i = begin + k;
+    prefetch_ahead(gradient + i, 1024);
+    prefetch_ahead(master + i, 1024);
+    prefetch_ahead(m + i, 1024);
+    prefetch_ahead(v + i, 1024);
     const auto g = hn::Mul(splat(f.gradient_scale), load_n(gradient + i, count));
     const auto decayed = hn::Mul(splat(f.decay), load_n(master + i, count));
     const auto new_m =

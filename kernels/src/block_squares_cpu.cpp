@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 
 #include "simd.h"
+#include "stream_store.h"
 
 #include "cpu_kernels.h"
 #include "parallel.h"
@@ -52,7 +53,12 @@ HWY_INLINE double block_square(const T* x) {
 
 template <typename T>
 void block_squares_typed(const T* x, double* out, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i) out[i] = block_square(x + i * kNormBlock);
+  constexpr std::int64_t kLineElements = 64 / sizeof(T);
+  for (std::int64_t i = begin; i < end; ++i) {
+    const T* const block = x + i * kNormBlock;
+    for (std::int64_t k = 0; k < kNormBlock; k += kLineElements) prefetch_ahead(block + k, 2048);
+    out[i] = block_square(block);
+  }
 }
 
 void block_squares_range(const BlockSquaresArgs& args, std::int64_t begin, std::int64_t end) {

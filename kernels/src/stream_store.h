@@ -1,4 +1,5 @@
-// Stores around the cache, compiled once per instruction set; see simd.h for how to include it.
+// Stores around the cache and loads ahead of their use, compiled once per instruction set; see
+// simd.h for how to include it.
 #if defined(TESSERA_KERNELS_STREAM_STORE_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_STREAM_STORE_H_
 #undef TESSERA_KERNELS_STREAM_STORE_H_
@@ -12,6 +13,12 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
+
+/// Fetches the cache line `bytes` after `from`, which need not exist. For kernels that compute so
+/// much per line that the core by itself keeps too few loads in flight.
+HWY_INLINE void prefetch_ahead(const void* from, std::uintptr_t bytes) {
+  hwy::Prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + bytes));
+}
 
 /// Size of a tensor from which on streaming pays. An ordinary store first fetches the line that it
 /// writes to; a streaming one does not, but leaves the line in memory, not in the cache, for
