@@ -63,7 +63,7 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
                            std::int32_t ignore_index = -1);
 
 /// Rows of one chunk of linear_cross_entropy: a multiple of 64, as many as keep the logits of a
-/// chunk small beside the activations of a block.
+/// chunk within 64 MiB of fp32, but at least 64.
 std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size);
 
 }  // namespace tessera::ops
