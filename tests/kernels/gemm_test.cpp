@@ -127,6 +127,8 @@ std::vector<Case> cases() {
   result.push_back({.m = 257, .n = 311, .k = 129, .transpose_b = true, .bias = true});
   result.push_back({.m = 193, .n = 100, .k = 523, .transpose_a = true, .accumulate = true});
   result.push_back({.m = 70, .n = 1100, .k = 1031, .transpose_b = true, .padding = 3});
+  result.push_back({.m = 1009, .n = 90, .k = 60, .transpose_a = true, .bias = true, .padding = 2});
+  result.push_back({.m = 40, .n = 821, .k = 2053, .bias = true, .padding = 1});
   result.push_back({.m = 1100, .n = 70, .k = 40, .accumulate = true, .padding = 1});
   return result;
 }
