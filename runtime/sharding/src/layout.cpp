@@ -47,6 +47,8 @@ int append(FlatParameter& flat, const ParameterSpec& spec) {
 
 ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size) {
   check(model);
+  require(world_size >= 1, ErrorCode::kInvalidArgument, "a layout for ", world_size,
+          " ranks; there must be at least one");
   const std::vector<int> unit_of_layer = assign_units(model, policy);
   ModelLayout layout;
   std::map<std::string, ParameterAddress> addresses;

@@ -140,7 +140,7 @@ const Strategy& find_strategy(std::string_view name) {
   for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
   const std::string nearest = nearest_name(wanted, names);
   fail(ErrorCode::kConfig, "unknown strategy '", name, "'",
-       nearest.empty() ? "" : "; did you mean '" + nearest + "'?", " Strategies: ", list);
+       nearest.empty() ? "." : "; did you mean '" + nearest + "'?", " Strategies: ", list);
 }
 
 Mesh make_mesh(int ranks, int replicas, bool hybrid) {

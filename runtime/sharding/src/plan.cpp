@@ -217,8 +217,9 @@ void Planner::plan_parameters() {
   schedule_.parameter_slots = assign_slots(parameters_);
 }
 
-/// Sets the issue points; merges a residency into the unit's previous one when it would be issued
-/// before that one ends. Merging renumbers, so it repeats until nothing changes.
+/// Sets the issue points; merges a residency into the unit's previous one of the same micro-step
+/// when it would be issued before that one ends. Merging renumbers, so it repeats until nothing
+/// changes.
 void Planner::merge_and_issue() {
   for (bool merged = true; merged;) {
     merged = false;
@@ -236,9 +237,13 @@ void Planner::merge_and_issue() {
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
       int& before = previous[static_cast<std::size_t>(r.unit)];
       if (before >= 0 && r.issue <= kept[static_cast<std::size_t>(before)].last) {
-        kept[static_cast<std::size_t>(before)].last = r.last;
-        merged = true;
-        continue;
+        Residency& last = kept[static_cast<std::size_t>(before)];
+        if (computes_[static_cast<std::size_t>(last.last)].micro_step == r.micro_step) {
+          last.last = r.last;
+          merged = true;
+          continue;
+        }
+        r.issue = last.last + 1;  // every micro-step gathers anew, as the strategies' bytes say
       }
       last_issue = r.issue;
       before = static_cast<int>(kept.size());

@@ -16,10 +16,10 @@ namespace tessera {
 
 /// C (M, N) = op(A) op(B) [+ bias] [+ C].  op(A) is (M, K), op(B) is (K, N).
 struct GemmArgs {
-  TensorView a;     // (M, K), or (K, M) if transpose_a; T; rows may be strided
-  TensorView b;     // (K, N), or (N, K) if transpose_b; T; rows may be strided
-  TensorView c;     // (M, N); fp32 or T; rows may be strided
-  TensorView bias;  // (N); T; optional
+  TensorView a{};     // (M, K), or (K, M) if transpose_a; T; rows may be strided
+  TensorView b{};     // (K, N), or (N, K) if transpose_b; T; rows may be strided
+  TensorView c{};     // (M, N); fp32 or T; rows may be strided
+  TensorView bias{};  // (N); T; optional
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  ///< add to C instead of overwriting it
@@ -27,77 +27,77 @@ struct GemmArgs {
 
 /// db (N) [+]= column sums of dy (M, N).
 struct BiasGradientArgs {
-  TensorView dy;  // (M, N); T
-  TensorView db;  // (N); fp32 or bf16
+  TensorView dy{};  // (M, N); T
+  TensorView db{};  // (N); fp32 or bf16
   bool accumulate = false;
 };
 
 /// y = (s - mean) / sqrt(var + epsilon) * gamma + beta over the last dimension, with
 /// s = x + residual written to `sum` when a residual is given (s = x otherwise).
 struct LayerNormForwardArgs {
-  TensorView x;            // (rows, C); T
-  TensorView residual;     // (rows, C); T; optional
-  TensorView sum;          // (rows, C); T; with residual; may alias x or residual
-  TensorView gamma, beta;  // (C); T
-  TensorView y;            // (rows, C); T
-  TensorView mean, rstd;   // (rows); fp32; saved for backward
+  TensorView x{};              // (rows, C); T
+  TensorView residual{};       // (rows, C); T; optional
+  TensorView sum{};            // (rows, C); T; with residual; may alias x or residual
+  TensorView gamma{}, beta{};  // (C); T
+  TensorView y{};              // (rows, C); T
+  TensorView mean{}, rstd{};   // (rows); fp32; saved for backward
   float epsilon = 1e-5F;
 };
 
 /// dx = gradient through the normalisation [+ d_residual]; dgamma and dbeta are summed over rows.
 struct LayerNormBackwardArgs {
-  TensorView dy;             // (rows, C); T
-  TensorView x;              // (rows, C); T; what was normalised (the sum, with a residual)
-  TensorView mean, rstd;     // (rows); fp32
-  TensorView gamma;          // (C); T
-  TensorView d_residual;     // (rows, C); T; optional: added to dx; may alias dx
-  TensorView dx;             // (rows, C); T; may alias dy
-  TensorView dgamma, dbeta;  // (C); fp32 or bf16; optional (both or none)
+  TensorView dy{};               // (rows, C); T
+  TensorView x{};                // (rows, C); T; what was normalised (the sum, with a residual)
+  TensorView mean{}, rstd{};     // (rows); fp32
+  TensorView gamma{};            // (C); T
+  TensorView d_residual{};       // (rows, C); T; optional: added to dx; may alias dx
+  TensorView dx{};               // (rows, C); T; may alias dy
+  TensorView dgamma{}, dbeta{};  // (C); fp32 or bf16; optional (both or none)
   bool accumulate_parameters = false;  ///< add to dgamma and dbeta instead of overwriting
 };
 
 /// y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form of GELU.
 struct GeluForwardArgs {
-  TensorView x;  // any shape; T
-  TensorView y;  // same shape; may alias x
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
 };
 
 /// dx = dy * gelu'(x).
 struct GeluBackwardArgs {
-  TensorView x;   // T
-  TensorView dy;  // T
-  TensorView dx;  // T; may alias dy
+  TensorView x{};   // T
+  TensorView dy{};  // T
+  TensorView dx{};  // T; may alias dy
 };
 
 /// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked.
 struct AttentionForwardArgs {
-  TensorView qkv;        // (B, L, 3, H, D); T
-  TensorView out;        // (B, L, H, D); T
-  TensorView lse;        // (B, H, L); fp32: log of the softmax denominator
-  TensorView workspace;  // uint8; attention_workspace_bytes(...)
+  TensorView qkv{};        // (B, L, 3, H, D); T
+  TensorView out{};        // (B, L, H, D); T
+  TensorView lse{};        // (B, H, L); fp32: log of the softmax denominator
+  TensorView workspace{};  // uint8; attention_workspace_bytes(...)
 };
 struct AttentionBackwardArgs {
-  TensorView d_out;      // (B, L, H, D); T
-  TensorView qkv;        // (B, L, 3, H, D); T
-  TensorView out;        // (B, L, H, D); T
-  TensorView lse;        // (B, H, L); fp32
-  TensorView d_qkv;      // (B, L, 3, H, D); T
-  TensorView workspace;  // uint8; attention_workspace_bytes(...)
+  TensorView d_out{};      // (B, L, H, D); T
+  TensorView qkv{};        // (B, L, 3, H, D); T
+  TensorView out{};        // (B, L, H, D); T
+  TensorView lse{};        // (B, H, L); fp32
+  TensorView d_qkv{};      // (B, L, 3, H, D); T
+  TensorView workspace{};  // uint8; attention_workspace_bytes(...)
 };
 
 /// x (B, L, C) = wte[token] + wpe[position].
 struct EmbeddingForwardArgs {
-  TensorView tokens;  // (B, L); int32, each in [0, V)
-  TensorView wte;     // (V, C); T
-  TensorView wpe;     // (>= L, C); T
-  TensorView x;       // (B, L, C); T
+  TensorView tokens{};  // (B, L); int32, each in [0, V)
+  TensorView wte{};     // (V, C); T
+  TensorView wpe{};     // (>= L, C); T
+  TensorView x{};       // (B, L, C); T
 };
 /// dwte[token] += dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
 struct EmbeddingBackwardArgs {
-  TensorView tokens;            // (B, L); int32
-  TensorView dx;                // (B, L, C); T
-  TensorView dwte;              // (V, C); fp32 or bf16
-  TensorView dwpe;              // (>= L, C); fp32 or bf16
+  TensorView tokens{};          // (B, L); int32
+  TensorView dx{};              // (B, L, C); T
+  TensorView dwte{};            // (V, C); fp32 or bf16
+  TensorView dwpe{};            // (>= L, C); fp32 or bf16
   bool accumulate_wte = false;  ///< add to dwte; otherwise it is zeroed first
   bool accumulate_wpe = false;
 };
@@ -112,18 +112,18 @@ struct RandomKey {
 /// y = x * mask / (1 - probability), mask drawn by key and element index. Forward and backward are
 /// the same function: backward passes dy for x.
 struct DropoutArgs {
-  TensorView x;              // T
-  TensorView y;              // T; may alias x
+  TensorView x{};            // T
+  TensorView y{};            // T; may alias x
   float probability = 0.0F;  ///< in [0, 1)
-  RandomKey key;
+  RandomKey key{};
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 
 /// Softmax cross-entropy of each row, and its gradient in place of the logits.
 struct CrossEntropyArgs {
-  TensorView logits;            // (rows, stride >= V); T; out: d loss / d logits if gradient
-  TensorView targets;           // (rows); int32; ignore_index rows have no loss and no gradient
-  TensorView losses;            // (rows); fp32; out: -log p[target], 0 for ignored rows
+  TensorView logits{};          // (rows, stride >= V); T; out: d loss / d logits if gradient
+  TensorView targets{};         // (rows); int32; ignore_index rows have no loss and no gradient
+  TensorView losses{};          // (rows); fp32; out: -log p[target], 0 for ignored rows
   std::int64_t vocab_size = 0;  ///< V; logits columns beyond V (padding) count as -inf, gradient 0
   std::int32_t ignore_index = -1;
   bool gradient = true;
@@ -141,11 +141,11 @@ struct AdamWSegment {
 ///   p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 /// Elements outside of every segment are left alone.
 struct AdamWArgs {
-  TensorView master;     // (n); fp32; updated
-  TensorView gradient;   // (n); fp32 or bf16
-  TensorView m, v;       // (n); fp32; updated
-  TensorView parameter;  // (n); bf16; optional: receives the rounded master
-  std::span<const AdamWSegment> segments;
+  TensorView master{};     // (n); fp32; updated
+  TensorView gradient{};   // (n); fp32 or bf16
+  TensorView m{}, v{};     // (n); fp32; updated
+  TensorView parameter{};  // (n); bf16; optional: receives the rounded master
+  std::span<const AdamWSegment> segments{};
   float learning_rate = 1e-3F, beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
   std::int64_t step = 1;        ///< t, counted from 1
   float gradient_scale = 1.0F;  ///< the clip factor
@@ -155,54 +155,54 @@ struct AdamWArgs {
 /// [i * kNormBlock, (i + 1) * kNormBlock) in an order that depends on nothing else.
 inline constexpr std::int64_t kNormBlock = 64;
 struct BlockSquaresArgs {
-  TensorView x;    // (n), n a multiple of kNormBlock; fp32 or bf16
-  TensorView out;  // (n / kNormBlock); fp64
+  TensorView x{};    // (n), n a multiple of kNormBlock; fp32 or bf16
+  TensorView out{};  // (n / kNormBlock); fp64
 };
 
 /// Sums of the squares of a shard, as subtrees of the norm tree (norm_tree.h): `nodes` receives
 /// what reduce_to_norm_nodes makes of the shard's block_squares.
 struct NormNodesArgs {
-  TensorView x;                  // (n), n a multiple of kNormBlock; fp32 or bf16
+  TensorView x{};                // (n), n a multiple of kNormBlock; fp32 or bf16
   std::int64_t first_block = 0;  ///< where the shard begins in its tensor, in blocks
-  TensorView workspace;          // (>= n / kNormBlock); fp64
-  TensorView nodes;              // (kNormNodes); fp64; in host memory
+  TensorView workspace{};        // (>= n / kNormBlock); fp64
+  TensorView nodes{};            // (kNormNodes); fp64; in host memory
 };
 
 /// out = sum of x in order of index, in fp64.
 struct SumArgs {
-  TensorView x;    // (n); fp32
-  TensorView out;  // (1); fp64; in host memory
+  TensorView x{};    // (n); fp32
+  TensorView out{};  // (1); fp64; in host memory
 };
 
 /// dst = [dst +] src_0 + src_1 + ..., added in that order in fp32, rounded once to dst's dtype.
 struct OrderedSumArgs {
-  std::span<const TensorView> sources;  // each (n); fp32 or bf16
-  TensorView dst;                       // (n); fp32 or bf16
-  bool accumulate = false;              ///< dst is the first summand
+  std::span<const TensorView> sources{};  // each (n); fp32 or bf16
+  TensorView dst{};                       // (n); fp32 or bf16
+  bool accumulate = false;                ///< dst is the first summand
 };
 
 /// dst = src, converted; any pair of fp32 and bf16.
 struct CastArgs {
-  TensorView src;
-  TensorView dst;
+  TensorView src{};
+  TensorView dst{};
 };
 
 /// dst += src, in fp32, rounded to dst's dtype.
 struct AddArgs {
-  TensorView src;  // fp32 or bf16
-  TensorView dst;  // fp32 or bf16
+  TensorView src{};  // fp32 or bf16
+  TensorView dst{};  // fp32 or bf16
 };
 
 struct FillArgs {
-  TensorView dst;  // fp32, bf16
+  TensorView dst{};  // fp32, bf16
   float value = 0.0F;
 };
 
 /// dst[i] = mean + stddev * normal(key, first_index + i).
 struct FillNormalArgs {
-  TensorView dst;  // fp32
+  TensorView dst{};  // fp32
   float mean = 0.0F, stddev = 1.0F;
-  RandomKey key;
+  RandomKey key{};
   std::int64_t first_index = 0;
 };
 

@@ -27,7 +27,7 @@ struct OptimizerOptions {
 };
 
 struct ExecutorOptions {
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer{};
   std::uint64_t seed = 0;        ///< of initialisation and dropout
   std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
   int threads = 1;               ///< of the compute lane
