@@ -93,7 +93,8 @@ class WholeModel {
     for (auto& [name, entry] : entries_) entry.written = accumulate;
     const std::size_t layers = model_.layers.size();
     std::vector<std::unique_ptr<Tape>> tapes(layers);
-    std::vector<Tensor> inputs(layers + 1);
+    std::vector<Tensor> inputs(layers);
+    Tensor losses;
     std::vector<Value> outputs(layers);
     const auto forward = [&](std::size_t i, bool record) {
       TapeOptions tape_options = options.tape;
@@ -108,10 +109,9 @@ class WholeModel {
     for (std::size_t i = 0; i < layers; ++i) {
       const bool keep = !options.recompute || i + 1 == layers;
       forward(i, keep);
-      inputs[i + 1] = std::exchange(outputs[i].tensor, Tensor());
+      (i + 1 < layers ? inputs[i + 1] : losses) = std::exchange(outputs[i].tensor, Tensor());
       if (!options.recompute) inputs[i] = {};
     }
-    Tensor losses = std::exchange(inputs[layers], Tensor());
     Tensor gradient = Tensor::empty(memory, losses.shape(), losses.dtype(),
                                     MemoryCategory::kActivations, "gradient of the losses");
     kernels_for(memory.device()).fill({.dst = gradient, .value = options.tape.loss_scale}, stream);
