@@ -1,0 +1,206 @@
+#include "tessera/sharding/placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr AxisSet kNone{};
+constexpr AxisSet kReplicate{Axis::kReplicate};
+constexpr AxisSet kShard{Axis::kShard};
+constexpr AxisSet kBoth{Axis::kReplicate, Axis::kShard};
+
+/// The text of the Error{kConfig} that `body` throws.
+std::string config_error(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+int axes_in(AxisSet axes) {
+  return (axes.contains(Axis::kReplicate) ? 1 : 0) + (axes.contains(Axis::kShard) ? 1 : 0);
+}
+
+TEST(Placement, EveryPresetIsValidNamedOnceAndDescribed) {
+  std::set<std::string> names;
+  for (const Strategy& strategy : strategies()) {
+    EXPECT_NO_THROW(check(strategy.placement)) << strategy.name;
+    EXPECT_TRUE(names.insert(strategy.name).second) << strategy.name << " twice";
+    EXPECT_FALSE(strategy.summary.empty()) << strategy.name;
+    EXPECT_EQ(&find_strategy(strategy.name), &strategy) << strategy.name;
+  }
+  EXPECT_EQ(names,
+            (std::set<std::string>{"no_shard", "zero1", "zero2", "shard_grad_op", "full_shard",
+                                   "hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}));
+}
+
+TEST(Placement, PresetsAreThePlacementsThatTheirNamesMean) {
+  const auto is = [](const char* name, const Placement& placement, bool reshard, bool hybrid) {
+    const Strategy& strategy = find_strategy(name);
+    EXPECT_EQ(strategy.placement, placement) << name;
+    EXPECT_EQ(strategy.reshard_after_forward, reshard) << name;
+    EXPECT_EQ(strategy.hybrid, hybrid) << name;
+  };
+  is("no_shard", {kNone, kNone, kNone}, false, false);
+  is("zero1", {kNone, kNone, kShard}, false, false);
+  is("zero2", {kNone, kShard, kShard}, false, false);
+  is("shard_grad_op", {kShard, kShard, kShard}, false, false);
+  is("full_shard", {kShard, kShard, kShard}, true, false);
+  is("hybrid_shard", {kShard, kShard, kShard}, true, true);
+  is("hybrid_shard_zero2", {kShard, kShard, kShard}, false, true);
+  is("hybrid_full_optimizer", {kShard, kShard, kBoth}, true, true);
+}
+
+// Hybrids are a family of their own, ordered in itself.
+TEST(Placement, PresetsShardMoreAndMore) {
+  const auto rank_of = [](const Strategy& s) {
+    return std::pair(s.hybrid, axes_in(s.placement.parameter) + axes_in(s.placement.gradient) +
+                                   axes_in(s.placement.optimizer));
+  };
+  for (std::size_t i = 1; i < strategies().size(); ++i) {
+    EXPECT_LE(rank_of(strategies()[i - 1]), rank_of(strategies()[i])) << strategies()[i].name;
+  }
+}
+
+TEST(Placement, FindsPresetsByTheNamesOfOtherLibraries) {
+  const std::vector<std::pair<const char*, const char*>> aliases{
+      {"DDP", "no_shard"},
+      {"ddp", "no_shard"},
+      {"NO_SHARD", "no_shard"},
+      {"ZeRO-0", "no_shard"},
+      {"ZeRO-1", "zero1"},
+      {"ZeRO-2", "zero2"},
+      {"zero_2", "zero2"},
+      {"SHARD_GRAD_OP", "shard_grad_op"},
+      {"shard-grad-op", "shard_grad_op"},
+      {"FULL_SHARD", "full_shard"},
+      {"Full-Shard", "full_shard"},
+      {"zero3", "full_shard"},
+      {"ZeRO-3", "full_shard"},
+      {"FSDP", "full_shard"},
+      {"HYBRID_SHARD", "hybrid_shard"},
+      {"HSDP", "hybrid_shard"},
+      {"MiCS", "hybrid_shard"},
+      {"_HYBRID_SHARD_ZERO2", "hybrid_shard_zero2"},
+      {"HYBRID_SHARD_ZERO2", "hybrid_shard_zero2"},
+      {"HFSDP", "hybrid_full_optimizer"},
+  };
+  for (const auto& [alias, name] : aliases) EXPECT_EQ(find_strategy(alias).name, name) << alias;
+}
+
+TEST(Placement, UnknownNamesGetTheNearestOneAndTheList) {
+  const auto error_for = [](const char* name) {
+    return config_error([&] { find_strategy(name); });
+  };
+  EXPECT_THAT(error_for("full_shrad"),
+              AllOf(HasSubstr("'full_shrad'"), HasSubstr("did you mean 'full_shard'")));
+  EXPECT_THAT(error_for("HYBRID-SHARDS"), HasSubstr("did you mean 'hybrid_shard'"));
+  EXPECT_THAT(error_for("zero4"), HasSubstr("did you mean 'zero"));
+  for (const char* far : {"megatron-tensor-parallel", "", "x"}) {
+    const std::string text = error_for(far);
+    EXPECT_THAT(text, Not(HasSubstr("did you mean"))) << far;
+    EXPECT_THAT(text, HasSubstr(concat("unknown strategy '", far, "'."))) << far;
+    for (const Strategy& strategy : strategies()) EXPECT_THAT(text, HasSubstr(strategy.name));
+  }
+}
+
+TEST(Placement, NearestNameTakesTheFewestEdits) {
+  const std::vector<std::string> words{"depth", "width", "dropout"};
+  EXPECT_EQ(nearest_name("depth", words), "depth");
+  EXPECT_EQ(nearest_name("dept", words), "depth");
+  EXPECT_EQ(nearest_name("dpeth", words), "depth");
+  EXPECT_EQ(nearest_name("witdh", words), "width");
+  EXPECT_EQ(nearest_name("drop_out", words), "dropout");
+  EXPECT_EQ(nearest_name("learning_rate", words), "");
+  EXPECT_EQ(nearest_name("depth", {}), "");
+}
+
+TEST(Placement, InvalidOnesAreRefusedWithTheAxesNamed) {
+  EXPECT_THAT(
+      config_error([] {
+        check(Placement{kShard, kNone, kShard});
+      }),
+      AllOf(HasSubstr("parameters are sharded over shard"), HasSubstr("gradients only over none")));
+  EXPECT_THAT(config_error([] {
+                check(Placement{kNone, kReplicate, kShard});
+              }),
+              AllOf(HasSubstr("gradients are sharded over replicate"),
+                    HasSubstr("optimizer state only over shard")));
+  EXPECT_THAT(config_error([] {
+                check(Placement{kShard, kBoth, kReplicate});
+              }),
+              AllOf(HasSubstr("gradients are sharded over replicate+shard"),
+                    HasSubstr("optimizer state only over replicate")));
+}
+
+// A chain parameter <= gradient <= optimizer: each axis joins at one of three states, or never.
+TEST(Placement, SixteenOfSixtyFourAreValid) {
+  int valid = 0;
+  for (const AxisSet p : {kNone, kReplicate, kShard, kBoth}) {
+    for (const AxisSet g : {kNone, kReplicate, kShard, kBoth}) {
+      for (const AxisSet o : {kNone, kReplicate, kShard, kBoth}) {
+        try {
+          check(Placement{p, g, o});
+          ++valid;
+        } catch (const Error&) {
+        }
+      }
+    }
+  }
+  EXPECT_EQ(valid, 16);
+}
+
+TEST(MakeMesh, PutsAllRanksIntoOneReplicaUnlessTold) {
+  for (const int ranks : {1, 2, 3, 7, 16384}) {
+    EXPECT_EQ(make_mesh(ranks, 0, false), (Mesh{.replicate = 1, .shard = ranks}));
+  }
+  EXPECT_EQ(make_mesh(6, 3, false), (Mesh{.replicate = 3, .shard = 2}));
+  EXPECT_EQ(make_mesh(7, 7, true), (Mesh{.replicate = 7, .shard = 1}));
+  EXPECT_EQ(make_mesh(8, 1, true), (Mesh{.replicate = 1, .shard = 8}));
+}
+
+TEST(MakeMesh, GivesHybridsTwoReplicasWhereTheyFit) {
+  EXPECT_EQ(make_mesh(8, 0, true), (Mesh{.replicate = 2, .shard = 4}));
+  EXPECT_EQ(make_mesh(2, 0, true), (Mesh{.replicate = 2, .shard = 1}));
+  EXPECT_EQ(make_mesh(1, 0, true), (Mesh{.replicate = 1, .shard = 1}));
+  EXPECT_EQ(make_mesh(7, 0, true), (Mesh{.replicate = 1, .shard = 7}));
+}
+
+TEST(MakeMesh, RefusesWhatDoesNotFit) {
+  EXPECT_THAT(config_error([] { make_mesh(0, 0, false); }), HasSubstr("number of ranks is 0"));
+  EXPECT_THAT(config_error([] { make_mesh(-3, 1, false); }), HasSubstr("number of ranks is -3"));
+  EXPECT_THAT(config_error([] { make_mesh(4, -1, false); }), HasSubstr("replicas is -1"));
+  EXPECT_THAT(config_error([] { make_mesh(3, 4, true); }),
+              HasSubstr("4 replicas do not fit 3 ranks"));
+  EXPECT_THAT(config_error([] { make_mesh(7, 2, true); }),
+              HasSubstr("7 ranks cannot be divided into 2 equal replicas"));
+}
+
+TEST(ReductionOrder, ReadsItsOwnNames) {
+  for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
+    EXPECT_EQ(parse_reduction_order(to_string(order)), order);
+  }
+  EXPECT_THAT(config_error([] { parse_reduction_order("ring"); }),
+              AllOf(HasSubstr("'ring'"), HasSubstr("'rank'"), HasSubstr("'hierarchical'")));
+}
+
+}  // namespace
+}  // namespace tessera
