@@ -243,6 +243,11 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
   if (!(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta)))
     fail(ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
 
+  if (args.dgamma) {
+    check(args.dgamma, "dgamma", width, args.dgamma.dtype);
+    check(args.dbeta, "dbeta", width, args.dbeta.dtype);
+  }
+
   const RowBlocks blocks(rows);
   std::vector<float> partials(static_cast<std::size_t>(blocks.count() * 2 * width));
   parallel_for(blocks.count(), 1, [&](std::int64_t begin, std::int64_t end) {

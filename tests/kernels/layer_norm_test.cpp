@@ -269,6 +269,8 @@ TEST(LayerNorm, LeavesOutParametersThatAreNotWanted) {
   args.dx = view_of(with, p.shape());
   args.dgamma = view_of(dgamma);
   EXPECT_THROW(cpu_kernels().layer_norm_backward(args, stream), Error);
+  args.dbeta = view_of(dbeta, 0, 11);
+  EXPECT_THROW(cpu_kernels().layer_norm_backward(args, stream), Error);
   args.dbeta = view_of(dbeta);
   cpu_kernels().layer_norm_backward(args, stream);
   EXPECT_TRUE(same_bits(with, without));
