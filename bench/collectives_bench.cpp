@@ -1,0 +1,266 @@
+// Collectives of the in-process thread group, in the columns of nccl-tests: size of the whole
+// buffer, elements, dtype, time of one operation, algbw = size / time, busbw = algbw x the share
+// that crosses between ranks ((n-1)/n; twice that for all_reduce), and wrong elements (checked
+// before timing).
+//
+// The last columns compare with the machine's limit: every rank at once copies, with memcpy from
+// and to memory of its own, as many bytes as the operation makes it read:
+//   all_gather (in place)  size (n-1)/n        the parts of its peers
+//   reduce_scatter         size                its part of every input
+//   all_reduce             size + size (n-1)/n both, one after the other
+// ratio = copy time / time: 1.00 is the speed of memcpy. A reduce_scatter writes less than that
+// copy (size / n); of a copy that moves the same reads plus writes its rate is ratio x (1 + 1/n)
+// / 2.
+//
+// Operation and copy are timed in turns, and medians are shown, so that a drift of the machine hits
+// both.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+
+namespace {
+
+using namespace tessera;
+
+struct Options {
+  std::vector<int> ranks{2, 4};
+  std::int64_t min_bytes = std::int64_t{64} << 10;
+  std::int64_t max_bytes = std::int64_t{64} << 20;
+  int threads = 1;
+  int repeats = 7;
+};
+
+constexpr const char* kHelp =
+    "usage: collectives_bench [--ranks N] [--min-bytes B] [--max-bytes B] [--threads T] "
+    "[--repeats R]\n"
+    "  --ranks      ranks in the process (default: 2, then 4)\n"
+    "  --min-bytes  smallest whole buffer (default 65536); sizes grow by a factor of 4\n"
+    "  --max-bytes  largest whole buffer (default 67108864)\n"
+    "  --threads    threads per rank (default 1)\n"
+    "  --repeats    timings per number, of which the median is shown (default 7)\n";
+
+/// One rank: its end of the group, a stream and its buffers.
+struct Rank {
+  std::unique_ptr<ProcessGroup> group;
+  std::unique_ptr<Stream> stream;
+  Tensor whole, part;         // fp32: (count), (count / n)
+  Tensor copy_from, copy_to;  // uint8: as much as any operation reads
+};
+
+/// An operation: what to issue on a rank, what it reads, how nccl-tests scales it, what is right.
+struct Operation {
+  CollectiveKind kind;
+  std::function<void(Rank&)> issue;
+  double bytes_read;    // per rank
+  double busbw_factor;  // busbw / algbw
+};
+
+/// A small integer: any sum of a few is exact.
+float value(int rank, std::int64_t i) { return static_cast<float>((i % 61 + rank * 7) % 32); }
+
+std::int64_t count_wrong(const TensorView& actual,
+                         const std::function<float(std::int64_t)>& right) {
+  std::int64_t wrong = 0;
+  const float* const data = actual.as<float>();
+  for (std::int64_t i = 0; i < actual.numel(); ++i) wrong += data[i] != right(i) ? 1 : 0;
+  return wrong;
+}
+
+void synchronize(std::vector<Rank>& ranks) {
+  for (Rank& rank : ranks) rank.stream->synchronize();
+}
+
+/// Runs the operation once on known values and counts the elements that are wrong on any rank.
+std::int64_t verify(std::vector<Rank>& ranks, const Operation& operation) {
+  const int n = static_cast<int>(ranks.size());
+  const std::int64_t part = ranks[0].part.numel();
+  for (int r = 0; r < n; ++r) {
+    float* const whole = ranks[static_cast<std::size_t>(r)].whole.as<float>();
+    for (std::int64_t i = 0; i < part * n; ++i) whole[i] = value(r, i);
+  }
+  for (Rank& rank : ranks) operation.issue(rank);
+  synchronize(ranks);
+  const auto sum = [&](std::int64_t i) {
+    float total = 0.0F;
+    for (int r = 0; r < n; ++r) total += value(r, i);
+    return total;
+  };
+  std::int64_t wrong = 0;
+  for (int r = 0; r < n; ++r) {
+    const Rank& rank = ranks[static_cast<std::size_t>(r)];
+    if (operation.kind == CollectiveKind::kAllGather) {
+      wrong += count_wrong(rank.whole,
+                           [&](std::int64_t i) { return value(static_cast<int>(i / part), i); });
+    } else if (operation.kind == CollectiveKind::kReduceScatter) {
+      wrong += count_wrong(rank.part, [&](std::int64_t i) { return sum(r * part + i); });
+    } else {
+      wrong += count_wrong(rank.whole, sum);
+    }
+  }
+  return wrong;
+}
+
+/// Seconds per call when every rank issues `calls` of them back to back.
+double time_calls(std::vector<Rank>& ranks, int calls, const std::function<void(Rank&)>& issue) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) {
+    for (Rank& rank : ranks) issue(rank);
+  }
+  synchronize(ranks);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  return elapsed.count() / calls;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void copy(const Rank& rank, std::int64_t bytes, int threads) {
+  std::byte* const to = rank.copy_to.view().data;
+  const std::byte* const from = rank.copy_from.view().data;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int t = 0; t < threads; ++t) {
+    const std::int64_t begin = bytes * t / threads;
+    const std::int64_t end = bytes * (t + 1) / threads;
+    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
+  }
+}
+
+void measure(std::vector<Rank>& ranks, const Operation& operation, const Options& options) {
+  const std::int64_t wrong = verify(ranks, operation);
+  for (Rank& rank : ranks)
+    std::memset(rank.whole.view().data, 0, static_cast<std::size_t>(rank.whole.bytes()));
+  const auto copied = static_cast<std::int64_t>(operation.bytes_read);
+  const auto issue_copy = [&](Rank& rank) {
+    rank.stream->submit({.name = "copy"},
+                        [&rank, copied, &options] { copy(rank, copied, options.threads); });
+  };
+  // About 4 ms per timing: far above the clock's and the wake-ups' noise.
+  const double once = time_calls(ranks, 1, operation.issue) + time_calls(ranks, 1, issue_copy);
+  const int calls = std::clamp(static_cast<int>(4e-3 / once * 2), 1, 200);
+  std::vector<double> times;
+  std::vector<double> copy_times;
+  for (int repeat = 0; repeat < options.repeats; ++repeat) {
+    times.push_back(time_calls(ranks, calls, operation.issue));
+    copy_times.push_back(time_calls(ranks, calls, issue_copy));
+  }
+  const double seconds = median(times);
+  const double copy_seconds = median(copy_times);
+  const auto size = static_cast<double>(ranks[0].whole.bytes());
+  std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7lld %10.1f %6.2f\n",
+              std::string(to_string(operation.kind)).c_str(), ranks.size(),
+              static_cast<long long>(size), static_cast<long long>(ranks[0].whole.numel()), "fp32",
+              seconds * 1e6, size / seconds * 1e-9, size / seconds * 1e-9 * operation.busbw_factor,
+              static_cast<long long>(wrong), copy_seconds * 1e6, copy_seconds / seconds);
+  std::fflush(stdout);
+}
+
+std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t bytes,
+                             int threads) {
+  std::vector<Rank> ranks;
+  const std::int64_t part = bytes / 4 / n;
+  const auto tensor = [&](std::int64_t numel, DType dtype) {
+    Tensor result = Tensor::empty(memory, Shape{numel}, dtype, MemoryCategory::kWorkspace, "bench");
+    std::memset(result.view().data, 0, static_cast<std::size_t>(result.bytes()));
+    return result;
+  };
+  for (auto& group : make_thread_group(n)) {
+    Rank rank;
+    rank.stream = device.create_stream({.name = "rank", .threads = threads});
+    rank.group = std::move(group);
+    rank.whole = tensor(part * n, DType::kFloat32);
+    rank.part = tensor(part, DType::kFloat32);
+    rank.copy_from = tensor(bytes * 2, DType::kUInt8);
+    rank.copy_to = tensor(bytes * 2, DType::kUInt8);
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+void run(const Options& options) {
+  const auto device = make_cpu_device();
+  Memory memory(*device);
+  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s\n", "# operation", "ranks", "size",
+              "count", "type", "time", "algbw", "busbw", "#wrong", "copy", "ratio");
+  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s\n", "#", "", "(B)", "(elems)", "",
+              "(us)", "(GB/s)", "(GB/s)", "", "(us)", "");
+  for (int n : options.ranks) {
+    const double crossing = static_cast<double>(n - 1) / n;
+    for (std::int64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= 4) {
+      std::vector<Rank> ranks = make_ranks(*device, memory, n, bytes, options.threads);
+      const auto size = static_cast<double>(ranks[0].whole.bytes());
+      const Operation operations[] = {
+          {CollectiveKind::kAllGather,
+           [](Rank& r) {
+             const std::int64_t part = r.part.numel();
+             r.group->all_gather(r.whole.view().narrow(0, r.group->rank() * part, part), r.whole,
+                                 *r.stream);
+           },
+           size * crossing, crossing},
+          {CollectiveKind::kReduceScatter,
+           [](Rank& r) { r.group->reduce_scatter(r.whole, r.part, false, *r.stream); }, size,
+           crossing},
+          {CollectiveKind::kAllReduce, [](Rank& r) { r.group->all_reduce(r.whole, *r.stream); },
+           size + size * crossing, 2 * crossing},
+      };
+      for (const Operation& operation : operations) measure(ranks, operation, options);
+    }
+  }
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view flag = argv[i];
+    if (flag == "--help" || flag == "-h") {
+      std::fputs(kHelp, stdout);
+      std::exit(0);
+    }
+    require(i + 1 < argc, ErrorCode::kInvalidArgument, flag, " is unknown or needs a value\n",
+            kHelp);
+    const std::int64_t number = std::atoll(argv[++i]);
+    require(number > 0, ErrorCode::kInvalidArgument, flag, " needs a positive number, got ",
+            argv[i]);
+    if (flag == "--ranks") {
+      options.ranks = {static_cast<int>(number)};
+    } else if (flag == "--min-bytes") {
+      options.min_bytes = number;
+    } else if (flag == "--max-bytes") {
+      options.max_bytes = number;
+    } else if (flag == "--threads") {
+      options.threads = static_cast<int>(number);
+    } else if (flag == "--repeats") {
+      options.repeats = static_cast<int>(number);
+    } else {
+      fail(ErrorCode::kInvalidArgument, "unknown option ", flag, "\n", kHelp);
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "collectives_bench: %s\n", error.what());
+    return 1;
+  }
+}
