@@ -17,7 +17,8 @@ std::string type_name(const Setting& setting) {
     case SettingType::kNumber:
       return "X";
     case SettingType::kFlag:
-      return "[true|false]";
+      // The default stands here: CLI11 would take a default_str for the value of a bare flag.
+      return "[true|false]" + (setting.fallback.is_null() ? "" : "=" + setting.fallback.dump());
     case SettingType::kBytes:
       return "BYTES";
     case SettingType::kText:
@@ -27,7 +28,7 @@ std::string type_name(const Setting& setting) {
 }
 
 std::string default_text(const Setting& setting) {
-  if (setting.fallback.is_null()) return "";
+  if (setting.fallback.is_null() || setting.type == SettingType::kFlag) return "";
   if (setting.fallback.is_string()) {
     const auto text = setting.fallback.get<std::string>();
     return text == "\n" ? "a newline" : text;

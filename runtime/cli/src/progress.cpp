@@ -64,10 +64,10 @@ void Progress::draw(const StepRecord& record) {
 void Progress::print(const StepRecord& record) {
   const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
   if (record.step != 1 && record.step != steps_ && record.step % tenth != 0) return;
-  std::fprintf(stderr, "step %lld/%lld  loss %.4f  gradient norm %.3f  %s tokens/s  peak %s\n",
-               static_cast<long long>(record.step), static_cast<long long>(steps_), record.loss,
-               record.gradient_norm, with_prefix(rate_).c_str(),
-               format_bytes(record.peak_bytes).c_str());
+  std::fprintf(stderr, "step %lld/%lld  loss %s  gradient norm %s  %s tokens/s  peak %s\n",
+               static_cast<long long>(record.step), static_cast<long long>(steps_),
+               fixed(record.loss, 4).c_str(), fixed(record.gradient_norm, 3).c_str(),
+               with_prefix(rate_).c_str(), format_bytes(record.peak_bytes).c_str());
 }
 
 }  // namespace tessera::cli

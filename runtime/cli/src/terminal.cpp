@@ -48,6 +48,7 @@ std::string with_commas(long long number) {
 }
 
 std::string fixed(double number, int digits) {
+  if (std::isnan(number)) return "nan";  // without a sign
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.*f", digits, number);
   return text.data();

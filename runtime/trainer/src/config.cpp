@@ -115,7 +115,8 @@ void Config::store(const Setting& setting, const nlohmann::json& value, const st
 }
 
 void Config::read_file(const std::string& path) {
-  for (const auto& [key, value] : parse_object(path, read_text(path)).items()) {
+  const nlohmann::ordered_json object = parse_object(path, read_text(path));
+  for (const auto& [key, value] : object.items()) {
     const std::string name = setting_name(key);
     const bool known =
         std::any_of(table_.begin(), table_.end(), [&](const Setting& s) { return s.name == name; });

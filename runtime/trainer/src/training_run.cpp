@@ -56,6 +56,9 @@ TimelineSummary mean(const std::vector<TimelineSummary>& timelines) {
   return sum;
 }
 
+/// A number; nan without the sign that some machines give it.
+std::string in_words(double number) { return std::isnan(number) ? "nan" : concat(number); }
+
 /// The first step warms up: threads, caches, fresh memory.
 double steady_rate(const std::vector<StepRecord>& records) {
   std::int64_t tokens = 0;
@@ -147,8 +150,8 @@ void TrainingRun::check_loss(const StepRecord& record) const {
   if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
   if (plan_.options.allow_non_finite) return;
   fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
-       record.loss, " and gradient norm ", record.gradient_norm, " at learning rate ",
-       record.learning_rate,
+       in_words(record.loss), " and gradient norm ", in_words(record.gradient_norm),
+       " at learning rate ", record.learning_rate,
        "; lower the learning rate, warm it up for longer, or clip gradients (--learning-rate, "
        "--warmup-steps, --clip-norm)");
 }

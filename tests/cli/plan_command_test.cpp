@@ -1,0 +1,75 @@
+#include <gmock/gmock.h>
+
+#include "cli/program.h"
+#include "tessera/sharding/account.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/sharding/validate.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+
+class PlanCommand : public testing::ProgramTest {};
+
+TEST_F(PlanCommand, PlansALargeRunAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ProgramResult result =
+      run({"plan", "--model", "gpt2-1558m", "--ranks", "64", "--strategy", "full_shard",
+           "--micro-batch", "1", "--sequence-length", "1024"});
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_LT(seconds.count(), 20.0);  // it takes 0.1 s; a machine may be busy
+  EXPECT_THAT(result.out, AllOf(HasSubstr("1.56 G parameters"), HasSubstr("all gather"),
+                                HasSubstr("reduce scatter"), HasSubstr("optimizer"),
+                                HasSubstr("more actions")));
+}
+
+TEST_F(PlanCommand, ShowsEveryActionOnRequest) {
+  const ProgramResult shorter = run({"plan", "--model", "gpt2-124m", "--ranks", "2"});
+  const ProgramResult longer = run({"plan", "--model", "gpt2-124m", "--ranks", "2", "--actions"});
+  EXPECT_THAT(shorter.out, HasSubstr("more actions"));
+  EXPECT_THAT(longer.out, Not(HasSubstr("more actions")));
+  EXPECT_GT(longer.out.size(), shorter.out.size());
+  EXPECT_THAT(run({"plan", "--ranks", "2", "--format", "summary"}).out,
+              AllOf(HasSubstr("peak of the sum"), Not(HasSubstr("| after"))));
+}
+
+TEST_F(PlanCommand, TheScheduleCanBeParsedAndIsValid) {
+  const ProgramResult text = run({"plan", "--ranks", "4", "--format", "schedule"});
+  const Schedule schedule = parse_schedule(text.out);
+  EXPECT_TRUE(validate(schedule).empty());
+  const ProgramResult json_run = run({"plan", "--ranks", "4", "--format", "json"});
+  const auto json = nlohmann::json::parse(json_run.out);
+  EXPECT_EQ(json["actions"].size(), schedule.actions.size());
+  EXPECT_EQ(json["sent_bytes"]["all_gather"],
+            account_traffic(schedule).sent_of(CollectiveKind::kAllGather));
+  EXPECT_EQ(json["settings"]["ranks"], 4);
+}
+
+TEST_F(PlanCommand, PredictsWhatTrainMeasures) {
+  const std::string config = write("config.json", R"({
+    "layers": 2, "heads": 2, "width": 16, "context_length": 16, "ranks": 3, "strategy": "zero2",
+    "steps": 3, "quiet": true, "data": ")" + write_text() +
+                                                      R"(", "log": ")" + path("log.jsonl") + "\"}");
+  const ProgramResult plan = run({"plan", "--config", config, "--format", "json"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  ASSERT_EQ(run({"train", "--config", config}).exit_code, 0);
+  const auto planned = nlohmann::json::parse(plan.out);
+  const auto summary = read_log("log.jsonl").back();
+  EXPECT_EQ(planned["peak_bytes"], summary["peak_bytes"]["measured"]);
+  EXPECT_EQ(planned["sent_bytes"]["reduce_scatter"].get<std::int64_t>() * 3,
+            summary["sent_bytes"]["counted"]["reduce_scatter"].get<std::int64_t>());
+}
+
+TEST_F(PlanCommand, RefusesWhatIsOnlyForTraining) {
+  const ProgramResult result = run({"plan", "--data", "x"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("unknown flag '--data'"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,236 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "cli/program.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+
+class TrainCommand : public testing::ProgramTest {
+ protected:
+  /// A run that must fail, with one line of error and nothing that looks like a crash.
+  std::string error_of(const ProgramResult& result, int exit_code) {
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    EXPECT_EQ(result.err.rfind("tessera: error: ", 0), 0U) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    return result.err;
+  }
+  /// The error of a wrong setting or of data that cannot work.
+  std::string usage_error(const std::vector<std::string>& arguments) {
+    return error_of(train(arguments), 2);
+  }
+};
+
+TEST_F(TrainCommand, TrainsAndTellsTheTruth) {
+  const ProgramResult result =
+      train({"--data", write_text(), "--ranks", "2", "--strategy", "FULL_SHARD", "--steps", "20",
+             "--learning-rate", "0.01", "--log", path("log.jsonl"), "--sample-tokens", "20",
+             "--prompt", "the "});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("step 1/20"), HasSubstr("step 20/20")));
+  EXPECT_THAT(result.err, Not(HasSubstr("\033")));  // no terminal, no escapes
+  EXPECT_THAT(result.out, AllOf(HasSubstr("full_shard on 2 ranks"), HasSubstr("MFU"),
+                                HasSubstr("equal"), HasSubstr("sample\nthe ")));
+
+  const auto log = read_log("log.jsonl");
+  ASSERT_EQ(log.size(), 22U);
+  EXPECT_EQ(log[0]["kind"], "run");
+  EXPECT_EQ(log[0]["strategy"], "full_shard");
+  EXPECT_EQ(log[0]["layers"], 2);
+  EXPECT_EQ(log[0]["vocab_size"], 256);
+  EXPECT_EQ(log[0]["sequence_length"], 16);
+  EXPECT_EQ(log[0]["parameter_placement"], "shard");
+  EXPECT_GT(log[0]["threads_per_rank"], 0);
+  EXPECT_LT(log[20]["loss"].get<double>(), 0.8 * log[1]["loss"].get<double>());
+  EXPECT_EQ(log[1]["tokens"], 2 * 2 * 16);
+  const auto& summary = log[21];
+  EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
+  EXPECT_EQ(summary["sent_bytes"]["predicted"]["all_gather"],
+            summary["sent_bytes"]["counted"]["all_gather"]);
+  EXPECT_EQ(summary["copied_bytes"], 0);
+  EXPECT_GT(summary["mfu"], 0.0);
+  EXPECT_EQ(summary["parameters_sha256"].get<std::string>().size(), 64U);
+}
+
+TEST_F(TrainCommand, ALogIsAConfigThatTrainsTheSame) {
+  const std::string data = write_text();
+  ASSERT_EQ(train({"--data", data, "--ranks", "3", "--strategy", "zero1", "--steps", "3", "--quiet",
+                   "--log", path("first.jsonl"), "--accumulate", "2"})
+                .exit_code,
+            0);
+  auto settings = read_log("first.jsonl").at(0);
+  settings.erase("kind");
+  settings["log"] = path("second.jsonl");
+  const std::string config = write("config.json", settings.dump());
+  const ProgramResult again = run({"train", "--config", config});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(again.out + again.err, "");  // quiet came along
+  EXPECT_EQ(read_log("first.jsonl").back()["parameters_sha256"],
+            read_log("second.jsonl").back()["parameters_sha256"]);
+  // A flag wins over the file.
+  ASSERT_EQ(run({"train", "--config", config, "--seed", "9"}).exit_code, 0);
+  EXPECT_EQ(read_log("second.jsonl").at(0)["seed"], 9);
+  EXPECT_NE(read_log("first.jsonl").back()["parameters_sha256"],
+            read_log("second.jsonl").back()["parameters_sha256"]);
+}
+
+TEST_F(TrainCommand, EveryFlagOfHelpIsAKey) {
+  const ProgramResult help = run({"train", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  ASSERT_EQ(train({"--data", write_text(), "--steps", "1", "--quiet", "--log", path("log.jsonl")})
+                .exit_code,
+            0);
+  auto settings = read_log("log.jsonl").at(0);
+  settings.erase("kind");
+  EXPECT_GT(settings.size(), 45U);
+  for (const auto& [key, value] : settings.items()) {
+    std::string flag = "--" + key;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    EXPECT_THAT(help.out, HasSubstr(flag + " "));
+  }
+  for (std::size_t at = 0; (at = help.out.find("\n  --", at)) != std::string::npos; ++at) {
+    std::string flag = help.out.substr(at + 5, help.out.find(' ', at + 5) - at - 5);
+    std::replace(flag.begin(), flag.end(), '-', '_');
+    EXPECT_TRUE(settings.contains(flag) || flag == "config" || flag == "help") << flag;
+  }
+  for (const char* strategy : {"no_shard", "zero1", "zero2", "full_shard", "hybrid_shard"}) {
+    EXPECT_THAT(help.out, HasSubstr(strategy));
+  }
+}
+
+TEST_F(TrainCommand, UnknownNamesSuggestTheNearest) {
+  EXPECT_THAT(usage_error({"--micro-bacth", "3"}), HasSubstr("did you mean '--micro-batch'"));
+  EXPECT_THAT(usage_error({"--micro-bacth=3"}), HasSubstr("did you mean '--micro-batch'"));
+  EXPECT_THAT(usage_error({"--strategy", "zero4"}), HasSubstr("zero"));
+  EXPECT_THAT(usage_error({"--model", "gpt2-tyni"}), HasSubstr("gpt2-tiny"));
+  EXPECT_THAT(usage_error({"--config", write("c.json", "{\"precison\": \"bf16\"}")}),
+              AllOf(HasSubstr("c.json"), HasSubstr("did you mean 'precision'")));
+  EXPECT_THAT(usage_error({"--config", path("none.json")}), HasSubstr("none.json"));
+  EXPECT_THAT(usage_error({"some.txt"}), HasSubstr("unexpected argument 'some.txt'"));
+  EXPECT_THAT(error_of(run({"trian"}), 2), HasSubstr("trian"));
+  EXPECT_EQ(run({}).exit_code, 2);
+}
+
+TEST_F(TrainCommand, BadDataSaysWhatToDo) {
+  EXPECT_THAT(usage_error({}), HasSubstr("give --data"));
+  EXPECT_THAT(usage_error({"--data", path("missing.txt")}), HasSubstr("missing.txt"));
+  EXPECT_THAT(usage_error({"--data", write("empty.txt", "")}), HasSubstr("empty.txt"));
+  EXPECT_THAT(usage_error({"--data", write("short.txt", "abc")}), HasSubstr("short.txt"));
+  const std::string data = write_text();
+  EXPECT_THAT(usage_error({"--data", data, "--vocab-size", "100"}), HasSubstr("100"));
+  EXPECT_THAT(usage_error({"--data", data, "--sequence-length", "17"}),
+              AllOf(HasSubstr("--sequence-length is 17"), HasSubstr("--context-length")));
+}
+
+TEST_F(TrainCommand, BadNumbersNameTheFlag) {
+  const std::string data = write_text();
+  const auto refuse = [&](const std::string& flag, const std::string& value) {
+    EXPECT_THAT(usage_error({"--data", data, flag, value}), HasSubstr(flag)) << value;
+  };
+  refuse("--ranks", "0");
+  refuse("--ranks", "two");
+  refuse("--steps", "-1");
+  refuse("--learning-rate", "nan");
+  refuse("--temperature", "-1");
+  refuse("--memory-limit", "many");
+  refuse("--quiet", "perhaps");
+  EXPECT_THAT(usage_error({"--data", data, "--ranks", "2", "--replicas", "4"}),
+              HasSubstr("replicas"));
+  EXPECT_THAT(usage_error({"--data", data, "--heads", "3"}), HasSubstr("heads"));
+  EXPECT_THAT(usage_error({"--data", data, "--parameter-placement", "shard", "--gradient-placement",
+                           "none"}),
+              HasSubstr("shard"));
+  EXPECT_THAT(usage_error({"--data", data, "--steps", "3", "--warmup-steps", "4"}),
+              HasSubstr("warm-up"));
+}
+
+TEST_F(TrainCommand, MemoryThatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
+  const ProgramResult result = train({"--data", write_text(), "--memory-limit", "100KiB", "--ranks",
+                                      "2", "--log", path("log.jsonl")});
+  EXPECT_THAT(error_of(result, 1), AllOf(HasSubstr("limit of 100 KiB"), HasSubstr("optimizer")));
+  EXPECT_FALSE(std::filesystem::exists(path("log.jsonl")));
+  const ProgramResult huge = run({"train", "--data", write_text(), "--model", "gpt2-1558m",
+                                  "--vocab-size", "256", "--ranks", "4096"});
+  EXPECT_THAT(error_of(huge, 1), HasSubstr("this machine has free"));
+}
+
+TEST_F(TrainCommand, ALogThatCannotBeWrittenIsAnErrorAtOnce) {
+  const std::string data = write_text();
+  EXPECT_THAT(error_of(train({"--data", data, "--log", path("no/such/log.jsonl")}), 1),
+              HasSubstr("no/such/log.jsonl"));
+  EXPECT_THAT(error_of(train({"--data", data, "--log", "/dev/full"}), 1), HasSubstr("/dev/full"));
+}
+
+TEST_F(TrainCommand, ABadSettingLeavesTheOldLogAlone) {
+  const std::string log = write("log.jsonl", "precious\n");
+  usage_error({"--data", path("missing.txt"), "--log", log});
+  EXPECT_EQ(testing::read_file(log), "precious\n");
+}
+
+TEST_F(TrainCommand, DivergenceIsAnError) {
+  const ProgramResult result =
+      train({"--data", write_text(), "--learning-rate", "1e30", "--clip-norm", "0",
+             "--warmup-steps", "0", "--steps", "20", "--quiet", "--log", path("log.jsonl")});
+  EXPECT_THAT(error_of(result, 1), AllOf(HasSubstr("diverged"), HasSubstr("--learning-rate")));
+  for (const auto& line : read_log("log.jsonl")) EXPECT_NE(line["kind"], "summary");
+}
+
+/// Waits until the log has `lines` lines, at most a minute; then the run has come that far.
+bool wait_for_lines(const std::string& log, int lines) {
+  for (int i = 0; i < 6000; ++i) {
+    const std::string text = testing::read_file(log);
+    if (std::count(text.begin(), text.end(), '\n') >= lines) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {
+  const std::string log = path("log.jsonl");
+  const ProgramResult result =
+      train({"--data", write_text(), "--ranks", "2", "--steps", "100000000", "--log", log},
+            [&](pid_t pid) {
+              EXPECT_TRUE(wait_for_lines(log, 4));
+              kill(pid, SIGINT);
+            });
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stopped after step"));
+  const auto lines = read_log("log.jsonl");
+  ASSERT_GE(lines.size(), 5U);
+  EXPECT_EQ(lines.back()["kind"], "summary");
+  EXPECT_EQ(lines.back()["steps"], lines.size() - 2);
+  EXPECT_EQ(lines.back()["peak_bytes"]["predicted"], lines.back()["peak_bytes"]["measured"]);
+}
+
+TEST_F(TrainCommand, TheSecondCtrlCKills) {
+  const std::string log = path("log.jsonl");
+  // One step of so many micro-steps that the first signal cannot end it soon.
+  const ProgramResult result =
+      run({"train", "--data", write_text(), "--steps", "1000", "--accumulate", "500", "--width",
+           "16", "--context-length", "16", "--micro-batch", "200", "--log", log},
+          [&](pid_t pid) {
+            EXPECT_TRUE(wait_for_lines(log, 1));
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            kill(pid, SIGINT);
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            kill(pid, SIGINT);
+          });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  for (const auto& line : read_log("log.jsonl")) EXPECT_NE(line["kind"], "summary");
+}
+
+TEST_F(TrainCommand, VersionAndHelp) {
+  EXPECT_THAT(run({"--version"}).out, HasSubstr("tessera "));
+  const ProgramResult help = run({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("train"), HasSubstr("plan")));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,193 @@
+#include "tessera/trainer/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& text) {
+    const std::string path = ::testing::TempDir() + "config_test_" +
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+                             ".json";
+    std::ofstream(path) << text;
+    return path;
+  }
+  std::string error_of_file(const std::string& text) {
+    Config config(trainer_settings());
+    try {
+      config.read_file(write(text));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return error.what();
+    }
+    ADD_FAILURE() << "accepted: " << text;
+    return "";
+  }
+  std::string error_of_text(const std::string& name, const std::string& text) {
+    Config config(trainer_settings());
+    try {
+      config.set_text(name, text);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return error.what();
+    }
+    ADD_FAILURE() << "accepted: " << name << " " << text;
+    return "";
+  }
+};
+
+TEST_F(ConfigTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  Config config(trainer_settings());
+  EXPECT_EQ(config.get<int>("micro_batch"), 4);
+  EXPECT_FALSE(config.given("micro_batch"));
+  config.read_file(write("{\"micro_batch\": 8, \"ranks\": 3 /* of 4 */}\n// done\n"));
+  config.set_text("micro_batch", "16");
+  EXPECT_EQ(config.get<int>("micro_batch"), 16);
+  EXPECT_EQ(config.get<int>("ranks"), 3);
+  EXPECT_TRUE(config.given("ranks"));
+}
+
+TEST_F(ConfigTest, EverySettingRoundTripsThroughAFile) {
+  const Config defaults(trainer_settings());
+  Config config(trainer_settings());
+  config.read_file(write(defaults.values().dump()));
+  EXPECT_EQ(config.values(), defaults.values());
+  for (const Setting& setting : config.table()) EXPECT_TRUE(config.given(setting.name));
+}
+
+TEST_F(ConfigTest, EverySettingIsExplained) {
+  for (const Setting& setting : trainer_settings()) {
+    EXPECT_FALSE(setting.help.empty()) << setting.name;
+    EXPECT_FALSE(setting.group.empty()) << setting.name;
+  }
+}
+
+TEST_F(ConfigTest, KeysMayBeSpeltAsFlags) {
+  Config config(trainer_settings());
+  config.read_file(write(R"({"micro-batch": 8, "memory-limit": "2MiB"})"));
+  EXPECT_EQ(config.get<int>("micro_batch"), 8);
+  EXPECT_EQ(config.get<std::int64_t>("memory_limit"), 2 << 20);
+}
+
+TEST_F(ConfigTest, UnknownKeysNameTheNearest) {
+  EXPECT_THAT(error_of_file(R"({"micro_bacth": 8})"),
+              AllOf(HasSubstr(".json: "), HasSubstr("micro_bacth"), HasSubstr("'micro_batch'")));
+  EXPECT_THAT(error_of_file(R"({"zzzzzzzzzzzzzz": 8})"), HasSubstr("unknown key"));
+}
+
+TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {
+  EXPECT_THAT(error_of_file("{\"ranks\": 2,\n \"steps\" 3}"),
+              AllOf(HasSubstr("not valid JSON"), HasSubstr("line 2")));
+  EXPECT_THAT(error_of_file("[1]"), HasSubstr("expected one object"));
+  EXPECT_THAT(error_of_file(""), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error_of_file(R"({"micro_batch": 1, "micro-batch": 2})"), HasSubstr("twice"));
+  EXPECT_THAT(error_of_file(R"({"ranks": "2"})"), AllOf(HasSubstr("ranks"), HasSubstr("integer")));
+  EXPECT_THAT(error_of_file(R"({"ranks": {"n": 2}})"), HasSubstr("integer"));
+  EXPECT_THAT(error_of_file(R"({"ranks": 2.5})"), HasSubstr("integer"));
+  EXPECT_THAT(error_of_file(R"({"ranks": null})"), HasSubstr("integer"));
+  EXPECT_THAT(error_of_file(R"({"seed": 18446744073709551615})"), HasSubstr("too large"));
+  EXPECT_THAT(error_of_file(R"({"trace": 1})"), HasSubstr("true or false"));
+  Config config(trainer_settings());
+  EXPECT_THROW(config.read_file("/nonexistent/x.json"), Error);
+}
+
+TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
+  EXPECT_THAT(error_of_text("micro_batch", "four"),
+              AllOf(HasSubstr("--micro-batch"), HasSubstr("'four'"), HasSubstr("integer")));
+  EXPECT_THAT(error_of_text("micro_batch", ""), HasSubstr("integer"));
+  EXPECT_THAT(error_of_text("micro_batch", "4x"), HasSubstr("'4x'"));
+  EXPECT_THAT(error_of_text("micro_batch", "0"), AllOf(HasSubstr("0"), HasSubstr("1 to")));
+  EXPECT_THAT(error_of_text("seed", "-1"), HasSubstr("at least 0"));
+  EXPECT_THAT(error_of_text("seed", "99999999999999999999"), HasSubstr("too large"));
+  EXPECT_THAT(error_of_text("learning_rate", "nan"), HasSubstr("finite"));
+  EXPECT_THAT(error_of_text("learning_rate", "inf"), HasSubstr("finite"));
+  EXPECT_THAT(error_of_text("learning_rate", "-0.1"), HasSubstr("at least 0"));
+  EXPECT_THAT(error_of_text("beta1", "1"), HasSubstr("below 1"));
+  EXPECT_THAT(error_of_text("epsilon", "0"), HasSubstr("above 0"));
+  EXPECT_THAT(error_of_text("precision", "fp16"), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
+  EXPECT_THAT(error_of_text("recompute", "ful"), HasSubstr("did you mean 'full'"));
+  EXPECT_THAT(error_of_text("strategy", "zero9"), HasSubstr("zero"));
+  EXPECT_THAT(error_of_text("wrap", "size:0"), HasSubstr("size:N"));
+  EXPECT_THAT(error_of_text("parameter_placement", "shards"), HasSubstr("shard"));
+  EXPECT_THAT(error_of_text("memory_limit", "4 parsecs"), HasSubstr("4GiB"));
+  EXPECT_THAT(error_of_text("trace", "perhaps"), HasSubstr("true or false"));
+}
+
+TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
+  Config config(trainer_settings());
+  config.read_file(write(R"({"ranks": 4, "replicas": 2, "strategy": "HSDP", "precision": "bf16",
+    "optimizer_placement": "replicate+shard", "wrap": "size:1000", "recompute": "selective",
+    "learning_rate": 0.02, "learning_rate_schedule": "wsd", "steps": 50, "clip_norm": 0,
+    "beta2": 0.99, "timeout": 1.5, "reduction_order": "hierarchical", "accumulate": 3})"));
+  const TrainerOptions options = trainer_options(config);
+  EXPECT_EQ(options.strategy, "hybrid_shard");
+  EXPECT_EQ(options.replicas, 2);
+  EXPECT_EQ(options.placement->optimizer, (AxisSet{Axis::kReplicate, Axis::kShard}));
+  EXPECT_EQ(options.placement->parameter, AxisSet{Axis::kShard});
+  EXPECT_EQ(options.precision, DType::kBFloat16);
+  EXPECT_EQ(options.wrap.kind, WrapPolicy::Kind::kSize);
+  EXPECT_EQ(options.wrap.min_numel, 1000);
+  EXPECT_EQ(options.recompute, Recompute::kSelective);
+  EXPECT_EQ(options.reduction_order, ReductionOrder::kHierarchical);
+  EXPECT_EQ(options.learning_rate.kind, LearningRateSchedule::Kind::kWsd);
+  EXPECT_EQ(options.learning_rate.total_steps, 50);
+  EXPECT_EQ(options.learning_rate.warmup_steps, 5);
+  EXPECT_EQ(options.learning_rate.decay_steps, 10);
+  EXPECT_DOUBLE_EQ(options.learning_rate.minimum, 0.002);
+  EXPECT_EQ(options.optimizer.clip_norm, 0.0);
+  EXPECT_FLOAT_EQ(options.optimizer.beta2, 0.99F);
+  EXPECT_EQ(options.timeout, std::chrono::milliseconds(1500));
+  EXPECT_EQ(options.accumulate, 3);
+
+  // What a log says is what a config file may say, and it means the same.
+  set_effective(config, options);
+  Config again(trainer_settings());
+  again.read_file(write(config.values().dump()));
+  EXPECT_EQ(again.values(), config.values());
+  const TrainerOptions same = trainer_options(again);
+  EXPECT_EQ(same.placement, options.placement);
+  EXPECT_EQ(same.learning_rate.decay_steps, options.learning_rate.decay_steps);
+}
+
+TEST_F(ConfigTest, ATableWithAMistakeIsABug) {
+  EXPECT_THROW(Config({{.name = "a"}, {.name = "a"}}), Error);
+  EXPECT_THROW(Config({{.name = "a", .type = SettingType::kInteger, .fallback = 0, .minimum = 1}}),
+               Error);
+}
+
+TEST(ByteSize, FormatsThreeDigits) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(999), "999 B");
+  EXPECT_EQ(format_bytes(1000), "0.98 KiB");
+  EXPECT_EQ(format_bytes(1536), "1.50 KiB");
+  EXPECT_EQ(format_bytes(std::int64_t{10} << 20), "10.0 MiB");
+  EXPECT_EQ(format_bytes(std::int64_t{119} << 30), "119 GiB");
+}
+
+TEST(ByteSize, ParsesWhatPeopleWrite) {
+  EXPECT_EQ(parse_bytes("0"), 0);
+  EXPECT_EQ(parse_bytes("1500000"), 1500000);
+  EXPECT_EQ(parse_bytes("1.5KiB"), 1536);
+  EXPECT_EQ(parse_bytes("4 GiB"), std::int64_t{4} << 30);
+  EXPECT_EQ(parse_bytes("4g"), std::int64_t{4} << 30);
+  EXPECT_EQ(parse_bytes("4GB"), 4'000'000'000);
+  for (const char* text : {"", "GiB", "-1", "4 GiBs", "1e30", "nan", "4GiB4"}) {
+    EXPECT_THROW(parse_bytes(text), Error) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,105 @@
+#include "tessera/trainer/log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/error.h"
+#include "trainer/tiny_model.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<std::string> keys(const json& object) {
+  std::vector<std::string> result;
+  for (const auto& [key, value] : object.items()) result.push_back(key);
+  return result;
+}
+
+std::vector<json> read_lines(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+class RunLogTest : public ::testing::Test {
+ protected:
+  const std::string path_ = ::testing::TempDir() + "run_log_test.jsonl";
+};
+
+TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
+  const Model model = testing::tiny_model();
+  const testing::TinyData data;
+  TrainerOptions options{.strategy = "ZeRO-2", .ranks = 3, .steps = 4};
+  options.threads_per_rank = 1;
+  const Trainer trainer(model, data, options);
+  RunLog log(path_);
+  log.run({{"ranks", 3}, {"seed", 7}});
+  std::vector<StepRecord> records;
+  const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
+    records.push_back(record);
+    log.step(record);
+    return true;
+  });
+  log.summary(trainer.plan(), summary, {.matmul_flops_per_second = 1e9, .mfu = 0.25});
+
+  const std::vector<json> lines = read_lines(path_);
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_EQ(lines[0], (json{{"kind", "run"}, {"ranks", 3}, {"seed", 7}}));
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    // Exact: numbers round-trip.
+    EXPECT_EQ(lines[i + 1], (json{{"kind", "step"},
+                                  {"step", records[i].step},
+                                  {"loss", records[i].loss},
+                                  {"grad_norm", records[i].gradient_norm},
+                                  {"learning_rate", records[i].learning_rate},
+                                  {"tokens", records[i].tokens},
+                                  {"seconds", records[i].seconds},
+                                  {"tokens_per_second", records[i].tokens_per_second}}));
+  }
+  const json& last = lines.back();
+  EXPECT_EQ(last["kind"], "summary");
+  EXPECT_EQ(last["strategy"], "zero2");
+  EXPECT_EQ(last["ranks"], 3);
+  EXPECT_EQ(last["mfu"], 0.25);
+  EXPECT_EQ(last["tokens_per_second"], summary.tokens_per_second);
+  EXPECT_EQ(last["parameters_sha256"], summary.parameters_sha256);
+  EXPECT_EQ(last["copied_bytes"], 0);
+  EXPECT_EQ(last["peak_bytes"]["predicted"], last["peak_bytes"]["measured"]);
+  EXPECT_EQ(last["peak_bytes"]["measured"]["total"], summary.measured_memory.total);
+  EXPECT_EQ(keys(last["peak_bytes"]["measured"]).size(), 1U + kMemoryCategories);
+  json counted = last["sent_bytes"]["counted"];
+  EXPECT_EQ(counted["control"], summary.control_bytes);
+  counted.erase("control");
+  EXPECT_EQ(last["sent_bytes"]["predicted"], counted);
+  EXPECT_GT(counted["reduce_scatter"], 0);
+  EXPECT_GT(last["collectives"]["all_gather"], 0);
+}
+
+TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {
+  RunLog(path_).step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()});
+  EXPECT_TRUE(read_lines(path_).at(0)["loss"].is_null());
+}
+
+TEST_F(RunLogTest, FailuresToWriteAreErrors) {
+  try {
+    RunLog("/nonexistent/folder/log.jsonl");
+    FAIL() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("/nonexistent/folder/log.jsonl"));
+  }
+  RunLog full("/dev/full");  // opens, and has no room
+  EXPECT_THROW(full.step({}), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,315 @@
+#include "tessera/trainer/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tessera/core/error.h"
+#include "tessera/trainer/parameter_hash.h"
+#include "trainer/tiny_model.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::tiny_model;
+using testing::TinyData;
+
+TrainerOptions options_for(const std::string& strategy, int ranks) {
+  TrainerOptions options;
+  options.strategy = strategy;
+  options.ranks = ranks;
+  options.steps = 12;
+  options.micro_batch = 4;
+  options.accumulate = 2;
+  options.optimizer.clip_norm = 0.7;
+  options.learning_rate.peak = 0.03;
+  options.learning_rate.warmup_steps = 2;
+  options.threads_per_rank = 1;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+struct Losses {
+  TrainingSummary summary;
+  std::vector<double> losses;
+  std::vector<double> norms;
+};
+
+Losses train(const TrainerOptions& options) {
+  const Model model = tiny_model();
+  const TinyData data;
+  Losses result;
+  result.summary = Trainer(model, data, options).train([&](const StepRecord& record) {
+    result.losses.push_back(record.loss);
+    result.norms.push_back(record.gradient_norm);
+    return true;
+  });
+  return result;
+}
+
+/// The Error that `body` throws.
+template <typename Body>
+Error error_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::kInternal, "");
+}
+
+void expect_predictions_hold(const TrainingSummary& summary, const std::string& what) {
+  EXPECT_EQ(summary.predicted_memory.total, summary.measured_memory.total) << what;
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    EXPECT_EQ(summary.predicted_memory.by_category[category],
+              summary.measured_memory.by_category[category])
+        << what << ", " << to_string(category);
+  }
+  for (std::size_t rank = 0; rank < summary.counted_traffic.size(); ++rank) {
+    EXPECT_EQ(summary.predicted_traffic, summary.counted_traffic[rank]) << what << ", " << rank;
+    EXPECT_EQ(summary.counted_traffic[rank].copied_bytes, 0) << what;
+  }
+}
+
+TEST(Trainer, EveryStrategyGivesTheSameBits) {
+  TrainerOptions options = options_for("no_shard", 4);
+  options.accumulate = 1;
+  const Losses oracle = train(options);
+  EXPECT_LT(oracle.losses.back(), 0.5 * oracle.losses.front());
+  EXPECT_EQ(oracle.summary.first_loss, oracle.losses.front());
+  EXPECT_EQ(oracle.summary.last_loss, oracle.losses.back());
+  for (const Strategy& strategy : strategies()) {
+    options.strategy = strategy.name;
+    const Losses run = train(options);
+    EXPECT_EQ(run.losses, oracle.losses) << strategy.name;
+    EXPECT_EQ(run.norms, oracle.norms) << strategy.name;
+    EXPECT_EQ(run.summary.parameters_sha256, oracle.summary.parameters_sha256) << strategy.name;
+  }
+}
+
+// Those that reduce once per step add a rank's micro-steps first, the others add over ranks first:
+// each kind has its own bits.
+TEST(Trainer, AccumulatingStrategiesAgreeWhereTheyAddInTheSameOrder) {
+  const Losses once = train(options_for("no_shard", 4));
+  const Losses every = train(options_for("full_shard", 4));
+  for (const Strategy& strategy : strategies()) {
+    const Losses run = train(options_for(strategy.name, 4));
+    const bool reduces_once = strategy.placement.gradient.empty();
+    EXPECT_EQ(run.losses, reduces_once ? once.losses : every.losses) << strategy.name;
+  }
+}
+
+TEST(Trainer, PredictionsHoldForEveryStrategy) {
+  for (const Strategy& strategy : strategies()) {
+    for (const int accumulate : {1, 2}) {
+      TrainerOptions options = options_for(strategy.name, 4);
+      options.accumulate = accumulate;
+      expect_predictions_hold(train(options).summary,
+                              strategy.name + " x " + std::to_string(accumulate));
+    }
+  }
+}
+
+TEST(Trainer, OneRankThatAccumulatesIsTheOracleOfMany) {
+  TrainerOptions one = options_for("full_shard", 1);
+  one.accumulate = 6;
+  const Losses oracle = train(one);
+  const Losses three = train(options_for("full_shard", 3));
+  EXPECT_EQ(three.losses, oracle.losses);
+  EXPECT_EQ(three.summary.parameters_sha256, oracle.summary.parameters_sha256);
+  expect_predictions_hold(oracle.summary, "one rank");
+  expect_predictions_hold(three.summary, "three ranks");
+}
+
+TEST(Trainer, CheckedCollectivesChangeNothing) {
+  TrainerOptions options = options_for("zero2", 3);
+  const Losses plain = train(options);
+  options.check_collectives = true;
+  const Losses checked = train(options);
+  EXPECT_EQ(plain.losses, checked.losses);
+  expect_predictions_hold(checked.summary, "checked");
+}
+
+TEST(Trainer, RecordsEveryStep) {
+  TrainerOptions options = options_for("full_shard", 2);
+  options.trace = true;
+  const Model model = tiny_model();
+  const TinyData data;
+  const Trainer trainer(model, data, options);
+  std::int64_t step = 0;
+  const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
+    EXPECT_EQ(record.step, ++step);
+    EXPECT_EQ(record.learning_rate, trainer.plan().options.learning_rate.at(step - 1));
+    EXPECT_EQ(record.tokens, 2 * 2 * 4);
+    EXPECT_GT(record.seconds, 0.0);
+    EXPECT_GT(record.tokens_per_second, 0.0);
+    EXPECT_LE(record.peak_bytes, trainer.plan().memory.total);
+    return true;
+  });
+  EXPECT_EQ(step, options.steps);
+  EXPECT_EQ(summary.steps, options.steps);
+  EXPECT_GT(summary.tokens_per_second, 0.0);
+  ASSERT_TRUE(summary.timeline.has_value());
+  EXPECT_GT(summary.timeline->compute_seconds, 0.0);
+  EXPECT_LE(summary.timeline->exposed_seconds, summary.timeline->step_seconds);
+  EXPECT_GT(summary.control_bytes, 0);
+}
+
+TEST(Trainer, LearningRateSpansTheStepsUnlessToldOtherwise) {
+  const Model model = tiny_model();
+  const TinyData data;
+  EXPECT_EQ(Trainer(model, data, {.steps = 40}).plan().options.learning_rate.total_steps, 40);
+}
+
+TEST(Trainer, TwiceIsTheSameRun) {
+  const Model model = tiny_model();
+  const TinyData data;
+  const Trainer trainer(model, data, options_for("full_shard", 2));
+  EXPECT_EQ(trainer.train().parameters_sha256, trainer.train().parameters_sha256);
+}
+
+TEST(Trainer, ReturnsTheParametersOnRequest) {
+  TrainerOptions options = options_for("full_shard", 3);
+  EXPECT_TRUE(train(options).summary.parameters.empty());
+  options.gather_parameters = true;
+  const TrainingSummary summary = train(options).summary;
+  std::vector<std::string> names;
+  for (const FullParameter& p : summary.parameters) {
+    names.push_back(p.name);
+    EXPECT_EQ(p.shape.numel(), static_cast<std::int64_t>(p.values.size()));
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("first.weight", "first.bias", "second.weight",
+                                            "second.bias", "last.weight", "last.bias"));
+  EXPECT_EQ(parameters_sha256(summary.parameters), summary.parameters_sha256);
+}
+
+TEST(Trainer, StopsAfterTheStepThatTheCallbackSays) {
+  const Model model = tiny_model();
+  const TinyData data;
+  const Trainer trainer(model, data, options_for("full_shard", 3));
+  const TrainingSummary summary =
+      trainer.train([](const StepRecord& record) { return record.step < 5; });
+  EXPECT_EQ(summary.steps, 5);
+  expect_predictions_hold(summary, "stopped");
+}
+
+TEST(Trainer, WhatTheCallbackThrowsComesOutAsItIs) {
+  struct Own : std::runtime_error {
+    using runtime_error::runtime_error;
+  };
+  const Model model = tiny_model();
+  const TinyData data;
+  const Trainer trainer(model, data, options_for("zero2", 3));
+  const auto run = [&] {
+    trainer.train([](const StepRecord& record) -> bool {
+      if (record.step == 2) throw Own("mine");
+      return true;
+    });
+  };
+  EXPECT_THROW(run(), Own);
+}
+
+TEST(Trainer, ARankThatThrowsInAStepIsNamedAndEndsAllOthers) {
+  const Model model = tiny_model();
+  for (const char* strategy : {"no_shard", "zero1", "full_shard"}) {
+    TinyData data;
+    // 3 ranks x 2 micro-steps x 4 samples: sample 40 is in the second step.
+    data.before_sample = [](std::int64_t sample) {
+      if (sample == 40) throw Error(ErrorCode::kIo, "the disk is gone");
+    };
+    const Trainer trainer(model, data, options_for(strategy, 3));
+    const auto begin = std::chrono::steady_clock::now();
+    const Error error = error_of([&] { trainer.train(); });
+    EXPECT_EQ(error.code(), ErrorCode::kIo) << strategy;
+    // Micro-steps are outermost: samples 36..47 are the second micro-step's, 40..43 rank 1's.
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: "), HasSubstr("the disk is gone")));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << strategy;
+  }
+}
+
+TEST(Trainer, DivergenceEndsTheRunUnlessAllowed) {
+  const Model model = tiny_model();
+  TinyData data;
+  data.poison = true;
+  TrainerOptions options = options_for("full_shard", 2);
+  const Error error = error_of([&] { Trainer(model, data, options).train(); });
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("step 1 has loss nan"), HasSubstr("learning rate")));
+  options.allow_non_finite = true;
+  EXPECT_EQ(Trainer(model, data, options).train().steps, options.steps);
+}
+
+TEST(Trainer, RefusesOptionsThatCannotWork) {
+  const Model model = tiny_model();
+  const TinyData data;
+  const auto refusal = [&](const std::function<void(TrainerOptions&)>& change) {
+    TrainerOptions options = options_for("full_shard", 4);
+    change(options);
+    const Error error = error_of([&] { Trainer(model, data, options); });
+    EXPECT_EQ(error.code(), ErrorCode::kConfig) << error.what();
+    return std::string(error.what());
+  };
+  EXPECT_THAT(refusal([](auto& o) { o.ranks = 0; }), HasSubstr("ranks is 0"));
+  EXPECT_THAT(refusal([](auto& o) { o.steps = 0; }), HasSubstr("steps is 0"));
+  EXPECT_THAT(refusal([](auto& o) { o.micro_batch = -1; }), HasSubstr("micro_batch is -1"));
+  EXPECT_THAT(refusal([](auto& o) { o.accumulate = 0; }), HasSubstr("accumulate is 0"));
+  EXPECT_THAT(refusal([](auto& o) { o.prefetch_forward = -1; }), HasSubstr("prefetch_forward"));
+  EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }), HasSubstr("fp32 or bf16"));
+  EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }), HasSubstr("beta2 is 1"));
+  EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }), HasSubstr("learning rate"));
+  EXPECT_THAT(refusal([](auto& o) { o.replicas = 8; }), HasSubstr("replicas"));
+  EXPECT_THAT(refusal([](auto& o) { o.replicas = 3; }), HasSubstr("replicas"));
+  EXPECT_THAT(refusal([](auto& o) { o.strategy = "full_shart"; }), HasSubstr("full_shard"));
+  EXPECT_THAT(refusal([](auto& o) {
+                o.placement = Placement{{Axis::kShard}, {}, {}};
+              }),
+              HasSubstr("shard"));
+}
+
+TEST(Trainer, RefusesARunAboveTheMemoryLimitAndSaysWhatWouldFit) {
+  const Model model = tiny_model(4000);
+  const TinyData data;
+  TrainerOptions options = options_for("no_shard", 4);
+  const auto total = [&](const std::string& strategy) {
+    TrainerOptions other = options;
+    other.strategy = strategy;
+    return make_training_plan(model, data, other).memory.total;
+  };
+  ASSERT_LT(total("zero2"), total("zero1"));
+  options.memory_limit_bytes = total("zero2");
+  const Error error = error_of([&] { Trainer(model, data, options); });
+  EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("optimizer "), HasSubstr("limit"),
+                                  HasSubstr("this would fit: --strategy zero2")));
+  options.strategy = "zero2";
+  EXPECT_EQ(Trainer(model, data, options).train().steps, options.steps);  // and it does
+}
+
+TEST(Trainer, RefusesARunAboveWhatTheMachineHas) {
+  const Model model = tiny_model(4000);
+  const TinyData data;
+  const TrainingPlan plan = make_training_plan(model, data, options_for("zero1", 4));
+  EXPECT_NO_THROW(require_memory(plan, model, data, plan.memory.total * 4));
+  const Error error =
+      error_of([&] { require_memory(plan, model, data, plan.memory.total * 4 - 4); });
+  EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(error.what(), HasSubstr("this machine has free"));
+  const Error hopeless = error_of([&] { require_memory(plan, model, data, 1000); });
+  EXPECT_THAT(hopeless.what(), HasSubstr("no strategy, recomputation or micro-batch would fit"));
+}
+
+TEST(TrainingPlan, MoreRanksThanElements) {
+  Model model;
+  model.layers.push_back(
+      std::make_unique<testing::DenseLayer>("only", testing::kFeatures, testing::kClasses, true));
+  const TinyData data;
+  const Trainer trainer(model, data, options_for("full_shard", 7));
+  expect_predictions_hold(trainer.train(), "7 ranks");
+}
+
+}  // namespace
+}  // namespace tessera
