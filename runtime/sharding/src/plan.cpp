@@ -162,7 +162,14 @@ void Planner::describe_step() {
   schedule_.micro_steps = options_.micro_steps;
   schedule_.accumulate_unsharded = options_.accumulate_unsharded;
   schedule_.recompute = options_.recompute;
+  const int ranks = options_.mesh.world_size();
   for (const Unit& unit : layout_.units) {
+    for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
+      require(flat->padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
+              "unit '", unit.name, "' is padded to ", flat->padded_numel,
+              " elements, which cannot be cut for ", ranks,
+              " ranks; make the layout for as many ranks as the mesh has");
+    }
     schedule_.units.push_back({unit.name, unit.trainable.padded_numel, unit.frozen.padded_numel});
   }
   schedule_.layers = schedule_layers(layout_);

@@ -21,7 +21,8 @@ struct PlanOptions {
 };
 
 /// Plans one training step. A pure function: no device, no clock, no randomness; linear in the
-/// number of actions. Throws Error{kConfig} for an invalid placement or a negative depth.
+/// number of actions. Throws Error{kConfig} for an invalid placement or a negative depth,
+/// Error{kInvalidArgument} for a layout that was made for another number of ranks.
 /// [Note: planning] in plan.cpp explains how.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options);
 

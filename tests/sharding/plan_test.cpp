@@ -1,0 +1,465 @@
+#include "tessera/sharding/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "sharding/schedule_edits.h"
+#include "tessera/model/gpt.h"
+
+namespace tessera::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A chain of equal units, one layer each, whose backward reads what its forward read.
+ModelLayout chain(int units, int world_size) {
+  ModelLayout layout;
+  for (int u = 0; u < units; ++u) {
+    const std::string name = "h." + std::to_string(u);
+    Unit unit{.name = name, .trainable = {}, .frozen = {}};
+    unit.trainable.padded_numel = kFlatAlignment * world_size;
+    layout.units.push_back(std::move(unit));
+    layout.layers.push_back({name, {{.unit = u, .trainable = true, .tensor = 0}}, true});
+  }
+  return layout;
+}
+
+PlanOptions options_for(const std::string& name, const Mesh& mesh) {
+  const Strategy& strategy = find_strategy(name);
+  return {.mesh = mesh,
+          .placement = strategy.placement,
+          .reshard_after_forward = strategy.reshard_after_forward};
+}
+
+int count(const Schedule& s, Kind kind, AxisSet axes) {
+  return static_cast<int>(std::ranges::count_if(
+      s.actions, [&](const Action& a) { return a.kind == kind && a.axes == axes; }));
+}
+
+int count(const Schedule& s, Kind kind) {
+  return static_cast<int>(
+      std::ranges::count_if(s.actions, [&](const Action& a) { return a.kind == kind; }));
+}
+
+constexpr AxisSet kReplicate{Axis::kReplicate};
+constexpr AxisSet kShard{Axis::kShard};
+constexpr AxisSet kBoth{Axis::kReplicate, Axis::kShard};
+
+// --- Golden texts ---
+
+// Compares with tests/sharding/golden/<name>.txt. Where a change of plan is meant, run this program
+// with TESSERA_UPDATE_GOLDEN=1 and read the difference.
+void expect_golden(const std::string& name, const Schedule& schedule) {
+  const std::string path =
+      std::string(TESSERA_SOURCE_DIR) + "/tests/sharding/golden/" + name + ".txt";
+  const std::string actual = to_string(schedule);
+  if (const char* update = std::getenv("TESSERA_UPDATE_GOLDEN"); update && *update == '1') {
+    std::ofstream(path) << actual;
+    FAIL() << "wrote " << path << "; run again without TESSERA_UPDATE_GOLDEN";
+  }
+  std::ifstream file(path);
+  ASSERT_TRUE(file) << "no " << path;
+  std::ostringstream expected;
+  expected << file.rdbuf();
+  EXPECT_EQ(actual, expected.str()) << "TESSERA_UPDATE_GOLDEN=1 writes " << path;
+  EXPECT_EQ(parse_schedule(expected.str()), schedule);
+}
+
+TEST(PlanGolden, FullShard) {
+  expect_golden("full_shard_4_ranks",
+                plan(small_layout(4), options_for("full_shard", {.replicate = 1, .shard = 4})));
+}
+
+TEST(PlanGolden, Zero2WithTwoMicroSteps) {
+  PlanOptions options = options_for("zero2", {.replicate = 1, .shard = 2});
+  options.micro_steps = 2;
+  options.parameter_dtype = DType::kBFloat16;
+  expect_golden("zero2_2_ranks_2_micro_steps", plan(small_layout(2, 2), options));
+}
+
+TEST(PlanGolden, HybridShard) {
+  expect_golden(
+      "hybrid_shard_4_ranks",
+      plan(small_layout(4, 2), options_for("hybrid_shard", {.replicate = 2, .shard = 2})));
+}
+
+TEST(PlanGolden, HybridShardThatReducesHierarchically) {
+  PlanOptions options = options_for("hybrid_shard", {.replicate = 2, .shard = 2});
+  options.reduction_order = ReductionOrder::kHierarchical;
+  expect_golden("hybrid_shard_4_ranks_hierarchical", plan(small_layout(4, 2), options));
+}
+
+// --- All plans ---
+
+TEST(Plan, EveryChoiceIsValidReadsBackAndComesOutTheSameTwice) {
+  const Model model =
+      make_gpt({.vocab_size = 61, .context_length = 11, .layers = 3, .heads = 2, .width = 14});
+  int number = 0;
+  for (const Strategy& strategy : strategies()) {
+    for (const int depth : {0, 1, 3}) {
+      for (const int micro_steps : {1, 2, 3}) {
+        for (const Recompute recompute :
+             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+          for (const ReductionOrder order :
+               {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
+            for (const bool unsharded : {false, true}) {
+              for (const WrapPolicy wrap :
+                   {WrapPolicy{WrapPolicy::Kind::kLayer}, WrapPolicy{WrapPolicy::Kind::kSize, 3000},
+                    WrapPolicy{WrapPolicy::Kind::kNone}}) {
+                const int ranks = std::array{4, 1, 6, 2, 3}[static_cast<std::size_t>(number++ % 5)];
+                const PlanOptions options{.mesh = make_mesh(ranks, 0, strategy.hybrid),
+                                          .placement = strategy.placement,
+                                          .reshard_after_forward = strategy.reshard_after_forward,
+                                          .reduction_order = order,
+                                          .micro_steps = micro_steps,
+                                          .accumulate_unsharded = unsharded,
+                                          .prefetch_forward = depth,
+                                          .prefetch_backward = depth,
+                                          .recompute = recompute};
+                const ModelLayout layout = make_layout(model, wrap, ranks);
+                const Schedule schedule = plan(layout, options);
+                const std::string text = to_string(schedule);
+                ASSERT_EQ(text_of(validate(schedule)), "") << text;
+                ASSERT_EQ(parse_schedule(text), schedule) << text;
+                ASSERT_EQ(plan(layout, options), schedule) << text;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, EveryValidPlacementGivesAValidPlan) {
+  for (const Mesh mesh : {Mesh{2, 2}, Mesh{3, 2}, Mesh{1, 3}, Mesh{4, 1}}) {
+    for (const AxisSet p : {AxisSet{}, kReplicate, kShard, kBoth}) {
+      for (const AxisSet g : {AxisSet{}, kReplicate, kShard, kBoth}) {
+        for (const AxisSet o : {AxisSet{}, kReplicate, kShard, kBoth}) {
+          if (!g.contains(p) || !o.contains(g)) continue;
+          for (const int micro_steps : {1, 2}) {
+            for (const ReductionOrder order :
+                 {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
+              const Schedule s =
+                  plan(small_layout(mesh.world_size()), {.mesh = mesh,
+                                                         .placement = {p, g, o},
+                                                         .reduction_order = order,
+                                                         .micro_steps = micro_steps});
+              ASSERT_EQ(text_of(validate(s)), "") << to_string(s);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// --- How many collectives ---
+
+constexpr int kUnits = 8;
+
+TEST(Plan, GathersParametersAsOftenAsTheStrategySays) {
+  for (const int depth : {0, 1, 2, 3, 4}) {
+    for (const int micro_steps : {1, 2, 3}) {
+      SCOPED_TRACE(concat("depth ", depth, ", micro-steps ", micro_steps));
+      const auto unshards = [&](const char* strategy) {
+        PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
+        options.micro_steps = micro_steps;
+        options.prefetch_forward = options.prefetch_backward = depth;
+        return count(plan(chain(kUnits, 4), options), Kind::kUnshard, kShard);
+      };
+      // The first layer's backward is followed by its next forward: it is kept over the border.
+      const int borders = micro_steps - 1;
+      // In backward all but the loss layer, the one before (used just before and just after the
+      // loss), and those that would be asked for again before the loss lets them go.
+      const int kept = 2 + std::max(0, depth - 2);
+      EXPECT_EQ(unshards("full_shard"), micro_steps * (2 * kUnits - kept) - borders);
+      EXPECT_EQ(unshards("shard_grad_op"), micro_steps * kUnits - borders);
+      for (const char* whole : {"no_shard", "zero1", "zero2"}) EXPECT_EQ(unshards(whole), 0);
+    }
+  }
+}
+
+TEST(Plan, ReducesGradientsAsOftenAsTheStrategySays) {
+  struct Expected {
+    const char* strategy;
+    int reduce_scatters, all_reduces, regathers;  // per unit: in A micro-steps, per step, per step
+  };
+  for (const int micro_steps : {1, 2, 3}) {
+    for (const Expected& e :
+         {Expected{"no_shard", 0, 1, 0}, Expected{"zero1", 1, 0, 1},
+          Expected{"zero2", micro_steps, 0, 1}, Expected{"shard_grad_op", micro_steps, 0, 0},
+          Expected{"full_shard", micro_steps, 0, 0}}) {
+      for (const bool unsharded : {false, true}) {
+        SCOPED_TRACE(concat(e.strategy, ", micro-steps ", micro_steps, ", unsharded ", unsharded));
+        PlanOptions options = options_for(e.strategy, {.replicate = 1, .shard = 4});
+        options.micro_steps = micro_steps;
+        options.accumulate_unsharded = unsharded;
+        const Schedule s = plan(chain(kUnits, 4), options);
+        const int reduce_scatters = unsharded ? std::min(e.reduce_scatters, 1) : e.reduce_scatters;
+        EXPECT_EQ(count(s, Kind::kReduceScatter), kUnits * reduce_scatters);
+        EXPECT_EQ(count(s, Kind::kAllReduce), kUnits * e.all_reduces);
+        EXPECT_EQ(count(s, Kind::kGatherParameter), kUnits * e.regathers);
+        EXPECT_EQ(count(s, Kind::kGatherGradient), 0);
+        EXPECT_EQ(count(s, Kind::kUpdate), kUnits);
+        EXPECT_EQ(count(s, Kind::kSquares), kUnits);
+        // Where gradients stay whole between micro-steps, all but the first are added by hand.
+        const bool whole = e.reduce_scatters != micro_steps || unsharded || micro_steps == 1;
+        const bool adds = whole && micro_steps > 1;
+        EXPECT_EQ(count(s, Kind::kAccumulate), adds ? kUnits * (micro_steps - 1) : 0);
+      }
+    }
+  }
+}
+
+TEST(Plan, HybridsReduceOverAllRanksOrInTwoLevels) {
+  constexpr int kMicroSteps = 3;
+  const auto planned_on_six = [](const char* strategy, ReductionOrder order) {
+    PlanOptions options = options_for(strategy, {.replicate = 2, .shard = 3});
+    options.micro_steps = kMicroSteps;
+    options.reduction_order = order;
+    return plan(chain(kUnits, 6), options);
+  };
+  for (const char* strategy : {"hybrid_shard", "hybrid_shard_zero2"}) {
+    const Schedule by_rank = planned_on_six(strategy, ReductionOrder::kRank);
+    EXPECT_EQ(count(by_rank, Kind::kReduceScatter, kBoth), kUnits * kMicroSteps);
+    EXPECT_EQ(count(by_rank, Kind::kReduceScatter), kUnits * kMicroSteps);
+    EXPECT_EQ(count(by_rank, Kind::kGatherGradient, kReplicate), kUnits);
+    EXPECT_EQ(count(by_rank, Kind::kAllReduce), 0);
+    const Schedule levels = planned_on_six(strategy, ReductionOrder::kHierarchical);
+    EXPECT_EQ(count(levels, Kind::kReduceScatter, kShard), kUnits * kMicroSteps);
+    EXPECT_EQ(count(levels, Kind::kReduceScatter), kUnits * kMicroSteps);
+    EXPECT_EQ(count(levels, Kind::kAllReduce, kReplicate), kUnits);
+    EXPECT_EQ(count(levels, Kind::kGatherGradient), 0);
+    EXPECT_EQ(count(levels, Kind::kGatherParameter), 0);
+  }
+  const Schedule by_rank = planned_on_six("hybrid_full_optimizer", ReductionOrder::kRank);
+  EXPECT_EQ(count(by_rank, Kind::kReduceScatter, kBoth), kUnits * kMicroSteps);
+  EXPECT_EQ(count(by_rank, Kind::kGatherGradient), 0);
+  EXPECT_EQ(count(by_rank, Kind::kGatherParameter, kReplicate), kUnits);
+  const Schedule levels = planned_on_six("hybrid_full_optimizer", ReductionOrder::kHierarchical);
+  EXPECT_EQ(count(levels, Kind::kReduceScatter, kShard), kUnits * kMicroSteps);
+  EXPECT_EQ(count(levels, Kind::kReduceScatter, kReplicate), kUnits);
+  EXPECT_EQ(count(levels, Kind::kGatherParameter, kReplicate), kUnits);
+}
+
+TEST(Plan, OneRankCommunicatesNothing) {
+  for (const Strategy& strategy : strategies()) {
+    const Schedule s =
+        plan(chain(kUnits, 1), options_for(strategy.name, {.replicate = 1, .shard = 1}));
+    for (const Action& action : s.actions) {
+      EXPECT_TRUE(action.axes.empty()) << strategy.name << ": " << describe(s, action);
+    }
+    EXPECT_TRUE(s.parameter_slots.empty()) << strategy.name;
+    EXPECT_EQ(count(s, Kind::kCountItems), 0);
+  }
+}
+
+// --- Slots and prefetching ---
+
+Schedule full_shard_chain(int depth, int micro_steps = 1, int units = kUnits) {
+  PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 4});
+  options.micro_steps = micro_steps;
+  options.prefetch_forward = options.prefetch_backward = depth;
+  return plan(chain(units, 4), options);
+}
+
+TEST(Plan, EqualUnitsShareARingOfSlots) {
+  for (const int depth : {0, 1, 2, 3}) {
+    for (const int micro_steps : {1, 3}) {
+      SCOPED_TRACE(concat("depth ", depth, ", micro-steps ", micro_steps));
+      const Schedule s = full_shard_chain(depth, micro_steps);
+      // A ring of depth + 1, and the layers that are kept over the loss.
+      const int kept = 1 + std::max(0, depth - 2);
+      EXPECT_EQ(s.parameter_slots,
+                std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1 + kept),
+                                          s.units[0].trainable_numel));
+      EXPECT_EQ(s.gradient_slots, std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
+                                                            s.units[0].trainable_numel));
+    }
+  }
+}
+
+TEST(Plan, SmallUnitsSitInBigSlotsAndNeverTheOtherWayRound) {
+  for_each_plan(
+      [](const Schedule& s, const std::string& what) {
+        std::int64_t largest = 0;
+        for (const ScheduleUnit& unit : s.units) {
+          largest = std::max(largest, unit.trainable_numel + unit.frozen_numel);
+        }
+        for (const Action& a : s.actions) {
+          if (a.kind != Kind::kUnshard) continue;
+          const ScheduleUnit& unit = s.units[static_cast<std::size_t>(a.unit)];
+          EXPECT_LE(unit.trainable_numel + unit.frozen_numel,
+                    s.parameter_slots[static_cast<std::size_t>(a.slot)])
+              << what;
+        }
+        for (const std::int64_t slot : s.parameter_slots) EXPECT_LE(slot, largest) << what;
+      },
+      11);
+}
+
+/// Where in the list a unit's parameters are asked for, first used and released.
+struct Stay {
+  int unit = -1;
+  int unshard = -1;
+  int first_use = -1;
+  int reshard = -1;
+};
+
+std::vector<Stay> stays_of(const Schedule& s) {
+  std::vector<Stay> stays;
+  std::map<int, std::size_t> open;
+  for (int i = 0; i < static_cast<int>(s.actions.size()); ++i) {
+    const Action& a = s.actions[static_cast<std::size_t>(i)];
+    if (a.kind == Kind::kUnshard) {
+      open[a.unit] = stays.size();
+      stays.push_back({.unit = a.unit, .unshard = i});
+    } else if (a.kind == Kind::kReshard) {
+      stays[open.at(a.unit)].reshard = i;
+    } else if (a.layer >= 0) {
+      const ScheduleLayer& layer = s.layers[static_cast<std::size_t>(a.layer)];
+      for (const int unit :
+           a.kind == Kind::kBackward ? layer.backward_reads : layer.forward_reads) {
+        Stay& stay = stays[open.at(unit)];
+        if (stay.first_use < 0) stay.first_use = i;
+      }
+    }
+  }
+  return stays;
+}
+
+TEST(Plan, TheNextGatherIsIssuedBeforeTheReshardOfTheLastUnit) {
+  for (const int depth : {0, 1, 2}) {
+    for (const int micro_steps : {1, 2}) {
+      const Schedule s = full_shard_chain(depth, micro_steps);
+      const std::vector<Stay> stays = stays_of(s);
+      for (std::size_t i = 0; i + 1 < stays.size(); ++i) {
+        if (depth > 0) {
+          EXPECT_LT(stays[i + 1].unshard, stays[i].first_use) << depth << '\n' << to_string(s);
+          EXPECT_LT(stays[i + 1].unshard, stays[i].reshard) << depth << '\n' << to_string(s);
+        } else {
+          EXPECT_GT(stays[i + 1].unshard, stays[i].first_use) << to_string(s);
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, InBackwardTheNextGatherIsIssuedBeforeTheReduction) {
+  const Schedule s = full_shard_chain(1);
+  std::vector<int> last_gather(kUnits, -1);
+  for (const Stay& stay : stays_of(s)) {
+    last_gather[static_cast<std::size_t>(stay.unit)] = stay.unshard;
+  }
+  for (int unit = 1; unit < kUnits; ++unit) {
+    const int reduction =
+        find(s, [&](const Action& a) { return a.kind == Kind::kReduceScatter && a.unit == unit; });
+    EXPECT_LT(last_gather[static_cast<std::size_t>(unit - 1)], reduction) << to_string(s);
+  }
+}
+
+TEST(Plan, NoGatherIsIssuedMoreThanDepthAheadOfItsUse) {
+  for (const int depth : {0, 1, 2, 4}) {
+    for (const int micro_steps : {1, 3}) {
+      const Schedule s = full_shard_chain(depth, micro_steps);
+      const std::vector<Stay> stays = stays_of(s);
+      for (const Stay& stay : stays) {
+        const auto ahead = std::ranges::count_if(stays, [&](const Stay& other) {
+          return other.first_use > stay.unshard && other.first_use < stay.first_use;
+        });
+        EXPECT_LE(ahead, depth) << to_string(s);
+      }
+    }
+  }
+}
+
+TEST(Plan, ReductionsInFlightAreBoundedByTheDepth) {
+  for (const int depth : {0, 1, 2}) {
+    const Schedule s = full_shard_chain(depth, 2);
+    // A backward may start only once all but `depth` earlier reductions are over: the slot that it
+    // writes to was last read by the reduction depth + 1 gradients ago.
+    std::vector<int> reductions;
+    std::map<int, int> reader;  // slot -> its last reduction
+    for (int i = 0; i < static_cast<int>(s.actions.size()); ++i) {
+      const Action& a = s.actions[static_cast<std::size_t>(i)];
+      if (a.kind != Kind::kReduceScatter) continue;
+      const auto number = static_cast<int>(reductions.size());
+      if (reader.contains(a.slot)) EXPECT_EQ(number - reader[a.slot], depth + 1);
+      reader[a.slot] = number;
+      reductions.push_back(i);
+    }
+    EXPECT_EQ(reductions.size(), 2U * kUnits);
+  }
+}
+
+// --- Size ---
+
+TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
+  const auto actions = [](int layers, int ranks) {
+    PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = ranks});
+    options.prefetch_forward = options.prefetch_backward = 2;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::size_t size = plan(chain(layers, ranks), options).actions.size();
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+    testing::Test::RecordProperty(concat("plan_ms_", layers, "_layers_", ranks, "_ranks"),
+                                  std::to_string(time.count()));
+    return static_cast<int>(size);
+  };
+  const int per_layer = actions(25, 16384) - actions(24, 16384);
+  EXPECT_LE(per_layer, 12);
+  EXPECT_EQ(actions(96, 16384), actions(24, 16384) + 72 * per_layer);
+  EXPECT_EQ(actions(960, 16384), actions(24, 16384) + 936 * per_layer);
+  EXPECT_EQ(actions(96, 2), actions(96, 16384));
+}
+
+// --- Refusals ---
+
+void expect_error(const PlanOptions& options, const ModelLayout& layout, ErrorCode code,
+                  const std::string& says) {
+  try {
+    plan(layout, options);
+    ADD_FAILURE() << "nothing was thrown; wanted " << says;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    EXPECT_THAT(error.what(), HasSubstr(says));
+  }
+}
+
+TEST(Plan, RefusesWhatCannotBePlanned) {
+  const Mesh mesh{.replicate = 1, .shard = 2};
+  PlanOptions options = options_for("full_shard", mesh);
+  options.micro_steps = 0;
+  expect_error(options, chain(2, 2), ErrorCode::kConfig, "micro-steps");
+  options = options_for("full_shard", mesh);
+  options.prefetch_forward = -1;
+  expect_error(options, chain(2, 2), ErrorCode::kConfig, "prefetch");
+  options = options_for("full_shard", mesh);
+  options.prefetch_backward = -1;
+  expect_error(options, chain(2, 2), ErrorCode::kConfig, "prefetch");
+  options = options_for("full_shard", mesh);
+  options.placement.optimizer = {};
+  expect_error(options, chain(2, 2), ErrorCode::kConfig, "placement");
+  ModelLayout frozen = chain(2, 2);
+  for (LayerLayout& layer : frozen.layers) layer.parameters[0].trainable = false;
+  for (Unit& unit : frozen.units) std::swap(unit.trainable, unit.frozen);
+  expect_error(options_for("full_shard", mesh), frozen, ErrorCode::kConfig, "nothing to train");
+}
+
+// The layout's padding must divide over the mesh's ranks, or shards would lose elements.
+TEST(Plan, RefusesALayoutMadeForAnotherWorld) {
+  expect_error(options_for("full_shard", {.replicate = 1, .shard = 3}), chain(2, 2),
+               ErrorCode::kInvalidArgument, "3 ranks");
+}
+
+}  // namespace
+}  // namespace tessera::test
