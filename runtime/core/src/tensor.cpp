@@ -63,15 +63,15 @@ bool TensorView::is_contiguous() const {
 }
 
 TensorView TensorView::narrow(int dim, std::int64_t begin, std::int64_t count) const {
-  require(dim >= 0 && dim < shape.rank(), ErrorCode::kInvalidArgument, "narrow: no dimension ", dim,
-          " in shape ", to_string(shape));
-  require(begin >= 0 && count >= 0 && begin <= shape[dim] - count, ErrorCode::kInvalidArgument,
-          "narrow: [", begin, ", ", begin, " + ", count, ") is outside of dimension ", dim,
-          " of shape ", to_string(shape));
-  std::vector<std::int64_t> dims;
-  for (int i = 0; i < shape.rank(); ++i) dims.push_back(i == dim ? count : shape[i]);
+  if (dim < 0 || dim >= shape.rank()) {
+    fail(ErrorCode::kInvalidArgument, "narrow: no dimension ", dim, " in shape ", to_string(shape));
+  }
+  if (begin < 0 || count < 0 || begin > shape[dim] - count) {
+    fail(ErrorCode::kInvalidArgument, "narrow: [", begin, ", ", begin, " + ", count,
+         ") is outside of dimension ", dim, " of shape ", to_string(shape));
+  }
   TensorView result = *this;
-  result.shape = Shape(dims);
+  result.shape = shape.with(dim, count);
   if (result.data != nullptr) {
     result.data +=
         begin * strides[static_cast<std::size_t>(dim)] * static_cast<std::int64_t>(size_of(dtype));
@@ -80,17 +80,22 @@ TensorView TensorView::narrow(int dim, std::int64_t begin, std::int64_t count) c
 }
 
 TensorView TensorView::reshape(Shape new_shape) const {
-  require(new_shape.numel() == numel(), ErrorCode::kInvalidArgument, "cannot reshape ",
-          to_string(shape), " to ", to_string(new_shape), ": the element counts ", numel(), " and ",
-          new_shape.numel(), " differ");
-  require(is_contiguous(), ErrorCode::kInvalidArgument, "cannot reshape a view of shape ",
-          to_string(shape), " that is not contiguous");
+  if (new_shape.numel() != numel()) {
+    fail(ErrorCode::kInvalidArgument, "cannot reshape ", to_string(shape), " to ",
+         to_string(new_shape), ": the element counts ", numel(), " and ", new_shape.numel(),
+         " differ");
+  }
+  if (!is_contiguous()) {
+    fail(ErrorCode::kInvalidArgument, "cannot reshape a view of shape ", to_string(shape),
+         " that is not contiguous");
+  }
   return TensorView(data, dtype, new_shape);
 }
 
 void TensorView::check_dtype(DType wanted) const {
-  require(dtype == wanted, ErrorCode::kInvalidArgument, "a tensor of ", to_string(dtype), " ",
-          to_string(shape), " was used as ", to_string(wanted));
+  if (dtype == wanted) return;  // kernels ask often; the text is for those who are wrong
+  fail(ErrorCode::kInvalidArgument, "a tensor of ", to_string(dtype), " ", to_string(shape),
+       " was used as ", to_string(wanted));
 }
 
 Tensor Tensor::empty(Memory& memory, Shape shape, DType dtype, MemoryCategory category,

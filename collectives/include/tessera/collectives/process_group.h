@@ -29,7 +29,8 @@ std::string_view to_string(CollectiveKind kind);
 /// Bytes that one rank sends, as bandwidth-optimal algorithms do and nccl-tests counts them.
 /// `bytes` is the size of the whole buffer: n shards for all-gather, reduce-scatter, all-to-all.
 ///   all-gather, reduce-scatter, all-to-all: bytes (n-1)/n;  all-reduce: 2 bytes (n-1)/n;
-///   broadcast: bytes (n-1)/n, the mean over ranks of a pipelined broadcast;  send: bytes;  recv: 0.
+///   broadcast: bytes (n-1)/n, the mean over ranks of a pipelined broadcast;  send: bytes;  recv:
+///   0.
 /// Source: nccl-tests doc/PERFORMANCE.md.
 std::int64_t sent_bytes(CollectiveKind kind, std::int64_t bytes, int world_size);
 

@@ -15,7 +15,8 @@ std::size_t size_of(DType dtype);
 /// "fp32", "bf16", "fp64", "int32", "int64", "uint8".
 std::string_view to_string(DType dtype);
 
-/// Inverse of to_string; also accepts "float32", "bfloat16". Throws Error{kConfig} naming the choices.
+/// Inverse of to_string; also accepts "float32", "bfloat16". Throws Error{kConfig} naming the
+/// choices.
 DType parse_dtype(std::string_view name);
 
 /// The upper 16 bits of an IEEE binary32. Storage only: arithmetic is done in float.

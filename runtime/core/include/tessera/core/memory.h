@@ -12,7 +12,7 @@ namespace tessera {
 
 /// What a byte is for. Predicted and measured memory are compared per category.
 enum class MemoryCategory : std::uint8_t {
-  kParameters,           ///< parameters in compute precision that stay (whole, or this rank's shard)
+  kParameters,  ///< parameters in compute precision that stay (whole, or this rank's shard)
   kUnshardedParameters,  ///< slots that all-gathers fill
   kGradients,            ///< accumulated gradients (whole, or this rank's shard)
   kUnshardedGradients,   ///< slots that backward fills and reductions drain
@@ -35,8 +35,8 @@ struct MemoryUse {
   bool operator==(const MemoryUse&) const = default;
 };
 
-/// The highest use so far: of the sum, and of each category by itself (their peaks need not coincide,
-/// so the categories may add up to more than the total).
+/// The highest use so far: of the sum, and of each category by itself (their peaks need not
+/// coincide, so the categories may add up to more than the total).
 struct MemoryPeak {
   std::int64_t total = 0;
   MemoryUse by_category;

@@ -25,6 +25,12 @@ class Shape {
   int rank() const { return rank_; }
   std::int64_t operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
   std::int64_t numel() const;
+  /// The same shape with another size of dimension `dim`.
+  Shape with(int dim, std::int64_t size) const {
+    Shape result = *this;
+    result.dims_[static_cast<std::size_t>(dim)] = size;
+    return result;
+  }
   bool operator==(const Shape&) const = default;
 
  private:
