@@ -69,7 +69,7 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
   }
 }
 
-/// From the mildest change to the strongest; none changes what is computed.
+/// From the mildest change to the strongest; none changes which samples a step is made of.
 std::vector<Remedy> remedies_for(const TrainerOptions& options) {
   const Remedy unchanged{"", options};
   std::vector<Remedy> remedies;
