@@ -56,6 +56,19 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Parity,
                                   std::to_string(std::get<0>(test.param)) + "_ranks";
                          });
 
+TEST(Parity, HoldsWithTwoThreadsPerRank) {
+  SmallRun one = reference(2);
+  one.threads = 2;
+  const SmallResult expected = train(one);
+  for (const char* strategy : {"no_shard", "full_shard"}) {
+    SCOPED_TRACE(strategy);
+    const SmallResult actual =
+        train({.ranks = 2, .strategy = strategy, .steps = kSteps, .threads = 2});
+    expect_same(expected, actual);
+    EXPECT_EQ(actual.predicted, actual.measured);
+  }
+}
+
 TEST(Parity, AccumulationOverRanksAndMicroStepsIsOneSequence) {
   const SmallResult expected = train(reference(6));
   for (const char* strategy : {"zero2", "shard_grad_op", "full_shard"}) {

@@ -70,6 +70,7 @@ struct SmallRun {
   bool ignores_some = true;
   float dropout = 0.0F;
   double clip_norm = 0.5;
+  int threads = 1;  ///< per rank
   std::function<void()> before_task{};
   std::function<void(Model&)> edit{};  ///< e.g. freezes parameters
 };
@@ -121,6 +122,7 @@ inline SmallResult train(const SmallRun& run) {
   options.optimizer.clip_norm = run.clip_norm;
   options.seed = 42;
   options.micro_batch = 2;
+  options.threads = run.threads;
   options.before_task = run.before_task;
   result.predicted = predict_memory(result.schedule, layout, model, source, options);
   result.predicted_traffic = account_traffic(result.schedule);
