@@ -41,6 +41,7 @@ class Executor::Impl {
   const std::vector<ActionSpan>& spans() const { return spans_; }
 
  private:
+  void abandon(std::string_view reason) noexcept;
   void issue(int index);
   void collective(const Action& action, Stream& stream);
   void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
@@ -89,6 +90,7 @@ void Executor::Impl::plan_segments() {
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   step_ = step;
   learning_rate_ = static_cast<float>(learning_rate);
+  lanes_.take_spans();  // of what ran between steps
   try {
     layers_.begin_step(step);
     if (groups_.control() == nullptr) {
@@ -97,7 +99,10 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
     }
     for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
   } catch (const std::exception& error) {
-    groups_.abort(error.what());  // peers must not wait for what will never be issued
+    abandon(error.what());
+    throw;
+  } catch (...) {
+    abandon("an unknown exception");
     throw;
   }
   lanes_.synchronize();
@@ -105,6 +110,16 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   return {.loss = exchange_.mean_loss(),
           .gradient_norm = exchange_.gradient_norm(),
           .items = exchange_.total_items()};
+}
+
+/// Peers must not wait for what will never be issued, and what was issued must not outlive its
+/// data.
+void Executor::Impl::abandon(std::string_view reason) noexcept {
+  groups_.abort(reason);
+  try {
+    lanes_.synchronize();
+  } catch (...) {  // NOLINT: a consequence of what the caller is about to throw
+  }
 }
 
 /// Issues one action on its lane: waits, work, and an event if somebody waits for it.
@@ -277,9 +292,12 @@ std::vector<FullParameter> Executor::Impl::gather_parameters() {
 
 Executor::Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                    const BatchSource& source, RankGroups& groups, Memory& memory,
-                   ExecutorOptions options)
+                   ExecutorOptions options) try
     : impl_(std::make_unique<Impl>(schedule, layout, model, source, groups, memory,
-                                   std::move(options))) {}
+                                   std::move(options))) {
+} catch (const std::exception& error) {
+  groups.abort(error.what());  // peers may be waiting in a step already; rethrows
+}
 
 Executor::~Executor() = default;
 

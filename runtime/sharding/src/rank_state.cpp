@@ -15,6 +15,18 @@ TensorView part(const TensorView& view, std::int64_t origin, const Range& range)
   return view.narrow(0, range.begin - origin, range.numel);
 }
 
+void check_made_for(const Schedule& schedule, const ModelLayout& layout) {
+  const bool same = std::ranges::equal(
+      schedule.units, layout.units, [](const ScheduleUnit& planned, const Unit& unit) {
+        return planned.trainable_numel == unit.trainable.padded_numel &&
+               planned.frozen_numel == unit.frozen.padded_numel;
+      });
+  require(same && schedule.layers.size() == layout.layers.size(), ErrorCode::kInvalidArgument,
+          "the schedule, of ", schedule.layers.size(), " layers in ", schedule.units.size(),
+          " units, was planned for another layout: this one has ", layout.layers.size(),
+          " layers in ", layout.units.size(), " units");
+}
+
 }  // namespace
 
 RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
@@ -24,6 +36,7 @@ RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int ra
       nesting_(schedule.mesh, schedule.placement),
       rank_(rank),
       kernels_(kernels_for(memory.device())) {
+  check_made_for(schedule, layout);
   units_.resize(layout.units.size());
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     allocate_unit(u, memory);

@@ -58,11 +58,13 @@ using ReadParameter = std::function<std::span<const float>(const std::string& na
 /// in order, each on its lane, with its waits. Owns the rank's buffers: parameters, gradients,
 /// optimizer state and slots, all allocated once.
 ///
-/// Driven by one host thread. If a task throws, every group is aborted at once, so that the other
-/// ranks fail too, and `run_step` rethrows; after that only destruction is allowed.
+/// Driven by one host thread. If construction, a batch source or a task throws, every group is
+/// aborted at once, so that the other ranks fail too, and the exception is rethrown; after that only
+/// destruction is allowed.
 class Executor {
  public:
-  /// Everything passed by reference must outlive the executor. Initialises the parameters.
+  /// Everything passed by reference must outlive the executor. Initialises the parameters. Throws
+  /// Error{kInvalidArgument} if the schedule was planned for another layout.
   Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
            const BatchSource& source, RankGroups& groups, Memory& memory, ExecutorOptions options);
   ~Executor();
