@@ -1,6 +1,7 @@
 #include "tessera/sharding/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "lanes.h"
@@ -34,10 +35,10 @@ class Executor::Impl {
   }
 
   StepResult run_step(std::int64_t step, double learning_rate);
-  void set_parameters(const ReadParameter& read) {
-    state_.set_parameters(read, lanes_.of(Lane::kCompute));
+  void set_parameters(const ParameterValues& values) {
+    state_.set_parameters(values, lanes_.of(Lane::kCompute));
   }
-  std::vector<FullParameter> gather_parameters();
+  void gather_parameters(const std::function<void(FullParameter)>& receive);
   const std::vector<ActionSpan>& spans() const { return spans_; }
 
  private:
@@ -270,24 +271,24 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   return groups_.control() != nullptr ? whole : shard;
 }
 
-std::vector<FullParameter> Executor::Impl::gather_parameters() {
-  std::vector<std::array<std::vector<float>, 2>> flats;
-  for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
-    flats.push_back({gather_flat(u, false), gather_flat(u, true)});
-  }
-  std::vector<FullParameter> out;
+/// Layers are in order of declaration, and so are units: each unit's layers follow one another.
+void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>& receive) {
+  int gathered = -1;
+  std::array<std::vector<float>, 2> flats;  // frozen, trainable
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
     for (std::size_t p = 0; p < model_.layers[l]->parameters().size(); ++p) {
       const ParameterAddress& a = layout_.layers[l].parameters[p];
+      if (a.unit != gathered) {
+        flats = {gather_flat(a.unit, false), gather_flat(a.unit, true)};
+        gathered = a.unit;
+      }
       const FlatTensor& tensor =
           state_.flat(a.unit, a.trainable).tensors[static_cast<std::size_t>(a.tensor)];
-      const auto& flat = flats[static_cast<std::size_t>(a.unit)][a.trainable ? 1 : 0];
-      const auto first = flat.begin() + tensor.offset;
-      out.push_back({tensor.spec.name, tensor.spec.shape,
-                     std::vector<float>(first, first + tensor.spec.shape.numel())});
+      const auto first = flats[a.trainable ? 1 : 0].begin() + tensor.offset;
+      receive({tensor.spec.name, tensor.spec.shape,
+               std::vector<float>(first, first + tensor.spec.shape.numel())});
     }
   }
-  return out;
 }
 
 Executor::Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
@@ -305,9 +306,17 @@ StepResult Executor::run_step(std::int64_t step, double learning_rate) {
   return impl_->run_step(step, learning_rate);
 }
 
-void Executor::set_parameters(const ReadParameter& read) { impl_->set_parameters(read); }
+void Executor::set_parameters(const ParameterValues& values) { impl_->set_parameters(values); }
 
-std::vector<FullParameter> Executor::gather_parameters() { return impl_->gather_parameters(); }
+void Executor::gather_parameters(const std::function<void(FullParameter parameter)>& receive) {
+  impl_->gather_parameters(receive);
+}
+
+std::vector<FullParameter> Executor::gather_parameters() {
+  std::vector<FullParameter> all;
+  gather_parameters([&all](FullParameter parameter) { all.push_back(std::move(parameter)); });
+  return all;
+}
 
 const std::vector<ActionSpan>& Executor::spans() const { return impl_->spans(); }
 

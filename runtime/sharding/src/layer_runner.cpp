@@ -35,6 +35,12 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
 }
 
 void LayerRunner::plan_bindings() {
+  const std::size_t units = schedule_.units.size();
+  gradient_slots_.assign(units * static_cast<std::size_t>(schedule_.micro_steps), -1);
+  for (const GradientTarget& target : schedule_.gradient_targets) {
+    gradient_slots_[static_cast<std::size_t>(target.micro_step) * units +
+                    static_cast<std::size_t>(target.unit)] = target.slot;
+  }
   bindings_.resize(schedule_.actions.size());
   std::vector<int> slot_of_unit(schedule_.units.size(), -1);
   std::map<std::pair<int, int>, int> last_writer;  // (micro-step, unit) -> action
@@ -91,7 +97,8 @@ bool LayerRunner::recomputes(int layer) const {
 }
 
 TensorView LayerRunner::gradient_of(int unit, int micro_step) const {
-  const int slot = schedule_.gradient_slot(unit, micro_step);
+  const int slot = gradient_slots_[static_cast<std::size_t>(micro_step) * schedule_.units.size() +
+                                   static_cast<std::size_t>(unit)];
   return slot >= 0 ? state_.gradient_slot(slot, unit) : state_.gradient_buffer(unit);
 }
 

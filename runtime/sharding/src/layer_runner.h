@@ -60,6 +60,7 @@ class LayerRunner {
   Memory& memory_;
   const ExecutorOptions& options_;
   std::vector<Binding> bindings_;                   ///< by action
+  std::vector<int> gradient_slots_;                 ///< by micro-step and unit; -1: the buffer
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer
   std::vector<std::vector<char>> written_;          ///< by unit and trainable tensor
   std::vector<Batch> batches_;                      ///< by micro-step

@@ -107,12 +107,12 @@ void RankState::initialize(int index, bool trainable, Stream& stream, std::uint6
         });
 }
 
-void RankState::set_parameters(const ReadParameter& read, Stream& stream) {
+void RankState::set_parameters(const ParameterValues& values_of, Stream& stream) {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     for (const bool trainable : {true, false}) {
       write(u, trainable, stream,
             [&](const ParameterSpec& spec, std::int64_t first, const TensorView& chunk) {
-              const std::span<const float> values = read(spec.name);
+              const std::span<const float> values = values_of(spec.name);
               require(static_cast<std::int64_t>(values.size()) == spec.shape.numel(),
                       ErrorCode::kInvalidArgument, "parameter '", spec.name, "' has ",
                       spec.shape.numel(), " elements, but ", values.size(), " were given");

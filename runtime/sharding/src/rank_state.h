@@ -21,7 +21,7 @@ class RankState {
             Stream& stream, std::uint64_t seed);
 
   /// Overwrites the parameters, each rank its own part. Host thread, lanes idle.
-  void set_parameters(const ReadParameter& read, Stream& stream);
+  void set_parameters(const ParameterValues& values_of, Stream& stream);
 
   const ShardNesting& nesting() const { return nesting_; }
   int rank() const { return rank_; }

@@ -4,28 +4,40 @@
 
 #include <array>
 #include <bit>
-#include <memory>
 
 #include "tessera/core/error.h"
 
 namespace tessera {
+namespace {
 
-std::string parameters_sha256(const std::vector<FullParameter>& parameters) {
-  static_assert(std::endian::native == std::endian::little, "the hash is of little-endian floats");
-  const auto check = [](int ok) {
-    require(ok == 1, ErrorCode::kInternal, "OpenSSL could not compute SHA-256");
-  };
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
-                                                                        &EVP_MD_CTX_free);
-  check(context != nullptr ? 1 : 0);
-  check(EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr));
-  for (const FullParameter& parameter : parameters) {
-    check(EVP_DigestUpdate(context.get(), parameter.values.data(),
-                           parameter.values.size() * sizeof(float)));
+void check(int ok) { require(ok == 1, ErrorCode::kInternal, "OpenSSL could not compute SHA-256"); }
+
+}  // namespace
+
+class ParameterHash::Context {
+ public:
+  Context() : handle_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
+    check(handle_ != nullptr ? 1 : 0);
+    check(EVP_DigestInit_ex(get(), EVP_sha256(), nullptr));
   }
+  EVP_MD_CTX* get() const { return handle_.get(); }
+
+ private:
+  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> handle_;
+};
+
+ParameterHash::ParameterHash() : context_(std::make_unique<Context>()) {}
+ParameterHash::~ParameterHash() = default;
+
+void ParameterHash::add(std::span<const float> values) {
+  static_assert(std::endian::native == std::endian::little, "the hash is of little-endian floats");
+  check(EVP_DigestUpdate(context_->get(), values.data(), values.size_bytes()));
+}
+
+std::string ParameterHash::finish() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned size = 0;
-  check(EVP_DigestFinal_ex(context.get(), digest.data(), &size));
+  check(EVP_DigestFinal_ex(context_->get(), digest.data(), &size));
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
   for (unsigned i = 0; i < size; ++i) {
@@ -33,6 +45,12 @@ std::string parameters_sha256(const std::vector<FullParameter>& parameters) {
     text += kDigits[digest[i] & 15U];
   }
   return text;
+}
+
+std::string parameters_sha256(const std::vector<FullParameter>& parameters) {
+  ParameterHash hash;
+  for (const FullParameter& parameter : parameters) hash.add(parameter.values);
+  return hash.finish();
 }
 
 }  // namespace tessera

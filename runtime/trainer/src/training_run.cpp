@@ -106,10 +106,13 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
                                             groups.control_bytes()};
   if (report_error_ != nullptr) return;
-  std::vector<FullParameter> parameters = executor.gather_parameters();
-  if (rank != 0) return;
-  summary_.parameters_sha256 = parameters_sha256(parameters);
-  if (options.gather_parameters) summary_.parameters = std::move(parameters);
+  ParameterHash hash;
+  executor.gather_parameters([&](FullParameter parameter) {
+    if (rank != 0) return;
+    hash.add(parameter.values);
+    if (options.gather_parameters) summary_.parameters.push_back(std::move(parameter));
+  });
+  if (rank == 0) summary_.parameters_sha256 = hash.finish();
 }
 
 void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory) {

@@ -9,7 +9,8 @@
 namespace tessera {
 
 /// What one rank's collectives of one step come to: calls and bytes sent. Exact: one term per
-/// action. Scalars exchanged by kCountItems and kExchange are not included (see ControlTraffic).
+/// action. Scalars exchanged by kCountItems and kExchange are not included: they are counted apart
+/// (RankGroups::control_bytes).
 Traffic account_traffic(const Schedule& schedule);
 
 /// Bytes that `rank` holds from start to end: parameters, slots, gradients, optimizer state.

@@ -52,15 +52,15 @@ struct FullParameter {
 };
 
 /// Gives a parameter's values by its name, in row-major order.
-using ReadParameter = std::function<std::span<const float>(const std::string& name)>;
+using ParameterValues = std::function<std::span<const float>(const std::string& name)>;
 
 /// Carries out a schedule on one rank, step after step. No policy lives here: it issues the actions
 /// in order, each on its lane, with its waits. Owns the rank's buffers: parameters, gradients,
 /// optimizer state and slots, all allocated once.
 ///
 /// Driven by one host thread. If construction, a batch source or a task throws, every group is
-/// aborted at once, so that the other ranks fail too, and the exception is rethrown; after that only
-/// destruction is allowed.
+/// aborted at once, so that the other ranks fail too, and the exception is rethrown; after that
+/// only destruction is allowed.
 class Executor {
  public:
   /// Everything passed by reference must outlive the executor. Initialises the parameters. Throws
@@ -75,12 +75,15 @@ class Executor {
   /// order of ShardNesting::index, micro-steps outermost. Blocks until it is done.
   StepResult run_step(std::int64_t step, double learning_rate);
 
-  /// Overwrites the parameters; `read` is asked for every one and may be asked repeatedly. Not
+  /// Overwrites the parameters; `values` is asked for every one and may be asked repeatedly. Not
   /// collective: each rank takes its own part, and all must be given the same values. Optimizer
   /// state stays as it is. Throws Error{kInvalidArgument} if a size does not match.
-  void set_parameters(const ReadParameter& read);
+  void set_parameters(const ParameterValues& values);
 
-  /// The master weights of every parameter in order of declaration, on every rank. Collective.
+  /// Hands the master weights of every parameter to `receive` in order of declaration, on every
+  /// rank, unit by unit: no more than one unit is whole at a time. Collective.
+  void gather_parameters(const std::function<void(FullParameter parameter)>& receive);
+  /// All of them at once.
   std::vector<FullParameter> gather_parameters();
 
   /// When the actions of the last step ran, if ExecutorOptions::trace.
