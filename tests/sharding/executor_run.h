@@ -192,5 +192,6 @@ inline const FullParameter& named(const std::vector<FullParameter>& parameters,
   EXPECT_NE(found, parameters.end()) << name;
   return *found;
 }
+const FullParameter& named(std::vector<FullParameter>&&, const std::string&) = delete;
 
 }  // namespace tessera::test
