@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <utility>
 
+#include "residency.h"
 #include "tessera/core/error.h"
 
 // [Note: planning]
@@ -18,9 +20,9 @@
 //    The unshard of number i is issued just before the compute action with which number i - depth
 //    begins. So `depth` unshards are in flight ahead of use, and all-gather i + 1 is issued before
 //    the reshard or the reduction of i.
-// 4. Residencies whose intervals (issue to release) overlap need different slots. Slots are handed
-//    out largest first, so that a small unit can sit in a big slot but never the other way round.
-//    Units of one size on a chain end up in a ring of depth + 1 slots.
+// 4. Residencies whose intervals (issue to release) overlap need different slots (residency.h):
+// units
+//    of one size on a chain end up in a ring of depth + 1 slots.
 // 5. Gradient slots likewise, from the first backward action that writes to one to the point where
 //    `prefetch_backward` later gradients have been started: by then its reduction must be done.
 // 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
@@ -33,18 +35,6 @@ struct Compute {
   ActionKind kind;
   int layer;
   int micro_step;
-};
-
-/// A stretch of compute actions [first, last] during which a unit occupies a slot.
-struct Residency {
-  int unit = 0;
-  std::int64_t numel = 0;
-  int first = 0;
-  int last = 0;
-  int issue = 0;  ///< compute action before which the unshard is issued
-  int micro_step = 0;
-  int slot = -1;
-  std::int64_t begin = 0, end = 0;  ///< occupied interval; compute action c is at 2c + 1
 };
 
 void append_unique(std::vector<int>& list, int value) {
@@ -63,34 +53,6 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
     layers.push_back(std::move(out));
   }
   return layers;
-}
-
-/// Gives each residency the lowest slot that is free during its interval; largest first.
-std::vector<std::int64_t> assign_slots(std::vector<Residency>& residencies) {
-  std::vector<std::size_t> order(residencies.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
-    return residencies[a].numel > residencies[b].numel;
-  });
-  std::vector<std::int64_t> slots;
-  std::vector<std::map<std::int64_t, std::int64_t>> taken;  // per slot: begin -> end
-  for (const std::size_t i : order) {
-    Residency& r = residencies[i];
-    const auto is_free = [&](const std::map<std::int64_t, std::int64_t>& intervals) {
-      const auto next = intervals.lower_bound(r.begin);
-      if (next != intervals.end() && next->first <= r.end) return false;
-      return next == intervals.begin() || std::prev(next)->second < r.begin;
-    };
-    std::size_t slot = 0;
-    while (slot < slots.size() && !is_free(taken[slot])) ++slot;
-    if (slot == slots.size()) {
-      slots.push_back(r.numel);
-      taken.emplace_back();
-    }
-    taken[slot][r.begin] = r.end;
-    r.slot = static_cast<int>(slot);
-  }
-  return slots;
 }
 
 class Planner {
