@@ -230,7 +230,8 @@ void Executor::Impl::reduce_scatter(const Action& action, ProcessGroup& group, S
 float Executor::Impl::clip_factor() const {
   const double limit = options_.optimizer.clip_norm;
   if (limit <= 0.0) return 1.0F;
-  return static_cast<float>(std::min(1.0, limit / (exchange_.gradient_norm() + 1e-6)));
+  const double factor = limit / (exchange_.gradient_norm() + 1e-6);
+  return factor >= 1.0 ? 1.0F : static_cast<float>(factor);  // NaN stays NaN
 }
 
 void Executor::Impl::update(int unit, Stream& stream) {

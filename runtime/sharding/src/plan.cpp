@@ -20,9 +20,9 @@
 //    The unshard of number i is issued just before the compute action with which number i - depth
 //    begins. So `depth` unshards are in flight ahead of use, and all-gather i + 1 is issued before
 //    the reshard or the reduction of i.
-// 4. Residencies whose intervals (issue to release) overlap need different slots (residency.h):
-// units
-//    of one size on a chain end up in a ring of depth + 1 slots.
+// 4. Residencies whose intervals (issue to release) overlap need different slots (residency.h). A
+//    chain of equal units gets a ring: one slot in use and `depth` ahead, and one more where a
+//    layer is kept while its successor is already there.
 // 5. Gradient slots likewise, from the first backward action that writes to one to the point where
 //    `prefetch_backward` later gradients have been started: by then its reduction must be done.
 // 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
@@ -212,7 +212,7 @@ void Planner::merge_and_issue() {
           merged = true;
           continue;
         }
-        r.issue = last.last + 1;  // every micro-step gathers anew, as the strategies' bytes say
+        r.issue = last.last + 1;  // micro-steps gather anew: their bytes do not depend on depth
       }
       last_issue = r.issue;
       before = static_cast<int>(kept.size());
