@@ -168,6 +168,17 @@ TEST_F(ConfigTest, ATableWithAMistakeIsABug) {
                Error);
 }
 
+TEST_F(ConfigTest, AFolderIsNoFile) {
+  Config config(trainer_settings());
+  try {
+    config.read_file(::testing::TempDir());
+    ADD_FAILURE() << "read a folder";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig);
+    EXPECT_THAT(error.what(), HasSubstr("is a folder"));
+  }
+}
+
 TEST(ByteSize, FormatsThreeDigits) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(999), "999 B");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -21,6 +22,8 @@ std::vector<std::string> names_of(const std::vector<Setting>& table) {
 }
 
 std::string read_text(const std::string& path) {
+  require(!std::filesystem::is_directory(path), ErrorCode::kConfig, path,
+          ": is a folder; give the path of a JSON file");
   std::ifstream file(path, std::ios::binary);
   require(file.is_open(), ErrorCode::kConfig, path,
           ": cannot be opened; give the path of a JSON file");
