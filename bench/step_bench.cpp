@@ -2,6 +2,7 @@
 //
 //   step_bench [--model gpt2-124m] [--precision fp32|bf16] [--micro-batch B] [--sequence-length T]
 //              [--ranks N] [--threads K] [--strategy S] [--rounds R] [--json]
+//              [--breakdown]
 //
 // The products run through the same oneDNN calls, with weights and gradients of their own for every
 // layer, interleaved with whole steps; medians. "of GEMM rate" is products' time / step's time.
@@ -11,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -38,6 +40,7 @@ struct Options {
   int threads = 2;
   int rounds = 5;
   bool json = false;
+  bool breakdown = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -52,8 +55,9 @@ Options parse(int argc, char** argv) {
       std::puts(
           "step_bench [--model gpt2-124m] [--precision fp32|bf16] [--micro-batch 1]\n"
           "           [--sequence-length 512] [--ranks 1] [--threads 2 (per rank)]\n"
-          "           [--strategy no_shard] [--rounds 5] [--json]\n"
-          "Times training steps of a GPT, interleaved with its matrix products alone.");
+          "           [--strategy no_shard] [--rounds 5] [--json] [--breakdown]\n"
+          "Times training steps of a GPT, interleaved with its matrix products alone;\n"
+          "--breakdown adds where the last step's time went, by kind of action.");
       std::exit(0);
     } else if (flag == "--model") {
       o.model = value();
@@ -73,6 +77,8 @@ Options parse(int argc, char** argv) {
       o.rounds = std::stoi(value());
     } else if (flag == "--json") {
       o.json = true;
+    } else if (flag == "--breakdown") {
+      o.breakdown = true;
     } else {
       fail(ErrorCode::kConfig, "unknown option ", flag, "; see --help");
     }
@@ -191,6 +197,7 @@ double seconds_of(const std::function<void()>& work) {
 struct Times {
   std::vector<double> steps, products;
   double flops = 0.0;
+  std::map<std::string, double> by_kind;  ///< seconds of the last step
 };
 
 Times measure(const Options& o) {
@@ -211,7 +218,7 @@ Times measure(const Options& o) {
     Memory memory(*device);
     RankGroups groups = RankGroups::split_from(world, schedule);
     Executor executor(schedule, layout, model, source, groups, memory,
-                      {.micro_batch = o.micro_batch, .threads = o.threads});
+                      {.micro_batch = o.micro_batch, .threads = o.threads, .trace = o.breakdown});
     Products products(gpt, o, memory);
     const auto lane = device->create_stream({.name = "products", .threads = o.threads});
     const auto run_products = [&] {
@@ -228,6 +235,11 @@ Times measure(const Options& o) {
       times.steps.push_back(step);
       times.products.push_back(product);
       times.flops = products.flops();
+      times.by_kind.clear();
+      for (const ActionSpan& span : executor.spans()) {
+        const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
+        times.by_kind[std::string(to_string(action.kind))] += span.end - span.begin;
+      }
     }
   });
   return times;
@@ -262,6 +274,9 @@ void report(const Options& o, const Times& t) {
       static_cast<long long>(o.micro_batch), static_cast<long long>(o.length), o.strategy.c_str(),
       step * 1e3, fastest * 1e3, slowest * 1e3, tokens, products * 1e3, t.flops / products / 1e9,
       100.0 * products / step);
+  for (const auto& [kind, seconds] : t.by_kind) {
+    std::printf("    %-18s %8.1f ms\n", kind.c_str(), seconds * 1e3);
+  }
 }
 
 }  // namespace
