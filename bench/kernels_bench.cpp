@@ -2,6 +2,7 @@
 #include <omp.h>
 
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -26,6 +27,9 @@ class NoStream : public Stream {
   void submit(const Work&, std::function<void()> task) override { task(); }
   Event record() override { return {}; }
   void wait(const Event&) override {}
+  void copy(void* destination, const void* source, std::size_t bytes) override {
+    std::memcpy(destination, source, bytes);
+  }
   void synchronize() override {}
 };
 

@@ -47,6 +47,9 @@ class NoStream : public Stream {
   void submit(const Work&, std::function<void()> task) override { task(); }
   Event record() override { return {}; }
   void wait(const Event&) override {}
+  void copy(void* destination, const void* source, std::size_t bytes) override {
+    std::memcpy(destination, source, bytes);
+  }
   void synchronize() override {}
 };
 
@@ -146,8 +149,10 @@ Case adamw_case(const Tensors& tensors, Stream& stream, bool with_parameter) {
                  .v = tensors.floats(2),
                  .parameter = with_parameter ? tensors.halves(4) : TensorView(),
                  .segments = {},
-                 .learning_rate = 1e-6F};
+                 .scalars = {}};
   auto kernel = [args, n, &stream]() mutable {
+    auto scalars = adamw_scalars(1e-6F, args.beta1, args.beta2, 1);
+    args.scalars = TensorView(scalars.data(), DType::kFloat32, Shape{kAdamWScalars});
     const AdamWSegment all{0, n, 0.1F};
     args.segments = std::span(&all, 1);
     cpu_kernels().adamw(args, stream);

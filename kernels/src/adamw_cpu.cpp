@@ -106,8 +106,7 @@ void check(const AdamWArgs& args) {
   if (args.parameter) {
     check(args.parameter, n, "parameter", args.parameter.dtype == DType::kBFloat16);
   }
-  require(args.step >= 1, ErrorCode::kInvalidArgument, "adamw: step ", args.step,
-          ", but steps are counted from 1");
+  check(args.scalars, kAdamWScalars, "scalars", args.scalars.dtype == DType::kFloat32);
   for (const AdamWSegment& segment : args.segments) {
     require(segment.begin >= 0 && segment.begin <= segment.end && segment.end <= n,
             ErrorCode::kInvalidArgument, "adamw: segment [", segment.begin, ", ", segment.end,
@@ -116,19 +115,17 @@ void check(const AdamWArgs& args) {
 }
 
 AdamWFactors factors_of(const AdamWArgs& args, const AdamWSegment& segment) {
-  const auto t = static_cast<double>(args.step);
-  const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), t);
-  const double correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), t);
-  const double lr = args.learning_rate;
-  return {.gradient_scale = args.gradient_scale,
+  const float* const scalars = args.scalars.as<float>();
+  const double lr = scalars[kAdamWLearningRate];
+  return {.gradient_scale = scalars[kAdamWGradientScale],
           .decay = static_cast<float>(1.0 - lr * static_cast<double>(segment.weight_decay)),
           .beta1 = args.beta1,
           .one_minus_beta1 = 1.0F - args.beta1,
           .beta2 = args.beta2,
           .one_minus_beta2 = 1.0F - args.beta2,
-          .inverse_root_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+          .inverse_root_correction2 = scalars[kAdamWInverseCorrection2],
           .epsilon = args.epsilon,
-          .step_size = static_cast<float>(lr / correction1)};
+          .step_size = scalars[kAdamWStepSize]};
 }
 
 }  // namespace

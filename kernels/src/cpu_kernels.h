@@ -21,6 +21,8 @@ void adamw(const AdamWArgs&, Stream&);
 void block_squares(const BlockSquaresArgs&, Stream&);
 void norm_nodes(const NormNodesArgs&, Stream&);
 void sum(const SumArgs&, Stream&);
+void loss_scale(const LossScaleArgs&, Stream&);
+void step_results(const StepResultsArgs&, Stream&);
 void ordered_sum(const OrderedSumArgs&, Stream&);
 void cast(const CastArgs&, Stream&);
 void add(const AddArgs&, Stream&);

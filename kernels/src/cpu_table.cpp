@@ -1,4 +1,5 @@
 #include "cpu_kernels.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -21,6 +22,8 @@ constexpr KernelTable kCpuTable{
     .block_squares = cpu::block_squares,
     .norm_nodes = cpu::norm_nodes,
     .sum = cpu::sum,
+    .loss_scale = cpu::loss_scale,
+    .step_results = cpu::step_results,
     .ordered_sum = cpu::ordered_sum,
     .cast = cpu::cast,
     .add = cpu::add,
@@ -49,6 +52,8 @@ constexpr KernelTable kSimTable{
     .block_squares = nothing,
     .norm_nodes = nothing,
     .sum = nothing,
+    .loss_scale = nothing,
+    .step_results = nothing,
     .ordered_sum = nothing,
     .cast = nothing,
     .add = nothing,
@@ -67,9 +72,9 @@ const KernelTable& kernels_for(const Device& device) {
     case DeviceKind::kSim:
       return kSimTable;
     case DeviceKind::kCuda:
-      break;
+      return dynamic_cast<const CudaDevice&>(device).kernels();
   }
-  fail(ErrorCode::kUnavailable, "this build has no CUDA kernels");
+  fail(ErrorCode::kInternal, "a device of no known kind");
 }
 
 }  // namespace tessera

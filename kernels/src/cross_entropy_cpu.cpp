@@ -113,11 +113,11 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
                                             : sum_of_exponentials<false>(x, n, maximum);
   loss = static_cast<float>(std::log(sum) - shifted);
   if (!args.gradient) return;
-  scaled_exponentials<kKeep>(x, n, maximum,
-                             static_cast<float>(static_cast<double>(args.scale) / sum));
+  const double scale = args.scale ? static_cast<double>(*args.scale.as<float>()) : 1.0;
+  scaled_exponentials<kKeep>(x, n, maximum, static_cast<float>(scale / sum));
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   const double p = std::exp(shifted) / sum;
-  x[target] = T(static_cast<float>((p - 1.0) * static_cast<double>(args.scale)));
+  x[target] = T(static_cast<float>((p - 1.0) * scale));
   std::fill(x + n, x + args.logits.shape[1], T(0.0F));
 }
 

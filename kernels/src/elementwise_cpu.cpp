@@ -72,10 +72,11 @@ void add_range(const AddArgs& args, std::int64_t begin, std::int64_t end) {
 }
 
 void fill_range(const FillArgs& args, std::int64_t begin, std::int64_t end) {
+  const float value = args.factor ? args.value * *args.factor.as<float>() : args.value;
   if (args.dst.dtype == DType::kFloat32) {
-    fill_typed(args.dst.as<float>() + begin, args.value, end - begin, args.dst.bytes());
+    fill_typed(args.dst.as<float>() + begin, value, end - begin, args.dst.bytes());
   } else {
-    fill_typed(args.dst.as<bfloat16>() + begin, args.value, end - begin, args.dst.bytes());
+    fill_typed(args.dst.as<bfloat16>() + begin, value, end - begin, args.dst.bytes());
   }
 }
 

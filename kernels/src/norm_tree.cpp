@@ -57,36 +57,42 @@ void reduce_to_norm_nodes(std::span<const double> block_sums, BlockRange range,
   require(static_cast<std::int64_t>(block_sums.size()) == range.count && range.first >= 0,
           ErrorCode::kInvalidArgument, "reduce_to_norm_nodes: ", block_sums.size(),
           " block sums for a range of ", range.count, " blocks from ", range.first);
-  require(static_cast<std::int64_t>(nodes.size()) == kNormNodes, ErrorCode::kInvalidArgument,
-          "reduce_to_norm_nodes: room for ", nodes.size(), " nodes, need ", kNormNodes);
+  const std::vector<NormNode> subtrees = norm_nodes(range);
+  require(nodes.size() >= subtrees.size(), ErrorCode::kInvalidArgument,
+          "reduce_to_norm_nodes: room for ", nodes.size(), " nodes, need ", subtrees.size());
   std::fill(nodes.begin(), nodes.end(), 0.0);
   std::size_t next = 0;
-  for (const NormNode& node : norm_nodes(range)) {
+  for (const NormNode& node : subtrees) {
     const std::int64_t offset = (node.index << node.level) - range.first;
     nodes[next++] = subtree_sum(block_sums.data() + offset, node.level);
   }
 }
 
-double combine_norm_nodes(std::span<const BlockRange> ranges, std::span<const double> nodes) {
-  require(nodes.size() == ranges.size() * kNormNodes, ErrorCode::kInvalidArgument,
-          "combine_norm_nodes: ", nodes.size(), " values for ", ranges.size(), " shards");
+std::int32_t plan_norm_sum(std::span<const BlockRange> ranges,
+                           std::span<const std::int32_t> first_value, std::int32_t& scratch,
+                           std::vector<NormAddition>& additions) {
+  require(ranges.size() == first_value.size(), ErrorCode::kInvalidArgument,
+          "norm tree: ", first_value.size(), " places for ", ranges.size(), " shards");
   struct Subtree {
     NormNode node;
-    double sum;
+    std::int32_t value;
+  };
+  const auto add = [&](std::int32_t left, std::int32_t right) {
+    additions.push_back({.target = scratch, .left = left, .right = right});
+    return scratch++;
   };
   std::vector<Subtree> open;  // left siblings that wait for their right one; levels descend
   std::int64_t covered = 0;
   for (std::size_t s = 0; s < ranges.size(); ++s) {
     require(ranges[s].first == covered && ranges[s].count >= 0, ErrorCode::kInvalidArgument,
-            "combine_norm_nodes: shard ", s, " begins at block ", ranges[s].first, " instead of ",
-            covered);
+            "norm tree: shard ", s, " begins at block ", ranges[s].first, " instead of ", covered);
     covered += ranges[s].count;
-    const double* sum = nodes.data() + s * kNormNodes;
+    std::int32_t value = first_value[s];
     for (const NormNode& node : norm_nodes(ranges[s])) {
-      Subtree right{node, *sum++};
+      Subtree right{node, value++};
       while (!open.empty() && open.back().node.level == right.node.level &&
              open.back().node.index % 2 == 0) {
-        right = {{right.node.level + 1, right.node.index / 2}, open.back().sum + right.sum};
+        right = {{right.node.level + 1, right.node.index / 2}, add(open.back().value, right.value)};
         open.pop_back();
       }
       open.push_back(right);
@@ -94,9 +100,27 @@ double combine_norm_nodes(std::span<const BlockRange> ranges, std::span<const do
   }
   // What is open are left siblings whose right ones are zero from here on: their parents, and so on
   // up, have the same sum until they meet.
-  double root = 0.0;
-  for (auto subtree = open.rbegin(); subtree != open.rend(); ++subtree) root = subtree->sum + root;
+  if (open.empty()) return -1;
+  std::int32_t root = open.back().value;
+  for (auto left = open.rbegin() + 1; left != open.rend(); ++left) root = add(left->value, root);
   return root;
+}
+
+double combine_norm_nodes(std::span<const BlockRange> ranges, std::span<const double> nodes) {
+  require(nodes.size() == ranges.size() * kNormNodes, ErrorCode::kInvalidArgument,
+          "combine_norm_nodes: ", nodes.size(), " values for ", ranges.size(), " shards");
+  std::vector<std::int32_t> first_value;
+  for (std::size_t s = 0; s < ranges.size(); ++s) {
+    first_value.push_back(static_cast<std::int32_t>(s * kNormNodes));
+  }
+  auto scratch = static_cast<std::int32_t>(nodes.size());
+  std::vector<NormAddition> additions;
+  const std::int32_t root = plan_norm_sum(ranges, first_value, scratch, additions);
+  std::vector<double> values(nodes.begin(), nodes.end());
+  values.resize(static_cast<std::size_t>(scratch));
+  const auto at = [&](std::int32_t i) -> double& { return values[static_cast<std::size_t>(i)]; };
+  for (const NormAddition& a : additions) at(a.target) = at(a.left) + at(a.right);
+  return root < 0 ? 0.0 : at(root);
 }
 
 }  // namespace tessera

@@ -293,7 +293,10 @@ class Losses : public Ops {
     Result result;
     run_on(*stream_, [&] {
       OwnedParameter w(memory_, {vocab_size, c}, random_floats(vocab_size * c, 7));
-      Tape tape(memory_, *stream_, {}, {.loss_scale = kScale, .threads = kThreads});
+      float loss_scale = kScale;
+      Tape tape(
+          memory_, *stream_, {},
+          {.loss_scale = TensorView(&loss_scale, DType::kFloat32, Shape{1}), .threads = kThreads});
       Tensor dx;
       Value x = test::leaf(tape, tensor(x_shape, random_floats(x_shape.numel(), 8)), dx);
       Value losses;

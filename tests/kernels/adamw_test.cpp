@@ -8,12 +8,22 @@
 namespace tessera {
 namespace {
 
+constexpr float kLearningRate = 0.01F, kGradientScale = 0.7F;
+
+std::vector<float> scalars_of_step_3() {
+  const auto scalars = adamw_scalars(kLearningRate, AdamWArgs{}.beta1, AdamWArgs{}.beta2, 3);
+  std::vector<float> values(scalars.begin(), scalars.end());
+  values[kAdamWGradientScale] = kGradientScale;
+  return values;
+}
+
 /// One shard's state, and what a step makes of it.
 template <typename G>
 struct State {
   std::vector<float> master, m, v;
   std::vector<G> gradient;
   std::vector<bfloat16> parameter;
+  std::vector<float> scalars = scalars_of_step_3();
 
   explicit State(std::int64_t n)
       : master(random_values<float>(n, 1)),
@@ -31,9 +41,7 @@ struct State {
             .v = view_of(v, begin, count),
             .parameter = view_of(parameter, begin, count),
             .segments = {},
-            .learning_rate = 0.01F,
-            .step = 3,
-            .gradient_scale = 0.7F};
+            .scalars = view_of(scalars)};
   }
 
   /// Everything that a step writes, for comparing bits.
@@ -90,12 +98,12 @@ void check_against_double(std::int64_t n) {
   const auto segments = segments_of(n);
   step_on(after, segments, 0, n);
   const AdamWArgs a = before.args(0, n);
-  const double beta1 = a.beta1, beta2 = a.beta2, lr = a.learning_rate;
+  const double beta1 = a.beta1, beta2 = a.beta2, lr = kLearningRate;
   for (const AdamWSegment& segment : segments) {
     for (auto i = static_cast<std::size_t>(segment.begin);
          i < static_cast<std::size_t>(segment.end); ++i) {
       const double g =
-          static_cast<double>(a.gradient_scale) * static_cast<double>(as_float(before.gradient[i]));
+          static_cast<double>(kGradientScale) * static_cast<double>(as_float(before.gradient[i]));
       const double m = beta1 * static_cast<double>(before.m[i]) + (1 - beta1) * g;
       const double v = beta2 * static_cast<double>(before.v[i]) + (1 - beta2) * g * g;
       const double p = static_cast<double>(before.master[i]) *
@@ -166,6 +174,8 @@ TEST(AdamW, LeavesElementsOutsideOfSegmentsAlone) {
 TEST(AdamW, FirstStepMovesByTheLearningRate) {
   std::vector<float> master{1.0F}, gradient{0.5F}, m{0.0F}, v{0.0F};
   const std::vector<AdamWSegment> segments{{0, 1, 0.0F}};
+  const auto first = adamw_scalars(0.125F, AdamWArgs{}.beta1, AdamWArgs{}.beta2, 1);
+  std::vector<float> scalars(first.begin(), first.end());
   NoStream stream;
   cpu_kernels().adamw({.master = view_of(master),
                        .gradient = view_of(gradient),
@@ -173,7 +183,7 @@ TEST(AdamW, FirstStepMovesByTheLearningRate) {
                        .v = view_of(v),
                        .parameter = {},
                        .segments = segments,
-                       .learning_rate = 0.125F},
+                       .scalars = view_of(scalars)},
                       stream);
   EXPECT_NEAR(master[0], 0.875F, 1e-7F);
 }
@@ -186,8 +196,9 @@ TEST(AdamW, RejectsWhatDoesNotFit) {
   args.segments = outside;
   EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);
   args = state.args(0, 10);
-  args.step = 0;
+  args.scalars = view_of(state.scalars, 0, 3);
   EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);
+  EXPECT_THROW(adamw_scalars(0.1F, 0.9F, 0.99F, 0), Error);
   args = state.args(0, 10);
   args.m = view_of(state.m, 0, 9);
   EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);

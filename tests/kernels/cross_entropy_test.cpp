@@ -51,6 +51,7 @@ template <typename T>
 Result<T> cross_entropy_of(const Problem& p, std::vector<T> logits, bool gradient = true) {
   Result<T> result{std::vector<float>(static_cast<std::size_t>(p.rows)), std::move(logits)};
   auto targets = p.targets();
+  float scale = p.scale;
   NoStream stream;
   cpu_kernels().cross_entropy({.logits = p.view(result.logits),
                                .targets = view_of(targets),
@@ -58,7 +59,7 @@ Result<T> cross_entropy_of(const Problem& p, std::vector<T> logits, bool gradien
                                .vocab_size = p.vocab,
                                .ignore_index = kIgnored,
                                .gradient = gradient,
-                               .scale = p.scale},
+                               .scale = TensorView(&scale, DType::kFloat32, Shape{1})},
                               stream);
   return result;
 }

@@ -23,6 +23,9 @@ class NoStream : public Stream {
   void submit(const Work&, std::function<void()> task) override { task(); }
   Event record() override { return {}; }
   void wait(const Event&) override {}
+  void copy(void* destination, const void* source, std::size_t bytes) override {
+    std::memcpy(destination, source, bytes);
+  }
   void synchronize() override {}
 };
 

@@ -49,6 +49,8 @@ class GoldenGpt : public ::testing::Test {
     const auto* targets = batch_.targets.as<std::int32_t>();
     batch_.items = std::count_if(targets, targets + kBatch * kLength,
                                  [](std::int32_t target) { return target >= 0; });
+    loss_scale_ = Tensor::empty(memory_, Shape{1}, DType::kFloat32, MemoryCategory::kData, "scale");
+    *loss_scale_.as<float>() = 1.0F / static_cast<float>(batch_.items);
   }
 
   /// The first batch of a golden tensor of batches.
@@ -70,7 +72,7 @@ class GoldenGpt : public ::testing::Test {
   }
 
   WholeModel::Options options() const {
-    return {.tape = {.loss_scale = 1.0F / static_cast<float>(batch_.items), .threads = 2}};
+    return {.tape = {.loss_scale = loss_scale_, .threads = 2}};
   }
 
   Golden golden_;
@@ -79,6 +81,7 @@ class GoldenGpt : public ::testing::Test {
   Memory memory_;
   std::unique_ptr<Stream> stream_;
   Batch batch_;
+  Tensor loss_scale_;
 };
 
 TEST_F(GoldenGpt, LogitsAreThoseOfPyTorch) {

@@ -114,7 +114,8 @@ class WholeModel {
     }
     Tensor gradient = Tensor::empty(memory, losses.shape(), losses.dtype(),
                                     MemoryCategory::kActivations, "gradient of the losses");
-    kernels_for(memory.device()).fill({.dst = gradient, .value = options.tape.loss_scale}, stream);
+    kernels_for(memory.device())
+        .fill({.dst = gradient, .value = 1.0F, .factor = options.tape.loss_scale}, stream);
     for (std::size_t i = layers; i-- > 0;) {
       if (outputs[i].id < 0) {
         forward(i, true);

@@ -16,6 +16,11 @@ class CpuDevice : public Device {
   void deallocate(void* address, std::size_t bytes) noexcept override {
     pool_.deallocate(address, bytes);
   }
+  bool host_accessible() const override { return true; }
+  void* allocate_host(std::size_t bytes) override { return pool_.allocate(bytes); }
+  void deallocate_host(void* address, std::size_t bytes) noexcept override {
+    pool_.deallocate(address, bytes);
+  }
   std::unique_ptr<Stream> create_stream(StreamOptions options) override {
     return std::make_unique<CpuStream>(std::move(options));
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -49,6 +50,10 @@ void CpuStream::wait(const Event& event) {
   require(gate != nullptr, ErrorCode::kInvalidArgument, "CPU stream '", options_.name,
           "' cannot wait for an event of another kind of device");
   push({.work = {}, .task = nullptr, .open = nullptr, .pass = std::move(gate)});
+}
+
+void CpuStream::copy(void* destination, const void* source, std::size_t bytes) {
+  submit({.name = "copy"}, [=] { std::memcpy(destination, source, bytes); });
 }
 
 void CpuStream::synchronize() {

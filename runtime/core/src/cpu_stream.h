@@ -29,6 +29,7 @@ class CpuStream : public Stream {
   void submit(const Work& work, std::function<void()> task) override;
   Event record() override;
   void wait(const Event& event) override;
+  void copy(void* destination, const void* source, std::size_t bytes) override;
   void synchronize() override;
 
  private:

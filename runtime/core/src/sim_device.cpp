@@ -1,6 +1,7 @@
 #include "tessera/core/sim_device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
@@ -54,6 +55,9 @@ class SimStream : public Stream {
     clock_ = std::max(clock_, sim_event->seconds());
   }
 
+  /// There is nothing to copy, from or to.
+  void copy(void* /*destination*/, const void* /*source*/, std::size_t /*bytes*/) override {}
+
   void synchronize() override {
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -78,6 +82,17 @@ void* SimDevice::allocate(std::size_t bytes) {
 }
 
 void SimDevice::deallocate(void* /*address*/, std::size_t /*bytes*/) noexcept {}
+
+void* SimDevice::allocate_host(std::size_t bytes) {
+  void* const address = std::calloc(std::max<std::size_t>(bytes, 1), 1);
+  require(address != nullptr, ErrorCode::kOutOfMemory, "cannot allocate ", bytes,
+          " bytes of host memory");
+  return address;
+}
+
+void SimDevice::deallocate_host(void* address, std::size_t /*bytes*/) noexcept {
+  std::free(address);
+}
 
 std::unique_ptr<Stream> SimDevice::create_stream(StreamOptions options) {
   return std::make_unique<SimStream>(*this, std::move(options));

@@ -21,6 +21,7 @@ class Executor::Impl {
         layout_(layout),
         groups_(groups),
         options_(std::move(options)),
+        device_(memory.device()),
         kernels_(kernels_for(memory.device())),
         lanes_(memory.device(), groups, options_),
         state_(schedule, layout, groups.rank(), memory, lanes_.of(Lane::kCompute), options_.seed),
@@ -48,7 +49,6 @@ class Executor::Impl {
   void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
   void reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream);
   void update(int unit, Stream& stream);
-  float clip_factor() const;
   void plan_segments();
   std::vector<float> gather_flat(int unit, bool trainable);
 
@@ -57,6 +57,7 @@ class Executor::Impl {
   const ModelLayout& layout_;
   RankGroups& groups_;
   ExecutorOptions options_;
+  Device& device_;
   const KernelTable& kernels_;
   Lanes lanes_;
   RankState state_;
@@ -66,8 +67,6 @@ class Executor::Impl {
   std::vector<Event> events_;
   std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
   std::vector<ActionSpan> spans_;
-  float learning_rate_ = 0.0F;
-  std::int64_t step_ = 0;
 };
 
 /// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
@@ -89,15 +88,15 @@ void Executor::Impl::plan_segments() {
 }
 
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
-  step_ = step;
-  learning_rate_ = static_cast<float>(learning_rate);
   lanes_.take_spans();  // of what ran between steps
   try {
-    layers_.begin_step(step);
-    if (groups_.control() == nullptr) {
-      exchange_.exchange_items(layers_.items(), lanes_.of(Lane::kReduce));
-      exchange_.finish_items();
-    }
+    Stream& compute = lanes_.of(Lane::kCompute);
+    layers_.begin_step(step, compute);
+    const OptimizerOptions& o = options_.optimizer;
+    exchange_.begin_step(
+        layers_.items(),
+        adamw_scalars(static_cast<float>(learning_rate), o.beta1, o.beta2, step + 1), compute);
+    if (groups_.control() == nullptr) exchange_.exchange_items(compute);
     for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
   } catch (const std::exception& error) {
     abandon(error.what());
@@ -163,17 +162,14 @@ void Executor::Impl::issue(int index) {
       break;
     case ActionKind::kCountItems:
       submit([] {});
-      if (groups_.control() != nullptr) {
-        exchange_.exchange_items(layers_.items(), stream);
-        stream.submit({.name = "sum items"}, [this] { exchange_.finish_items(); });
-      }
+      if (groups_.control() != nullptr) exchange_.exchange_items(stream);
       break;
     case ActionKind::kSquares:
       submit([this, unit = action.unit, &stream] { exchange_.squares(unit, stream); });
       break;
     case ActionKind::kExchange:
       submit([] {});
-      exchange_.exchange_results(stream);
+      exchange_.exchange_results(options_.optimizer.clip_norm, stream);
       break;
     case ActionKind::kUpdate:
       submit([this, unit = action.unit, &stream] { update(unit, stream); });
@@ -226,14 +222,6 @@ void Executor::Impl::reduce_scatter(const Action& action, ProcessGroup& group, S
   group.reduce_scatter(input, state_.gradient_range(action.unit, cut), action.accumulate, stream);
 }
 
-/// As torch.nn.utils.clip_grad_norm_ computes it.
-float Executor::Impl::clip_factor() const {
-  const double limit = options_.optimizer.clip_norm;
-  if (limit <= 0.0) return 1.0F;
-  const double factor = limit / (exchange_.gradient_norm() + 1e-6);
-  return factor >= 1.0 ? 1.0F : static_cast<float>(factor);  // NaN stays NaN
-}
-
 void Executor::Impl::update(int unit, Stream& stream) {
   const OptimizerOptions& o = options_.optimizer;
   const bool has_copy = schedule_.parameter_dtype != DType::kFloat32;
@@ -243,12 +231,10 @@ void Executor::Impl::update(int unit, Stream& stream) {
                   .v = state_.second_moment(unit),
                   .parameter = has_copy ? state_.updated_parameters(unit) : TensorView(),
                   .segments = segments_[static_cast<std::size_t>(unit)],
-                  .learning_rate = learning_rate_,
+                  .scalars = exchange_.adamw_scalars(),
                   .beta1 = o.beta1,
                   .beta2 = o.beta2,
-                  .epsilon = o.epsilon,
-                  .step = step_ + 1,
-                  .gradient_scale = clip_factor()},
+                  .epsilon = o.epsilon},
                  stream);
 }
 
@@ -257,19 +243,16 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   if (state_.flat(unit, trainable).padded_numel == 0) return {};
   Stream& stream = lanes_.of(Lane::kReduce);
   const TensorView mine = state_.finest_master(unit, trainable);
-  std::vector<float> shard(static_cast<std::size_t>(mine.numel()));
-  std::vector<float> whole(static_cast<std::size_t>(state_.flat(unit, trainable).padded_numel));
-  const auto view = [](std::vector<float>& values) {
-    return TensorView(values.data(), DType::kFloat32,
-                      Shape{static_cast<std::int64_t>(values.size())});
-  };
-  stream.submit({.name = "export"},
-                [&] { kernels_.cast({.src = mine, .dst = view(shard)}, stream); });
-  if (groups_.control() != nullptr) {
-    groups_.control()->all_gather(view(shard), view(whole), stream);
-  }
+  ProcessGroup* const control = groups_.control();
+  const std::int64_t ranks = control != nullptr ? control->size() : 1;
+  const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
+  DeviceArray<float> whole(device_, ranks * mine.numel());
+  const TensorView shard = whole.view(first, mine.numel());
+  stream.submit({.name = "export"}, [&] { kernels_.cast({.src = mine, .dst = shard}, stream); });
+  if (control != nullptr) control->all_gather(shard, whole.view(), stream);
+  whole.download(stream);
   stream.synchronize();
-  return groups_.control() != nullptr ? whole : shard;
+  return {whole.host(), whole.host() + whole.numel()};
 }
 
 /// Layers are in order of declaration, and so are units: each unit's layers follow one another.

@@ -15,6 +15,41 @@ bool is_layer_action(ActionKind kind) {
 
 }  // namespace
 
+/// A micro-batch in host memory, on its way to a device that the host cannot write to.
+class LayerRunner::StagedBatch {
+ public:
+  StagedBatch(Device& device, const Batch& batch)
+      : device_(device), inputs_(host_view(batch.inputs)), targets_(host_view(batch.targets)) {}
+  ~StagedBatch() {
+    for (const TensorView& view : {inputs_, targets_}) {
+      device_.deallocate_host(view.data, static_cast<std::size_t>(view.bytes()));
+    }
+  }
+  StagedBatch(const StagedBatch&) = delete;
+  StagedBatch& operator=(const StagedBatch&) = delete;
+
+  const TensorView& inputs() const { return inputs_; }
+  const TensorView& targets() const { return targets_; }
+  void send(const Batch& batch, Stream& stream) const {
+    const auto copy = [&](const TensorView& to, const TensorView& from) {
+      stream.copy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
+    };
+    copy(batch.inputs, inputs_);
+    copy(batch.targets, targets_);
+  }
+
+ private:
+  TensorView host_view(const TensorView& view) {
+    return TensorView(device_.allocate_host(static_cast<std::size_t>(view.bytes())), view.dtype,
+                      view.shape);
+  }
+
+  Device& device_;
+  TensorView inputs_, targets_;
+};
+
+LayerRunner::~LayerRunner() = default;
+
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                          const BatchSource& source, const RankState& state, Memory& memory,
                          const ExecutorOptions& options)
@@ -75,18 +110,25 @@ void LayerRunner::allocate_batches() {
     batch.targets = Tensor::empty(memory_, source_.target_shape(options_.micro_batch),
                                   source_.target_dtype(), MemoryCategory::kData, "targets");
     batches_.push_back(std::move(batch));
+    Device& device = memory_.device();
+    if (device.host_accessible()) continue;
+    staged_.push_back(std::make_unique<StagedBatch>(device, batches_.back()));
   }
 }
 
-void LayerRunner::begin_step(std::int64_t step) {
+void LayerRunner::begin_step(std::int64_t step, Stream& stream) {
   const ShardNesting& nesting = state_.nesting();
   const std::int64_t world = schedule_.mesh.world_size();
   const std::int64_t index = nesting.index(nesting.all_axes(), state_.rank());
   for (std::int64_t m = 0; m < schedule_.micro_steps; ++m) {
     Batch& batch = batches_[static_cast<std::size_t>(m)];
     batch.index = (step * schedule_.micro_steps + m) * world + index;
+    const StagedBatch* staged =
+        staged_.empty() ? nullptr : staged_[static_cast<std::size_t>(m)].get();
     batch.items = source_.fill(batch.index * options_.micro_batch, options_.micro_batch,
-                               batch.inputs, batch.targets);
+                               staged != nullptr ? staged->inputs() : batch.inputs.view(),
+                               staged != nullptr ? staged->targets() : batch.targets.view());
+    if (staged != nullptr) staged->send(batch, stream);
     items_[static_cast<std::size_t>(m)] = batch.items;
   }
 }
@@ -170,8 +212,8 @@ void LayerRunner::end_gradients(int index, Stream& stream) {
   }
 }
 
-std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record, float loss_scale,
-                                             Stream& stream) {
+std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
+                                             const TensorView& loss_scale, Stream& stream) {
   return std::make_unique<Tape>(
       memory_, stream, batches_[static_cast<std::size_t>(a.micro_step)],
       TapeOptions{.record = record,
@@ -189,7 +231,7 @@ void LayerRunner::forward(int index, Stream& stream) {
   const bool trains = a.layer >= schedule_.first_backward_layer;
   const bool record = trains && !recomputes(a.layer);
   Kept& kept = kept_[layer];
-  auto tape = make_tape(a, record, 1.0F, stream);
+  auto tape = make_tape(a, record, {}, stream);
   if (trains && !record) kept.input = flowing_;
   Value input = tape->input(std::move(flowing_), record && needs_input_gradient(a.layer));
   Value output = model_.layers[layer]->forward(*tape, input, bind(index, false));
@@ -200,7 +242,8 @@ void LayerRunner::forward(int index, Stream& stream) {
   }
 }
 
-void LayerRunner::loss(int index, float loss_scale, const TensorView& loss_sum, Stream& stream) {
+void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView& loss_sum,
+                       Stream& stream) {
   const Action& a = action(index);
   const auto layer = static_cast<std::size_t>(a.layer);
   begin_gradients(index, stream);
@@ -217,7 +260,7 @@ void LayerRunner::loss(int index, float loss_scale, const TensorView& loss_sum, 
           to_string(output.dtype()));
   kernels.sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
   gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
-  kernels.fill({.dst = gradient, .value = loss_scale}, stream);
+  kernels.fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
   output.tensor = {};
   flowing_ = tape->backward(output, std::move(gradient));
   end_gradients(index, stream);
@@ -230,7 +273,7 @@ void LayerRunner::backward(int index, Stream& stream) {
   begin_gradients(index, stream);
   const std::span<Parameter> parameters = bind(index, true);
   if (recomputes(a.layer)) {
-    kept.tape = make_tape(a, true, 1.0F, stream);
+    kept.tape = make_tape(a, true, {}, stream);
     const Value input = kept.tape->input(std::move(kept.input), needs_input_gradient(a.layer));
     kept.output = model_.layers[layer]->forward(*kept.tape, input, parameters);
     kept.output.tensor = {};

@@ -17,16 +17,18 @@ class LayerRunner {
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
               const BatchSource& source, const RankState& state, Memory& memory,
               const ExecutorOptions& options);
+  ~LayerRunner();
 
-  /// Reads the step's micro-batches of this rank. Host thread, between steps.
-  void begin_step(std::int64_t step);
+  /// Reads the step's micro-batches of this rank and issues their way to the device on `stream`,
+  /// the compute lane. Host thread, between steps.
+  void begin_step(std::int64_t step, Stream& stream);
   /// Items that count, per micro-step.
   const std::vector<std::int64_t>& items() const { return items_; }
 
   /// `action` is the index of a kForward, kLoss or kBackward.
   void forward(int action, Stream& stream);
-  /// `loss_sum` (1) fp64 in host memory receives the sum of the micro-batch's losses.
-  void loss(int action, float loss_scale, const TensorView& loss_sum, Stream& stream);
+  /// `loss_sum` (1) fp64 receives the sum of the micro-batch's losses.
+  void loss(int action, const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
   void backward(int action, Stream& stream);
 
  private:
@@ -37,6 +39,8 @@ class LayerRunner {
     std::vector<int> gradients_end;    ///< ... is complete after this
   };
 
+  class StagedBatch;
+
   void plan_bindings();
   void allocate_batches();
   /// Points the layer's parameters (and gradients) to where they are during `action`.
@@ -44,7 +48,7 @@ class LayerRunner {
   void begin_gradients(int action, Stream& stream);
   void end_gradients(int action, Stream& stream);
   TensorView gradient_of(int unit, int micro_step) const;
-  std::unique_ptr<Tape> make_tape(const Action& action, bool record, float loss_scale,
+  std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
@@ -64,6 +68,8 @@ class LayerRunner {
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer
   std::vector<std::vector<char>> written_;          ///< by unit and trainable tensor
   std::vector<Batch> batches_;                      ///< by micro-step
+  /// Where the host writes them, by micro-step: empty if it writes to the device itself.
+  std::vector<std::unique_ptr<StagedBatch>> staged_;
   std::vector<std::int64_t> items_;
 
   /// What a layer's forward left for its backward, by layer. Micro-steps follow one another, so one

@@ -8,7 +8,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kWriteChunk = 8192;  // elements at a time: fits the first-level cache
+/// Elements to write at a time: what fits the first-level cache, or keeps a GPU busy.
+std::int64_t write_chunk(const Device& device) {
+  return device.kind() == DeviceKind::kCuda ? std::int64_t{1} << 20 : 8192;
+}
 
 /// `range` of a view that begins at element `origin` of the flat parameter.
 TensorView part(const TensorView& view, std::int64_t origin, const Range& range) {
@@ -35,6 +38,7 @@ RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int ra
       layout_(layout),
       nesting_(schedule.mesh, schedule.placement),
       rank_(rank),
+      device_(memory.device()),
       kernels_(kernels_for(memory.device())) {
   check_made_for(schedule, layout);
   units_.resize(layout.units.size());
@@ -92,12 +96,13 @@ void RankState::initialize(int index, bool trainable, Stream& stream, std::uint6
     if (schedule_.parameter_dtype != DType::kFloat32) zero(state.master);
   }
   write(index, trainable, stream,
-        [&](const ParameterSpec& spec, std::int64_t first, const TensorView& chunk) {
+        [&](const ParameterSpec& spec, std::int64_t first, DeviceArray<float>& chunk,
+            std::int64_t count) {
           const Initializer& init = spec.initializer;
           if (init.kind == Initializer::Kind::kConstant) {
-            kernels_.fill({.dst = chunk, .value = init.mean}, stream);
+            kernels_.fill({.dst = chunk.view(0, count), .value = init.mean}, stream);
           } else {
-            kernels_.fill_normal({.dst = chunk,
+            kernels_.fill_normal({.dst = chunk.view(0, count),
                                   .mean = init.mean,
                                   .stddev = init.stddev,
                                   .key = {seed, stream_of(spec.name)},
@@ -111,12 +116,15 @@ void RankState::set_parameters(const ParameterValues& values_of, Stream& stream)
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     for (const bool trainable : {true, false}) {
       write(u, trainable, stream,
-            [&](const ParameterSpec& spec, std::int64_t first, const TensorView& chunk) {
+            [&](const ParameterSpec& spec, std::int64_t first, DeviceArray<float>& chunk,
+                std::int64_t count) {
               const std::span<const float> values = values_of(spec.name);
               require(static_cast<std::int64_t>(values.size()) == spec.shape.numel(),
                       ErrorCode::kInvalidArgument, "parameter '", spec.name, "' has ",
                       spec.shape.numel(), " elements, but ", values.size(), " were given");
-              std::copy_n(values.begin() + first, chunk.numel(), chunk.as<float>());
+              stream.synchronize();  // the chunk before may still be on its way
+              std::copy_n(values.begin() + first, count, chunk.host());
+              chunk.upload(stream, count);
             });
     }
   }
@@ -125,15 +133,16 @@ void RankState::set_parameters(const ParameterValues& values_of, Stream& stream)
 /// Writes this rank's part of a flat parameter and of its master weights, in chunks that `produce`
 /// makes.
 void RankState::write(int index, bool trainable, Stream& stream, const ProduceChunk& produce) {
-  std::vector<float> chunk(static_cast<std::size_t>(kWriteChunk));
+  const std::int64_t most = write_chunk(device_);
+  DeviceArray<float> chunk(device_, most);
   const auto write_range = [&](const FlatTensor& tensor, const TensorView& view,
                                const Range& range) {
     const std::int64_t end = std::min(range.end(), tensor.offset + tensor.spec.shape.numel());
-    for (std::int64_t e = std::max(range.begin, tensor.offset); e < end; e += kWriteChunk) {
-      const std::int64_t count = std::min(kWriteChunk, end - e);
-      const TensorView fresh(chunk.data(), DType::kFloat32, Shape{count});
-      produce(tensor.spec, e - tensor.offset, fresh);
-      kernels_.cast({.src = fresh, .dst = part(view, range.begin, {e, count})}, stream);
+    for (std::int64_t e = std::max(range.begin, tensor.offset); e < end; e += most) {
+      const std::int64_t count = std::min(most, end - e);
+      produce(tensor.spec, e - tensor.offset, chunk, count);
+      kernels_.cast({.src = chunk.view(0, count), .dst = part(view, range.begin, {e, count})},
+                    stream);
     }
   };
   const UnitState& state = unit(index);
@@ -144,6 +153,7 @@ void RankState::write(int index, bool trainable, Stream& stream, const ProduceCh
       write_range(tensor, state.master, optimizer_range(index));
     }
   }
+  stream.synchronize();  // the chunk dies here
 }
 
 const FlatParameter& RankState::flat(int index, bool trainable) const {

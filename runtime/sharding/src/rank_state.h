@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "device_array.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
@@ -61,9 +62,10 @@ class RankState {
   const UnitState& unit(int index) const { return units_[static_cast<std::size_t>(index)]; }
   void allocate_unit(int index, Memory& memory);
   void initialize(int unit, bool trainable, Stream& stream, std::uint64_t seed);
-  /// Fills `chunk` (fp32, in host memory) with the elements from `first` on of a parameter.
-  using ProduceChunk =
-      std::function<void(const ParameterSpec&, std::int64_t first, const TensorView& chunk)>;
+  /// Fills the first `count` elements of `chunk`, in device memory, with those from `first` on of a
+  /// parameter.
+  using ProduceChunk = std::function<void(const ParameterSpec&, std::int64_t first,
+                                          DeviceArray<float>& chunk, std::int64_t count)>;
   void write(int unit, bool trainable, Stream& stream, const ProduceChunk& produce);
   Range parameter_range(int unit, bool trainable) const;
 
@@ -71,6 +73,7 @@ class RankState {
   const ModelLayout& layout_;
   ShardNesting nesting_;
   int rank_;
+  Device& device_;
   const KernelTable& kernels_;
   std::vector<UnitState> units_;
   std::vector<Tensor> parameter_slots_;

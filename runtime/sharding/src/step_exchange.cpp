@@ -1,20 +1,26 @@
 #include "step_exchange.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
+#include "tessera/core/error.h"
 #include "tessera/kernels/norm_tree.h"
 
 namespace tessera {
 namespace {
 
-template <typename T>
-TensorView view_of(std::vector<T>& values) {
-  return TensorView(values.data(), dtype_of<T>(), Shape{static_cast<std::int64_t>(values.size())});
-}
-
 BlockRange blocks_of(const Range& range) {
   return {range.begin / kNormBlock, range.numel / kNormBlock};
+}
+
+std::int64_t numel_of(const std::vector<std::int32_t>& values) {
+  return static_cast<std::int64_t>(values.size());
+}
+
+std::int64_t most_blocks(const Schedule& schedule) {
+  std::int64_t most = 0;
+  for (const ScheduleUnit& unit : schedule.units) most = std::max(most, unit.trainable_numel);
+  return most / schedule.mesh.world_size() / kNormBlock;
 }
 
 }  // namespace
@@ -26,105 +32,144 @@ StepExchange::StepExchange(const Schedule& schedule, const RankState& state, Pro
       kernels_(kernels_for(memory.device())),
       control_(control),
       members_(control == nullptr ? 1 : control->size()),
-      losses_(static_cast<std::size_t>(schedule.micro_steps)) {
-  message_numel_ = schedule.micro_steps;
-  std::int64_t most_blocks = 0;
-  for (const ScheduleUnit& unit : schedule.units) {
-    const std::int64_t finest = unit.trainable_numel / schedule.mesh.world_size();
+      me_(control == nullptr ? 0 : control->rank()),
+      plan_(make_plan(schedule, state, members_, control == nullptr)),
+      counts_(memory.device(), members_ * schedule.micro_steps),
+      loss_scale_(memory.device(), 1),
+      adamw_(memory.device(), kAdamWScalars),
+      values_(memory.device(), plan_.values_numel),
+      additions_(memory.device(), numel_of(plan_.additions)),
+      units_(memory.device(), numel_of(plan_.units)),
+      roots_(memory.device(), numel_of(plan_.roots)),
+      results_(memory.device(), 2),
+      workspace_(Tensor::empty(memory, Shape{most_blocks(schedule)}, DType::kFloat64,
+                               MemoryCategory::kWorkspace, "block sums of the gradient norm")) {}
+
+/// `alone`: there are no other ranks to hear of, though the schedule may be for many (simulated).
+StepExchange::Plan StepExchange::make_plan(const Schedule& schedule, const RankState& state,
+                                           std::int64_t members, bool alone) {
+  Plan plan;
+  plan.message_numel = schedule.micro_steps;
+  std::vector<std::vector<BlockRange>> ranges(schedule.units.size());  // by unit and member
+  for (std::size_t u = 0; u < ranges.size(); ++u) {
+    const std::int64_t finest = schedule.units[u].trainable_numel / schedule.mesh.world_size();
     std::int64_t most_nodes = 0;
-    for (std::int64_t r = 0; control != nullptr && r < members_; ++r) {
-      const auto nodes = norm_nodes(blocks_of({r * finest, finest}));
-      most_nodes = std::max(most_nodes, static_cast<std::int64_t>(nodes.size()));
+    for (std::int64_t r = 0; r < members; ++r) {
+      const Range range = alone ? state.finest_range(static_cast<int>(u), true)
+                                : Range{.begin = r * finest, .numel = finest};
+      ranges[u].push_back(blocks_of(range));
+      most_nodes =
+          std::max(most_nodes, static_cast<std::int64_t>(norm_nodes(ranges[u].back()).size()));
     }
-    offsets_.push_back(message_numel_);
-    node_counts_.push_back(most_nodes);
-    message_numel_ += most_nodes;
-    most_blocks = std::max(most_blocks, finest / kNormBlock);
-    nodes_.emplace_back(static_cast<std::size_t>(kNormNodes));
+    plan.offsets.push_back(plan.message_numel);
+    plan.node_counts.push_back(most_nodes);
+    plan.message_numel += most_nodes;
   }
-  items_.resize(static_cast<std::size_t>(members_ * schedule.micro_steps));
-  mine_.resize(static_cast<std::size_t>(message_numel_));
-  all_.resize(static_cast<std::size_t>(message_numel_ * members_));
-  workspace_ = Tensor::empty(memory, Shape{most_blocks}, DType::kFloat64,
-                             MemoryCategory::kWorkspace, "block sums of the gradient norm");
+  require(members * plan.message_numel < std::numeric_limits<std::int32_t>::max() / 4,
+          ErrorCode::kInvalidArgument, "the gradient norm of ", schedule.units.size(),
+          " units is not possible over ", members, " ranks; wrap more layers into one unit");
+  auto scratch = static_cast<std::int32_t>(members * plan.message_numel);
+  std::vector<NormAddition> additions;
+  plan.units.push_back(0);
+  for (std::size_t u = 0; u < ranges.size(); ++u) {
+    std::vector<std::int32_t> first_value;
+    for (std::int64_t r = 0; r < members; ++r) {
+      first_value.push_back(static_cast<std::int32_t>(r * plan.message_numel + plan.offsets[u]));
+    }
+    plan.roots.push_back(plan_norm_sum(ranges[u], first_value, scratch, additions));
+    plan.units.push_back(static_cast<std::int32_t>(additions.size()));
+  }
+  for (const NormAddition& a : additions) {
+    plan.additions.insert(plan.additions.end(), {a.target, a.left, a.right});
+  }
+  plan.values_numel = scratch;
+  return plan;
 }
 
-void StepExchange::exchange_items(const std::vector<std::int64_t>& items, Stream& stream) {
-  my_items_ = items;
+void StepExchange::upload_plan(Stream& stream) {
+  const auto fill = [&](DeviceArray<std::int32_t>& array, const std::vector<std::int32_t>& values) {
+    std::ranges::copy(values, array.host());
+    array.upload(stream);
+  };
+  fill(additions_, plan_.additions);
+  fill(units_, plan_.units);
+  fill(roots_, plan_.roots);
+  plan_is_there_ = true;
+}
+
+void StepExchange::begin_step(const std::vector<std::int64_t>& items,
+                              const std::array<float, kAdamWScalars>& adamw, Stream& stream) {
+  if (!plan_is_there_) upload_plan(stream);
+  std::ranges::copy(items, counts_.host() + me_ * schedule_.micro_steps);
+  std::copy_n(adamw.begin(), kAdamWGradientScale, adamw_.host());
+  // All but the last, the clip factor, which exchange_results makes on the device.
+  static_assert(kAdamWGradientScale == kAdamWScalars - 1);
+  adamw_.upload(stream, kAdamWGradientScale);
+}
+
+void StepExchange::exchange_items(Stream& stream) {
+  counts_.upload(stream);
+  const auto scale = [this, &stream] {
+    kernels_.loss_scale({.counts = counts_.view(), .scale = loss_scale_.view()}, stream);
+  };
   if (control_ == nullptr) {
-    items_ = items;
+    scale();
     return;
   }
-  control_->all_gather(view_of(my_items_), view_of(items_), stream);
+  const std::int64_t mine = schedule_.micro_steps;
+  control_->all_gather(counts_.view(me_ * mine, mine), counts_.view(), stream);
+  stream.submit({.name = "loss scale"}, scale);
 }
 
-void StepExchange::finish_items() {
-  total_items_ = 0;
-  for (const std::int64_t count : items_) total_items_ += count;
-}
-
-float StepExchange::loss_scale() const {
-  return total_items_ > 0 ? static_cast<float>(1.0 / static_cast<double>(total_items_)) : 0.0F;
-}
-
-TensorView StepExchange::loss_sum(int micro_step) {
-  return TensorView(&losses_[static_cast<std::size_t>(micro_step)], DType::kFloat64, Shape{1});
+TensorView StepExchange::loss_sum(int micro_step) const {
+  return values_.view(me_ * plan_.message_numel + micro_step, 1);
 }
 
 void StepExchange::squares(int unit, Stream& stream) {
+  const auto u = static_cast<std::size_t>(unit);
   const Range finest = state_.finest_range(unit, true);
-  const TensorView gradient = state_.gradient_range(unit, state_.nesting().all_axes());
-  kernels_.norm_nodes({.x = gradient,
-                       .first_block = finest.begin / kNormBlock,
-                       .workspace = workspace_,
-                       .nodes = view_of(nodes_[static_cast<std::size_t>(unit)])},
-                      stream);
-}
-
-void StepExchange::exchange_results(Stream& stream) {
-  stream.submit({.name = "pack"}, [this] { pack(); });
-  if (control_ != nullptr) control_->all_gather(view_of(mine_), view_of(all_), stream);
-  stream.submit({.name = "combine"}, [this] { unpack(); });
-}
-
-void StepExchange::pack() {
-  std::ranges::copy(losses_, mine_.begin());
-  for (std::size_t u = 0; u < nodes_.size(); ++u) {
-    std::copy_n(nodes_[u].begin(), node_counts_[u], mine_.begin() + offsets_[u]);
-  }
-  if (control_ == nullptr) all_ = mine_;
+  kernels_.norm_nodes(
+      {.x = state_.gradient_range(unit, state_.nesting().all_axes()),
+       .first_block = finest.begin / kNormBlock,
+       .workspace = workspace_,
+       .nodes = values_.view(me_ * plan_.message_numel + plan_.offsets[u], plan_.node_counts[u])},
+      stream);
 }
 
 /// Losses in the order of the micro-batches: micro-step by micro-step, rank by rank, as one rank
 /// that accumulates would add them. Norms unit by unit.
-void StepExchange::unpack() {
-  double loss = 0.0;
-  for (int m = 0; m < schedule_.micro_steps; ++m) {
-    for (std::int64_t r = 0; r < members_; ++r) {
-      loss += all_[static_cast<std::size_t>(r * message_numel_ + m)];
-    }
+void StepExchange::exchange_results(double clip_norm, Stream& stream) {
+  const std::int64_t message = plan_.message_numel;
+  if (control_ != nullptr) {
+    control_->all_gather(values_.view(me_ * message, message), values_.view(0, members_ * message),
+                         stream);
   }
-  mean_loss_ = total_items_ > 0 ? loss / static_cast<double>(total_items_) : 0.0;
-  double squares = 0.0;
-  for (std::size_t u = 0; u < nodes_.size(); ++u) squares += unit_squares(u);
-  gradient_norm_ = std::sqrt(squares);
+  stream.submit({.name = "combine"}, [this, clip_norm, message, &stream] {
+    kernels_.step_results({.values = values_.view(),
+                           .additions = additions_.view(),
+                           .units = units_.view(),
+                           .roots = roots_.view(),
+                           .ranks = members_,
+                           .message = message,
+                           .micro_steps = schedule_.micro_steps,
+                           .clip_norm = clip_norm,
+                           .results = results_.view(),
+                           .clip_factor = adamw_.view(kAdamWGradientScale, 1)},
+                          stream);
+  });
+  results_.download(stream);
+  counts_.download(stream);
 }
 
-double StepExchange::unit_squares(std::size_t unit) const {
-  if (schedule_.units[unit].trainable_numel == 0) return 0.0;
-  if (control_ == nullptr) {
-    const BlockRange mine = blocks_of(state_.finest_range(static_cast<int>(unit), true));
-    return combine_norm_nodes(std::span(&mine, 1), nodes_[unit]);
-  }
-  const std::int64_t finest = schedule_.units[unit].trainable_numel / members_;
-  std::vector<BlockRange> ranges;
-  std::vector<double> nodes(static_cast<std::size_t>(members_ * kNormNodes));
-  for (std::int64_t r = 0; r < members_; ++r) {
-    ranges.push_back(blocks_of({r * finest, finest}));
-    std::copy_n(all_.begin() + r * message_numel_ + offsets_[unit], node_counts_[unit],
-                nodes.begin() + r * kNormNodes);
-  }
-  return combine_norm_nodes(ranges, nodes);
+std::int64_t StepExchange::total_items() const {
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < counts_.numel(); ++i) total += counts_.host()[i];
+  return total;
+}
+
+double StepExchange::mean_loss() const {
+  const std::int64_t items = total_items();
+  return items > 0 ? results_.host()[0] / static_cast<double>(items) : 0.0;
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -127,7 +128,7 @@ struct CrossEntropyArgs {
   std::int64_t vocab_size = 0;  ///< V; logits columns beyond V (padding) count as -inf, gradient 0
   std::int32_t ignore_index = -1;
   bool gradient = true;
-  float scale = 1.0F;  ///< multiplies the gradient
+  TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
 /// A range of a flat shard that shares hyperparameters.
@@ -135,6 +136,19 @@ struct AdamWSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
   float weight_decay = 0.0F;
 };
+/// What AdamW takes from device memory, so that a captured step can be replayed with other values:
+/// the elements of AdamWArgs::scalars.
+enum AdamWScalar : int {
+  kAdamWLearningRate,
+  kAdamWStepSize,            ///< learning rate / (1 - beta1^t)
+  kAdamWInverseCorrection2,  ///< 1 / sqrt(1 - beta2^t)
+  kAdamWGradientScale,       ///< the clip factor
+  kAdamWScalars
+};
+/// The scalars of step `t`, counted from 1, without a clip factor (1).
+std::array<float, kAdamWScalars> adamw_scalars(float learning_rate, float beta1, float beta2,
+                                               std::int64_t t);
+
 /// AdamW (Loshchilov and Hutter 2019), as torch.optim.AdamW computes it:
 ///   g = gradient_scale * gradient;  p -= lr * weight_decay * p
 ///   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
@@ -146,9 +160,8 @@ struct AdamWArgs {
   TensorView m{}, v{};     // (n); fp32; updated
   TensorView parameter{};  // (n); bf16; optional: receives the rounded master
   std::span<const AdamWSegment> segments{};
-  float learning_rate = 1e-3F, beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
-  std::int64_t step = 1;        ///< t, counted from 1
-  float gradient_scale = 1.0F;  ///< the clip factor
+  TensorView scalars{};  // (kAdamWScalars); fp32
+  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
 };
 
 /// Sums of squares of fixed-size blocks of a flat tensor: out[i] is the sum over elements
@@ -165,13 +178,38 @@ struct NormNodesArgs {
   TensorView x{};                // (n), n a multiple of kNormBlock; fp32 or bf16
   std::int64_t first_block = 0;  ///< where the shard begins in its tensor, in blocks
   TensorView workspace{};        // (>= n / kNormBlock); fp64
-  TensorView nodes{};            // (kNormNodes); fp64; in host memory
+  TensorView nodes{};            // (room for all of them; kNormNodes always do); fp64
 };
 
 /// out = sum of x in order of index, in fp64.
 struct SumArgs {
   TensorView x{};    // (n); fp32
-  TensorView out{};  // (1); fp64; in host memory
+  TensorView out{};  // (1); fp64
+};
+
+/// scale = 1 / sum of counts, 0 if that is 0: the only averaging of the loss.
+struct LossScaleArgs {
+  TensorView counts{};  // (n); int64
+  TensorView scale{};   // (1); fp32
+};
+
+/// What the ranks' messages add up to (see StepExchange): the loss, and the gradient norm by a list
+/// of additions that finishes the norm trees of all units.
+///
+/// `values` is the messages, (ranks, message) doubles each beginning with a loss per micro-step,
+/// followed by room for intermediate sums. Unit u's additions are rows [units[u], units[u + 1]) of
+/// `additions`: values[row 0] = values[row 1] + values[row 2], in this order; its sum of squares is
+/// then values[roots[u]] (a root of -1: zero). Losses are added micro-step by micro-step, rank by
+/// rank; the units' squares in order.
+struct StepResultsArgs {
+  TensorView values{};     // (>= ranks * message); fp64; overwritten behind the messages
+  TensorView additions{};  // (rows, 3); int32
+  TensorView units{};      // (units + 1); int32
+  TensorView roots{};      // (units); int32
+  std::int64_t ranks = 1, message = 0, micro_steps = 1;
+  double clip_norm = 0.0;    ///< 0: no clipping
+  TensorView results{};      // (2); fp64: the sum of the losses, the gradient norm
+  TensorView clip_factor{};  // (1); fp32: min(1, clip_norm / (norm + 1e-6)); NaN stays NaN
 };
 
 /// dst = [dst +] src_0 + src_1 + ..., added in that order in fp32, rounded once to dst's dtype.
@@ -193,9 +231,11 @@ struct AddArgs {
   TensorView dst{};  // fp32 or bf16
 };
 
+/// dst = value * factor.
 struct FillArgs {
   TensorView dst{};  // fp32, bf16
   float value = 0.0F;
+  TensorView factor{};  // (1); fp32; optional: 1
 };
 
 /// dst[i] = mean + stddev * normal(key, first_index + i).
@@ -225,6 +265,8 @@ struct KernelTable {
   void (*block_squares)(const BlockSquaresArgs&, Stream&);
   void (*norm_nodes)(const NormNodesArgs&, Stream&);
   void (*sum)(const SumArgs&, Stream&);
+  void (*loss_scale)(const LossScaleArgs&, Stream&);
+  void (*step_results)(const StepResultsArgs&, Stream&);
   void (*ordered_sum)(const OrderedSumArgs&, Stream&);
   void (*cast)(const CastArgs&, Stream&);
   void (*add)(const AddArgs&, Stream&);
@@ -240,7 +282,7 @@ std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length, 
 /// The CPU's table, for code that works on host memory and has no Device at hand.
 const KernelTable& cpu_kernels();
 
-/// The table of a device's kind. The sim device's kernels do nothing.
+/// The table of a device. The sim device's kernels do nothing.
 const KernelTable& kernels_for(const Device& device);
 
 }  // namespace tessera

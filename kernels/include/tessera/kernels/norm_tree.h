@@ -33,10 +33,23 @@ inline constexpr std::int64_t kNormNodes = 128;
 /// The maximal aligned subtrees that make up `range`, left to right: at most kNormNodes.
 std::vector<NormNode> norm_nodes(BlockRange range);
 
-/// Writes the sums of norm_nodes(range) in their order, then zeros up to kNormNodes.
-/// `block_sums` has range.count values, those of the range's blocks.
+/// Writes the sums of norm_nodes(range) in their order, then zeros to the end of `nodes`, which
+/// must have room (kNormNodes always do). `block_sums` has range.count values, those of the range's
+/// blocks.
 void reduce_to_norm_nodes(std::span<const double> block_sums, BlockRange range,
                           std::span<double> nodes);
+
+/// values[target] = values[left] + values[right].
+struct NormAddition {
+  std::int32_t target = 0, left = 0, right = 0;
+};
+
+/// Appends to `additions` what finishes the tree, given an array in which the subtree sums of shard
+/// s begin at first_value[s]; intermediate sums go to `scratch` and on, which is advanced behind
+/// them. Returns where the root is, -1 if there are no blocks. `ranges` as in combine_norm_nodes.
+std::int32_t plan_norm_sum(std::span<const BlockRange> ranges,
+                           std::span<const std::int32_t> first_value, std::int32_t& scratch,
+                           std::vector<NormAddition>& additions);
 
 /// The root of the tree. `ranges` are the shards, ascending and adjacent, the first beginning at
 /// block 0; `nodes` holds kNormNodes values of each. Throws Error{kInvalidArgument} otherwise.

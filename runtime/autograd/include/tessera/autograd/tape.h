@@ -73,7 +73,9 @@ struct TapeOptions {
   bool record = true;      ///< false: forward only, nothing kept, no gradients
   bool selective = false;  ///< Recompute::kSelective
   bool training = true;    ///< false: dropout is off. A forward that will be recomputed is training
-  float loss_scale = 1.0F;  ///< d objective / d loss of one item: 1 / items of the whole step
+  /// d objective / d loss of one item, 1 / items of the whole step: (1) fp32 in device memory.
+  /// None: 1.
+  TensorView loss_scale = {};
   std::uint64_t seed = 0;   ///< of dropout
   std::uint64_t layer = 0;  ///< index of the layer; keys dropout
   int threads = 1;          ///< of the stream; the scratch of kernels may grow with it

@@ -56,6 +56,11 @@ class Stream {
   /// Later tasks of this stream run after `event`. Does not block the host.
   virtual void wait(const Event& event) = 0;
 
+  /// Copies `bytes` in stream order, within the device or between it and the host, whichever the
+  /// addresses are. Neither may be freed, nor the source changed, before the copy has run. Host
+  /// memory should come from Device::allocate_host: a copy of other memory may block the host.
+  virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
+
   /// Blocks the host until all submitted work has run; rethrows the first exception of a task.
   virtual void synchronize() = 0;
 };
@@ -83,6 +88,12 @@ class Device {
   /// The sim device returns an address that must not be read.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void deallocate(void* address, std::size_t bytes) noexcept = 0;
+
+  /// True if the host reads and writes the device's memory as its own.
+  virtual bool host_accessible() const = 0;
+  /// Host memory that Stream::copy reads and writes without blocking the host. Never null.
+  virtual void* allocate_host(std::size_t bytes) = 0;
+  virtual void deallocate_host(void* address, std::size_t bytes) noexcept = 0;
 
   virtual std::unique_ptr<Stream> create_stream(StreamOptions options) = 0;
 };

@@ -26,6 +26,10 @@ class SimDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::kSim; }
   void* allocate(std::size_t bytes) override;
   void deallocate(void* address, std::size_t bytes) noexcept override;
+  bool host_accessible() const override { return false; }
+  /// Real memory, zeroed: what a copy from the device would have written stays zero.
+  void* allocate_host(std::size_t bytes) override;
+  void deallocate_host(void* address, std::size_t bytes) noexcept override;
   std::unique_ptr<Stream> create_stream(StreamOptions options) override;
 
   /// What ran when, in the order of submission.

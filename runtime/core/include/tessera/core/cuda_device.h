@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/core/device.h"
+
+struct CUstream_st;  // *CUstream_st is cudaStream_t: no CUDA header is needed to include this one
+
+namespace tessera {
+
+struct KernelTable;
+
+/// One GPU as the CUDA runtime describes it.
+struct CudaGpu {
+  int ordinal = 0;
+  std::string name{};
+  std::string uuid{};        ///< "GPU-…", as nvidia-smi prints it
+  std::string pci{};         ///< "0000:1b:00.0"
+  int major = 0, minor = 0;  ///< compute capability
+  int multiprocessors = 0;
+  std::int64_t total_bytes = 0;
+  std::int64_t free_bytes = 0;
+  std::vector<int> peers{};  ///< ordinals whose memory it can reach directly
+};
+
+/// What this machine and this build have of CUDA. `problem` says in one sentence with its remedy
+/// why no GPU can be used (no module built, no driver, driver too old, no device); empty if one
+/// can.
+struct CudaStatus {
+  std::string problem{};
+  std::string module{};          ///< path of the loaded backend, empty if none
+  std::string driver_version{};  ///< the newest CUDA that the driver runs, "13.0"; empty: no driver
+  std::string runtime_version{};                              ///< what the backend was built with
+  std::string blas_version{}, dnn_version{}, nccl_version{};  ///< empty: not there
+  std::vector<CudaGpu> gpus{};
+  bool usable() const { return problem.empty(); }
+};
+
+/// Never throws for what is merely absent.
+CudaStatus cuda_status();
+
+struct CudaDeviceOptions {
+  int ordinal = 0;
+  /// Ranges with the schedule's names for Nsight Systems.
+  bool nvtx = true;
+};
+
+/// A queue of a CUDA device. Driven by one host thread.
+class CudaStream : public Stream {
+ public:
+  virtual CUstream_st* handle() const = 0;
+  /// The kernels that may be launched into it.
+  virtual const KernelTable& kernels() const = 0;
+  virtual int ordinal() const = 0;
+  /// Scratch of the library calls of this stream, which run one after another: at least `bytes`,
+  /// aligned to 256, allocated by the first call that asks for so much; contents are lost between
+  /// calls. Must not grow while a graph is captured (Error{kInternal}).
+  virtual void* scratch(std::size_t bytes) = 0;
+  /// What a library keeps per stream (handles, plans), made by the first call that needs it and
+  /// destroyed with the stream. One slot per kind of library.
+  enum class Library : std::uint8_t { kBlas, kAttention, kCollectives };
+  virtual std::shared_ptr<void>& library(Library which) = 0;
+};
+
+/// A GPU. Memory comes from segments that grow while a first step runs and are reused ever after:
+/// a freed block may be handed out at once, to be used by work submitted later to the *same*
+/// stream. So only one stream may use memory that is freed before the device is synchronised (the
+/// compute lane's activations).
+class CudaDevice : public Device {
+ public:
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  bool host_accessible() const override { return false; }
+  virtual const KernelTable& kernels() const = 0;
+  virtual int ordinal() const = 0;
+  /// Bytes taken from the driver, of which `allocate` has handed out a part.
+  virtual std::int64_t reserved_bytes() const = 0;
+  /// How often the host waited for this device since it was made: stream, event and device
+  /// synchronisations, blocking copies, allocations from the driver. Tests hold a step to its one.
+  virtual std::int64_t host_waits() const = 0;
+};
+
+/// Throws Error{kUnavailable} with CudaStatus::problem, or if there is no such ordinal.
+std::unique_ptr<CudaDevice> make_cuda_device(CudaDeviceOptions options = {});
+
+/// A function that the CUDA backend exports: of the program itself if it was linked in (as tests
+/// do), else of libtessera_cuda.so, loaded on first use from $TESSERA_CUDA_MODULE or from beside
+/// the program or library. Throws Error{kUnavailable} that names the places searched.
+void* cuda_symbol(const char* name);
+
+}  // namespace tessera
