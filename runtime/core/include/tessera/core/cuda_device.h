@@ -48,16 +48,33 @@ struct CudaDeviceOptions {
   bool nvtx = true;
 };
 
+/// Captured work, which runs again with one call: with the same addresses, and what they hold then.
+class CudaGraph {
+ public:
+  virtual ~CudaGraph() = default;
+};
+
 /// A queue of a CUDA device. Driven by one host thread.
 class CudaStream : public Stream {
  public:
+  /// From here on, work is recorded instead of run: of this stream, and of others of its device
+  /// once they wait for an event of it. The host must not wait for any of them, nor may memory be
+  /// taken from the driver, until end_capture. Throws Error{kInvalidArgument} if it is capturing
+  /// already.
+  virtual void begin_capture() = 0;
+  /// This stream must have waited for all others that joined. If `previous` differs in values only
+  /// it is updated and returned, which is cheaper than a new one. Throws Error{kInvalidArgument}
+  /// that says what was not allowed.
+  virtual std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> previous) = 0;
+  virtual void launch(CudaGraph& graph) = 0;
+
   virtual CUstream_st* handle() const = 0;
   /// The kernels that may be launched into it.
   virtual const KernelTable& kernels() const = 0;
   virtual int ordinal() const = 0;
   /// Scratch of the library calls of this stream, which run one after another: at least `bytes`,
   /// aligned to 256, allocated by the first call that asks for so much; contents are lost between
-  /// calls. Must not grow while a graph is captured (Error{kInternal}).
+  /// calls. Cannot grow while a graph is captured (Error{kInvalidArgument}).
   virtual void* scratch(std::size_t bytes) = 0;
   /// What a library keeps per stream (handles, plans), made by the first call that needs it and
   /// destroyed with the stream. One slot per kind of library.
@@ -77,8 +94,8 @@ class CudaDevice : public Device {
   virtual int ordinal() const = 0;
   /// Bytes taken from the driver, of which `allocate` has handed out a part.
   virtual std::int64_t reserved_bytes() const = 0;
-  /// How often the host waited for this device since it was made: stream, event and device
-  /// synchronisations, blocking copies, allocations from the driver. Tests hold a step to its one.
+  /// How often the host waited for this device since it was made: synchronisations of streams and
+  /// allocations from the driver. A step has one for each lane, at its end.
   virtual std::int64_t host_waits() const = 0;
 };
 

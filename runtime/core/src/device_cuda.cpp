@@ -1,0 +1,74 @@
+#include <chrono>
+#include <memory>
+
+#include "check_cuda.h"
+#include "cuda_backend.h"
+#include "memory_pool_cuda.h"
+#include "status_cuda.h"
+#include "stream_cuda.h"
+
+extern "C" const tessera::KernelTable* tessera_cuda_kernels();  // of the kernels in this module
+
+namespace tessera::cuda {
+namespace {
+
+class DeviceCuda : public CudaDevice {
+ public:
+  explicit DeviceCuda(const CudaDeviceOptions& options) : pool_(options.ordinal) {
+    state_.ordinal = options.ordinal;
+    state_.nvtx = options.nvtx;
+    state_.kernels = tessera_cuda_kernels();
+    TESSERA_CUDA_CHECK(cudaSetDevice(options.ordinal));
+    set_epoch();
+  }
+  ~DeviceCuda() override { static_cast<void>(cudaEventDestroy(state_.epoch)); }
+
+  void* allocate(std::size_t bytes) override { return pool_.allocate(bytes); }
+  void deallocate(void* address, std::size_t /*bytes*/) noexcept override {
+    pool_.deallocate(address);
+  }
+  void* allocate_host(std::size_t bytes) override {
+    void* address = nullptr;
+    TESSERA_CUDA_CHECK(cudaMallocHost(&address, bytes > 0 ? bytes : 1));
+    return address;
+  }
+  void deallocate_host(void* address, std::size_t /*bytes*/) noexcept override {
+    static_cast<void>(cudaFreeHost(address));
+  }
+  std::unique_ptr<Stream> create_stream(StreamOptions options) override {
+    return std::make_unique<StreamCuda>(state_, std::move(options));
+  }
+  const KernelTable& kernels() const override { return *state_.kernels; }
+  int ordinal() const override { return state_.ordinal; }
+  std::int64_t reserved_bytes() const override { return pool_.reserved_bytes(); }
+  std::int64_t host_waits() const override { return state_.host_waits + pool_.growths(); }
+
+ private:
+  /// Ties CUDA's clock, which only knows differences, to the host's.
+  void set_epoch() {
+    TESSERA_CUDA_CHECK(cudaEventCreateWithFlags(&state_.epoch, cudaEventDefault));
+    TESSERA_CUDA_CHECK(cudaEventRecord(state_.epoch, nullptr));
+    TESSERA_CUDA_CHECK(cudaEventSynchronize(state_.epoch));
+    state_.epoch_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  DeviceState state_;
+  MemoryPool pool_;
+};
+
+}  // namespace
+}  // namespace tessera::cuda
+
+extern "C" __attribute__((visibility("default"))) tessera::CudaDevice* tessera_cuda_make_device(
+    const tessera::CudaDeviceOptions& options) {
+  using tessera::ErrorCode;
+  tessera::CudaStatus status;
+  tessera::cuda::fill_status(status);
+  tessera::require(status.usable(), ErrorCode::kUnavailable, status.problem);
+  tessera::require(options.ordinal >= 0 && options.ordinal < static_cast<int>(status.gpus.size()),
+                   ErrorCode::kUnavailable, "there is no GPU ", options.ordinal, ": ",
+                   status.gpus.size(),
+                   " can be seen (CUDA_VISIBLE_DEVICES may hide some); see 'tessera gpu-info'");
+  return std::make_unique<tessera::cuda::DeviceCuda>(options).release();
+}

@@ -1,0 +1,241 @@
+#include "stream_cuda.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <string>
+#include <utility>
+
+#include "check_cuda.h"
+
+namespace tessera::cuda {
+namespace {
+
+class EventCuda : public Event::State {
+ public:
+  explicit EventCuda(std::shared_ptr<EventPool> pool)
+      : pool_(std::move(pool)), event_(pool_->take()) {}
+  ~EventCuda() override { pool_->give_back(event_); }
+  EventCuda(const EventCuda&) = delete;
+  EventCuda& operator=(const EventCuda&) = delete;
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  cudaEvent_t event_;
+};
+
+class GraphCuda : public CudaGraph {
+ public:
+  explicit GraphCuda(cudaGraph_t graph) {
+    TESSERA_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph, 0));
+  }
+  ~GraphCuda() override { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  GraphCuda(const GraphCuda&) = delete;
+  GraphCuda& operator=(const GraphCuda&) = delete;
+
+  /// False if `graph` differs in more than values.
+  bool update(cudaGraph_t graph) {
+    cudaGraphExecUpdateResultInfo info{};
+    const cudaError_t status = cudaGraphExecUpdate(executable_, graph, &info);
+    static_cast<void>(cudaGetLastError());  // "cannot be updated" is an answer
+    return status == cudaSuccess && info.result == cudaGraphExecUpdateSuccess;
+  }
+  cudaGraphExec_t handle() const { return executable_; }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// A range on the timeline of Nsight Systems.
+class Range {
+ public:
+  Range(bool shown, std::string_view name) : shown_(shown) {
+    if (shown_) nvtxRangePushA(std::string(name).c_str());
+  }
+  ~Range() {
+    if (shown_) nvtxRangePop();
+  }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  bool shown_;
+};
+
+}  // namespace
+
+EventPool::~EventPool() {
+  for (cudaEvent_t event : free_) static_cast<void>(cudaEventDestroy(event));
+}
+
+cudaEvent_t EventPool::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      cudaEvent_t event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  TESSERA_CUDA_CHECK(cudaEventCreateWithFlags(&event, flags_));
+  return event;
+}
+
+void EventPool::give_back(cudaEvent_t event) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+StreamCuda::StreamCuda(DeviceState& device, StreamOptions options)
+    : device_(device), options_(std::move(options)) {
+  TESSERA_CUDA_CHECK(cudaSetDevice(device_.ordinal));
+  TESSERA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+
+StreamCuda::~StreamCuda() {
+  static_cast<void>(cudaStreamSynchronize(stream_));
+  for (auto& library : libraries_) library.reset();
+  for (const Span& span : spans_) {
+    device_.timed_events->give_back(span.begin);
+    device_.timed_events->give_back(span.end);
+  }
+  static_cast<void>(cudaFree(scratch_));
+  static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+void StreamCuda::submit(const Work& work, std::function<void()> task) {
+  if (failure_) return;
+  try {
+    const Range range(device_.nvtx, work.name);
+    if (options_.before_task) options_.before_task();
+    Span span{.work = work};
+    const bool traced = options_.on_span && !capturing();
+    if (traced) span.begin = mark();
+    if (task) task();
+    if (!traced) return;
+    span.end = mark();
+    spans_.push_back(span);
+  } catch (const std::exception& error) {
+    fail_with(error.what());
+  } catch (...) {
+    fail_with("unknown exception");
+  }
+}
+
+Event StreamCuda::record() {
+  auto event = std::make_shared<EventCuda>(device_.events);
+  TESSERA_CUDA_CHECK(cudaEventRecord(event->handle(), stream_));
+  return Event(std::move(event));
+}
+
+void StreamCuda::wait(const Event& event) {
+  if (event.state() == nullptr) return;
+  const auto* state = dynamic_cast<const EventCuda*>(event.state().get());
+  require(state != nullptr, ErrorCode::kInvalidArgument, "CUDA stream '", options_.name,
+          "' cannot wait for an event of another kind of device");
+  TESSERA_CUDA_CHECK(cudaStreamWaitEvent(stream_, state->handle(), 0));
+}
+
+void StreamCuda::copy(void* destination, const void* source, std::size_t bytes) {
+  if (bytes == 0) return;
+  submit({.name = "copy"}, [&] {
+    TESSERA_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_));
+  });
+}
+
+void StreamCuda::synchronize() {
+  ++device_.host_waits;
+  try {
+    TESSERA_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  } catch (const Error& error) {
+    if (!failure_) fail_with(error.what());
+  }
+  report_spans();
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void StreamCuda::begin_capture() {
+  require(!capturing(), ErrorCode::kInvalidArgument, "stream '", options_.name,
+          "' is already capturing a graph");
+  TESSERA_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+}
+
+std::unique_ptr<CudaGraph> StreamCuda::end_capture(std::unique_ptr<CudaGraph> previous) {
+  cudaGraph_t graph = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(stream_, &graph);
+  static_cast<void>(cudaGetLastError());
+  if (failure_) {
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    std::rethrow_exception(failure_);
+  }
+  require(status == cudaSuccess && graph != nullptr, ErrorCode::kInvalidArgument,
+          "the work on stream '", options_.name,
+          "' cannot be captured as a graph: ", cudaGetErrorString(status),
+          "; nothing in it may wait for the device or take memory from it, and every stream that "
+          "joined must be waited for");
+  const auto destroy = [](cudaGraph_t g) { static_cast<void>(cudaGraphDestroy(g)); };
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(destroy)> owner(graph,
+                                                                                     destroy);
+  auto* known = dynamic_cast<GraphCuda*>(previous.get());
+  if (known != nullptr && known->update(graph)) return previous;
+  return std::make_unique<GraphCuda>(graph);
+}
+
+void StreamCuda::launch(CudaGraph& graph) {
+  auto* known = dynamic_cast<GraphCuda*>(&graph);
+  require(known != nullptr, ErrorCode::kInvalidArgument, "stream '", options_.name,
+          "' cannot launch a graph of another backend");
+  require(!capturing(), ErrorCode::kInvalidArgument, "stream '", options_.name,
+          "' cannot launch a graph while it captures one");
+  TESSERA_CUDA_CHECK(cudaGraphLaunch(known->handle(), stream_));
+}
+
+void* StreamCuda::scratch(std::size_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_;
+  require(!capturing(), ErrorCode::kInvalidArgument, "stream '", options_.name, "' needs ", bytes,
+          " bytes of scratch while it captures a graph; run the same work once without capture");
+  device_.host_waits += 2;
+  TESSERA_CUDA_CHECK(cudaSetDevice(device_.ordinal));
+  TESSERA_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  TESSERA_CUDA_CHECK(cudaFree(std::exchange(scratch_, nullptr)));
+  scratch_bytes_ = 0;
+  TESSERA_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
+  scratch_bytes_ = bytes;
+  return scratch_;
+}
+
+bool StreamCuda::capturing() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TESSERA_CUDA_CHECK(cudaStreamIsCapturing(stream_, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void StreamCuda::fail_with(const std::string& what) {
+  failure_ = std::current_exception();
+  if (options_.on_error) options_.on_error(what);
+}
+
+cudaEvent_t StreamCuda::mark() {
+  cudaEvent_t event = device_.timed_events->take();
+  TESSERA_CUDA_CHECK(cudaEventRecord(event, stream_));
+  return event;
+}
+
+/// The stream is idle: what has been timed is known.
+void StreamCuda::report_spans() {
+  const auto seconds_of = [this](cudaEvent_t event) {
+    float milliseconds = 0.0F;
+    const cudaError_t status = cudaEventElapsedTime(&milliseconds, device_.epoch, event);
+    device_.timed_events->give_back(event);
+    static_cast<void>(cudaGetLastError());
+    return status == cudaSuccess ? device_.epoch_seconds + static_cast<double>(milliseconds) * 1e-3
+                                 : 0.0;
+  };
+  for (const Span& span : std::exchange(spans_, {})) {
+    const double begin = seconds_of(span.begin);
+    options_.on_span(span.work, begin, seconds_of(span.end));
+  }
+}
+
+}  // namespace tessera::cuda

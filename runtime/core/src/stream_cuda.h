@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tessera/core/cuda_device.h"
+
+namespace tessera::cuda {
+
+/// CUDA events are kept and reused: a step makes and drops one for every dependency.
+class EventPool {
+ public:
+  explicit EventPool(unsigned flags) : flags_(flags) {}
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  cudaEvent_t take();
+  void give_back(cudaEvent_t event) noexcept;
+
+ private:
+  const unsigned flags_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+};
+
+/// What the streams of a device share with it.
+struct DeviceState {
+  int ordinal = 0;
+  bool nvtx = true;
+  const KernelTable* kernels = nullptr;
+  std::atomic<std::int64_t> host_waits{0};
+  std::shared_ptr<EventPool> events = std::make_shared<EventPool>(cudaEventDisableTiming);
+  std::shared_ptr<EventPool> timed_events = std::make_shared<EventPool>(cudaEventDefault);
+  /// An event and the second of the steady clock at which it passed: traces are relative to it.
+  cudaEvent_t epoch = nullptr;
+  double epoch_seconds = 0.0;
+};
+
+/// Tasks run where they are submitted and launch into a CUDA stream.
+class StreamCuda : public CudaStream {
+ public:
+  StreamCuda(DeviceState& device, StreamOptions options);
+  ~StreamCuda() override;
+  StreamCuda(const StreamCuda&) = delete;
+  StreamCuda& operator=(const StreamCuda&) = delete;
+
+  void submit(const Work& work, std::function<void()> task) override;
+  Event record() override;
+  void wait(const Event& event) override;
+  void copy(void* destination, const void* source, std::size_t bytes) override;
+  void synchronize() override;
+
+  void begin_capture() override;
+  std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> previous) override;
+  void launch(CudaGraph& graph) override;
+
+  CUstream_st* handle() const override { return stream_; }
+  const KernelTable& kernels() const override { return *device_.kernels; }
+  int ordinal() const override { return device_.ordinal; }
+  void* scratch(std::size_t bytes) override;
+  std::shared_ptr<void>& library(Library which) override {
+    return libraries_[static_cast<std::size_t>(which)];
+  }
+
+ private:
+  struct Span {
+    Work work;
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+
+  bool capturing() const;
+  void fail_with(const std::string& what);
+  cudaEvent_t mark();
+  void report_spans();
+
+  DeviceState& device_;
+  const StreamOptions options_;
+  cudaStream_t stream_ = nullptr;
+  void* scratch_ = nullptr;
+  std::size_t scratch_bytes_ = 0;
+  std::array<std::shared_ptr<void>, 3> libraries_;
+  std::vector<Span> spans_;  ///< not yet reported
+  std::exception_ptr failure_;
+};
+
+}  // namespace tessera::cuda

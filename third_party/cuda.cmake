@@ -1,0 +1,53 @@
+# The CUDA backend, libtessera_cuda.so: built where the CUDA toolkit is, loaded by the program on demand
+# (runtime/core/src/cuda_module.cpp), absent elsewhere.
+option(TESSERA_CUDA "Build the CUDA backend if the CUDA toolkit is found" ON)
+set(TESSERA_CUDA_ARCHITECTURES "80-real;90-real;90a-real"
+    CACHE STRING "GPU architectures of the CUDA backend, as CMAKE_CUDA_ARCHITECTURES writes them")
+# Below, its sources are compiled for the emulator, which brings its own sanitized build.
+if(NOT TESSERA_CUDA OR TESSERA_SANITIZE)
+  return()
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "No CUDA compiler: Tessera is built without its CUDA backend")
+  return()
+endif()
+find_package(CUDAToolkit 13.0)
+find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_ROOT PATH_SUFFIXES include)
+find_path(TESSERA_CUDNN_INCLUDE cudnn_backend.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CUDNN_ROOT PATH_SUFFIXES include)
+foreach(needed CUDAToolkit_FOUND TESSERA_NCCL_INCLUDE TESSERA_CUDNN_INCLUDE)
+  if(NOT ${needed})
+    message(STATUS "${needed} is missing: Tessera is built without its CUDA backend "
+                   "(it needs CUDA 13, and the headers of NCCL and cuDNN)")
+    return()
+  endif()
+endforeach()
+
+set(CMAKE_CUDA_ARCHITECTURES ${TESSERA_CUDA_ARCHITECTURES})
+enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know how to ask nvcc for C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+get_property(_cuda_sources GLOBAL PROPERTY TESSERA_CUDA_SOURCES)
+add_library(tessera_cuda MODULE ${_cuda_sources})
+get_target_property(_tessera_includes tessera INCLUDE_DIRECTORIES)
+target_include_directories(tessera_cuda PRIVATE
+  ${_tessera_includes} ${PROJECT_SOURCE_DIR}/kernels/src/nvcc ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDNN_INCLUDE})
+# The object files of `tessera` that it refers to come along; what it shares with the program is
+# passed as arguments, and exceptions and casts go by name.
+target_link_libraries(tessera_cuda PRIVATE tessera CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS})
+target_link_options(tessera_cuda PRIVATE LINKER:--as-needed LINKER:--exclude-libs,ALL)
+target_compile_options(tessera_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:CXX>:$<TARGET_PROPERTY:tessera_compile_options,INTERFACE_COMPILE_OPTIONS>>
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo --threads=2 -Xcompiler=-Wall,-Wextra
+    $<$<BOOL:${TESSERA_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>>)
+set_target_properties(tessera_cuda PROPERTIES
+  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib
+  CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
+install(TARGETS tessera_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera)
