@@ -94,6 +94,7 @@ StreamCuda::StreamCuda(DeviceState& device, StreamOptions options)
 }
 
 StreamCuda::~StreamCuda() {
+  settle();
   static_cast<void>(cudaStreamSynchronize(stream_));
   for (auto& library : libraries_) library.reset();
   for (const Span& span : spans_) {
@@ -105,7 +106,23 @@ StreamCuda::~StreamCuda() {
 }
 
 void StreamCuda::submit(const Work& work, std::function<void()> task) {
-  if (failure_) return;
+  settle();
+  run(work, task);
+}
+
+void StreamCuda::defer(const Work& work, std::function<void()> task) {
+  settle();
+  deferred_ = Deferred{.work = work, .task = std::move(task)};
+}
+
+void StreamCuda::settle() {
+  if (!deferred_) return;
+  const Deferred deferred = *std::exchange(deferred_, std::nullopt);
+  run(deferred.work, deferred.task);
+}
+
+void StreamCuda::run(const Work& work, const std::function<void()>& task) {
+  if (failure_->get()) return;
   try {
     const Range range(device_.nvtx, work.name);
     if (options_.before_task) options_.before_task();
@@ -124,12 +141,14 @@ void StreamCuda::submit(const Work& work, std::function<void()> task) {
 }
 
 Event StreamCuda::record() {
+  settle();
   auto event = std::make_shared<EventCuda>(device_.events);
   TESSERA_CUDA_CHECK(cudaEventRecord(event->handle(), stream_));
   return Event(std::move(event));
 }
 
 void StreamCuda::wait(const Event& event) {
+  settle();
   if (event.state() == nullptr) return;
   const auto* state = dynamic_cast<const EventCuda*>(event.state().get());
   require(state != nullptr, ErrorCode::kInvalidArgument, "CUDA stream '", options_.name,
@@ -145,29 +164,39 @@ void StreamCuda::copy(void* destination, const void* source, std::size_t bytes) 
 }
 
 void StreamCuda::synchronize() {
+  settle();
   ++device_.host_waits;
   try {
     TESSERA_CUDA_CHECK(cudaStreamSynchronize(stream_));
   } catch (const Error& error) {
-    if (!failure_) fail_with(error.what());
+    if (!failure_->get()) fail_with(error.what());
   }
   report_spans();
-  if (failure_) std::rethrow_exception(failure_);
+  const std::exception_ptr failure = failure_->get();
+  if (!failure) return;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    report_failure(error.what());  // unless it was found here, it came from enqueued work
+    throw;
+  }
 }
 
 void StreamCuda::begin_capture() {
+  settle();
   require(!capturing(), ErrorCode::kInvalidArgument, "stream '", options_.name,
           "' is already capturing a graph");
   TESSERA_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
 }
 
 std::unique_ptr<CudaGraph> StreamCuda::end_capture(std::unique_ptr<CudaGraph> previous) {
+  settle();
   cudaGraph_t graph = nullptr;
   const cudaError_t status = cudaStreamEndCapture(stream_, &graph);
   static_cast<void>(cudaGetLastError());
-  if (failure_) {
+  if (const std::exception_ptr failure = failure_->get()) {
     if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
-    std::rethrow_exception(failure_);
+    std::rethrow_exception(failure);
   }
   require(status == cudaSuccess && graph != nullptr, ErrorCode::kInvalidArgument,
           "the work on stream '", options_.name,
@@ -183,6 +212,7 @@ std::unique_ptr<CudaGraph> StreamCuda::end_capture(std::unique_ptr<CudaGraph> pr
 }
 
 void StreamCuda::launch(CudaGraph& graph) {
+  settle();
   auto* known = dynamic_cast<GraphCuda*>(&graph);
   require(known != nullptr, ErrorCode::kInvalidArgument, "stream '", options_.name,
           "' cannot launch a graph of another backend");
@@ -212,8 +242,13 @@ bool StreamCuda::capturing() const {
 }
 
 void StreamCuda::fail_with(const std::string& what) {
-  failure_ = std::current_exception();
-  if (options_.on_error) options_.on_error(what);
+  failure_->set(std::current_exception());
+  report_failure(what);
+}
+
+void StreamCuda::report_failure(const std::string& what) {
+  if (std::exchange(failure_reported_, true) || !options_.on_error) return;
+  options_.on_error(what);
 }
 
 cudaEvent_t StreamCuda::mark() {

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "tessera/core/cuda_device.h"
@@ -67,15 +68,26 @@ class StreamCuda : public CudaStream {
   std::shared_ptr<void>& library(Library which) override {
     return libraries_[static_cast<std::size_t>(which)];
   }
+  void defer(const Work& work, std::function<void()> task) override;
+  const std::shared_ptr<StreamFailure>& failure() override { return failure_; }
 
  private:
+  struct Deferred {
+    Work work;
+    std::function<void()> task;
+  };
   struct Span {
     Work work;
     cudaEvent_t begin = nullptr, end = nullptr;
   };
 
   bool capturing() const;
+  /// Submits what was deferred.
+  void settle();
+  void run(const Work& work, const std::function<void()>& task);
+  /// Must be called in a catch.
   void fail_with(const std::string& what);
+  void report_failure(const std::string& what);
   cudaEvent_t mark();
   void report_spans();
 
@@ -86,7 +98,9 @@ class StreamCuda : public CudaStream {
   std::size_t scratch_bytes_ = 0;
   std::array<std::shared_ptr<void>, 3> libraries_;
   std::vector<Span> spans_;  ///< not yet reported
-  std::exception_ptr failure_;
+  std::optional<Deferred> deferred_;
+  const std::shared_ptr<StreamFailure> failure_ = std::make_shared<StreamFailure>();
+  bool failure_reported_ = false;
 };
 
 }  // namespace tessera::cuda

@@ -1,8 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/device.h"
@@ -54,6 +58,26 @@ class CudaGraph {
   virtual ~CudaGraph() = default;
 };
 
+/// Where work that a stream has already enqueued says that it failed, from any thread. A stream
+/// that finds something here is failed: it drops later tasks, and `synchronize` rethrows what it
+/// found.
+class StreamFailure {
+ public:
+  /// The first one counts.
+  void set(std::exception_ptr failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  std::exception_ptr get() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;  // guarded by mutex_
+};
+
 /// A queue of a CUDA device. Driven by one host thread.
 class CudaStream : public Stream {
  public:
@@ -80,6 +104,14 @@ class CudaStream : public Stream {
   /// destroyed with the stream. One slot per kind of library.
   enum class Library : std::uint8_t { kBlas, kAttention, kCollectives };
   virtual std::shared_ptr<void>& library(Library which) = 0;
+  /// Submits `task` as soon as anything else is to enter this stream, or the host is to wait for it
+  /// (submit, record, wait, copy, synchronize, the destructor). For work that cannot be enqueued
+  /// before another rank has issued its part: the host is free to issue to other streams meanwhile.
+  virtual void defer(const Work& work, std::function<void()> task) {
+    submit(work, std::move(task));
+  }
+  /// What enqueued work reports to; may outlive the stream. Never null.
+  virtual const std::shared_ptr<StreamFailure>& failure() = 0;
 };
 
 /// A GPU. Memory comes from segments that grow while a first step runs and are reused ever after:
