@@ -8,6 +8,7 @@
 #include "layer_runner.h"
 #include "rank_state.h"
 #include "step_exchange.h"
+#include "step_graph.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ class Executor::Impl {
         state_(schedule, layout, groups.rank(), memory, lanes_.of(Lane::kCompute), options_.seed),
         exchange_(schedule, state_, groups.control(), memory),
         layers_(schedule, layout, model, source, state_, memory, options_),
+        graph_(StepGraph::make(memory.device(), lanes_, options_)),
         waited_for_(schedule.actions.size()),
         events_(schedule.actions.size()) {
     for (const Action& action : schedule.actions) {
@@ -44,6 +46,7 @@ class Executor::Impl {
 
  private:
   void abandon(std::string_view reason) noexcept;
+  void issue_step();
   void issue(int index);
   void collective(const Action& action, Stream& stream);
   void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
@@ -63,6 +66,7 @@ class Executor::Impl {
   RankState state_;
   StepExchange exchange_;
   LayerRunner layers_;
+  std::unique_ptr<StepGraph> graph_;
   std::vector<bool> waited_for_;
   std::vector<Event> events_;
   std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
@@ -90,14 +94,15 @@ void Executor::Impl::plan_segments() {
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   lanes_.take_spans();  // of what ran between steps
   try {
-    Stream& compute = lanes_.of(Lane::kCompute);
-    layers_.begin_step(step, compute);
+    layers_.begin_step(step);
     const OptimizerOptions& o = options_.optimizer;
-    exchange_.begin_step(
-        layers_.items(),
-        adamw_scalars(static_cast<float>(learning_rate), o.beta1, o.beta2, step + 1), compute);
-    if (groups_.control() == nullptr) exchange_.exchange_items(compute);
-    for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
+    exchange_.begin_step(layers_.items(), adamw_scalars(static_cast<float>(learning_rate), o.beta1,
+                                                        o.beta2, step + 1));
+    if (graph_ == nullptr) {
+      issue_step();
+    } else {
+      graph_->run([this] { issue_step(); }, layers_.draws_random());
+    }
   } catch (const std::exception& error) {
     abandon(error.what());
     throw;
@@ -110,6 +115,14 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   return {.loss = exchange_.mean_loss(),
           .gradient_norm = exchange_.gradient_norm(),
           .items = exchange_.total_items()};
+}
+
+void Executor::Impl::issue_step() {
+  Stream& compute = lanes_.of(Lane::kCompute);
+  layers_.send_batches(compute);
+  exchange_.send_scalars(compute);
+  if (groups_.control() == nullptr) exchange_.exchange_items(compute);
+  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
 }
 
 /// Peers must not wait for what will never be issued, and what was issued must not outlive its

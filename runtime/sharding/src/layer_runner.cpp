@@ -116,7 +116,7 @@ void LayerRunner::allocate_batches() {
   }
 }
 
-void LayerRunner::begin_step(std::int64_t step, Stream& stream) {
+void LayerRunner::begin_step(std::int64_t step) {
   const ShardNesting& nesting = state_.nesting();
   const std::int64_t world = schedule_.mesh.world_size();
   const std::int64_t index = nesting.index(nesting.all_axes(), state_.rank());
@@ -128,9 +128,12 @@ void LayerRunner::begin_step(std::int64_t step, Stream& stream) {
     batch.items = source_.fill(batch.index * options_.micro_batch, options_.micro_batch,
                                staged != nullptr ? staged->inputs() : batch.inputs.view(),
                                staged != nullptr ? staged->targets() : batch.targets.view());
-    if (staged != nullptr) staged->send(batch, stream);
     items_[static_cast<std::size_t>(m)] = batch.items;
   }
+}
+
+void LayerRunner::send_batches(Stream& stream) {
+  for (std::size_t m = 0; m < staged_.size(); ++m) staged_[m]->send(batches_[m], stream);
 }
 
 bool LayerRunner::recomputes(int layer) const {
@@ -236,6 +239,7 @@ void LayerRunner::forward(int index, Stream& stream) {
   Value input = tape->input(std::move(flowing_), record && needs_input_gradient(a.layer));
   Value output = model_.layers[layer]->forward(*tape, input, bind(index, false));
   flowing_ = std::move(output.tensor);
+  draws_random_ = draws_random_ || tape->draws_random();
   if (record) {
     kept.tape = std::move(tape);
     kept.output = {.tensor = {}, .id = output.id, .remake = nullptr};
@@ -254,6 +258,7 @@ void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView
   {
     const Value input = tape->input(std::move(flowing_), needs_input_gradient(a.layer));
     output = model_.layers[layer]->forward(*tape, input, bind(index, true));
+    draws_random_ = draws_random_ || tape->draws_random();
   }
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
           model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",

@@ -19,9 +19,12 @@ class LayerRunner {
               const ExecutorOptions& options);
   ~LayerRunner();
 
-  /// Reads the step's micro-batches of this rank and issues their way to the device on `stream`,
-  /// the compute lane. Host thread, between steps.
-  void begin_step(std::int64_t step, Stream& stream);
+  /// Reads the step's micro-batches of this rank. Host thread, between steps.
+  void begin_step(std::int64_t step);
+  /// Issues their way to the device, on the compute lane.
+  void send_batches(Stream& stream);
+  /// True once a layer has drawn random numbers: its kernels are given other keys in each step.
+  bool draws_random() const { return draws_random_; }
   /// Items that count, per micro-step.
   const std::vector<std::int64_t>& items() const { return items_; }
 
@@ -71,6 +74,7 @@ class LayerRunner {
   /// Where the host writes them, by micro-step: empty if it writes to the device itself.
   std::vector<std::unique_ptr<StagedBatch>> staged_;
   std::vector<std::int64_t> items_;
+  bool draws_random_ = false;
 
   /// What a layer's forward left for its backward, by layer. Micro-steps follow one another, so one
   /// of each is enough.

@@ -34,6 +34,7 @@ Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const M
   ExecutorOptions traced = options;
   traced.before_task = nullptr;
   traced.trace = true;
+  traced.graph = false;
   Executor executor(schedule, layout, model, shapes, groups, memory, traced);
   executor.run_step(0, 0.0);
   return {.memory = memory.peak(), .traffic = groups.traffic(), .spans = executor.spans()};

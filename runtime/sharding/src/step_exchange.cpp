@@ -98,10 +98,13 @@ void StepExchange::upload_plan(Stream& stream) {
 }
 
 void StepExchange::begin_step(const std::vector<std::int64_t>& items,
-                              const std::array<float, kAdamWScalars>& adamw, Stream& stream) {
-  if (!plan_is_there_) upload_plan(stream);
+                              const std::array<float, kAdamWScalars>& adamw) {
   std::ranges::copy(items, counts_.host() + me_ * schedule_.micro_steps);
   std::copy_n(adamw.begin(), kAdamWGradientScale, adamw_.host());
+}
+
+void StepExchange::send_scalars(Stream& stream) {
+  if (!plan_is_there_) upload_plan(stream);
   // All but the last, the clip factor, which exchange_results makes on the device.
   static_assert(kAdamWGradientScale == kAdamWScalars - 1);
   adamw_.upload(stream, kAdamWGradientScale);

@@ -22,10 +22,12 @@ class StepExchange {
   StepExchange(const Schedule& schedule, const RankState& state, ProcessGroup* control,
                Memory& memory);
 
-  /// Before a step, lanes idle: what the host knows of it. `items` per micro-step of this rank;
-  /// `adamw` as adamw_scalars gives it. Issues copies on `stream`.
+  /// Before a step, lanes idle: takes what the host knows of it. `items` per micro-step of this
+  /// rank; `adamw` as adamw_scalars gives it.
   void begin_step(const std::vector<std::int64_t>& items,
-                  const std::array<float, kAdamWScalars>& adamw, Stream& stream);
+                  const std::array<float, kAdamWScalars>& adamw);
+  /// Issues its way to the device, on the compute lane.
+  void send_scalars(Stream& stream);
 
   /// Makes loss_scale() of the ranks' item counts. Issues on `stream`.
   void exchange_items(Stream& stream);

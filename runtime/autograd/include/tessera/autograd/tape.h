@@ -137,6 +137,7 @@ class Tape {
   /// A key for the next random mask of this layer and micro-batch; the n-th call in a layer's
   /// forward gives the same key again when the layer is recomputed.
   RandomKey next_random_key();
+  bool draws_random() const { return random_calls_ > 0; }
 
   /// Operations declare what they cost.
   void charge(const Cost& cost) { cost_ += cost; }

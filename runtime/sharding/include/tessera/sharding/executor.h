@@ -36,6 +36,9 @@ struct ExecutorOptions {
   /// Runs before every task of every lane, e.g. a random delay in a test.
   std::function<void()> before_task{};
   bool trace = false;  ///< keep when each action ran; see Executor::spans
+  /// Capture the second step as a CUDA graph and replay it from then on: the same bits, without the
+  /// host's part of the work. Needs a CUDA device and groups that can be captured (none, or NCCL).
+  bool graph = false;
 };
 
 struct StepResult {

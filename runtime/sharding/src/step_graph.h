@@ -1,0 +1,35 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "lanes.h"
+#include "tessera/core/cuda_device.h"
+
+namespace tessera {
+
+/// A step as a CUDA graph: issued once while the lanes record it, and replayed with one call ever
+/// after. The first step always runs as it is: it takes memory from the driver and makes plans,
+/// which cannot be captured.
+class StepGraph {
+ public:
+  /// Null unless the options ask for it and the device can. Throws Error{kInvalidArgument} if a
+  /// trace is asked for, too: a replay has no actions to time.
+  static std::unique_ptr<StepGraph> make(Device& device, Lanes& lanes,
+                                         const ExecutorOptions& options);
+  explicit StepGraph(Lanes& lanes) : lanes_(lanes) {}
+
+  /// Runs a step that `issue` puts on the lanes. `values_change`: some kernels are given other
+  /// arguments in each step (keys of random numbers), so the graph is recorded anew and updated.
+  void run(const std::function<void()>& issue, bool values_change);
+
+ private:
+  void capture(const std::function<void()>& issue);
+  CudaStream& origin();
+
+  Lanes& lanes_;
+  std::unique_ptr<CudaGraph> graph_;
+  bool warm_ = false;
+};
+
+}  // namespace tessera
