@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "cpu_kernels.h"
+#include "gemm_arguments.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
 
 // GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
 // operands and needs no set-up; bf16 by the matmul primitive (AMX or AVX512-BF16); and bf16 without
-// such instructions by widening (gemm_widened_cpu.cpp).
+// such instructions by widening (gemm_widened_cpu.cpp). GELU and bias gradients are the kernels of
+// their own, called one after another.
 
 namespace tessera::cpu {
 namespace {
@@ -222,21 +224,6 @@ void multiply_bf16(const Product& p) {
   });
 }
 
-/// Rows of the operand as stored, after checking that elements of a row are neighbours.
-Matrix as_matrix(const TensorView& view, bool transposed, const char* name) {
-  if (!(view.shape.rank() == 2))
-    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ", to_string(view.shape),
-         ", wanted a matrix");
-  const std::int64_t columns = view.shape[1];
-  if (!(columns <= 1 || view.strides[1] == 1))
-    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has a column stride of ", view.strides[1],
-         ", wanted 1");
-  // oneDNN wants a leading dimension of at least the width even where there is only one row.
-  const std::int64_t stride =
-      view.shape[0] > 1 ? view.strides[0] : std::max<std::int64_t>(columns, 1);
-  return {view.data, stride, transposed};
-}
-
 }  // namespace
 
 void start_product(const Product& p) {
@@ -265,33 +252,29 @@ void multiply(const Product& p) {
   multiply_fp32(p);
 }
 
-void gemm(const GemmArgs& args, Stream&) {
-  const Matrix a = as_matrix(args.a, args.transpose_a, "a");
-  const Matrix b = as_matrix(args.b, args.transpose_b, "b");
-  const Matrix c = as_matrix(args.c, false, "c");
-  const Product p{.m = args.a.shape[args.transpose_a ? 1 : 0],
-                  .n = args.b.shape[args.transpose_b ? 0 : 1],
-                  .k = args.a.shape[args.transpose_a ? 0 : 1],
-                  .a = a,
-                  .b = b,
-                  .c = args.c.data,
-                  .c_stride = c.stride,
-                  .bias = args.bias.data,
-                  .accumulate = args.accumulate,
-                  .dtype = args.a.dtype,
-                  .c_dtype = args.c.dtype};
-  if (!(args.b.shape[args.transpose_b ? 1 : 0] == p.k && args.c.shape[0] == p.m &&
-        args.c.shape[1] == p.n && (!args.bias || args.bias.numel() == p.n)))
-    fail(ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
-         args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
-         args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
-         args.bias ? args.bias.numel() : 0);
-  if (!((p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16) && args.b.dtype == p.dtype &&
-        (p.c_dtype == p.dtype || p.c_dtype == DType::kFloat32) &&
-        (!args.bias || args.bias.dtype == p.dtype)))
-    fail(ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(args.a.dtype),
-         ", b ", to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
-  multiply(p);
+void gemm(const GemmArgs& args, Stream& stream) {
+  const GemmSizes sizes = check_gemm(args);
+  const TensorView& product = args.gelu_input ? args.gelu_input : args.c;
+  multiply({.m = sizes.m,
+            .n = sizes.n,
+            .k = sizes.k,
+            .a = {args.a.data, sizes.a_stride, args.transpose_a},
+            .b = {args.b.data, sizes.b_stride, args.transpose_b},
+            .c = product.data,
+            .c_stride = sizes.c_stride,
+            .bias = args.bias.data,
+            .accumulate = args.accumulate,
+            .dtype = args.a.dtype,
+            .c_dtype = args.c.dtype});
+  if (args.gelu) gelu_forward({.x = product, .y = args.c}, stream);
+  if (args.gelu_backward_input) {
+    gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream);
+  }
+  if (args.bias_gradient) {
+    bias_gradient(
+        {.dy = args.a, .db = args.bias_gradient, .accumulate = args.accumulate_bias_gradient},
+        stream);
+  }
 }
 
 }  // namespace tessera::cpu

@@ -91,10 +91,11 @@ class TransformerBlock : public Layer {
     x = ops::dropout(tape, std::move(x), dropout_);
     auto [residual, norm] =
         ops::add_layer_norm(tape, std::move(x), input, p(kNorm2Weight), p(kNorm2Bias));
-    x = ops::linear(tape, norm, p(kMlpWeight), &p(kMlpBias));
-    norm = {};
-    x = ops::gelu(tape, std::move(x));
-    x = ops::linear(tape, x, p(kMlpProjectionWeight), &p(kMlpProjectionBias));
+    x = ops::mlp(tape, std::move(norm),
+                 {.weight = p(kMlpWeight),
+                  .bias = &p(kMlpBias),
+                  .projection_weight = p(kMlpProjectionWeight),
+                  .projection_bias = &p(kMlpProjectionBias)});
     x = ops::dropout(tape, std::move(x), dropout_);
     return ops::add(tape, std::move(x), residual);
   }

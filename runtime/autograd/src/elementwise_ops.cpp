@@ -5,13 +5,10 @@
 namespace tessera::ops {
 namespace {
 
-constexpr double kGeluFlops = 10.0;
-constexpr double kGeluBackwardFlops = 16.0;
-
 /// y = gelu(x); the host's part of forward and of remaking it.
 void run_gelu(Tape& tape, const TensorView& x, const TensorView& y) {
   tape.kernels().gelu_forward({.x = x, .y = y}, tape.stream());
-  tape.charge(elementwise_cost(y, kGeluFlops, 2));
+  tape.charge(gelu_cost(y));
 }
 
 }  // namespace
@@ -34,7 +31,7 @@ Value gelu(Tape& tape, Value x) {
     if (x_id < 0) return;
     Tensor dx = reuse_or_allocate(t, dy, "GELU input gradient");
     t.kernels().gelu_backward({.x = saved.get(), .dy = dy, .dx = dx}, t.stream());
-    t.charge(elementwise_cost(dx, kGeluBackwardFlops, 3));
+    t.charge(gelu_backward_cost(dx));
     dy = {};  // now dx has its memory to itself
     saved = {};
     t.add_gradient(x_id, std::move(dx));

@@ -48,6 +48,10 @@ Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, D
                    static_cast<double>(size_of(result)) * fm * fn};
 }
 
+Cost gelu_cost(const TensorView& view) { return elementwise_cost(view, 10.0, 2); }
+
+Cost gelu_backward_cost(const TensorView& view) { return elementwise_cost(view, 16.0, 3); }
+
 Cost elementwise_cost(const TensorView& view, double flops_per_element, double passes) {
   return {.flops = flops_per_element * static_cast<double>(view.numel()),
           .bytes = passes * static_cast<double>(view.bytes())};

@@ -49,6 +49,10 @@ GradientTarget gradient_target(Parameter& parameter);
 /// Cost of C (M, N) = A (M, K) B (K, N) with elements of these sizes.
 Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, DType result);
 
+/// Cost of gelu(x) and of gelu'(x) * dy as kernels of their own, with results like `view`.
+Cost gelu_cost(const TensorView& view);
+Cost gelu_backward_cost(const TensorView& view);
+
 /// `flops_per_element` for each element, and `passes` over memory of one such tensor.
 Cost elementwise_cost(const TensorView& view, double flops_per_element, double passes);
 

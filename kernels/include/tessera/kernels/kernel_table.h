@@ -16,6 +16,11 @@ namespace tessera {
 // bf16; arithmetic is always fp32 or better. Empty tensors are legal everywhere.
 
 /// C (M, N) = op(A) op(B) [+ bias] [+ C].  op(A) is (M, K), op(B) is (K, N).
+///
+/// What follows or accompanies a product in a linear layer may be asked for along with it, as
+/// GeluForwardArgs, GeluBackwardArgs and BiasGradientArgs describe it; devices that can, do it
+/// while the data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA may
+/// not.
 struct GemmArgs {
   TensorView a{};     // (M, K), or (K, M) if transpose_a; T; rows may be strided
   TensorView b{};     // (K, N), or (N, K) if transpose_b; T; rows may be strided
@@ -24,6 +29,16 @@ struct GemmArgs {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  ///< add to C instead of overwriting it
+
+  bool gelu = false;  ///< C = gelu(op(A) op(B) + bias); C contiguous, of T; not with accumulate
+  TensorView gelu_input{};  // (M, N); T; optional, with gelu: receives op(A) op(B) + bias
+  /// (M, N); T; optional: C = (op(A) op(B)) * gelu'(gelu_backward_input); C contiguous, of T;
+  /// without bias, accumulate and gelu.
+  TensorView gelu_backward_input{};
+  /// (M); fp32 or bf16; optional, with transpose_a and contiguous A: receives the column sums of A
+  /// as stored, (K, M), which is the gradient of a bias when A is that of a linear layer's output.
+  TensorView bias_gradient{};
+  bool accumulate_bias_gradient = false;  ///< add to bias_gradient instead of overwriting it
 };
 
 /// db (N) [+]= column sums of dy (M, N).
@@ -131,7 +146,7 @@ struct CrossEntropyArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard that shares hyperparameters.
+/// A range of a flat shard that shares hyperparameters. Those of one call are disjoint.
 struct AdamWSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
   float weight_decay = 0.0F;
@@ -162,6 +177,13 @@ struct AdamWArgs {
   std::span<const AdamWSegment> segments{};
   TensorView scalars{};  // (kAdamWScalars); fp32
   float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+
+  /// Round `parameter` up or down at random (bf16_rounded_at_random in philox.h) instead of to the
+  /// nearest: so small updates move it too, on average. Element i draws word first_index + i of
+  /// rounding_key, whose stream should be another one in every step.
+  bool stochastic_rounding = false;
+  RandomKey rounding_key{};
+  std::int64_t first_index = 0;  ///< global index of element 0
 };
 
 /// Sums of squares of fixed-size blocks of a flat tensor: out[i] is the sum over elements

@@ -16,6 +16,17 @@ namespace tessera::ops {
 /// y (..., O) = x (..., I) weight^T + bias.  weight (O, I); bias (O), may be null.
 Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias);
 
+struct MlpParameters {
+  Parameter& weight;                     ///< (H, I)
+  Parameter* bias = nullptr;             ///< (H)
+  Parameter& projection_weight;          ///< (O, H)
+  Parameter* projection_bias = nullptr;  ///< (O)
+};
+/// y (..., O) = linear(gelu(linear(x))), with GELU and its derivative in the products. As with
+/// gelu, the hidden activation is dropped and remade under selective recomputation. `x` is let go
+/// of as soon as it has been read.
+Value mlp(Tape& tape, Value x, MlpParameters parameters);
+
 /// Normalisation of the last dimension C; gamma, beta (C).
 Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta);
 

@@ -1,0 +1,81 @@
+#include "gemm_arguments.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+/// Elements from row to row, after checking that those of a row are neighbours.
+std::int64_t checked_row_stride(const TensorView& view, const char* name) {
+  if (!(view.shape.rank() == 2))
+    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ", to_string(view.shape),
+         ", wanted a matrix");
+  const std::int64_t columns = view.shape[1];
+  if (!(columns <= 1 || view.strides[1] == 1))
+    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has a column stride of ", view.strides[1],
+         ", wanted 1");
+  return view.shape[0] > 1 ? view.strides[0] : std::max<std::int64_t>(columns, 1);
+}
+
+/// GELU's operands go through elementwise kernels, which take contiguous tensors of one dtype.
+void check_gelu_operand(const GemmArgs& args, const TensorView& view, const char* name) {
+  if (!(view.shape == args.c.shape && view.dtype == args.a.dtype && view.is_contiguous()))
+    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " is ", to_string(view.shape), " of ",
+         to_string(view.dtype), "; with GELU it must be contiguous, ", to_string(args.c.shape),
+         " of ", to_string(args.a.dtype), " as the operands are");
+}
+
+void check_gelu(const GemmArgs& args) {
+  if (args.gelu_input && !args.gelu)
+    fail(ErrorCode::kInvalidArgument, "gemm: gelu_input is written only with gelu");
+  if (args.gelu && (args.accumulate || args.gelu_backward_input))
+    fail(ErrorCode::kInvalidArgument, "gemm: gelu goes neither with accumulate nor with backward");
+  if (args.gelu_backward_input && (args.accumulate || args.bias))
+    fail(ErrorCode::kInvalidArgument,
+         "gemm: gelu_backward_input goes neither with accumulate nor with a bias");
+  if (args.gelu || args.gelu_backward_input) check_gelu_operand(args, args.c, "c");
+  if (args.gelu_input) check_gelu_operand(args, args.gelu_input, "gelu_input");
+  if (args.gelu_backward_input)
+    check_gelu_operand(args, args.gelu_backward_input, "gelu_backward_input");
+}
+
+void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
+  const TensorView& db = args.bias_gradient;
+  if (!(args.transpose_a && args.a.is_contiguous()))
+    fail(ErrorCode::kInvalidArgument,
+         "gemm: bias_gradient takes column sums of a: it must be contiguous and transposed");
+  if (!(db.numel() == m && (db.dtype == DType::kFloat32 || db.dtype == DType::kBFloat16)))
+    fail(ErrorCode::kInvalidArgument, "gemm: bias_gradient is ", to_string(db.shape), " of ",
+         to_string(db.dtype), ", wanted ", m, " elements of fp32 or bf16");
+}
+
+}  // namespace
+
+GemmSizes check_gemm(const GemmArgs& args) {
+  GemmSizes sizes;
+  sizes.a_stride = checked_row_stride(args.a, "a");
+  sizes.b_stride = checked_row_stride(args.b, "b");
+  sizes.c_stride = checked_row_stride(args.c, "c");
+  sizes.m = args.a.shape[args.transpose_a ? 1 : 0];
+  sizes.n = args.b.shape[args.transpose_b ? 0 : 1];
+  sizes.k = args.a.shape[args.transpose_a ? 0 : 1];
+  if (!(args.b.shape[args.transpose_b ? 1 : 0] == sizes.k && args.c.shape[0] == sizes.m &&
+        args.c.shape[1] == sizes.n && (!args.bias || args.bias.numel() == sizes.n)))
+    fail(ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
+         args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
+         args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
+         args.bias ? args.bias.numel() : 0);
+  const DType dtype = args.a.dtype;
+  if (!((dtype == DType::kFloat32 || dtype == DType::kBFloat16) && args.b.dtype == dtype &&
+        (args.c.dtype == dtype || args.c.dtype == DType::kFloat32) &&
+        (!args.bias || args.bias.dtype == dtype)))
+    fail(ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",
+         to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
+  check_gelu(args);
+  if (args.bias_gradient) check_bias_gradient(args, sizes.m);
+  return sizes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/kernels/kernel_table.h"
+
+// What GemmArgs must satisfy on every device.
+namespace tessera {
+
+/// Sizes of C (m, n) = op(A) (m, k) op(B) (k, n), and the distances of rows as stored, in elements:
+/// at least the width, which libraries want even where there is only one row.
+struct GemmSizes {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+};
+
+/// Throws Error{kInvalidArgument} unless shapes, strides and dtypes fit.
+GemmSizes check_gemm(const GemmArgs& args);
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#include "linear_parts.h"
+
+namespace tessera::ops {
+
+void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
+                  const Parameter* bias) {
+  const TensorView& w = weight.value;
+  require(x.rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x),
+          ErrorCode::kInvalidArgument, op, ": x ", to_string(x), " does not fit the weight ",
+          to_string(w.shape), ", which must be (outputs, inputs)");
+  check_compute_dtype(op, "weight", w, dtype);
+  if (bias != nullptr) check_operand(op, "bias", bias->value, Shape{w.shape[0]}, dtype);
+}
+
+void run_linear(Tape& tape, const TensorView& x, const Parameter& weight, const Parameter* bias,
+                const TensorView& y, bool gelu, const TensorView& gelu_input) {
+  tape.kernels().gemm({.a = x,
+                       .b = weight.value,
+                       .c = y,
+                       .bias = bias == nullptr ? TensorView() : bias->value,
+                       .transpose_b = true,
+                       .gelu = gelu,
+                       .gelu_input = gelu_input},
+                      tape.stream());
+  tape.charge(gemm_cost(x.shape[0], y.shape[1], x.shape[1], x.dtype, y.dtype));
+  if (gelu) tape.charge(gelu_cost(y));
+}
+
+void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,
+                        const TensorView& dx, const TensorView& gelu_input) {
+  tape.kernels().gemm({.a = dy, .b = weight.value, .c = dx, .gelu_backward_input = gelu_input},
+                      tape.stream());
+  tape.charge(gemm_cost(dy.shape[0], dx.shape[1], dy.shape[1], dy.dtype, dx.dtype));
+  if (gelu_input) tape.charge(gelu_backward_cost(dx));
+}
+
+void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, const Saved& x,
+                             Parameter& weight, Parameter* bias) {
+  GradientTarget db;
+  if (bias != nullptr && bias->gradient) {
+    check_gradient(op, "bias", *bias);
+    db = gradient_target(*bias);
+    tape.charge(elementwise_cost(dy, 1, 1));
+  }
+  if (!weight.gradient) {
+    if (!db.view) return;
+    tape.kernels().bias_gradient({.dy = dy, .db = db.view, .accumulate = db.accumulate},
+                                 tape.stream());
+    return;
+  }
+  check_gradient(op, "weight", weight);
+  const GradientTarget dw = gradient_target(weight);
+  const Tensor x_tensor = x.get();
+  tape.kernels().gemm({.a = dy,
+                       .b = as_matrix(x_tensor),
+                       .c = dw.view,
+                       .transpose_a = true,
+                       .accumulate = dw.accumulate,
+                       .bias_gradient = db.view,
+                       .accumulate_bias_gradient = db.accumulate},
+                      tape.stream());
+  tape.charge(gemm_cost(dw.view.shape[0], dw.view.shape[1], dy.shape[0], dy.dtype, dw.view.dtype));
+}
+
+}  // namespace tessera::ops

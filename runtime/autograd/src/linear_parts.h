@@ -1,0 +1,26 @@
+#pragma once
+
+#include "op_support.h"
+
+// What linear and mlp share: the products of a linear layer, with their costs.
+namespace tessera::ops {
+
+/// Throws unless weight (O, I) and bias (O) fit an input of shape (..., I) and this dtype.
+void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
+                  const Parameter* bias);
+
+/// y (rows, O) = x (rows, I) weight^T + bias, followed by GELU where `gelu` says so; then
+/// `gelu_input` (rows, O), if given, receives what GELU was taken of.
+void run_linear(Tape& tape, const TensorView& x, const Parameter& weight, const Parameter* bias,
+                const TensorView& y, bool gelu = false, const TensorView& gelu_input = {});
+
+/// dx (rows, I) = dy (rows, O) weight, times gelu'(gelu_input) (rows, I) if that is given.
+void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,
+                        const TensorView& dx, const TensorView& gelu_input = {});
+
+/// dW (O, I) [+]= dy^T x;  db (O) [+]= column sums of dy. Gradients that are not wanted are
+/// skipped.
+void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, const Saved& x,
+                             Parameter& weight, Parameter* bias);
+
+}  // namespace tessera::ops
