@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "attention_arguments.h"
 #include "cpu_kernels.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
@@ -57,29 +58,11 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
   if (error) std::rethrow_exception(error);
 }
 
-void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
-  if (!(view.shape == shape && view.dtype == dtype))
-    fail(ErrorCode::kInvalidArgument, "attention: ", name, " is ", to_string(view.shape), " of ",
-         to_string(view.dtype), ", wanted ", to_string(shape), " of ", to_string(dtype));
-}
-
-/// Checks what both passes share.
-AttentionShape check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
-  if (!(qkv.shape.rank() == 5 && qkv.shape[2] == 3))
-    fail(ErrorCode::kInvalidArgument, "attention: qkv is ", to_string(qkv.shape),
-         ", wanted (B, L, 3, H, D)");
-  if (!(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16))
-    fail(ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
-  const AttentionShape shape(qkv);
-  check(out, "out", Shape{shape.batch, shape.length, shape.heads, shape.head_dim}, qkv.dtype);
-  check(lse, "lse", Shape{shape.batch, shape.heads, shape.length}, DType::kFloat32);
-  return shape;
-}
-
 }  // namespace
 
 void attention_forward(const AttentionForwardArgs& args, Stream&) {
-  const AttentionShape shape = check_common(args.qkv, args.out, args.lse);
+  check_attention(args);
+  const AttentionShape shape(args.qkv);
   if (args.qkv.numel() == 0) return;
   const std::int64_t heads = shape.batch * shape.heads;
   const std::int64_t blocks = shape.query_blocks();
@@ -95,9 +78,8 @@ void attention_forward(const AttentionForwardArgs& args, Stream&) {
 }
 
 void attention_backward(const AttentionBackwardArgs& args, Stream&) {
-  const AttentionShape shape = check_common(args.qkv, args.out, args.lse);
-  check(args.d_out, "d_out", args.out.shape, args.qkv.dtype);
-  check(args.d_qkv, "d_qkv", args.qkv.shape, args.qkv.dtype);
+  check_attention(args);
+  const AttentionShape shape(args.qkv);
   if (args.qkv.numel() == 0) return;
   run_tasks(shape.batch * shape.heads, args.workspace,
             attention_scratch_bytes(shape.length, shape.head_dim, args.qkv.dtype),

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tessera/kernels/kernel_table.h"
+
+// What attention's arguments must satisfy on every device.
+namespace tessera {
+
+/// Throws Error{kInvalidArgument} unless shapes and dtypes fit.
+void check_attention(const AttentionForwardArgs& args);
+void check_attention(const AttentionBackwardArgs& args);
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "tessera/core/cuda_device.h"
+#include "tessera/kernels/kernel_table.h"
+
+// What the implementations of attention on CUDA share: how heads lie in memory, and who they are.
+// attention_cuda.cpp chooses among them.
+namespace tessera::cuda {
+
+/// Sizes of qkv (B, L, 3, H, D) and out (B, L, H, D), and where a head's rows are. Goes to kernels
+/// by value.
+struct AttentionLayout {
+  AttentionLayout() = default;
+  explicit AttentionLayout(const TensorView& qkv)
+      : batch(qkv.shape[0]),
+        length(static_cast<int>(qkv.shape[1])),
+        heads(static_cast<int>(qkv.shape[3])),
+        head_dim(static_cast<int>(qkv.shape[4])),
+        qkv_stride(3 * heads * head_dim),
+        out_stride(heads * head_dim),
+        scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))) {}
+
+  std::int64_t batch = 0;
+  int length = 0, heads = 0, head_dim = 0;
+  int qkv_stride = 0, out_stride = 0;  ///< elements between the rows of a head
+  float scale = 0.0F;                  ///< of the scores: 1 / sqrt(D)
+
+  constexpr std::int64_t all_heads() const { return batch * heads; }
+  constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
+};
+
+/// Rows of a head's statistics are padded to a multiple of every tile's height, so that kernels
+/// read them without a bound; a padding query has no weight.
+inline constexpr int kStatisticsPadding = 128;
+
+/// What the backward pass needs of each query besides the tensors: (B * H, padded length) each.
+struct RowStatistics {
+  const float* lse2 = nullptr;   ///< lse * log2(e); +inf for padding
+  const float* delta = nullptr;  ///< sum of d_out * out; 0 for padding
+  std::int64_t stride = 0;       ///< padded length
+};
+
+/// Computes them into the stream's scratch.
+RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream);
+
+/// The tensor-core kernels: bf16, D a multiple of 8 up to kTensorCoreHeadDim, all views aligned to
+/// 16 bytes.
+inline constexpr std::int64_t kTensorCoreHeadDim = 128;
+void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
+void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);
+
+/// fp32 arithmetic on any dtype, head size and alignment.
+void any_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
+void any_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);
+
+}  // namespace tessera::cuda
