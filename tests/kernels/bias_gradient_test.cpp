@@ -5,9 +5,9 @@ namespace {
 
 template <typename T, typename D>
 std::vector<D> run(std::vector<T> dy, std::vector<D> db, std::int64_t rows, bool accumulate) {
-  NoStream stream;
+  StreamUnderTest stream;
   const auto columns = static_cast<std::int64_t>(db.size());
-  cpu_kernels().bias_gradient(
+  kernels_under_test().bias_gradient(
       {.dy = view_of(dy, Shape{rows, columns}), .db = view_of(db), .accumulate = accumulate},
       stream);
   return db;
@@ -52,10 +52,10 @@ TEST(BiasGradient, TakesNoColumns) { check<float, float>(5, 0, false); }
 
 TEST(BiasGradient, RejectsAnotherWidth) {
   std::vector<float> dy(12), db(5);
-  NoStream stream;
-  EXPECT_THROW(
-      cpu_kernels().bias_gradient({.dy = view_of(dy, Shape{3, 4}), .db = view_of(db)}, stream),
-      Error);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().bias_gradient(
+                   {.dy = view_of(dy, Shape{3, 4}), .db = view_of(db)}, stream),
+               Error);
 }
 
 }  // namespace

@@ -12,13 +12,13 @@ constexpr RandomKey kKey{77, stream_of("dropout", 3)};
 
 template <typename T>
 std::vector<T> dropout_of(std::vector<T> x, float probability, std::int64_t first) {
-  NoStream stream;  // in place: y may alias x
-  cpu_kernels().dropout({.x = view_of(x),
-                         .y = view_of(x),
-                         .probability = probability,
-                         .key = kKey,
-                         .first_index = first},
-                        stream);
+  StreamUnderTest stream;  // in place: y may alias x
+  kernels_under_test().dropout({.x = view_of(x),
+                                .y = view_of(x),
+                                .probability = probability,
+                                .key = kKey,
+                                .first_index = first},
+                               stream);
   return x;
 }
 

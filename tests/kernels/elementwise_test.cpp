@@ -11,8 +11,8 @@ template <typename Src, typename Dst>
 std::vector<Dst> cast_of(std::vector<Src> src) {
   return run_every_way([&] {
     std::vector<Dst> dst(src.size());
-    NoStream stream;
-    cpu_kernels().cast({.src = view_of(src), .dst = view_of(dst)}, stream);
+    StreamUnderTest stream;
+    kernels_under_test().cast({.src = view_of(src), .dst = view_of(dst)}, stream);
     return dst;
   });
 }
@@ -31,8 +31,9 @@ void check_cast_and_add() {
     EXPECT_TRUE(same_bits(cast_of<Src, Dst>(src), converted));
     EXPECT_TRUE(same_bits(run_every_way([&] {
                             std::vector<Dst> dst = start;
-                            NoStream stream;
-                            cpu_kernels().add({.src = view_of(src), .dst = view_of(dst)}, stream);
+                            StreamUnderTest stream;
+                            kernels_under_test().add({.src = view_of(src), .dst = view_of(dst)},
+                                                     stream);
                             return dst;
                           }),
                           sums));
@@ -75,8 +76,8 @@ void check_fill() {
   for (const std::int64_t n : kSizes) {
     const auto result = run_every_way([&] {
       std::vector<T> dst(static_cast<std::size_t>(n) + 2, T(1.0F));
-      NoStream stream;
-      cpu_kernels().fill({.dst = view_of(dst, 1, n), .value = 3.14159F}, stream);
+      StreamUnderTest stream;
+      kernels_under_test().fill({.dst = view_of(dst, 1, n), .value = 3.14159F}, stream);
       return dst;
     });
     std::vector<T> expected(static_cast<std::size_t>(n) + 2, T(3.14159F));
@@ -95,10 +96,10 @@ TEST(Elementwise, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
   std::vector<float> src(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<float>(i % 100003);
   std::vector<bfloat16> dst(src.size() + 3);
-  NoStream stream;
-  cpu_kernels().fill({.dst = view_of(dst, 1), .value = 3.0F}, stream);
+  StreamUnderTest stream;
+  kernels_under_test().fill({.dst = view_of(dst, 1), .value = 3.0F}, stream);
   for (std::size_t i = 1; i < dst.size(); ++i) ASSERT_EQ(as_float(dst[i]), 3.0F) << i;
-  cpu_kernels().cast({.src = view_of(src), .dst = view_of(dst, 1, n)}, stream);
+  kernels_under_test().cast({.src = view_of(src), .dst = view_of(dst, 1, n)}, stream);
   for (std::size_t i = 0; i < src.size(); ++i) {
     ASSERT_EQ(dst[i + 1].bits, bfloat16(src[i]).bits) << i;
   }
@@ -109,10 +110,12 @@ TEST(Elementwise, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
 TEST(Elementwise, RejectsWhatDoesNotFit) {
   std::vector<float> three(3), four(4);
   std::vector<double> doubles(3);
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().cast({.src = view_of(four), .dst = view_of(three)}, stream), Error);
-  EXPECT_THROW(cpu_kernels().add({.src = view_of(four), .dst = view_of(three)}, stream), Error);
-  EXPECT_THROW(cpu_kernels().fill({.dst = view_of(doubles)}, stream), Error);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().cast({.src = view_of(four), .dst = view_of(three)}, stream),
+               Error);
+  EXPECT_THROW(kernels_under_test().add({.src = view_of(four), .dst = view_of(three)}, stream),
+               Error);
+  EXPECT_THROW(kernels_under_test().fill({.dst = view_of(doubles)}, stream), Error);
 }
 
 }  // namespace

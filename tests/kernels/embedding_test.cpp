@@ -27,12 +27,12 @@ void check_forward(const Sizes& s) {
   auto wpe = random_values<T>(s.positions * s.channels, 2);
   const auto result = run_every_way([&] {
     std::vector<T> x(tokens.size() * static_cast<std::size_t>(s.channels));
-    NoStream stream;
-    cpu_kernels().embedding_forward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
-                                     .wte = view_of(wte, Shape{s.vocab, s.channels}),
-                                     .wpe = view_of(wpe, Shape{s.positions, s.channels}),
-                                     .x = view_of(x, Shape{s.batch, s.length, s.channels})},
-                                    stream);
+    StreamUnderTest stream;
+    kernels_under_test().embedding_forward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
+                                            .wte = view_of(wte, Shape{s.vocab, s.channels}),
+                                            .wpe = view_of(wpe, Shape{s.positions, s.channels}),
+                                            .x = view_of(x, Shape{s.batch, s.length, s.channels})},
+                                           stream);
     return x;
   });
   std::vector<T> expected;
@@ -81,14 +81,15 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe) {
   const auto result = run_every_way([&] {
     auto wte = dwte;
     auto wpe = dwpe;
-    NoStream stream;
-    cpu_kernels().embedding_backward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
-                                      .dx = view_of(dx, Shape{s.batch, s.length, s.channels}),
-                                      .dwte = view_of(wte, Shape{s.vocab, s.channels}),
-                                      .dwpe = view_of(wpe, Shape{s.positions, s.channels}),
-                                      .accumulate_wte = accumulate_wte,
-                                      .accumulate_wpe = accumulate_wpe},
-                                     stream);
+    StreamUnderTest stream;
+    kernels_under_test().embedding_backward(
+        {.tokens = view_of(tokens, Shape{s.batch, s.length}),
+         .dx = view_of(dx, Shape{s.batch, s.length, s.channels}),
+         .dwte = view_of(wte, Shape{s.vocab, s.channels}),
+         .dwpe = view_of(wpe, Shape{s.positions, s.channels}),
+         .accumulate_wte = accumulate_wte,
+         .accumulate_wpe = accumulate_wpe},
+        stream);
     wte.insert(wte.end(), wpe.begin(), wpe.end());
     return wte;
   });
@@ -121,11 +122,13 @@ TEST(Embedding, RejectsTokensOutsideOfTheVocabulary) {
     const TensorView token_view = view_of(tokens, Shape{1, 2});
     const TensorView wte_view = view_of(wte, Shape{5, 2}), wpe_view = view_of(wpe, Shape{2, 2});
     const TensorView x_view = view_of(x, Shape{1, 2, 2});
-    NoStream stream;
-    EXPECT_THROW(cpu_kernels().embedding_forward({token_view, wte_view, wpe_view, x_view}, stream),
-                 Error);
-    EXPECT_THROW(cpu_kernels().embedding_backward({token_view, x_view, wte_view, wpe_view}, stream),
-                 Error);
+    StreamUnderTest stream;
+    EXPECT_THROW(
+        kernels_under_test().embedding_forward({token_view, wte_view, wpe_view, x_view}, stream),
+        Error);
+    EXPECT_THROW(
+        kernels_under_test().embedding_backward({token_view, x_view, wte_view, wpe_view}, stream),
+        Error);
   }
 }
 

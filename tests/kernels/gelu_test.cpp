@@ -28,16 +28,17 @@ std::vector<T> inputs(std::int64_t n) {
 template <typename T>
 std::vector<T> forward(std::vector<T> x, bool in_place) {
   std::vector<T> y(x.size());
-  NoStream stream;
-  cpu_kernels().gelu_forward({.x = view_of(x), .y = in_place ? view_of(x) : view_of(y)}, stream);
+  StreamUnderTest stream;
+  kernels_under_test().gelu_forward({.x = view_of(x), .y = in_place ? view_of(x) : view_of(y)},
+                                    stream);
   return in_place ? x : y;
 }
 
 template <typename T>
 std::vector<T> backward(std::vector<T> x, std::vector<T> dy, bool in_place) {
   std::vector<T> dx(x.size());
-  NoStream stream;
-  cpu_kernels().gelu_backward(
+  StreamUnderTest stream;
+  kernels_under_test().gelu_backward(
       {.x = view_of(x), .dy = view_of(dy), .dx = in_place ? view_of(dy) : view_of(dx)}, stream);
   return in_place ? dy : dx;
 }
@@ -98,8 +99,9 @@ TEST(GeluOracle, SlopeIsTheDerivative) {
 
 TEST(GeluErrors, DifferentSizesAreNamed) {
   std::vector<float> x(4), y(5);
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().gelu_forward({.x = view_of(x), .y = view_of(y)}, stream), Error);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().gelu_forward({.x = view_of(x), .y = view_of(y)}, stream),
+               Error);
 }
 
 TEST(GeluForward, NanStaysNan) {

@@ -50,8 +50,8 @@ void check_sum(int count, unsigned mix, std::int64_t n, bool accumulate) {
   const std::vector<T> start = random_values<T>(n, 99);
   const auto result = run_every_way([&] {
     std::vector<T> dst = start;
-    NoStream stream;
-    cpu_kernels().ordered_sum(
+    StreamUnderTest stream;
+    kernels_under_test().ordered_sum(
         {.sources = sources.views, .dst = view_of(dst), .accumulate = accumulate}, stream);
     return dst;
   });
@@ -82,8 +82,8 @@ TEST(OrderedSum, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
                                       sources.views[1].narrow(0, 0, n - 5)};
   const auto result = run_every_way([&] {
     std::fill(dst.begin(), dst.end(), -1.0F);
-    NoStream stream;
-    cpu_kernels().ordered_sum({.sources = parts, .dst = view_of(dst, 3, n - 5)}, stream);
+    StreamUnderTest stream;
+    kernels_under_test().ordered_sum({.sources = parts, .dst = view_of(dst, 3, n - 5)}, stream);
     return dst;
   });
   auto expected = sources.sum<float>(nullptr, n);
@@ -96,16 +96,16 @@ TEST(OrderedSum, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
 TEST(OrderedSum, AdditionsAreNotReordered) {
   std::vector<float> big{1e8F}, small{1.0F}, minus{-1e8F}, dst{7.0F};
   const std::vector<TensorView> sources{view_of(big), view_of(small), view_of(minus)};
-  NoStream stream;
-  cpu_kernels().ordered_sum({.sources = sources, .dst = view_of(dst)}, stream);
+  StreamUnderTest stream;
+  kernels_under_test().ordered_sum({.sources = sources, .dst = view_of(dst)}, stream);
   EXPECT_EQ(dst[0], 0.0F);
 }
 
 TEST(OrderedSum, WritesOverOneOfItsSources) {
   Sources sources(3, 0, 40009);
   const auto expected = sources.sum<float>(nullptr, 40009);
-  NoStream stream;
-  cpu_kernels().ordered_sum({.sources = sources.views, .dst = sources.views[2]}, stream);
+  StreamUnderTest stream;
+  kernels_under_test().ordered_sum({.sources = sources.views, .dst = sources.views[2]}, stream);
   EXPECT_TRUE(same_bits(sources.floats[2], expected));
 }
 
@@ -118,8 +118,9 @@ TEST(OrderedSum, DoesNotDependOnThePositionInTheCall) {
     for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, std::pair{cut, n - cut}}) {
       std::vector<TensorView> parts;
       for (const TensorView& view : sources.views) parts.push_back(view.narrow(0, begin, count));
-      NoStream stream;
-      cpu_kernels().ordered_sum({.sources = parts, .dst = view_of(dst, begin, count)}, stream);
+      StreamUnderTest stream;
+      kernels_under_test().ordered_sum({.sources = parts, .dst = view_of(dst, begin, count)},
+                                       stream);
     }
     EXPECT_TRUE(same_bits(dst, expected)) << "cut at " << cut;
   }
@@ -130,12 +131,15 @@ TEST(OrderedSum, RejectsWhatDoesNotFit) {
   std::vector<std::int32_t> integers(3);
   const std::vector<TensorView> wrong_size{view_of(four)};
   const std::vector<TensorView> wrong_dtype{view_of(integers)};
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().ordered_sum({.sources = wrong_size, .dst = view_of(three)}, stream),
+  StreamUnderTest stream;
+  EXPECT_THROW(
+      kernels_under_test().ordered_sum({.sources = wrong_size, .dst = view_of(three)}, stream),
+      Error);
+  EXPECT_THROW(
+      kernels_under_test().ordered_sum({.sources = wrong_dtype, .dst = view_of(three)}, stream),
+      Error);
+  EXPECT_THROW(kernels_under_test().ordered_sum({.sources = {}, .dst = view_of(three)}, stream),
                Error);
-  EXPECT_THROW(cpu_kernels().ordered_sum({.sources = wrong_dtype, .dst = view_of(three)}, stream),
-               Error);
-  EXPECT_THROW(cpu_kernels().ordered_sum({.sources = {}, .dst = view_of(three)}, stream), Error);
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ TEST(RandomNormal, IsBoxMuller) {
 std::vector<float> normals(std::int64_t first, std::int64_t n, RandomKey key, float mean = 0.0F,
                            float stddev = 1.0F) {
   std::vector<float> dst(static_cast<std::size_t>(n));
-  NoStream stream;
-  cpu_kernels().fill_normal(
+  StreamUnderTest stream;
+  kernels_under_test().fill_normal(
       {.dst = view_of(dst), .mean = mean, .stddev = stddev, .key = key, .first_index = first},
       stream);
   return dst;

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "tessera/kernels/kernel_table.h"
+
+// The CUDA kernels, one or more files per family (<name>_cuda.cu); cuda_table_cuda.cpp lists them.
+// Each launches into the stream, which must be a CudaStream, and returns; what it reads and writes
+// is device memory.
+namespace tessera::cuda {
+
+void gemm(const GemmArgs&, Stream&);
+void bias_gradient(const BiasGradientArgs&, Stream&);
+void layer_norm_forward(const LayerNormForwardArgs&, Stream&);
+void layer_norm_backward(const LayerNormBackwardArgs&, Stream&);
+void gelu_forward(const GeluForwardArgs&, Stream&);
+void gelu_backward(const GeluBackwardArgs&, Stream&);
+void attention_forward(const AttentionForwardArgs&, Stream&);
+void attention_backward(const AttentionBackwardArgs&, Stream&);
+void embedding_forward(const EmbeddingForwardArgs&, Stream&);
+void embedding_backward(const EmbeddingBackwardArgs&, Stream&);
+void dropout(const DropoutArgs&, Stream&);
+void cross_entropy(const CrossEntropyArgs&, Stream&);
+void adamw(const AdamWArgs&, Stream&);
+void block_squares(const BlockSquaresArgs&, Stream&);
+void norm_nodes(const NormNodesArgs&, Stream&);
+void sum(const SumArgs&, Stream&);
+void loss_scale(const LossScaleArgs&, Stream&);
+void step_results(const StepResultsArgs&, Stream&);
+void ordered_sum(const OrderedSumArgs&, Stream&);
+void cast(const CastArgs&, Stream&);
+void add(const AddArgs&, Stream&);
+void fill(const FillArgs&, Stream&);
+void fill_normal(const FillNormalArgs&, Stream&);
+
+}  // namespace tessera::cuda

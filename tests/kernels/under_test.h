@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "tessera/core/device.h"
+#include "tessera/kernels/kernel_table.h"
+
+// The implementation that a test program checks: the CPU's kernels (cpu_under_test.cpp) or the CUDA
+// kernels in the emulator (emulated_under_test.cpp). Both work on host memory, and every call has
+// run to its end when it returns.
+namespace tessera {
+
+const KernelTable& kernels_under_test();
+
+/// Whether these are the CUDA kernels, whose tests take smaller sizes: the emulator is slow.
+bool testing_cuda();
+
+/// A new stream that kernels_under_test() can be called with.
+class StreamUnderTest {
+ public:
+  StreamUnderTest();
+  operator Stream&() const { return *stream_; }  // NOLINT: a kernel's argument
+
+ private:
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace tessera
