@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <type_traits>
+
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/dtype.h"
+
+// Matrix products as cuBLASLt runs them: the problem, and what is prepared once for each.
+namespace tessera::cuda {
+
+/// What cuBLASLt does to a product before it stores it. T_bias is C's dtype in all of them.
+enum class GemmEpilogue : std::uint8_t {
+  kNone,
+  kBias,          ///< + vector (n)
+  kGelu,          ///< gelu
+  kGeluBias,      ///< gelu(. + vector (n))
+  kGeluAux,       ///< gelu; its argument to aux (m, n)
+  kGeluAuxBias,   ///< gelu(. + vector (n)); its argument to aux (m, n)
+  kGeluBackward,  ///< . * gelu'(aux (m, n))
+  kBiasGradient,  ///< row sums of op(A) to vector (m)
+};
+
+/// All that the choice of an algorithm may depend on, in our row-major terms; see GemmArgs.
+struct GemmProblem {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  std::int64_t aux_stride = 0;  ///< of aux; 0 without
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  DType dtype = DType::kFloat32, c_dtype = DType::kFloat32;
+  GemmEpilogue epilogue = GemmEpilogue::kNone;
+  /// Largest powers of two, up to kGemmAlignment, that divide the addresses.
+  std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
+  std::uint32_t vector_alignment = 0, aux_alignment = 0;
+
+  auto operator<=>(const GemmProblem&) const = default;
+};
+
+/// No kernel loads or stores more than 16 bytes at once. Telling cuBLASLt of more would let the
+/// choice of an algorithm, and with it the bits, depend on where a tensor happens to lie.
+inline constexpr std::uint32_t kGemmAlignment = 16;
+
+struct GemmPointers {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* c = nullptr;
+  void* vector = nullptr;  ///< a bias, or where a bias gradient goes
+  void* aux = nullptr;
+};
+
+/// The plans of one stream, made on first use.
+///
+/// [Note: the same algorithm in every run] A plan's algorithm is the first that cuBLASLt's
+/// heuristic names: a function of the problem, the library's version and the GPU's model, of no
+/// timing and no order of calls. Split-K products are added up in fp32 in the workspace, in a fixed
+/// order; reductions in C itself are excluded. The workspace has one size, because the heuristic
+/// goes by it.
+class GemmPlans {
+ public:
+  /// The plans of `stream`, which owns them.
+  static GemmPlans& of(CudaStream& stream);
+
+  explicit GemmPlans(int ordinal);
+  ~GemmPlans();
+  GemmPlans(const GemmPlans&) = delete;
+  GemmPlans& operator=(const GemmPlans&) = delete;
+
+  /// False if cuBLASLt has no algorithm for this problem. The addresses must be aligned as it says.
+  bool supports(const GemmProblem& problem, const GemmPointers& pointers);
+
+  /// Launches a problem that is supported, with `workspace_bytes()` of workspace.
+  void run(const GemmProblem& problem, const GemmPointers& pointers, void* workspace,
+           CudaStream& stream);
+
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  /// True if this GPU has kernels that take GELU along; elsewhere cuBLASLt's are slower than
+  /// separate ones.
+  bool fuses_gelu() const { return fuses_gelu_; }
+
+ private:
+  struct Plan;
+
+  Plan& plan_for(const GemmProblem& problem, const GemmPointers& pointers);
+
+  cublasLtHandle_t handle_ = nullptr;
+  std::size_t workspace_bytes_ = 0;
+  bool fuses_gelu_ = false;
+  std::map<GemmProblem, std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace tessera::cuda

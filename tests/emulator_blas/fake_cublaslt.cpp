@@ -1,0 +1,284 @@
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include "product.h"
+
+// cuBLASLt for the emulated GPU: checks a call as the real library does, and runs it on the stream
+// as a host function.
+//
+// It refuses what NVIDIA documents as refused (inconsistent shapes, short leading dimensions, an
+// aux matrix whose rows are not a multiple of 8, a bias of another type than D, which cannot be
+// said), and some of what a given GPU may have no kernel for, so that callers' ways out are tested:
+// bf16 rows that do not begin on 4 bytes; fused GELU and bias gradients where anything begins off
+// 16 bytes, and fused GELU into another type than the operands'. Where in-place reductions are
+// allowed it uses one, and sums in another order each time.
+
+using fake_cublaslt::has;
+using fake_cublaslt::Product;
+
+struct FakeMatmulPreference {
+  std::uint64_t workspace_bytes = 0;
+  std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+  std::uint32_t a_alignment = 256, b_alignment = 256, c_alignment = 256, d_alignment = 256;
+};
+
+/// Products that were enqueued. They stay until the handle goes, because a captured graph runs its
+/// host functions again; a training loop repeats itself, so they are few.
+struct cublasLtContext {
+  std::set<Product> products;
+};
+
+namespace {
+
+constexpr std::uint64_t kSplitKWorkspace = 64 << 10;
+constexpr std::int64_t kSplitK = 64;  // split-K from here on
+
+/// What an algorithm was chosen for; it refuses anything else.
+struct Algorithm {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::uint32_t epilogue = 0;
+  std::uint16_t a_alignment = 0, b_alignment = 0, c_alignment = 0, d_alignment = 0;
+  std::uint32_t workspace_bytes = 0;
+  std::uint32_t any_order = 0;
+};
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+std::int64_t size_of(cudaDataType_t type) { return type == CUDA_R_16BF ? 2 : 4; }
+
+struct Sizes {
+  std::int64_t rows = 0, columns = 0;
+};
+Sizes sizes_of(const FakeMatrixLayout& layout, cublasOperation_t operation) {
+  if (operation == CUBLAS_OP_T) return {layout.columns, layout.rows};
+  return {layout.rows, layout.columns};
+}
+
+bool aligned(const void* address, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+bool consistent(const FakeMatmulDesc& desc, const FakeMatrixLayout& a, const FakeMatrixLayout& b,
+                const FakeMatrixLayout& c, const FakeMatrixLayout& d) {
+  for (const FakeMatrixLayout* x : {&a, &b, &c, &d}) {
+    if (x->rows <= 0 || x->columns <= 0 || x->ld < x->rows) return false;
+  }
+  const Sizes op_a = sizes_of(a, desc.a_operation);
+  const Sizes op_b = sizes_of(b, desc.b_operation);
+  if (op_a.columns != op_b.rows || op_a.rows != d.rows || op_b.columns != d.columns) return false;
+  if (c.rows != d.rows || c.columns != d.columns) return false;
+  const bool vector =
+      has(desc.epilogue, CUBLASLT_EPILOGUE_BIAS) || desc.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+  if (vector && desc.bias == nullptr) return false;
+  const bool aux =
+      desc.epilogue == CUBLASLT_EPILOGUE_DGELU || has(desc.epilogue, CUBLASLT_EPILOGUE_GELU_AUX);
+  return !aux || (desc.aux != nullptr && desc.aux_ld >= d.rows && desc.aux_ld % 8 == 0);
+}
+
+/// True if all columns of the four matrices begin on multiples of `bytes`.
+bool all_aligned(const FakeMatrixLayout& a, const FakeMatrixLayout& b, const FakeMatrixLayout& d,
+                 const FakeMatmulPreference& preference, std::int64_t bytes) {
+  const auto good = [bytes](const FakeMatrixLayout& x, std::uint32_t alignment) {
+    return x.ld * size_of(x.type) % bytes == 0 && static_cast<std::int64_t>(alignment) >= bytes;
+  };
+  return good(a, preference.a_alignment) && good(b, preference.b_alignment) &&
+         good(d, std::min(preference.c_alignment, preference.d_alignment));
+}
+
+bool has_kernel(const FakeMatmulDesc& desc, const FakeMatrixLayout& a, const FakeMatrixLayout& b,
+                const FakeMatrixLayout& c, const FakeMatrixLayout& d,
+                const FakeMatmulPreference& preference) {
+  if (a.type != b.type || c.type != d.type) return false;
+  if (d.type != a.type && d.type != CUDA_R_32F) return false;
+  if (a.type == CUDA_R_16BF && !all_aligned(a, b, d, preference, 4)) return false;
+  const bool gelu =
+      has(desc.epilogue, CUBLASLT_EPILOGUE_GELU) || desc.epilogue == CUBLASLT_EPILOGUE_DGELU;
+  if (gelu && d.type != a.type) return false;
+  const bool vector_only =
+      desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  return vector_only ||
+         (all_aligned(a, b, d, preference, 16) && aligned(desc.bias, 16) && aligned(desc.aux, 16));
+}
+
+template <typename T>
+cublasStatus_t assign(T& member, const void* value, std::size_t bytes) {
+  if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&member, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <typename T>
+cublasStatus_t destroy(T* object) {
+  delete object;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+std::size_t cublasLtGetVersion() { return 130100; }
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+  }
+  return "an unknown status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *desc = new FakeMatmulDesc;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, std::size_t bytes) {
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return assign(desc->a_operation, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return assign(desc->b_operation, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return assign(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return assign(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return assign(desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return assign(desc->aux_ld, value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                          std::uint64_t rows, std::uint64_t columns,
+                                          std::int64_t leading_dimension) {
+  *layout = new FakeMatrixLayout{type, static_cast<std::int64_t>(rows),
+                                 static_cast<std::int64_t>(columns), leading_dimension};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  return destroy(layout);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new FakeMatmulPreference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  return destroy(preference);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, std::size_t bytes) {
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return assign(preference->workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return assign(preference->reductions, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return assign(preference->a_alignment, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return assign(preference->b_alignment, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return assign(preference->c_alignment, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return assign(preference->d_alignment, value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* found) {
+  *found = 0;
+  if (handle == nullptr || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!consistent(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!has_kernel(*desc, *a, *b, *c, *d, *preference)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const std::int64_t k = sizes_of(*a, desc->a_operation).columns;
+  Algorithm algorithm{.m = d->rows,
+                      .n = d->columns,
+                      .k = k,
+                      .epilogue = desc->epilogue,
+                      .a_alignment = static_cast<std::uint16_t>(preference->a_alignment),
+                      .b_alignment = static_cast<std::uint16_t>(preference->b_alignment),
+                      .c_alignment = static_cast<std::uint16_t>(preference->c_alignment),
+                      .d_alignment = static_cast<std::uint16_t>(preference->d_alignment)};
+  const bool split = k >= kSplitK && preference->workspace_bytes >= kSplitKWorkspace;
+  if (split) algorithm.workspace_bytes = kSplitKWorkspace;
+  if (split && (preference->reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE) != 0) {
+    algorithm.any_order = 1;
+  }
+  *results = {};
+  std::memcpy(results->algo.data, &algorithm, sizeof(algorithm));
+  results->workspaceSize = algorithm.workspace_bytes;
+  results->state = CUBLAS_STATUS_SUCCESS;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
+                              void* workspace, std::size_t workspace_bytes, cudaStream_t stream) {
+  if (handle == nullptr || algo == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!consistent(*desc, *a_layout, *b_layout, *c_layout, *d_layout)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo->data, sizeof(algorithm));
+  const std::int64_t k = sizes_of(*a_layout, desc->a_operation).columns;
+  const bool chosen_for_this = algorithm.m == d_layout->rows && algorithm.n == d_layout->columns &&
+                               algorithm.k == k && algorithm.epilogue == desc->epilogue;
+  const bool addresses = aligned(a, algorithm.a_alignment) && aligned(b, algorithm.b_alignment) &&
+                         aligned(c, algorithm.c_alignment) && aligned(d, algorithm.d_alignment);
+  const bool room = workspace_bytes >= algorithm.workspace_bytes &&
+                    (algorithm.workspace_bytes == 0 || aligned(workspace, 256));
+  if (!chosen_for_this || !addresses || !room) return CUBLAS_STATUS_INVALID_VALUE;
+  const Product product{.desc = *desc,
+                        .a_layout = *a_layout,
+                        .b_layout = *b_layout,
+                        .c_layout = *c_layout,
+                        .d_layout = *d_layout,
+                        .a = a,
+                        .b = b,
+                        .c = c,
+                        .d = d,
+                        .alpha = *static_cast<const float*>(alpha),
+                        .beta = *static_cast<const float*>(beta),
+                        .workspace = workspace,
+                        .workspace_bytes = algorithm.workspace_bytes,
+                        .any_order = algorithm.any_order != 0};
+  const Product* kept = &*handle->products.insert(product).first;
+  const auto run = [](void* p) { fake_cublaslt::compute(*static_cast<const Product*>(p)); };
+  const cudaError_t enqueued = cudaLaunchHostFunc(stream, run, const_cast<Product*>(kept));
+  return enqueued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
+}
+
+}  // extern "C"

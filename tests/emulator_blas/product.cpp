@@ -1,0 +1,112 @@
+#include "product.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "tessera/core/dtype.h"
+
+// The arithmetic: terms are added in double and rounded to float, the epilogue is in float.
+
+namespace fake_cublaslt {
+namespace {
+
+using tessera::bfloat16;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+float load(const void* data, cudaDataType_t type, std::int64_t i) {
+  if (type == CUDA_R_16BF) return static_cast<float>(static_cast<const bfloat16*>(data)[i]);
+  return static_cast<const float*>(data)[i];
+}
+
+void store(void* data, cudaDataType_t type, std::int64_t i, float value) {
+  if (type == CUDA_R_16BF) {
+    static_cast<bfloat16*>(data)[i] = bfloat16(value);
+  } else {
+    static_cast<float*>(data)[i] = value;
+  }
+}
+
+/// op(X) as (rows, columns) with its columns one after another.
+std::vector<float> pack(const void* data, const FakeMatrixLayout& layout,
+                        cublasOperation_t operation) {
+  std::vector<float> packed(at(layout.rows * layout.columns));
+  const bool transposed = operation == CUBLAS_OP_T;
+  for (std::int64_t j = 0; j < layout.columns; ++j) {
+    for (std::int64_t i = 0; i < layout.rows; ++i) {
+      const std::int64_t to = transposed ? j + i * layout.columns : i + j * layout.rows;
+      packed[at(to)] = load(data, layout.type, i + j * layout.ld);
+    }
+  }
+  return packed;
+}
+
+constexpr double kRootTwoOverPi = 0.79788456080286535588;
+constexpr double kCubic = 0.044715;
+
+double gelu(double x) {
+  return 0.5 * x * (1.0 + std::tanh(kRootTwoOverPi * (x + kCubic * x * x * x)));
+}
+
+double gelu_slope(double x) {
+  const double t = std::tanh(kRootTwoOverPi * (x + kCubic * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kRootTwoOverPi * (1.0 + 3.0 * kCubic * x * x);
+}
+
+/// What follows the product of element (i, j).
+float finish(const Product& p, float value, std::int64_t i, std::int64_t j) {
+  const FakeMatmulDesc& desc = p.desc;
+  const cudaDataType_t type = p.d_layout.type;
+  if (has(desc.epilogue, CUBLASLT_EPILOGUE_BIAS)) value += load(desc.bias, type, i);
+  const std::int64_t in_aux = i + j * desc.aux_ld;
+  if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+    return static_cast<float>(static_cast<double>(value) *
+                              gelu_slope(static_cast<double>(load(desc.aux, type, in_aux))));
+  }
+  if (!has(desc.epilogue, CUBLASLT_EPILOGUE_GELU)) return value;
+  if (has(desc.epilogue, CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.aux, type, in_aux, value);
+  return static_cast<float>(gelu(static_cast<double>(value)));
+}
+
+}  // namespace
+
+void compute(const Product& p) {
+  // What a caller keeps in the workspace does not survive.
+  if (p.workspace_bytes > 0) std::memset(p.workspace, 0xff, p.workspace_bytes);
+  const std::int64_t m = p.d_layout.rows;
+  const std::int64_t n = p.d_layout.columns;
+  const bool b_transposed = p.desc.b_operation == CUBLAS_OP_T;
+  const std::int64_t k = b_transposed ? p.b_layout.columns : p.b_layout.rows;
+  const std::vector<float> a = pack(p.a, p.a_layout, p.desc.a_operation);
+  const std::vector<float> b = pack(p.b, p.b_layout, p.desc.b_operation);
+  static std::atomic<std::int64_t> calls{0};
+  const std::int64_t first = p.any_order ? calls.fetch_add(1) * 7 % k : 0;
+  std::vector<double> sums(at(m));
+  for (std::int64_t j = 0; j < n; ++j) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    double gradient = 0.0;
+    for (std::int64_t term = 0; term < k; ++term) {
+      const std::int64_t l = (first + term) % k;
+      const auto factor = static_cast<double>(b[at(l + j * k)]);
+      gradient += factor;
+      const float* column = a.data() + l * m;
+      for (std::int64_t i = 0; i < m; ++i) {
+        sums[at(i)] += static_cast<double>(column[i]) * factor;
+        // In-place split-K rounds partial sums to C's type.
+        if (p.any_order) sums[at(i)] = static_cast<double>(static_cast<float>(sums[at(i)]));
+      }
+    }
+    for (std::int64_t i = 0; i < m; ++i) {
+      auto value = static_cast<float>(static_cast<double>(p.alpha) * sums[at(i)]);
+      if (p.beta != 0.0F) value += p.beta * load(p.c, p.c_layout.type, i + j * p.c_layout.ld);
+      store(p.d, p.d_layout.type, i + j * p.d_layout.ld, finish(p, value, i, j));
+    }
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+      store(p.desc.bias, p.d_layout.type, j, static_cast<float>(gradient));
+    }
+  }
+}
+
+}  // namespace fake_cublaslt

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstdint>
+
+// What fake_cublaslt.cpp accepts, and product.cpp computes. Matrices are column-major: element
+// (i, j) is at i + j * ld.
+
+struct FakeMatrixLayout {
+  cudaDataType_t type = CUDA_R_32F;
+  std::int64_t rows = 0, columns = 0, ld = 0;
+  auto operator<=>(const FakeMatrixLayout&) const = default;
+};
+
+struct FakeMatmulDesc {
+  cublasOperation_t a_operation = CUBLAS_OP_N, b_operation = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  void* bias = nullptr;  ///< of D's type; a gradient is written to it
+  void* aux = nullptr;   ///< of D's type; D's rows and columns
+  std::int64_t aux_ld = 0;
+  auto operator<=>(const FakeMatmulDesc&) const = default;
+};
+
+namespace fake_cublaslt {
+
+/// D (m, n) = epilogue(alpha op(A) (m, k) op(B) (k, n) + beta C).
+struct Product {
+  FakeMatmulDesc desc{};
+  FakeMatrixLayout a_layout{}, b_layout{}, c_layout{}, d_layout{};
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* c = nullptr;
+  void* d = nullptr;
+  float alpha = 1.0F, beta = 0.0F;
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;  ///< of what the algorithm needs
+  bool any_order = false;           ///< adds in another order each time, as in-place split-K may
+  auto operator<=>(const Product&) const = default;
+};
+
+inline bool has(cublasLtEpilogue_t epilogue, cublasLtEpilogue_t part) {
+  return (static_cast<unsigned>(epilogue) & static_cast<unsigned>(part)) ==
+         static_cast<unsigned>(part);
+}
+
+/// Computes it on the calling thread.
+void compute(const Product& product);
+
+}  // namespace fake_cublaslt

@@ -1,0 +1,315 @@
+#include "kernels/support.h"
+
+// What GemmArgs takes along with a product: GELU, its derivative, a bias gradient.
+namespace tessera {
+namespace {
+
+double gelu(double x) {
+  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+double gelu_slope(double x) {
+  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+  const double du = std::sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
+  const double t = std::tanh(u);
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du;
+}
+
+constexpr double kSteepest = 1.13;  // of |gelu'|
+constexpr double kGeluError =
+    4e-7;  // of the kernels, relative to their argument; see gelu_test.cpp
+
+/// A linear layer's sizes. Rows of 8 elements and more are what GPUs have fused kernels for.
+struct Layer {
+  std::int64_t rows, inputs, outputs;
+};
+const Layer kLayers[] = {{1, 1, 1},    {3, 5, 7},     {16, 32, 24}, {33, 64, 40}, {64, 128, 48},
+                         {65, 130, 8}, {128, 96, 56}, {0, 8, 16},   {8, 0, 16},   {8, 16, 0}};
+
+std::string name(const Layer& layer) {
+  return concat(layer.rows, " rows, ", layer.inputs, " to ", layer.outputs);
+}
+
+/// A contiguous matrix. `offset` elements before it take its alignment away.
+template <typename T>
+struct Matrix {
+  Matrix(std::int64_t row_count, std::int64_t column_count, unsigned seed, std::int64_t before = 0)
+      : rows(row_count),
+        columns(column_count),
+        offset(before),
+        values(random_values<T>(before + row_count * column_count, seed)) {}
+
+  TensorView view() {
+    return TensorView(values.data() + offset, dtype_of<T>(), Shape{rows, columns});
+  }
+  double get(std::int64_t i, std::int64_t j) const {
+    return static_cast<double>(as_float(values[at(offset + i * columns + j)]));
+  }
+  std::vector<T> elements() const { return {values.begin() + offset, values.end()}; }
+
+  std::int64_t rows, columns, offset;
+  std::vector<T> values;
+};
+
+/// A sum in double, and how far fp32 may be off.
+struct Sum {
+  double value = 0.0, magnitude = 0.0;
+  std::int64_t terms = 0;
+  void add(double term) {
+    value += term;
+    magnitude += std::abs(term);
+    ++terms;
+  }
+  double error() const {
+    return 0x1p-24 * (8.0 + std::sqrt(static_cast<double>(terms))) * magnitude;
+  }
+};
+
+template <typename T>
+class GemmEpilogue : public testing::Test {
+ protected:
+  /// x W^T + b, and gelu of it.
+  struct Forward {
+    std::vector<T> y, gelu_input;
+  };
+  static Forward forward(const Layer& layer, bool bias, bool keep_input, std::int64_t offset) {
+    Matrix<T> x(layer.rows, layer.inputs, 1, offset);
+    Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    Matrix<T> b(1, layer.outputs, 3, offset);
+    Matrix<T> y(layer.rows, layer.outputs, 4, offset);
+    Matrix<T> input(layer.rows, layer.outputs, 5, offset);
+    NoStream stream;
+    cpu_kernels().gemm({.a = x.view(),
+                        .b = w.view(),
+                        .c = y.view(),
+                        .bias = bias ? b.view().flat() : TensorView(),
+                        .transpose_b = true,
+                        .gelu = true,
+                        .gelu_input = keep_input ? input.view() : TensorView()},
+                       stream);
+    return {y.elements(), input.elements()};
+  }
+
+  static void check_forward(const Layer& layer, bool bias, bool keep_input, std::int64_t offset) {
+    const Matrix<T> x(layer.rows, layer.inputs, 1, offset);
+    const Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    const Matrix<T> b(1, layer.outputs, 3, offset);
+    Doubles input, input_bound, expected, bound;
+    for (std::int64_t i = 0; i < layer.rows; ++i) {
+      for (std::int64_t j = 0; j < layer.outputs; ++j) {
+        Sum sum;
+        if (bias) sum.add(b.get(0, j));
+        for (std::int64_t l = 0; l < layer.inputs; ++l) sum.add(x.get(i, l) * w.get(j, l));
+        // GELU may be taken of the sum or of what is stored of it.
+        const double off = sum.error() + rounding<T>() * std::abs(sum.value) * 1.001 + 1e-30;
+        input.push_back(sum.value);
+        input_bound.push_back(off);
+        expected.push_back(gelu(sum.value));
+        bound.push_back(kSteepest * off + kGeluError * std::abs(sum.value) +
+                        rounding<T>() * std::abs(expected.back()) * 1.01);
+      }
+    }
+    const Forward result = forward(layer, bias, keep_input, offset);
+    expect_within(result.y, expected, bound, "gelu");
+    if (keep_input) expect_within(result.gelu_input, input, input_bound, "gelu_input");
+  }
+
+  /// (dy W) * gelu'(input)
+  static std::vector<T> backward(const Layer& layer, std::int64_t offset) {
+    Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
+    Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    Matrix<T> input(layer.rows, layer.inputs, 3, offset);
+    Matrix<T> dx(layer.rows, layer.inputs, 4, offset);
+    NoStream stream;
+    cpu_kernels().gemm(
+        {.a = dy.view(), .b = w.view(), .c = dx.view(), .gelu_backward_input = input.view()},
+        stream);
+    return dx.elements();
+  }
+
+  static void check_backward(const Layer& layer, std::int64_t offset) {
+    const Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
+    const Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    const Matrix<T> input(layer.rows, layer.inputs, 3, offset);
+    Doubles expected, bound;
+    for (std::int64_t i = 0; i < layer.rows; ++i) {
+      for (std::int64_t j = 0; j < layer.inputs; ++j) {
+        Sum sum;
+        for (std::int64_t l = 0; l < layer.outputs; ++l) sum.add(dy.get(i, l) * w.get(l, j));
+        const double slope = gelu_slope(input.get(i, j));
+        const double off = sum.error() + rounding<T>() * std::abs(sum.value) * 1.001;
+        expected.push_back(sum.value * slope);
+        bound.push_back(std::abs(slope) * off + 2.0 * kGeluError * std::abs(sum.value) +
+                        rounding<T>() * std::abs(expected.back()) * 1.01 + 1e-30);
+      }
+    }
+    expect_within(backward(layer, offset), expected, bound, "gradient");
+  }
+};
+using Types = testing::Types<float, bfloat16>;
+TYPED_TEST_SUITE(GemmEpilogue, Types);
+
+TYPED_TEST(GemmEpilogue, TakesGeluOfTheProduct) {
+  for (const Layer& layer : kLayers) {
+    for (unsigned flags = 0; flags < 8; ++flags) {
+      SCOPED_TRACE(name(layer) + (flags & 1U ? ", bias" : "") + (flags & 2U ? ", kept" : "") +
+                   (flags & 4U ? ", unaligned" : ""));
+      TestFixture::check_forward(layer, flags & 1U, flags & 2U, flags & 4U ? 1 : 0);
+    }
+  }
+}
+
+TYPED_TEST(GemmEpilogue, MultipliesByTheSlopeOfGelu) {
+  for (const Layer& layer : kLayers) {
+    for (const std::int64_t offset : {0, 1, 8}) {
+      SCOPED_TRACE(concat(name(layer), ", offset ", offset));
+      TestFixture::check_backward(layer, offset);
+    }
+  }
+}
+
+TYPED_TEST(GemmEpilogue, GivesTheSameBitsTwice) {
+  const Layer layer{64, 136, 96};
+  const auto first = this->forward(layer, true, true, 0);
+  const auto second = this->forward(layer, true, true, 0);
+  EXPECT_TRUE(same_bits(first.y, second.y));
+  EXPECT_TRUE(same_bits(first.gelu_input, second.gelu_input));
+  EXPECT_TRUE(same_bits(this->backward(layer, 0), this->backward(layer, 0)));
+}
+
+/// dW (outputs, inputs) [+]= dy^T x of type W and db [+]= column sums of dy, of type B.
+template <typename T, typename W, typename B>
+void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bias,
+                         std::int64_t offset) {
+  SCOPED_TRACE(concat(name(layer), ", dW ", to_string(dtype_of<W>()), ", db ",
+                      to_string(dtype_of<B>()), accumulate ? ", accumulate" : "",
+                      accumulate_bias ? ", accumulate db" : "", ", offset ", offset));
+  Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
+  Matrix<T> x(layer.rows, layer.inputs, 2, offset);
+  Matrix<W> dw(layer.outputs, layer.inputs, 3, offset);
+  Matrix<B> db(1, layer.outputs, 4, offset);
+  Doubles expected, bound, expected_bias, bias_bound;
+  for (std::int64_t i = 0; i < layer.outputs; ++i) {
+    Sum bias;
+    if (accumulate_bias) bias.add(db.get(0, i));
+    for (std::int64_t l = 0; l < layer.rows; ++l) bias.add(dy.get(l, i));
+    expected_bias.push_back(bias.value);
+    bias_bound.push_back(0x1p-21 * bias.magnitude + rounding<B>() * std::abs(bias.value) * 1.001 +
+                         1e-30);
+    for (std::int64_t j = 0; j < layer.inputs; ++j) {
+      Sum sum;
+      if (accumulate) sum.add(dw.get(i, j));
+      for (std::int64_t l = 0; l < layer.rows; ++l) sum.add(dy.get(l, i) * x.get(l, j));
+      expected.push_back(sum.value);
+      bound.push_back(sum.error() + rounding<W>() * std::abs(sum.value) * 1.001 + 1e-30);
+    }
+  }
+  NoStream stream;
+  cpu_kernels().gemm({.a = dy.view(),
+                      .b = x.view(),
+                      .c = dw.view(),
+                      .transpose_a = true,
+                      .accumulate = accumulate,
+                      .bias_gradient = db.view().flat(),
+                      .accumulate_bias_gradient = accumulate_bias},
+                     stream);
+  expect_within(dw.elements(), expected, bound, "dW");
+  expect_within(db.elements(), expected_bias, bias_bound, "db");
+}
+
+TEST(GemmBiasGradient, SumsColumnsBesideTheProduct) {
+  for (const Layer& layer : kLayers) {
+    for (unsigned flags = 0; flags < 8; ++flags) {
+      const bool accumulate = (flags & 1U) != 0;
+      const bool accumulate_bias = (flags & 2U) != 0;
+      const std::int64_t offset = (flags & 4U) != 0 ? 1 : 0;
+      check_bias_gradient<float, float, float>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<bfloat16, float, float>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<bfloat16, float, bfloat16>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<bfloat16, bfloat16, bfloat16>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<bfloat16, bfloat16, float>(layer, accumulate, accumulate_bias, offset);
+    }
+  }
+}
+
+TEST(GemmEpilogueOnTheCpu, GivesTheBitsOfSeparateKernels) {
+  const std::int64_t m = 37, n = 29, k = 31;
+  auto a = random_values<bfloat16>(m * k, 1), b = random_values<bfloat16>(n * k, 2);
+  auto bias = random_values<bfloat16>(n, 3);
+  std::vector<bfloat16> fused(at(m * n)), fused_input(at(m * n)), y(at(m * n)), input(at(m * n));
+  NoStream stream;
+  const Shape shape{m, n};
+  const GemmArgs product{.a = view_of(a, Shape{m, k}),
+                         .b = view_of(b, Shape{n, k}),
+                         .c = view_of(input, shape),
+                         .bias = view_of(bias),
+                         .transpose_b = true};
+  GemmArgs with_gelu = product;
+  with_gelu.c = view_of(fused, shape);
+  with_gelu.gelu = true;
+  with_gelu.gelu_input = view_of(fused_input, shape);
+  cpu_kernels().gemm(with_gelu, stream);
+  cpu_kernels().gemm(product, stream);
+  cpu_kernels().gelu_forward({.x = product.c, .y = view_of(y, shape)}, stream);
+  EXPECT_TRUE(same_bits(fused_input, input));
+  EXPECT_TRUE(same_bits(fused, y));
+  with_gelu.gelu_input = {};
+  cpu_kernels().gemm(with_gelu, stream);
+  EXPECT_TRUE(same_bits(fused, y)) << "in place";
+}
+
+TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
+  std::vector<float> values(64), other(64);
+  std::vector<bfloat16> half(64);
+  const auto view = [&](std::int64_t rows, std::int64_t columns) {
+    return view_of(values, Shape{rows, columns});
+  };
+  NoStream stream;
+  const GemmArgs good{.a = view(3, 2), .b = view(3, 5), .c = view(2, 5), .transpose_a = true};
+  const auto refused = [&](const auto& change) {
+    GemmArgs args = good;
+    change(args);
+    try {
+      cpu_kernels().gemm(args, stream);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kInvalidArgument;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused([](GemmArgs&) {}));
+  EXPECT_TRUE(refused([&](GemmArgs& args) { args.gelu_input = view_of(other, Shape{2, 5}); }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.gelu = true;
+    args.accumulate = true;
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.gelu = true;
+    args.gelu_input = view_of(other, Shape{5, 2});
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.gelu = true;
+    args.gelu_input = view_of(half, Shape{2, 5});
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {  // rows with a gap
+    args.gelu = true;
+    args.c = view_of(other, Shape{2, 8}).narrow(1, 0, 5);
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.gelu_backward_input = view_of(other, Shape{2, 5});
+    args.bias = view_of(other, 0, 5);
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.gelu_backward_input = view_of(other, Shape{2, 5});
+    args.gelu = true;
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) { args.bias_gradient = view_of(other, 0, 3); }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.a = view(2, 3);
+    args.transpose_a = false;
+    args.bias_gradient = view_of(other, 0, 2);
+  }));
+  EXPECT_FALSE(refused([&](GemmArgs& args) { args.bias_gradient = view_of(other, 0, 2); }));
+}
+
+}  // namespace
+}  // namespace tessera
