@@ -10,3 +10,10 @@ find_package(nlohmann_json ${TESSERA_NLOHMANN_JSON_VERSION} REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(dnnl CONFIG REQUIRED)  # its config asks for OpenCL's headers and loader, too
 find_package(hwy CONFIG REQUIRED)
+
+# Release 0.7 calls its target yaml-cpp, 0.8 yaml-cpp::yaml-cpp.
+find_package(yaml-cpp CONFIG REQUIRED)
+if(NOT TARGET yaml-cpp::yaml-cpp)
+  add_library(yaml-cpp::yaml-cpp INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(yaml-cpp::yaml-cpp INTERFACE yaml-cpp)
+endif()

@@ -1,5 +1,8 @@
 #include "command_line.h"
 
+#include <cstdlib>
+#include <ostream>
+
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -45,10 +48,14 @@ SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const s
       keys_only_(std::move(keys_only)) {
   command_->allow_extras();  // so that an unknown flag gets a suggestion, see reject_extras
   command_->footer(
-      "Every flag but --help and --config is also a key of the config file: "
+      "Every flag but --help, --config and --no-default-config is also a key of the config file: "
       "--micro-batch 4 is {\"micro_batch\": 4}.\nFlags win over the file.");
-  command_->add_option("--config", config_path_, "a JSON file of settings (comments allowed)")
+  command_
+      ->add_option("--config", config_path_,
+                   "a file of settings in JSON or YAML: ours, Accelerate's or DeepSpeed's")
       ->type_name("FILE");
+  command_->add_flag("--no-default-config", no_default_config_,
+                     "without --config, do not read the file that 'accelerate config' has written");
   for (const Setting& setting : flags_) add_flag(setting);
 }
 
@@ -78,21 +85,40 @@ void SettingsCommand::reject_extras() const {
   const std::vector<std::string> extras = command_->remaining();
   if (extras.empty()) return;
   const std::string& word = extras.front();
-  std::vector<std::string> names{"--help", "--config"};
+  std::vector<std::string> names{"--help", "--config", "--no-default-config"};
   for (const Setting& setting : flags_) names.push_back(flag_name(setting.name));
   require(word.rfind('-', 0) == 0, ErrorCode::kConfig, "unexpected argument '", word,
           "'; every setting is a flag, see 'tessera ", command_->get_name(), " --help'");
   fail(ErrorCode::kConfig, unknown_name("flag", word.substr(0, word.find('=')), names));
 }
 
-Config SettingsCommand::config() const {
+// The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a
+// machine once should not have to say so again. What it says counts less than any flag, as in every
+// file, and it is never taken in silence, which would make two machines differ without a trace.
+Config SettingsCommand::config(std::ostream& notes, const std::string& path) const {
   reject_extras();
   std::vector<Setting> table = flags_;
   table.insert(table.end(), keys_only_.begin(), keys_only_.end());
   Config config(std::move(table));
-  if (!config_path_.empty()) config.read_file(config_path_);
   for (const auto& [name, text] : texts_) config.set_text(name, text);
+  const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
+  config.read_environment(environment);
+  std::string file = config_path_.empty() ? path : config_path_;
+  if (file.empty() && !no_default_config_) {
+    file = default_accelerate_config(environment).value_or("");
+    if (!file.empty()) {
+      notes << "note: settings of " << file << ", Accelerate's default file, are used; "
+            << "--no-default-config turns that off\n";
+    }
+  }
+  if (!file.empty()) config.read_file(file);
   return config;
+}
+
+void print_announcements(std::ostream& notes, const Config& config) {
+  for (const ConfigTranslation& translation : config.translations()) {
+    for (const std::string& line : translation.announcements()) notes << "note: " << line << "\n";
+  }
 }
 
 }  // namespace tessera::cli

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <iosfwd>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,8 +20,12 @@ class SettingsCommand {
                   std::vector<Setting> flags, std::vector<Setting> keys_only = {});
 
   bool parsed() const { return command_->parsed(); }
-  /// The values after parsing: flag, else config file, else default. Throws Error{kConfig}.
-  Config config() const;
+  CLI::App& command() { return *command_; }
+  /// The values after parsing: flag, else config file, else what a launcher exported, else default.
+  /// `path` is the config file if --config names none. Without either, Accelerate's own default
+  /// file is taken, and that is said on `notes`; --no-default-config forbids it.
+  /// Throws Error{kConfig}.
+  Config config(std::ostream& notes, const std::string& path = "") const;
 
  private:
   void add_flag(const Setting& setting);
@@ -30,7 +35,11 @@ class SettingsCommand {
   std::vector<Setting> flags_;
   std::vector<Setting> keys_only_;
   std::string config_path_;
+  bool no_default_config_ = false;
   std::map<std::string, std::string> texts_;  // what the command line gave, by setting
 };
+
+/// Prints what was translated of foreign files, a line for each key, and the keys without effect.
+void print_announcements(std::ostream& notes, const Config& config);
 
 }  // namespace tessera::cli

@@ -5,6 +5,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "explain_command.h"
 #include "gpt_settings.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -54,6 +55,13 @@ int run(int argc, const char* const* argv) {
   const SettingsCommand plan(
       app, "plan", "Print a run's schedule, memory and traffic without running it",
       joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
+  SettingsCommand explain(app, "explain", "Tell what a config file means here, key by key",
+                          joined({model_settings(), trainer_settings(), train_only_settings()}),
+                          plan_only_settings());
+  ExplainRequest request;
+  explain.command().add_option("FILE", request.path,
+                               "a config file of Tessera, Accelerate or DeepSpeed");
+  explain.command().add_flag("--json", request.json, "print one JSON object");
   check_command(app, argc, argv);
   try {
     app.parse(argc, argv);
@@ -64,7 +72,11 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
   }
-  return train.parsed() ? run_train(train.config()) : run_plan(plan.config());
+  if (explain.parsed()) return run_explain(explain.config(std::cerr, request.path), request);
+  Config config = train.parsed() ? train.config(std::cerr) : plan.config(std::cerr);
+  const bool quiet = train.parsed() && config.get<bool>("quiet");
+  if (!quiet) print_announcements(std::cerr, config);
+  return train.parsed() ? run_train(std::move(config)) : run_plan(std::move(config));
 }
 
 }  // namespace

@@ -1,65 +1,12 @@
 #include "tessera/trainer/config.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "config_values.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/placement.h"
 
 namespace tessera {
-namespace {
-
-std::vector<std::string> names_of(const std::vector<Setting>& table) {
-  std::vector<std::string> names;
-  names.reserve(table.size());
-  for (const Setting& setting : table) names.push_back(setting.name);
-  return names;
-}
-
-std::string read_text(const std::string& path) {
-  require(!std::filesystem::is_directory(path), ErrorCode::kConfig, path,
-          ": is a folder; give the path of a JSON file");
-  std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), ErrorCode::kConfig, path,
-          ": cannot be opened; give the path of a JSON file");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read; is it a folder?");
-  return text;
-}
-
-/// Parses one object; nlohmann keeps the last of equal keys, which would hide a mistake.
-nlohmann::ordered_json parse_object(const std::string& path, const std::string& text) {
-  std::set<std::string> keys;
-  const auto reject_repeated = [&](int depth, nlohmann::ordered_json::parse_event_t event,
-                                   nlohmann::ordered_json& parsed) {
-    if (event == nlohmann::ordered_json::parse_event_t::key && depth == 1) {
-      const std::string key = setting_name(parsed.get<std::string>());
-      require(keys.insert(key).second, ErrorCode::kConfig, path, ": '", key,
-              "' is there twice; keep one");
-    }
-    return true;
-  };
-  try {
-    auto object = nlohmann::ordered_json::parse(text, reject_repeated, true, true);
-    require(object.is_object(), ErrorCode::kConfig, path, ": expected one object, like {\"",
-            "micro_batch\": 4}");
-    return object;
-  } catch (const nlohmann::json::parse_error& error) {
-    // Its text begins with "[json.exception.parse_error.101] ".
-    const std::string what = error.what();
-    const std::size_t bracket = what.find("] ");
-    fail(ErrorCode::kConfig, path,
-         ": not valid JSON: ", bracket == std::string::npos ? what : what.substr(bracket + 2));
-  }
-}
-
-}  // namespace
-
 std::string flag_name(std::string_view setting) {
   std::string flag = "--" + std::string(setting);
   std::replace(flag.begin(), flag.end(), '_', '-');
@@ -89,7 +36,7 @@ Config::Config(std::vector<Setting> table) : table_(std::move(table)) {
     values_[setting.name] = nullptr;
     if (setting.fallback.is_null()) continue;
     try {
-      store(setting, setting.fallback, "default of " + setting.name);
+      store(setting, setting.fallback, "default of " + setting.name, {});
     } catch (const Error& error) {
       fail(ErrorCode::kInternal, error.what());
     }
@@ -107,26 +54,52 @@ const nlohmann::ordered_json& Config::value(std::string_view name) const {
   return values_.at(setting(name).name);
 }
 
-bool Config::given(std::string_view name) const { return given_.contains(setting(name).name); }
+bool Config::given(std::string_view name) const {
+  const auto found = origins_.find(setting(name).name);
+  return found != origins_.end() && found->second.giver != Giver::kDefault;
+}
 
-void Config::store(const Setting& setting, const nlohmann::json& value, const std::string& source) {
+void Config::store(const Setting& setting, const nlohmann::json& value, const std::string& label,
+                   Origin origin) {
+  nlohmann::json checked;
   try {
-    values_[setting.name] = checked_value(setting, value);
+    checked = checked_value(setting, value);
   } catch (const Error& error) {
-    fail(ErrorCode::kConfig, source, ": ", error.what());
+    fail(ErrorCode::kConfig, label, ": ", error.what());
   }
+  Origin& before = origins_[setting.name];
+  if (origin.giver < before.giver) return;
+  values_[setting.name] = std::move(checked);
+  before = std::move(origin);
+}
+
+TranslationContext Config::context() const {
+  TranslationContext context{.table = table_, .overrides = nlohmann::ordered_json::object()};
+  for (const auto& [name, origin] : origins_) {
+    if (origin.giver == Giver::kCommandLine) context.overrides[name] = values_.at(name);
+  }
+  return context;
+}
+
+void Config::take(ConfigTranslation translation, Giver giver) {
+  for (const ConfigEntry& entry : translation.entries) {
+    const bool derived = entry.outcome == KeyOutcome::kDerived;
+    for (const auto& [name, value] : entry.settings.items()) {
+      const Setting& wanted = setting(name);
+      const std::string label = concat(entry.where(), ": ", entry.key);
+      store(wanted, value, label, {giver, derived ? entry.where() + " (derived)" : entry.where()});
+    }
+  }
+  translations_.push_back(std::move(translation));
 }
 
 void Config::read_file(const std::string& path) {
-  const nlohmann::ordered_json object = parse_object(path, read_text(path));
-  for (const auto& [key, value] : object.items()) {
-    const std::string name = setting_name(key);
-    const bool known =
-        std::any_of(table_.begin(), table_.end(), [&](const Setting& s) { return s.name == name; });
-    require(known, ErrorCode::kConfig, path, ": ", unknown_name("key", key, names_of(table_)));
-    store(setting(name), value, concat(path, ": ", key));
-    given_.insert(name);
-  }
+  take(translate_file(path, context()), Giver::kFile);
+}
+
+void Config::read_environment(const Environment& environment) {
+  auto translation = translate_environment(environment, context());
+  if (translation) take(std::move(*translation), Giver::kEnvironment);
 }
 
 void Config::set_text(std::string_view name, const std::string& text) {
@@ -137,12 +110,20 @@ void Config::set_text(std::string_view name, const std::string& text) {
   } catch (const Error& error) {
     fail(ErrorCode::kConfig, flag_name(name), ": ", error.what());
   }
-  store(wanted, parsed, flag_name(name));
-  given_.insert(wanted.name);
+  store(wanted, parsed, flag_name(name), {Giver::kCommandLine, "command line"});
+}
+
+std::string Config::source(std::string_view name) const {
+  const auto found = origins_.find(setting(name).name);
+  return found == origins_.end() ? "default" : found->second.text;
 }
 
 void Config::set_effective(std::string_view name, nlohmann::json value) {
-  values_[setting(name).name] = std::move(value);
+  nlohmann::ordered_json& stored = values_[setting(name).name];
+  if (stored == value) return;
+  stored = std::move(value);
+  Origin& origin = origins_[setting(name).name];
+  if (origin.giver == Giver::kDefault) origin.text = "derived";
 }
 
 }  // namespace tessera

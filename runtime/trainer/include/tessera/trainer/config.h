@@ -1,56 +1,39 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/setting.h"
+
 namespace tessera {
 
-enum class SettingType : std::uint8_t {
-  kInteger,
-  kNumber,
-  kFlag,  ///< true or false
-  kText,
-  kBytes,  ///< an integer, or a text such as "4GiB"; see parse_bytes
-};
-
-/// One thing that a user can set: a flag of the program and a key of its config files at once.
-struct Setting {
-  std::string name;  ///< the key, "micro_batch"; the flag is "--micro-batch"
-  SettingType type = SettingType::kText;
-  nlohmann::json fallback{};  ///< default value; null if unset means something of its own
-  std::string help{};
-  std::string group{};                                        ///< heading in --help
-  std::vector<std::string> choices{};                         ///< allowed texts; empty: any
-  double minimum = -std::numeric_limits<double>::infinity();  ///< numbers: inclusive
-  double maximum = std::numeric_limits<double>::infinity();   ///< numbers: inclusive
-  /// What the other fields cannot say; throws Error{kConfig}.
-  std::function<void(const nlohmann::json&)> check{};
-};
-
-/// The values of a table of settings: what the command line says, else what the config file says,
-/// else the defaults. Every failure is Error{kConfig} that names the file or flag, the setting, the
-/// value and what is allowed.
+/// The values of a table of settings: what the command line says, else what a file says, else what
+/// the environment says, else the defaults, in whatever order they are told. Every failure is
+/// Error{kConfig} that names the file and line, or the flag; the setting, the value and what is
+/// allowed.
 class Config {
  public:
   /// Throws Error{kInternal} if a name appears twice or a default breaks its own rule.
   explicit Config(std::vector<Setting> table);
 
-  /// Takes the settings of a JSON file: one object, keys as in the table ('-' and '_' are alike),
-  /// comments allowed. A key that is unknown or appears twice is an error that names the nearest.
+  /// Takes the settings of a file: ours (keys as in the table, '-' and '_' alike), Accelerate's or
+  /// DeepSpeed's, in JSON with comments or in YAML. A key that is unknown or appears twice is an
+  /// error that names the nearest. Give the command line's settings first: sizes that a file
+  /// computes depend on them.
   void read_file(const std::string& path);
+  /// Takes what a launcher exported, if one did.
+  void read_environment(const Environment& environment);
   /// Takes one setting from the command line.
   void set_text(std::string_view name, const std::string& text);
   /// Records what a setting came to be, e.g. a default that depends on the model; checks nothing.
   void set_effective(std::string_view name, nlohmann::json value);
 
   const std::vector<Setting>& table() const { return table_; }
-  /// True if a file or the command line gave it.
+  /// True if a file, the environment or the command line gave it.
   bool given(std::string_view name) const;
   /// True if it has no value: not given, and the default is null.
   bool is_null(std::string_view name) const { return value(name).is_null(); }
@@ -61,23 +44,31 @@ class Config {
   /// All settings in the order of the table.
   const nlohmann::ordered_json& values() const { return values_; }
 
+  /// Where its value is from: "default", "derived", "command line", "configs/x.yaml:12",
+  /// "configs/x.yaml (derived)", "environment: FSDP_VERSION".
+  std::string source(std::string_view name) const;
+  /// The files and environments that were read, in that order.
+  const std::vector<ConfigTranslation>& translations() const { return translations_; }
+
  private:
+  /// Who gave a value; the later wins.
+  enum class Giver : std::uint8_t { kDefault, kEnvironment, kFile, kCommandLine };
+  struct Origin {
+    Giver giver = Giver::kDefault;
+    std::string text = "default";
+  };
+
   const Setting& setting(std::string_view name) const;
   const nlohmann::ordered_json& value(std::string_view name) const;
-  void store(const Setting& setting, const nlohmann::json& value, const std::string& source);
+  void store(const Setting& setting, const nlohmann::json& value, const std::string& label,
+             Origin origin);
+  void take(ConfigTranslation translation, Giver giver);
+  TranslationContext context() const;
 
   std::vector<Setting> table_;
   nlohmann::ordered_json values_;
-  std::set<std::string, std::less<>> given_;
+  std::map<std::string, Origin, std::less<>> origins_;
+  std::vector<ConfigTranslation> translations_;
 };
-
-/// "--micro-batch" for "micro_batch".
-std::string flag_name(std::string_view setting);
-/// The reverse, and '-' to '_' in a key.
-std::string setting_name(std::string_view flag);
-
-/// "unknown <kind> '<word>'; did you mean '<nearest>'?", or without a suggestion if none is near.
-std::string unknown_name(std::string_view kind, std::string_view word,
-                         const std::vector<std::string>& candidates);
 
 }  // namespace tessera

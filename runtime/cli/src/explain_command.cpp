@@ -1,0 +1,129 @@
+#include "explain_command.h"
+
+#include <algorithm>
+#include <iostream>
+
+#include "commands.h"
+#include "gpt_settings.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string in_words(const ConfigTranslation& translation) {
+  std::string text =
+      translation.path + ": settings of " + std::string(to_string(translation.dialect));
+  if (!translation.recognised_by.empty()) text += ", told by '" + translation.recognised_by + "'";
+  return text;
+}
+
+std::string show(const nlohmann::ordered_json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+/// "strategy = full_shard, replicas = 2", or what stands for it.
+std::string meaning(const ConfigEntry& entry) {
+  std::string text;
+  for (const auto& [name, value] : entry.settings.items()) {
+    text += (text.empty() ? "" : ", ") + name + " = " + show(value);
+  }
+  if (text.empty() && entry.outcome == KeyOutcome::kNoEffect) text = "no effect";
+  if (entry.note.empty()) return text;
+  return text.empty() ? entry.note : text + ": " + entry.note;
+}
+
+void print_entries(std::ostream& out, const ConfigTranslation& translation) {
+  for (const ConfigEntry& entry : translation.entries) {
+    const bool absent = entry.outcome == KeyOutcome::kDerived;
+    const bool section = entry.value.is_structured();
+    out << "  " << entry.where() << "  " << entry.key
+        << (absent    ? " (absent)"
+            : section ? ""
+                      : ": " + show(entry.value))
+        << "\n      -> " << meaning(entry) << "\n";
+  }
+}
+
+void print_differences(std::ostream& out, const ConfigTranslation& translation) {
+  if (translation.dialect == ConfigDialect::kTessera) return;
+  out << "\ndifferences from " << to_string(translation.dialect) << "\n";
+  bool any = false;
+  for (const ConfigEntry& entry : translation.entries) {
+    const std::string text = !entry.difference.empty() ? entry.difference
+                             : entry.announce          ? entry.note
+                                                       : "";
+    if (text.empty()) continue;
+    out << "  " << entry.where() << "  " << entry.key << ": " << text << "\n";
+    any = true;
+  }
+  if (!any) out << "  none\n";
+}
+
+void print_settings(std::ostream& out, const Config& config) {
+  out << "\neffective settings\n";
+  std::size_t name_width = 0;
+  std::size_t value_width = 0;
+  for (const auto& [name, value] : config.values().items()) {
+    name_width = std::max(name_width, name.size());
+    value_width = std::max(value_width, show(value).size());
+  }
+  for (const auto& [name, value] : config.values().items()) {
+    const std::string shown = show(value) == "\n" ? "\\n" : show(value);
+    out << "  " << name << std::string(name_width - name.size() + 2, ' ') << shown
+        << std::string(value_width - std::min(value_width, shown.size()) + 2, ' ')
+        << config.source(name) << "\n";
+  }
+}
+
+nlohmann::ordered_json to_json(const ConfigEntry& entry) {
+  nlohmann::ordered_json json{{"key", entry.key},
+                              {"file", entry.file},
+                              {"line", entry.line},
+                              {"value", entry.value},
+                              {"outcome", to_string(*entry.outcome)},
+                              {"settings", entry.settings},
+                              {"note", entry.note},
+                              {"difference", entry.difference},
+                              {"announced", entry.announce}};
+  return json;
+}
+
+nlohmann::ordered_json to_json(const Config& config) {
+  auto files = nlohmann::ordered_json::array();
+  for (const ConfigTranslation& translation : config.translations()) {
+    auto entries = nlohmann::ordered_json::array();
+    for (const ConfigEntry& entry : translation.entries) entries.push_back(to_json(entry));
+    files.push_back({{"path", translation.path},
+                     {"dialect", to_string(translation.dialect)},
+                     {"recognised_by", translation.recognised_by},
+                     {"entries", entries}});
+  }
+  auto settings = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : config.values().items()) {
+    settings[name] = {{"value", value}, {"source", config.source(name)}};
+  }
+  return {{"kind", "explain"}, {"files", files}, {"settings", settings}};
+}
+
+}  // namespace
+
+int run_explain(Config config, const ExplainRequest& request) {
+  require(!config.translations().empty(), ErrorCode::kConfig,
+          "nothing to explain: give the path of a config file");
+  choose_gpt(config);
+  set_effective(config, trainer_options(config));
+  if (request.json) {
+    std::cout << to_json(config).dump(2) << "\n";
+    return kExitGood;
+  }
+  for (const ConfigTranslation& translation : config.translations()) {
+    std::cout << in_words(translation) << "\n";
+    print_entries(std::cout, translation);
+    print_differences(std::cout, translation);
+  }
+  print_settings(std::cout, config);
+  return kExitGood;
+}
+
+}  // namespace tessera::cli

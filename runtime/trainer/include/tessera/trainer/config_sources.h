@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/trainer/setting.h"
+
+namespace tessera {
+
+/// Whose keys a file has.
+enum class ConfigDialect : std::uint8_t {
+  kTessera,     ///< our settings
+  kAccelerate,  ///< HuggingFace Accelerate's `accelerate config`
+  kDeepSpeed,   ///< DeepSpeed's JSON
+};
+std::string_view to_string(ConfigDialect dialect);
+
+/// What became of a key.
+enum class KeyOutcome : std::uint8_t {
+  kHonoured,    ///< our settings say the same
+  kTranslated,  ///< our settings come near it; the note tells the difference
+  kNoEffect,    ///< nothing here depends on it; the note says why
+  kDerived,     ///< not in the file: what its program takes if the key is absent
+};
+std::string_view to_string(KeyOutcome outcome);
+
+/// A key of a file, its value and what it means here.
+struct ConfigEntry {
+  std::string key;   ///< "fsdp_config.fsdp_sharding_strategy"
+  std::string file;  ///< the path as it was given, or "environment"
+  int line = 0;      ///< 0 if there is none: a variable, or a key that is absent
+  nlohmann::ordered_json value{};
+  std::optional<KeyOutcome> outcome{};
+  nlohmann::ordered_json settings = nlohmann::ordered_json::object();  ///< ours, by name
+  std::string note{};
+  std::string difference{};  ///< what Accelerate or DeepSpeed does with it, if something else
+  bool announce = false;     ///< a run prints the note and the difference
+
+  /// "configs/x.yaml:12", or "configs/x.yaml".
+  std::string where() const;
+};
+
+/// A file or an environment in our terms. Whatever could not be said here was an error.
+struct ConfigTranslation {
+  std::string path;
+  ConfigDialect dialect = ConfigDialect::kTessera;
+  std::string recognised_by{};  ///< the key that told the dialect; empty if none had to
+  std::vector<ConfigEntry> entries{};
+
+  /// What a run prints about it, one line each: translations, and the keys without effect.
+  std::vector<std::string> announcements() const;
+};
+
+/// What a translation must know of the rest.
+struct TranslationContext {
+  const std::vector<Setting>& table;  ///< all settings
+  nlohmann::ordered_json overrides;   ///< those that the command line gives, by name
+};
+
+/// Reads a file of any dialect, YAML or JSON.
+/// Throws Error{kConfig} that names the file, the line, the key and the remedy.
+ConfigTranslation translate_file(const std::string& path, const TranslationContext& context);
+
+/// A variable's value, or null: std::getenv, or a test's own.
+using Environment = std::function<const char*(const char* name)>;
+
+/// What Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION, FSDP_SHARDING_STRATEGY, ...), or
+/// nothing if it did not start us. Throws Error{kConfig} that names the variable.
+std::optional<ConfigTranslation> translate_environment(const Environment& environment,
+                                                       const TranslationContext& context);
+
+/// Where `accelerate config` puts its file, if there is one: below $HF_HOME, else
+/// $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface.
+std::optional<std::string> default_accelerate_config(const Environment& environment);
+
+}  // namespace tessera

@@ -1,0 +1,109 @@
+#include "tessera/trainer/config_sources.h"
+
+#include <algorithm>
+
+#include "foreign/accelerate.h"
+#include "foreign/deepspeed.h"
+#include "foreign/dialect.h"
+#include "foreign/key_table.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+void translate_own(const foreign::Document& document, const std::vector<Setting>& table,
+                   ConfigTranslation& translation) {
+  std::vector<std::string> names;
+  for (const Setting& setting : table) names.push_back(setting.name);
+  for (const foreign::Node::Member& member : document.root.members) {
+    const std::string name = setting_name(member.key);
+    const std::string where = foreign::at_line(document.path, member.line);
+    const bool known = std::ranges::find(names, name) != names.end();
+    require(known, ErrorCode::kConfig, where, unknown_name("key", member.key, names));
+    for (const ConfigEntry& entry : translation.entries) {
+      require(!entry.settings.contains(name), ErrorCode::kConfig, where, "'", name,
+              "' is there twice, also on line ", entry.line, "; keep one");
+    }
+    translation.entries.push_back({.key = member.key,
+                                   .file = document.path,
+                                   .line = member.line,
+                                   .value = member.value.json(),
+                                   .outcome = KeyOutcome::kHonoured,
+                                   .settings = {{name, member.value.json()}}});
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(ConfigDialect dialect) {
+  switch (dialect) {
+    case ConfigDialect::kTessera:
+      return "Tessera";
+    case ConfigDialect::kAccelerate:
+      return "Accelerate";
+    case ConfigDialect::kDeepSpeed:
+      return "DeepSpeed";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(KeyOutcome outcome) {
+  switch (outcome) {
+    case KeyOutcome::kHonoured:
+      return "honoured";
+    case KeyOutcome::kTranslated:
+      return "translated";
+    case KeyOutcome::kNoEffect:
+      return "no effect";
+    case KeyOutcome::kDerived:
+      return "derived";
+  }
+  return "unknown";
+}
+
+std::string ConfigEntry::where() const { return line > 0 ? concat(file, ":", line) : file; }
+
+std::vector<std::string> ConfigTranslation::announcements() const {
+  std::vector<std::string> lines;
+  if (dialect == ConfigDialect::kTessera) return lines;
+  std::vector<std::string> silent;
+  for (const ConfigEntry& entry : entries) {
+    const bool absent = entry.outcome == KeyOutcome::kDerived;
+    if (entry.announce) {
+      const std::string both = entry.note.empty() || entry.difference.empty() ? "" : "; ";
+      lines.push_back(concat(entry.where(), ": ", entry.key, absent ? " (absent): " : ": ",
+                             entry.note, both, entry.difference));
+    } else if (entry.outcome == KeyOutcome::kNoEffect) {
+      silent.push_back(entry.key.substr(entry.key.rfind('.') + 1));
+    }
+  }
+  if (!silent.empty()) {
+    lines.push_back(concat(path, ": without effect here: ", foreign::joined(silent),
+                           "; 'tessera explain' says why"));
+  }
+  return lines;
+}
+
+ConfigTranslation translate_file(const std::string& path, const TranslationContext& context) {
+  const foreign::Document document = foreign::read_document(path);
+  const foreign::Recognition recognised = foreign::recognise(document, context.table);
+  ConfigTranslation translation{
+      .path = path, .dialect = recognised.dialect, .recognised_by = recognised.by};
+  switch (recognised.dialect) {
+    case ConfigDialect::kTessera:
+      translate_own(document, context.table, translation);
+      break;
+    case ConfigDialect::kAccelerate:
+      foreign::translate_accelerate(document, foreign::AccelerateSource::kFile, context,
+                                    translation);
+      break;
+    case ConfigDialect::kDeepSpeed:
+      foreign::translate_deepspeed(document, std::nullopt, foreign::KnownSettings(context),
+                                   translation);
+      break;
+  }
+  foreign::check_complete(translation);
+  return translation;
+}
+
+}  // namespace tessera

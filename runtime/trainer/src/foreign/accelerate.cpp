@@ -1,0 +1,305 @@
+#include "foreign/accelerate.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "foreign/accelerate_keys.h"
+#include "foreign/deepspeed.h"
+#include "foreign/fsdp.h"
+#include "foreign/known_settings.h"
+
+namespace tessera::foreign {
+namespace {
+
+constexpr const char* kType = "distributed_type";
+constexpr const char* kPrecision = "mixed_precision";
+
+const Node& empty_map() {
+  static const Node node{.kind = Node::Kind::kMap};
+  return node;
+}
+
+class Accelerate {
+ public:
+  Accelerate(const Document& document, AccelerateSource source, const TranslationContext& context,
+             ConfigTranslation& translation)
+      : path_(document.path),
+        source_(source),
+        known_(context),
+        translation_(translation),
+        top_(translation, path_, document.root, accelerate_keys(), {.name = ""}) {}
+
+  void translate() {
+    const DistributedType& type = read_type();
+    read_ranks(type);
+    read_machines();
+    if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
+    read_small_sections();
+    const bool fsdp = std::string_view(type.name) == "FSDP";
+    const bool deepspeed = std::string_view(type.name) == "DEEPSPEED";
+    if (type.strategy != nullptr) top_.honour(kType, "strategy", type.strategy);
+    if (fsdp || deepspeed) top_.agree(kType, fsdp ? "see fsdp_config" : "see deepspeed_config");
+    read_fsdp(fsdp);
+    read_deepspeed(deepspeed);
+    if (!followed_) read_precision(fsdp || deepspeed);
+  }
+
+ private:
+  const DistributedType& read_type() {
+    const auto& types = distributed_types();
+    const auto name = top_.text(kType);
+    static const DistributedType kUntold{"", nullptr, nullptr};
+    if (!name && source_ == AccelerateSource::kEnvironment) return kUntold;
+    if (!name) {
+      top_.refuse(kType, "is missing, which Accelerate refuses; add distributed_type: ",
+                  "FSDP, DEEPSPEED, MULTI_GPU, MULTI_CPU or NO");
+    }
+    const auto found = std::find_if(types.begin(), types.end(), [&](const DistributedType& type) {
+      return type.name == upper(*name);
+    });
+    if (found == types.end()) {
+      top_.refuse(kType, "unknown value '", *name,
+                  "'; allowed: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED");
+    }
+    if (found->refusal != nullptr) top_.refuse(kType, "'", *name, "': ", found->refusal);
+    return *found;
+  }
+
+  void read_ranks(const DistributedType& type) {
+    const char* key = "num_processes";
+    const auto given = known_.override_integer("ranks");
+    const auto ranks = top_.integer(key);
+    const bool one = std::string_view(type.name) == "NO";
+    if (ranks && *ranks > 0) {
+      if (one && *ranks > 1) {
+        top_.refuse(key, "is ", *ranks, ", but distributed_type NO is one process; use 1, or ",
+                    "distributed_type: FSDP or MULTI_GPU");
+      }
+      top_.honour(key, "ranks", *ranks);
+    } else if (ranks && *ranks != -1) {
+      top_.refuse(key, "is ", *ranks, "; it must be at least 1, or -1 to give --ranks");
+    } else if (ranks && given) {
+      top_.no_effect(key, "left to --ranks");
+    } else if (one) {
+      if (ranks) top_.no_effect(key, "distributed_type NO is one process");
+      top_.derive(key, "ranks", 1, "distributed_type NO is one process");
+    } else if (source_ == AccelerateSource::kFile && !given) {
+      top_.refuse(key, ranks ? "is -1" : "is missing", "; set it, or give --ranks");
+    }
+    if (given) {
+      ranks_ = *given;
+    } else if (ranks && *ranks > 0) {
+      ranks_ = *ranks;
+    } else {
+      ranks_ = one ? 1 : kUnknownRanks;
+    }
+  }
+
+  void read_machines() {
+    const std::int64_t rank = top_.integer("machine_rank").value_or(0);
+    machines_ = top_.integer("num_machines").value_or(1);
+    if (machines_ < 1) top_.refuse("num_machines", "is ", machines_, "; it must be at least 1");
+    if (rank < 0 || rank >= machines_) {
+      top_.refuse("machine_rank", "is ", rank, "; it must be below num_machines, which is ",
+                  machines_);
+    }
+    if (top_.has("num_machines")) {
+      const std::string note = "ranks are threads of one process";
+      if (machines_ == 1) {
+        top_.agree("num_machines", note);
+      } else {
+        top_.no_effect("num_machines", concat(note, ": all ", ranks_, " run on this machine"),
+                       true);
+      }
+    }
+    if (rank > 0) {
+      top_.refuse("machine_rank", "is ", rank, ", but one process runs all ranks; run it on one ",
+                  "machine, with machine_rank: 0");
+    }
+    if (top_.has("machine_rank")) top_.no_effect("machine_rank", "one process runs all ranks");
+    read_rendezvous();
+  }
+
+  void read_rendezvous() {
+    for (const char* key : {"rdzv_backend", "same_network"}) {
+      if (top_.has(key)) {
+        top_.differ(key, "Accelerate's launcher ignores the key in a file", true);
+      }
+    }
+  }
+
+  void read_small_sections() {
+    if (const Node* node = top_.node("dynamo_config")) {
+      const Section dynamo(translation_, path_, *node, dynamo_keys(),
+                           {.name = "dynamo_config", .prefix = "dynamo_"});
+    }
+    if (const Node* node = top_.node("mpirun_config")) {
+      const Section mpirun(translation_, path_, *node, mpirun_keys(),
+                           {.name = "mpirun_config", .prefix = "mpirun_"});
+    }
+    for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
+                            "deepspeed_config"}) {
+      if (top_.has(key)) top_.agree(key, top_.node(key) != nullptr ? "see its keys" : "is empty");
+    }
+  }
+
+  void read_fsdp(bool wanted) {
+    const Node* fsdp_node = top_.node("fsdp_config");
+    const Node* mesh_node = top_.node("parallelism_config");
+    std::optional<Section> mesh;
+    if (mesh_node != nullptr) {
+      mesh.emplace(translation_, path_, *mesh_node, parallelism_keys(),
+                   Section::Options{.name = "parallelism_config",
+                                    .prefix = "parallelism_config_",
+                                    .apart_from_prefix = true});
+    }
+    if (!wanted) {
+      if (fsdp_node != nullptr) {
+        Section(translation_, path_, *fsdp_node, fsdp_keys(),
+                {.name = "fsdp_config", .prefix = "fsdp_"})
+            .leave_unused("is read only with distributed_type: FSDP, as in Accelerate", true);
+      }
+      if (mesh) refuse_mesh(*mesh);
+      return;
+    }
+    Section fsdp(translation_, path_, fsdp_node != nullptr ? *fsdp_node : empty_map(), fsdp_keys(),
+                 {.name = "fsdp_config", .prefix = "fsdp_"});
+    translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_);
+  }
+
+  void refuse_mesh(Section& mesh) {
+    for (const char* key :
+         {"parallelism_config_dp_shard_size", "parallelism_config_dp_replicate_size"}) {
+      if (mesh.integer(key).value_or(1) != 1) {
+        mesh.refuse(key,
+                    "parallelism_config needs distributed_type: FSDP and fsdp_version: 2, in "
+                    "Accelerate as well");
+      }
+    }
+    mesh.leave_unused("an axis of one rank", false);
+  }
+
+  void read_deepspeed(bool wanted) {
+    const Node* node = top_.node("deepspeed_config");
+    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
+                    accelerate_deepspeed_keys(), {.name = "deepspeed_config"});
+    if (!wanted) {
+      section.leave_unused("is read only with distributed_type: DEEPSPEED, as in Accelerate", true);
+      return;
+    }
+    if (section.has("deepspeed_config_file")) {
+      follow(section);
+    } else {
+      read_stage(section);
+      read_accumulation(section);
+      read_clipping(section);
+    }
+  }
+
+  void read_stage(Section& section) {
+    if (const auto stage = section.integer("zero_stage")) {
+      section.honour("zero_stage", "strategy", strategy_of_stage(*stage));
+    } else {
+      section.derive("zero_stage", "strategy", strategy_of_stage(2), "Accelerate's default is 2");
+    }
+  }
+
+  void read_accumulation(Section& section) {
+    const char* key = "gradient_accumulation_steps";
+    if (const auto steps = section.integer(key)) {
+      if (*steps < 1) section.refuse(key, "is ", *steps, "; it must be at least 1");
+      section.honour(key, "accumulate", *steps);
+    } else if (section.has(key)) {
+      section.no_effect(key, concat("\"auto\" is --accumulate, ", known_.integer("accumulate")));
+    }
+  }
+
+  void read_clipping(Section& section) {
+    const char* key = "gradient_clipping";
+    if (const auto norm = section.number(key)) {
+      if (*norm < 0) section.refuse(key, "is ", *norm, "; it must be at least 0");
+      section.honour(key, "clip_norm", *norm);
+    } else if (section.has(key)) {
+      section.honour(key, "clip_norm", 1.0);
+    } else {
+      section.derive(key, "clip_norm", 1.0, "Accelerate's default for DeepSpeed is 1.0");
+    }
+  }
+
+  void follow(Section& section) {
+    const char* key = "deepspeed_config_file";
+    refuse_conflicts(section);
+    std::string path = *section.text(key);
+    // Accelerate looks from the current folder; files that lie together should work from anywhere.
+    const auto beside = std::filesystem::path(path_).parent_path() / path;
+    std::error_code error;
+    if (!std::filesystem::exists(path, error) && std::filesystem::exists(beside, error)) {
+      path = beside.string();
+      section.differ(
+          key, concat("Accelerate looks for it from the current folder only; here it is ", path));
+    }
+    if (!std::filesystem::exists(path, error)) {
+      section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
+    }
+    section.no_effect(key, concat("is read: ", path));
+    section.leave_unused("the DeepSpeed file decides", false);
+    translate_deepspeed(read_document(path), ranks_, known_, translation_);
+    followed_ = true;
+  }
+
+  /// Accelerate's own rule and words: two files must not say the same thing.
+  void refuse_conflicts(Section& section) {
+    std::vector<std::string> names;
+    int line = 0;
+    const auto collect = [&](Section& where, const char* key) {
+      if (!where.has(key)) return;
+      if (names.empty()) line = where.line(key);
+      names.emplace_back(key);
+    };
+    for (const char* key :
+         {"gradient_accumulation_steps", "gradient_clipping", "zero_stage",
+          "offload_optimizer_device", "offload_param_device", "offload_param_nvme_path",
+          "offload_optimizer_nvme_path", "zero3_save_16bit_model"}) {
+      collect(section, key);
+    }
+    collect(top_, kPrecision);
+    require(
+        names.empty(), ErrorCode::kConfig, at_line(path_, line),
+        "deepspeed_config.deepspeed_config_file: When using deepspeed_config_file, the following "
+        "accelerate config variables will be ignored: [",
+        joined(names), "]; remove them here and set them in ",
+        section.text("deepspeed_config_file").value_or(""));
+  }
+
+  void read_precision(bool low_precision_reduction) {
+    const auto precision = top_.text(kPrecision);
+    if (!precision) return;
+    if (*precision == "fp16") {
+      top_.refuse(kPrecision, "fp16 is not supported; use bf16, which needs no loss scaling");
+    }
+    if (*precision == "fp8") top_.refuse(kPrecision, "fp8 is not supported; use bf16");
+    const bool bf16 = *precision == "bf16";
+    top_.honour(kPrecision, "precision", bf16 ? "bf16" : "fp32");
+    // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32
+    // masters.
+    top_.honour(kPrecision, "reduce_dtype", bf16 && low_precision_reduction ? "bf16" : "fp32");
+  }
+
+  const std::string& path_;
+  AccelerateSource source_;
+  KnownSettings known_;
+  ConfigTranslation& translation_;
+  Section top_;
+  std::int64_t ranks_ = 1;
+  std::int64_t machines_ = 1;
+  bool followed_ = false;
+};
+
+}  // namespace
+
+void translate_accelerate(const Document& document, AccelerateSource source,
+                          const TranslationContext& context, ConfigTranslation& translation) {
+  Accelerate(document, source, context, translation).translate();
+}
+
+}  // namespace tessera::foreign

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "foreign/document.h"
+#include "tessera/trainer/config_sources.h"
+
+namespace tessera::foreign {
+
+/// Where the keys are from: a file says how many ranks there are, a launcher's environment does
+/// not.
+enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
+
+/// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`.
+void translate_accelerate(const Document& document, AccelerateSource source,
+                          const TranslationContext& context, ConfigTranslation& translation);
+
+}  // namespace tessera::foreign

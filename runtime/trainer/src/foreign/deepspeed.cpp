@@ -1,0 +1,180 @@
+#include "foreign/deepspeed.h"
+
+#include <array>
+
+#include "foreign/deepspeed_keys.h"
+#include "foreign/deepspeed_parts.h"
+
+namespace tessera::foreign {
+namespace {
+
+class DeepSpeed {
+ public:
+  DeepSpeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
+            const KnownSettings& known, ConfigTranslation& translation)
+      : path_(document.path),
+        known_(known),
+        translation_(translation),
+        through_accelerate_(accelerate_ranks.has_value()),
+        ranks_(through_accelerate_ ? accelerate_ranks : known.override_integer("ranks")),
+        top_(translation, path_, document.root, deepspeed_keys(), {.name = ""}) {}
+
+  void translate() {
+    ranks_ = translate_batch(top_, ranks_, known_);
+    read_zero();
+    read_precision();
+    read_clipping();
+    translate_optimizer(top_, path_, known_, translation_);
+    read_checked_sections();
+  }
+
+ private:
+  const Node* open(const char* key) {
+    const Node* node = top_.node(key);
+    if (top_.has(key)) top_.agree(key, node != nullptr ? "see its keys" : "is empty");
+    return node;
+  }
+
+  void read_zero() {
+    const Node* node = open("zero_optimization");
+    if (node == nullptr) {
+      top_.derive("zero_optimization", "strategy", strategy_of_stage(0),
+                  "without it DeepSpeed shards nothing");
+      return;
+    }
+    Section zero(translation_, path_, *node, zero_keys(), {.name = "zero_optimization"});
+    for (const char* key : {"offload_optimizer", "offload_param"}) {
+      if (zero.has(key)) zero.agree(key, zero.node(key) != nullptr ? "see its keys" : "is empty");
+      if (const Node* offload = zero.node(key)) {
+        const std::string name = concat("zero_optimization.", key);
+        const Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
+      }
+    }
+    read_stage(zero);
+  }
+
+  void read_stage(Section& zero) {
+    std::int64_t stage = 0;
+    if (zero.is_auto("stage")) {
+      if (!through_accelerate_)
+        zero.refuse("stage", "\"auto\" means something only in Accelerate; set 0 to 3");
+      stage = 2;
+      zero.honour("stage", "strategy", strategy_of_stage(stage),
+                  "\"auto\": Accelerate's default is 2");
+    } else if (const auto text = zero.text("stage")) {
+      const bool legacy = *text == "true" || *text == "false";
+      stage = legacy ? (*text == "true" ? 1 : 0) : std::stoll(*text);
+      zero.honour("stage", "strategy", strategy_of_stage(stage),
+                  legacy ? "the old form of a stage" : "");
+    } else {
+      zero.derive("stage", "strategy", strategy_of_stage(0), "DeepSpeed's default is 0");
+    }
+    read_mics(zero, stage);
+  }
+
+  /// MiCS: ZeRO-3 inside groups of ranks.
+  void read_mics(Section& zero, std::int64_t stage) {
+    const char* key = "mics_shard_size";
+    if (!zero.has(key)) return;
+    const std::int64_t size = zero.integer(key).value_or(-1);
+    if (size == -1) {
+      zero.no_effect(key, "MiCS is off");
+      return;
+    }
+    if (size < 1 || *ranks_ % size != 0) {
+      zero.refuse(key, "is ", size, ", which does not divide ", *ranks_,
+                  " ranks; change it, or give --ranks");
+    }
+    if (stage != 3) zero.refuse(key, "MiCS needs stage 3");
+    zero.honour(key, "strategy", "hybrid_shard");
+    zero.honour(key, "replicas", *ranks_ / size);
+  }
+
+  /// True if the section `key` is there and enabled.
+  bool is_enabled(const char* key) {
+    const Node* node = open(key);
+    if (node == nullptr) return false;
+    Section section(translation_, path_, *node, half_precision_keys(), {.name = key});
+    const bool enabled = section.flag("enabled").value_or(false);
+    if (enabled && std::string_view(key) == "fp16") {
+      section.refuse("enabled", "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
+                     "needs no loss scaling");
+    }
+    if (enabled) {
+      section.honour("enabled", "precision", "bf16");
+      section.honour("enabled", "reduce_dtype", "bf16");
+    } else if (section.has("enabled")) {
+      section.agree("enabled", section.is_auto("enabled")
+                                   ? "\"auto\" follows mixed_precision, which no file sets"
+                                   : concat(key, " is off"));
+    }
+    return enabled;
+  }
+
+  void read_precision() {
+    if (top_.has("bf16") && top_.has("bfloat16")) {
+      top_.refuse("bfloat16", "is the old name of bf16, which is there, too; keep one");
+    }
+    is_enabled("fp16");
+    const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
+    if (!bf16) {
+      top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
+      top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");
+    }
+    const char* key = "communication_data_type";
+    const auto type = top_.text(key);
+    if (!type) return;
+    if (*type == "fp16") top_.refuse(key, "fp16 is not supported; use bf16 or fp32");
+    top_.honour(key, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
+  }
+
+  void read_clipping() {
+    const char* key = "gradient_clipping";
+    if (const auto norm = top_.number(key)) {
+      if (*norm < 0) top_.refuse(key, "is ", *norm, "; it must be at least 0");
+      top_.honour(key, "clip_norm", *norm);
+    } else if (top_.has(key)) {
+      top_.honour(key, "clip_norm", 1.0, "\"auto\": Accelerate takes 1.0");
+    } else {
+      top_.derive(key, "clip_norm", 0.0, "DeepSpeed's default is 0, never");
+    }
+  }
+
+  /// Sections that ask for nothing we could do, or are refused by their keys.
+  void read_checked_sections() {
+    struct Checked {
+      const char* name;
+      const std::vector<KeyRule>& rules;
+    };
+    const std::array sections{Checked{"activation_checkpointing", activation_checkpointing_keys()},
+                              Checked{"tensor_parallel", tensor_parallel_keys()},
+                              Checked{"data_types", data_types_keys()},
+                              Checked{"checkpoint", checkpoint_keys()}};
+    for (const Checked& checked : sections) {
+      if (const Node* node = open(checked.name)) {
+        const Section section(translation_, path_, *node, checked.rules, {.name = checked.name});
+      }
+    }
+  }
+
+  const std::string& path_;
+  const KnownSettings& known_;
+  ConfigTranslation& translation_;
+  bool through_accelerate_;
+  std::optional<std::int64_t> ranks_;
+  Section top_;
+};
+
+}  // namespace
+
+const char* strategy_of_stage(std::int64_t stage) {
+  constexpr std::array kStrategies{"no_shard", "zero1", "zero2", "full_shard"};
+  return kStrategies.at(static_cast<std::size_t>(stage));
+}
+
+void translate_deepspeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
+                         const KnownSettings& known, ConfigTranslation& translation) {
+  DeepSpeed(document, accelerate_ranks, known, translation).translate();
+}
+
+}  // namespace tessera::foreign

@@ -1,0 +1,203 @@
+#include "foreign/document.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/core/error.h"
+
+namespace tessera::foreign {
+namespace {
+
+// A thousand times what a configuration needs.
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxDepth = 32;
+constexpr std::int64_t kMaxNodes = 100'000;
+
+std::int64_t node_count(const Node& node) {
+  std::int64_t count = 1;
+  for (const Node& item : node.items) count += node_count(item);
+  for (const Node::Member& member : node.members) count += node_count(member.value);
+  return count;
+}
+
+const Node::Member* find(const std::vector<Node::Member>& members, const std::string& key) {
+  const auto found = std::find_if(members.begin(), members.end(),
+                                  [&](const Node::Member& member) { return member.key == key; });
+  return found == members.end() ? nullptr : &*found;
+}
+
+/// YAML's merge key: `<<: *defaults` takes what the map does not say itself.
+void merge(Node& map) {
+  const Node::Member* found = find(map.members, "<<");
+  if (found == nullptr || found->value.kind != Node::Kind::kMap) return;
+  const std::vector<Node::Member> defaults = found->value.members;
+  std::erase_if(map.members, [](const Node::Member& member) { return member.key == "<<"; });
+  for (const Node::Member& member : defaults) {
+    if (find(map.members, member.key) == nullptr) map.members.push_back(member);
+  }
+}
+
+/// Length of the UTF-8 sequence that begins at `i`, or 0.
+std::size_t utf8_length(const std::string& text, std::size_t i) {
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned char first = byte(i);
+  const std::size_t length = first < 0x80                     ? 1
+                             : first >= 0xC2 && first < 0xE0  ? 2
+                             : (first & 0xF0U) == 0xE0        ? 3
+                             : first >= 0xF0 && first <= 0xF4 ? 4
+                                                              : 0;
+  if (length == 0 || i + length > text.size()) return 0;
+  for (std::size_t k = 1; k < length; ++k) {
+    if ((byte(i + k) & 0xC0U) != 0x80) return 0;
+  }
+  return length;
+}
+
+void check_is_text(const std::string& path, const std::string& text) {
+  int line = 1;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto character = static_cast<unsigned char>(text[i]);
+    const bool control =
+        character < 0x20 && character != '\n' && character != '\r' && character != '\t';
+    const std::size_t length = utf8_length(text, i);
+    require(!control && length > 0, ErrorCode::kConfig, at_line(path, line),
+            "is not a text; give the path of a JSON or YAML file");
+    if (character == '\n') ++line;
+    i += length;
+  }
+}
+
+std::string read_text(const std::string& path) {
+  constexpr const char* kRemedy = "; give the path of a JSON or YAML file";
+  std::error_code error;
+  require(!std::filesystem::is_directory(path, error), ErrorCode::kConfig, path, ": is a folder",
+          kRemedy);
+  std::ifstream file(path, std::ios::binary);
+  require(file.is_open(), ErrorCode::kConfig, path, ": cannot be opened", kRemedy);
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read");
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  require(text.size() <= kMaxBytes, ErrorCode::kConfig, path,
+          ": is longer than 1 MiB, too long for settings", kRemedy);
+  return text;
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+nlohmann::ordered_json Node::json() const {
+  switch (kind) {
+    case Kind::kScalar:
+      return scalar;
+    case Kind::kList: {
+      auto list = nlohmann::ordered_json::array();
+      for (const Node& item : items) list.push_back(item.json());
+      return list;
+    }
+    case Kind::kMap: {
+      auto map = nlohmann::ordered_json::object();
+      for (const Member& member : members) map[member.key] = member.value.json();
+      return map;
+    }
+  }
+  return {};
+}
+
+std::string at_line(std::string_view path, int line) {
+  return line > 0 ? concat(path, ":", line, ": ") : concat(path, ": ");
+}
+
+Document parse_document(const std::string& path, const std::string& original) {
+  constexpr const char* kByteOrderMark = "\xEF\xBB\xBF";
+  const std::string text = original.rfind(kByteOrderMark, 0) == 0 ? original.substr(3) : original;
+  check_is_text(path, text);
+  Document document{.path = path};
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  const bool braces = first != std::string::npos && text[first] == '{';
+  // `accelerate config default` writes JSON into files called .yaml; YAML may also use braces.
+  document.json = ends_with(path, ".json");
+  if (!document.json && braces) {
+    try {
+      document.root = parse_json(path, text);
+      document.json = true;
+      return document;
+    } catch (const Error&) {
+      // Not JSON: what is wrong with it as YAML is told below.
+    }
+  }
+  document.root = document.json ? parse_json(path, text) : parse_yaml(path, text);
+  require(document.root.kind == Node::Kind::kMap, ErrorCode::kConfig,
+          at_line(path, document.root.line), "expected one object, like ",
+          document.json ? "{\"micro_batch\": 4}" : "micro_batch: 4");
+  return document;
+}
+
+Document read_document(const std::string& path) { return parse_document(path, read_text(path)); }
+
+bool TreeBuilder::wants_key() const {
+  return !open_.empty() && open_.back().node.kind == Node::Kind::kMap && !open_.back().pending;
+}
+
+void TreeBuilder::key(const std::string& text, int line) {
+  Open& map = open_.back();
+  const Node::Member* before = find(map.node.members, text);
+  require(before == nullptr, ErrorCode::kConfig, at_line(path_, line), "'", text,
+          "' is there twice, also on line ", before == nullptr ? 0 : before->line, "; keep one");
+  map.pending = Node::Member{.key = text, .line = line, .value = {}};
+}
+
+void TreeBuilder::scalar(nlohmann::json value, std::string text, int line, std::size_t anchor) {
+  count(1, line);
+  add({.line = line, .scalar = std::move(value), .text = std::move(text)}, anchor);
+}
+
+void TreeBuilder::begin(Node::Kind kind, int line, std::size_t anchor) {
+  count(1, line);
+  require(open_.size() < kMaxDepth, ErrorCode::kConfig, at_line(path_, line),
+          "is nested deeper than ", kMaxDepth, " levels");
+  open_.push_back({.node = {.kind = kind, .line = line}, .anchor = anchor});
+}
+
+void TreeBuilder::end() {
+  Open done = std::move(open_.back());
+  open_.pop_back();
+  merge(done.node);
+  add(std::move(done.node), done.anchor);
+}
+
+void TreeBuilder::alias(std::size_t anchor, int line) {
+  const auto found = anchors_.find(anchor);
+  require(found != anchors_.end(), ErrorCode::kConfig, at_line(path_, line),
+          "an alias stands for itself; write the value out");
+  count(node_count(found->second), line);
+  add(found->second, 0);
+}
+
+void TreeBuilder::count(std::int64_t nodes, int line) {
+  nodes_ += nodes;
+  require(nodes_ <= kMaxNodes, ErrorCode::kConfig, at_line(path_, line), "holds more than ",
+          kMaxNodes, " values, too many for settings");
+}
+
+void TreeBuilder::add(Node node, std::size_t anchor) {
+  if (anchor != 0) anchors_[anchor] = node;
+  if (open_.empty()) {
+    root_ = std::move(node);
+    return;
+  }
+  Open& parent = open_.back();
+  if (parent.node.kind == Node::Kind::kList) {
+    parent.node.items.push_back(std::move(node));
+  } else {
+    parent.pending->value = std::move(node);
+    parent.node.members.push_back(std::move(*parent.pending));
+    parent.pending.reset();
+  }
+}
+
+}  // namespace tessera::foreign

@@ -1,0 +1,318 @@
+#include "foreign/fsdp.h"
+
+#include <algorithm>
+#include <array>
+
+#include "foreign/scalar.h"
+
+namespace tessera::foreign {
+namespace {
+
+constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
+constexpr const char* kShard = "parallelism_config_dp_shard_size";
+constexpr const char* kStrategy = "fsdp_sharding_strategy";
+constexpr const char* kReshard = "fsdp_reshard_after_forward";
+
+/// One of FSDP's strategies, which Accelerate also numbers from 1.
+struct Row {
+  const char* name;
+  const char* flat;    ///< ours without replicas
+  const char* hybrid;  ///< and with them
+  bool reshard;        ///< what fsdp_reshard_after_forward says of it in version 2
+  bool replicates;
+};
+constexpr std::array kRows{
+    Row{"FULL_SHARD", "full_shard", "hybrid_shard", true, false},
+    Row{"SHARD_GRAD_OP", "shard_grad_op", "hybrid_shard_zero2", false, false},
+    Row{"NO_SHARD", "no_shard", "no_shard", false, false},
+    Row{"HYBRID_SHARD", "full_shard", "hybrid_shard", true, true},
+    Row{"HYBRID_SHARD_ZERO2", "shard_grad_op", "hybrid_shard_zero2", false, true},
+};
+constexpr const Row* kFullShard = &kRows[0];
+constexpr const Row* kShardGradOp = &kRows[1];
+constexpr const Row* kNoShard = &kRows[2];
+
+const Row* find_row(const std::string& text) {
+  for (std::size_t i = 0; i < kRows.size(); ++i) {
+    if (upper(text) == kRows[i].name || text == std::to_string(i + 1)) return &kRows[i];
+  }
+  return nullptr;
+}
+
+/// The strategy, and the key that says so: none if it follows from keys that are absent.
+struct Choice {
+  const Row* row = kFullShard;
+  const char* key = nullptr;
+};
+
+Choice choose_version_1(Section& fsdp) {
+  const auto strategy = fsdp.text(kStrategy);
+  const auto reshard = fsdp.text(kReshard);
+  const Row* from_reshard = nullptr;
+  if (reshard) {
+    // A boolean is what version 2 takes there.
+    const auto flag = fsdp.flag(kReshard);
+    const bool named = find_row(*reshard) != nullptr;
+    from_reshard = !named && flag ? (*flag ? kFullShard : kShardGradOp) : find_row(*reshard);
+    if (from_reshard == nullptr) {
+      fsdp.refuse(kReshard, "unknown value '", *reshard,
+                  "'; allowed: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
+                  "HYBRID_SHARD_ZERO2, true, false");
+    }
+  }
+  if (strategy) {
+    if (from_reshard != nullptr) {
+      fsdp.no_effect(kReshard, "fsdp_sharding_strategy decides, as in Accelerate",
+                     from_reshard != find_row(*strategy));
+    }
+    return {find_row(*strategy), kStrategy};
+  }
+  if (from_reshard == nullptr) return {};
+  if (from_reshard != kFullShard) {
+    fsdp.differ(kReshard, concat("Accelerate runs FULL_SHARD with fsdp_version 1 whatever this key "
+                                 "says; here it is ",
+                                 from_reshard->name));
+  }
+  return {from_reshard, kReshard};
+}
+
+Choice choose_version_2(Section& fsdp) {
+  const auto strategy = fsdp.text(kStrategy);
+  if (fsdp.has(kReshard)) {
+    const auto reshard = fsdp.flag(kReshard);
+    if (!reshard) {
+      fsdp.refuse(kReshard, "'", fsdp.text(kReshard).value_or(""),
+                  "' is not true or false, which it must be with fsdp_version 2; true is "
+                  "FULL_SHARD, false is SHARD_GRAD_OP");
+    }
+    if (strategy) {
+      const Row* row = find_row(*strategy);
+      const bool same = row->reshard == *reshard && !row->replicates && row != kNoShard;
+      fsdp.no_effect(
+          kStrategy,
+          "with fsdp_version 2 fsdp_reshard_after_forward decides, as in Accelerate, and "
+          "parallelism_config_dp_replicate_size makes replicas",
+          !same);
+    }
+    return {*reshard ? kFullShard : kShardGradOp, kReshard};
+  }
+  if (!strategy) return {};
+  const Row* row = find_row(*strategy);
+  if (row != kFullShard) {
+    fsdp.differ(kStrategy, concat("Accelerate ignores this key with fsdp_version 2 and reshards "
+                                  "after forward; here it is ",
+                                  row->name));
+  }
+  return {row, kStrategy};
+}
+
+void set_strategy(Section& fsdp, const Choice& choice, const char* strategy) {
+  if (choice.key != nullptr) {
+    fsdp.honour(choice.key, "strategy", strategy);
+  } else {
+    fsdp.derive(kStrategy, "strategy", strategy, "Accelerate's default is FULL_SHARD");
+  }
+}
+
+std::int64_t axis(const Section& parallelism, const char* key) {
+  const std::int64_t size = parallelism.integer(key).value_or(1);
+  if (size < 1) parallelism.refuse(key, "is ", size, "; it must be at least 1");
+  return size;
+}
+
+/// The product must be the number of ranks; all ones is no mesh yet.
+void check_mesh(const Section& parallelism, std::int64_t replicate, std::int64_t shard,
+                std::int64_t ranks) {
+  if (ranks == kUnknownRanks || replicate * shard == ranks || replicate * shard == 1) return;
+  parallelism.refuse(parallelism.has(kShard) ? kShard : kReplicate,
+                     "the mesh of dp_replicate_size ", replicate, " x dp_shard_size ", shard,
+                     " has ", replicate * shard, " ranks, but there are ", ranks,
+                     "; make their product ", ranks, " or change num_processes");
+}
+
+/// A mesh with nothing to shard over, which Accelerate also takes for a mesh of ones.
+void replicate_only(Section& fsdp, Section& parallelism, const Choice& choice) {
+  constexpr const char* kNote =
+      "there are replicas only, as in Accelerate, so nothing is sharded; to shard, give "
+      "parallelism_config_dp_shard_size";
+  set_strategy(fsdp, choice, "no_shard");
+  if (parallelism.has(kReplicate)) {
+    parallelism.translate(kReplicate, "strategy", "no_shard", kNote);
+  } else {
+    parallelism.derive(kReplicate, "strategy", "no_shard", kNote, true);
+  }
+}
+
+void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::int64_t version,
+                std::int64_t ranks) {
+  const std::int64_t replicate = axis(parallelism, kReplicate);
+  const std::int64_t shard = axis(parallelism, kShard);
+  if (version == 1 && replicate * shard > 1) {
+    parallelism.refuse(shard > 1 ? kShard : kReplicate,
+                       "parallelism_config needs fsdp_version: 2, in Accelerate as well; set it, "
+                       "or use fsdp_sharding_strategy: HYBRID_SHARD");
+  }
+  check_mesh(parallelism, replicate, shard, ranks);
+  if (shard == 1 && (ranks > 1 || replicate > 1)) {
+    replicate_only(fsdp, parallelism, choice);
+  } else {
+    if (choice.row == kNoShard && shard > 1) {
+      fsdp.refuse(choice.key, "NO_SHARD contradicts parallelism_config_dp_shard_size ", shard,
+                  "; remove one of them");
+    }
+    set_strategy(fsdp, choice, replicate > 1 ? choice.row->hybrid : choice.row->flat);
+    if (parallelism.has(kReplicate)) {
+      parallelism.honour(kReplicate, "replicas", replicate);
+    } else {
+      parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
+    }
+  }
+  parallelism.leave_unused("follows from the ranks and the replicas", false);
+}
+
+/// Without a mesh, HYBRID_SHARD shards inside a machine and replicates across.
+void apply_machines(Section& fsdp, const Choice& choice, std::int64_t ranks,
+                    std::int64_t machines) {
+  if (!choice.row->replicates) {
+    set_strategy(fsdp, choice, choice.row->flat);
+    return;
+  }
+  if (ranks % machines != 0) {
+    fsdp.refuse(choice.key, ranks, " ranks cannot be divided evenly over ", machines,
+                " machines; change num_processes or num_machines");
+  }
+  fsdp.honour(choice.key, "strategy", choice.row->hybrid);
+  if (machines == 1) {
+    fsdp.translate(choice.key, "replicas", 1,
+                   "it replicates across machines, and num_machines is 1, so there is one replica; "
+                   "give --replicas for more");
+  } else {
+    fsdp.honour(choice.key, "replicas", machines);
+  }
+}
+
+/// FSDP stops at a class that the model lacks; so do we, with the names that it has.
+void check_block_classes(const Section& fsdp, const char* key) {
+  // What a block of our models is called here and in the models that they are like.
+  constexpr std::array kBlocks{"GPT2Block", "GptBlock", "TransformerBlock", "Block"};
+  const std::string names = fsdp.text(key).value_or("");
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find(',', begin), names.size());
+    std::string name = names.substr(begin, end - begin);
+    name.erase(0, name.find_first_not_of(" \t"));
+    name.erase(name.find_last_not_of(" \t") + 1);
+    if (!name.empty() && std::ranges::find(kBlocks, name) == kBlocks.end()) {
+      fsdp.refuse(key, "the model has no layer class '", name, "'; use ",
+                  joined({kBlocks.begin(), kBlocks.end()}), ", or leave the key out");
+    }
+    begin = end + 1;
+  }
+}
+
+void translate_wrap(Section& fsdp) {
+  constexpr const char* kPolicy = "fsdp_auto_wrap_policy";
+  constexpr const char* kClasses = "fsdp_transformer_layer_cls_to_wrap";
+  constexpr const char* kSize = "fsdp_min_num_params";
+  const std::string policy = fsdp.text(kPolicy).value_or("NO_WRAP");
+  const bool layers = policy == "TRANSFORMER_BASED_WRAP" || policy == "1";
+  const bool size = policy == "SIZE_BASED_WRAP" || policy == "2";
+  if (policy.size() == 1) {
+    fsdp.differ(kPolicy, "Accelerate refuses the numbers that its documentation shows here");
+  }
+  if (fsdp.has(kClasses) && layers) {
+    check_block_classes(fsdp, kClasses);
+    fsdp.honour(kClasses, "wrap", "layer");
+  } else if (fsdp.has(kClasses)) {
+    fsdp.no_effect(kClasses, "only TRANSFORMER_BASED_WRAP reads it, as in Accelerate");
+  }
+  if (!fsdp.has(kPolicy)) {
+    fsdp.derive(kPolicy, "wrap", "none",
+                "Accelerate's default is NO_WRAP: the whole model is gathered at once; to gather "
+                "layer by layer, use TRANSFORMER_BASED_WRAP",
+                true);
+  } else if (layers) {
+    fsdp.honour(kPolicy, "wrap", "layer");
+  } else if (!size) {
+    fsdp.honour(kPolicy, "wrap", "none");
+  } else {
+    const std::int64_t numel = fsdp.integer(kSize).value_or(100'000'000);
+    if (numel < 0) fsdp.refuse(kSize, "is ", numel, "; it must be at least 0");
+    const std::string wrap = numel == 0 ? "none" : concat("size:", numel);
+    fsdp.honour(kPolicy, "wrap", wrap);
+    if (fsdp.has(kSize)) fsdp.honour(kSize, "wrap", wrap);
+    fsdp.differ(kPolicy,
+                "FSDP wraps modules above that size; here successive layers make a unit of at "
+                "least that size",
+                true);
+    return;
+  }
+  if (fsdp.has(kSize)) fsdp.no_effect(kSize, "only SIZE_BASED_WRAP reads it, as in Accelerate");
+}
+
+void translate_prefetch(Section& fsdp, std::int64_t version) {
+  constexpr const char* kBackward = "fsdp_backward_prefetch";
+  constexpr const char* kLegacy = "fsdp_backward_prefetch_policy";
+  constexpr const char* kForward = "fsdp_forward_prefetch";
+  const char* key = fsdp.has(kBackward) ? kBackward : kLegacy;
+  if (fsdp.has(kBackward) && fsdp.has(kLegacy)) {
+    fsdp.no_effect(kLegacy, "fsdp_backward_prefetch decides", true);
+  }
+  if (const auto policy = fsdp.text(key)) {
+    const bool ahead = *policy == "BACKWARD_PRE" || *policy == "1";
+    fsdp.honour(key, "prefetch_backward", ahead ? 1 : 0);
+    if (*policy == "3") fsdp.differ(key, "Accelerate refuses the number 3; here it is NO_PREFETCH");
+    if (version == 2 && !ahead) {
+      fsdp.differ(key, "FSDP2 ignores the key and always gathers ahead");
+    }
+    if (!fsdp.has(kBackward)) {
+      fsdp.differ(key, concat("Accelerate 1.0 and later ignore this old name, so FSDP1 gathers "
+                              "nothing ahead; here it is fsdp_backward_prefetch: ",
+                              *policy));
+    }
+  } else if (version == 1) {
+    fsdp.derive(kBackward, "prefetch_backward", 1,
+                "the key is absent, so FSDP1 gathers nothing ahead in backward; here the default "
+                "stays, which changes no result");
+  }
+  if (const auto ahead = fsdp.flag(kForward)) {
+    if (*ahead) {
+      fsdp.honour(kForward, "prefetch_forward", 1);
+    } else {
+      fsdp.no_effect(kForward,
+                     "FSDP's host runs ahead and gathers early without it; here prefetch_forward "
+                     "says how far");
+    }
+  }
+}
+
+void translate_state_dict(Section& fsdp, std::int64_t version) {
+  constexpr const char* kType = "fsdp_state_dict_type";
+  const auto type = fsdp.text(kType);
+  if (!type) return;
+  if (version == 2 && (*type == "LOCAL_STATE_DICT" || *type == "2")) {
+    fsdp.refuse(kType, "FSDP2 has no LOCAL_STATE_DICT; use SHARDED_STATE_DICT or FULL_STATE_DICT");
+  }
+  fsdp.no_effect(kType, "says how Accelerate saves, not how it trains");
+}
+
+}  // namespace
+
+void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
+                    std::int64_t machines) {
+  const std::int64_t version = fsdp.integer("fsdp_version").value_or(1);
+  const Choice choice = version == 2 ? choose_version_2(fsdp) : choose_version_1(fsdp);
+  if (parallelism != nullptr) {
+    apply_mesh(fsdp, *parallelism, choice, version, ranks);
+  } else {
+    apply_machines(fsdp, choice, ranks, machines);
+  }
+  translate_wrap(fsdp);
+  translate_prefetch(fsdp, version);
+  translate_state_dict(fsdp, version);
+  if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
+    fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");
+  }
+  fsdp.leave_unused("tells how to read the other keys", false);
+}
+
+}  // namespace tessera::foreign

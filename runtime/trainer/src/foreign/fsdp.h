@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+
+#include "foreign/key_table.h"
+
+namespace tessera::foreign {
+
+/// An environment does not tell, and needs no check: a launcher has read the file.
+inline constexpr std::int64_t kUnknownRanks = 0;
+
+/// Translates fsdp_config, and parallelism_config if there is one, for that many ranks on that many
+/// machines.
+void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines);
+
+}  // namespace tessera::foreign

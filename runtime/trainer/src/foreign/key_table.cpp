@@ -1,0 +1,314 @@
+#include "foreign/key_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "tessera/sharding/placement.h"
+
+namespace tessera::foreign {
+namespace {
+
+bool is_empty(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::kScalar:
+      return node.scalar.is_null() || node.text.empty();
+    case Node::Kind::kList:
+      return node.items.empty();
+    case Node::Kind::kMap:
+      return node.members.empty();
+  }
+  return true;
+}
+
+bool is_auto_text(const Node& node) {
+  return node.kind == Node::Kind::kScalar && lower(node.text) == "auto";
+}
+
+std::vector<std::string> strings(const std::vector<const char*>& words) {
+  return {words.begin(), words.end()};
+}
+
+/// The value of `allowed` that is meant, or "".
+std::string match(const std::string& shown, const std::vector<const char*>& allowed) {
+  for (const char* word : allowed) {
+    if (lower(word) == lower(shown)) return word;
+  }
+  return "";
+}
+
+std::string in_words(const KeyRule& rule) {
+  std::string text;
+  switch (rule.type) {
+    case KeyType::kFlag:
+      text = "true or false";
+      break;
+    case KeyType::kInteger:
+      text = "an integer";
+      break;
+    case KeyType::kNumber:
+      text = "a number";
+      break;
+    case KeyType::kText:
+      text = "a text";
+      break;
+    case KeyType::kSection:
+      text = rule.use == KeyUse::kUsed ? "a section of keys"
+                                       : "a section that says whether it is \"enabled\"";
+      break;
+    case KeyType::kAny:
+      text = "a value";
+      break;
+  }
+  return rule.may_be_auto ? text + " or \"auto\"" : text;
+}
+
+/// Of a section that is switched: "true" or "false", or nothing if it does not say.
+std::optional<std::string> enabled(const Node& map) {
+  for (const Node::Member& member : map.members) {
+    if (member.key != "enabled") continue;
+    const auto flag = as_flag(member.value);
+    if (flag) return *flag ? "true" : "false";
+  }
+  return std::nullopt;
+}
+
+/// The value in one spelling, to compare with the table's, or nothing if it is of another type.
+std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
+  switch (rule.type) {
+    case KeyType::kFlag: {
+      const auto flag = as_flag(node);
+      return flag ? std::optional<std::string>(*flag ? "true" : "false") : std::nullopt;
+    }
+    case KeyType::kInteger: {
+      const auto integer = as_integer(node);
+      return integer ? std::optional(std::to_string(*integer)) : std::nullopt;
+    }
+    case KeyType::kNumber: {
+      const auto number = as_number(node);
+      return number ? std::optional(nlohmann::json(*number).dump()) : std::nullopt;
+    }
+    case KeyType::kText:
+      return node.kind == Node::Kind::kScalar ? std::optional(node.text) : std::nullopt;
+    case KeyType::kSection:
+      if (node.kind != Node::Kind::kMap) return std::nullopt;
+      return rule.use == KeyUse::kUsed ? "a section" : enabled(node);
+    case KeyType::kAny:
+      return node.kind == Node::Kind::kScalar ? node.text : node.json().dump();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : ", ") + word;
+  return all;
+}
+
+Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
+                 const std::vector<KeyRule>& rules, Options options)
+    : translation_(translation), file_(file), options_(options), map_line_(map.line) {
+  for (const Node::Member& member : map.members) read_member(member, rules);
+}
+
+std::string Section::path_of(std::string_view key) const {
+  return options_.name.empty() ? std::string(key) : concat(options_.name, ".", key);
+}
+
+void Section::read_member(const Node::Member& member, const std::vector<KeyRule>& rules) {
+  const auto named = [&](const std::string& name) {
+    return std::find_if(rules.begin(), rules.end(),
+                        [&](const KeyRule& rule) { return rule.name == name; });
+  };
+  auto rule = named(member.key);
+  const bool prefixed = rule != rules.end();
+  if (!prefixed && !options_.prefix.empty()) rule = named(concat(options_.prefix, member.key));
+  if (rule == rules.end()) {
+    std::vector<std::string> names;
+    for (const KeyRule& known : rules) names.emplace_back(known.name);
+    std::string nearest = nearest_name(member.key, names);
+    if (nearest.empty()) nearest = nearest_name(concat(options_.prefix, member.key), names);
+    const std::string remedy = !nearest.empty()        ? concat("did you mean '", nearest, "'?")
+                               : options_.hint.empty() ? concat("the keys here are ", joined(names))
+                                                       : std::string(options_.hint);
+    fail(ErrorCode::kConfig, at_line(file_, member.line), path_of(member.key), ": unknown key; ",
+         remedy);
+  }
+  const auto before = items_.find(rule->name);
+  require(before == items_.end(), ErrorCode::kConfig, at_line(file_, member.line),
+          path_of(member.key), ": is there twice, also on line ",
+          before == items_.end() ? 0 : translation_.entries[before->second.entry].line,
+          "; keep one");
+  translation_.entries.push_back({.key = path_of(member.key),
+                                  .file = file_,
+                                  .line = member.line,
+                                  .value = member.value.json()});
+  Item& item = items_[rule->name];
+  item = {.node = &member.value, .rule = &*rule, .entry = translation_.entries.size() - 1};
+  if (!prefixed && options_.apart_from_prefix) {
+    differ(rule->name, concat("Accelerate ignores the key unless it is spelt ", rule->name));
+  }
+  const bool by_default =
+      is_empty(member.value) || (rule->may_be_auto && is_auto_text(member.value));
+  if (by_default) {
+    if (rule->use != KeyUse::kUsed) no_effect(rule->name, "asks for nothing");
+    return;
+  }
+  const auto shown = canonical(*rule, member.value);
+  if (!shown) {
+    const std::string written =
+        member.value.kind == Node::Kind::kScalar ? member.value.text : "a list or section";
+    refuse(rule->name, "'", written, "' is not ", in_words(*rule),
+           rule->values.empty() ? "" : "; allowed: ", joined(strings(rule->values)));
+  }
+  apply(*rule, item, *shown);
+  item.canonical = rule->values.empty() ? *shown : match(*shown, rule->values);
+}
+
+void Section::apply(const KeyRule& rule, const Item& item, const std::string& shown) {
+  const bool listed = !match(shown, rule.values).empty();
+  const bool asks = !listed && shown != "false";
+  switch (rule.use) {
+    case KeyUse::kUsed:
+    case KeyUse::kQuiet:
+      if (!listed && !rule.values.empty()) {
+        const std::string nearest = nearest_name(shown, strings(rule.values));
+        refuse(rule.name, "unknown value '", shown, "'; ",
+               nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
+               "allowed: ", joined(strings(rule.values)));
+      }
+      if (rule.use == KeyUse::kQuiet) no_effect(rule.name, rule.note);
+      break;
+    case KeyUse::kSaid:
+      no_effect(rule.name, rule.note, asks);
+      break;
+    case KeyUse::kRefused:
+      if (asks) {
+        const std::string written = item.node->kind == Node::Kind::kScalar ? item.node->text : "";
+        refuse(rule.name, written.empty() ? "" : concat("'", written, "' "), "asks for ", rule.note,
+               ", which Tessera does not have; ", rule.instead);
+      }
+      no_effect(rule.name, concat(rule.note, " is off"));
+      break;
+  }
+}
+
+const Section::Item* Section::find(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found == items_.end() || found->second.node->is_null() ? nullptr : &found->second;
+}
+
+ConfigEntry& Section::entry(std::string_view key) {
+  const auto found = items_.find(key);
+  require(found != items_.end(), ErrorCode::kInternal, "the key '", key, "' is not in the file");
+  return translation_.entries[found->second.entry];
+}
+
+int Section::line(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found == items_.end() ? map_line_ : translation_.entries[found->second.entry].line;
+}
+
+bool Section::is_auto(std::string_view key) const {
+  const Item* item = find(key);
+  return item != nullptr && item->rule->may_be_auto && is_auto_text(*item->node);
+}
+
+std::optional<bool> Section::flag(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_flag(*item->node);
+}
+std::optional<std::int64_t> Section::integer(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_integer(*item->node);
+}
+std::optional<double> Section::number(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_number(*item->node);
+}
+std::optional<std::string> Section::text(std::string_view key) const {
+  const Item* item = find(key);
+  if (item == nullptr || is_auto(key) || item->canonical.empty()) return std::nullopt;
+  return item->canonical;
+}
+
+const Node* Section::node(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_empty(*item->node) ? nullptr : item->node;
+}
+
+void Section::honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                     const std::string& note) {
+  agree(key, note);
+  entry(key).settings[setting] = std::move(value);
+}
+
+void Section::agree(std::string_view key, const std::string& note) {
+  ConfigEntry& e = entry(key);
+  if (e.outcome != KeyOutcome::kTranslated) e.outcome = KeyOutcome::kHonoured;
+  e.note += (e.note.empty() || note.empty() ? "" : "; ") + note;
+}
+
+void Section::translate(std::string_view key, const std::string& setting,
+                        nlohmann::ordered_json value, const std::string& note) {
+  ConfigEntry& e = entry(key);
+  e.outcome = KeyOutcome::kTranslated;
+  e.settings[setting] = std::move(value);
+  e.note += (e.note.empty() ? "" : "; ") + note;
+  e.announce = true;
+}
+
+void Section::no_effect(std::string_view key, const std::string& note, bool announce) {
+  ConfigEntry& e = entry(key);
+  e.outcome = KeyOutcome::kNoEffect;
+  e.note = note;
+  e.announce = e.announce || announce;
+}
+
+void Section::differ(std::string_view key, const std::string& difference, bool quietly) {
+  ConfigEntry& e = entry(key);
+  e.difference += (e.difference.empty() ? "" : "; ") + difference;
+  e.announce = e.announce || !quietly;
+}
+
+void Section::derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                     const std::string& note, bool announce) {
+  translation_.entries.push_back({.key = path_of(key),
+                                  .file = file_,
+                                  .outcome = KeyOutcome::kDerived,
+                                  .settings = {{setting, std::move(value)}},
+                                  .note = note,
+                                  .announce = announce});
+}
+
+void Section::absent(std::string_view key, const std::string& note, bool announce) {
+  translation_.entries.push_back({.key = path_of(key),
+                                  .file = file_,
+                                  .outcome = KeyOutcome::kDerived,
+                                  .note = note,
+                                  .announce = announce});
+}
+
+void Section::leave_unused(const std::string& note, bool announce) {
+  for (auto& [name, item] : items_) {
+    ConfigEntry& e = translation_.entries[item.entry];
+    if (e.outcome) continue;
+    e.outcome = KeyOutcome::kNoEffect;
+    e.note = note;
+    e.announce = announce;
+  }
+}
+
+void check_complete(const ConfigTranslation& translation) {
+  for (const ConfigEntry& entry : translation.entries) {
+    require(entry.outcome.has_value(), ErrorCode::kInternal, "nothing was made of ", entry.where(),
+            ": ", entry.key);
+  }
+}
+
+}  // namespace tessera::foreign

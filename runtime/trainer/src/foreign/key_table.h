@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "foreign/document.h"
+#include "foreign/scalar.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/config_sources.h"
+
+namespace tessera::foreign {
+
+enum class KeyType : std::uint8_t { kFlag, kInteger, kNumber, kText, kSection, kAny };
+
+/// Our policy for a key.
+enum class KeyUse : std::uint8_t {
+  kUsed,     ///< a translator makes settings of it
+  kQuiet,    ///< accepted without effect: what it says does not arise here
+  kSaid,     ///< accepted without effect, which is printed: it asks for something
+  kRefused,  ///< an error: it asks for something that changes the run and that we do not have
+};
+
+/// One key of a foreign file. The tables of these are the policy; see *_keys.cpp.
+struct KeyRule {
+  const char* name;
+  KeyType type;
+  KeyUse use;
+  /// kUsed: unused. kQuiet, kSaid: why it has no effect. kRefused: what it asks for.
+  const char* note = "";
+  /// kUsed, kQuiet: allowed values, in any case; none: all. kSaid, kRefused: values that ask for
+  /// nothing, besides null, false and what is empty. Sections ask if "enabled" in them is true.
+  std::vector<const char*> values{};
+  const char* instead = "";  ///< kRefused: what to do
+  bool may_be_auto = false;  ///< DeepSpeed's "auto"
+};
+
+/// The keys of one section of a file, checked against its table and noted in a translation.
+class Section {
+ public:
+  /// Where a section stands and how its keys are spelt.
+  struct Options {
+    std::string_view name;           ///< "fsdp_config", "" at the top
+    std::string_view prefix = {};    ///< keys may go without it: "fsdp_"
+    std::string_view hint = {};      ///< said of unknown keys that are near no known one
+    bool apart_from_prefix = false;  ///< tell that Accelerate ignores keys without the prefix
+  };
+
+  /// Throws Error{kConfig} for keys that are unknown, there twice, of a wrong type or value, or
+  /// refused. `map` must outlive this.
+  Section(ConfigTranslation& translation, const std::string& file, const Node& map,
+          const std::vector<KeyRule>& rules, Options options);
+
+  bool has(std::string_view key) const { return find(key) != nullptr; }  ///< and is not null
+  bool is_auto(std::string_view key) const;
+  // The value if the key is there and neither null nor "auto". A text with allowed values is
+  // spelt as the table has it.
+  std::optional<bool> flag(std::string_view key) const;
+  std::optional<std::int64_t> integer(std::string_view key) const;
+  std::optional<double> number(std::string_view key) const;
+  std::optional<std::string> text(std::string_view key) const;
+  /// A subsection or a list; null if it is absent or empty.
+  const Node* node(std::string_view key) const;
+  int line(std::string_view key) const;
+
+  // What becomes of a kUsed key that is there; may be called again to add settings or notes.
+  void honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+              const std::string& note = "");
+  /// It is so, without a setting.
+  void agree(std::string_view key, const std::string& note);
+  void translate(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                 const std::string& note);
+  void no_effect(std::string_view key, const std::string& note, bool announce = false);
+  /// What Accelerate or DeepSpeed does otherwise; a run prints it unless `quietly`.
+  void differ(std::string_view key, const std::string& difference, bool quietly = false);
+  /// A setting that follows from a key that is absent.
+  void derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+              const std::string& note, bool announce = false);
+  /// The same if no setting says it.
+  void absent(std::string_view key, const std::string& note, bool announce = false);
+  /// Gives all used keys that have no outcome yet this one.
+  void leave_unused(const std::string& note, bool announce);
+
+  template <typename... Args>
+  [[noreturn]] void refuse(std::string_view key, const Args&... args) const {
+    fail(ErrorCode::kConfig, at_line(file_, line(key)), path_of(key), ": ", args...);
+  }
+
+ private:
+  struct Item {
+    const Node* node = nullptr;
+    const KeyRule* rule = nullptr;
+    std::size_t entry = 0;
+    std::string canonical{};  ///< of a text: as the table spells it
+  };
+  const Item* find(std::string_view key) const;
+  ConfigEntry& entry(std::string_view key);
+  std::string path_of(std::string_view key) const;
+  void read_member(const Node::Member& member, const std::vector<KeyRule>& rules);
+  void apply(const KeyRule& rule, const Item& item, const std::string& shown);
+
+  ConfigTranslation& translation_;
+  std::string file_;
+  Options options_;
+  int map_line_ = 0;
+  std::map<std::string, Item, std::less<>> items_;
+};
+
+/// Fails if a used key was forgotten: nothing may be dropped in silence.
+void check_complete(const ConfigTranslation& translation);
+
+/// "a, b, c"
+std::string joined(const std::vector<std::string>& words);
+
+}  // namespace tessera::foreign

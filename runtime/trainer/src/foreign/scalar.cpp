@@ -1,0 +1,51 @@
+#include "foreign/scalar.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+namespace tessera::foreign {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return result;
+}
+
+std::string upper(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return result;
+}
+
+std::optional<bool> as_flag(const Node& node) {
+  constexpr std::array kTrue{"true", "yes", "on", "1", "t", "y"};
+  constexpr std::array kFalse{"false", "no", "off", "0", "f", "n"};
+  if (node.kind != Node::Kind::kScalar) return std::nullopt;
+  const std::string text = lower(node.text);
+  if (std::ranges::find(kTrue, text) != kTrue.end()) return true;
+  if (std::ranges::find(kFalse, text) != kFalse.end()) return false;
+  return std::nullopt;
+}
+
+std::optional<double> as_number(const Node& node) {
+  if (node.kind != Node::Kind::kScalar || node.scalar.is_boolean()) return std::nullopt;
+  double number = 0;
+  const char* begin = node.text.data();
+  const char* end = begin + node.text.size();
+  if (begin != end && *begin == '+') ++begin;
+  const auto result = std::from_chars(begin, end, number);
+  const bool whole = result.ec == std::errc() && result.ptr == end && std::isfinite(number);
+  return whole ? std::optional(number) : std::nullopt;
+}
+
+std::optional<std::int64_t> as_integer(const Node& node) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53: doubles hold every integer below
+  const auto number = as_number(node);
+  if (!number || *number != std::floor(*number) || std::abs(*number) > kExact) return std::nullopt;
+  return static_cast<std::int64_t>(*number);
+}
+
+}  // namespace tessera::foreign

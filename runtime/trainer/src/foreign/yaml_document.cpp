@@ -1,0 +1,121 @@
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include "foreign/document.h"
+#include "tessera/core/error.h"
+
+namespace tessera::foreign {
+namespace {
+
+template <std::size_t N>
+bool any_of(const std::string& text, const std::array<const char*, N>& words) {
+  for (const char* word : words) {
+    if (text == word) return true;
+  }
+  return false;
+}
+
+template <typename T>
+bool parse_whole(const std::string& text, T& number) {
+  const char* begin = text.data() + (text.size() > 1 && text[0] == '+' ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(begin, end, number);
+  return result.ec == std::errc() && result.ptr == end;
+}
+
+/// What a plain scalar means: YAML 1.1 as PyYAML reads it, in which no and off are booleans, but
+/// 1e-5 is a number here, which PyYAML takes for a text.
+nlohmann::json plain_value(const std::string& text) {
+  if (any_of(text, std::array{"", "~", "null", "Null", "NULL"})) return nullptr;
+  if (any_of(text, std::array{"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})) {
+    return true;
+  }
+  if (any_of(text, std::array{"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})) {
+    return false;
+  }
+  const char first = text[text[0] == '-' || text[0] == '+' || text[0] == '.' ? text.size() > 1 : 0];
+  if (first < '0' || first > '9') return text;
+  if (std::int64_t integer = 0; parse_whole(text, integer)) return integer;
+  if (double number = 0; parse_whole(text, number) && std::isfinite(number)) return number;
+  return text;
+}
+
+class YamlEvents : public YAML::EventHandler {
+ public:
+  explicit YamlEvents(const std::string& path) : builder_(path), path_(path) {}
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    value(mark, nullptr, "", anchor);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    require(!builder_.wants_key(), ErrorCode::kConfig, at_line(path_, line(mark)),
+            "a key must be a word, not an alias");
+    builder_.alias(anchor, line(mark));
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& text) override {
+    // "?" is a plain scalar, "!" a quoted one; "!!str" and the like are read as quoted.
+    value(mark, tag == "?" ? plain_value(text) : nlohmann::json(text), text, anchor);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    begin(Node::Kind::kList, mark, anchor);
+  }
+  void OnSequenceEnd() override { builder_.end(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    begin(Node::Kind::kMap, mark, anchor);
+  }
+  void OnMapEnd() override { builder_.end(); }
+
+  Node take() { return builder_.take(); }
+
+ private:
+  static int line(const YAML::Mark& mark) { return mark.line + 1; }
+  void value(const YAML::Mark& mark, nlohmann::json value, const std::string& text,
+             YAML::anchor_t anchor) {
+    if (builder_.wants_key()) {
+      builder_.key(text, line(mark));
+    } else {
+      builder_.scalar(std::move(value), text, line(mark), anchor);
+    }
+  }
+  void begin(Node::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
+    require(!builder_.wants_key(), ErrorCode::kConfig, at_line(path_, line(mark)),
+            "a key must be a word");
+    builder_.begin(kind, line(mark), anchor);
+  }
+
+  TreeBuilder builder_;
+  const std::string& path_;
+};
+
+}  // namespace
+
+Node parse_yaml(const std::string& path, const std::string& text) {
+  YamlEvents events(path);
+  std::istringstream stream(text);
+  try {
+    YAML::Parser parser(stream);
+    const bool any = parser.HandleNextDocument(events);
+    Node root = any ? events.take() : Node{};
+    YamlEvents ignored(path);
+    require(!any || !parser.HandleNextDocument(ignored), ErrorCode::kConfig, path,
+            ": holds more than one YAML document; keep one");
+    require(!root.is_null(), ErrorCode::kConfig, path, ": is empty");
+    return root;
+  } catch (const YAML::Exception& error) {
+    fail(ErrorCode::kConfig, at_line(path, error.mark.is_null() ? 0 : error.mark.line + 1),
+         "not valid YAML: ", error.msg);
+  }
+}
+
+}  // namespace tessera::foreign
