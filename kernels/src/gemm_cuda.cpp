@@ -6,6 +6,7 @@
 #include "gemm_arguments.h"
 #include "gemm_plain_cuda.h"
 #include "gemm_plan_cuda.h"
+#include "tessera/core/error.h"
 
 // GEMM by cuBLASLt: products with a bias, GELU, its derivative or a bias gradient in one kernel
 // where it has such a kernel, and otherwise the product first and our kernels after it.
@@ -156,7 +157,10 @@ bool run_with_added_bias_gradient(const GemmArgs& args, const GemmSizes& sizes, 
 
 void gemm(const GemmArgs& args, Stream& stream) {
   const GemmSizes sizes = check_gemm(args);
-  auto& cuda_stream = dynamic_cast<CudaStream&>(stream);
+  auto* const cuda = dynamic_cast<CudaStream*>(&stream);
+  if (cuda == nullptr)
+    fail(ErrorCode::kInvalidArgument, "gemm: a CUDA kernel was given a stream of another device");
+  CudaStream& cuda_stream = *cuda;
   if (sizes.m == 0) return;
   if (sizes.n == 0) {
     if (args.bias_gradient) run_bias_gradient(args, cuda_stream);

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda_launch.h"
 #include "gemm_plain_cuda.h"
-#include "simt.h"
-#include "tessera/core/cuda_device.h"
-#include "tessera/core/error.h"
 
 // C = op(A) op(B) [+ bias] [+ C] for what no library kernel takes: K = 0, rows that are not aligned
 // to the words that tensor cores load.
@@ -57,15 +55,15 @@ __global__ void gemm_plain_kernel(Operands<T, C> p) {
 
 template <typename T, typename C>
 void launch_typed(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stream) {
-  const Operands<T, C> operands{.a = static_cast<const T*>(args.a.data),
-                                .b = static_cast<const T*>(args.b.data),
-                                .c = static_cast<C*>(args.c.data),
-                                .bias = static_cast<const T*>(args.bias.data),
+  const Operands<T, C> operands{.a = device_data<const T>(args.a),
+                                .b = device_data<const T>(args.b),
+                                .c = device_data<C>(args.c),
+                                .bias = device_data<const T>(args.bias),
                                 .sizes = sizes,
                                 .transpose_a = args.transpose_a,
                                 .transpose_b = args.transpose_b,
                                 .accumulate = args.accumulate};
-  const std::int64_t blocks = std::min(kMaxBlocks, (sizes.m * sizes.n + kBlock - 1) / kBlock);
+  const std::int64_t blocks = std::min(kMaxBlocks, ceil_div(sizes.m * sizes.n, kBlock));
   simt::launch(gemm_plain_kernel<T, C>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), 0,
                stream.handle(), operands);
 }

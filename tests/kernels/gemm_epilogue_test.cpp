@@ -1,4 +1,5 @@
 #include "kernels/support.h"
+#include "kernels/under_test.h"
 
 // What GemmArgs takes along with a product: GELU, its derivative, a bias gradient.
 namespace tessera {
@@ -78,15 +79,15 @@ class GemmEpilogue : public testing::Test {
     Matrix<T> b(1, layer.outputs, 3, offset);
     Matrix<T> y(layer.rows, layer.outputs, 4, offset);
     Matrix<T> input(layer.rows, layer.outputs, 5, offset);
-    NoStream stream;
-    cpu_kernels().gemm({.a = x.view(),
-                        .b = w.view(),
-                        .c = y.view(),
-                        .bias = bias ? b.view().flat() : TensorView(),
-                        .transpose_b = true,
-                        .gelu = true,
-                        .gelu_input = keep_input ? input.view() : TensorView()},
-                       stream);
+    StreamUnderTest stream;
+    kernels_under_test().gemm({.a = x.view(),
+                               .b = w.view(),
+                               .c = y.view(),
+                               .bias = bias ? b.view().flat() : TensorView(),
+                               .transpose_b = true,
+                               .gelu = true,
+                               .gelu_input = keep_input ? input.view() : TensorView()},
+                              stream);
     return {y.elements(), input.elements()};
   }
 
@@ -120,8 +121,8 @@ class GemmEpilogue : public testing::Test {
     Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
     Matrix<T> input(layer.rows, layer.inputs, 3, offset);
     Matrix<T> dx(layer.rows, layer.inputs, 4, offset);
-    NoStream stream;
-    cpu_kernels().gemm(
+    StreamUnderTest stream;
+    kernels_under_test().gemm(
         {.a = dy.view(), .b = w.view(), .c = dx.view(), .gelu_backward_input = input.view()},
         stream);
     return dx.elements();
@@ -204,15 +205,15 @@ void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bi
       bound.push_back(sum.error() + rounding<W>() * std::abs(sum.value) * 1.001 + 1e-30);
     }
   }
-  NoStream stream;
-  cpu_kernels().gemm({.a = dy.view(),
-                      .b = x.view(),
-                      .c = dw.view(),
-                      .transpose_a = true,
-                      .accumulate = accumulate,
-                      .bias_gradient = db.view().flat(),
-                      .accumulate_bias_gradient = accumulate_bias},
-                     stream);
+  StreamUnderTest stream;
+  kernels_under_test().gemm({.a = dy.view(),
+                             .b = x.view(),
+                             .c = dw.view(),
+                             .transpose_a = true,
+                             .accumulate = accumulate,
+                             .bias_gradient = db.view().flat(),
+                             .accumulate_bias_gradient = accumulate_bias},
+                            stream);
   expect_within(dw.elements(), expected, bound, "dW");
   expect_within(db.elements(), expected_bias, bias_bound, "db");
 }
@@ -264,13 +265,13 @@ TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
   const auto view = [&](std::int64_t rows, std::int64_t columns) {
     return view_of(values, Shape{rows, columns});
   };
-  NoStream stream;
+  StreamUnderTest stream;
   const GemmArgs good{.a = view(3, 2), .b = view(3, 5), .c = view(2, 5), .transpose_a = true};
   const auto refused = [&](const auto& change) {
     GemmArgs args = good;
     change(args);
     try {
-      cpu_kernels().gemm(args, stream);
+      kernels_under_test().gemm(args, stream);
     } catch (const Error& error) {
       return error.code() == ErrorCode::kInvalidArgument;
     }

@@ -1,6 +1,7 @@
 #include "../../kernels/src/gemm_cpu.h"
 
 #include "kernels/support.h"
+#include "kernels/under_test.h"
 
 namespace tessera {
 namespace {
@@ -76,15 +77,15 @@ struct Problem {
 
   std::vector<C> run() const {
     Problem copy = *this;
-    NoStream stream;
-    cpu_kernels().gemm({.a = copy.a.view(),
-                        .b = copy.b.view(),
-                        .c = copy.c.view(),
-                        .bias = shape.bias ? view_of(copy.bias) : TensorView(),
-                        .transpose_a = shape.transpose_a,
-                        .transpose_b = shape.transpose_b,
-                        .accumulate = shape.accumulate},
-                       stream);
+    StreamUnderTest stream;
+    kernels_under_test().gemm({.a = copy.a.view(),
+                               .b = copy.b.view(),
+                               .c = copy.c.view(),
+                               .bias = shape.bias ? view_of(copy.bias) : TensorView(),
+                               .transpose_a = shape.transpose_a,
+                               .transpose_b = shape.transpose_b,
+                               .accumulate = shape.accumulate},
+                              stream);
     return copy.c.values;
   }
 
@@ -198,8 +199,8 @@ TEST(GemmErrors, ShapesThatDoNotFitAreNamed) {
   const auto view = [&](std::int64_t rows, std::int64_t columns) {
     return view_of(values, Shape{rows, columns});
   };
-  NoStream stream;
-  const auto run = [&](const GemmArgs& args) { cpu_kernels().gemm(args, stream); };
+  StreamUnderTest stream;
+  const auto run = [&](const GemmArgs& args) { kernels_under_test().gemm(args, stream); };
   EXPECT_THROW(run({.a = view(2, 3), .b = view(4, 5), .c = view(2, 5), .bias = {}}), Error);
   EXPECT_THROW(run({.a = view(2, 3), .b = view(3, 5), .c = view(2, 4), .bias = {}}), Error);
   std::vector<float> bias(4);
