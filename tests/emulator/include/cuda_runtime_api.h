@@ -49,15 +49,13 @@ typedef struct CUgraphNode_st* cudaGraphNode_t;
 typedef struct CUgraphExec_st* cudaGraphExec_t;
 typedef void (*cudaHostFn_t)(void* data);
 
-#define cudaStreamDefault 0x00
+#define cudaStreamDefault 0x00  // refused: the emulated default stream orders no others
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
 #define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 #define cudaMemAttachGlobal 0x01
 #define cudaMemAttachHost 0x02
-#define cudaStreamLegacy (reinterpret_cast<cudaStream_t>(0x1))
-#define cudaStreamPerThread (reinterpret_cast<cudaStream_t>(0x2))
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -154,7 +152,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream = nullptr);
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
