@@ -3,11 +3,13 @@
 #include <initializer_list>
 
 #include "attention_arguments.h"
+#include "attention_cudnn_cuda.h"
 #include "cuda_kernels.h"
 #include "cuda_launch.h"
 
-// Which implementation of attention runs. That depends on shapes, dtypes, alignment and options
-// alone.
+// Which implementation of attention runs: cuDNN (attention_cudnn_cuda.cpp), or our own kernels.
+// That depends on shapes, dtypes, alignment and options alone, and the passes of one step need not
+// agree: lse means the same to all.
 namespace tessera::cuda {
 namespace {
 
@@ -24,6 +26,7 @@ bool tensor_cores_take(const TensorView& qkv, std::initializer_list<TensorView> 
 void attention_forward(const AttentionForwardArgs& args, Stream& stream) {
   check_attention(args);
   if (args.qkv.numel() == 0) return;
+  if (cudnn_attention_forward(args, cuda_stream(stream))) return;
   if (tensor_cores_take(args.qkv, {args.out})) {
     tensor_core_attention_forward(args, cuda_stream(stream));
   } else {
@@ -34,6 +37,7 @@ void attention_forward(const AttentionForwardArgs& args, Stream& stream) {
 void attention_backward(const AttentionBackwardArgs& args, Stream& stream) {
   check_attention(args);
   if (args.qkv.numel() == 0) return;
+  if (cudnn_attention_backward(args, cuda_stream(stream))) return;
   if (tensor_cores_take(args.qkv, {args.out, args.d_out, args.d_qkv})) {
     tensor_core_attention_backward(args, cuda_stream(stream));
   } else {

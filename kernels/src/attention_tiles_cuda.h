@@ -64,7 +64,7 @@ __device__ void copy_rows(Tile<kDim> tile, const HeadRows& rows, int first) {
   bf16* to = tile.chunk(thread / kChunks, c);  // the steps are multiples of 8 rows: the same place
   const bf16* from = rows.data + c * 8;
   const int last = rows.length - 1 - first;
-#pragma unroll
+#pragma unroll 4
   for (int row = 0; row < kRows; row += kRowStep) {
     simt::cp_async16(to + row * kDim,
                      from + row_offset(first + min(thread / kChunks + row, last), rows.stride));

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tessera/core/cuda_device.h"
+
+// What a user may choose about the CUDA kernels, per stream.
+namespace tessera {
+
+enum class AttentionBackend : std::uint8_t {
+  kAuto,   ///< cuDNN for the shapes of training that it takes, else our own kernels
+  kOwn,    ///< our own kernels, for every shape
+  kCudnn,  ///< cuDNN, or Error{kUnavailable} that says why not
+};
+
+struct CudaKernelOptions {
+  AttentionBackend attention = AttentionBackend::kAuto;
+  /// The same bits on every run. cuDNN's attention backward then needs 2 B H L^2 bytes of scratch
+  /// (otherwise 4 B H L D, and it adds in no fixed order).
+  bool deterministic = true;
+  /// kAuto leaves the backward pass to our own kernels where cuDNN would need more scratch.
+  std::int64_t attention_scratch_limit = std::int64_t{1} << 30;
+};
+
+/// What a stream keeps for attention, in CudaStream::Library::kAttention.
+struct CudaAttention {
+  CudaKernelOptions options{};
+  /// Why the last call that asked for cuDNN ran on our own kernels, in one sentence; empty if it
+  /// did not.
+  std::string fallback{};
+  std::shared_ptr<void> cudnn{};  ///< library handle and plans, made by the first use
+};
+
+inline CudaAttention& cuda_attention(CudaStream& stream) {
+  std::shared_ptr<void>& slot = stream.library(CudaStream::Library::kAttention);
+  if (!slot) slot = std::make_shared<CudaAttention>();
+  return *static_cast<CudaAttention*>(slot.get());
+}
+
+/// For the kernels that are submitted from now on.
+inline void set_cuda_kernel_options(CudaStream& stream, const CudaKernelOptions& options) {
+  cuda_attention(stream).options = options;
+}
+
+}  // namespace tessera

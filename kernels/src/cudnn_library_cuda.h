@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cudnn.h>
+#include <cudnn_backend.h>
+
+#include <cstddef>
+
+namespace tessera::cuda {
+
+/// The functions of libcudnn.so.9 that we call. It is loaded at run time, so that everything else
+/// works where it is missing.
+struct CudnnLibrary {
+  /// Loads it for the rest of the process. Throws Error{kUnavailable} if it is not found or older
+  /// than kOldest.
+  CudnnLibrary();
+
+  static constexpr std::size_t kOldest = 91000;  // 9.10: plans for sm_100, fused attention as here
+
+  decltype(&cudnnGetVersion) get_version = nullptr;
+  decltype(&cudnnGetErrorString) get_error_string = nullptr;
+  decltype(&cudnnGetLastErrorString) get_last_error_string = nullptr;
+  decltype(&cudnnCreate) create = nullptr;
+  decltype(&cudnnDestroy) destroy = nullptr;
+  decltype(&cudnnSetStream) set_stream = nullptr;
+  decltype(&cudnnBackendCreateDescriptor) create_descriptor = nullptr;
+  decltype(&cudnnBackendDestroyDescriptor) destroy_descriptor = nullptr;
+  decltype(&cudnnBackendSetAttribute) set_attribute = nullptr;
+  decltype(&cudnnBackendGetAttribute) get_attribute = nullptr;
+  decltype(&cudnnBackendFinalize) finalize = nullptr;
+  decltype(&cudnnBackendExecute) execute = nullptr;
+
+  /// Throws Error{kInternal} with cuDNN's explanation unless `status` is success.
+  void check(cudnnStatus_t status, const char* what) const;
+};
+
+}  // namespace tessera::cuda
