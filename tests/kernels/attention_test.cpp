@@ -1,4 +1,5 @@
 #include "kernels/support.h"
+#include "kernels/under_test.h"
 
 namespace tessera {
 namespace {
@@ -128,8 +129,8 @@ Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
   Forward<T> r{std::vector<T>(at(out_numel(s))),
                std::vector<float>(at(s.batch * s.heads * s.length))};
   auto workspace = workspace_for<T>(s);
-  NoStream stream;
-  cpu_kernels().attention_forward(
+  StreamUnderTest stream;
+  kernels_under_test().attention_forward(
       {.qkv = view_of(qkv, Shape{s.batch, s.length, 3, s.heads, s.dim}),
        .out = view_of(r.out, Shape{s.batch, s.length, s.heads, s.dim}),
        .lse = view_of(r.lse, Shape{s.batch, s.heads, s.length}),
@@ -146,8 +147,8 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
   auto workspace = workspace_for<T>(s);
   const Shape out{s.batch, s.length, s.heads, s.dim};
   const Shape packed{s.batch, s.length, 3, s.heads, s.dim};
-  NoStream stream;
-  cpu_kernels().attention_backward(
+  StreamUnderTest stream;
+  kernels_under_test().attention_backward(
       {.d_out = view_of(d_out, out),
        .qkv = view_of(qkv, packed),
        .out = view_of(f.out, out),
@@ -193,16 +194,76 @@ TYPED_TEST(Attention, FollowsTheFormula) {
   });
 }
 
+/// The emulator is slow, and CUDA's tiles are smaller than the CPU's.
+std::vector<Sizes> sizes_across_blocks() {
+  if (testing_cuda()) return {{1, 128, 1, 64}, {1, 257, 1, 3}, {1, 200, 2, 32}, {1, 65, 1, 256}};
+  return {{1, 128, 1, 64}, {1, 512, 1, 4},   {1, 513, 1, 7}, {1, 1031, 1, 3},
+          {1, 700, 2, 32}, {1, 140, 1, 256}, {3, 64, 5, 128}};
+}
+
 TYPED_TEST(Attention, CrossesBlocksOfKeysAndQueries) {
+  for (const Sizes& s : sizes_across_blocks()) check<TypeParam>(s);
+}
+
+// On CUDA, D decides about the kernel: multiples of 8 up to 128 go to tensor cores, padded to 64 or
+// 128; L about the last tile of queries (128) and of keys (32 or 64).
+TYPED_TEST(Attention, TakesEveryHeadSize) {
   for (const Sizes& s :
-       {Sizes{1, 128, 1, 64}, Sizes{1, 512, 1, 4}, Sizes{1, 513, 1, 7}, Sizes{1, 1031, 1, 3},
-        Sizes{1, 700, 2, 32}, Sizes{1, 140, 1, 256}, Sizes{3, 64, 5, 128}}) {
+       {Sizes{2, 65, 2, 64}, Sizes{1, 200, 1, 64}, Sizes{1, 161, 1, 128}, Sizes{1, 97, 2, 72},
+        Sizes{1, 64, 1, 40}, Sizes{2, 31, 1, 120}, Sizes{1, 70, 1, 136}, Sizes{1, 33, 1, 65}}) {
     check<TypeParam>(s);
   }
 }
 
+TYPED_TEST(Attention, TakesUnalignedViews) {
+  const Sizes s{1, 37, 2, 64};
+  const Shape packed{s.batch, s.length, 3, s.heads, s.dim};
+  const Shape plain{s.batch, s.length, s.heads, s.dim};
+  const auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
+  const auto d_out = random_values<TypeParam>(out_numel(s), 2);
+  const Forward<TypeParam> aligned = forward(qkv, s);
+  const auto d_aligned = backward(qkv, d_out, s);
+  // One element further in memory; the first stays as it is.
+  const auto shifted = [](const std::vector<TypeParam>& values) {
+    std::vector<TypeParam> copy{TypeParam(7.0F)};
+    for (const TypeParam value : values) copy.push_back(value);
+    return copy;
+  };
+  const auto view = [](std::vector<TypeParam>& values, const Shape& shape) {
+    return TensorView(values.data() + 1, dtype_of<TypeParam>(), shape);
+  };
+  auto far_qkv = shifted(qkv), far_d_out = shifted(d_out), far_out = shifted(d_out),
+       far_d_qkv = shifted(qkv);
+  std::vector<float> lse(aligned.lse.size());
+  auto workspace = workspace_for<TypeParam>(s);
+  StreamUnderTest stream;
+  kernels_under_test().attention_forward({.qkv = view(far_qkv, packed),
+                                          .out = view(far_out, plain),
+                                          .lse = view_of(lse, Shape{s.batch, s.heads, s.length}),
+                                          .workspace = view_of(workspace)},
+                                         stream);
+  kernels_under_test().attention_backward({.d_out = view(far_d_out, plain),
+                                           .qkv = view(far_qkv, packed),
+                                           .out = view(far_out, plain),
+                                           .lse = view_of(lse, Shape{s.batch, s.heads, s.length}),
+                                           .d_qkv = view(far_d_qkv, packed),
+                                           .workspace = view_of(workspace)},
+                                          stream);
+  EXPECT_EQ(as_float(far_out[0]), 7.0F);
+  EXPECT_EQ(as_float(far_d_qkv[0]), 7.0F);
+  const auto shifted_back = [](const std::vector<TypeParam>& values) {
+    return std::vector<TypeParam>(values.begin() + 1, values.end());
+  };
+  expect_close(shifted_back(far_out), to_doubles(aligned.out), tolerance<TypeParam>(), "out");
+  expect_close(lse, to_doubles(aligned.lse), 1e-5, "lse");
+  expect_close(shifted_back(far_d_qkv), to_doubles(d_aligned), tolerance<TypeParam>(), "d_qkv");
+}
+
 TYPED_TEST(Attention, DoesNotDependOnTheThreads) {
-  for (const Sizes& s : {Sizes{1, 300, 1, 32}, Sizes{2, 600, 3, 16}}) {
+  const std::vector<Sizes> sizes = testing_cuda()
+                                       ? std::vector<Sizes>{{1, 150, 1, 64}, {2, 70, 2, 16}}
+                                       : std::vector<Sizes>{{1, 300, 1, 32}, {2, 600, 3, 16}};
+  for (const Sizes& s : sizes) {
     const auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
     const auto d_out = random_values<TypeParam>(out_numel(s), 2);
     run_on_any_threads([&] { return forward(qkv, s).out; });
@@ -220,7 +281,7 @@ TYPED_TEST(Attention, TakesEmptySizes) {
 }
 
 TEST(AttentionForward, LargeScoresDoNotOverflow) {
-  const Sizes s{1, 600, 1, 16};
+  const Sizes s{1, testing_cuda() ? 150 : 600, 1, 16};
   const auto qkv = random_values<float>(3 * out_numel(s), 3, 30.0F);
   const ForwardOracle expected = forward_oracle(to_doubles(qkv), s);
   // Scores of some 4000 have errors of 1e-3 before the exponential.
