@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+
+#include "tessera/collectives/world.h"
+
+namespace tessera {
+
+/// The processes that an MPI launcher (mpirun, srun --mpi=pmix) started together. Machines exchange
+/// messages over MPI, so over whatever network it knows; sums are ours, in rank order, since an MPI
+/// adds in an order of its own. Within a machine no message is sent; see World.
+///
+/// MPI lives in a module, libtessera_mpi.so, which is loaded here: a program that does not call
+/// this needs no MPI and pays nothing for it. It is found by $TESSERA_MPI_MODULE, beside the
+/// program, or in ../lib. Initialises MPI with MPI_THREAD_MULTIPLE; once in a process. Throws
+/// Error{kUnavailable} with the remedy if there is no module or no such MPI.
+std::unique_ptr<World> make_mpi_world(const WorldOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// What connects the processes of a run before they share memory, and those that cannot share it.
+///
+/// Every function but `exchange` may be called from any thread.
+class Messenger {
+ public:
+  /// A message on its way. Its memory belongs to the messenger until it is done, or until a failure
+  /// has been reported.
+  class Transfer {
+   public:
+    virtual ~Transfer() = default;
+    virtual bool done() = 0;
+  };
+
+  virtual ~Messenger() = default;
+  virtual int process() const = 0;
+  virtual int processes() const = 0;
+
+  /// Every process gives a text and gets those of all, in order. Blocks.
+  virtual std::vector<std::string> exchange(const std::string& mine) = 0;
+
+  /// Messages from one process to another with one tag arrive in the order of both ends' calls. A
+  /// receive that is longer than a cache line or two is asked for before its message is sent.
+  virtual std::shared_ptr<Transfer> send(int process, std::uint32_t tag, const void* data,
+                                         std::size_t bytes) = 0;
+  virtual std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
+                                            std::size_t bytes) = 0;
+
+  /// Tells all other processes; the first reason that they hear wins.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  /// Why the run cannot go on as far as this process was told: another one aborted or was lost.
+  /// Empty while all is well. Asked again and again by one thread.
+  virtual std::string failure() noexcept = 0;
+  /// Called once, last: this process has finished well and needs nobody any more.
+  virtual void leave() noexcept = 0;
+};
+
+}  // namespace tessera
