@@ -9,7 +9,8 @@ namespace {
 
 TEST(Metrics, MatmulRateIsThatOfARealMachine) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const double rate = measure_matmul_flops(2, 1, dtype);
+    const double rate =
+        measure_matmul_flops(resolved({.ranks = 2, .precision = dtype, .threads_per_rank = 1}));
     EXPECT_GT(rate, 1e6);
     EXPECT_LT(rate, 1e16);
   }

@@ -8,6 +8,7 @@
 #include "interrupt.h"
 #include "progress.h"
 #include "report.h"
+#include "run_outputs.h"
 #include "sample.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
@@ -41,25 +42,12 @@ std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> par
   return values;
 }
 
-RunMeasurements measure(const Model& model, const TrainingPlan& plan,
-                        const TrainingSummary& summary) {
-  RunMeasurements result;
-  const TrainerOptions& options = plan.options;
-  result.matmul_flops_per_second =
-      measure_matmul_flops(options.ranks, options.threads_per_rank, options.precision);
-  result.mfu =
-      model_flops_utilisation(model, summary.tokens_per_second, result.matmul_flops_per_second);
-  return result;
-}
-
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
   std::vector<Setting> all = data_settings();
   for (Setting& setting : sample_settings()) all.push_back(std::move(setting));
-  all.push_back({.name = "log",
-                 .help = "write a JSON object per line here: the run, each step, a summary",
-                 .group = "Output"});
+  for (Setting& setting : output_settings()) all.push_back(std::move(setting));
   all.push_back({.name = "quiet",
                  .type = SettingType::kFlag,
                  .fallback = false,
@@ -79,25 +67,25 @@ int run_train(Config config) {
   const TrainingPlan& plan = trainer.plan();
   set_effective(config, plan.options);
   const bool quiet = config.get<bool>("quiet");
-  std::optional<RunLog> log;
-  if (!config.is_null("log")) {
-    log.emplace(config.get<std::string>("log"));
-    log->run(config.values());
-  }
+  RunOutputs outputs(config, model);
+  outputs.begin(config);
   if (!quiet) print_header(config, model, dataset, plan);
 
+  const double peak_flops = measure_matmul_flops(plan.options);
   const InterruptGuard interrupt;
   TrainingSummary summary;
   {
     Progress progress(plan.options.steps, quiet);
     summary = trainer.train([&](const StepRecord& record) {
       progress.show(record);
-      if (log) log->step(record);
+      outputs.step(record, peak_flops);
       return interrupt.signal() == 0;
     });
   }
-  const RunMeasurements measurements = measure(model, plan, summary);
-  if (log) log->summary(plan, summary, measurements);
+  const RunMeasurements measurements{
+      .matmul_flops_per_second = peak_flops,
+      .mfu = model_flops_utilisation(model, summary.tokens_per_second, peak_flops)};
+  outputs.end(plan, summary, measurements);
   if (!quiet) {
     if (interrupt.signal() != 0) {
       std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";

@@ -157,7 +157,7 @@ class Parser {
       s.accumulate_unsharded = line.accept("yes");
       if (!s.accumulate_unsharded) line.expect("no");
     } else if (key == "recompute") {
-      s.recompute = parse_recompute_word(line.take("none, selective or full"));
+      s.recompute = parse_recompute(line.take("none, selective or full"));
     } else if (key == "first_backward_layer") {
       s.first_backward_layer = line.number("an index");
     } else {

@@ -72,7 +72,7 @@ void write_header(std::ostream& out, const Schedule& schedule) {
   line("reduction_order", to_string(schedule.reduction_order));
   line("micro_steps", schedule.micro_steps);
   line("accumulate_unsharded", schedule.accumulate_unsharded ? "yes" : "no");
-  line("recompute", to_word(schedule.recompute));
+  line("recompute", to_string(schedule.recompute));
   line("first_backward_layer", schedule.first_backward_layer);
 }
 

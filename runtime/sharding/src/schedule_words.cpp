@@ -65,23 +65,4 @@ std::string unquote_name(std::string_view word) {
   return name;
 }
 
-std::string_view to_word(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::kNone:
-      return "none";
-    case Recompute::kSelective:
-      return "selective";
-    case Recompute::kFull:
-      return "full";
-  }
-  return "unknown";
-}
-
-Recompute parse_recompute_word(std::string_view word) {
-  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-    if (word == to_word(r)) return r;
-  }
-  fail(ErrorCode::kConfig, "unknown recomputation '", word, "'; choose none, selective or full");
-}
-
 }  // namespace tessera

@@ -20,8 +20,4 @@ ActionSubject subject_of(ActionKind kind);
 std::string quote_name(std::string_view name);
 std::string unquote_name(std::string_view word);
 
-std::string_view to_word(Recompute recompute);
-/// Throws Error{kConfig}.
-Recompute parse_recompute_word(std::string_view word);
-
 }  // namespace tessera

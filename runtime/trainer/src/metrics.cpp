@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <vector>
 
-#include "tessera/collectives/thread_group.h"
-#include "tessera/core/cpu_device.h"
+#include "rank_device.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/trainer/launch.h"
@@ -17,7 +17,9 @@ using Clock = std::chrono::steady_clock;
 
 // Large enough to run at the peak rate, small enough that a slow machine repeats it within a
 // window.
-constexpr std::int64_t kSize = 768;
+constexpr std::int64_t kCpuSize = 768;
+constexpr std::int64_t kGpuSize = 8192;
+constexpr int kGpuProducts = 16;  // between two looks at the clock: launching takes microseconds
 constexpr std::chrono::milliseconds kWindow{80};
 constexpr int kWindows = 3;  // the best counts: others may have disturbed one
 
@@ -28,12 +30,13 @@ struct Window {
   double flops = 0.0;
 };
 
-Window run_window(const KernelTable& kernels, const GemmArgs& args, Stream& stream) {
+Window run_window(Stream& stream, const std::function<void()>& products, double flops) {
   Window window;
   window.begin = Clock::now();
   do {
-    kernels.gemm(args, stream);
-    window.flops += 2.0 * kSize * kSize * kSize;
+    stream.submit({.name = "measure"}, products);
+    stream.synchronize();
+    window.flops += flops;
     window.end = Clock::now();
   } while (window.end - window.begin < kWindow);
   return window;
@@ -53,11 +56,15 @@ double rate_together(const std::vector<std::vector<Window>>& ranks, std::size_t 
 }
 
 /// One rank's windows; the ranks begin each one together.
-std::vector<Window> measure_rank(ProcessGroup& group, int threads, DType dtype) {
-  const auto device = make_cpu_device();
+std::vector<Window> measure_rank(ProcessGroup& group, const TrainerOptions& options) {
+  const auto device = make_rank_device(options, group.rank());
+  const bool on_gpu = device->kind() == DeviceKind::kCuda;
+  const std::int64_t size = on_gpu ? kGpuSize : kCpuSize;
+  const int repeats = on_gpu ? kGpuProducts : 1;
   Memory memory(*device);
   const auto matrix = [&](const char* what) {
-    return Tensor::empty(memory, Shape{kSize, kSize}, dtype, MemoryCategory::kWorkspace, what);
+    return Tensor::empty(memory, Shape{size, size}, options.precision, MemoryCategory::kWorkspace,
+                         what);
   };
   const Tensor a = matrix("a");
   const Tensor b = matrix("b");
@@ -70,26 +77,30 @@ std::vector<Window> measure_rank(ProcessGroup& group, int threads, DType dtype) 
   args.transpose_b = true;  // as a linear layer has it
 
   std::vector<Window> windows;
-  const auto stream = device->create_stream({.name = "measure", .threads = threads});
+  const auto stream =
+      device->create_stream({.name = "measure", .threads = options.threads_per_rank});
+  const auto products = [&] {
+    for (int i = 0; i < repeats; ++i) kernels.gemm(args, *stream);
+  };
   stream->submit({.name = "measure"}, [&] {
     for (const Tensor& t : {a, b}) kernels.fill({.dst = t, .value = 0.5F}, *stream);
-    kernels.gemm(args, *stream);  // generates code
+    products();  // generates code, chooses algorithms
   });
+  const double flops = 2.0 * static_cast<double>(repeats * size) * static_cast<double>(size * size);
   for (int window = 0; window < kWindows; ++window) {
     group.barrier(*stream);
-    stream->submit({.name = "measure"},
-                   [&] { windows.push_back(run_window(kernels, args, *stream)); });
+    stream->synchronize();
+    windows.push_back(run_window(*stream, products, flops));
   }
-  stream->synchronize();
   return windows;
 }
 
 }  // namespace
 
-double measure_matmul_flops(int ranks, int threads_per_rank, DType dtype) {
-  std::vector<std::vector<Window>> windows(static_cast<std::size_t>(ranks));
-  launch_ranks(make_thread_group(ranks), [&](int rank, ProcessGroup& group) {
-    windows[static_cast<std::size_t>(rank)] = measure_rank(group, threads_per_rank, dtype);
+double measure_matmul_flops(const TrainerOptions& options) {
+  std::vector<std::vector<Window>> windows(static_cast<std::size_t>(options.ranks));
+  launch_ranks(make_local_world(options), [&](int rank, ProcessGroup& group) {
+    windows[static_cast<std::size_t>(rank)] = measure_rank(group, options);
   });
   double best = 0.0;
   for (std::size_t i = 0; i < kWindows; ++i) best = std::max(best, rate_together(windows, i));

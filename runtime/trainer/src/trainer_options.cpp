@@ -71,18 +71,6 @@ TrainerOptions resolved(TrainerOptions options) {
   return options;
 }
 
-std::string_view to_string(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::kNone:
-      return "none";
-    case Recompute::kSelective:
-      return "selective";
-    case Recompute::kFull:
-      return "full";
-  }
-  return "unknown";
-}
-
 std::string to_string(const WrapPolicy& policy) {
   switch (policy.kind) {
     case WrapPolicy::Kind::kLayer:

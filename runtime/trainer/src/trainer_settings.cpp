@@ -195,6 +195,23 @@ std::vector<Setting> optimizer_settings() {
 
 std::vector<Setting> machine_settings() {
   return {
+      {.name = "device",
+       .fallback = "auto",
+       .help = "where ranks compute; auto: a GPU if there is one",
+       .choices = {"auto", "cpu", "cuda"}},
+      {.name = "group",
+       .fallback = "auto",
+       .help = "what ranks of one process talk through; thread lets them share a GPU, nccl gives "
+               "each its own",
+       .choices = {"auto", "thread", "nccl"}},
+      {.name = "deterministic_collectives",
+       .type = kFlag,
+       .fallback = false,
+       .help = "NCCL adds in rank order: the same bits as without it, but slower"},
+      {.name = "cuda_graph",
+       .type = kFlag,
+       .fallback = true,
+       .help = "replay steps as a CUDA graph where that is possible"},
       {.name = "threads_per_rank",
        .type = kInteger,
        .fallback = 0,
@@ -318,6 +335,10 @@ TrainerOptions trainer_options(const Config& config) {
   options.optimizer.clip_norm = config.get<double>("clip_norm");
   options.learning_rate = learning_rate(config, options.steps);
 
+  options.device = parse_device(config.get<std::string>("device"));
+  options.group = parse_group(config.get<std::string>("group"));
+  options.deterministic_collectives = config.get<bool>("deterministic_collectives");
+  options.cuda_graph = config.get<bool>("cuda_graph");
   options.threads_per_rank = config.get<int>("threads_per_rank");
   options.memory_limit_bytes = config.get<std::int64_t>("memory_limit");
   options.timeout = std::chrono::milliseconds(std::llround(config.get<double>("timeout") * 1e3));
@@ -338,6 +359,7 @@ void set_effective(Config& config, const TrainerOptions& resolved) {
   config.set_effective("warmup_steps", resolved.learning_rate.warmup_steps);
   config.set_effective("decay_steps", resolved.learning_rate.decay_steps);
   config.set_effective("threads_per_rank", resolved.threads_per_rank);
+  config.set_effective("device", to_string(resolved.device));
 }
 
 }  // namespace tessera

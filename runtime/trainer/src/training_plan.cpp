@@ -32,6 +32,11 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.micro_batch = options.micro_batch;
   result.threads = options.threads_per_rank;
   result.trace = options.trace;
+  // Ranks that share a process and a GPU exchange events between their captures, which is not
+  // allowed.
+  const bool capturable = options.ranks == 1 || options.group == GroupChoice::kNccl;
+  result.graph =
+      options.cuda_graph && options.device == DeviceChoice::kCuda && capturable && !options.trace;
   return result;
 }
 

@@ -5,9 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "tessera/collectives/checked_group.h"
-#include "tessera/collectives/thread_group.h"
-#include "tessera/core/cpu_device.h"
+#include "rank_device.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/trainer/launch.h"
@@ -17,14 +15,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::vector<std::unique_ptr<ProcessGroup>> make_world(const TrainerOptions& options) {
-  auto world = make_thread_group(options.ranks, {.timeout = options.timeout});
-  if (options.check_collectives) {
-    for (auto& group : world) group = make_checked_group(std::move(group));
-  }
-  return world;
-}
 
 Traffic times(const Traffic& traffic, std::int64_t steps) {
   Traffic result = traffic;
@@ -81,7 +71,7 @@ TrainingRun::TrainingRun(const TrainingPlan& plan, const Model& model, const Bat
       ranks_(static_cast<std::size_t>(plan.options.ranks)) {}
 
 TrainingSummary TrainingRun::run() {
-  launch_ranks(make_world(plan_.options), [&](int rank, ProcessGroup& world) {
+  launch_ranks(make_local_world(plan_.options), [&](int rank, ProcessGroup& world) {
     try {
       run_rank(rank, world);
     } catch (...) {
@@ -95,7 +85,7 @@ TrainingSummary TrainingRun::run() {
 
 void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   const TrainerOptions& options = plan_.options;
-  const auto device = make_cpu_device();
+  const auto device = make_rank_device(options, rank);
   Memory memory(*device, options.memory_limit_bytes);
   RankGroups groups = RankGroups::split_from(world, plan_.schedule);
   Executor executor(plan_.schedule, plan_.layout, model_, source_, groups, memory,
@@ -123,7 +113,11 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory) 
     const StepResult result = executor.run_step(step, learning_rate);
     if (rank == 0) {
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      if (options.trace) timelines_.push_back(summarize(executor.spans()));
+      std::optional<double> exposed;
+      if (options.trace) {
+        timelines_.push_back(summarize(executor.spans()));
+        exposed = timelines_.back().exposed_seconds;
+      }
       gate_.publish(step, report({.step = step + 1,
                                   .loss = result.loss,
                                   .gradient_norm = result.gradient_norm,
@@ -131,7 +125,8 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory) 
                                   .tokens = result.items,
                                   .seconds = seconds,
                                   .tokens_per_second = static_cast<double>(result.items) / seconds,
-                                  .peak_bytes = memory.peak().total}));
+                                  .peak_bytes = memory.peak().total,
+                                  .exposed_seconds = exposed}));
     }
     if (!gate_.wait(step)) return;
   }

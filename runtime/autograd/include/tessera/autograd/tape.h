@@ -19,6 +19,11 @@ enum class Recompute : std::uint8_t {
   kFull,       ///< keep only a layer's input; run its forward again
 };
 
+/// "none", "selective", "full".
+std::string_view to_string(Recompute recompute);
+/// The reverse. Throws Error{kConfig} naming the choices.
+Recompute parse_recompute(std::string_view name);
+
 /// One micro-batch as the layers see it.
 struct Batch {
   Tensor inputs = {};      ///< of the first layer, e.g. tokens (B, L) int32

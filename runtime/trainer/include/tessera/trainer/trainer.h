@@ -24,6 +24,8 @@ struct StepRecord {
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   std::int64_t peak_bytes = 0;  ///< of one rank, so far
+  /// Of this step, communication that no computation hid; if TrainerOptions::trace.
+  std::optional<double> exposed_seconds{};
 };
 
 /// A finished run. Everything predicted stands beside what was measured.

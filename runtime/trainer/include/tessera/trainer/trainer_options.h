@@ -14,6 +14,19 @@
 
 namespace tessera {
 
+enum class DeviceChoice : std::uint8_t {
+  kAuto,  ///< a GPU if one can be used, else the CPU
+  kCpu,
+  kCuda,
+};
+
+/// What the ranks of one process talk through.
+enum class GroupChoice : std::uint8_t {
+  kAuto,    ///< nccl if every rank has a GPU of its own, else thread
+  kThread,  ///< CPU ranks, or ranks that share GPUs
+  kNccl,
+};
+
 /// All of a training run but the model and the data.
 struct TrainerOptions {
   // How the training state is spread over ranks.
@@ -40,14 +53,24 @@ struct TrainerOptions {
   std::uint64_t seed = 0;                ///< of initialisation and dropout
 
   // How it runs here.
-  int threads_per_rank = 0;                   ///< 0: the machine's threads divided by the ranks
-  std::int64_t memory_limit_bytes = 0;        ///< per rank; 0: what the machine has
+  DeviceChoice device = DeviceChoice::kCpu;
+  GroupChoice group = GroupChoice::kAuto;
+  /// NCCL adds in rank order, for the same bits as every other group, and more slowly.
+  bool deterministic_collectives = false;
+  bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
+  int threads_per_rank = 0;             ///< 0: the machine's threads divided by the ranks
+  std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
   bool trace = false;              ///< measure exposed communication
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
 };
+
+std::string_view to_string(DeviceChoice choice);
+std::string_view to_string(GroupChoice choice);
+DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}, as the next.
+GroupChoice parse_group(std::string_view name);
 
 /// The machine's hardware threads divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);
@@ -56,7 +79,6 @@ int default_threads_per_rank(int ranks);
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
 
-std::string_view to_string(Recompute recompute);
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);
 WrapPolicy parse_wrap_policy(std::string_view text);

@@ -1,0 +1,67 @@
+#include "run_outputs.h"
+
+#include <string>
+#include <utility>
+
+#include "tessera/trainer/metrics.h"
+
+namespace tessera::cli {
+namespace {
+
+/// A Markdown table of all settings, as TensorBoard's text tab shows it.
+std::string settings_table(const Config& config) {
+  std::string text = "| setting | value |\n|---|---|\n";
+  for (const auto& [name, value] : config.values().items()) {
+    text += "| " + name + " | " + value.dump() + " |\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Setting> output_settings() {
+  const std::string group = "Output";
+  return {{.name = "log",
+           .help = "write a JSON object per line here: the run, each step, a summary",
+           .group = group},
+          {.name = "csv", .help = "write a table of the steps here", .group = group},
+          {.name = "tensorboard",
+           .help = "write an event file for TensorBoard in this folder",
+           .group = group}};
+}
+
+RunOutputs::RunOutputs(const Config& config, const Model& model) : model_(model) {
+  if (!config.is_null("log")) log_.emplace(config.get<std::string>("log"));
+  if (!config.is_null("csv")) csv_.emplace(config.get<std::string>("csv"));
+  if (!config.is_null("tensorboard")) board_.emplace(config.get<std::string>("tensorboard"));
+}
+
+void RunOutputs::begin(const Config& config) {
+  if (log_) log_->run(config.values());
+  if (board_) board_->text("settings", settings_table(config));
+}
+
+void RunOutputs::step(const StepRecord& record, double peak_flops) {
+  const double mfu = model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
+  if (log_) log_->step(record);
+  if (csv_) csv_->step(record, mfu);
+  if (!board_) return;
+  std::vector<std::pair<std::string_view, double>> values{
+      {"train/loss", record.loss},
+      {"train/learning_rate", record.learning_rate},
+      {"train/gradient_norm", record.gradient_norm},
+      {"speed/tokens_per_second", record.tokens_per_second},
+      {"speed/mfu", mfu},
+      {"memory/peak_bytes", static_cast<double>(record.peak_bytes)}};
+  if (record.exposed_seconds) {
+    values.emplace_back("speed/exposed_communication_seconds", *record.exposed_seconds);
+  }
+  board_->scalars(record.step, values);
+}
+
+void RunOutputs::end(const TrainingPlan& plan, const TrainingSummary& summary,
+                     const RunMeasurements& measurements) {
+  if (log_) log_->summary(plan, summary, measurements);
+}
+
+}  // namespace tessera::cli

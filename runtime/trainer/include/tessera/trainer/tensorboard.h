@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+/// Writes one event file that TensorBoard reads. Every call is flushed before it returns.
+///
+/// The format: records of TFRecord (length, masked CRC-32C of the length, data, masked CRC-32C of
+/// the data), each an Event protocol buffer, as tensorflow/core/util/event.proto and
+/// framework/summary.proto define them.
+class TensorBoardLog {
+ public:
+  /// Makes the folder if need be, and in it a file with a name of its own. Throws Error{kIo}.
+  explicit TensorBoardLog(const std::string& folder);
+
+  /// Values of one step, by tag ("train/loss").
+  void scalars(std::int64_t step, const std::vector<std::pair<std::string_view, double>>& values);
+  /// A text that TensorBoard shows as Markdown.
+  void text(std::string_view tag, std::string_view markdown);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  void write_event(std::int64_t step, std::string_view message);
+  void write_record(std::string_view data);
+
+  std::string path_;
+  std::ofstream file_;
+};
+
+}  // namespace tessera

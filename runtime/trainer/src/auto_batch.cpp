@@ -1,0 +1,69 @@
+#include "tessera/trainer/auto_batch.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "rank_device.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
+
+namespace tessera {
+namespace {
+
+/// All divisors, ascending.
+std::vector<std::int64_t> divisors(std::int64_t number) {
+  std::vector<std::int64_t> small, large;
+  for (std::int64_t d = 1; d * d <= number; ++d) {
+    if (number % d != 0) continue;
+    small.push_back(d);
+    if (d * d != number) large.push_back(number / d);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
+}
+
+}  // namespace
+
+BatchChoice choose_batch(const Model& model, const BatchSource& source,
+                         const TrainerOptions& options, std::int64_t bytes_per_rank,
+                         double margin) {
+  require(margin >= 0.0 && margin < 1.0, ErrorCode::kInvalidArgument, "a margin of ", margin,
+          " is not in [0, 1)");
+  const std::int64_t samples = options.micro_batch * options.accumulate;
+  const auto with = [&](std::int64_t micro_batch) {
+    TrainerOptions changed = options;
+    changed.micro_batch = micro_batch;
+    changed.accumulate = static_cast<int>(samples / micro_batch);
+    return changed;
+  };
+  const auto predicted = [&](std::int64_t micro_batch) {
+    return make_training_plan(model, source, with(micro_batch)).memory.total;
+  };
+  const auto budget =
+      static_cast<std::int64_t>(static_cast<double>(bytes_per_rank) * (1.0 - margin));
+  const std::vector<std::int64_t> sizes = divisors(samples);
+  BatchChoice choice{.budget_bytes = budget};
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    choice.predicted_bytes = predicted(*size);
+    if (choice.predicted_bytes <= budget) {
+      choice.micro_batch = *size;
+      choice.accumulate = with(*size).accumulate;
+      return choice;
+    }
+    choice.next_micro_batch = *size;
+    choice.next_bytes = choice.predicted_bytes;
+  }
+  fail(ErrorCode::kOutOfMemory, "no micro-batch fits: one sample at a time needs ",
+       format_bytes(predicted(1)), " per rank, and ", format_bytes(budget), " may be used (",
+       format_bytes(bytes_per_rank), " less a margin of ", margin * 100.0,
+       " %); shard more with --strategy, recompute with --recompute full, or use a smaller model");
+}
+
+std::int64_t bytes_per_rank(const TrainerOptions& options) {
+  TrainerOptions here = options;
+  here.device = resolved_device(options.device);
+  const std::int64_t share = available_bytes(here) / options.ranks;
+  return options.memory_limit_bytes > 0 ? std::min(options.memory_limit_bytes, share) : share;
+}
+
+}  // namespace tessera

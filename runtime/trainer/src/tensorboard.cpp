@@ -1,0 +1,166 @@
+#include "tessera/trainer/tensorboard.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "crc32c.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+// Just enough of the protocol buffer encoding: a message is a row of fields, each a key (field
+// number and wire type) and a value.
+enum class Wire : std::uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void append_varint(std::string& out, std::uint64_t value) {
+  while (value >= 0x80U) {
+    out += static_cast<char>((value & 0x7fU) | 0x80U);
+    value >>= 7;
+  }
+  out += static_cast<char>(value);
+}
+
+void append_key(std::string& out, std::uint32_t field, Wire wire) {
+  append_varint(out, (field << 3) | static_cast<std::uint32_t>(wire));
+}
+
+template <typename Number>
+void append_fixed(std::string& out, Number value) {
+  static_assert(std::endian::native == std::endian::little);
+  std::array<char, sizeof(Number)> bytes{};
+  std::memcpy(bytes.data(), &value, sizeof value);
+  out.append(bytes.data(), bytes.size());
+}
+
+void append_bytes(std::string& out, std::uint32_t field, std::string_view value) {
+  append_key(out, field, Wire::kBytes);
+  append_varint(out, value.size());
+  out += value;
+}
+
+void append_integer(std::string& out, std::uint32_t field, std::int64_t value) {
+  append_key(out, field, Wire::kVarint);
+  append_varint(out, static_cast<std::uint64_t>(value));
+}
+
+// Field numbers of event.proto, summary.proto, tensor.proto and tensor_shape.proto.
+namespace event {
+constexpr std::uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5;
+}
+namespace summary {
+constexpr std::uint32_t kValue = 1;
+constexpr std::uint32_t kTag = 1, kSimpleValue = 2, kTensor = 8, kMetadata = 9;
+constexpr std::uint32_t kPluginData = 1, kPluginName = 1;
+}  // namespace summary
+namespace tensor {
+constexpr std::uint32_t kDtype = 1, kShape = 2, kStringValue = 8;
+constexpr std::uint32_t kDim = 2, kSize = 1;
+constexpr std::int64_t kString = 7;  // DT_STRING
+}  // namespace tensor
+
+std::string scalar_value(std::string_view tag, double number) {
+  std::string value;
+  append_bytes(value, summary::kTag, tag);
+  append_key(value, summary::kSimpleValue, Wire::kFixed32);
+  append_fixed(value, static_cast<float>(number));
+  return value;
+}
+
+std::string text_value(std::string_view tag, std::string_view text) {
+  std::string dim, shape, content, plugin, metadata, value;
+  append_integer(dim, tensor::kSize, 1);
+  append_bytes(shape, tensor::kDim, dim);
+  append_integer(content, tensor::kDtype, tensor::kString);
+  append_bytes(content, tensor::kShape, shape);
+  append_bytes(content, tensor::kStringValue, text);
+  append_bytes(plugin, summary::kPluginName, "text");
+  append_bytes(metadata, summary::kPluginData, plugin);
+  append_bytes(value, summary::kTag, tag);
+  append_bytes(value, summary::kTensor, content);
+  append_bytes(value, summary::kMetadata, metadata);
+  return value;
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
+  return name.data();
+}
+
+/// A checksum of zeros must not look like data: TFRecord rotates it and adds a constant.
+std::uint32_t masked_crc(std::string_view data) {
+  return std::rotr(crc32c(data), 15) + 0xa282ead8U;
+}
+
+}  // namespace
+
+TensorBoardLog::TensorBoardLog(const std::string& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  require(!failed, ErrorCode::kIo, folder, ": cannot be made (", failed.message(),
+          "); give --tensorboard a folder that can be written");
+  // TensorBoard orders files by the seconds in their names; two of one second differ in the
+  // process.
+  const auto name = concat("events.out.tfevents.", static_cast<std::int64_t>(wall_seconds()), ".",
+                           host_name(), ".", getpid(), ".0");
+  path_ = (std::filesystem::path(folder) / name).string();
+  errno = 0;
+  file_.open(path_, std::ios::binary | std::ios::trunc);
+  require(file_.is_open(), ErrorCode::kIo, path_, ": cannot be written (", std::strerror(errno),
+          "); give --tensorboard a folder that can be written");
+  std::string first;
+  append_key(first, event::kWallTime, Wire::kFixed64);
+  append_fixed(first, wall_seconds());
+  append_bytes(first, event::kFileVersion, "brain.Event:2");
+  write_record(first);
+}
+
+void TensorBoardLog::scalars(std::int64_t step,
+                             const std::vector<std::pair<std::string_view, double>>& values) {
+  std::string message;
+  for (const auto& [tag, number] : values) {
+    append_bytes(message, summary::kValue, scalar_value(tag, number));
+  }
+  write_event(step, message);
+}
+
+void TensorBoardLog::text(std::string_view tag, std::string_view markdown) {
+  std::string message;
+  append_bytes(message, summary::kValue, text_value(tag, markdown));
+  write_event(0, message);
+}
+
+void TensorBoardLog::write_event(std::int64_t step, std::string_view message) {
+  std::string record;
+  append_key(record, event::kWallTime, Wire::kFixed64);
+  append_fixed(record, wall_seconds());
+  append_integer(record, event::kStep, step);
+  append_bytes(record, event::kSummary, message);
+  write_record(record);
+}
+
+void TensorBoardLog::write_record(std::string_view data) {
+  std::string length;
+  append_fixed(length, static_cast<std::uint64_t>(data.size()));
+  std::string record = length;
+  append_fixed(record, masked_crc(length));
+  record += data;
+  append_fixed(record, masked_crc(data));
+  errno = 0;
+  file_.write(record.data(), static_cast<std::streamsize>(record.size()));
+  file_.flush();
+  require(file_.good(), ErrorCode::kIo, path_, ": writing failed (", std::strerror(errno), ")");
+}
+
+}  // namespace tessera
