@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iostream>
+#include <tuple>
+#include <vector>
 
 #include "commands.h"
 #include "gpt_settings.h"
@@ -33,8 +35,19 @@ std::string meaning(const ConfigEntry& entry) {
   return text.empty() ? entry.note : text + ": " + entry.note;
 }
 
+/// In the order of the file; what is not in it last.
+std::vector<ConfigEntry> sorted(const ConfigTranslation& translation) {
+  std::vector<ConfigEntry> entries = translation.entries;
+  const auto place = [&](const ConfigEntry& entry) {
+    return std::tuple(entry.file.rfind(translation.path, 0) != 0, entry.file, entry.line == 0,
+                      entry.line);
+  };
+  std::ranges::stable_sort(entries, {}, place);
+  return entries;
+}
+
 void print_entries(std::ostream& out, const ConfigTranslation& translation) {
-  for (const ConfigEntry& entry : translation.entries) {
+  for (const ConfigEntry& entry : sorted(translation)) {
     const bool absent = entry.outcome == KeyOutcome::kDerived;
     const bool section = entry.value.is_structured();
     out << "  " << entry.where() << "  " << entry.key
@@ -49,7 +62,7 @@ void print_differences(std::ostream& out, const ConfigTranslation& translation) 
   if (translation.dialect == ConfigDialect::kTessera) return;
   out << "\ndifferences from " << to_string(translation.dialect) << "\n";
   bool any = false;
-  for (const ConfigEntry& entry : translation.entries) {
+  for (const ConfigEntry& entry : sorted(translation)) {
     const std::string text = !entry.difference.empty() ? entry.difference
                              : entry.announce          ? entry.note
                                                        : "";
@@ -93,7 +106,7 @@ nlohmann::ordered_json to_json(const Config& config) {
   auto files = nlohmann::ordered_json::array();
   for (const ConfigTranslation& translation : config.translations()) {
     auto entries = nlohmann::ordered_json::array();
-    for (const ConfigEntry& entry : translation.entries) entries.push_back(to_json(entry));
+    for (const ConfigEntry& entry : sorted(translation)) entries.push_back(to_json(entry));
     files.push_back({{"path", translation.path},
                      {"dialect", to_string(translation.dialect)},
                      {"recognised_by", translation.recognised_by},

@@ -34,6 +34,7 @@ class Accelerate {
     read_ranks(type);
     read_machines();
     if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
+    read_device();
     read_small_sections();
     const bool fsdp = std::string_view(type.name) == "FSDP";
     const bool deepspeed = std::string_view(type.name) == "DEEPSPEED";
@@ -58,8 +59,11 @@ class Accelerate {
       return type.name == upper(*name);
     });
     if (found == types.end()) {
-      top_.refuse(kType, "unknown value '", *name,
-                  "'; allowed: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED");
+      std::vector<std::string> names;
+      for (const DistributedType& known : types) {
+        if (known.refusal == nullptr) names.emplace_back(known.name);
+      }
+      top_.refuse(kType, unknown_value(*name, names));
     }
     if (found->refusal != nullptr) top_.refuse(kType, "'", *name, "': ", found->refusal);
     return *found;
@@ -79,9 +83,9 @@ class Accelerate {
     } else if (ranks && *ranks != -1) {
       top_.refuse(key, "is ", *ranks, "; it must be at least 1, or -1 to give --ranks");
     } else if (ranks && given) {
-      top_.no_effect(key, "left to --ranks");
+      top_.agree(key, "left to --ranks");
     } else if (one) {
-      if (ranks) top_.no_effect(key, "distributed_type NO is one process");
+      if (ranks) top_.agree(key, "distributed_type NO is one process");
       top_.derive(key, "ranks", 1, "distributed_type NO is one process");
     } else if (source_ == AccelerateSource::kFile && !given) {
       top_.refuse(key, ranks ? "is -1" : "is missing", "; set it, or give --ranks");
@@ -118,6 +122,16 @@ class Accelerate {
     }
     if (top_.has("machine_rank")) top_.no_effect("machine_rank", "one process runs all ranks");
     read_rendezvous();
+  }
+
+  void read_device() {
+    const char* key = "use_cpu";
+    if (!top_.has(key)) return;
+    if (top_.flag(key).value_or(false)) {
+      top_.honour(key, "device", "cpu");
+    } else {
+      top_.no_effect(key, "--device tells where ranks compute");
+    }
   }
 
   void read_rendezvous() {
@@ -210,7 +224,7 @@ class Accelerate {
       if (*steps < 1) section.refuse(key, "is ", *steps, "; it must be at least 1");
       section.honour(key, "accumulate", *steps);
     } else if (section.has(key)) {
-      section.no_effect(key, concat("\"auto\" is --accumulate, ", known_.integer("accumulate")));
+      section.agree(key, concat("\"auto\" is --accumulate, ", known_.integer("accumulate")));
     }
   }
 
@@ -241,7 +255,7 @@ class Accelerate {
     if (!std::filesystem::exists(path, error)) {
       section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
     }
-    section.no_effect(key, concat("is read: ", path));
+    section.agree(key, concat("is read: ", path));
     section.leave_unused("the DeepSpeed file decides", false);
     translate_deepspeed(read_document(path), ranks_, known_, translation_);
     followed_ = true;

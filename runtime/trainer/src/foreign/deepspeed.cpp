@@ -8,6 +8,8 @@
 namespace tessera::foreign {
 namespace {
 
+constexpr const char* kCommunication = "communication_data_type";
+
 class DeepSpeed {
  public:
   DeepSpeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
@@ -54,40 +56,48 @@ class DeepSpeed {
   }
 
   void read_stage(Section& zero) {
-    std::int64_t stage = 0;
-    if (zero.is_auto("stage")) {
-      if (!through_accelerate_)
-        zero.refuse("stage", "\"auto\" means something only in Accelerate; set 0 to 3");
-      stage = 2;
-      zero.honour("stage", "strategy", strategy_of_stage(stage),
-                  "\"auto\": Accelerate's default is 2");
-    } else if (const auto text = zero.text("stage")) {
+    const char* key = "stage";
+    if (zero.is_auto(key)) {
+      if (!through_accelerate_) {
+        zero.refuse(key, "\"auto\" means something only in Accelerate; set 0 to 3");
+      }
+      set_stage(zero, 2, "\"auto\": Accelerate's default is 2");
+    } else if (const auto text = zero.text(key)) {
       const bool legacy = *text == "true" || *text == "false";
-      stage = legacy ? (*text == "true" ? 1 : 0) : std::stoll(*text);
-      zero.honour("stage", "strategy", strategy_of_stage(stage),
-                  legacy ? "the old form of a stage" : "");
+      const std::int64_t stage = legacy ? (*text == "true" ? 1 : 0) : std::stoll(*text);
+      set_stage(zero, stage, legacy ? "the old form of a stage" : "");
     } else {
-      zero.derive("stage", "strategy", strategy_of_stage(0), "DeepSpeed's default is 0");
+      set_stage(zero, 0, "DeepSpeed's default is 0");
     }
-    read_mics(zero, stage);
   }
 
-  /// MiCS: ZeRO-3 inside groups of ranks.
-  void read_mics(Section& zero, std::int64_t stage) {
+  void set_stage(Section& zero, std::int64_t stage, const std::string& note) {
+    const char* key = "stage";
+    const bool mics = read_mics(zero, stage);
+    const char* strategy = mics ? "hybrid_shard" : strategy_of_stage(stage);
+    if (zero.has(key)) {
+      zero.honour(key, "strategy", strategy, note);
+    } else {
+      zero.derive(key, "strategy", strategy, note);
+    }
+  }
+
+  /// MiCS: ZeRO-3 inside groups of ranks. Returns whether it is on.
+  bool read_mics(Section& zero, std::int64_t stage) {
     const char* key = "mics_shard_size";
-    if (!zero.has(key)) return;
+    if (!zero.has(key)) return false;
     const std::int64_t size = zero.integer(key).value_or(-1);
     if (size == -1) {
-      zero.no_effect(key, "MiCS is off");
-      return;
+      zero.agree(key, "MiCS is off");
+      return false;
     }
     if (size < 1 || *ranks_ % size != 0) {
       zero.refuse(key, "is ", size, ", which does not divide ", *ranks_,
                   " ranks; change it, or give --ranks");
     }
-    if (stage != 3) zero.refuse(key, "MiCS needs stage 3");
-    zero.honour(key, "strategy", "hybrid_shard");
+    if (stage != 3) zero.refuse(key, "MiCS needs stage 3; set it, or set this key to -1");
     zero.honour(key, "replicas", *ranks_ / size);
+    return true;
   }
 
   /// True if the section `key` is there and enabled.
@@ -102,7 +112,7 @@ class DeepSpeed {
     }
     if (enabled) {
       section.honour("enabled", "precision", "bf16");
-      section.honour("enabled", "reduce_dtype", "bf16");
+      if (!top_.has(kCommunication)) section.honour("enabled", "reduce_dtype", "bf16");
     } else if (section.has("enabled")) {
       section.agree("enabled", section.is_auto("enabled")
                                    ? "\"auto\" follows mixed_precision, which no file sets"
@@ -119,13 +129,14 @@ class DeepSpeed {
     const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
     if (!bf16) {
       top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
+    }
+    const auto type = top_.text(kCommunication);
+    if (type == "fp16") top_.refuse(kCommunication, "fp16 is not supported; use bf16 or fp32");
+    if (type) {
+      top_.honour(kCommunication, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
+    } else if (!bf16) {
       top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");
     }
-    const char* key = "communication_data_type";
-    const auto type = top_.text(key);
-    if (!type) return;
-    if (*type == "fp16") top_.refuse(key, "fp16 is not supported; use bf16 or fp32");
-    top_.honour(key, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
   }
 
   void read_clipping() {

@@ -13,7 +13,7 @@ void number(Section& params, const char* key, const char* setting, double fallba
     if (*value < 0) params.refuse(key, "is ", *value, "; it must be at least 0");
     params.honour(key, setting, *value);
   } else if (params.has(key)) {
-    params.no_effect(key, concat("\"auto\": is ", flag_name(setting)));
+    params.agree(key, concat("\"auto\": is ", flag_name(setting)));
   } else {
     params.derive(key, setting, fallback, concat("DeepSpeed's default is ", fallback));
   }
@@ -21,7 +21,7 @@ void number(Section& params, const char* key, const char* setting, double fallba
 
 void betas(Section& params, const Node* list) {
   if (params.is_auto("betas")) {
-    params.no_effect("betas", "\"auto\": are --beta1 and --beta2");
+    params.agree("betas", "\"auto\": are --beta1 and --beta2");
     return;
   }
   std::array<double, 2> values{0.9, 0.999};
@@ -73,6 +73,7 @@ void translate_params(Section& params, const Node& map) {
 void translate_optimizer(Section& top, const std::string& file, const KnownSettings& known,
                          ConfigTranslation& translation) {
   double rate = known.number("learning_rate");
+  std::optional<Section> params;
   if (const Node* node = top.node("optimizer")) {
     Section optimizer(translation, file, *node, optimizer_keys(), {.name = "optimizer"});
     const std::string type =
@@ -82,12 +83,13 @@ void translate_optimizer(Section& top, const std::string& file, const KnownSetti
     optimizer.agree("type", "AdamW is the only optimizer here");
     if (optimizer.has("params")) optimizer.agree("params", "see its keys");
     const Node& map = params_of(optimizer);
-    Section params(translation, file, map, optimizer_params_keys(), {.name = "optimizer.params"});
-    check_adam(params, type == "AdamW");
-    translate_params(params, map);
-    if (!params.is_auto("lr")) {
+    params.emplace(translation, file, map, optimizer_params_keys(),
+                   Section::Options{.name = "optimizer.params"});
+    check_adam(*params, type == "AdamW");
+    translate_params(*params, map);
+    if (!params->is_auto("lr")) {
       rate = known.override_number("learning_rate")
-                 .value_or(params.number("lr").value_or(kDefaultLearningRate));
+                 .value_or(params->number("lr").value_or(kDefaultLearningRate));
     }
     if (top.node("scheduler") == nullptr) {
       top.absent(
@@ -101,7 +103,7 @@ void translate_optimizer(Section& top, const std::string& file, const KnownSetti
   } else if (top.has("optimizer")) {
     top.agree("optimizer", "is empty");
   }
-  translate_scheduler(top, rate, file, known, translation);
+  translate_scheduler(top, params ? &*params : nullptr, rate, file, known, translation);
 }
 
 }  // namespace tessera::foreign

@@ -19,8 +19,8 @@ std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
 /// Translates the sections "optimizer" and "scheduler" of `top`.
 void translate_optimizer(Section& top, const std::string& file, const KnownSettings& known,
                          ConfigTranslation& translation);
-/// The second of them; `rate` is the optimizer's learning rate.
-void translate_scheduler(Section& top, double rate, const std::string& file,
+/// The second of them; `rate` is the optimizer's learning rate, `optimizer` its params or null.
+void translate_scheduler(Section& top, Section* optimizer, double rate, const std::string& file,
                          const KnownSettings& known, ConfigTranslation& translation);
 
 /// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.

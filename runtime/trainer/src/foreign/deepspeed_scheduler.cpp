@@ -2,15 +2,15 @@
 
 #include "foreign/deepspeed_keys.h"
 #include "foreign/deepspeed_parts.h"
-#include "tessera/sharding/placement.h"
 
 namespace tessera::foreign {
 namespace {
 
 class Scheduler {
  public:
-  Scheduler(Section& scheduler, Section& params, double rate, const KnownSettings& known)
-      : scheduler_(scheduler), params_(params), known_(known), rate_(rate) {}
+  Scheduler(Section& scheduler, Section& params, Section* optimizer, double rate,
+            const KnownSettings& known)
+      : scheduler_(scheduler), params_(params), optimizer_(optimizer), known_(known), rate_(rate) {}
 
   void translate(const std::string& type) {
     if (type == "WarmupLR") {
@@ -68,11 +68,20 @@ class Scheduler {
     const char* key = "warmup_max_lr";
     if (const auto rate = params_.number(key)) {
       if (*rate < 0) params_.refuse(key, "is ", *rate, "; it must be at least 0");
+      overrule(*rate);
       params_.honour(key, "learning_rate", *rate);
     } else if (params_.has(key)) {
       params_.agree(key, "\"auto\": is the optimizer's lr");
     } else {
+      overrule(fallback);
       params_.derive(key, "learning_rate", fallback, concat("DeepSpeed's default is ", fallback));
+    }
+  }
+
+  void overrule(double rate) {
+    const auto lr = optimizer_ == nullptr ? std::nullopt : optimizer_->number("lr");
+    if (lr && *lr != rate) {
+      optimizer_->no_effect("lr", concat("the scheduler's warmup_max_lr decides: ", rate), true);
     }
   }
 
@@ -137,7 +146,7 @@ class Scheduler {
     constexpr const char* kLine =
         "the warm-up is a straight line here; DeepSpeed's rises with the logarithm of the step";
     if (params_.text(key) == "linear") {
-      params_.agree(key, "");
+      params_.agree(key, "the warm-up is a straight line");
       params_.differ(key, "DeepSpeed's first step has rate 0; here each step is one further", true);
     } else if (params_.has(key)) {
       params_.no_effect(key, kLine, true);
@@ -148,6 +157,7 @@ class Scheduler {
 
   Section& scheduler_;
   Section& params_;
+  Section* optimizer_;
   const KnownSettings& known_;
   double rate_;
 };
@@ -170,13 +180,10 @@ std::string read_type(const Section& section, const std::vector<std::string>& ou
   if (std::ranges::any_of(others, same)) {
     section.refuse("type", "'", *type, "' is not supported; use ", joined(ours));
   }
-  const std::string nearest = nearest_name(*type, ours);
-  section.refuse("type", "unknown value '", *type, "'; ",
-                 nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
-                 "allowed: ", joined(ours));
+  section.refuse("type", unknown_value(*type, ours));
 }
 
-void translate_scheduler(Section& top, double rate, const std::string& file,
+void translate_scheduler(Section& top, Section* optimizer, double rate, const std::string& file,
                          const KnownSettings& known, ConfigTranslation& translation) {
   const Node* node = top.node("scheduler");
   if (top.has("scheduler")) top.agree("scheduler", node != nullptr ? "see its keys" : "is empty");
@@ -187,7 +194,7 @@ void translate_scheduler(Section& top, double rate, const std::string& file,
   if (scheduler.has("params")) scheduler.agree("params", "see its keys");
   Section params(translation, file, params_of(scheduler), scheduler_params_keys(),
                  {.name = "scheduler.params"});
-  Scheduler(scheduler, params, rate, known).translate(type);
+  Scheduler(scheduler, params, optimizer, rate, known).translate(type);
 }
 
 }  // namespace tessera::foreign

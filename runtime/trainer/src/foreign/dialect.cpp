@@ -6,7 +6,6 @@
 #include "foreign/accelerate_keys.h"
 #include "foreign/deepspeed_keys.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/placement.h"
 
 namespace tessera::foreign {
 namespace {
@@ -67,7 +66,9 @@ Recognition recognise(const Document& document, const std::vector<Setting>& tabl
   for (const Dialect& dialect : dialects)
     all.insert(all.end(), dialect.keys.begin(), dialect.keys.end());
   const Node::Member& member = document.root.members.front();
-  const std::string nearest = nearest_name(member.key, all);
+  const bool several = document.root.members.size() > 1;
+  // A file of quite another kind has many keys, of which one may be near by chance.
+  const std::string nearest = several ? "" : near_word(member.key, all);
   fail(ErrorCode::kConfig, at_line(document.path, member.line), member.key, ": unknown key; ",
        nearest.empty() ? "this is no file of Tessera, Accelerate or DeepSpeed"
                        : concat("did you mean '", nearest, "'?"));

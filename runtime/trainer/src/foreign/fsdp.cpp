@@ -167,7 +167,8 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
       parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
     }
   }
-  parallelism.leave_unused("follows from the ranks and the replicas", false);
+  if (parallelism.has(kShard)) parallelism.agree(kShard, "the ranks of a replica");
+  parallelism.leave_unused("says nothing of the mesh", false);
 }
 
 /// Without a mesh, HYBRID_SHARD shards inside a machine and replicates across.
@@ -300,6 +301,9 @@ void translate_state_dict(Section& fsdp, std::int64_t version) {
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
                     std::int64_t machines) {
   const std::int64_t version = fsdp.integer("fsdp_version").value_or(1);
+  if (fsdp.has("fsdp_version")) {
+    fsdp.agree("fsdp_version", "tells how to read the other keys");
+  }
   const Choice choice = version == 2 ? choose_version_2(fsdp) : choose_version_1(fsdp);
   if (parallelism != nullptr) {
     apply_mesh(fsdp, *parallelism, choice, version, ranks);
@@ -312,7 +316,6 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
   if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");
   }
-  fsdp.leave_unused("tells how to read the other keys", false);
 }
 
 }  // namespace tessera::foreign

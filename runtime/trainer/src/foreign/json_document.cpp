@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <iterator>
 
 #include "foreign/document.h"
@@ -61,7 +62,10 @@ class JsonEvents : public nlohmann::json_sax<json> {
     // Its text begins with "[json.exception.parse_error.101] ".
     const std::string what = error.what();
     const std::size_t bracket = what.find("] ");
-    fail(ErrorCode::kConfig, at_line(path_, line_),
+    // The parser has read on; its message says where the mistake is.
+    const std::size_t at = what.find("at line ");
+    const int line = at == std::string::npos ? line_ : std::atoi(what.c_str() + at + 8);
+    fail(ErrorCode::kConfig, at_line(path_, line),
          "not valid JSON: ", bracket == std::string::npos ? what : what.substr(bracket + 2));
   }
 

@@ -110,6 +110,18 @@ std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
+std::string near_word(const std::string& word, const std::vector<std::string>& candidates) {
+  constexpr std::size_t kShortest = 4;
+  return word.size() < kShortest ? "" : nearest_name(word, candidates);
+}
+
+std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed) {
+  const std::string nearest = near_word(word, allowed);
+  return concat("unknown value '", word, "'; ",
+                nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
+                "allowed: ", joined(allowed));
+}
+
 Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
                  const std::vector<KeyRule>& rules, Options options)
     : translation_(translation), file_(file), options_(options), map_line_(map.line) {
@@ -131,7 +143,7 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   if (rule == rules.end()) {
     std::vector<std::string> names;
     for (const KeyRule& known : rules) names.emplace_back(known.name);
-    std::string nearest = nearest_name(member.key, names);
+    std::string nearest = near_word(member.key, names);
     if (nearest.empty()) nearest = nearest_name(concat(options_.prefix, member.key), names);
     const std::string remedy = !nearest.empty()        ? concat("did you mean '", nearest, "'?")
                                : options_.hint.empty() ? concat("the keys here are ", joined(names))
@@ -156,14 +168,14 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   const bool by_default =
       is_empty(member.value) || (rule->may_be_auto && is_auto_text(member.value));
   if (by_default) {
-    if (rule->use != KeyUse::kUsed) no_effect(rule->name, "asks for nothing");
+    if (rule->use != KeyUse::kUsed) agree(rule->name, "asks for nothing");
     return;
   }
   const auto shown = canonical(*rule, member.value);
   if (!shown) {
-    const std::string written =
-        member.value.kind == Node::Kind::kScalar ? member.value.text : "a list or section";
-    refuse(rule->name, "'", written, "' is not ", in_words(*rule),
+    const bool scalar = member.value.kind == Node::Kind::kScalar;
+    refuse(rule->name, scalar ? concat("'", member.value.text, "'") : "a list or section",
+           " is not ", in_words(*rule),
            rule->values.empty() ? "" : "; allowed: ", joined(strings(rule->values)));
   }
   apply(*rule, item, *shown);
@@ -177,15 +189,16 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
     case KeyUse::kUsed:
     case KeyUse::kQuiet:
       if (!listed && !rule.values.empty()) {
-        const std::string nearest = nearest_name(shown, strings(rule.values));
-        refuse(rule.name, "unknown value '", shown, "'; ",
-               nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
-               "allowed: ", joined(strings(rule.values)));
+        refuse(rule.name, unknown_value(shown, strings(rule.values)));
       }
       if (rule.use == KeyUse::kQuiet) no_effect(rule.name, rule.note);
       break;
     case KeyUse::kSaid:
-      no_effect(rule.name, rule.note, asks);
+      if (asks) {
+        no_effect(rule.name, rule.note, true);
+      } else {
+        agree(rule.name, rule.note);
+      }
       break;
     case KeyUse::kRefused:
       if (asks) {
@@ -193,7 +206,7 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
         refuse(rule.name, written.empty() ? "" : concat("'", written, "' "), "asks for ", rule.note,
                ", which Tessera does not have; ", rule.instead);
       }
-      no_effect(rule.name, concat(rule.note, " is off"));
+      agree(rule.name, concat("does not ask for ", rule.note));
       break;
   }
 }
@@ -266,6 +279,7 @@ void Section::translate(std::string_view key, const std::string& setting,
 void Section::no_effect(std::string_view key, const std::string& note, bool announce) {
   ConfigEntry& e = entry(key);
   e.outcome = KeyOutcome::kNoEffect;
+  e.settings.clear();
   e.note = note;
   e.announce = e.announce || announce;
 }
@@ -305,9 +319,16 @@ void Section::leave_unused(const std::string& note, bool announce) {
 }
 
 void check_complete(const ConfigTranslation& translation) {
+  std::map<std::string, nlohmann::ordered_json> settings;
   for (const ConfigEntry& entry : translation.entries) {
     require(entry.outcome.has_value(), ErrorCode::kInternal, "nothing was made of ", entry.where(),
             ": ", entry.key);
+    for (const auto& [setting, value] : entry.settings.items()) {
+      const auto [said, first] = settings.emplace(setting, value);
+      require(first || said->second == value, ErrorCode::kInternal, entry.where(), ": ", entry.key,
+              " makes ", setting, " ", value.dump(), ", but another key makes it ",
+              said->second.dump());
+    }
   }
 }
 

@@ -110,9 +110,15 @@ class Section {
   std::map<std::string, Item, std::less<>> items_;
 };
 
-/// Fails if a used key was forgotten: nothing may be dropped in silence.
+/// Fails if a used key was forgotten, or two keys say different things of a setting: nothing may be
+/// dropped in silence.
 void check_complete(const ConfigTranslation& translation);
 
+/// The word of `candidates` that is meant, or "" if none is near. Very short words are near
+/// anything.
+std::string near_word(const std::string& word, const std::vector<std::string>& candidates);
+/// "unknown value 'x'; did you mean 'y'? allowed: y, z"
+std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed);
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words);
 

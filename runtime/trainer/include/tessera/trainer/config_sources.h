@@ -70,7 +70,7 @@ ConfigTranslation translate_file(const std::string& path, const TranslationConte
 using Environment = std::function<const char*(const char* name)>;
 
 /// What Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION, FSDP_SHARDING_STRATEGY, ...), or
-/// nothing if it did not start us. Throws Error{kConfig} that names the variable.
+/// nothing if it did not start us. Throws Error{kConfig} that names the key a file would have.
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
                                                        const TranslationContext& context);
 

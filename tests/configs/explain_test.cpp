@@ -1,0 +1,122 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cli/program.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+
+constexpr const char* kFile =
+    "distributed_type: FSDP\n"
+    "fsdp_config:\n"
+    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n"
+    "num_processes: 2\n"
+    "rdzv_backend: c10d\n";
+
+class ExplainCommand : public testing::ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    setenv("HF_HOME", path("hf").c_str(), 1);  // no file of the person who runs the test
+  }
+};
+
+TEST_F(ExplainCommand, TellsEveryKeyEverySourceAndEveryDifference) {
+  const std::string file = write("a.yaml", kFile);
+  const ProgramResult result = run({"explain", file, "--micro-batch", "3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("settings of Accelerate"), HasSubstr(file + ":4  fsdp_config.fsdp_"),
+                    HasSubstr("-> strategy = shard_grad_op"),
+                    HasSubstr("Accelerate runs FULL_SHARD with fsdp_version 1"),
+                    HasSubstr("Accelerate's launcher ignores the key in a file"),
+                    HasSubstr("command line")));
+}
+
+TEST_F(ExplainCommand, TellsTheSameInJson) {
+  const std::string file = write("a.yaml", kFile);
+  const ProgramResult result = run({"explain", file, "--json", "--ranks", "4"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["files"][0]["dialect"], "Accelerate");
+  EXPECT_EQ(json["settings"]["ranks"]["value"], 4);
+  EXPECT_EQ(json["settings"]["ranks"]["source"], "command line");
+  EXPECT_EQ(json["settings"]["strategy"]["source"], file + ":4");
+  EXPECT_EQ(json["settings"]["replicas"]["source"], "derived");
+  EXPECT_EQ(json["settings"]["seed"]["source"], "default");
+  bool found = false;
+  for (const auto& entry : json["files"][0]["entries"]) {
+    if (entry["key"] != "rdzv_backend") continue;
+    EXPECT_EQ(entry["line"], 6);
+    EXPECT_EQ(entry["value"], "c10d");
+    EXPECT_EQ(entry["outcome"], "no effect");
+    found = true;
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST_F(ExplainCommand, WrongFilesAreUsageErrors) {
+  for (const char* command : {"explain", "plan", "train"}) {
+    const std::string file = write("a.yaml", "distributed_type: FSDP\nnum_proceses: 2\n");
+    std::vector<std::string> arguments{command};
+    if (std::string(command) != "explain") arguments.emplace_back("--config");
+    arguments.push_back(file);
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << command;
+    EXPECT_EQ(result.err, "tessera: error: " + file +
+                              ":2: num_proceses: unknown key; did you mean 'num_processes'?\n");
+  }
+  EXPECT_EQ(run({"explain"}).exit_code, 2);
+  EXPECT_THAT(run({"explain"}).err, HasSubstr("nothing to explain"));
+}
+
+TEST_F(ExplainCommand, TrainsWithAForeignFileAndSaysWhatItTranslated) {
+  const std::string file = write("a.yaml", kFile);
+  const ProgramResult result =
+      train({"--config", file, "--data", write_text(), "--steps", "2", "--log", path("log.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("note: " + file + ":4: fsdp_config.fsdp_reshard"),
+                                HasSubstr("note: " + file + ":6: rdzv_backend")));
+  EXPECT_EQ(read_log("log.jsonl").at(0)["strategy"], "shard_grad_op");
+  EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
+}
+
+TEST_F(ExplainCommand, TheDefaultFileIsNeverUsedInSilence) {
+  std::filesystem::create_directories(path("hf/accelerate"));
+  const std::string file = write("hf/accelerate/default_config.yaml", kFile);
+  const ProgramResult used = run({"plan", "--format", "json", "--layers", "2"});
+  ASSERT_EQ(used.exit_code, 0) << used.err;
+  EXPECT_THAT(used.err, HasSubstr("note: settings of " + file));
+  EXPECT_EQ(nlohmann::json::parse(used.out)["settings"]["ranks"], 2);
+
+  const ProgramResult flags = run({"plan", "--format", "json", "--ranks", "4"});
+  ASSERT_EQ(flags.exit_code, 0) << flags.err;
+  EXPECT_EQ(nlohmann::json::parse(flags.out)["settings"]["ranks"], 4);
+  EXPECT_EQ(nlohmann::json::parse(flags.out)["settings"]["strategy"], "shard_grad_op");
+
+  // Always said, even where everything else is quiet.
+  const ProgramResult quiet = train({"--data", write_text(), "--steps", "1", "--quiet"});
+  EXPECT_EQ(quiet.exit_code, 0) << quiet.err;
+  EXPECT_EQ(std::count(quiet.err.begin(), quiet.err.end(), '\n'), 1) << quiet.err;
+  EXPECT_THAT(quiet.err, HasSubstr(file));
+
+  const ProgramResult off = run({"plan", "--format", "json", "--no-default-config"});
+  EXPECT_EQ(nlohmann::json::parse(off.out)["settings"]["ranks"], 1);
+  EXPECT_EQ(off.err, "");
+  const std::string own = write("own.json", "{\"ranks\": 3}");
+  const ProgramResult other = run({"plan", "--format", "json", "--config", own});
+  EXPECT_EQ(nlohmann::json::parse(other.out)["settings"]["ranks"], 3);
+  EXPECT_EQ(other.err, "");
+}
+
+}  // namespace
+}  // namespace tessera

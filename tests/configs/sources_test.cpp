@@ -1,0 +1,165 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tessera/core/error.h"
+#include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+class Variables {
+ public:
+  explicit Variables(std::map<std::string, std::string> values) : values_(std::move(values)) {}
+  Environment get() const {
+    return [this](const char* name) -> const char* {
+      const auto found = values_.find(name);
+      return found == values_.end() ? nullptr : found->second.c_str();
+    };
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+class ConfigSources : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(::testing::TempDir()) / (std::string("tessera_sources_") + info->name());
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string write(const std::string& name, const std::string& text) {
+    const fs::path path = folder_ / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+    return path.string();
+  }
+  /// The error of a file that must be refused at once.
+  std::string error_of(const std::string& path) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::string what;
+    try {
+      Config config(trainer_settings());
+      config.read_file(path);
+      ADD_FAILURE() << "accepted " << path;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      what = error.what();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_LT(what.size(), 1000U);
+    EXPECT_THAT(what, HasSubstr(path));
+    return what;
+  }
+  fs::path folder_;
+};
+
+TEST_F(ConfigSources, HostileFilesAreOneClearErrorEach) {
+  const std::string many(10'000'000, 'x');
+  EXPECT_THAT(error_of(write("big.yaml", "ranks: " + many)), HasSubstr("longer than 1 MiB"));
+  EXPECT_THAT(error_of(folder_.string()), HasSubstr("is a folder"));
+  EXPECT_THAT(error_of((folder_ / "none.yaml").string()), HasSubstr("cannot be opened"));
+  EXPECT_THAT(error_of(write("zero.yaml", std::string(100, '\0'))), HasSubstr("is not a text"));
+  EXPECT_THAT(error_of(write("latin.yaml", "model: caf\xE9\n")), HasSubstr("latin.yaml:1: is not"));
+  const std::string deep(900'000, '[');
+  EXPECT_THAT(error_of(write("deep.json", "{\"ranks\": " + deep)), HasSubstr("32 levels"));
+  EXPECT_THAT(error_of(write("deep.yaml", "ranks: " + deep)), HasSubstr("deep.yaml"));
+  std::string wide = "ranks: [";
+  for (int i = 0; i < 200'000; ++i) wide += "1,";
+  EXPECT_THAT(error_of(write("wide.yaml", wide + "1]\n")), HasSubstr("100000 values"));
+  std::string lines;
+  for (int i = 0; i < 20'000; ++i) lines += "k" + std::to_string(i) + ": 1\n";
+  EXPECT_THAT(error_of(write("keys.yaml", lines)), HasSubstr("this is no file of Tessera"));
+}
+
+TEST_F(ConfigSources, CommandLineWinsOverFileOverEnvironmentOverDefault) {
+  const Variables environment({{"ACCELERATE_MIXED_PRECISION", "bf16"},
+                               {"ACCELERATE_DEBUG_MODE", "true"},
+                               {"ACCELERATE_USE_FSDP", "true"},
+                               {"FSDP_SHARDING_STRATEGY", "NO_SHARD"},
+                               {"FSDP_ACTIVATION_CHECKPOINTING", "true"}});
+  const std::string file = write("c.yaml",
+                                 "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n"
+                                 "  fsdp_sharding_strategy: SHARD_GRAD_OP\n"
+                                 "  fsdp_auto_wrap_policy: NO_WRAP\n");
+  // In whatever order they are told.
+  for (const bool early : {true, false}) {
+    Config config(trainer_settings());
+    if (early) config.set_text("ranks", "2");
+    config.read_environment(environment.get());
+    config.read_file(file);
+    if (!early) config.set_text("ranks", "2");
+    EXPECT_EQ(config.get<int>("ranks"), 2);
+    EXPECT_EQ(config.source("ranks"), "command line");
+    EXPECT_EQ(config.get<std::string>("strategy"), "shard_grad_op");
+    EXPECT_EQ(config.source("strategy"), file + ":4");
+    EXPECT_EQ(config.get<std::string>("wrap"), "none");
+    EXPECT_EQ(config.get<std::string>("precision"), "bf16");
+    EXPECT_EQ(config.source("precision"), "environment: ACCELERATE_MIXED_PRECISION");
+    EXPECT_EQ(config.get<std::string>("recompute"), "full");
+    EXPECT_EQ(config.source("recompute"), "environment: FSDP_ACTIVATION_CHECKPOINTING");
+    EXPECT_TRUE(config.get<bool>("check_collectives"));
+    EXPECT_EQ(config.source("seed"), "default");
+  }
+}
+
+TEST_F(ConfigSources, AnEnvironmentOfNoLauncherIsNone) {
+  const Variables environment({{"HOME", "/root"}, {"FSDP_SHARDING_STRATEGY", "NO_SHARD"}});
+  Config config(trainer_settings());
+  config.read_environment(environment.get());
+  EXPECT_TRUE(config.translations().empty());
+}
+
+TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNameOfItsKey) {
+  const auto error = [](std::map<std::string, std::string> values) -> std::string {
+    const Variables environment(std::move(values));
+    try {
+      Config config(trainer_settings());
+      config.read_environment(environment.get());
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kConfig);
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "fp16"}}),
+              AllOf(HasSubstr("environment"), HasSubstr("mixed_precision"), HasSubstr("bf16")));
+  EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "true"}}),
+              HasSubstr("fsdp_offload_params"));
+  EXPECT_THAT(
+      error({{"ACCELERATE_USE_DEEPSPEED", "true"}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "7"}}),
+      HasSubstr("zero_stage"));
+}
+
+TEST_F(ConfigSources, TheDefaultFileOfAccelerateIsWhereAccelerateLooks) {
+  const std::string home = folder_.string();
+  EXPECT_FALSE(default_accelerate_config(Variables({{"HOME", home}}).get()).has_value());
+  EXPECT_FALSE(default_accelerate_config(Variables({}).get()).has_value());
+  const std::string by_home = write(".cache/huggingface/accelerate/default_config.yaml", "x");
+  const std::string by_cache = write("xdg/huggingface/accelerate/default_config.yaml", "x");
+  const std::string by_name = write("hf/accelerate/default_config.yaml", "x");
+  EXPECT_EQ(default_accelerate_config(Variables({{"HOME", home}}).get()), by_home);
+  EXPECT_EQ(default_accelerate_config(
+                Variables({{"HOME", home}, {"XDG_CACHE_HOME", home + "/xdg"}}).get()),
+            by_cache);
+  EXPECT_EQ(
+      default_accelerate_config(
+          Variables({{"HOME", home}, {"XDG_CACHE_HOME", home + "/xdg"}, {"HF_HOME", home + "/hf"}})
+              .get()),
+      by_name);
+}
+
+}  // namespace
+}  // namespace tessera
