@@ -1,11 +1,12 @@
 #include "tessera/collectives/checked_group.h"
 
-#include <array>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "collective_call.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -125,6 +126,12 @@ class CheckedGroup : public ProcessGroup {
   void check(const CollectiveCall& call, Stream& stream) {
     check_call(call, rank(), size());
     count_call(call, size(), traffic_);
+    if (auto* const cuda = dynamic_cast<CudaStream*>(&stream)) {
+      check_on_gpu(
+          std::vector<Signature>(all_ranks_.size(), signature_of(call)), all_ranks_, *cuda,
+          [&](TensorView all) { group_->all_gather(part_of(all, rank(), size()), all, stream); });
+      return;
+    }
     // Last in the closure of the comparison, the signatures live as long as they are used.
     auto own = std::make_shared<Signature>(signature_of(call));
     auto all = std::make_shared<std::vector<Signature>>(all_ranks_.size());
@@ -137,18 +144,33 @@ class CheckedGroup : public ProcessGroup {
   void check_pair(const CollectiveCall& call, Stream& stream) {
     check_call(call, rank(), size());
     count_call(call, size(), traffic_);
-    auto both = std::make_shared<std::vector<Signature>>(2, signature_of(call));
-    TensorView own = view_of(&(*both)[0], 1);
-    TensorView other = view_of(&(*both)[1], 1);
-    if (call.kind == CollectiveKind::kSend) {
-      group_->send(own, call.peer, stream);
-      group_->recv(other, call.peer, stream);
-    } else {
-      group_->recv(other, call.peer, stream);
-      group_->send(own, call.peer, stream);
+    const auto exchange = [&](TensorView both) {
+      if (call.kind == CollectiveKind::kSend) group_->send(part_of(both, 0, 2), call.peer, stream);
+      group_->recv(part_of(both, 1, 2), call.peer, stream);
+      if (call.kind == CollectiveKind::kRecv) group_->send(part_of(both, 0, 2), call.peer, stream);
+    };
+    const std::vector<int> ranks{rank(), call.peer};
+    if (auto* const cuda = dynamic_cast<CudaStream*>(&stream)) {
+      return check_on_gpu(std::vector<Signature>(2, signature_of(call)), ranks, *cuda, exchange);
     }
-    stream.submit({.name = "check"},
-                  [both, ranks = std::vector<int>{rank(), call.peer}] { compare(*both, ranks); });
+    auto both = std::make_shared<std::vector<Signature>>(2, signature_of(call));
+    exchange(view_of(both->data(), 2));
+    stream.submit({.name = "check"}, [both, ranks] { compare(*both, ranks); });
+  }
+
+  /// The same through device memory. The host waits: it cannot compare before they are there.
+  static void check_on_gpu(std::vector<Signature> signatures, const std::vector<int>& ranks,
+                           CudaStream& stream,
+                           const std::function<void(TensorView signatures)>& communicate) {
+    stream.submit({.name = "check"}, [&] {
+      const std::size_t bytes = signatures.size() * sizeof(Signature);
+      auto* const there = static_cast<Signature*>(stream.scratch(bytes));
+      stream.copy(there, signatures.data(), bytes);
+      communicate(view_of(there, static_cast<std::int64_t>(signatures.size())));
+      stream.copy(signatures.data(), there, bytes);
+      stream.synchronize();
+      compare(signatures, ranks);
+    });
   }
 
   const std::unique_ptr<ProcessGroup> group_;

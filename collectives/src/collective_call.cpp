@@ -1,5 +1,6 @@
 #include "collective_call.h"
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 
@@ -103,6 +104,14 @@ void check_call(const CollectiveCall& call, int rank, int size) {
 void count_call(const CollectiveCall& call, int size, Traffic& traffic) {
   traffic.calls_of(call.kind) += 1;
   traffic.sent_of(call.kind) += sent_bytes(call.kind, call.buffer_bytes(), size);
+}
+
+TensorView chunk_of(const TensorView& data, int rank, int size) {
+  constexpr std::int64_t kAlign = 64;
+  const std::int64_t blocks = (data.numel() + kAlign - 1) / kAlign;
+  const std::int64_t begin = std::min(blocks * rank / size * kAlign, data.numel());
+  const std::int64_t end = std::min(blocks * (rank + 1) / size * kAlign, data.numel());
+  return data.flat().narrow(0, begin, end - begin);
 }
 
 }  // namespace tessera

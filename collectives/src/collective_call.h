@@ -13,6 +13,7 @@ struct CollectiveCall {
   TensorView output{};      ///< what is received, where that is another buffer
   int peer = -1;            ///< root, destination or source
   bool accumulate = false;  ///< reduce_scatter only
+  int gpu = -1;             ///< whose memory the buffers are: a GPU's ordinal, or the host's
 
   /// Bytes of the whole buffer, as sent_bytes() wants them.
   std::int64_t buffer_bytes() const {
@@ -26,6 +27,10 @@ void check_call(const CollectiveCall& call, int rank, int size);
 
 /// Adds `call` to `traffic`.
 void count_call(const CollectiveCall& call, int size, Traffic& traffic);
+
+/// The chunk of an all-reduce that `rank` sums. Its bounds do not change any sum; whole cache lines
+/// keep two ranks off one line.
+TensorView chunk_of(const TensorView& data, int rank, int size);
 
 /// Part `index` of the `parts` equal parts of a contiguous view.
 inline TensorView part_of(const TensorView& view, int index, int parts) {

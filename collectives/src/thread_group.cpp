@@ -1,10 +1,11 @@
 #include "tessera/collectives/thread_group.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "collective_call.h"
 #include "copy_bytes.h"
+#include "enqueued_operation.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
 #include "thread_operation.h"
@@ -62,16 +63,6 @@ void reduce_scatter_body(ThreadOperation& op, Stream& stream) {
   }
   op.arrive(Stage::kDone);
   op.await_all(Stage::kDone);
-}
-
-/// The chunk that `rank` reduces. Its bounds do not change any sum; whole cache lines keep two
-/// ranks off one line.
-TensorView chunk_of(const TensorView& data, int rank, int size) {
-  constexpr std::int64_t kAlign = 64;
-  const std::int64_t blocks = (data.numel() + kAlign - 1) / kAlign;
-  const std::int64_t begin = std::min(blocks * rank / size * kAlign, data.numel());
-  const std::int64_t end = std::min(blocks * (rank + 1) / size * kAlign, data.numel());
-  return data.flat().narrow(0, begin, end - begin);
 }
 
 void all_reduce_body(ThreadOperation& op, Stream& stream) {
@@ -214,6 +205,9 @@ class ThreadGroup : public ProcessGroup {
     check_call(call, rank_, size());
     count_call(call, size(), traffic_);
     const std::uint64_t sequence = next_sequence(call)++;
+    if (auto* const cuda = dynamic_cast<CudaStream*>(&stream)) {
+      return enqueue_operation(state_, rank_, sequence, call, *cuda);
+    }
     // The task shares the state: it may outlive this end of the group.
     stream.submit({.name = to_string(call.kind)},
                   [state = state_, rank = rank_, sequence, call, &stream] {

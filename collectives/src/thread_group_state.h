@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -32,6 +33,20 @@ class ThreadGroupState : public Wakeable {
     Counter finished;             ///< operations that this rank has left
     std::atomic<int> reading{0};  ///< how many of its lanes read buffers of peers now
     CollectiveCall call;          ///< valid from kPublished until every rank is kDone
+    /// On GPUs, by stage: passes when the rank's stream has got as far as its host thread.
+    std::array<Event, kStages> passed;
+    /// GPUs that this rank's has been given access to; its own business.
+    std::vector<int> reached_gpus;
+  };
+
+  /// One send and its recv on GPUs. Whoever comes second copies.
+  struct Transfer {
+    struct End {
+      CollectiveCall call;
+      Event ready;
+    };
+    std::optional<End> sent, received;
+    Event done;  ///< the copy has run; valid when Channel::taken says so
   };
 
   /// From one rank to another. Both ends count their own calls.
@@ -39,6 +54,9 @@ class ThreadGroupState : public Wakeable {
     Counter posted;  ///< sends whose buffer may be read
     Counter taken;   ///< of these, how many have been read
     CollectiveCall call;
+
+    std::mutex mutex;
+    std::map<std::uint64_t, Transfer> transfers;  ///< that lack an end; guarded by mutex
   };
 
   /// One rank's part in split round `sequence`: (color, key) in, new state and rank in it out.

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "copy_bytes.h"
@@ -12,7 +13,9 @@ namespace {
 
 std::string describe(const CollectiveCall& call) {
   if (call.kind == CollectiveKind::kBarrier) return "barrier";
-  return concat(to_string(call.kind), " of ", call.input.numel(), " ", to_string(call.input.dtype));
+  const std::string text =
+      concat(to_string(call.kind), " of ", call.input.numel(), " ", to_string(call.input.dtype));
+  return call.gpu < 0 ? text : concat(text, " on GPU ", call.gpu);
 }
 
 }  // namespace
@@ -46,15 +49,24 @@ void ThreadOperation::fail_aborted() const {
   fail(ErrorCode::kAborted, name(), ": ", state_.family().reason());
 }
 
-void ThreadOperation::publish() {
+void ThreadOperation::publish(Event ready) {
   ThreadGroupState::Member& own = state_.member(rank_);
   wait(own.finished, sequence_, [this] { return concat("its own operation #", sequence_ - 1); });
   if (state_.family().aborted().load(std::memory_order_seq_cst)) fail_aborted();
   own.call = call_;
+  if (ready.state() != nullptr) set_passed(Stage::kPublished, std::move(ready));
   arrive(Stage::kPublished);
 }
 
 void ThreadOperation::arrive(Stage stage) { state_.member(rank_).progress.raise(target(stage)); }
+
+void ThreadOperation::set_passed(Stage stage, Event event) const {
+  state_.member(rank_).passed[static_cast<std::size_t>(stage)] = std::move(event);
+}
+
+const Event& ThreadOperation::passed(int peer, Stage stage) const {
+  return state_.member(peer).passed[static_cast<std::size_t>(stage)];
+}
 
 void ThreadOperation::await(int peer, Stage stage) {
   wait(state_.member(peer).progress, target(stage), [&] { return list_ranks({peer}); });
@@ -77,10 +89,22 @@ void ThreadOperation::check_same(int peer) const {
   const CollectiveCall& other = call_of(peer);
   const bool same = other.kind == call_.kind && other.peer == call_.peer &&
                     other.input.dtype == call_.input.dtype &&
-                    other.input.numel() == call_.input.numel();
+                    other.input.numel() == call_.input.numel() &&
+                    (other.gpu < 0) == (call_.gpu < 0);
   require(same, ErrorCode::kInvalidArgument, name(), ": rank ", rank_, " issued ", describe(call_),
           " but rank ", peer, " issued ", describe(other),
           "; all ranks must issue the same operations in the same order");
+}
+
+void ThreadOperation::check_pair(int peer, const CollectiveCall& other) const {
+  const bool fit = other.input.dtype == call_.input.dtype &&
+                   other.input.numel() == call_.input.numel() && (other.gpu < 0) == (call_.gpu < 0);
+  require(fit, ErrorCode::kInvalidArgument, name(), ": expected ", describe(call_), " but rank ",
+          peer, " issued ", describe(other));
+}
+
+void ThreadOperation::await_transfer(ThreadGroupState::Channel& channel) {
+  wait(channel.taken, sequence_ + 1, [&] { return list_ranks({call_.peer}); });
 }
 
 void ThreadOperation::send() {
@@ -101,9 +125,7 @@ void ThreadOperation::recv() {
   {
     const Reading reading(*this);
     const CollectiveCall& sent = channel.call;
-    require(sent.input.dtype == call_.input.dtype && sent.input.numel() == call_.input.numel(),
-            ErrorCode::kInvalidArgument, name(), ": expected ", describe(call_), " but rank ",
-            call_.peer, " issued ", describe(sent));
+    check_pair(call_.peer, sent);
     copy_bytes(call_.input.data, sent.input.data, static_cast<std::size_t>(call_.input.bytes()));
   }
   channel.taken.raise(sequence_ + 1);

@@ -24,13 +24,22 @@ class ThreadOperation {
   const CollectiveCall& call() const { return call_; }
   const CollectiveCall& call_of(int peer) const { return state_.member(peer).call; }
 
-  /// Waits for this rank's previous operation, then lets peers see `call`.
-  void publish();
+  /// Waits for this rank's previous operation, then lets peers see `call` (and `ready`, on GPUs).
+  void publish(Event ready = {});
   void arrive(Stage stage);
   void await(int peer, Stage stage);
   void await_all(Stage stage);
+  /// On GPUs: how far this rank's stream is at `stage`, set before arriving; and how far a peer's.
+  void set_passed(Stage stage, Event event) const;
+  const Event& passed(int peer, Stage stage) const;
+
   /// Throws Error{kInvalidArgument} unless `peer` has published the same operation.
   void check_same(int peer) const;
+
+  /// Throws Error{kInvalidArgument} unless a send and its recv, this and the peer's, fit.
+  void check_pair(int peer, const CollectiveCall& other) const;
+  /// Until transfer `sequence` of the channel to or from `call.peer` has been enqueued.
+  void await_transfer(ThreadGroupState::Channel& channel);
 
   /// The two ends of a channel: `sequence` counts the calls on it.
   void send();

@@ -9,7 +9,7 @@ namespace tessera {
 /// Wraps a group so that every operation first compares its kind, sizes, dtypes and root over all
 /// ranks. A rank that disagrees makes the operation fail on every rank with Error{kInvalidArgument}
 /// that shows what each rank issued. Costs one small all-gather per operation, which is not counted
-/// in traffic(). Groups made by `split` are checked too.
+/// in traffic(), and on CUDA the host waits for each. Groups made by `split` are checked too.
 std::unique_ptr<ProcessGroup> make_checked_group(std::unique_ptr<ProcessGroup> group);
 
 }  // namespace tessera

@@ -13,7 +13,10 @@ struct ThreadGroupOptions {
 };
 
 /// N ranks in one process, each driven by its own thread and streams; element i is rank i's end.
-/// Buffers are read where they lie: nothing is staged. CPU device memory.
+/// Buffers are read where they lie: nothing is staged. The stream of a call decides where that is:
+/// CPU memory, or memory of GPUs, which ranks may share or which reach each other directly. On GPUs
+/// host threads meet as they issue an operation, so operations of different groups must come in the
+/// same order on all ranks, and cannot be captured in a graph.
 std::vector<std::unique_ptr<ProcessGroup>> make_thread_group(int size,
                                                              ThreadGroupOptions options = {});
 

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+
+#include "tessera/collectives/process_group.h"
+
+namespace tessera {
+
+/// What the ranks of one group have in common: made by one of them, brought to the others by the
+/// caller (a file, a pipe, MPI).
+struct NcclId {
+  std::array<std::byte, 128> bytes{};
+};
+
+struct NcclGroupOptions {
+  int gpu = 0;  ///< ordinal of this rank's GPU
+  /// How long an operation waits for its peers once its stream has reached it; also for making and
+  /// splitting groups.
+  std::chrono::milliseconds timeout{30000};
+  /// Sums in rank order, with the bits of the thread group: parts travel as in an all-to-all and
+  /// are added here. Otherwise fp32 and fp64 sums are NCCL's, in its own order.
+  bool deterministic = false;
+};
+
+/// A group on NCCL: one rank per GPU, in one process or in many. CUDA device memory and streams.
+///
+/// Differences from what ProcessGroup promises, which are NCCL's:
+/// - All operations of one group run one after another, whatever their streams. A ring in which
+///   every rank sends before it receives needs two groups.
+/// - `abort` ends this process's ranks at once. Others learn of it from the network, or when an
+///   operation of theirs times out; then the error cannot name the rank that failed.
+/// - `split` takes colors from 0 on.
+///
+/// bf16 is never summed by NCCL, which would round after each addition: bf16 parts travel as in an
+/// all-to-all and are summed here in fp32, in rank order. What passes through scratch memory is
+/// counted in Traffic::copied_bytes.
+class NcclGroup : public ProcessGroup {
+ public:
+  /// Lets NCCL read and write `bytes` from `address` on in place, where it can (NVLink SHARP,
+  /// InfiniBand), until the group is destroyed; the memory must live as long. Returns false, with
+  /// nothing done, if this NCCL cannot (older than 2.19).
+  virtual bool register_buffer(void* address, std::size_t bytes) = 0;
+};
+
+/// Throws Error{kUnavailable} if there is no CUDA backend or no NCCL of 2.18 or newer.
+NcclId make_nccl_id();
+
+/// Rank `rank` of `size`. Blocks until all ranks have called with the same id. Throws
+/// Error{kUnavailable}; Error{kTimeout} if ranks do not come.
+std::unique_ptr<NcclGroup> make_nccl_group(const NcclId& id, int rank, int size,
+                                           NcclGroupOptions options = {});
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/collectives/process_group.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+
+namespace tessera::cuda {
+
+class NcclComm;
+
+/// Which operation of which group, for messages.
+struct OperationName {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  std::uint64_t sequence = 0;
+  int rank = 0, size = 1;
+};
+std::string to_string(const OperationName& name);
+
+/// One rank's communicators that were split from one origin. They fail together: a thread watches
+/// what they have enqueued, and aborts them all when an operation takes too long or NCCL reports an
+/// error. The streams are told first, so whoever waits for one that an abort has set free finds the
+/// reason there.
+class NcclFamily {
+ public:
+  NcclFamily(int gpu, std::chrono::milliseconds timeout);
+  ~NcclFamily();
+  NcclFamily(const NcclFamily&) = delete;
+  NcclFamily& operator=(const NcclFamily&) = delete;
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  int gpu() const { return gpu_; }
+
+  void add(std::weak_ptr<NcclComm> comm);
+  /// The first reason counts. Must not be called with a communicator locked.
+  void abort(ErrorCode code, std::string_view reason) noexcept;
+  /// Throws Error{kAborted} with the reason if the family is aborted.
+  void check_alive(std::string_view what) const;
+
+  /// The time in which an operation is watched: from here to `end`, as its stream gets there. What
+  /// a graph captures is not watched.
+  class Watch {
+   public:
+    Watch(NcclFamily& family, CudaStream& stream);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    void end(const std::shared_ptr<NcclComm>& comm, const OperationName& name);
+
+   private:
+    NcclFamily& family_;
+    CudaStream& stream_;
+    cudaEvent_t begin_ = nullptr;  ///< null once it is the family's, or if nothing is watched
+  };
+
+  /// Until nothing that `comm` has enqueued is pending, or the family is aborted.
+  void await(const NcclComm& comm);
+
+ private:
+  struct Pending {
+    std::shared_ptr<NcclComm> comm;
+    OperationName name;
+    cudaEvent_t begin = nullptr, end = nullptr;
+    std::shared_ptr<StreamFailure> failure;
+    /// When the stream was first seen to have reached it.
+    std::optional<std::chrono::steady_clock::time_point> reached{};
+  };
+  struct Verdict {
+    ErrorCode code;
+    std::string text;
+    const StreamFailure* stream;  ///< whose operation it is about
+  };
+
+  cudaEvent_t take_event();
+  void give_back(cudaEvent_t event) noexcept;
+  void watch();
+  /// Drops what is done; says what has gone wrong, if anything has. `mutex_` is held.
+  std::optional<Verdict> check_pending();
+  std::optional<Verdict> check(Pending& pending) const;
+  void abort_with(const Verdict& verdict) noexcept;
+
+  const int gpu_;
+  const std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // All guarded by mutex_.
+  std::deque<Pending> pending_;
+  std::vector<cudaEvent_t> free_events_;
+  std::vector<std::weak_ptr<NcclComm>> comms_;
+  bool stopping_ = false;
+  /// Why; guarded by a mutex of its own, as communicators ask while they are locked and the watcher
+  /// asks them while it holds the other.
+  mutable std::mutex reason_mutex_;
+  std::string reason_;
+  std::atomic<bool> aborted_{false};
+  std::thread watcher_;
+};
+
+}  // namespace tessera::cuda
