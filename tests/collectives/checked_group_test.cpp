@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "collectives/ranks.h"
-#include "tessera/collectives/thread_group.h"
 
 namespace tessera {
 namespace {
@@ -14,11 +13,12 @@ using testing::kWorldSizes;
 using testing::Outcome;
 using testing::RankContext;
 using testing::run_ranks;
+using testing::Vector;
 using testing::view_of;
 
 Groups make_checked(int size) {
   Groups groups;
-  for (auto& group : make_thread_group(size, {.timeout = std::chrono::milliseconds(5000)})) {
+  for (auto& group : testing::make_groups(size, std::chrono::milliseconds(5000))) {
     groups.push_back(make_checked_group(std::move(group)));
   }
   return groups;
@@ -39,8 +39,8 @@ TEST(CheckedGroupTest, PassesOnWhatAgreesAndCountsItOnce) {
     Groups groups = make_checked(size);
     expect_success(groups, [&](RankContext c) {
       const auto n = static_cast<std::size_t>(size);
-      std::vector<float> part{static_cast<float>(c.rank())};
-      std::vector<float> whole(n);
+      Vector<float> part{static_cast<float>(c.rank())};
+      Vector<float> whole(n);
       c.group.all_gather(view_of(part), view_of(whole), c.stream);
       c.group.reduce_scatter(view_of(whole), view_of(part), true, c.stream);
       c.group.broadcast(view_of(whole), size - 1, c.stream);
@@ -52,7 +52,7 @@ TEST(CheckedGroupTest, PassesOnWhatAgreesAndCountsItOnce) {
       EXPECT_EQ(c.group.traffic().sent_of(CollectiveKind::kAllGather), 4 * (size - 1));
       const auto pair = c.group.split(c.rank() / 2, 0);
       if (pair->size() == 2) {
-        std::vector<float> message{static_cast<float>(pair->rank())};
+        Vector<float> message{static_cast<float>(pair->rank())};
         if (pair->rank() == 0) {
           pair->send(view_of(message), 1, c.stream);
         } else {
@@ -69,7 +69,7 @@ TEST(CheckedGroupTest, FindsDifferentSizes) {
   Groups groups = make_checked(3);
   expect_mismatch(run_ranks(groups,
                             [](RankContext c) {
-                              std::vector<float> data(c.rank() == 1 ? 11 : 10);
+                              Vector<float> data(c.rank() == 1 ? 11 : 10);
                               c.group.all_reduce(view_of(data), c.stream);
                               c.stream.synchronize();
                             }),
@@ -80,7 +80,7 @@ TEST(CheckedGroupTest, FindsDifferentKinds) {
   Groups groups = make_checked(4);
   expect_mismatch(run_ranks(groups,
                             [](RankContext c) {
-                              std::vector<double> data(8);
+                              Vector<double> data(8);
                               if (c.rank() == 1) {
                                 c.group.broadcast(view_of(data), 2, c.stream);
                               } else {
@@ -95,7 +95,7 @@ TEST(CheckedGroupTest, FindsDifferentRoots) {
   Groups groups = make_checked(2);
   expect_mismatch(run_ranks(groups,
                             [](RankContext c) {
-                              std::vector<float> data(8);
+                              Vector<float> data(8);
                               c.group.broadcast(view_of(data), c.rank(), c.stream);
                               c.stream.synchronize();
                             }),
@@ -107,8 +107,8 @@ TEST(CheckedGroupTest, FindsDifferentDtypesAndAccumulation) {
   expect_mismatch(
       run_ranks(groups,
                 [](RankContext c) {
-                  std::vector<bfloat16> input(8);
-                  std::vector<float> output(4);
+                  Vector<bfloat16> input(8);
+                  Vector<float> output(4);
                   c.group.reduce_scatter(view_of(input), view_of(output), c.rank() == 1, c.stream);
                   c.stream.synchronize();
                 }),
@@ -118,7 +118,7 @@ TEST(CheckedGroupTest, FindsDifferentDtypesAndAccumulation) {
 TEST(CheckedGroupTest, FindsAPairThatDisagrees) {
   Groups groups = make_checked(2);
   const std::vector<Outcome> outcomes = run_ranks(groups, [](RankContext c) {
-    std::vector<float> data(c.rank() == 0 ? 3 : 4);
+    Vector<float> data(c.rank() == 0 ? 3 : 4);
     if (c.rank() == 0) {
       c.group.send(view_of(data), 1, c.stream);
     } else {

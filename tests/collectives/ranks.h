@@ -15,8 +15,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "collectives/under_test.h"
 #include "tessera/collectives/process_group.h"
-#include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 
 namespace tessera::testing {
@@ -40,7 +40,23 @@ struct RankContext {
   int size() const { return group.size(); }
 };
 
-using Groups = std::vector<std::unique_ptr<ProcessGroup>>;
+/// A vector in the memory of the device under test. Touched by the host while nothing runs.
+template <typename T>
+struct DeviceAllocator {
+  using value_type = T;
+  DeviceAllocator() = default;
+  template <typename U>
+  DeviceAllocator(const DeviceAllocator<U>&) {}  // NOLINT: as allocators convert
+  T* allocate(std::size_t n) {
+    return static_cast<T*>(device_under_test().allocate(n * sizeof(T)));
+  }
+  void deallocate(T* address, std::size_t n) {
+    device_under_test().deallocate(address, n * sizeof(T));
+  }
+  bool operator==(const DeviceAllocator&) const = default;
+};
+template <typename T>
+using Vector = std::vector<T, DeviceAllocator<T>>;
 
 /// Sleeps a random time before one task in four.
 inline std::function<void()> random_delays(unsigned seed) {
@@ -59,7 +75,6 @@ inline std::vector<Outcome> run_ranks(
     const std::function<std::function<void()>(unsigned)>& make_delay = nullptr) {
   std::vector<Outcome> outcomes(groups.size());
   std::vector<std::thread> threads;
-  const auto device = make_cpu_device();
   for (std::size_t r = 0; r < groups.size(); ++r) {
     threads.emplace_back([&, r] {
       const auto options = [&](unsigned lane) {
@@ -67,8 +82,8 @@ inline std::vector<Outcome> run_ranks(
         if (make_delay) result.before_task = make_delay(static_cast<unsigned>(r) * 2 + lane);
         return result;
       };
-      const auto stream = device->create_stream(options(0));
-      const auto second_stream = device->create_stream(options(1));
+      const auto stream = device_under_test().create_stream(options(0));
+      const auto second_stream = device_under_test().create_stream(options(1));
       try {
         body({*groups[r], *stream, *second_stream});
         stream->synchronize();
@@ -93,7 +108,7 @@ inline void expect_success(
 }
 
 template <typename T>
-TensorView view_of(std::vector<T>& data) {
+TensorView view_of(Vector<T>& data) {
   return TensorView(data.data(), dtype_of<T>(), Shape{static_cast<std::int64_t>(data.size())});
 }
 
@@ -122,8 +137,8 @@ template <typename T>
 using ValueOf = T (*)(int rank, std::int64_t i);
 
 template <typename T>
-std::vector<T> values(ValueOf<T> value, int rank, std::int64_t numel) {
-  std::vector<T> result;
+Vector<T> values(ValueOf<T> value, int rank, std::int64_t numel) {
+  Vector<T> result;
   result.reserve(static_cast<std::size_t>(numel));
   for (std::int64_t i = 0; i < numel; ++i) result.push_back(value(rank, i));
   return result;
@@ -132,10 +147,10 @@ std::vector<T> values(ValueOf<T> value, int rank, std::int64_t numel) {
 /// The sum over ranks, in rank order, one element after the other: fp32 accumulation for fp32 and
 /// bf16, fp64 for fp64. `first` comes before rank 0 if not null.
 template <typename In, typename Out>
-std::vector<Out> ordered_sum_oracle(ValueOf<In> value, int ranks, std::int64_t begin,
-                                    std::int64_t end, const std::vector<Out>* first) {
+Vector<Out> ordered_sum_oracle(ValueOf<In> value, int ranks, std::int64_t begin, std::int64_t end,
+                               const Vector<Out>* first) {
   using Wide = std::conditional_t<std::is_same_v<In, double>, double, float>;
-  std::vector<Out> result;
+  Vector<Out> result;
   for (std::int64_t i = begin; i < end; ++i) {
     Wide sum{};
     if (first != nullptr) sum = static_cast<Wide>((*first)[static_cast<std::size_t>(i - begin)]);
@@ -150,8 +165,7 @@ std::vector<Out> ordered_sum_oracle(ValueOf<In> value, int ranks, std::int64_t b
 
 /// Equal bits, and where they first differ.
 template <typename T>
-void expect_same_bits(const std::vector<T>& actual, const std::vector<T>& expected,
-                      const std::string& what) {
+void expect_same_bits(const Vector<T>& actual, const Vector<T>& expected, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     ASSERT_EQ(std::memcmp(&actual[i], &expected[i], sizeof(T)), 0)

@@ -3,22 +3,24 @@
 #include <algorithm>
 
 #include "collectives/ranks.h"
-#include "tessera/collectives/thread_group.h"
 
 // Subgroups, concurrency of groups, and stress under random delays.
 namespace tessera {
 namespace {
 
+using testing::enqueue;
 using testing::expect_success;
 using testing::Groups;
 using testing::kWorldSizes;
+using testing::make_groups;
 using testing::random_delays;
 using testing::RankContext;
+using testing::Vector;
 using testing::view_of;
 
-std::vector<std::int64_t> gathered_ranks(ProcessGroup& group, std::int64_t own, Stream& stream) {
-  std::vector<std::int64_t> input{own};
-  std::vector<std::int64_t> output(static_cast<std::size_t>(group.size()));
+Vector<std::int64_t> gathered_ranks(ProcessGroup& group, std::int64_t own, Stream& stream) {
+  Vector<std::int64_t> input{own};
+  Vector<std::int64_t> output(static_cast<std::size_t>(group.size()));
   group.all_gather(view_of(input), view_of(output), stream);
   stream.synchronize();
   return output;
@@ -26,10 +28,10 @@ std::vector<std::int64_t> gathered_ranks(ProcessGroup& group, std::int64_t own, 
 
 TEST(SplitTest, OddAndEvenRanks) {
   for (int size : kWorldSizes) {
-    Groups groups = make_thread_group(size);
+    Groups groups = make_groups(size);
     expect_success(groups, [&](RankContext c) {
       const auto half = c.group.split(c.rank() % 2, 0);
-      std::vector<std::int64_t> expected;
+      Vector<std::int64_t> expected;
       for (int r = c.rank() % 2; r < size; r += 2) expected.push_back(r);
       EXPECT_EQ(half->rank(), c.rank() / 2);
       EXPECT_EQ(gathered_ranks(*half, c.rank(), c.stream), expected);
@@ -41,23 +43,23 @@ TEST(SplitTest, OddAndEvenRanks) {
 
 TEST(SplitTest, KeysReverseTheOrder) {
   for (int size : kWorldSizes) {
-    Groups groups = make_thread_group(size);
+    Groups groups = make_groups(size);
     expect_success(groups, [&](RankContext c) {
       const auto reversed = c.group.split(5, -c.rank());
       EXPECT_EQ(reversed->rank(), size - 1 - c.rank());
-      std::vector<std::int64_t> expected;
+      Vector<std::int64_t> expected;
       for (int r = size - 1; r >= 0; --r) expected.push_back(r);
       EXPECT_EQ(gathered_ranks(*reversed, c.rank(), c.stream), expected);
       // A split of a split, with one rank each.
       const auto alone = reversed->split(c.rank(), 0);
       EXPECT_EQ(alone->size(), 1);
-      EXPECT_EQ(gathered_ranks(*alone, c.rank(), c.stream), std::vector<std::int64_t>{c.rank()});
+      EXPECT_EQ(gathered_ranks(*alone, c.rank(), c.stream), Vector<std::int64_t>{c.rank()});
     });
   }
 }
 
 TEST(SplitTest, TrafficIsPerGroup) {
-  Groups groups = make_thread_group(2);
+  Groups groups = make_groups(2);
   expect_success(groups, [](RankContext c) {
     const auto other = c.group.split(0, c.rank());
     gathered_ranks(*other, 0, c.stream);
@@ -68,14 +70,14 @@ TEST(SplitTest, TrafficIsPerGroup) {
 
 TEST(StressTest, TwoGroupsOnTwoStreamsUnderRandomDelays) {
   for (int size : kWorldSizes) {
-    Groups groups = make_thread_group(size);
+    Groups groups = make_groups(size);
     expect_success(
         groups,
         [&](RankContext c) {
           const auto second = c.group.split(0, c.rank());
           constexpr int kRounds = 60;
-          std::vector<std::vector<float>> a(kRounds, std::vector<float>(37));
-          std::vector<std::vector<float>> b(kRounds, std::vector<float>(53));
+          std::vector<Vector<float>> a(kRounds, Vector<float>(37));
+          std::vector<Vector<float>> b(kRounds, Vector<float>(53));
           for (std::size_t i = 0; i < kRounds; ++i) {
             std::fill(a[i].begin(), a[i].end(), static_cast<float>(c.rank() + 1));
             std::fill(b[i].begin(), b[i].end(), static_cast<float>(i));
@@ -85,9 +87,8 @@ TEST(StressTest, TwoGroupsOnTwoStreamsUnderRandomDelays) {
           c.stream.synchronize();
           c.second_stream.synchronize();
           for (std::size_t i = 0; i < kRounds; ++i) {
-            EXPECT_EQ(a[i], std::vector<float>(37, static_cast<float>(size * (size + 1)) / 2));
-            EXPECT_EQ(b[i],
-                      std::vector<float>(53, static_cast<float>(i) * static_cast<float>(size)));
+            EXPECT_EQ(a[i], Vector<float>(37, static_cast<float>(size * (size + 1)) / 2));
+            EXPECT_EQ(b[i], Vector<float>(53, static_cast<float>(i) * static_cast<float>(size)));
           }
         },
         random_delays);
@@ -95,12 +96,12 @@ TEST(StressTest, TwoGroupsOnTwoStreamsUnderRandomDelays) {
 }
 
 TEST(StressTest, OneGroupOnTwoLanesStaysInOrder) {
-  Groups groups = make_thread_group(4);
+  Groups groups = make_groups(4);
   expect_success(
       groups,
       [](RankContext c) {
-        std::vector<std::int64_t> outputs(4 * 100);
-        std::vector<std::int64_t> inputs(100);
+        Vector<std::int64_t> outputs(4 * 100);
+        Vector<std::int64_t> inputs(100);
         for (std::int64_t i = 0; i < 100; ++i) {
           inputs[static_cast<std::size_t>(i)] = i * 10 + c.rank();
           // Which lane runs which operation differs from rank to rank.
@@ -119,18 +120,18 @@ TEST(StressTest, OneGroupOnTwoLanesStaysInOrder) {
 
 TEST(StressTest, ManySmallOperationsOfEveryKind) {
   for (int size : {2, 4, 7}) {
-    Groups groups = make_thread_group(size);
+    Groups groups = make_groups(size);
     expect_success(groups, [&](RankContext c) {
       const auto n = static_cast<std::size_t>(size);
-      std::vector<float> part{1.0F};
-      std::vector<float> whole(n);
-      std::vector<float> swapped(n);
+      Vector<float> part{1.0F};
+      Vector<float> whole(n);
+      Vector<float> swapped(n);
       for (int i = 0; i < 300; ++i) {
         c.group.all_gather(view_of(part), view_of(whole), c.stream);     // whole = part of all
         c.group.all_to_all(view_of(whole), view_of(swapped), c.stream);  // the same again
         c.group.reduce_scatter(view_of(swapped), view_of(part), false, c.stream);  // * size
         c.group.broadcast(view_of(part), i % size, c.stream);
-        c.stream.submit({.name = "scale"}, [&] { part[0] /= static_cast<float>(size); });
+        enqueue(c.stream, [&] { part[0] /= static_cast<float>(size); });
         if (i % 10 == 0) c.group.barrier(c.stream);
       }
       c.stream.synchronize();
@@ -145,18 +146,18 @@ TEST(StressTest, ManySmallOperationsOfEveryKind) {
 
 // A buffer belongs to its rank again as soon as the stream has passed the operation.
 TEST(StressTest, BuffersMayBeOverwrittenRightAfterwards) {
-  Groups groups = make_thread_group(4);
+  Groups groups = make_groups(4);
   expect_success(
       groups,
       [](RankContext c) {
-        std::vector<float> part(1000);
-        std::vector<float> whole(4000);
+        Vector<float> part(1000);
+        Vector<float> whole(4000);
         for (int i = 0; i < 50; ++i) {
-          c.stream.submit({.name = "write"}, [&, i] {
+          enqueue(c.stream, [&, i] {
             std::fill(part.begin(), part.end(), static_cast<float>(i * 4 + c.rank()));
           });
           c.group.all_gather(view_of(part), view_of(whole), c.stream);
-          c.stream.submit({.name = "read"}, [&, i] {
+          enqueue(c.stream, [&, i] {
             for (std::size_t k = 0; k < 4000; ++k) {
               ASSERT_EQ(whole[k], static_cast<float>(i * 4 + static_cast<int>(k / 1000)));
             }

@@ -1,0 +1,23 @@
+#include "collectives/under_test.h"
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+
+namespace tessera::testing {
+
+Groups make_groups(int size, std::chrono::milliseconds timeout) {
+  return make_thread_group(size, {.timeout = timeout});
+}
+
+Device& device_under_test() {
+  static const std::unique_ptr<Device> device = make_cpu_device();
+  return *device;
+}
+
+bool testing_cuda() { return false; }
+bool testing_nccl() { return false; }
+
+void enqueue(Stream& stream, std::function<void()> task) {
+  stream.submit({.name = "task"}, std::move(task));
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,210 @@
+#include "tessera/collectives/nccl_group.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "collectives/ranks.h"
+#include "fake_nccl.h"
+
+// What is NCCL's own: sums in another order, bf16 that it is not given to sum, staging,
+// registration, and failures that it does not tell about.
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::expect_same_bits;
+using testing::expect_success;
+using testing::Groups;
+using testing::kWorldSizes;
+using testing::Outcome;
+using testing::random_value;
+using testing::RankContext;
+using testing::run_ranks;
+using testing::values;
+using testing::Vector;
+using testing::view_of;
+
+constexpr milliseconds kTimeout{200};
+constexpr milliseconds kPatience{5000};
+
+Groups make_nccl(int size, NcclGroupOptions options = {}) {
+  const NcclId id = make_nccl_id();
+  Groups groups(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      groups[static_cast<std::size_t>(rank)] = make_nccl_group(id, rank, size, options);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return groups;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// |actual - exact| for a sum in any order: n - 1 roundings, each of at most half an ulp of the sum
+/// of magnitudes, and first order in it.
+template <typename In>
+void expect_near_sum(float actual, int size, std::int64_t i, float first) {
+  double exact = static_cast<double>(first), magnitude = std::abs(static_cast<double>(first));
+  for (int r = 0; r < size; ++r) {
+    const auto term = static_cast<double>(static_cast<float>(random_value<In>(r, i)));
+    exact += term;
+    magnitude += std::abs(term);
+  }
+  EXPECT_NEAR(static_cast<double>(actual), exact, (size + 1) * 0x1p-24 * magnitude) << i;
+}
+
+TEST(NcclSumTest, NcclsOwnOrderStaysWithinItsBound) {
+  for (int size : kWorldSizes) {
+    Groups groups = make_nccl(size);
+    expect_success(groups, [&](RankContext c) {
+      constexpr std::int64_t kNumel = 1000;
+      Vector<float> input = values<float>(random_value, c.rank(), kNumel * size);
+      Vector<float> output(kNumel), added(kNumel, 0.5F), all = input;
+      c.group.reduce_scatter(view_of(input), view_of(output), false, c.stream);
+      c.group.reduce_scatter(view_of(input), view_of(added), true, c.stream);
+      c.group.all_reduce(view_of(all), c.stream);
+      c.stream.synchronize();
+      for (std::int64_t i = 0; i < kNumel; ++i) {
+        const auto k = static_cast<std::size_t>(i);
+        expect_near_sum<float>(output[k], size, c.rank() * kNumel + i, 0.0F);
+        expect_near_sum<float>(added[k], size, c.rank() * kNumel + i, 0.5F);
+      }
+      for (std::int64_t i = 0; i < kNumel * size; ++i) {
+        expect_near_sum<float>(all[static_cast<std::size_t>(i)], size, i, 0.0F);
+      }
+      // Only the accumulated one had to wait elsewhere.
+      EXPECT_EQ(c.group.traffic().copied_bytes, 4 * kNumel);
+    });
+  }
+}
+
+TEST(NcclSumTest, Bf16IsSummedInFp32AndRankOrderAlways) {
+  for (int size : kWorldSizes) {
+    Groups groups = make_nccl(size);
+    expect_success(groups, [&](RankContext c) {
+      constexpr std::int64_t kNumel = 333;
+      Vector<bfloat16> input = values<bfloat16>(random_value, c.rank(), kNumel * size);
+      Vector<float> output(kNumel);
+      Vector<bfloat16> all = input;
+      c.group.reduce_scatter(view_of(input), view_of(output), false, c.stream);
+      c.group.all_reduce(view_of(all), c.stream);
+      c.stream.synchronize();
+      expect_same_bits(output,
+                       testing::ordered_sum_oracle<bfloat16, float>(
+                           random_value, size, c.rank() * kNumel, (c.rank() + 1) * kNumel, nullptr),
+                       "reduce_scatter");
+      expect_same_bits(all,
+                       testing::ordered_sum_oracle<bfloat16, bfloat16>(random_value, size, 0,
+                                                                       kNumel * size, nullptr),
+                       "all_reduce");
+    });
+  }
+}
+
+TEST(NcclGroupTest, BuffersAreRegisteredUntilTheGroupDies) {
+  Groups groups = make_nccl(2);
+  expect_success(groups, [](RankContext c) {
+    Vector<float> data(64);
+    auto& group = dynamic_cast<NcclGroup&>(c.group);
+    EXPECT_TRUE(group.register_buffer(data.data(), data.size() * sizeof(float)));
+  });
+  EXPECT_EQ(emulator::nccl_registrations(), 2);
+  groups.clear();
+  EXPECT_EQ(emulator::nccl_registrations(), 0);
+}
+
+TEST(NcclGroupTest, NegativeColorsAndStreamsOfTheHostAreRefused) {
+  Groups groups = make_nccl(1);
+  EXPECT_THROW(groups[0]->split(-1, 0), Error);
+}
+
+TEST(NcclFailureTest, AStalledRankEndsTheOthersInTime) {
+  for (int size : {2, 4}) {
+    Groups groups = make_nccl(size, {.timeout = kTimeout});
+    const auto begin = steady_clock::now();
+    const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+      Vector<float> data(100);
+      c.group.all_reduce(view_of(data), c.stream);
+      if (c.rank() != size - 1) c.group.all_reduce(view_of(data), c.stream);
+      c.stream.synchronize();
+    });
+    EXPECT_LT(steady_clock::now() - begin, kPatience);
+    EXPECT_FALSE(outcomes.back().code.has_value()) << outcomes.back().what;
+    for (int r = 0; r < size - 1; ++r) {
+      const Outcome& outcome = outcomes[static_cast<std::size_t>(r)];
+      EXPECT_EQ(outcome.code, ErrorCode::kTimeout) << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "all_reduce #1 on rank " + std::to_string(r)))
+          << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "200 ms")) << outcome.what;
+    }
+  }
+}
+
+TEST(NcclFailureTest, TimeBehindOtherWorkOfTheStreamDoesNotCount) {
+  Groups groups = make_nccl(2, {.timeout = kTimeout});
+  expect_success(groups, [](RankContext c) {
+    Vector<float> data(10);
+    testing::enqueue(c.stream, [] { std::this_thread::sleep_for(3 * kTimeout); });
+    c.group.all_reduce(view_of(data), c.stream);
+    c.stream.synchronize();
+  });
+}
+
+TEST(NcclFailureTest, AbortReachesPendingAndFutureOperationsOfTheWholeFamily) {
+  Groups groups = make_nccl(2, {.timeout = milliseconds(60000)});
+  const auto begin = steady_clock::now();
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    const auto other = c.group.split(0, 0);
+    Vector<float> data(100);
+    if (c.rank() == 0) other->all_reduce(view_of(data), c.stream);  // rank 1 does not come
+    std::this_thread::sleep_for(milliseconds(20));
+    c.group.abort("enough");
+    c.group.abort("too late");
+    try {
+      other->barrier(c.second_stream);
+      c.second_stream.synchronize();
+      ADD_FAILURE() << "did not throw";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kAborted);
+    }
+    c.stream.synchronize();
+  });
+  EXPECT_LT(steady_clock::now() - begin, kPatience);
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kAborted);
+  EXPECT_TRUE(contains(outcomes[0].what, "enough")) << outcomes[0].what;
+}
+
+TEST(NcclFailureTest, WhatNcclReportsFailsTheStream) {
+  Groups groups = make_nccl(3, {.timeout = kTimeout});
+  emulator::fail_next_nccl_operation(1);
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    Vector<float> data(100);
+    c.group.all_reduce(view_of(data), c.stream);
+    c.stream.synchronize();
+  });
+  EXPECT_EQ(outcomes[1].code, ErrorCode::kAborted);
+  EXPECT_TRUE(contains(outcomes[1].what, "remote process exited")) << outcomes[1].what;
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kTimeout);
+  EXPECT_EQ(outcomes[2].code, ErrorCode::kTimeout);
+}
+
+TEST(NcclFailureTest, MakingAndSplittingTimeOut) {
+  EXPECT_THROW(make_nccl_group(make_nccl_id(), 0, 2, {.timeout = kTimeout}), Error);
+  Groups groups = make_nccl(2, {.timeout = kTimeout});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    if (c.rank() == 0) c.group.split(0, 0);
+  });
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(outcomes[0].what, "split over 2 ranks")) << outcomes[0].what;
+}
+
+TEST(NcclFailureTest, OneThreadAtATimeIsInsideNccl) { EXPECT_EQ(emulator::nccl_violations(), 0); }
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/collectives/process_group.h"
+#include "tessera/core/device.h"
+
+// The kind of group that a test program checks, and the device that its buffers are on: threads on
+// the CPU (groups_on_cpu.cpp), threads that share an emulated GPU (groups_on_cuda.cpp), or NCCL
+// with a fake library on emulated GPUs (groups_on_nccl.cpp). The host reads and writes the memory
+// of all of them, if nothing runs.
+namespace tessera::testing {
+
+using Groups = std::vector<std::unique_ptr<ProcessGroup>>;
+
+Groups make_groups(int size, std::chrono::milliseconds timeout = std::chrono::seconds(60));
+Device& device_under_test();
+bool testing_cuda();
+bool testing_nccl();
+/// Runs `task` in stream order, on a thread of the device.
+void enqueue(Stream& stream, std::function<void()> task);
+
+}  // namespace tessera::testing

@@ -1,0 +1,13 @@
+#pragma once
+
+/// How tests steer the fake NCCL, and what they ask it afterwards.
+namespace tessera::emulator {
+
+/// The next operation of `rank` stalls, and its communicator reports ncclRemoteError.
+void fail_next_nccl_operation(int rank);
+/// Buffers registered with communicators that still exist.
+int nccl_registrations();
+/// How often two threads were inside NCCL with one communicator: must be 0.
+int nccl_violations();
+
+}  // namespace tessera::emulator
