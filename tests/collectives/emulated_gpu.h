@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collectives/under_test.h"
+#include "fake_cuda.h"
 #include "tessera/core/cuda_device.h"
 
 // What the programs on emulated GPUs share; included once by each.
@@ -14,6 +15,10 @@ namespace tessera::testing {
 Device& device_under_test() {
   static const std::unique_ptr<CudaDevice> device = make_cuda_device({.nvtx = false});
   return *device;
+}
+
+void delay_device(std::chrono::microseconds at_most) {
+  fake_cuda::configure({.max_delay_us = static_cast<unsigned>(at_most.count())});
 }
 
 bool testing_cuda() { return true; }

@@ -13,6 +13,8 @@ Device& device_under_test() {
   return *device;
 }
 
+void delay_device(std::chrono::microseconds) {}  // run_ranks delays the lanes themselves
+
 bool testing_cuda() { return false; }
 bool testing_nccl() { return false; }
 

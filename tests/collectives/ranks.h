@@ -75,6 +75,7 @@ inline std::vector<Outcome> run_ranks(
     const std::function<std::function<void()>(unsigned)>& make_delay = nullptr) {
   std::vector<Outcome> outcomes(groups.size());
   std::vector<std::thread> threads;
+  if (make_delay) delay_device(std::chrono::microseconds(100));
   for (std::size_t r = 0; r < groups.size(); ++r) {
     threads.emplace_back([&, r] {
       const auto options = [&](unsigned lane) {
@@ -94,6 +95,7 @@ inline std::vector<Outcome> run_ranks(
     });
   }
   for (std::thread& thread : threads) thread.join();
+  delay_device(std::chrono::microseconds(0));
   return outcomes;
 }
 

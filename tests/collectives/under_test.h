@@ -18,6 +18,8 @@ using Groups = std::vector<std::unique_ptr<ProcessGroup>>;
 
 Groups make_groups(int size, std::chrono::milliseconds timeout = std::chrono::seconds(60));
 Device& device_under_test();
+/// Work of streams begins up to so much later than it could, at random. While nothing runs.
+void delay_device(std::chrono::microseconds at_most);
 bool testing_cuda();
 bool testing_nccl();
 /// Runs `task` in stream order, on a thread of the device.
