@@ -31,7 +31,8 @@ std::string name(const Layer& layer) {
   return concat(layer.rows, " rows, ", layer.inputs, " to ", layer.outputs);
 }
 
-/// A contiguous matrix. `offset` elements before it take its alignment away.
+/// A contiguous matrix. `offset` elements before it take its alignment away; tests give each
+/// operand another one.
 template <typename T>
 struct Matrix {
   Matrix(std::int64_t row_count, std::int64_t column_count, unsigned seed, std::int64_t before = 0)
@@ -75,9 +76,9 @@ class GemmEpilogue : public testing::Test {
   };
   static Forward forward(const Layer& layer, bool bias, bool keep_input, std::int64_t offset) {
     Matrix<T> x(layer.rows, layer.inputs, 1, offset);
-    Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
     Matrix<T> b(1, layer.outputs, 3, offset);
-    Matrix<T> y(layer.rows, layer.outputs, 4, offset);
+    Matrix<T> y(layer.rows, layer.outputs, 4, 4 * offset);
     Matrix<T> input(layer.rows, layer.outputs, 5, offset);
     StreamUnderTest stream;
     kernels_under_test().gemm({.a = x.view(),
@@ -93,7 +94,7 @@ class GemmEpilogue : public testing::Test {
 
   static void check_forward(const Layer& layer, bool bias, bool keep_input, std::int64_t offset) {
     const Matrix<T> x(layer.rows, layer.inputs, 1, offset);
-    const Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    const Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
     const Matrix<T> b(1, layer.outputs, 3, offset);
     Doubles input, input_bound, expected, bound;
     for (std::int64_t i = 0; i < layer.rows; ++i) {
@@ -118,9 +119,9 @@ class GemmEpilogue : public testing::Test {
   /// (dy W) * gelu'(input)
   static std::vector<T> backward(const Layer& layer, std::int64_t offset) {
     Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
-    Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
     Matrix<T> input(layer.rows, layer.inputs, 3, offset);
-    Matrix<T> dx(layer.rows, layer.inputs, 4, offset);
+    Matrix<T> dx(layer.rows, layer.inputs, 4, 4 * offset);
     StreamUnderTest stream;
     kernels_under_test().gemm(
         {.a = dy.view(), .b = w.view(), .c = dx.view(), .gelu_backward_input = input.view()},
@@ -130,7 +131,7 @@ class GemmEpilogue : public testing::Test {
 
   static void check_backward(const Layer& layer, std::int64_t offset) {
     const Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
-    const Matrix<T> w(layer.outputs, layer.inputs, 2, offset);
+    const Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
     const Matrix<T> input(layer.rows, layer.inputs, 3, offset);
     Doubles expected, bound;
     for (std::int64_t i = 0; i < layer.rows; ++i) {
@@ -178,6 +179,32 @@ TYPED_TEST(GemmEpilogue, GivesTheSameBitsTwice) {
   EXPECT_TRUE(same_bits(this->backward(layer, 0), this->backward(layer, 0)));
 }
 
+TYPED_TEST(GemmEpilogue, ServesOtherAddressesWithWhatItPreparedForSome) {
+  constexpr std::int64_t kSize = 16;
+  const Shape square{kSize, kSize};
+  std::vector<std::vector<TypeParam>> kept;
+  const auto run = [&](Stream& stream, unsigned seed) {
+    auto x = random_values<TypeParam>(kSize * kSize, seed);
+    auto w = random_values<TypeParam>(kSize * kSize, seed + 1);
+    auto b = random_values<TypeParam>(kSize, seed + 2);
+    std::vector<TypeParam> y(x.size()), input(x.size());
+    kernels_under_test().gemm({.a = view_of(x, square),
+                               .b = view_of(w, square),
+                               .c = view_of(y, square),
+                               .bias = view_of(b),
+                               .gelu = true,
+                               .gelu_input = view_of(input, square)},
+                              stream);
+    y.insert(y.end(), input.begin(), input.end());
+    std::fill(b.begin(), b.end(), TypeParam(NAN));  // in case anyone still looks
+    kept.push_back(std::move(b));                   // its address is not given out again
+    return y;
+  };
+  StreamUnderTest used, fresh;
+  run(used, 10);
+  EXPECT_TRUE(same_bits(run(used, 20), run(fresh, 20)));
+}
+
 /// dW (outputs, inputs) [+]= dy^T x of type W and db [+]= column sums of dy, of type B.
 template <typename T, typename W, typename B>
 void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bias,
@@ -186,8 +213,8 @@ void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bi
                       to_string(dtype_of<B>()), accumulate ? ", accumulate" : "",
                       accumulate_bias ? ", accumulate db" : "", ", offset ", offset));
   Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
-  Matrix<T> x(layer.rows, layer.inputs, 2, offset);
-  Matrix<W> dw(layer.outputs, layer.inputs, 3, offset);
+  Matrix<T> x(layer.rows, layer.inputs, 2, 2 * offset);
+  Matrix<W> dw(layer.outputs, layer.inputs, 3, 4 * offset);
   Matrix<B> db(1, layer.outputs, 4, offset);
   Doubles expected, bound, expected_bias, bias_bound;
   for (std::int64_t i = 0; i < layer.outputs; ++i) {
