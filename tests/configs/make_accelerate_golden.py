@@ -43,6 +43,8 @@ def plugin_of(environment: dict) -> dict:
     """The choices of the FSDP plugin that a worker would build from that environment."""
     before = dict(os.environ)
     os.environ.update(environment)
+    # These two ask for a GPU at once; they say nothing that is recorded here.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = os.environ["FSDP_SYNC_MODULE_STATES"] = "false"
     try:
         plugin = FullyShardedDataParallelPlugin()
         strategy = getattr(plugin.sharding_strategy, "name", None)
@@ -70,7 +72,10 @@ def read(path: pathlib.Path) -> dict:
         words += ["--num_processes", arguments["ranks"]]
     parser = launch_command_parser()
     args = parser.parse_args(words + ["script.py"])
-    args, _, _ = _validate_launch_command(args)
+    args, defaults, precision_from_file = _validate_launch_command(args)
+    if args.use_deepspeed:  # as launch_command does
+        fields = list(defaults.deepspeed_config) + ["mixed_precision"] * precision_from_file
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
     environment = exported(args)
     result = {"num_processes": args.num_processes, "environment": environment}
     if args.use_fsdp:

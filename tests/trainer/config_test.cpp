@@ -84,7 +84,7 @@ TEST_F(ConfigTest, KeysMayBeSpeltAsFlags) {
 
 TEST_F(ConfigTest, UnknownKeysNameTheNearest) {
   EXPECT_THAT(error_of_file(R"({"micro_bacth": 8})"),
-              AllOf(HasSubstr(".json: "), HasSubstr("micro_bacth"), HasSubstr("'micro_batch'")));
+              AllOf(HasSubstr(".json:1: "), HasSubstr("micro_bacth"), HasSubstr("'micro_batch'")));
   EXPECT_THAT(error_of_file(R"({"zzzzzzzzzzzzzz": 8})"), HasSubstr("unknown key"));
 }
 

@@ -271,9 +271,11 @@ void translate_prefetch(Section& fsdp, std::int64_t version) {
                               *policy));
     }
   } else if (version == 1) {
-    fsdp.derive(kBackward, "prefetch_backward", 1,
-                "the key is absent, so FSDP1 gathers nothing ahead in backward; here the default "
-                "stays, which changes no result");
+    fsdp.derive(
+        kBackward, "prefetch_backward", 1,
+        "FSDP1 then gathers nothing ahead in backward; here the default stays, which changes "
+        "no result",
+        true);
   }
   if (const auto ahead = fsdp.flag(kForward)) {
     if (*ahead) {
