@@ -1,8 +1,9 @@
+#include "gemm_plain_cuda.h"
+
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda_launch.h"
-#include "gemm_plain_cuda.h"
 
 // C = op(A) op(B) [+ bias] [+ C] for what no library kernel takes: K = 0, rows that are not aligned
 // to the words that tensor cores load.
