@@ -102,9 +102,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
   const int first_key = place.tile * Sizes::kRows;  // early keys are seen by most, and go first
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
   const int warp_key = first_key + warp_row;
-  const HeadRows q = place.rows(layout, problem.qkv, 0), k = place.rows(layout, problem.qkv, 1),
-                 v = place.rows(layout, problem.qkv, 2),
-                 d_out = place.out_rows(layout, problem.d_out);
+  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
+                             k = place.rows(layout, problem.qkv, 1),
+                             v = place.rows(layout, problem.qkv, 2),
+                             d_out = place.out_rows(layout, problem.d_out);
   const std::int64_t row0 = place.index(layout) * problem.statistics.stride;
   const float* lse2 = problem.statistics.lse2 + row0;
   const float* delta = problem.statistics.delta + row0;
@@ -147,11 +148,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
     for (int i = 0; i < kM; ++i) factors[i][0] = factors[i][1] = value;
   };
   fill(layout.scale);
-  store_rows(dk, factors, tiles.own(0), warp_row, place.rows_out(layout, problem.d_qkv, 1),
-             first_key);
+  store_rows(dk, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 1), first_key);
   fill(1.0F);
-  store_rows(dv, factors, tiles.own(1), warp_row, place.rows_out(layout, problem.d_qkv, 2),
-             first_key);
+  store_rows(dv, factors, tiles.own(1), warp_row, place.rows(layout, problem.d_qkv, 2), first_key);
 }
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
@@ -187,9 +186,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
   const int warp_query = first_query + warp_row;
-  const HeadRows q = place.rows(layout, problem.qkv, 0), k = place.rows(layout, problem.qkv, 1),
-                 v = place.rows(layout, problem.qkv, 2),
-                 d_out = place.out_rows(layout, problem.d_out);
+  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
+                             k = place.rows(layout, problem.qkv, 1),
+                             v = place.rows(layout, problem.qkv, 2),
+                             d_out = place.out_rows(layout, problem.d_out);
 
   const BackwardTiles<Sizes> tiles;
   const auto copy_step = [&](int stage, int key) {
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
-  store_rows(dq, factors, tiles.own(0), warp_row, place.rows_out(layout, problem.d_qkv, 0),
+  store_rows(dq, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 0),
              first_query);
 }
 

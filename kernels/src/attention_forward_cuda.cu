@@ -118,8 +118,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   const int first_query = (tiles - 1 - place.tile) * kQueries;  // long blocks go first
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const int warp_query = first_query + warp_row;
-  const HeadRows q = place.rows(layout, problem.qkv, 0), k = place.rows(layout, problem.qkv, 1),
-                 v = place.rows(layout, problem.qkv, 2);
+  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
+                             k = place.rows(layout, problem.qkv, 1),
+                             v = place.rows(layout, problem.qkv, 2);
 
   bf16* shared = simt::dynamic_shared<bf16>();
   const Tile<kDim> queries{shared};
@@ -161,9 +162,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   }
   finish_softmax(state, problem.lse + place.index(layout) * layout.length, warp_query,
                  layout.length, layout.scale);
-  const HeadRowsOut to{problem.out + place.out_offset(layout), layout.out_stride, layout.length,
-                       q.chunks};
-  store_rows(out, state.sum, queries, warp_row, to, first_query);
+  store_rows(out, state.sum, queries, warp_row, place.out_rows(layout, problem.out), first_query);
 }
 
 template <int kDim, int kKeys>

@@ -44,9 +44,10 @@ __device__ inline std::int64_t row_offset(int row, int stride) {
   return static_cast<std::int64_t>(row) * stride;
 }
 
-/// The rows of one head in a tensor whose rows are `stride` elements apart.
+/// The rows of one head in a tensor whose rows are `stride` elements apart. T: bf16 or const bf16.
+template <typename T>
 struct HeadRows {
-  const bf16* data;
+  T* data;
   int stride;
   int length;
   int chunks;  ///< of 8 elements: D / 8
@@ -55,7 +56,7 @@ struct HeadRows {
 /// Starts the copy of rows [first, first + kRows) into a tile. Rows past the end repeat the last
 /// one: the causal mask hides such keys, and such queries are not stored.
 template <int kRows, int kDim>
-__device__ void copy_rows(Tile<kDim> tile, const HeadRows& rows, int first) {
+__device__ void copy_rows(Tile<kDim> tile, const HeadRows<const bf16>& rows, int first) {
   constexpr int kChunks = Tile<kDim>::kChunks;
   constexpr int kRowStep = kAttentionThreads / kChunks;
   const int thread = static_cast<int>(threadIdx.x);
@@ -146,20 +147,12 @@ __device__ void add_product(float (&sums)[kM][kDim / 8][4], const float (&p)[kM]
   }
 }
 
-/// Where the rows of a head go: as HeadRows.
-struct HeadRowsOut {
-  bf16* data;
-  int stride;
-  int length;
-  int chunks;
-};
-
 /// Writes the warp's 16 kM rows of sums, row r of a lane times factors[.][r], to global memory as
 /// bf16: through its own rows of `tile`, from `tile_row` on, so that the stores are whole chunks.
 /// `first` is the position of tile row 0; rows past the end are dropped.
 template <int kM, int kDim>
 __device__ void store_rows(const float (&sums)[kM][kDim / 8][4], const float (&factors)[kM][2],
-                           Tile<kDim> tile, int tile_row, const HeadRowsOut& out, int first) {
+                           Tile<kDim> tile, int tile_row, const HeadRows<bf16>& out, int first) {
   constexpr int kChunks = Tile<kDim>::kChunks;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();  // other lanes may still be reading these rows
@@ -214,14 +207,14 @@ struct Place {
   __device__ std::int64_t index(const AttentionLayout& layout) const {
     return static_cast<std::int64_t>(batch) * layout.heads + head;
   }
-  /// q (part 0), k (1) or v (2) of this head.
-  __device__ HeadRows rows(const AttentionLayout& layout, const bf16* qkv, int part) const {
+  /// q (part 0), k (1) or v (2) of this head, or their gradients.
+  template <typename T>
+  __device__ HeadRows<T> rows(const AttentionLayout& layout, T* qkv, int part) const {
     return {qkv + qkv_offset(layout, part), layout.qkv_stride, layout.length, layout.head_dim / 8};
   }
-  __device__ HeadRowsOut rows_out(const AttentionLayout& layout, bf16* qkv, int part) const {
-    return {qkv + qkv_offset(layout, part), layout.qkv_stride, layout.length, layout.head_dim / 8};
-  }
-  __device__ HeadRows out_rows(const AttentionLayout& layout, const bf16* out) const {
+  /// out of this head, or its gradient.
+  template <typename T>
+  __device__ HeadRows<T> out_rows(const AttentionLayout& layout, T* out) const {
     return {out + out_offset(layout), layout.out_stride, layout.length, layout.head_dim / 8};
   }
 };
