@@ -1,8 +1,14 @@
 #pragma once
 
+#include <functional>
+#include <initializer_list>
 #include <vector>
 
 #include "tessera/trainer/config.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tessera::cli {
 
@@ -16,9 +22,22 @@ inline constexpr int kExitSignal = 128;  ///< plus the signal that ended trainin
 std::vector<Setting> train_only_settings();
 std::vector<Setting> plan_only_settings();
 
-/// Trains; returns the exit code.
-int run_train(Config config);
-/// Prints a schedule and its cost; returns the exit code.
-int run_plan(Config config);
+/// One table of several.
+std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);
+
+/// A subcommand of the program and what it does: `run` is called if `app` was parsed, and returns
+/// the exit code.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+// Each adds one to the program; <name>_command.cpp has it.
+Command add_train(CLI::App& program);            ///< trains
+Command add_plan(CLI::App& program);             ///< prints a schedule and its cost
+Command add_explain(CLI::App& program);          ///< tells what a config file means here
+Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
+Command add_env(CLI::App& program);              ///< describes this machine and this build
+Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
 
 }  // namespace tessera::cli

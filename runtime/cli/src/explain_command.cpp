@@ -1,10 +1,10 @@
-#include "explain_command.h"
-
 #include <algorithm>
 #include <iostream>
+#include <memory>
 #include <tuple>
 #include <vector>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "tessera/core/error.h"
@@ -121,6 +121,14 @@ nlohmann::ordered_json to_json(const Config& config) {
 
 }  // namespace
 
+namespace {
+
+/// What is asked of `tessera explain`.
+struct ExplainRequest {
+  std::string path{};
+  bool json = false;
+};
+
 int run_explain(Config config, const ExplainRequest& request) {
   require(!config.translations().empty(), ErrorCode::kConfig,
           "nothing to explain: give the path of a config file");
@@ -137,6 +145,21 @@ int run_explain(Config config, const ExplainRequest& request) {
   }
   print_settings(std::cout, config);
   return kExitGood;
+}
+
+}  // namespace
+
+Command add_explain(CLI::App& program) {
+  const auto command = std::make_shared<SettingsCommand>(
+      program, "explain", "Tell what a config file means here, key by key",
+      joined({model_settings(), trainer_settings(), train_only_settings()}), plan_only_settings());
+  const auto request = std::make_shared<ExplainRequest>();
+  command->command().add_option("FILE", request->path,
+                                "a config file of Tessera, Accelerate or DeepSpeed");
+  command->command().add_flag("--json", request->json, "print one JSON object");
+  return {&command->command(), [command, request] {
+            return run_explain(command->config(std::cerr, request->path), *request);
+          }};
 }
 
 }  // namespace tessera::cli

@@ -1,24 +1,18 @@
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
+#include <vector>
 
-#include "command_line.h"
 #include "commands.h"
-#include "explain_command.h"
-#include "gpt_settings.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/config.h"
 
 namespace tessera::cli {
 namespace {
-
-std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
-  std::vector<Setting> all;
-  for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
-  return all;
-}
 
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
@@ -49,19 +43,11 @@ int run(int argc, const char* const* argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
   app.get_formatter()->column_width(40);
-  const SettingsCommand train(
-      app, "train", "Train a GPT on text or tokens on this machine",
-      joined({model_settings(), trainer_settings(), train_only_settings()}));
-  const SettingsCommand plan(
-      app, "plan", "Print a run's schedule, memory and traffic without running it",
-      joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
-  SettingsCommand explain(app, "explain", "Tell what a config file means here, key by key",
-                          joined({model_settings(), trainer_settings(), train_only_settings()}),
-                          plan_only_settings());
-  ExplainRequest request;
-  explain.command().add_option("FILE", request.path,
-                               "a config file of Tessera, Accelerate or DeepSpeed");
-  explain.command().add_flag("--json", request.json, "print one JSON object");
+  std::vector<Command> commands;
+  for (const auto add :
+       {add_train, add_plan, add_explain, add_estimate_memory, add_env, add_gpu_info}) {
+    commands.push_back(add(app));
+  }
   check_command(app, argc, argv);
   try {
     app.parse(argc, argv);
@@ -72,11 +58,10 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
   }
-  if (explain.parsed()) return run_explain(explain.config(std::cerr, request.path), request);
-  Config config = train.parsed() ? train.config(std::cerr) : plan.config(std::cerr);
-  const bool quiet = train.parsed() && config.get<bool>("quiet");
-  if (!quiet) print_announcements(std::cerr, config);
-  return train.parsed() ? run_train(std::move(config)) : run_plan(std::move(config));
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  fail(ErrorCode::kInternal, "no command was parsed");
 }
 
 }  // namespace

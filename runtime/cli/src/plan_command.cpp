@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <iostream>
+#include <memory>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "report.h"
@@ -99,6 +101,8 @@ std::vector<Setting> plan_only_settings() {
   };
 }
 
+namespace {
+
 int run_plan(Config config) {
   const GptChoice choice = choose_gpt(config);
   const TrainerOptions options = trainer_options(config);
@@ -125,6 +129,19 @@ int run_plan(Config config) {
     print_traffic(out, plan.traffic);
   }
   return kExitGood;
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& program) {
+  const auto command = std::make_shared<SettingsCommand>(
+      program, "plan", "Print a run's schedule, memory and traffic without running it",
+      joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
+  return {&command->command(), [command] {
+            Config config = command->config(std::cerr);
+            print_announcements(std::cerr, config);
+            return run_plan(std::move(config));
+          }};
 }
 
 }  // namespace tessera::cli

@@ -1,8 +1,10 @@
 #include <iostream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
@@ -56,6 +58,8 @@ std::vector<Setting> train_only_settings() {
   return all;
 }
 
+namespace {
+
 int run_train(Config config) {
   // Everything that can be wrong is found before a file is written.
   const GptChoice choice = choose_gpt(config);
@@ -100,6 +104,25 @@ int run_train(Config config) {
     }
   }
   return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();
+}
+
+}  // namespace
+
+std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
+  std::vector<Setting> all;
+  for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
+  return all;
+}
+
+Command add_train(CLI::App& program) {
+  const auto command = std::make_shared<SettingsCommand>(
+      program, "train", "Train a GPT on text or tokens",
+      joined({model_settings(), trainer_settings(), train_only_settings()}));
+  return {&command->command(), [command] {
+            Config config = command->config(std::cerr);
+            if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+            return run_train(std::move(config));
+          }};
 }
 
 }  // namespace tessera::cli

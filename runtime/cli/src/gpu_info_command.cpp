@@ -1,0 +1,89 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/trainer/byte_size.h"
+#include "text_table.h"
+
+namespace tessera::cli {
+namespace {
+
+bool reaches(const CudaGpu& gpu, int peer) {
+  return std::find(gpu.peers.begin(), gpu.peers.end(), peer) != gpu.peers.end();
+}
+
+void print_json(const CudaStatus& status) {
+  auto gpus = nlohmann::ordered_json::array();
+  for (const CudaGpu& gpu : status.gpus) {
+    gpus.push_back(
+        {{"ordinal", gpu.ordinal},
+         {"name", gpu.name},
+         {"uuid", gpu.uuid},
+         {"pci", gpu.pci},
+         {"compute_capability", std::to_string(gpu.major) + "." + std::to_string(gpu.minor)},
+         {"multiprocessors", gpu.multiprocessors},
+         {"total_bytes", gpu.total_bytes},
+         {"free_bytes", gpu.free_bytes},
+         {"peers", gpu.peers}});
+  }
+  const nlohmann::ordered_json object{
+      {"kind", "gpu-info"}, {"problem", status.problem}, {"gpus", gpus}};
+  std::cout << object.dump(2) << "\n";
+}
+
+void print_peers(const std::vector<CudaGpu>& gpus) {
+  std::vector<std::string> heading{"reaches"};
+  for (const CudaGpu& gpu : gpus) heading.push_back("GPU " + std::to_string(gpu.ordinal));
+  TextTable table(heading);
+  for (const CudaGpu& from : gpus) {
+    std::vector<std::string> row{"GPU " + std::to_string(from.ordinal)};
+    for (const CudaGpu& to : gpus) {
+      const bool same = from.ordinal == to.ordinal;
+      row.emplace_back(same ? "-" : reaches(from, to.ordinal) ? "yes" : "no");
+    }
+    table.add(row);
+  }
+  table.print(std::cout);
+}
+
+int run_gpu_info(bool json) {
+  const CudaStatus status = cuda_status();
+  if (json) {
+    print_json(status);
+    return kExitGood;
+  }
+  if (!status.usable()) {
+    std::cout << "No GPU can be used: " << status.problem << ".\nTraining works on the CPU.\n";
+    return kExitGood;
+  }
+  TextTable table({"GPU", "name", "sm", "processors", "memory", "free", "PCI", "UUID"});
+  for (const CudaGpu& gpu : status.gpus) {
+    table.add({std::to_string(gpu.ordinal), gpu.name,
+               std::to_string(gpu.major) + std::to_string(gpu.minor),
+               std::to_string(gpu.multiprocessors), format_bytes(gpu.total_bytes),
+               format_bytes(gpu.free_bytes), gpu.pci, gpu.uuid});
+  }
+  table.print(std::cout);
+  if (status.gpus.size() > 1) {
+    std::cout << "\n";
+    print_peers(status.gpus);
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+Command add_gpu_info(CLI::App& program) {
+  const auto json = std::make_shared<bool>(false);
+  CLI::App* app =
+      program.add_subcommand("gpu-info", "List the GPUs, their memory and which reach which");
+  app->add_flag("--json", *json, "print one JSON object");
+  return {app, [json] { return run_gpu_info(*json); }};
+}
+
+}  // namespace tessera::cli
