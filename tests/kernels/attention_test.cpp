@@ -315,6 +315,7 @@ TEST(AttentionWorkspace, GrowsWithThreadsAndNotWithHeads) {
     return attention_workspace_bytes(batch, length, heads, 64, DType::kFloat32, threads);
   };
   EXPECT_EQ(bytes(8, 1024, 12, 4), 4 * bytes(1, 1024, 1, 1));
+  EXPECT_EQ(bytes(8, 1024, 12, 0), 0);
   // Never the L x L scores: linear in the length from some length on.
   EXPECT_EQ(bytes(1, 65536, 1, 1) - bytes(1, 32768, 1, 1),
             bytes(1, 98304, 1, 1) - bytes(1, 65536, 1, 1));

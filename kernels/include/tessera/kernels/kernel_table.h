@@ -297,7 +297,8 @@ struct KernelTable {
 };
 
 /// Scratch that attention needs for these sizes: a pure function, the same on every machine, so
-/// that a plan made without a device knows it.
+/// that a plan made without a device knows it. CUDA's kernels need none (they take theirs from
+/// CudaStream::scratch): pass 0 threads for them.
 std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length, std::int64_t heads,
                                        std::int64_t head_dim, DType dtype, int threads);
 
