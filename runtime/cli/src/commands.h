@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <iosfwd>
 #include <vector>
 
 #include "tessera/trainer/config.h"
@@ -25,6 +26,9 @@ std::vector<Setting> plan_only_settings();
 /// One table of several.
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);
 
+/// Every setting with its value and where that is from.
+void print_settings(std::ostream& out, const Config& config);
+
 /// A subcommand of the program and what it does: `run` is called if `app` was parsed, and returns
 /// the exit code.
 struct Command {
@@ -39,5 +43,6 @@ Command add_explain(CLI::App& program);          ///< tells what a config file m
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
 Command add_env(CLI::App& program);              ///< describes this machine and this build
 Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
+Command add_self_test(CLI::App& program);        ///< tests every strategy on this machine
 
 }  // namespace tessera::cli

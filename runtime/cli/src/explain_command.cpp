@@ -73,22 +73,6 @@ void print_differences(std::ostream& out, const ConfigTranslation& translation) 
   if (!any) out << "  none\n";
 }
 
-void print_settings(std::ostream& out, const Config& config) {
-  out << "\neffective settings\n";
-  std::size_t name_width = 0;
-  std::size_t value_width = 0;
-  for (const auto& [name, value] : config.values().items()) {
-    name_width = std::max(name_width, name.size());
-    value_width = std::max(value_width, show(value).size());
-  }
-  for (const auto& [name, value] : config.values().items()) {
-    const std::string shown = show(value) == "\n" ? "\\n" : show(value);
-    out << "  " << name << std::string(name_width - name.size() + 2, ' ') << shown
-        << std::string(value_width - std::min(value_width, shown.size()) + 2, ' ')
-        << config.source(name) << "\n";
-  }
-}
-
 nlohmann::ordered_json to_json(const ConfigEntry& entry) {
   nlohmann::ordered_json json{{"key", entry.key},
                               {"file", entry.file},
@@ -148,6 +132,22 @@ int run_explain(Config config, const ExplainRequest& request) {
 }
 
 }  // namespace
+
+void print_settings(std::ostream& out, const Config& config) {
+  out << "\neffective settings\n";
+  std::size_t name_width = 0;
+  std::size_t value_width = 0;
+  for (const auto& [name, value] : config.values().items()) {
+    name_width = std::max(name_width, name.size());
+    value_width = std::max(value_width, show(value).size());
+  }
+  for (const auto& [name, value] : config.values().items()) {
+    const std::string shown = show(value) == "\n" ? "\\n" : show(value);
+    out << "  " << name << std::string(name_width - name.size() + 2, ' ') << shown
+        << std::string(value_width - std::min(value_width, shown.size()) + 2, ' ')
+        << config.source(name) << "\n";
+  }
+}
 
 Command add_explain(CLI::App& program) {
   const auto command = std::make_shared<SettingsCommand>(

@@ -20,8 +20,8 @@ std::string bar(double done, int width) {
 
 }  // namespace
 
-Progress::Progress(std::int64_t steps, bool quiet)
-    : steps_(steps), quiet_(quiet), terminal_(inspect(stderr)) {}
+Progress::Progress(std::int64_t steps, bool quiet, bool verbose)
+    : steps_(steps), quiet_(quiet), verbose_(verbose), terminal_(inspect(stderr)) {}
 
 Progress::~Progress() {
   if (line_open_) std::fputc('\n', stderr);
@@ -32,7 +32,7 @@ void Progress::show(const StepRecord& record) {
   if (record.step > 1) seconds_ += record.seconds;
   rate_ = record.step <= 2 ? record.tokens_per_second
                            : (1.0 - kSmoothing) * rate_ + kSmoothing * record.tokens_per_second;
-  if (terminal_.interactive) {
+  if (terminal_.interactive && !verbose_) {
     draw(record);
   } else {
     print(record);
@@ -63,7 +63,7 @@ void Progress::draw(const StepRecord& record) {
 
 void Progress::print(const StepRecord& record) {
   const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
-  if (record.step != 1 && record.step != steps_ && record.step % tenth != 0) return;
+  if (!verbose_ && record.step != 1 && record.step != steps_ && record.step % tenth != 0) return;
   std::fprintf(stderr, "step %lld/%lld  loss %s  gradient norm %s  %s tokens/s  peak %s\n",
                static_cast<long long>(record.step), static_cast<long long>(steps_),
                fixed(record.loss, 4).c_str(), fixed(record.gradient_norm, 3).c_str(),

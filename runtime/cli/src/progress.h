@@ -9,10 +9,10 @@
 namespace tessera::cli {
 
 /// Shows a training run on stderr: one line that rewrites itself in a terminal, else a plain line
-/// for the first step, the last, and every tenth of the way.
+/// for the first step, the last, and every tenth of the way (verbose: for every step, always).
 class Progress {
  public:
-  Progress(std::int64_t steps, bool quiet);
+  Progress(std::int64_t steps, bool quiet, bool verbose);
   /// Ends the line, so that what comes next starts on its own.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -26,6 +26,7 @@ class Progress {
 
   std::int64_t steps_;
   bool quiet_;
+  bool verbose_;
   Terminal terminal_;
   std::chrono::steady_clock::time_point last_drawn_{};
   double seconds_ = 0.0;  ///< of all steps but the first

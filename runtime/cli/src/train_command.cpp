@@ -12,6 +12,7 @@
 #include "report.h"
 #include "run_outputs.h"
 #include "sample.h"
+#include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/metrics.h"
@@ -44,12 +45,44 @@ std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> par
   return values;
 }
 
+/// The largest micro-batch that fits, and says so.
+void choose_batch(Config& config, TrainerOptions& options, const Model& model,
+                  const TokenDataset& dataset) {
+  const std::int64_t given = bytes_per_rank(options);
+  const BatchChoice choice = tessera::choose_batch(model, dataset, options, given);
+  options.micro_batch = choice.micro_batch;
+  options.accumulate = choice.accumulate;
+  config.set_effective("micro_batch", choice.micro_batch);
+  config.set_effective("accumulate", choice.accumulate);
+  if (config.get<bool>("quiet")) return;
+  std::cerr << "auto-batch: micro-batch " << choice.micro_batch << ", " << choice.accumulate
+            << " micro-steps: " << format_bytes(choice.predicted_bytes) << " per rank of "
+            << format_bytes(given) << " less a margin of " << kAutoBatchMargin * 100.0 << " %";
+  if (choice.next_micro_batch) {
+    std::cerr << "; micro-batch " << *choice.next_micro_batch << " would need "
+              << format_bytes(choice.next_bytes);
+  }
+  std::cerr << "\n";
+}
+
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
   std::vector<Setting> all = data_settings();
   for (Setting& setting : sample_settings()) all.push_back(std::move(setting));
   for (Setting& setting : output_settings()) all.push_back(std::move(setting));
+  all.push_back({.name = "auto_batch",
+                 .type = SettingType::kFlag,
+                 .fallback = false,
+                 .help =
+                     "raise the micro-batch to the largest that fits the memory, and accumulate "
+                     "less: micro-batch times accumulation stays as given",
+                 .group = "Step"});
+  all.push_back({.name = "verbose",
+                 .type = SettingType::kFlag,
+                 .fallback = false,
+                 .help = "tell every setting and where it is from, and a line for every step",
+                 .group = "Output"});
   all.push_back({.name = "quiet",
                  .type = SettingType::kFlag,
                  .fallback = false,
@@ -67,6 +100,7 @@ int run_train(Config config) {
   const Model model = make_model(choice);
   const TokenDataset dataset = open_dataset(config, choice);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   const Trainer trainer(model, dataset, options);
   const TrainingPlan& plan = trainer.plan();
   set_effective(config, plan.options);
@@ -74,12 +108,13 @@ int run_train(Config config) {
   RunOutputs outputs(config, model);
   outputs.begin(config);
   if (!quiet) print_header(config, model, dataset, plan);
+  if (config.get<bool>("verbose")) print_settings(std::cout, config);
 
   const double peak_flops = measure_matmul_flops(plan.options);
   const InterruptGuard interrupt;
   TrainingSummary summary;
   {
-    Progress progress(plan.options.steps, quiet);
+    Progress progress(plan.options.steps, quiet, config.get<bool>("verbose"));
     summary = trainer.train([&](const StepRecord& record) {
       progress.show(record);
       outputs.step(record, peak_flops);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "rank_device.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 

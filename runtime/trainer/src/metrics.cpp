@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "rank_device.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/trainer/launch.h"

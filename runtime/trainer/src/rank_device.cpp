@@ -1,4 +1,4 @@
-#include "rank_device.h"
+#include "tessera/trainer/rank_device.h"
 
 #include <algorithm>
 

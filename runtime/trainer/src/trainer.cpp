@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rank_device.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/core/error.h"
 #include "training_run.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "rank_device.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/trainer/launch.h"

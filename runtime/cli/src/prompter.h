@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+/// Ctrl-C at a question. The terminal is as it was before.
+struct Interrupted {};
+
+/// Puts questions to a person or to a script.
+/// Throws Error{kConfig} if the answers end, and Interrupted.
+class Prompter {
+ public:
+  virtual ~Prompter() = default;
+  virtual void say(const std::string& text) = 0;
+  /// The index of one of `choices`; `fallback` is what Enter alone means.
+  virtual std::size_t choose(const std::string& question, const std::vector<std::string>& choices,
+                             std::size_t fallback) = 0;
+  /// A line without the spaces around it; empty if only Enter was typed.
+  virtual std::string type(const std::string& question) = 0;
+};
+
+/// Menus that arrow keys move through if standard input and output are terminals; else every answer
+/// is a line, so that a script can give them.
+std::unique_ptr<Prompter> make_prompter();
+
+/// Answers are lines of the file `input`; the questions go to `out`. What is typed elsewhere than
+/// at a terminal is repeated there, so that the output reads like a session.
+class LinePrompter : public Prompter {
+ public:
+  LinePrompter(int input, std::ostream& out);
+  void say(const std::string& text) override;
+  std::size_t choose(const std::string& question, const std::vector<std::string>& choices,
+                     std::size_t fallback) override;
+  std::string type(const std::string& question) override;
+
+ protected:
+  int input() const { return input_; }
+  std::ostream& out() { return out_; }
+  /// Throws the Error of answers that ended at `question`.
+  [[noreturn]] static void ended(const std::string& question);
+
+ private:
+  int input_;
+  std::ostream& out_;
+  bool repeat_;
+};
+
+}  // namespace tessera::cli
