@@ -106,6 +106,7 @@ __global__ void copy_without_wait(float* out) {
   simt::cp_async16(&shared[4 * threadIdx.x], &out[threadIdx.x / 4 * 4]);
   simt::cp_async_commit();
   simt::cp_async_wait<1>();
+  __syncthreads();
   out[threadIdx.x] = shared[4 * threadIdx.x + threadIdx.x % 4];
 }
 __global__ void tile_reused_too_early(float* out) {
@@ -274,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(
                 .kernel = &copy_without_wait,
                 .plain = kWrong,
                 .address = kWrong,
-                .thread = kWrong},
+                .thread = reports("data race")},
         Mistake{.name = "TileReusedTooEarly",
                 .kernel = &tile_reused_too_early,
                 .plain = kWrong,

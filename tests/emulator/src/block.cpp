@@ -52,6 +52,7 @@ bool Block::run(const Grid& grid, uint3 index, Order& order, Fiber& scheduler) {
   order_ = &order;
   scheduler_ = &scheduler;
   running_block = this;
+  ++turn_;
   prepare(index);
   const unsigned warps = (count_ + 31) / 32;
   while (alive_ > 0 && error_[0] == '\0') {
@@ -67,7 +68,10 @@ bool Block::run(const Grid& grid, uint3 index, Order& order, Fiber& scheduler) {
     }
     if (!progress) describe_deadlock();
   }
-  if (error_[0] != '\0') return false;
+  if (error_[0] != '\0') {
+    abandon_threads();
+    return false;
+  }
   const long damaged = shared_.find_damage();
   if (damaged >= 0) describe_damage(damaged, index);
   return damaged < 0;
@@ -104,6 +108,17 @@ void Block::prepare(uint3 index) {
   }
 }
 
+/// After a fault: those that will not go on leave stacks behind that cannot be used again.
+void Block::abandon_threads() {
+  for (unsigned i = 0; i < count_; ++i) {
+    Thread& thread = *threads_[i];
+    if (thread.state != Thread::State::kDone)
+      thread.fiber.signal_last(end_[turn_ % 2], *scheduler_);
+  }
+  await_end();
+  threads_.clear();
+}
+
 void Block::keep_fibers(std::size_t count) {
   if (threads_.size() > count) threads_.resize(count);
 }
@@ -112,7 +127,7 @@ void Block::enter_thread() {
   Fiber::entered();
   Block& block = running();
   block.grid_->start->await();
-  block.end_.await();  // of the block that ran here before
+  block.end_[(block.turn_ - 1) % 2].await();  // of the block that ran here before
   try {
     (*block.grid_->body)();
   } catch (const std::exception& error) {
@@ -121,7 +136,7 @@ void Block::enter_thread() {
   Thread& thread = block.thread();
   ++thread.groups;
   deliver_copies(thread, 0);
-  block.end_.signal();
+  block.end_[block.turn_ % 2].signal();
   thread.state = Thread::State::kDone;
   --block.alive_;
   // Those that have exited are not waited for.
@@ -249,7 +264,6 @@ void Block::fault(const char* what, const Location& where) {
                 "%s at %s:%u, thread (%u, %u, %u) of block (%u, %u, %u)", what, file_name(where),
                 where.line(), id.thread.x, id.thread.y, id.thread.z, id.block.x, id.block.y,
                 id.block.z);
-  end_.signal();
   go_to(nullptr);
   __builtin_unreachable();
 }

@@ -71,7 +71,9 @@ class Block {
   /// Runs one block to its end. False if there was a fault.
   bool run(const Grid& grid, uint3 index, Order& order, Fiber& scheduler);
   /// All blocks that ran here are before what follows.
-  void await_end() { end_.await(); }
+  void await_end() {
+    for (SyncPoint& end : end_) end.await();
+  }
   /// What went wrong, with the place; empty if nothing did.
   const char* error() const { return error_.data(); }
   void clear_error() { error_[0] = '\0'; }
@@ -106,6 +108,7 @@ class Block {
 
   static void enter_thread();
   void prepare(uint3 index);
+  void abandon_threads();
   Thread* take_ready(unsigned warp);
   void go_to(Thread* next);
   void yield();
@@ -123,7 +126,8 @@ class Block {
   Barrier barrier_;
   SharedMemory shared_;
   unsigned char* dynamic_shared_ = nullptr;
-  SyncPoint end_;
+  unsigned turn_ = 0;               ///< blocks that were begun here
+  std::array<SyncPoint, 2> end_{};  ///< of blocks of even and of odd turns
   std::array<char, 2048> error_{};
 };
 

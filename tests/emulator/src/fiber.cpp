@@ -41,7 +41,8 @@ constexpr std::size_t kStackBytes = std::size_t{kAddressSanitizer || kThreadSani
                                     << 10;
 constexpr std::size_t kGuardBytes = 4096;
 constexpr std::size_t kStaggerBytes = 192;
-constexpr unsigned kStaggers = 40;  // kept below two pages
+constexpr unsigned kStaggers = 40;                           // kept below two pages
+[[maybe_unused]] constexpr unsigned kNoSynchronisation = 1;  // of __tsan_switch_to_fiber
 
 }  // namespace
 
@@ -106,7 +107,6 @@ void Fiber::switch_between(Fiber& from, Fiber& to, [[maybe_unused]] bool finishe
                                  to.stack_bytes_);
 #endif
 #if defined(TESSERA_EMULATOR_TSAN)
-  constexpr unsigned kNoSynchronisation = 1;
   __tsan_switch_to_fiber(to.tsan_fiber_, kNoSynchronisation);
 #endif
 #if defined(__x86_64__)
@@ -116,6 +116,14 @@ void Fiber::switch_between(Fiber& from, Fiber& to, [[maybe_unused]] bool finishe
 #endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(from.asan_frames_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::signal_last([[maybe_unused]] SyncPoint& point, [[maybe_unused]] Fiber& current) {
+#if defined(TESSERA_EMULATOR_TSAN)
+  __tsan_switch_to_fiber(tsan_fiber_, kNoSynchronisation);
+  point.signal();
+  __tsan_switch_to_fiber(current.tsan_fiber_, kNoSynchronisation);
 #endif
 }
 

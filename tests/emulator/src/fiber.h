@@ -29,6 +29,8 @@ class Fiber {
 
   /// Leaves `from` and goes on in `to`. `finished` promises that nothing returns to `from`.
   static void switch_between(Fiber& from, Fiber& to, bool finished = false);
+  /// Signals in the name of this fiber, which is not running and will not again.
+  void signal_last(SyncPoint& point, Fiber& current);
   /// To be called first by `entry`.
   static void entered();
 
