@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
 #include "row_blocks.h"
-#include "tessera/core/error.h"
 
 // db[j] = sum over i of dy[i][j]. Reads dy once, eight rows at a time, so that the partial sums
 // (L1 or L2) are read and written once per eight rows. Order: within a row block from its first row
@@ -89,9 +89,7 @@ void combine_blocks(const float* partials, std::int64_t blocks, std::int64_t str
 }
 
 void bias_gradient(const BiasGradientArgs& args, Stream&) {
-  if (!(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1]))
-    fail(ErrorCode::kInvalidArgument, "bias_gradient: dy is ", to_string(args.dy.shape), ", db is ",
-         to_string(args.db.shape));
+  check_arguments(args);
   const std::int64_t n = args.dy.shape[1];
   const RowBlocks blocks(args.dy.shape[0]);
   std::vector<float> partials(static_cast<std::size_t>(blocks.count() * n));

@@ -7,8 +7,8 @@
 #include "simd.h"
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // y = x / (1 - p) where the element's random word is at least p 2^32, else 0. The mask is never
 // stored: backward draws it again. Traffic: x and y once.
@@ -71,16 +71,9 @@ HWY_EXPORT(dropout_range);
 }  // namespace
 
 void dropout(const DropoutArgs& args, Stream&) {
-  const std::int64_t n = args.y.numel();
-  require(args.x.numel() == n && args.x.dtype == args.y.dtype && args.x.is_contiguous() &&
-              args.y.is_contiguous(),
-          ErrorCode::kInvalidArgument, "dropout: x ", to_string(args.x.shape), " and y ",
-          to_string(args.y.shape), " must be contiguous, of one size and dtype");
-  require(args.probability >= 0.0F && args.probability < 1.0F && args.first_index >= 0,
-          ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
-          " is outside of [0, 1), or first_index ", args.first_index, " is negative");
+  check_arguments(args);
   // Some 10 us of arithmetic per chunk.
-  parallel_for(n, 8192, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(args.y.numel(), 8192, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(dropout_range)(args, begin, end);
   });
 }

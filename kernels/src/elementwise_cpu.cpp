@@ -7,8 +7,8 @@
 #include "stream_store.h"
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // cast, add, fill: one pass, each element by itself. Traffic: src and dst once (add: dst twice).
 
@@ -95,38 +95,25 @@ HWY_EXPORT(fill_range);
 /// Elements per chunk: a few microseconds of memory traffic, and whole cache lines of any dtype.
 constexpr std::int64_t kGrain = 16384;
 
-void check(const char* kernel, const TensorView& view, std::int64_t n) {
-  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, kernel,
-          ": a tensor has shape ", to_string(view.shape), ", expected ", n, " contiguous elements");
-  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, kernel, ": a tensor is ", to_string(view.dtype),
-          ", expected fp32 or bf16");
-}
-
 }  // namespace
 
 void cast(const CastArgs& args, Stream&) {
-  const std::int64_t n = args.dst.numel();
-  check("cast", args.src, n);
-  check("cast", args.dst, n);
-  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  check_arguments(args);
+  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(cast_range)(args, begin, end);
   });
 }
 
 void add(const AddArgs& args, Stream&) {
-  const std::int64_t n = args.dst.numel();
-  check("add", args.src, n);
-  check("add", args.dst, n);
-  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  check_arguments(args);
+  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(add_range)(args, begin, end);
   });
 }
 
 void fill(const FillArgs& args, Stream&) {
-  const std::int64_t n = args.dst.numel();
-  check("fill", args.dst, n);
-  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  check_arguments(args);
+  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(fill_range)(args, begin, end);
   });
 }

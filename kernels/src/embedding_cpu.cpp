@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
 
@@ -97,20 +98,11 @@ HWY_EXPORT(sum_rows);
 /// Columns of a row that one thread sums: a token that occurs often is shared by several threads.
 constexpr std::int64_t kColumnTile = 128;
 
-void check(const char* kernel, const TensorView& tokens, const TensorView& x, const TensorView& wte,
-           const TensorView& wpe) {
-  const std::int64_t length = tokens.shape[1];
-  require(tokens.shape.rank() == 2 && x.shape == Shape({tokens.shape[0], length, wte.shape[1]}) &&
-              wpe.shape[1] == wte.shape[1] && wpe.shape[0] >= length,
-          ErrorCode::kInvalidArgument, kernel, ": tokens ", to_string(tokens.shape), ", x ",
-          to_string(x.shape), ", wte ", to_string(wte.shape), " and wpe ", to_string(wpe.shape),
-          " do not fit");
-  require(tokens.is_contiguous() && x.is_contiguous() && wte.is_contiguous() && wpe.is_contiguous(),
-          ErrorCode::kInvalidArgument, kernel, ": tensors must be contiguous");
+void check_tokens(const char* kernel, const TensorView& tokens, std::int64_t vocab_size) {
   const std::int32_t* const token = tokens.as<std::int32_t>();
   for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    require(token[i] >= 0 && token[i] < wte.shape[0], ErrorCode::kInvalidArgument, kernel,
-            ": token ", token[i], " at ", i, " is outside of the vocabulary of ", wte.shape[0]);
+    require(token[i] >= 0 && token[i] < vocab_size, ErrorCode::kInvalidArgument, kernel, ": token ",
+            token[i], " at ", i, " is outside of the vocabulary of ", vocab_size);
   }
 }
 
@@ -189,16 +181,16 @@ void backward_wpe(const EmbeddingBackwardArgs& args) {
 }  // namespace
 
 void embedding_forward(const EmbeddingForwardArgs& args, Stream&) {
-  check("embedding_forward", args.tokens, args.x, args.wte, args.wpe);
-  require(args.x.dtype == args.wte.dtype && args.x.dtype == args.wpe.dtype,
-          ErrorCode::kInvalidArgument, "embedding_forward: x, wte and wpe differ in dtype");
+  check_arguments(args);
+  check_tokens("embedding_forward", args.tokens, args.wte.shape[0]);
   parallel_for(args.tokens.numel(), 16, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(embedding_forward_range)(args, begin, end);
   });
 }
 
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream&) {
-  check("embedding_backward", args.tokens, args.dx, args.dwte, args.dwpe);
+  check_arguments(args);
+  check_tokens("embedding_backward", args.tokens, args.dwte.shape[0]);
   backward_wte(args);
   backward_wpe(args);
 }

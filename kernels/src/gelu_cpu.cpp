@@ -6,8 +6,8 @@
 #include "simd.h"
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // GELU, tanh form. With u = sqrt(2/pi) (x + 0.044715 x^3), 0.5 (1 + tanh(u)) is the logistic
 // function s of 2u, so that y = x s without the cancellation of 1 + tanh(u) for negative x, and
@@ -86,24 +86,17 @@ HWY_EXPORT(gelu_backward_range);
 /// multiple of every vector length, so that the split changes no bit.
 constexpr std::int64_t kGrain = 16384;
 
-void check_same(const char* kernel, const TensorView& x, const TensorView& other) {
-  if (!(x.numel() == other.numel() && x.dtype == other.dtype))
-    fail(ErrorCode::kInvalidArgument, kernel, ": tensors differ: ", to_string(x.shape), " of ",
-         to_string(x.dtype), " and ", to_string(other.shape), " of ", to_string(other.dtype));
-}
-
 }  // namespace
 
 void gelu_forward(const GeluForwardArgs& args, Stream&) {
-  check_same("gelu_forward", args.x, args.y);
+  check_arguments(args);
   parallel_for(args.x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(gelu_forward_range)(args, begin, end);
   });
 }
 
 void gelu_backward(const GeluBackwardArgs& args, Stream&) {
-  check_same("gelu_backward", args.x, args.dy);
-  check_same("gelu_backward", args.x, args.dx);
+  check_arguments(args);
   parallel_for(args.x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(gelu_backward_range)(args, begin, end);
   });

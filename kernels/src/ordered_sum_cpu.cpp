@@ -7,8 +7,8 @@
 #include "stream_store.h"
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // dst = [dst +] src_0 + src_1 + ..., rounded to fp32 after each addition in this order. A group of
 // four vectors passes all sources before the next group, so that memory is read and written once:
@@ -104,26 +104,13 @@ HWY_EXPORT(ordered_sum_range);
 /// Elements per chunk: a few microseconds of memory traffic, and whole cache lines of any dtype.
 constexpr std::int64_t kGrain = 16384;
 
-void check(const TensorView& view, std::int64_t n, const char* name) {
-  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument,
-          "ordered_sum: ", name, " has shape ", to_string(view.shape), ", expected ", n,
-          " contiguous elements");
-  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, "ordered_sum: ", name, " is ", to_string(view.dtype),
-          ", expected fp32 or bf16");
-}
-
 }  // namespace
 
 void ordered_sum(const OrderedSumArgs& args, Stream&) {
-  const std::int64_t n = args.dst.numel();
-  check(args.dst, n, "dst");
-  for (const TensorView& source : args.sources) check(source, n, "a source");
-  require(args.accumulate || !args.sources.empty(), ErrorCode::kInvalidArgument,
-          "ordered_sum: nothing to sum");
+  check_arguments(args);
   const TensorView& first = args.accumulate ? args.dst : args.sources.front();
   const auto rest = args.accumulate ? args.sources : args.sources.subspan(1);
-  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(args.dst.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(ordered_sum_range)(first, rest, args.dst, begin, end);
   });
 }

@@ -7,8 +7,8 @@
 #include "simd.h"
 
 #include "cpu_kernels.h"
+#include "elementwise_arguments.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // Normal numbers by Box-Muller from Philox words: random_normal() of philox.h, a vector at a time
 // and with the same bits. Traffic: dst once; the arithmetic costs more.
@@ -124,8 +124,7 @@ HWY_EXPORT(fill_normal_range);
 }  // namespace
 
 void fill_normal(const FillNormalArgs& args, Stream&) {
-  require(args.dst.is_contiguous() && args.first_index >= 0, ErrorCode::kInvalidArgument,
-          "fill_normal: needs a contiguous tensor and a first_index >= 0, got ", args.first_index);
+  check_arguments(args);
   // Some 10 us of arithmetic per chunk.
   parallel_for(args.dst.numel(), 4096, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(fill_normal_range)(args, begin, end);

@@ -38,7 +38,8 @@ void check(std::int64_t rows, std::int64_t columns, bool accumulate) {
 
 TEST(BiasGradient, SumsColumns) {
   for (const std::int64_t rows : {0, 1, 7, 8, 17, 2101}) {
-    for (const std::int64_t columns : {1, 37}) {
+    // Less and more than a CUDA block's columns, with whole vectors and without.
+    for (const std::int64_t columns : {1, 37, 264}) {
       for (const bool accumulate : {false, true}) {
         check<float, float>(rows, columns, accumulate);
         check<bfloat16, float>(rows, columns, accumulate);

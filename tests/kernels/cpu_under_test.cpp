@@ -2,11 +2,19 @@
 #include "kernels/under_test.h"
 
 namespace tessera {
+namespace {
+
+Stream& the_stream() {
+  static NoStream stream;
+  return stream;
+}
+
+}  // namespace
 
 const KernelTable& kernels_under_test() { return cpu_kernels(); }
 
 bool testing_cuda() { return false; }
 
-StreamUnderTest::StreamUnderTest() : stream_(std::make_unique<NoStream>()) {}
+StreamUnderTest::StreamUnderTest() : stream_(the_stream()) {}
 
 }  // namespace tessera

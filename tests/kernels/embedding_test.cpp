@@ -1,3 +1,6 @@
+#include <cmath>
+#include <limits>
+
 #include "kernels/every_way.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
@@ -9,8 +12,15 @@ struct Sizes {
   std::int64_t batch, length, channels, vocab, positions;
 };
 
-const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},       {2, 5, 7, 11, 9},      {3, 17, 33, 5, 17},
-                                {4, 64, 130, 401, 70}, {2, 129, 257, 3, 200}, {0, 5, 8, 10, 5}};
+const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},
+                                {2, 5, 7, 11, 9},
+                                {3, 17, 33, 5, 17},
+                                {4, 64, 130, 401, 70},
+                                {2, 129, 257, 3, 200},
+                                {0, 5, 8, 10, 5},
+                                // Many of each token; a vocabulary beyond 16 bits.
+                                {3, 1501, 16, 2, 1501},
+                                {2, 1031, 8, 70001, 1031}};
 
 std::vector<std::int32_t> random_tokens(const Sizes& s) {
   std::mt19937 generator(23);
@@ -115,7 +125,33 @@ TEST(EmbeddingBackward, AddsRowsInOrder) {
   }
 }
 
+TEST(Embedding, TokensOutsideOfTheVocabularyMakeNanOnCuda) {
+  if (!testing_cuda()) GTEST_SKIP() << "the CPU throws";
+  std::vector<std::int32_t> tokens{1, -1, 5, std::numeric_limits<std::int32_t>::min(), 1};
+  std::vector<float> wte(10, 1.0F), wpe(10, 2.0F), x(10, 3.0F), dwte(10, 4.0F), dwpe(10, 5.0F);
+  const TensorView token_view = view_of(tokens, Shape{1, 5});
+  const TensorView x_view = view_of(x, Shape{1, 5, 2});
+  StreamUnderTest stream;
+  kernels_under_test().embedding_backward({.tokens = token_view,
+                                           .dx = x_view,
+                                           .dwte = view_of(dwte, Shape{5, 2}),
+                                           .dwpe = view_of(dwpe, Shape{5, 2})},
+                                          stream);
+  EXPECT_EQ(dwte, (std::vector<float>{0, 0, 6, 6, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(dwpe, std::vector<float>(10, 3.0F));
+  kernels_under_test().embedding_forward({.tokens = token_view,
+                                          .wte = view_of(wte, Shape{5, 2}),
+                                          .wpe = view_of(wpe, Shape{5, 2}),
+                                          .x = x_view},
+                                         stream);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const bool known = tokens[i / 2] == 1;
+    EXPECT_TRUE(known ? x[i] == 3.0F : std::isnan(x[i])) << i << ": " << x[i];
+  }
+}
+
 TEST(Embedding, RejectsTokensOutsideOfTheVocabulary) {
+  if (testing_cuda()) GTEST_SKIP() << "kernels cannot throw";
   for (const std::int32_t bad : {-1, 5}) {
     std::vector<std::int32_t> tokens{0, bad};
     std::vector<float> wte(10), wpe(4), x(4);

@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "kernels/under_test.h"
 #include "tessera/core/cuda_device.h"
 
@@ -7,6 +9,11 @@ namespace {
 CudaDevice& device() {
   static const std::unique_ptr<CudaDevice> device = make_cuda_device();
   return *device;
+}
+
+Stream& the_stream() {
+  static const std::unique_ptr<Stream> stream = device().create_stream({.name = "test"});
+  return *stream;
 }
 
 /// The kernel, run to its end: what a test does next is to look at host memory.
@@ -48,6 +55,6 @@ const KernelTable& kernels_under_test() { return kWaiting; }
 
 bool testing_cuda() { return true; }
 
-StreamUnderTest::StreamUnderTest() : stream_(device().create_stream({.name = "test"})) {}
+StreamUnderTest::StreamUnderTest() : stream_(the_stream()) {}
 
 }  // namespace tessera

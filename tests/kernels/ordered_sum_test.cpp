@@ -1,3 +1,5 @@
+#include <gmock/gmock.h>
+
 #include "kernels/every_way.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
@@ -73,8 +75,28 @@ TEST(OrderedSum, EqualsTheSequentialLoop) {
 
 TEST(OrderedSum, TakesManySources) { check_sum<float>(70, 0x1248, 1009, false); }
 
+TEST(OrderedSum, RefusesMoreSourcesThanAKernelHasParameters) {
+  if (!testing_cuda()) GTEST_SKIP() << "the CPU takes any number";
+  std::vector<float> one{1.0F}, dst(1);
+  StreamUnderTest stream;
+  const auto sum_of = [&](std::size_t count) {
+    const std::vector<TensorView> sources(count, view_of(one));
+    kernels_under_test().ordered_sum({.sources = sources, .dst = view_of(dst)}, stream);
+  };
+  sum_of(512);
+  EXPECT_EQ(dst[0], 512.0F);
+  try {
+    sum_of(513);
+    FAIL() << "513 sources were taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), testing::HasSubstr("513 sources"));
+  }
+}
+
 TEST(OrderedSum, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {
-  const std::int64_t n = (std::int64_t{8} << 20) + 1009;  // a little above 32 MiB of fp32
+  // A little above 32 MiB of fp32.
+  const std::int64_t n = testing_cuda() ? 100003 : (std::int64_t{8} << 20) + 1009;
   Sources sources(2, 2, n);
   std::vector<float> dst(static_cast<std::size_t>(n));
   // Begins and ends inside of cache lines.

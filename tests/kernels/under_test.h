@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-
 #include "tessera/core/device.h"
 #include "tessera/kernels/kernel_table.h"
 
@@ -15,14 +13,15 @@ const KernelTable& kernels_under_test();
 /// Whether these are the CUDA kernels, whose tests take smaller sizes: the emulator is slow.
 bool testing_cuda();
 
-/// A new stream that kernels_under_test() can be called with.
+/// The stream that kernels_under_test() is called with: one for all calls, so that scratch holds
+/// what other kernels left there.
 class StreamUnderTest {
  public:
   StreamUnderTest();
-  operator Stream&() const { return *stream_; }  // NOLINT: a kernel's argument
+  operator Stream&() const { return stream_; }  // NOLINT: a kernel's argument
 
  private:
-  std::unique_ptr<Stream> stream_;
+  Stream& stream_;
 };
 
 }  // namespace tessera

@@ -1,0 +1,102 @@
+#include "elementwise_arguments.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+/// `n` contiguous elements of fp32 or bf16. The text is built for an error only: this is on the
+/// path of every kernel call.
+void check_flat(const char* kernel, const char* name, const TensorView& view, std::int64_t n) {
+  if (view.numel() != n || !view.is_contiguous())
+    fail(ErrorCode::kInvalidArgument, kernel, ": ", name, " has shape ", to_string(view.shape),
+         ", expected ", n, " contiguous elements");
+  if (view.dtype != DType::kFloat32 && view.dtype != DType::kBFloat16)
+    fail(ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", to_string(view.dtype),
+         ", expected fp32 or bf16");
+}
+
+void check_same(const char* kernel, const TensorView& x, const TensorView& other) {
+  if (!(x.numel() == other.numel() && x.dtype == other.dtype))
+    fail(ErrorCode::kInvalidArgument, kernel, ": tensors differ: ", to_string(x.shape), " of ",
+         to_string(x.dtype), " and ", to_string(other.shape), " of ", to_string(other.dtype));
+}
+
+void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
+                     const TensorView& wte, const TensorView& wpe) {
+  const std::int64_t length = tokens.shape[1];
+  if (!(tokens.shape.rank() == 2 && x.shape == Shape({tokens.shape[0], length, wte.shape[1]}) &&
+        wpe.shape[1] == wte.shape[1] && wpe.shape[0] >= length))
+    fail(ErrorCode::kInvalidArgument, kernel, ": tokens ", to_string(tokens.shape), ", x ",
+         to_string(x.shape), ", wte ", to_string(wte.shape), " and wpe ", to_string(wpe.shape),
+         " do not fit");
+  require(tokens.is_contiguous() && x.is_contiguous() && wte.is_contiguous() && wpe.is_contiguous(),
+          ErrorCode::kInvalidArgument, kernel, ": tensors must be contiguous");
+  static_cast<void>(tokens.as<std::int32_t>());
+}
+
+}  // namespace
+
+void check_arguments(const GeluForwardArgs& args) { check_same("gelu_forward", args.x, args.y); }
+
+void check_arguments(const GeluBackwardArgs& args) {
+  check_same("gelu_backward", args.x, args.dy);
+  check_same("gelu_backward", args.x, args.dx);
+}
+
+void check_arguments(const DropoutArgs& args) {
+  if (!(args.x.numel() == args.y.numel() && args.x.dtype == args.y.dtype &&
+        args.x.is_contiguous() && args.y.is_contiguous()))
+    fail(ErrorCode::kInvalidArgument, "dropout: x ", to_string(args.x.shape), " and y ",
+         to_string(args.y.shape), " must be contiguous, of one size and dtype");
+  require(args.probability >= 0.0F && args.probability < 1.0F && args.first_index >= 0,
+          ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
+          " is outside of [0, 1), or first_index ", args.first_index, " is negative");
+}
+
+void check_arguments(const CastArgs& args) {
+  const std::int64_t n = args.dst.numel();
+  check_flat("cast", "src", args.src, n);
+  check_flat("cast", "dst", args.dst, n);
+}
+
+void check_arguments(const AddArgs& args) {
+  const std::int64_t n = args.dst.numel();
+  check_flat("add", "src", args.src, n);
+  check_flat("add", "dst", args.dst, n);
+}
+
+void check_arguments(const FillArgs& args) {
+  check_flat("fill", "dst", args.dst, args.dst.numel());
+}
+
+void check_arguments(const FillNormalArgs& args) {
+  require(args.dst.is_contiguous() && args.first_index >= 0, ErrorCode::kInvalidArgument,
+          "fill_normal: needs a contiguous tensor and a first_index >= 0, got ", args.first_index);
+}
+
+void check_arguments(const OrderedSumArgs& args) {
+  const std::int64_t n = args.dst.numel();
+  check_flat("ordered_sum", "dst", args.dst, n);
+  for (const TensorView& source : args.sources) check_flat("ordered_sum", "a source", source, n);
+  require(args.accumulate || !args.sources.empty(), ErrorCode::kInvalidArgument,
+          "ordered_sum: nothing to sum");
+}
+
+void check_arguments(const BiasGradientArgs& args) {
+  if (!(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1]))
+    fail(ErrorCode::kInvalidArgument, "bias_gradient: dy is ", to_string(args.dy.shape), ", db is ",
+         to_string(args.db.shape));
+}
+
+void check_arguments(const EmbeddingForwardArgs& args) {
+  check_embedding("embedding_forward", args.tokens, args.x, args.wte, args.wpe);
+  require(args.x.dtype == args.wte.dtype && args.x.dtype == args.wpe.dtype,
+          ErrorCode::kInvalidArgument, "embedding_forward: x, wte and wpe differ in dtype");
+}
+
+void check_arguments(const EmbeddingBackwardArgs& args) {
+  check_embedding("embedding_backward", args.tokens, args.dx, args.dwte, args.dwpe);
+}
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "tessera/kernels/kernel_table.h"
+
+// What the kernels of the elementwise family demand of their arguments, on every device. Each
+// throws Error{kInvalidArgument} that names what does not fit.
+namespace tessera {
+
+void check_arguments(const GeluForwardArgs& args);
+void check_arguments(const GeluBackwardArgs& args);
+void check_arguments(const DropoutArgs& args);
+void check_arguments(const CastArgs& args);
+void check_arguments(const AddArgs& args);
+void check_arguments(const FillArgs& args);
+void check_arguments(const FillNormalArgs& args);
+void check_arguments(const OrderedSumArgs& args);
+void check_arguments(const BiasGradientArgs& args);
+/// Not whether each token is in the vocabulary: that takes reading them.
+void check_arguments(const EmbeddingForwardArgs& args);
+void check_arguments(const EmbeddingBackwardArgs& args);
+
+}  // namespace tessera
