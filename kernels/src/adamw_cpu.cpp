@@ -3,14 +3,15 @@
 #define HWY_TARGET_INCLUDE "adamw_cpu.cpp"
 #include <hwy/foreach_target.h>
 
+#include "philox_simd.h"
 #include "simd.h"
 #include "stream_store.h"
 
 #include <cmath>
 
+#include "adamw_arguments.h"
 #include "cpu_kernels.h"
 #include "parallel.h"
-#include "tessera/core/error.h"
 
 // AdamW on a flat shard, in one pass: 28 bytes of traffic per element with fp32 gradients (four
 // reads, three writes), 2 more with a bf16 copy. Every element goes through the same vector
@@ -38,13 +39,16 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
+/// Elements of the master (16 KiB) that are still in the first-level cache when they are rounded.
+constexpr std::int64_t kRoundingChunk = 4096;
+
+/// `parameter` is null if it is absent or written later.
 template <typename G>
 void adamw_typed(const AdamWArgs& args, const AdamWFactors& f, const G* gradient,
-                 std::int64_t begin, std::int64_t end) {
+                 bfloat16* parameter, std::int64_t begin, std::int64_t end) {
   float* const master = args.master.as<float>();
   float* const m = args.m.as<float>();
   float* const v = args.v.as<float>();
-  bfloat16* const parameter = args.parameter ? args.parameter.as<bfloat16>() : nullptr;
   for_each_vector(end - begin, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
     const std::int64_t i = begin + k;
     prefetch_ahead(gradient + i, 1024);
@@ -67,12 +71,65 @@ void adamw_typed(const AdamWArgs& args, const AdamWFactors& f, const G* gradient
   });
 }
 
+/// bf16_rounded_at_random of up to a vector. Reads a full vector of words.
+HWY_INLINE void store_rounded_at_random(const std::uint32_t* words, const float* from, bfloat16* to,
+                                        std::int64_t count) {
+  const WordTag d;
+  const hn::RebindToSigned<FloatTag> d32s;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const auto value = load_n(from, count);
+  const auto bits = hn::BitCast(d, value);
+  const auto carried = hn::Add(bits, hn::ShiftRight<16>(hn::LoadU(d, words)));
+  const auto quiet = hn::Or(bits, hn::Set(d, std::uint32_t{0x400000}));
+  const auto is_number = hn::RebindMask(d, hn::Eq(value, value));
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_number, carried, quiet));
+  HWY_ALIGN std::uint16_t lanes[kMaxLanes];
+  hn::Store(hn::DemoteTo(d16, hn::BitCast(d32s, upper)), d16, lanes);
+  std::memcpy(to, lanes, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(bfloat16));
+}
+
+void write_rounded_at_random(const AdamWArgs& args, std::int64_t begin, std::int64_t end) {
+  const WordTag d;
+  const float* const master = args.master.as<float>() + begin;
+  bfloat16* const parameter = args.parameter.as<bfloat16>() + begin;
+  const std::int64_t n = end - begin;
+  // Room for four vectors, and for loading one that begins at the last element.
+  HWY_ALIGN std::uint32_t elements[HWY_MAX_BYTES / 4 * 5] = {};
+  for_each_philox_words(
+      args.rounding_key, args.first_index + begin, n,
+      [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
+        hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
+        const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);
+        const std::int64_t to = HWY_MIN(4 * float_lanes(), n - offset);
+        for_each_vector(to - from, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+          const std::int64_t element = offset + from + i;
+          store_rounded_at_random(elements + from + i, master + element, parameter + element,
+                                  count);
+        });
+      });
+}
+
+template <typename G>
+void adamw_gradient(const AdamWArgs& args, const AdamWFactors& factors, const G* gradient,
+                    std::int64_t begin, std::int64_t end) {
+  if (!args.parameter || !args.stochastic_rounding) {
+    bfloat16* const parameter = args.parameter ? args.parameter.as<bfloat16>() : nullptr;
+    adamw_typed(args, factors, gradient, parameter, begin, end);
+    return;
+  }
+  for (std::int64_t i = begin; i < end; i += kRoundingChunk) {
+    const std::int64_t chunk_end = HWY_MIN(end, i + kRoundingChunk);
+    adamw_typed(args, factors, gradient, nullptr, i, chunk_end);
+    write_rounded_at_random(args, i, chunk_end);
+  }
+}
+
 void adamw_range(const AdamWArgs& args, const AdamWFactors& factors, std::int64_t begin,
                  std::int64_t end) {
   if (args.gradient.dtype == DType::kFloat32) {
-    adamw_typed(args, factors, args.gradient.as<float>(), begin, end);
+    adamw_gradient(args, factors, args.gradient.as<float>(), begin, end);
   } else {
-    adamw_typed(args, factors, args.gradient.as<bfloat16>(), begin, end);
+    adamw_gradient(args, factors, args.gradient.as<bfloat16>(), begin, end);
   }
 }
 
@@ -88,31 +145,6 @@ HWY_EXPORT(adamw_range);
 
 /// Elements per chunk: 450 KB of traffic, tens of microseconds.
 constexpr std::int64_t kGrain = 16384;
-
-void check(const TensorView& view, std::int64_t n, const char* name, bool dtype_matches) {
-  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, "adamw: ", name,
-          " has shape ", to_string(view.shape), ", expected ", n, " contiguous elements");
-  require(dtype_matches, ErrorCode::kInvalidArgument, "adamw: ", name, " cannot be ",
-          to_string(view.dtype));
-}
-
-void check(const AdamWArgs& args) {
-  const std::int64_t n = args.master.numel();
-  check(args.master, n, "master", args.master.dtype == DType::kFloat32);
-  check(args.m, n, "m", args.m.dtype == DType::kFloat32);
-  check(args.v, n, "v", args.v.dtype == DType::kFloat32);
-  check(args.gradient, n, "gradient",
-        args.gradient.dtype == DType::kFloat32 || args.gradient.dtype == DType::kBFloat16);
-  if (args.parameter) {
-    check(args.parameter, n, "parameter", args.parameter.dtype == DType::kBFloat16);
-  }
-  check(args.scalars, kAdamWScalars, "scalars", args.scalars.dtype == DType::kFloat32);
-  for (const AdamWSegment& segment : args.segments) {
-    require(segment.begin >= 0 && segment.begin <= segment.end && segment.end <= n,
-            ErrorCode::kInvalidArgument, "adamw: segment [", segment.begin, ", ", segment.end,
-            ") of a shard of ", n);
-  }
-}
 
 AdamWFactors factors_of(const AdamWArgs& args, const AdamWSegment& segment) {
   const float* const scalars = args.scalars.as<float>();
@@ -131,7 +163,7 @@ AdamWFactors factors_of(const AdamWArgs& args, const AdamWSegment& segment) {
 }  // namespace
 
 void adamw(const AdamWArgs& args, Stream&) {
-  check(args);
+  check_adamw(args);
   // One parallel region for all segments: there may be hundreds of small ones.
   parallel_for(args.master.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (const AdamWSegment& segment : args.segments) {

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cpu_kernels.h"
+#include "cross_entropy_arguments.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
 
@@ -144,17 +145,9 @@ namespace {
 
 HWY_EXPORT(cross_entropy_range);
 
-void check(const CrossEntropyArgs& args) {
-  const Shape& shape = args.logits.shape;
-  require(shape.rank() == 2 && args.vocab_size >= 1 && args.vocab_size <= shape[1] &&
-              args.logits.strides[1] == 1 && args.logits.strides[0] >= shape[1],
-          ErrorCode::kInvalidArgument, "cross_entropy: logits ", to_string(shape),
-          " must have contiguous rows of at least the vocabulary's ", args.vocab_size);
-  require(args.targets.numel() == shape[0] && args.losses.numel() == shape[0],
-          ErrorCode::kInvalidArgument, "cross_entropy: ", shape[0], " rows, ", args.targets.numel(),
-          " targets, ", args.losses.numel(), " losses");
+void check_targets(const CrossEntropyArgs& args) {
   const std::int32_t* const targets = args.targets.as<std::int32_t>();
-  for (std::int64_t row = 0; row < shape[0]; ++row) {
+  for (std::int64_t row = 0; row < args.targets.numel(); ++row) {
     const std::int32_t target = targets[row];
     require(target == args.ignore_index || (target >= 0 && target < args.vocab_size),
             ErrorCode::kInvalidArgument, "cross_entropy: target ", target, " of row ", row,
@@ -165,7 +158,8 @@ void check(const CrossEntropyArgs& args) {
 }  // namespace
 
 void cross_entropy(const CrossEntropyArgs& args, Stream&) {
-  check(args);
+  check_cross_entropy(args);
+  check_targets(args);
   // At least 8 Ki logits per chunk: some 10 us.
   const std::int64_t grain = std::max<std::int64_t>(1, 8192 / args.vocab_size);
   parallel_for(args.logits.shape[0], grain, [&](std::int64_t begin, std::int64_t end) {

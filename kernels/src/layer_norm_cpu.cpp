@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cpu_kernels.h"
+#include "layer_norm_arguments.h"
 #include "parallel.h"
 #include "row_blocks.h"
-#include "tessera/core/error.h"
 
 // Layer normalisation over the last dimension C, one row at a time; each row is read from memory
 // once and stays in L1 for the further passes over it.
@@ -198,57 +198,19 @@ namespace {
 HWY_EXPORT(forward_rows);
 HWY_EXPORT(backward_rows);
 
-/// Throws unless `view` has `numel` elements of `dtype`; an absent optional view passes.
-void check(const TensorView& view, const char* name, std::int64_t numel, DType dtype) {
-  if (!(view.numel() == numel && view.dtype == dtype))
-    fail(ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.shape), " of ",
-         to_string(view.dtype), ", wanted ", numel, " elements of ", to_string(dtype));
-}
-
-std::int64_t width_of(const TensorView& x) {
-  if (!(x.shape.rank() >= 1)) fail(ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
-  return x.shape[x.shape.rank() - 1];
-}
-
 }  // namespace
 
 void layer_norm_forward(const LayerNormForwardArgs& args, Stream&) {
-  const std::int64_t width = width_of(args.x);
-  const std::int64_t rows = width == 0 ? 0 : args.x.numel() / width;
-  const DType dtype = args.x.dtype;
-  check(args.y, "y", rows * width, dtype);
-  check(args.gamma, "gamma", width, dtype);
-  check(args.beta, "beta", width, dtype);
-  check(args.mean, "mean", rows, DType::kFloat32);
-  check(args.rstd, "rstd", rows, DType::kFloat32);
-  if (args.residual) {
-    check(args.residual, "residual", rows * width, dtype);
-    check(args.sum, "sum", rows * width, dtype);
-  }
-  parallel_for(rows, RowBlocks::kMinRows, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(forward_rows)(args, begin, end, width);
+  const LayerNormSizes sizes = check_layer_norm(args);
+  parallel_for(sizes.rows, RowBlocks::kMinRows, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(forward_rows)(args, begin, end, sizes.width);
   });
 }
 
 void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
-  const std::int64_t width = width_of(args.x);
-  const std::int64_t rows = width == 0 ? 0 : args.x.numel() / width;
-  const DType dtype = args.x.dtype;
-  check(args.dy, "dy", rows * width, dtype);
-  check(args.dx, "dx", rows * width, dtype);
-  check(args.gamma, "gamma", width, dtype);
-  check(args.mean, "mean", rows, DType::kFloat32);
-  check(args.rstd, "rstd", rows, DType::kFloat32);
-  if (args.d_residual) check(args.d_residual, "d_residual", rows * width, dtype);
-  if (!(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta)))
-    fail(ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
-
-  if (args.dgamma) {
-    check(args.dgamma, "dgamma", width, args.dgamma.dtype);
-    check(args.dbeta, "dbeta", width, args.dbeta.dtype);
-  }
-
-  const RowBlocks blocks(rows);
+  const LayerNormSizes sizes = check_layer_norm(args);
+  const std::int64_t width = sizes.width;
+  const RowBlocks blocks(sizes.rows);
   std::vector<float> partials(static_cast<std::size_t>(blocks.count() * 2 * width));
   parallel_for(blocks.count(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/every_way.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/kernels/philox.h"
 
 namespace tessera {
 namespace {
@@ -82,8 +84,8 @@ void step_on(State<G>& state, const std::vector<AdamWSegment>& segments, std::in
   const auto inside = narrow(segments, begin, count);
   AdamWArgs args = state.args(begin, count);
   args.segments = inside;
-  NoStream stream;
-  cpu_kernels().adamw(args, stream);
+  StreamUnderTest stream;
+  kernels_under_test().adamw(args, stream);
 }
 
 /// Rounding one fp32 operation changes a result by no more than this part of it; the factors below
@@ -158,6 +160,119 @@ TEST(AdamW, ShardBoundariesChangeNoBit) {
   check_cuts<bfloat16>();
 }
 
+constexpr RandomKey kRoundingKey{.seed = 11, .stream = stream_of("rounding", 3)};
+
+/// One step on [begin, begin + count) of a tensor, rounded at random.
+template <typename G>
+void random_step_on(State<G>& state, const std::vector<AdamWSegment>& segments, std::int64_t begin,
+                    std::int64_t count, std::int64_t tensor_begin) {
+  const auto inside = narrow(segments, begin, count);
+  AdamWArgs args = state.args(begin, count);
+  args.segments = inside;
+  args.stochastic_rounding = true;
+  args.rounding_key = kRoundingKey;
+  args.first_index = tensor_begin + begin;
+  StreamUnderTest stream;
+  kernels_under_test().adamw(args, stream);
+}
+
+template <typename G>
+void check_rounding(std::int64_t n, std::int64_t tensor_begin) {
+  SCOPED_TRACE(concat(n, " elements from ", tensor_begin));
+  const State<G> start(n);
+  const auto segments = segments_of(n);
+  State<G> nearest = start;
+  step_on(nearest, segments, 0, n);
+  State<G> expected = nearest;  // only the parameter is another one
+  for (std::size_t i = 0; i < expected.master.size(); ++i) {
+    const auto word = random_word(kRoundingKey, tensor_begin + static_cast<std::int64_t>(i));
+    expected.parameter[i].bits = bf16_rounded_at_random(expected.master[i], word);
+  }
+  const auto written = run_every_way([&] {
+    State<G> state = start;
+    random_step_on(state, segments, 0, n, tensor_begin);
+    return state.written();
+  });
+  EXPECT_TRUE(same_bits(written, expected.written()));
+  std::mt19937 generator(11);
+  State<G> in_shards = start;
+  for (std::int64_t begin = 0; begin < n;) {
+    const auto most = static_cast<std::int64_t>(generator() % 5000);
+    const std::int64_t count = std::min(n - begin, most);
+    random_step_on(in_shards, segments, begin, count, tensor_begin);
+    begin += count;
+  }
+  EXPECT_TRUE(same_bits(in_shards.written(), expected.written()));
+}
+
+TEST(AdamW, RoundsAtRandomByKeyAndElement) {
+  for (const std::int64_t n : kSizes) check_rounding<float>(n, 4 * n);
+  for (const std::int64_t begin : {1, 2, 3}) check_rounding<bfloat16>(1009, begin);
+  check_rounding<float>(10007, (std::int64_t{1} << 40) + 2);
+}
+
+TEST(AdamW, RoundingAtRandomIsUnbiased) {
+  // Without gradient and decay the master stays: its roundings by many steps' keys average to it.
+  const std::int64_t n = 64;
+  State<float> state(n);
+  std::fill(state.gradient.begin(), state.gradient.end(), 0.0F);
+  std::fill(state.m.begin(), state.m.end(), 0.0F);
+  const std::vector<AdamWSegment> segments{{0, n, 0.0F}};
+  constexpr int kSteps = 4096;
+  std::vector<double> mean(static_cast<std::size_t>(n));
+  StreamUnderTest stream;
+  for (int step = 0; step < kSteps; ++step) {
+    AdamWArgs args = state.args(0, n);
+    args.segments = segments;
+    args.stochastic_rounding = true;
+    args.rounding_key = {.seed = 5, .stream = stream_of("rounding", static_cast<unsigned>(step))};
+    kernels_under_test().adamw(args, stream);
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      mean[i] += static_cast<double>(as_float(state.parameter[i])) / kSteps;
+    }
+  }
+  double bias = 0.0;  // in units of the distance between neighbours
+  for (std::size_t i = 0; i < mean.size(); ++i) {
+    const auto master = static_cast<double>(state.master[i]);
+    const double spacing = std::ldexp(1.0, std::ilogb(master) - 7);
+    // The standard deviation of a mean of fair decisions is at most half a spacing / 64.
+    EXPECT_NEAR(mean[i], master, 5 * spacing / 128) << i;
+    bias += (mean[i] - master) / spacing / static_cast<double>(n);
+  }
+  EXPECT_NEAR(bias, 0.0, 5.0 / 128 / 8);
+}
+
+TEST(AdamW, RoundingAtRandomKeepsWhatIsExactAndWhatIsNoNumber) {
+  EXPECT_EQ(bf16_rounded_at_random(1.5F, ~0U), bfloat16(1.5F).bits);
+  EXPECT_EQ(bf16_rounded_at_random(-0.0F, ~0U), bfloat16(-0.0F).bits);
+  EXPECT_EQ(bf16_rounded_at_random(INFINITY, ~0U), bfloat16(INFINITY).bits);
+  const float nan = std::bit_cast<float>(0x7fffffffU);
+  EXPECT_EQ(bf16_rounded_at_random(nan, ~0U), 0x7fffU);
+  EXPECT_EQ(bf16_rounded_at_random(std::bit_cast<float>(0x7f800001U), ~0U), 0x7fc0U);
+  // 1 + 2^-8 is half way between two neighbours.
+  const float half_way = 1.00390625F;
+  EXPECT_EQ(bf16_rounded_at_random(half_way, 0x7fffffffU), bfloat16(1.0F).bits);
+  EXPECT_EQ(bf16_rounded_at_random(half_way, 0x80000000U), bfloat16(1.0078125F).bits);
+
+  std::vector<float> master{nan, INFINITY, -INFINITY}, gradient(3), m(3), v(3, 1.0F);
+  std::vector<float> scalars = scalars_of_step_3();
+  std::vector<bfloat16> parameter(3);
+  const std::vector<AdamWSegment> segments{{0, 3, 0.0F}};
+  StreamUnderTest stream;
+  kernels_under_test().adamw({.master = view_of(master),
+                              .gradient = view_of(gradient),
+                              .m = view_of(m),
+                              .v = view_of(v),
+                              .parameter = view_of(parameter),
+                              .segments = segments,
+                              .scalars = view_of(scalars),
+                              .stochastic_rounding = true},
+                             stream);
+  EXPECT_TRUE(std::isnan(as_float(parameter[0])));
+  EXPECT_EQ(as_float(parameter[1]), INFINITY);
+  EXPECT_EQ(as_float(parameter[2]), -INFINITY);
+}
+
 TEST(AdamW, LeavesElementsOutsideOfSegmentsAlone) {
   State<float> state(100);
   const State<float> before = state;
@@ -176,8 +291,8 @@ TEST(AdamW, FirstStepMovesByTheLearningRate) {
   const std::vector<AdamWSegment> segments{{0, 1, 0.0F}};
   const auto first = adamw_scalars(0.125F, AdamWArgs{}.beta1, AdamWArgs{}.beta2, 1);
   std::vector<float> scalars(first.begin(), first.end());
-  NoStream stream;
-  cpu_kernels().adamw({.master = view_of(master),
+  StreamUnderTest stream;
+  kernels_under_test().adamw({.master = view_of(master),
                        .gradient = view_of(gradient),
                        .m = view_of(m),
                        .v = view_of(v),
@@ -191,17 +306,20 @@ TEST(AdamW, FirstStepMovesByTheLearningRate) {
 TEST(AdamW, RejectsWhatDoesNotFit) {
   State<float> state(10);
   const std::vector<AdamWSegment> outside{{0, 11, 0.0F}};
-  NoStream stream;
+  StreamUnderTest stream;
   AdamWArgs args = state.args(0, 10);
   args.segments = outside;
-  EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);
+  EXPECT_THROW(kernels_under_test().adamw(args, stream), Error);
   args = state.args(0, 10);
   args.scalars = view_of(state.scalars, 0, 3);
-  EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);
+  EXPECT_THROW(kernels_under_test().adamw(args, stream), Error);
   EXPECT_THROW(adamw_scalars(0.1F, 0.9F, 0.99F, 0), Error);
   args = state.args(0, 10);
   args.m = view_of(state.m, 0, 9);
-  EXPECT_THROW(cpu_kernels().adamw(args, stream), Error);
+  EXPECT_THROW(kernels_under_test().adamw(args, stream), Error);
+  args = state.args(0, 10);
+  args.first_index = -1;
+  EXPECT_THROW(kernels_under_test().adamw(args, stream), Error);
 }
 
 }  // namespace

@@ -71,6 +71,15 @@ constexpr std::uint32_t probability_threshold(float probability) {
   return static_cast<std::uint32_t>(static_cast<double>(probability) * 0x1p32);
 }
 
+/// The bits of a bf16 next to `value`, above or below it at random, so that the expectation is
+/// `value`: the lower half of its bits is the probability of the larger magnitude, in units of
+/// 2^-16. NaN stays NaN and infinity stays; what is beyond the largest bf16 may become infinity.
+constexpr std::uint16_t bf16_rounded_at_random(float value, std::uint32_t word) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<std::uint16_t>((bits + (word >> 16)) >> 16);
+}
+
 /// FNV-1a: a stable 64-bit hash, for RandomKey::stream.
 constexpr std::uint64_t stream_of(std::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325U;

@@ -1,0 +1,55 @@
+#include "layer_norm_arguments.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+void check(const TensorView& view, const char* name, std::int64_t numel, DType dtype) {
+  if (!(view.numel() == numel && view.dtype == dtype))
+    fail(ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.shape), " of ",
+         to_string(view.dtype), ", wanted ", numel, " elements of ", to_string(dtype));
+}
+
+LayerNormSizes sizes_of(const TensorView& x) {
+  require(x.shape.rank() >= 1, ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
+  const std::int64_t width = x.shape[x.shape.rank() - 1];
+  return {.rows = width == 0 ? 0 : x.numel() / width, .width = width};
+}
+
+}  // namespace
+
+LayerNormSizes check_layer_norm(const LayerNormForwardArgs& args) {
+  const auto [rows, width] = sizes_of(args.x);
+  const DType dtype = args.x.dtype;
+  check(args.y, "y", rows * width, dtype);
+  check(args.gamma, "gamma", width, dtype);
+  check(args.beta, "beta", width, dtype);
+  check(args.mean, "mean", rows, DType::kFloat32);
+  check(args.rstd, "rstd", rows, DType::kFloat32);
+  if (args.residual) {
+    check(args.residual, "residual", rows * width, dtype);
+    check(args.sum, "sum", rows * width, dtype);
+  }
+  return {rows, width};
+}
+
+LayerNormSizes check_layer_norm(const LayerNormBackwardArgs& args) {
+  const auto [rows, width] = sizes_of(args.x);
+  const DType dtype = args.x.dtype;
+  check(args.dy, "dy", rows * width, dtype);
+  check(args.dx, "dx", rows * width, dtype);
+  check(args.gamma, "gamma", width, dtype);
+  check(args.mean, "mean", rows, DType::kFloat32);
+  check(args.rstd, "rstd", rows, DType::kFloat32);
+  if (args.d_residual) check(args.d_residual, "d_residual", rows * width, dtype);
+  require(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta),
+          ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
+  if (args.dgamma) {
+    check(args.dgamma, "dgamma", width, args.dgamma.dtype);
+    check(args.dbeta, "dbeta", width, args.dbeta.dtype);
+  }
+  return {rows, width};
+}
+
+}  // namespace tessera
