@@ -22,8 +22,8 @@ void check(std::int64_t blocks) {
   if (blocks > 3) x[200] = T(1e20F);  // its square exceeds fp32
   const auto result = run_every_way([&] {
     std::vector<double> out(static_cast<std::size_t>(blocks));
-    NoStream stream;
-    cpu_kernels().block_squares({.x = view_of(x), .out = view_of(out)}, stream);
+    StreamUnderTest stream;
+    kernels_under_test().block_squares({.x = view_of(x), .out = view_of(out)}, stream);
     return out;
   });
   std::vector<double> expected;
@@ -42,8 +42,8 @@ TEST(BlockSquares, SumsInThePromisedOrder) {
 TEST(BlockSquares, RejectsPartsOfBlocks) {
   std::vector<float> x(65);
   std::vector<double> out(1);
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().block_squares({.x = view_of(x), .out = view_of(out)}, stream), Error);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().block_squares({.x = view_of(x), .out = view_of(out)}, stream), Error);
 }
 
 }  // namespace
