@@ -52,15 +52,15 @@ Result<T> cross_entropy_of(const Problem& p, std::vector<T> logits, bool gradien
   Result<T> result{std::vector<float>(static_cast<std::size_t>(p.rows)), std::move(logits)};
   auto targets = p.targets();
   float scale = p.scale;
-  NoStream stream;
-  cpu_kernels().cross_entropy({.logits = p.view(result.logits),
-                               .targets = view_of(targets),
-                               .losses = view_of(result.losses),
-                               .vocab_size = p.vocab,
-                               .ignore_index = kIgnored,
-                               .gradient = gradient,
-                               .scale = TensorView(&scale, DType::kFloat32, Shape{1})},
-                              stream);
+  StreamUnderTest stream;
+  kernels_under_test().cross_entropy({.logits = p.view(result.logits),
+                                      .targets = view_of(targets),
+                                      .losses = view_of(result.losses),
+                                      .vocab_size = p.vocab,
+                                      .ignore_index = kIgnored,
+                                      .gradient = gradient,
+                                      .scale = TensorView(&scale, DType::kFloat32, Shape{1})},
+                                     stream);
   return result;
 }
 
@@ -165,16 +165,45 @@ TEST(CrossEntropy, ReportsNaN) {
   }
 }
 
-TEST(CrossEntropy, RejectsTargetsOutsideOfTheVocabulary) {
+TEST(CrossEntropy, NeverTakesTargetsOutsideOfTheVocabulary) {
+  for (const std::int32_t wrong : {7, -2, 1 << 30}) {
+    std::vector<float> logits(3 * 8, 0.5F), losses(3);
+    std::vector<std::int32_t> targets{2, wrong, 6};
+    StreamUnderTest stream;
+    const auto run = [&] {
+      kernels_under_test().cross_entropy({.logits = view_of(logits, Shape{3, 8}),
+                                          .targets = view_of(targets),
+                                          .losses = view_of(losses),
+                                          .vocab_size = 7},
+                                         stream);
+    };
+    if (!testing_cuda()) {
+      EXPECT_THROW(run(), Error);
+      continue;
+    }
+    // The host cannot see them: the loss says so, and the row takes no part.
+    run();
+    EXPECT_TRUE(std::isnan(losses[1]));
+    for (std::size_t c = 0; c < 8; ++c) EXPECT_EQ(logits[8 + c], 0.0F);
+    for (const std::size_t row : {0U, 2U}) {
+      EXPECT_NEAR(losses[row], std::log(7.0F), 1e-6F);
+      EXPECT_NEAR(logits[8 * row], 1.0F / 7.0F, 1e-6F);
+    }
+  }
+}
+
+TEST(CrossEntropy, RejectsWhatDoesNotFit) {
   std::vector<float> logits(8), losses(1);
-  std::vector<std::int32_t> targets{7};
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().cross_entropy({.logits = view_of(logits, Shape{1, 8}),
-                                            .targets = view_of(targets),
-                                            .losses = view_of(losses),
-                                            .vocab_size = 7},
-                                           stream),
-               Error);
+  std::vector<std::int32_t> targets{0};
+  StreamUnderTest stream;
+  CrossEntropyArgs args{.logits = view_of(logits, Shape{1, 8}),
+                        .targets = view_of(targets),
+                        .losses = view_of(losses),
+                        .vocab_size = 9};
+  EXPECT_THROW(kernels_under_test().cross_entropy(args, stream), Error);
+  args.vocab_size = 8;
+  args.losses = view_of(losses, 0, 0);
+  EXPECT_THROW(kernels_under_test().cross_entropy(args, stream), Error);
 }
 
 }  // namespace
