@@ -111,8 +111,8 @@ Output<T> forward(Problem<T> p, Sum where) {
   args.mean = view_of(out.mean);
   args.rstd = view_of(out.rstd);
   args.epsilon = static_cast<float>(kEpsilon);
-  NoStream stream;
-  cpu_kernels().layer_norm_forward(args, stream);
+  StreamUnderTest stream;
+  kernels_under_test().layer_norm_forward(args, stream);
   out.sum = where == Sum::kIntoX ? p.x : where == Sum::kIntoResidual ? p.residual : sum;
   return out;
 }
@@ -187,8 +187,8 @@ Result<T, D> backward(Problem<T> p, bool residual, bool accumulate, Dx where) {
   args.dgamma = view_of(r.dgamma);
   args.dbeta = view_of(r.dbeta);
   args.accumulate_parameters = accumulate;
-  NoStream stream;
-  cpu_kernels().layer_norm_backward(args, stream);
+  StreamUnderTest stream;
+  kernels_under_test().layer_norm_backward(args, stream);
   if (where != Dx::kSeparate) r.dx = dx;
   return r;
 }
@@ -246,6 +246,26 @@ TEST(LayerNorm, BackwardFollowsTheFormula) {
   });
 }
 
+TEST(LayerNorm, WideRowsFollowTheFormula) {
+  // On CUDA: rows of a warp, of a block, and too wide for its registers; whole vectors or not.
+  for (const std::int64_t width : {2048, 2056, 4104, 8200}) {
+    check_forward<float>(2, width);
+    check_forward<bfloat16>(2, width);
+    check_backward<float, float>(2, width, true, true);
+    check_backward<bfloat16, bfloat16>(2, width, true, false);
+  }
+  check_forward<bfloat16>(1, 16392);
+}
+
+TEST(LayerNorm, RowsOfWholeVectorsFollowTheFormula) {
+  // On CUDA: threads in groups of one warp and more, several to a block or one.
+  for (const std::int64_t width : {8, 64, 264, 768, 1600}) {
+    check_backward<float, float>(21, width, true, false);
+    check_backward<bfloat16, float>(21, width, true, true);
+    check_backward<bfloat16, bfloat16>(37, width, false, false);
+  }
+}
+
 TEST(LayerNorm, DoesNotDependOnTheThreads) {
   const Problem<float> p(2100, 129);  // blocks of more than the least number of rows
   check_backward<float, float>(2100, 129, true, true);
@@ -264,15 +284,15 @@ TEST(LayerNorm, LeavesOutParametersThatAreNotWanted) {
   args.rstd = view_of(rstd);
   args.gamma = view_of(p.gamma);
   args.dx = view_of(without, p.shape());
-  NoStream stream;
-  cpu_kernels().layer_norm_backward(args, stream);
+  StreamUnderTest stream;
+  kernels_under_test().layer_norm_backward(args, stream);
   args.dx = view_of(with, p.shape());
   args.dgamma = view_of(dgamma);
-  EXPECT_THROW(cpu_kernels().layer_norm_backward(args, stream), Error);
+  EXPECT_THROW(kernels_under_test().layer_norm_backward(args, stream), Error);
   args.dbeta = view_of(dbeta, 0, 11);
-  EXPECT_THROW(cpu_kernels().layer_norm_backward(args, stream), Error);
+  EXPECT_THROW(kernels_under_test().layer_norm_backward(args, stream), Error);
   args.dbeta = view_of(dbeta);
-  cpu_kernels().layer_norm_backward(args, stream);
+  kernels_under_test().layer_norm_backward(args, stream);
   EXPECT_TRUE(same_bits(with, without));
 }
 
@@ -302,8 +322,8 @@ TEST(LayerNormErrors, WrongSizesAreNamed) {
   args.y = view_of(y, p.shape());
   args.mean = view_of(mean);
   args.rstd = view_of(rstd);
-  NoStream stream;
-  EXPECT_THROW(cpu_kernels().layer_norm_forward(args, stream), Error);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().layer_norm_forward(args, stream), Error);
 }
 
 }  // namespace
