@@ -293,13 +293,13 @@ TEST(AdamW, FirstStepMovesByTheLearningRate) {
   std::vector<float> scalars(first.begin(), first.end());
   StreamUnderTest stream;
   kernels_under_test().adamw({.master = view_of(master),
-                       .gradient = view_of(gradient),
-                       .m = view_of(m),
-                       .v = view_of(v),
-                       .parameter = {},
-                       .segments = segments,
-                       .scalars = view_of(scalars)},
-                      stream);
+                              .gradient = view_of(gradient),
+                              .m = view_of(m),
+                              .v = view_of(v),
+                              .parameter = {},
+                              .segments = segments,
+                              .scalars = view_of(scalars)},
+                             stream);
   EXPECT_NEAR(master[0], 0.875F, 1e-7F);
 }
 

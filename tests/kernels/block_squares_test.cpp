@@ -43,7 +43,8 @@ TEST(BlockSquares, RejectsPartsOfBlocks) {
   std::vector<float> x(65);
   std::vector<double> out(1);
   StreamUnderTest stream;
-  EXPECT_THROW(kernels_under_test().block_squares({.x = view_of(x), .out = view_of(out)}, stream), Error);
+  EXPECT_THROW(kernels_under_test().block_squares({.x = view_of(x), .out = view_of(out)}, stream),
+               Error);
 }
 
 }  // namespace
