@@ -2,7 +2,7 @@
 
 // kernels/src/nvcc/simt.h for g++: the same names, run by the emulator (tests/emulator). Here a
 // CUDA thread is a fiber, a warp's exchange a rendezvous, and what a GPU leaves to chance is chosen
-// so that mistakes show. See emulator/hooks.h for what each mode of building finds.
+// so that mistakes show. planted_bugs_test.cpp lists what each kind of build finds.
 
 #include <cuda_runtime.h>
 

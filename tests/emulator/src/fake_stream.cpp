@@ -26,8 +26,9 @@ void wake(std::atomic<std::uint32_t>& word) {
 /// A program must not end well if a kernel failed and no one was told.
 void check_faults_at_exit() {
   bool found = false;
-  for (const Fault* fault = all_faults.load(); fault != nullptr; fault = fault->next) {
+  for (Fault* fault = all_faults.load(); fault != nullptr; fault = fault->next) {
     if (fault->reported.load()) continue;
+    fault->made.await();
     std::fprintf(stderr, "no call waited for the stream of this fault: %s\n", fault->what.c_str());
     found = true;
   }
@@ -38,6 +39,7 @@ Fault* make_fault(const char* what) {
   static const int registered = std::atexit(&check_faults_at_exit);
   static_cast<void>(registered);
   auto* fault = new Fault{.what = what, .reported = false, .next = all_faults.load()};
+  fault->made.signal();
   while (!all_faults.compare_exchange_weak(fault->next, fault)) {
   }
   return fault;

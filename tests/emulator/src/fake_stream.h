@@ -22,6 +22,7 @@ struct Fault {
   std::string what;
   std::atomic<bool> reported = false;
   Fault* next = nullptr;  ///< in the list of all
+  SyncPoint made = {};
 };
 
 /// One recording of an event: a moment in a stream.
