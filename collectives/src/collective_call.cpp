@@ -114,4 +114,13 @@ TensorView chunk_of(const TensorView& data, int rank, int size) {
   return data.flat().narrow(0, begin, end - begin);
 }
 
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 }  // namespace tessera

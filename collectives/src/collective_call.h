@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "tessera/collectives/process_group.h"
 
@@ -37,5 +39,8 @@ inline TensorView part_of(const TensorView& view, int index, int parts) {
   const std::int64_t numel = view.numel() / parts;
   return view.flat().narrow(0, index * numel, numel);
 }
+
+/// "rank 2" or "ranks 1, 3".
+std::string list_ranks(const std::vector<int>& ranks);
 
 }  // namespace tessera

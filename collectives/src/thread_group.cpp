@@ -5,9 +5,9 @@
 #include "collective_call.h"
 #include "copy_bytes.h"
 #include "enqueued_operation.h"
+#include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/kernel_table.h"
 #include "thread_operation.h"
 
 namespace tessera {
@@ -16,21 +16,6 @@ namespace {
 void copy(const TensorView& source, const TensorView& destination) {
   if (source.data == destination.data) return;
   copy_bytes(destination.data, source.data, static_cast<std::size_t>(source.bytes()));
-}
-
-/// dst = [dst +] sources[0] + sources[1] + ...; dst may be one of the sources.
-void sum_in_order(const std::vector<TensorView>& sources, const TensorView& dst, bool accumulate,
-                  Stream& stream) {
-  if (dst.dtype != DType::kFloat64) {
-    cpu_kernels().ordered_sum({.sources = sources, .dst = dst, .accumulate = accumulate}, stream);
-    return;
-  }
-  double* const out = dst.as<double>();
-  for (std::int64_t i = 0; i < dst.numel(); ++i) {
-    double sum = sources[0].as<double>()[i];
-    for (std::size_t s = 1; s < sources.size(); ++s) sum += sources[s].as<double>()[i];
-    out[i] = sum;
-  }
 }
 
 void all_gather_body(ThreadOperation& op) {

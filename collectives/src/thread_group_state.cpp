@@ -95,13 +95,4 @@ std::shared_ptr<ThreadGroupState> make_thread_group_state(int size,
   return state;
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 }  // namespace tessera

@@ -110,7 +110,4 @@ std::shared_ptr<ThreadGroupState> make_thread_group_state(int size,
                                                           std::chrono::milliseconds timeout,
                                                           std::shared_ptr<Family> family);
 
-/// "rank 2" or "ranks 1, 3".
-std::string list_ranks(const std::vector<int>& ranks);
-
 }  // namespace tessera

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "copy_bytes.h"
+#include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/kernel_table.h"
 #include "world_operation.h"
 
 namespace tessera {
@@ -20,33 +20,8 @@ void copy(const TensorView& source, const TensorView& destination) {
   copy_bytes(destination.data, source.data, static_cast<std::size_t>(destination.bytes()));
 }
 
-/// dst = [dst +] sources[0] + sources[1] + ...; dst may be one of the sources.
-void add_in_order(const std::vector<TensorView>& sources, const TensorView& dst, bool accumulate,
-                  Stream& stream) {
-  if (dst.dtype != DType::kFloat64) {
-    cpu_kernels().ordered_sum({.sources = sources, .dst = dst, .accumulate = accumulate}, stream);
-    return;
-  }
-  double* const out = dst.as<double>();
-  for (std::int64_t i = 0; i < dst.numel(); ++i) {
-    double sum = sources[0].as<double>()[i];
-    for (std::size_t s = 1; s < sources.size(); ++s) sum += sources[s].as<double>()[i];
-    out[i] = sum;
-  }
-}
-
-/// The chunk that `rank` reduces. Its bounds do not change any sum; whole cache lines keep two
-/// ranks off one line.
-TensorView reduced_by(const TensorView& data, int rank, int size) {
-  constexpr std::int64_t kAlign = 64;
-  const std::int64_t blocks = (data.numel() + kAlign - 1) / kAlign;
-  const std::int64_t begin = std::min(blocks * rank / size * kAlign, data.numel());
-  const std::int64_t end = std::min(blocks * (rank + 1) / size * kAlign, data.numel());
-  return data.flat().narrow(0, begin, end - begin);
-}
-
-/// Calls do(peer) for near peers; everybody starts with another one, so no buffer is read by all at
-/// once.
+/// Calls each(peer) for near peers; everybody starts with another one, so no buffer is read by all
+/// at once.
 template <typename Do>
 void for_each_near(const WorldOperation& op, const Do& each) {
   for (int i = 0; i < op.size(); ++i) {
@@ -96,19 +71,19 @@ std::vector<TensorView> collect(WorldOperation& op, const Part& part) {
 void reduce_scatter_body(WorldOperation& op, Stream& stream) {
   const auto sources = collect(
       op, [&](const TensorView& whole, int rank) { return part_of(whole, rank, op.size()); });
-  add_in_order(sources, op.call().output.flat(), op.call().accumulate, stream);
+  sum_in_order(sources, op.call().output.flat(), op.call().accumulate, stream);
   finish(op);
 }
 
 void all_reduce_body(WorldOperation& op, Stream& stream) {
   const auto chunk = [&](const TensorView& whole, int rank) {
-    return reduced_by(whole, rank, op.size());
+    return chunk_of(whole, rank, op.size());
   };
   // Chunk r is read and written by rank r only, until it is reduced.
   const std::vector<TensorView> sources = collect(op, chunk);
   const TensorView data = op.call().input;
   const TensorView reduced = chunk(op.offered(), op.rank());
-  add_in_order(sources, reduced, false, stream);
+  sum_in_order(sources, reduced, false, stream);
   op.arrive(WorldStage::kReduced);
   for (int peer : op.far_peers()) {
     op.expect(peer, chunk(data, peer));

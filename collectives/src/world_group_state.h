@@ -85,7 +85,4 @@ class WorldGroupState {
   SharedChannel* channels_;
 };
 
-/// "rank 2" or "ranks 1, 3".
-std::string list_ranks(const std::vector<int>& ranks);
-
 }  // namespace tessera
