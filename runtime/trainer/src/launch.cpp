@@ -64,7 +64,8 @@ void run_rank(int rank, const std::function<void(int)>& body, RootCause& cause,
   }
 }
 
-void launch(int ranks, const std::function<void(int)>& body,
+/// Ranks `first` to `first` + `ranks` - 1.
+void launch(int first, int ranks, const std::function<void(int)>& body,
             const std::function<void(int, const char*)>& on_failure) {
   require(ranks > 0, ErrorCode::kInvalidArgument, "cannot launch ", ranks,
           " ranks; there must be at least one");
@@ -72,7 +73,7 @@ void launch(int ranks, const std::function<void(int)>& body,
   {
     std::vector<std::jthread> threads;  // joined when the scope ends
     threads.reserve(static_cast<std::size_t>(ranks));
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = first; rank < first + ranks; ++rank) {
       try {
         threads.emplace_back([&, rank] { run_rank(rank, body, cause, on_failure); });
       } catch (const std::system_error& error) {
@@ -91,16 +92,17 @@ void launch(int ranks, const std::function<void(int)>& body,
 }  // namespace
 
 void launch_ranks(int ranks, const std::function<void(int rank)>& body) {
-  launch(ranks, body, [](int, const char*) {});
+  launch(0, ranks, body, [](int, const char*) {});
 }
 
 void launch_ranks(const std::vector<std::unique_ptr<ProcessGroup>>& world,
                   const std::function<void(int rank, ProcessGroup& group)>& body) {
+  const int first = world.empty() ? 0 : world.front()->rank();
   const auto group_of = [&](int rank) -> ProcessGroup& {
-    return *world[static_cast<std::size_t>(rank)];
+    return *world[static_cast<std::size_t>(rank - first)];
   };
   launch(
-      static_cast<int>(world.size()), [&](int rank) { body(rank, group_of(rank)); },
+      first, static_cast<int>(world.size()), [&](int rank) { body(rank, group_of(rank)); },
       [&](int rank, const char* what) {
         group_of(rank).abort(concat("rank ", rank, " failed: ", what));
       });

@@ -18,7 +18,7 @@ struct Remedy {
 };
 
 std::int64_t allowed_per_rank(const TrainerOptions& options, std::int64_t available_bytes) {
-  const std::int64_t share = available_bytes / options.ranks;
+  const std::int64_t share = available_bytes / ranks_on_host(options);
   return options.memory_limit_bytes > 0 ? std::min(options.memory_limit_bytes, share) : share;
 }
 
@@ -126,10 +126,11 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
       options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes;
   std::string text = concat("each rank needs ", format_bytes(plan.memory.total),
                             " (peaks: ", by_category(plan.memory), ")");
-  text += over_limit ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
-                     : concat(" and ", options.ranks, " ranks together ",
-                              format_bytes(plan.memory.total * options.ranks), ", more than the ",
-                              format_bytes(available_bytes), " that this machine has free");
+  text += over_limit
+              ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
+              : concat(" and ", ranks_on_host(options), " ranks together ",
+                       format_bytes(plan.memory.total * ranks_on_host(options)), ", more than the ",
+                       format_bytes(available_bytes), " that this machine has free");
   std::int64_t smallest = plan.memory.total;
   const auto remedy = first_that_fits(plan, model, source, allowed, smallest);
   if (remedy) {

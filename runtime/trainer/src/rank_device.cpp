@@ -48,6 +48,9 @@ DeviceChoice resolved_device(DeviceChoice choice) {
 }
 
 void check_device(const TrainerOptions& options) {
+  require(options.device != DeviceChoice::kCuda || options.world == nullptr, ErrorCode::kConfig,
+          "a run of several processes is on CPUs; use --device cpu, or one process with a rank for "
+          "each GPU (--ranks)");
   if (options.device != DeviceChoice::kCuda) {
     require(options.group != GroupChoice::kNccl, ErrorCode::kConfig,
             "group nccl is for GPUs; ranks on the CPU use thread");
@@ -61,6 +64,7 @@ void check_device(const TrainerOptions& options) {
 }
 
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int local_rank) {
+  if (options.world != nullptr) return options.world->make_device();
   if (options.device != DeviceChoice::kCuda) return make_cpu_device();
   return make_cuda_device({.ordinal = local_rank % std::max(gpu_count(), 1)});
 }

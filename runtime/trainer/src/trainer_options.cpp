@@ -39,8 +39,15 @@ int default_threads_per_rank(int ranks) {
   return std::max(1, hardware / std::max(1, ranks));
 }
 
+int ranks_on_host(const TrainerOptions& options) {
+  return options.world == nullptr ? options.ranks : options.world->ranks_on_host();
+}
+
 TrainerOptions resolved(TrainerOptions options) {
   check_at_least("ranks", options.ranks, 1);
+  require(options.world == nullptr || options.world->size() == options.ranks, ErrorCode::kConfig,
+          "ranks is ", options.ranks, ", but the ", options.world ? options.world->processes() : 0,
+          " processes of the run have ", options.world ? options.world->size() : 0);
   check_at_least("replicas", options.replicas, 0);
   check_at_least("steps", options.steps, 1);
   check_at_least("micro_batch", options.micro_batch, 1);
@@ -66,7 +73,7 @@ TrainerOptions resolved(TrainerOptions options) {
   }
   options.replicas = make_mesh(options.ranks, options.replicas, strategy.hybrid).replicate;
   if (options.threads_per_rank == 0) {
-    options.threads_per_rank = default_threads_per_rank(options.ranks);
+    options.threads_per_rank = default_threads_per_rank(ranks_on_host(options));
   }
   return options;
 }

@@ -5,11 +5,12 @@
 #include <cmath>
 #include <utility>
 
-#include "tessera/trainer/rank_device.h"
+#include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/parameter_hash.h"
+#include "tessera/trainer/rank_device.h"
 
 namespace tessera {
 namespace {
@@ -22,6 +23,23 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   for (auto& bytes : result.sent_bytes) bytes *= steps;
   result.copied_bytes *= steps;
   return result;
+}
+
+/// The ranks whose processes another one has to tell something: the first of each.
+std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int rank,
+                                            ProcessGroup& world) {
+  if (options.world == nullptr || options.world->processes() == 1) return nullptr;
+  const bool leads = rank % options.world->local_ranks() == 0;
+  auto group = world.split(leads ? 0 : 1, rank);
+  return leads ? std::move(group) : nullptr;
+}
+
+/// Plain bytes as a collective takes them.
+template <typename T>
+TensorView bytes_of(T* values, std::size_t count) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return TensorView(reinterpret_cast<std::uint8_t*>(values), DType::kUInt8,
+                    Shape{static_cast<std::int64_t>(count * sizeof(T))});
 }
 
 MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
@@ -68,17 +86,23 @@ TrainingRun::TrainingRun(const TrainingPlan& plan, const Model& model, const Bat
       model_(model),
       source_(source),
       on_step_(on_step),
+      first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()),
       ranks_(static_cast<std::size_t>(plan.options.ranks)) {}
 
 TrainingSummary TrainingRun::run() {
-  launch_ranks(make_local_world(plan_.options), [&](int rank, ProcessGroup& world) {
+  const auto body = [&](int rank, ProcessGroup& world) {
     try {
       run_rank(rank, world);
     } catch (...) {
       gate_.cancel();
       throw;
     }
-  });
+  };
+  if (plan_.options.world != nullptr) {
+    launch_ranks(plan_.options.world->groups(), body);
+  } else {
+    launch_ranks(make_local_world(plan_.options), body);
+  }
   if (report_error_ != nullptr) std::rethrow_exception(report_error_);
   return summarise();
 }
@@ -88,52 +112,79 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   const auto device = make_rank_device(options, rank);
   Memory memory(*device, options.memory_limit_bytes);
   RankGroups groups = RankGroups::split_from(world, plan_.schedule);
+  const auto leaders = split_leaders(options, rank, world);
   Executor executor(plan_.schedule, plan_.layout, model_, source_, groups, memory,
                     executor_options(options));
-  run_steps(rank, executor, memory);
+  run_steps(rank, executor, memory, leaders.get());
 
   // Before the parameters are gathered, which is no part of training.
   ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
                                             groups.control_bytes()};
   if (report_error_ != nullptr) return;
+  gather_results(rank, world);
   ParameterHash hash;
   executor.gather_parameters([&](FullParameter parameter) {
-    if (rank != 0) return;
+    if (!leads(rank)) return;
     hash.add(parameter.values);
-    if (options.gather_parameters) summary_.parameters.push_back(std::move(parameter));
+    if (rank == 0 && options.gather_parameters) summary_.parameters.push_back(std::move(parameter));
   });
-  if (rank == 0) summary_.parameters_sha256 = hash.finish();
+  if (leads(rank)) summary_.parameters_sha256 = hash.finish();
 }
 
-void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory) {
+void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
+                            ProcessGroup* leaders) {
   const TrainerOptions& options = plan_.options;
+  const auto stream = leaders == nullptr ? nullptr : memory.device().create_stream({});
   for (std::int64_t step = 0; step < options.steps; ++step) {
     const Clock::time_point begin = Clock::now();
     const double learning_rate = options.learning_rate.at(step);
     const StepResult result = executor.run_step(step, learning_rate);
-    if (rank == 0) {
+    if (leads(rank)) {
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       std::optional<double> exposed;
       if (options.trace) {
         timelines_.push_back(summarize(executor.spans()));
         exposed = timelines_.back().exposed_seconds;
       }
-      gate_.publish(step, report({.step = step + 1,
-                                  .loss = result.loss,
-                                  .gradient_norm = result.gradient_norm,
-                                  .learning_rate = learning_rate,
-                                  .tokens = result.items,
-                                  .seconds = seconds,
-                                  .tokens_per_second = static_cast<double>(result.items) / seconds,
-                                  .peak_bytes = memory.peak().total,
-                                  .exposed_seconds = exposed}));
+      Verdict verdict;
+      if (rank == 0) {
+        const double rate = static_cast<double>(result.items) / seconds;
+        const StepRecord record{.step = step + 1,
+                                .loss = result.loss,
+                                .gradient_norm = result.gradient_norm,
+                                .learning_rate = learning_rate,
+                                .tokens = result.items,
+                                .seconds = seconds,
+                                .tokens_per_second = rate,
+                                .peak_bytes = memory.peak().total,
+                                .exposed_seconds = exposed};
+        verdict = {.record = record, .go_on = report(record)};
+      }
+      if (leaders != nullptr) {
+        leaders->broadcast(bytes_of(&verdict, 1), 0, *stream);
+        stream->synchronize();
+      }
+      records_.push_back(verdict.record);
+      gate_.publish(step, verdict.go_on);
     }
     if (!gate_.wait(step)) return;
   }
 }
 
+void TrainingRun::gather_results(int rank, ProcessGroup& world) {
+  if (plan_.options.world == nullptr) return;
+  // Written by the leader alone, whose neighbours' results may not be there yet: each brings its
+  // own.
+  RankResult own = ranks_[static_cast<std::size_t>(rank)];
+  std::vector<RankResult> all(ranks_.size());
+  const auto device = make_cpu_device();
+  const auto stream = device->create_stream({});
+  world.all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
+  stream->synchronize();
+  if (leads(rank)) ranks_ = std::move(all);
+}
+
 bool TrainingRun::report(const StepRecord& record) {
-  records_.push_back(record);
   try {
     const bool go_on = !on_step_ || on_step_(record);
     check_loss(record);

@@ -9,7 +9,11 @@
 
 namespace tessera {
 
-/// One call of Trainer::train: the state that its ranks share.
+/// One call of Trainer::train: the state that the ranks of this process share.
+///
+/// Where the run spans processes, rank 0's process decides after each step whether there is another
+/// one. It tells the first rank of every other process over a group of their own, and that rank its
+/// neighbours through the gate.
 class TrainingRun {
  public:
   TrainingRun(const TrainingPlan& plan, const Model& model, const BatchSource& source,
@@ -24,11 +28,20 @@ class TrainingRun {
     Traffic traffic;
     std::int64_t control_bytes = 0;
   };
+  /// What rank 0 tells after a step.
+  struct Verdict {
+    StepRecord record;
+    bool go_on = true;
+  };
 
+  /// True for the rank that speaks for this process.
+  bool leads(int rank) const { return rank == first_rank_; }
   void run_rank(int rank, ProcessGroup& world);
   /// All steps of one rank.
-  void run_steps(int rank, Executor& executor, const Memory& memory);
-  /// Rank 0 after each step: records it and asks the caller. Returns whether to go on; what goes
+  void run_steps(int rank, Executor& executor, const Memory& memory, ProcessGroup* leaders);
+  /// Gathers what all ranks of all processes leave behind.
+  void gather_results(int rank, ProcessGroup& world);
+  /// Tells the caller of a step and asks it. Returns whether to go on; what goes
   /// wrong here is no rank's failure and is kept for run() to throw.
   bool report(const StepRecord& record);
   void check_loss(const StepRecord& record) const;
@@ -38,12 +51,13 @@ class TrainingRun {
   const Model& model_;
   const BatchSource& source_;
   const Trainer::OnStep& on_step_;
+  const int first_rank_;
   StepGate gate_;
-  std::vector<RankResult> ranks_;
+  std::vector<RankResult> ranks_;  // of all processes
 
+  std::vector<StepRecord> records_;  // rank 0's, in every process
   // Of rank 0.
   TrainingSummary summary_;
-  std::vector<StepRecord> records_;
   std::vector<TimelineSummary> timelines_;
   std::exception_ptr report_error_;
 };

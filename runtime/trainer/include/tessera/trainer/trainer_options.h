@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/layout.h"
@@ -53,12 +55,14 @@ struct TrainerOptions {
   std::uint64_t seed = 0;                ///< of initialisation and dropout
 
   // How it runs here.
+  /// The processes that share the run; it has `ranks` ranks. Null: all ranks are of this process.
+  std::shared_ptr<World> world{};
   DeviceChoice device = DeviceChoice::kCpu;
   GroupChoice group = GroupChoice::kAuto;
   /// NCCL adds in rank order, for the same bits as every other group, and more slowly.
   bool deterministic_collectives = false;
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
-  int threads_per_rank = 0;             ///< 0: the machine's threads divided by the ranks
+  int threads_per_rank = 0;             ///< 0: the machine's threads divided by its ranks
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
@@ -74,6 +78,9 @@ GroupChoice parse_group(std::string_view name);
 
 /// The machine's hardware threads divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);
+
+/// How many of the run's ranks are on this machine.
+int ranks_on_host(const TrainerOptions& options);
 
 /// `options` with every default that depends on another option replaced by its value.
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
