@@ -1,0 +1,73 @@
+// A run that spans processes and of which the last rank fails as --mode says. Every other rank
+// writes how it ended to a file in --path, for world_failure_test.cpp.
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "mpi/processes.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Returns when the others must have been told.
+void fail_as(const std::string& mode, ProcessGroup& group) {
+  if (mode == "abort") group.abort("rank 5 failed: the disk is full");
+  if (mode == "kill") raise(SIGKILL);
+  if (mode == "exit") _exit(0);
+  if (mode == "stall") std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+}
+
+std::string outcome_of(ProcessGroup& group, Stream& stream) {
+  try {
+    while (true) {
+      group.barrier(stream);
+      stream.synchronize();
+    }
+  } catch (const Error& error) {
+    return concat(to_string(error.code()), "\n", error.what(), "\n");
+  }
+}
+
+void run_rank(ProcessGroup& group, const testing::ProcessArguments& arguments) {
+  const auto device = make_cpu_device();
+  const auto stream = device->create_stream({});
+  group.barrier(*stream);
+  stream->synchronize();
+  const Clock::time_point begin = Clock::now();
+  if (group.rank() == group.size() - 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return fail_as(arguments.mode, group);
+  }
+  const std::string outcome = outcome_of(group, *stream);
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+  std::ofstream(arguments.path + "/" + std::to_string(group.rank())) << waited.count() << "\n"
+                                                                     << outcome;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const auto arguments = tessera::testing::parse_process_arguments(argc, argv);
+  const tessera::testing::Meeting meeting(arguments);
+  try {
+    const auto world = meeting.make();
+    std::vector<std::thread> threads;
+    for (const auto& group : world->groups()) {
+      threads.emplace_back([&] { tessera::run_rank(*group, arguments); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  } catch (const std::exception& error) {
+    std::cerr << "cannot meet: " << error.what() << "\n";
+  }
+  for (const pid_t child : meeting.children()) waitpid(child, nullptr, 0);
+  return 0;
+}
