@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "launch_command.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
@@ -48,7 +49,9 @@ int run(int argc, const char* const* argv) {
                          add_gpu_info, add_self_test}) {
     commands.push_back(add(app));
   }
+  const LaunchCommand launch(app);
   check_command(app, argc, argv);
+  const std::vector<std::string> launched = take_launched(argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -58,6 +61,7 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
   }
+  if (launch.parsed()) return run_launch(launch.request(launched));
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }

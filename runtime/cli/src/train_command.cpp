@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -8,10 +9,12 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "launch_environment.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
 #include "sample.h"
+#include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
@@ -65,6 +68,16 @@ void choose_batch(Config& config, TrainerOptions& options, const Model& model,
   std::cerr << "\n";
 }
 
+/// Of all ranks. Those of this machine stand for those of others, and this process for its
+/// neighbours, which are idle now.
+double machine_flops(TrainerOptions options) {
+  const int here = ranks_on_host(options);
+  const double machines = static_cast<double>(options.ranks) / here;
+  options.world = nullptr;
+  options.ranks = here;
+  return machines * measure_matmul_flops(options);
+}
+
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
@@ -100,7 +113,12 @@ int run_train(Config config) {
   const Model model = make_model(choice);
   const TokenDataset dataset = open_dataset(config, choice);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  const Launcher launcher = find_launcher(std::getenv);
+  require(launcher.processes == 1 || !config.get<bool>("auto_batch"), ErrorCode::kConfig,
+          "auto_batch goes by the memory that one process finds free, and ", launcher.name,
+          " has started ", launcher.processes, "; name the size with --micro-batch");
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
+  options.world = join_world(launcher, options);
   const Trainer trainer(model, dataset, options);
   const TrainingPlan& plan = trainer.plan();
   set_effective(config, plan.options);
@@ -110,7 +128,7 @@ int run_train(Config config) {
   if (!quiet) print_header(config, model, dataset, plan);
   if (config.get<bool>("verbose")) print_settings(std::cout, config);
 
-  const double peak_flops = measure_matmul_flops(plan.options);
+  const double peak_flops = launcher.process == 0 ? machine_flops(plan.options) : 0.0;
   const InterruptGuard interrupt;
   TrainingSummary summary;
   {
@@ -120,6 +138,9 @@ int run_train(Config config) {
       outputs.step(record, peak_flops);
       return interrupt.signal() == 0;
     });
+  }
+  if (launcher.process != 0) {
+    return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();
   }
   const RunMeasurements measurements{
       .matmul_flops_per_second = peak_flops,
@@ -132,7 +153,7 @@ int run_train(Config config) {
     std::cout << "\n";
     print_summary(std::cout, plan, summary, measurements);
     if (options.gather_parameters && interrupt.signal() == 0) {
-      const int threads = plan.options.threads_per_rank * plan.options.ranks;
+      const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
       std::cout << "\nsample\n"
                 << make_sample(config, choice, threads, by_name(std::move(summary.parameters)))
                 << "\n";
@@ -155,6 +176,7 @@ Command add_train(CLI::App& program) {
       joined({model_settings(), trainer_settings(), train_only_settings()}));
   return {&command->command(), [command] {
             Config config = command->config(std::cerr);
+            adopt_launcher(find_launcher(std::getenv), config);
             if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
             return run_train(std::move(config));
           }};

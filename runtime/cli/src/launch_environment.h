@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/collectives/world.h"
+#include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera::cli {
+
+/// Set by `tessera launch` beside what every launcher sets.
+inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
+/// A file descriptor of process 0 that listens at MASTER_PORT already.
+inline constexpr const char* kListener = "TESSERA_LISTENER";
+/// For tests on one machine: "1" lets processes exchange messages as if each had its own.
+inline constexpr const char* kApart = "TESSERA_APART";
+
+/// Who has started this process as one of several, and how it finds the others.
+struct Launcher {
+  enum class Kind { kNone, kMpi, kSockets };
+  Kind kind = Kind::kNone;  ///< kNone: it is the only one
+  std::string name{};       ///< "mpirun", "torchrun", ...
+  int process = 0;
+  int processes = 1;
+  int ranks_per_process = 0;  ///< 0: not said
+  std::string address{};      ///< kSockets only, as the next two
+  int port = 0;
+  int listener = -1;
+};
+
+/// Recognises mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*), and torchrun, `accelerate launch`
+/// and `tessera launch` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+/// Throws Error{kConfig} that names the variable that is missing or makes no sense.
+Launcher find_launcher(const Environment& environment);
+
+/// Gives `config` the number of ranks if it was not given, and keeps every process but the first
+/// from printing and logging. Throws Error{kConfig} if the ranks cannot be split evenly.
+void adopt_launcher(const Launcher& launcher, Config& config);
+
+/// Joins the other processes; null if there are none.
+std::shared_ptr<World> join_world(const Launcher& launcher, const TrainerOptions& options);
+
+}  // namespace tessera::cli

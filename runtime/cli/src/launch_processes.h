@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+/// Variables of the environment by name.
+using Variables = std::map<std::string, std::string>;
+
+/// One process to start: this program with other arguments.
+struct ProcessOptions {
+  int process = 0;  ///< of all machines
+  int first_rank = 0, last_rank = 0;
+  std::vector<std::string> arguments{};
+  Variables variables{};  ///< besides those of this process
+  int listener = -1;      ///< a socket that the process inherits; -1: none
+};
+
+/// Starts the processes and waits until all have ended. What they print comes out line by line,
+/// each with its ranks in front. If one fails, or on SIGINT and SIGTERM, which are passed on, the
+/// others have `grace` to end; then they get SIGTERM, and 3 s later SIGKILL. They die with this
+/// process. Returns the exit code of the first that failed, 128 + signal if one killed it.
+int run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace);
+
+}  // namespace tessera::cli
