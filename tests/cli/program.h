@@ -56,6 +56,9 @@ class ProgramTest : public ::testing::Test {
     return write("data.txt", text);
   }
 
+  /// What the programs read that are run from now on.
+  void give_input(const std::string& text) { input_ = write("stdin", text); }
+
   /// Runs tessera to its end. `while_running` gets its process id.
   ProgramResult run(std::vector<std::string> arguments,
                     const std::function<void(pid_t)>& while_running = {}) const {
@@ -68,7 +71,7 @@ class ProgramTest : public ::testing::Test {
     const std::string out = path("stdout");
     const std::string err = path("stderr");
     constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input_.c_str(), O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.c_str(), kFlags, 0600);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err.c_str(), kFlags, 0600);
     pid_t pid = 0;
@@ -106,6 +109,7 @@ class ProgramTest : public ::testing::Test {
 
  private:
   std::filesystem::path folder_;
+  std::string input_ = "/dev/null";
 };
 
 }  // namespace tessera::testing

@@ -43,6 +43,7 @@ Command add_explain(CLI::App& program);          ///< tells what a config file m
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
 Command add_env(CLI::App& program);              ///< describes this machine and this build
 Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
+Command add_config(CLI::App& program);           ///< asks how to train and writes a config file
 Command add_self_test(CLI::App& program);        ///< tests every strategy on this machine
 
 }  // namespace tessera::cli

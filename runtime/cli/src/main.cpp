@@ -46,7 +46,7 @@ int run(int argc, const char* const* argv) {
   app.get_formatter()->column_width(40);
   std::vector<Command> commands;
   for (const auto add : {add_train, add_plan, add_explain, add_estimate_memory, add_env,
-                         add_gpu_info, add_self_test}) {
+                         add_gpu_info, add_config, add_self_test}) {
     commands.push_back(add(app));
   }
   const LaunchCommand launch(app);

@@ -70,7 +70,7 @@ std::size_t LinePrompter::choose(const std::string& question,
   }
   for (;;) {
     const std::string answer =
-        type("Please enter a choice index or name [" + choices[fallback] + "]: ");
+        read_answer("Please enter a choice index or name [" + choices[fallback] + "]: ", question);
     if (answer.empty()) return fallback;
     if (const auto found = find_choice(answer, choices)) return *found;
     say("'" + answer + "' is not among the choices; enter one of " + names +
@@ -79,7 +79,11 @@ std::size_t LinePrompter::choose(const std::string& question,
 }
 
 std::string LinePrompter::type(const std::string& question) {
-  out_ << question << std::flush;
+  return read_answer(question, question);
+}
+
+std::string LinePrompter::read_answer(const std::string& prompt, const std::string& question) {
+  out_ << prompt << std::flush;
   const auto line = read_line(input_);
   if (!line) {
     out_ << "\n";

@@ -45,6 +45,9 @@ class LinePrompter : public Prompter {
   [[noreturn]] static void ended(const std::string& question);
 
  private:
+  /// The answer to `question`, of which `prompt` is the last line.
+  std::string read_answer(const std::string& prompt, const std::string& question);
+
   int input_;
   std::ostream& out_;
   bool repeat_;

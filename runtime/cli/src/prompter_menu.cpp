@@ -33,14 +33,14 @@ class KeyMode {
   termios before_{};
 };
 
-constexpr int kEnd = -1;
+constexpr int kEndOfInput = -1;
 
 int read_byte(int input) {
   for (;;) {
     unsigned char byte = 0;
     const ssize_t count = read(input, &byte, 1);
     if (count < 0 && errno == EINTR) continue;
-    return count == 1 ? byte : kEnd;
+    return count == 1 ? byte : kEndOfInput;
   }
 }
 
@@ -72,7 +72,7 @@ Press read_press(int input) {
   const int byte = read_byte(input);
   if (byte >= '0' && byte <= '9') return {Key::kDigit, static_cast<std::size_t>(byte - '0')};
   switch (byte) {
-    case kEnd:
+    case kEndOfInput:
     case kCtrlD:
       return {Key::kEnd};
     case kCtrlC:
@@ -125,8 +125,8 @@ std::size_t MenuPrompter::choose(const std::string& question,
         break;
       case Key::kEnter:
         // The menu makes way for its answer.
-        out() << back << "\r\033[J" << "  " << paint(terminal_, Colour::kGreen, choices[chosen])
-              << "\n"
+        out() << back << "\r\033[J"
+              << "  " << paint(terminal_, Colour::kGreen, choices[chosen]) << "\n"
               << std::flush;
         return chosen;
       case Key::kInterrupt:

@@ -39,11 +39,10 @@ bool read_double(const std::string& text, double& number) {
 Reading read_integer(const Question& question, const std::string& text) {
   constexpr double kExact = 9007199254740992.0;  // 2^53
   const bool bounded = question.maximum != std::numeric_limits<std::int64_t>::max();
-  const std::string problem =
-      bounded ? concat("Please enter an integer from ", question.minimum, " to ", question.maximum,
-                       ", not '", text, "'.")
-              : concat("Please enter an integer of at least ", question.minimum, ", not '", text,
-                       "'.");
+  const std::string problem = bounded ? concat("Please enter an integer from ", question.minimum,
+                                               " to ", question.maximum, ", not '", text, "'.")
+                                      : concat("Please enter an integer of at least ",
+                                               question.minimum, ", not '", text, "'.");
   double number = 0;
   if (!read_double(text, number) || number != std::floor(number) || std::abs(number) > kExact) {
     return {{}, problem};

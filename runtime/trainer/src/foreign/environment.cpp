@@ -127,7 +127,7 @@ std::optional<ConfigTranslation> translate_environment(const Environment& enviro
   return translation;
 }
 
-std::optional<std::string> default_accelerate_config(const Environment& environment) {
+std::optional<std::string> default_accelerate_path(const Environment& environment) {
   namespace fs = std::filesystem;
   const std::string hugging_face = text_of(environment, "HF_HOME");
   const std::string cache = text_of(environment, "XDG_CACHE_HOME");
@@ -142,11 +142,16 @@ std::optional<std::string> default_accelerate_config(const Environment& environm
   } else {
     return std::nullopt;
   }
-  // Accelerate prefers the YAML file.
-  for (const char* name : {"default_config.yaml", "default_config.json"}) {
-    const fs::path path = folder / "accelerate" / name;
+  return (folder / "accelerate" / "default_config.yaml").string();
+}
+
+std::optional<std::string> default_accelerate_config(const Environment& environment) {
+  const auto yaml = default_accelerate_path(environment);
+  if (!yaml) return std::nullopt;
+  const auto json = std::filesystem::path(*yaml).replace_extension(".json").string();
+  for (const std::string& path : {*yaml, json}) {  // in Accelerate's order
     std::error_code error;
-    if (fs::is_regular_file(path, error)) return path.string();
+    if (std::filesystem::is_regular_file(path, error)) return path;
   }
   return std::nullopt;
 }

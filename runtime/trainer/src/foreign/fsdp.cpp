@@ -194,17 +194,16 @@ void apply_machines(Section& fsdp, const Choice& choice, std::int64_t ranks,
 
 /// FSDP stops at a class that the model lacks; so do we, with the names that it has.
 void check_block_classes(const Section& fsdp, const char* key) {
-  // What a block of our models is called here and in the models that they are like.
-  constexpr std::array kBlocks{"GPT2Block", "GptBlock", "TransformerBlock", "Block"};
+  const std::vector<std::string> blocks = block_class_names();
   const std::string names = fsdp.text(key).value_or("");
   for (std::size_t begin = 0; begin <= names.size();) {
     const std::size_t end = std::min(names.find(',', begin), names.size());
     std::string name = names.substr(begin, end - begin);
     name.erase(0, name.find_first_not_of(" \t"));
     name.erase(name.find_last_not_of(" \t") + 1);
-    if (!name.empty() && std::ranges::find(kBlocks, name) == kBlocks.end()) {
-      fsdp.refuse(key, "the model has no layer class '", name, "'; use ",
-                  joined({kBlocks.begin(), kBlocks.end()}), ", or leave the key out");
+    if (!name.empty() && std::ranges::find(blocks, name) == blocks.end()) {
+      fsdp.refuse(key, "the model has no layer class '", name, "'; use ", joined(blocks),
+                  ", or leave the key out");
     }
     begin = end + 1;
   }
@@ -321,3 +320,11 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
 }
 
 }  // namespace tessera::foreign
+
+namespace tessera {
+
+std::vector<std::string> block_class_names() {
+  return {"GPT2Block", "GptBlock", "TransformerBlock", "Block"};
+}
+
+}  // namespace tessera

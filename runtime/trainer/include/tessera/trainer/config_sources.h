@@ -74,8 +74,15 @@ using Environment = std::function<const char*(const char* name)>;
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
                                                        const TranslationContext& context);
 
-/// Where `accelerate config` puts its file, if there is one: below $HF_HOME, else
-/// $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface.
+/// Where `accelerate config` puts its file: accelerate/default_config.yaml below $HF_HOME, else
+/// $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface. Nothing if none of them is set.
+std::optional<std::string> default_accelerate_path(const Environment& environment);
+
+/// The file there, in YAML or else in JSON, if there is one.
 std::optional<std::string> default_accelerate_config(const Environment& environment);
+
+/// What a layer of our models is called in fsdp_transformer_layer_cls_to_wrap: here, and in the
+/// models that they are like.
+std::vector<std::string> block_class_names();
 
 }  // namespace tessera

@@ -1,0 +1,384 @@
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "cli/program.h"
+#include "cli/pseudo_terminal.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+using testing::PseudoTerminal;
+using testing::read_file;
+
+std::string lines(const std::vector<std::string>& answers) {
+  std::string text;
+  for (const std::string& answer : answers) text += answer + "\n";
+  return text;
+}
+
+class ConfigCommand : public testing::ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    setenv("HF_HOME", path("home").c_str(), 1);  // no file of the person who tests
+    setenv("TERM", "xterm", 1);
+    unsetenv("NO_COLOR");
+  }
+
+  ProgramResult answer(const std::string& file, const std::vector<std::string>& answers) {
+    give_input(lines(answers));
+    return run({"config", "--config-file", path(file)});
+  }
+
+  /// The settings that a file means here; it must be one that can be used.
+  std::string explain(const std::string& file) {
+    const ProgramResult result = run({"explain", path(file)});
+    EXPECT_EQ(result.exit_code, 0) << result.err << read_file(path(file));
+    return result.out;
+  }
+
+  /// Nothing but what the test itself wrote there.
+  bool nothing_was_written() {
+    for (const auto& entry : std::filesystem::directory_iterator(path(""))) {
+      const std::string name = entry.path().filename();
+      if (name != "stdin" && name != "stdout" && name != "stderr") return false;
+    }
+    return true;
+  }
+};
+
+TEST_F(ConfigCommand, DdpFileIsWhatAccelerateWrites) {
+  const ProgramResult result = answer("a.yaml", {"multi-GPU", "", "", "", "", "4", "0,1", "bf16"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(read_file(path("a.yaml")),
+            "compute_environment: LOCAL_MACHINE\n"
+            "debug: false\n"
+            "distributed_type: MULTI_GPU\n"
+            "enable_cpu_affinity: false\n"
+            "gpu_ids: '0,1'\n"
+            "machine_rank: 0\n"
+            "main_training_function: main\n"
+            "mixed_precision: bf16\n"
+            "num_machines: 1\n"
+            "num_processes: 4\n"
+            "use_cpu: false\n");
+  EXPECT_THAT(result.out, HasSubstr("configuration saved at " + path("a.yaml") +
+                                    "; 'tessera explain " + path("a.yaml") + "' tells"));
+  EXPECT_THAT(result.out, Not(HasSubstr("\033")));
+  EXPECT_THAT(explain("a.yaml"), HasSubstr("distributed_type: MULTI_GPU\n      -> strategy = "
+                                           "no_shard"));
+}
+
+/// What is answered, what must stand in the file and what it must mean.
+struct Path {
+  std::string name;
+  std::vector<std::string> answers;
+  std::vector<std::string> written;
+  std::vector<std::string> meant;
+};
+
+class ConfigPath : public ConfigCommand, public ::testing::WithParamInterface<Path> {};
+
+TEST_P(ConfigPath, IsReadBack) {
+  const ProgramResult result = answer("a.yaml", GetParam().answers);
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  const std::string file = "\n" + read_file(path("a.yaml"));
+  for (const std::string& line : GetParam().written) EXPECT_THAT(file, HasSubstr(line + "\n"));
+  const std::string explained = explain("a.yaml");
+  for (const std::string& text : GetParam().meant) EXPECT_THAT(explained, HasSubstr(text));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Paths, ConfigPath,
+    ::testing::Values(
+        Path{.name = "OneProcess",
+             .answers = {"No distributed training", "yes", ""},
+             .written = {"\ndistributed_type: 'NO'", "\nuse_cpu: true", "\nnum_processes: 1",
+                         "\nmixed_precision: 'no'"},
+             .meant = {"ranks = 1", "device = cpu", "precision = fp32"}},
+        Path{.name = "Cpu",
+             .answers = {"multi-CPU", "", "yes", "", "", "3", ""},
+             .written = {"\ndistributed_type: MULTI_CPU", "\nuse_cpu: true", "\ndebug: true",
+                         "\nnum_processes: 3"},
+             .meant = {"ranks = 3", "device = cpu", "check_collectives = true"}},
+        Path{.name = "Fsdp1",
+             .answers = {"2", "", "", "no", "yes", "1", "SHARD_GRAD_OP", "", "", "GPT2Block,Block",
+                         "BACKWARD_POST", "2", "yes", "", "no", "no", "yes", "4", "bf16"},
+             .written = {"\ndistributed_type: FSDP", "\n  fsdp_version: 1",
+                         "\n  fsdp_sharding_strategy: SHARD_GRAD_OP",
+                         "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+                         "\n  fsdp_transformer_layer_cls_to_wrap: GPT2Block,Block",
+                         "\n  fsdp_backward_prefetch: BACKWARD_POST",
+                         "\n  fsdp_state_dict_type: SHARDED_STATE_DICT",
+                         "\n  fsdp_forward_prefetch: true", "\n  fsdp_offload_params: false",
+                         "\n  fsdp_cpu_ram_efficient_loading: false",
+                         "\n  fsdp_sync_module_states: false",
+                         "\n  fsdp_activation_checkpointing: true"},
+             .meant = {"strategy = shard_grad_op", "wrap = layer", "prefetch_backward = 0",
+                       "recompute = full", "ranks = 4"}},
+        Path{.name = "Fsdp2",
+             .answers = {"multi-GPU", "", "", "", "yes", "", "no", "SIZE_BASED_WRAP", "1e8", "", "",
+                         "", "yes", "2", "3", "", ""},
+             .written = {"\n  fsdp_version: 2", "\n  fsdp_reshard_after_forward: false",
+                         "\n  fsdp_min_num_params: 100000000",
+                         "\n  fsdp_state_dict_type: SHARDED_STATE_DICT",
+                         "\n  parallelism_config_dp_replicate_size: 2",
+                         "\n  parallelism_config_dp_shard_size: 3", "\nnum_processes: 6"},
+             .meant = {"strategy = hybrid_shard_zero2", "replicas = 2", "ranks = 6"}},
+        Path{
+            .name = "Fsdp2OnCpus",
+            .answers = {"multi-CPU", "", "", "", "yes", "2", "", "", "yes", "", "", "", "", "", ""},
+            .written = {"\ndistributed_type: FSDP", "\nuse_cpu: true", "\nnum_processes: 2"},
+            .meant = {"strategy = full_shard", "device = cpu"}},
+        Path{.name = "DeepSpeed",
+             .answers = {"multi-GPU", "", "", "yes", "", "3", "4", "yes", "0.5", "", "yes", "8",
+                         "bf16"},
+             .written = {"\ndistributed_type: DEEPSPEED", "\n  zero_stage: 3",
+                         "\n  gradient_accumulation_steps: 4", "\n  gradient_clipping: 0.5",
+                         "\n  offload_optimizer_device: none", "\n  zero3_init_flag: true"},
+             .meant = {"strategy = full_shard", "accumulate = 4", "clip_norm = 0.5"}},
+        Path{.name = "SeveralMachines",
+             .answers = {"multi-GPU", "2", "0", "10.0.0.1", "29501", "no",
+                         "c10d",      "",  "",  "yes",      "1",     "HYBRID_SHARD",
+                         "",          "",  "",  "",         "",      "",
+                         "",          "",  "",  "8",        ""},
+             .written = {"\nnum_machines: 2", "\nmachine_rank: 0", "\nmain_process_ip: '10.0.0.1'",
+                         "\nmain_process_port: 29501", "\nsame_network: false",
+                         "\nrdzv_backend: c10d", "\n  fsdp_sync_module_states: true"},
+             .meant = {"strategy = hybrid_shard", "replicas = 2"}}),
+    [](const auto& path) { return path.param.name; });
+
+TEST_F(ConfigCommand, DeepSpeedFileDecidesAlone) {
+  const std::string json = write(
+      "ds.json", R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}})");
+  const ProgramResult result =
+      answer("a.yaml", {"multi-GPU", "", "", "yes", "yes", path("absent.json"), json, "", "4"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("There is no file '" + path("absent.json") + "'"));
+  EXPECT_THAT(read_file(path("a.yaml")),
+              AllOf(HasSubstr("deepspeed_config_file: " + json), Not(HasSubstr("zero_stage")),
+                    Not(HasSubstr("mixed_precision"))));
+  EXPECT_THAT(explain("a.yaml"), HasSubstr("ranks = 4"));
+}
+
+TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
+  const ProgramResult result =
+      answer("a.yaml", {"multi-QPU", "multi-GPU", "0",  "1.5",       "1",
+                        "maybe",     "no",        "no", "yes",       "2",
+                        "yes",       "",          "",   "BertLayer", "Block, gptblock",
+                        "Block",     "",          "",   "",          "yes",
+                        "2",         "4",         "7",  "8",         "fp16",
+                        "no"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const char* text :
+       {"'multi-QPU' is not among the choices; enter one of No distributed training, multi-CPU, "
+        "multi-GPU, or an index from 0 to 2\n",
+        "Please enter an integer of at least 1, not '0'.\n", "at least 1, not '1.5'.\n",
+        "Please enter yes or no.\n",
+        "There is no layer class 'BertLayer' here; a layer is called GPT2Block, ",
+        "There is no layer class 'gptblock' here", "The mesh of 2 x 4 has 8 ranks; enter 8",
+        "'fp16' is not among the choices; enter one of no, bf16"}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  EXPECT_THAT(explain("a.yaml"), HasSubstr("strategy = hybrid_shard"));
+}
+
+TEST_F(ConfigCommand, EndOfInputLeavesNothing) {
+  // However far it gets.
+  const std::vector<std::string> answers{"multi-GPU", "", "", "", "yes", "", "", "", "",
+                                         "",          "", "", "", "",    "", "", ""};
+  for (std::size_t count = 0; count < 5; ++count) {
+    const ProgramResult result =
+        answer("a.yaml", {answers.begin(), answers.begin() + static_cast<std::ptrdiff_t>(count)});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("nothing was written"));
+    EXPECT_TRUE(nothing_was_written());
+  }
+}
+
+TEST_F(ConfigCommand, WritesJsonIfTheNameSaysSo) {
+  ASSERT_EQ(answer("a.json", {"multi-CPU", "", "", "", "", "", ""}).exit_code, 0);
+  const auto document = nlohmann::json::parse(read_file(path("a.json")));
+  EXPECT_EQ(document.at("distributed_type"), "MULTI_CPU");
+  EXPECT_EQ(document.at("mixed_precision"), "no");
+  EXPECT_EQ(document.at("num_processes"), 2);
+  explain("a.json");
+}
+
+TEST_F(ConfigCommand, DefaultPlaceIsAccelerates) {
+  give_input(lines({"No distributed training", "", ""}));
+  const ProgramResult result = run({"config"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string file = path("home/accelerate/default_config.yaml");
+  EXPECT_THAT(result.out, HasSubstr("file: " + file + ", Accelerate's default"));
+  EXPECT_THAT(read_file(file), HasSubstr("distributed_type: 'NO'"));
+  give_input(lines({"multi-CPU", "", "", "", "", "", ""}));
+  const ProgramResult again = run({"config"});
+  EXPECT_THAT(again.out, HasSubstr(file + " is there already and will be replaced"));
+  EXPECT_THAT(read_file(file), HasSubstr("distributed_type: MULTI_CPU"));
+}
+
+TEST_F(ConfigCommand, RefusesAPlaceBeforeItAsks) {
+  write("file", "");
+  for (const char* place : {"file/a.yaml", ""}) {
+    const ProgramResult result = answer(place, {});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("cannot write "));
+    EXPECT_THAT(result.out, Not(HasSubstr("?")));
+  }
+}
+
+TEST_F(ConfigCommand, DefaultAsksNothingAndOverwritesNothing) {
+  const ProgramResult result =
+      run({"config", "default", "--config_file", path("a.yaml"), "--mixed_precision", "bf16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string before = read_file(path("a.yaml"));
+  EXPECT_THAT(before, HasSubstr("mixed_precision: bf16\n"));
+  explain("a.yaml");
+  const ProgramResult again = run({"config", "default", "--config-file", path("a.yaml")});
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.err, HasSubstr("configuration already exists at " + path("a.yaml")));
+  EXPECT_EQ(read_file(path("a.yaml")), before);
+  const ProgramResult fp16 = run({"config", "default", "--mixed-precision", "fp16"});
+  EXPECT_EQ(fp16.exit_code, 2);
+  EXPECT_THAT(fp16.err, HasSubstr("must be no or bf16"));
+}
+
+TEST_F(ConfigCommand, UpdateAddsWhatIsMissing) {
+  const std::string file = write("a.yaml",
+                                 "num_processes: 4\ndistributed_type: FSDP\nfsdp_config:\n"
+                                 "  offload_params: false\n  fsdp_version: 2\n");
+  const ProgramResult result = run({"config", "update", "--config_file", file});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(read_file(file),
+            "compute_environment: LOCAL_MACHINE\n"
+            "debug: false\n"
+            "distributed_type: FSDP\n"
+            "enable_cpu_affinity: false\n"
+            "fsdp_config:\n"
+            "  fsdp_version: 2\n"
+            "  offload_params: false\n"
+            "machine_rank: 0\n"
+            "main_training_function: main\n"
+            "mixed_precision: 'no'\n"
+            "num_machines: 1\n"
+            "num_processes: 4\n"
+            "use_cpu: false\n");
+  explain("a.yaml");
+}
+
+TEST_F(ConfigCommand, UpdateNamesWhatIsWrong) {
+  const ProgramResult absent = run({"config", "update", "--config-file", path("a.yaml")});
+  EXPECT_EQ(absent.exit_code, 2);
+  EXPECT_THAT(absent.err, AllOf(HasSubstr("there is no config file at " + path("a.yaml")),
+                                HasSubstr("write one with 'tessera config'")));
+  const std::string own = write("own.yaml", "ranks: 2\n");
+  const ProgramResult other = run({"config", "update", "--config-file", own});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("has settings of Tessera"));
+  EXPECT_EQ(read_file(own), "ranks: 2\n");
+}
+
+constexpr const char* kDown = "\033[B";
+constexpr const char* kUp = "\033[A";
+
+class ConfigTerminal : public ConfigCommand {
+ protected:
+  PseudoTerminal start() {
+    return PseudoTerminal({TESSERA_PROGRAM, "config", "--config-file", path("a.yaml")});
+  }
+};
+
+TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
+  PseudoTerminal terminal = start();
+  ASSERT_TRUE(terminal.shows("Which type of machine are you using?")) << terminal.shown();
+  ASSERT_TRUE(terminal.shows("2. multi-GPU"));
+  terminal.type("0");  // wherever this machine begins
+  ASSERT_TRUE(terminal.shows("\033[32m> 0. No distributed training"));
+  terminal.type(kUp);  // around
+  ASSERT_TRUE(terminal.shows("> 2. multi-GPU"));
+  terminal.type(std::string("k") + kDown + "\r");
+  ASSERT_TRUE(terminal.shows("How many different machines"));
+  EXPECT_TRUE(terminal.is_as_before());  // lines are edited by the terminal
+  terminal.type("many\n");
+  ASSERT_TRUE(terminal.shows("Please enter an integer of at least 1, not 'many'."));
+  for (const char* question :
+       {"How many different machines", "Should distributed operations", "use DeepSpeed?"}) {
+    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
+    terminal.type("\n");
+  }
+  ASSERT_TRUE(terminal.shows("use FullyShardedDataParallel? [yes/NO]: "));
+  terminal.type("yes\n");
+  ASSERT_TRUE(terminal.shows("1. 2"));
+  terminal.type("k\r");
+  ASSERT_TRUE(terminal.shows("4. HYBRID_SHARD_ZERO2"));
+  terminal.type("jj3\r");
+  ASSERT_TRUE(terminal.shows("auto wrap policy?"));
+  ASSERT_TRUE(terminal.shows("2. NO_WRAP"));
+  terminal.type(std::string(kDown) + kDown + "\r");
+  for (const char* question : {"BACKWARD_POST", "LOCAL_STATE_DICT"}) {
+    ASSERT_TRUE(terminal.shows(question));
+    terminal.type("\r");
+  }
+  for (const char* question :
+       {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}) {
+    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
+    terminal.type("\n");
+  }
+  ASSERT_TRUE(terminal.shows("How many GPU(s) should be used for distributed training? ["));
+  terminal.type("4\n");
+  ASSERT_TRUE(terminal.shows("1. bf16"));
+  terminal.type("\x1b[B\n");
+  EXPECT_EQ(terminal.exit_code(), 0);
+  EXPECT_THAT(terminal.shown(), HasSubstr("configuration saved at"));
+  EXPECT_THAT(read_file(path("a.yaml")),
+              AllOf(HasSubstr("fsdp_sharding_strategy: HYBRID_SHARD\n"),
+                    HasSubstr("fsdp_auto_wrap_policy: NO_WRAP"), HasSubstr("fsdp_version: 1"),
+                    HasSubstr("mixed_precision: bf16"), HasSubstr("num_processes: 4")));
+  explain("a.yaml");
+}
+
+TEST_F(ConfigTerminal, NoColourIfNotWanted) {
+  setenv("NO_COLOR", "1", 1);
+  PseudoTerminal terminal = start();
+  ASSERT_TRUE(terminal.shows("2. multi-GPU"));
+  terminal.type("0\r");
+  ASSERT_TRUE(terminal.shows("CPU only"));
+  terminal.type("\n");
+  ASSERT_TRUE(terminal.shows("1. bf16"));
+  terminal.type("\r");
+  EXPECT_EQ(terminal.exit_code(), 0);
+  EXPECT_THAT(terminal.shown(), Not(HasSubstr("\033[32m")));
+  EXPECT_THAT(read_file(path("a.yaml")), HasSubstr("distributed_type: 'NO'"));
+}
+
+/// Ends the program with a key at a menu or at a line.
+class ConfigTerminalEnd : public ConfigTerminal {
+ protected:
+  void expect_end(bool at_menu, const char* key, int exit_code, const char* message) {
+    PseudoTerminal terminal = start();
+    ASSERT_TRUE(terminal.shows("2. multi-GPU")) << terminal.shown();
+    if (!at_menu) {
+      terminal.type("2\r");
+      ASSERT_TRUE(terminal.shows("How many different machines"));
+    }
+    terminal.type(key);
+    EXPECT_EQ(terminal.exit_code(), exit_code) << terminal.shown();
+    EXPECT_THAT(terminal.shown(), HasSubstr(message));
+    EXPECT_TRUE(terminal.is_as_before());
+    EXPECT_TRUE(nothing_was_written());
+  }
+};
+
+TEST_F(ConfigTerminalEnd, ControlCAtAMenu) { expect_end(true, "\x03", 130, "nothing was written"); }
+TEST_F(ConfigTerminalEnd, ControlCAtALine) { expect_end(false, "\x03", 130, "^C"); }
+TEST_F(ConfigTerminalEnd, ControlDAtAMenu) { expect_end(true, "\x04", 2, "nothing was written"); }
+TEST_F(ConfigTerminalEnd, ControlDAtALine) { expect_end(false, "\x04", 2, "nothing was written"); }
+
+}  // namespace
+}  // namespace tessera
