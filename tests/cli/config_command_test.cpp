@@ -284,6 +284,13 @@ TEST_F(ConfigCommand, UpdateNamesWhatIsWrong) {
   EXPECT_EQ(read_file(own), "ranks: 2\n");
 }
 
+TEST_F(ConfigCommand, UnknownWordsGetASuggestion) {
+  EXPECT_THAT(run({"config", "updat"}).err, HasSubstr("did you mean 'update'?"));
+  const ProgramResult flag = run({"config", "default", "--mixed-precison", "no"});
+  EXPECT_EQ(flag.exit_code, 2);
+  EXPECT_THAT(flag.err, HasSubstr("did you mean '--mixed-precision'?"));
+}
+
 constexpr const char* kDown = "\033[B";
 constexpr const char* kUp = "\033[A";
 

@@ -50,16 +50,17 @@ void check_writable(const fs::path& path) {
           " is not a folder that you may write to; give another --config-file");
 }
 
-/// All of it or nothing: under another name first. Makes the folder.
+/// All of it or nothing: under another name first. Makes the folder, and follows links.
 void save(const json& document, const fs::path& path) {
+  const fs::path target = fs::weakly_canonical(path);
   std::error_code error;
-  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
-  const fs::path draft = path.string() + ".draft" + std::to_string(getpid());
+  fs::create_directories(target.parent_path(), error);
+  const fs::path draft = target.string() + ".draft" + std::to_string(getpid());
   std::ofstream file(draft, std::ios::binary);
   file << config_text(document, path.string()) << std::flush;
   const bool written = file.good();
   file.close();
-  if (written) fs::rename(draft, path, error);
+  if (written) fs::rename(draft, target, error);
   if (!written || error) {
     std::error_code ignored;
     fs::remove(draft, ignored);
@@ -163,6 +164,17 @@ int update(const std::string& given) {
   return kExitGood;
 }
 
+/// CLI11 would only say that it was not expected.
+void reject_extras(const CLI::App& app) {
+  if (app.remaining().empty()) return;
+  const std::string word = app.remaining().front();
+  const bool flag = word.starts_with('-');
+  fail(ErrorCode::kConfig, flag
+                               ? unknown_name("flag", word.substr(0, word.find('=')),
+                                              {"--config-file", "--mixed-precision", "--help"})
+                               : unknown_name("subcommand of config", word, {"default", "update"}));
+}
+
 }  // namespace
 
 Command add_config(CLI::App& program) {
@@ -176,12 +188,14 @@ Command add_config(CLI::App& program) {
   CLI::App* standard = ask->add_subcommand("default", "Write one for this machine, ask nothing");
   CLI::App* renew = ask->add_subcommand("update", "Add what a config file lacks");
   for (CLI::App* app : {ask, standard, renew}) {
+    app->allow_extras();
     app->add_option("--config-file,--config_file", request->file,
                     "the file; JSON if its name ends in .json, else YAML [Accelerate's default]");
   }
   standard->add_option("--mixed-precision,--mixed_precision", request->precision, "no or bf16")
       ->capture_default_str();
   return {ask, [=] {
+            for (const CLI::App* app : {ask, standard, renew}) reject_extras(*app);
             if (standard->parsed()) return save_default(request->file, request->precision);
             if (renew->parsed()) return update(request->file);
             return ask_and_save(request->file);
