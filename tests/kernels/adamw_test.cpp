@@ -132,6 +132,63 @@ TEST(AdamW, FollowsTheFormula) {
   }
 }
 
+/// One step by plain scalar operations, in the order that all devices keep.
+template <typename G>
+void plain_step(State<G>& state, const std::vector<AdamWSegment>& segments) {
+  const AdamWArgs a = state.args(0, 0);
+  const std::vector<float>& scalars = state.scalars;
+  for (const AdamWSegment& segment : segments) {
+    const auto decay = static_cast<float>(1.0 - static_cast<double>(scalars[kAdamWLearningRate]) *
+                                                    static_cast<double>(segment.weight_decay));
+    for (auto i = static_cast<std::size_t>(segment.begin);
+         i < static_cast<std::size_t>(segment.end); ++i) {
+      float &m = state.m[i], &v = state.v[i], &p = state.master[i];
+      const float g = scalars[kAdamWGradientScale] * as_float(state.gradient[i]);
+      const float new_g = (1.0F - a.beta1) * g;
+      m = std::fma(a.beta1, m, new_g);
+      const float scaled_g = (1.0F - a.beta2) * g;
+      const float square = scaled_g * g;
+      v = std::fma(a.beta2, v, square);
+      const float root = std::sqrt(v);
+      const float denominator = std::fma(root, scalars[kAdamWInverseCorrection2], a.epsilon);
+      const float decayed = decay * p;
+      const float ratio = m / denominator;
+      p = std::fma(-scalars[kAdamWStepSize], ratio, decayed);
+      state.parameter[i] = bfloat16(p);
+    }
+  }
+}
+
+template <typename G>
+void check_bits(std::int64_t n) {
+  State<G> expected(n);
+  State<G> state = expected;
+  const auto segments = segments_of(n);
+  plain_step(expected, segments);
+  step_on(state, segments, 0, n);
+  EXPECT_TRUE(same_bits(state.written(), expected.written())) << n;
+}
+
+TEST(AdamW, GivesTheBitsOfItsOperations) {
+  for (const std::int64_t n : kSizes) {
+    check_bits<float>(n);
+    check_bits<bfloat16>(n);
+  }
+}
+
+TEST(AdamW, TakesMoreSegmentsThanOneLaunch) {
+  const std::int64_t n = 2000;
+  State<float> expected(n);
+  State<float> state = expected;
+  std::vector<AdamWSegment> segments;
+  for (std::int64_t begin = 0; begin < n; begin += 11) {  // some of them empty
+    segments.push_back({begin, std::min(n, begin + begin % 12), begin % 2 == 0 ? 0.1F : 0.0F});
+  }
+  plain_step(expected, segments);
+  step_on(state, segments, 0, n);
+  EXPECT_TRUE(same_bits(state.written(), expected.written()));
+}
+
 template <typename G>
 void check_cuts() {
   const std::int64_t n = 40009;

@@ -156,6 +156,18 @@ TEST(CrossEntropy, SurvivesExtremeLogits) {
   EXPECT_EQ(lost.logits, (std::vector<float>{-1, 1, 0, 0}));
 }
 
+TEST(CrossEntropy, LogitsOfMinusInfinityCountNothing) {
+  const Problem p{1, 64, 64, 64, 1.0F};  // the target is column 0
+  std::vector<float> logits(64, -INFINITY);
+  logits[0] = logits[63] = 2.0F;
+  const auto result = cross_entropy_of(p, logits);
+  EXPECT_NEAR(result.losses[0], std::log(2.0F), 1e-6F);
+  std::vector<float> expected(64, 0.0F);
+  expected[0] = -0.5F;
+  expected[63] = 0.5F;
+  EXPECT_EQ(result.logits, expected);
+}
+
 TEST(CrossEntropy, ReportsNaN) {
   const Problem p{1, 40, 40, 40};
   for (const std::size_t where : {std::size_t{0}, std::size_t{1}, std::size_t{39}}) {
