@@ -127,21 +127,22 @@ TEST(EmbeddingBackward, AddsRowsInOrder) {
 
 TEST(Embedding, TokensOutsideOfTheVocabularyMakeNanOnCuda) {
   if (!testing_cuda()) GTEST_SKIP() << "the CPU throws";
-  std::vector<std::int32_t> tokens{1, -1, 5, std::numeric_limits<std::int32_t>::min(), 1};
-  std::vector<float> wte(10, 1.0F), wpe(10, 2.0F), x(10, 3.0F), dwte(10, 4.0F), dwpe(10, 5.0F);
-  const TensorView token_view = view_of(tokens, Shape{1, 5});
-  const TensorView x_view = view_of(x, Shape{1, 5, 2});
+  // The last but one has its lowest byte in common with token 1.
+  std::vector<std::int32_t> tokens{1, -1, 5, std::numeric_limits<std::int32_t>::min(), 0x100001, 1};
+  std::vector<float> wte(10, 1.0F), wpe(12, 2.0F), x(12, 3.0F), dwte(10, 4.0F), dwpe(12, 5.0F);
+  const TensorView token_view = view_of(tokens, Shape{1, 6});
+  const TensorView x_view = view_of(x, Shape{1, 6, 2});
   StreamUnderTest stream;
   kernels_under_test().embedding_backward({.tokens = token_view,
                                            .dx = x_view,
                                            .dwte = view_of(dwte, Shape{5, 2}),
-                                           .dwpe = view_of(dwpe, Shape{5, 2})},
+                                           .dwpe = view_of(dwpe, Shape{6, 2})},
                                           stream);
   EXPECT_EQ(dwte, (std::vector<float>{0, 0, 6, 6, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(dwpe, std::vector<float>(10, 3.0F));
+  EXPECT_EQ(dwpe, std::vector<float>(12, 3.0F));
   kernels_under_test().embedding_forward({.tokens = token_view,
                                           .wte = view_of(wte, Shape{5, 2}),
-                                          .wpe = view_of(wpe, Shape{5, 2}),
+                                          .wpe = view_of(wpe, Shape{6, 2}),
                                           .x = x_view},
                                          stream);
   for (std::size_t i = 0; i < x.size(); ++i) {

@@ -13,13 +13,14 @@ struct Sources {
   std::vector<std::vector<bfloat16>> halves;
   std::vector<TensorView> views;
 
-  /// Source s is bf16 if bit s mod 32 of `mix` is set.
+  /// Source s is bf16 if a bit of `mix` is set: bit s of the first 32, shifted by one for each
+  /// further 32.
   Sources(int count, unsigned mix, std::int64_t n) {
     floats.reserve(static_cast<std::size_t>(count));
     halves.reserve(static_cast<std::size_t>(count));
     for (int s = 0; s < count; ++s) {
       const auto seed = static_cast<unsigned>(s) + 1;
-      if ((mix >> (s % 32) & 1U) != 0) {
+      if ((mix >> ((s + s / 32) % 32) & 1U) != 0) {
         views.push_back(view_of(halves.emplace_back(random_values<bfloat16>(n, seed))));
       } else {
         views.push_back(view_of(floats.emplace_back(random_values<float>(n, seed))));
