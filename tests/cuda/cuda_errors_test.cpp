@@ -1,0 +1,93 @@
+#include "cuda/cuda_run.h"
+
+#include <functional>
+
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/memory.h"
+
+// What can be wrong with a GPU: a clear error each.
+namespace tessera {
+namespace {
+
+using test::cuda_options;
+using test::run;
+using test::small_gpt;
+
+class CudaErrors : public test::EmulatedGpu {};
+
+void expect_error(ErrorCode code, const std::vector<std::string>& words,
+                  const std::function<void()>& body) {
+  try {
+    body();
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    for (const std::string& word : words) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "'" << word << "' is not in: " << error.what();
+    }
+  }
+}
+
+TEST_F(CudaErrors, NoDriver) {
+  fake_cuda::configure({.driver_version = 0});
+  EXPECT_FALSE(cuda_status().usable());
+  expect_error(ErrorCode::kUnavailable, {"driver", "--device cpu"},
+               [] { run(small_gpt(), cuda_options("no_shard", 1)); });
+}
+
+TEST_F(CudaErrors, DriverTooOld) {
+  fake_cuda::configure({.driver_version = 12040});
+  expect_error(ErrorCode::kUnavailable, {"too old", "12.4", "580"}, [] { make_cuda_device(); });
+}
+
+TEST_F(CudaErrors, GpuTooOld) {
+  fake_cuda::configure({.major = 7, .minor = 5});
+  expect_error(ErrorCode::kUnavailable, {"compute capability 7.5", "8.0"},
+               [] { make_cuda_device(); });
+}
+
+TEST_F(CudaErrors, NoSuchGpu) {
+  expect_error(ErrorCode::kUnavailable, {"no GPU 3", "gpu-info"},
+               [] { make_cuda_device({.ordinal = 3}); });
+}
+
+TEST_F(CudaErrors, FewerGpusThanRanks) {
+  TrainerOptions options = cuda_options("full_shard", 2);
+  options.group = GroupChoice::kAuto;
+  expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "--group thread"},
+               [&] { run(small_gpt(), options); });
+}
+
+TEST_F(CudaErrors, OutOfMemoryBeforeTheRunNamesWhatWouldFit) {
+  fake_cuda::configure({.memory_bytes = 60000});
+  expect_error(ErrorCode::kOutOfMemory, {"each rank needs", "parameters"},
+               [] { run(small_gpt(), cuda_options("no_shard", 1)); });
+}
+
+TEST_F(CudaErrors, OutOfMemoryInTheRunNamesTensorAndCategory) {
+  const auto device = make_cuda_device();
+  Memory memory(*device);
+  expect_error(ErrorCode::kOutOfMemory, {"big tensor", "activations", "GPU 0"}, [&] {
+    memory.allocate(std::int64_t{1} << 40, MemoryCategory::kActivations, "big tensor");
+  });
+}
+
+TEST_F(CudaErrors, MisuseOfGraphsIsNamed) {
+  const auto device = make_cuda_device();
+  const auto stream = device->create_stream({.name = "compute"});
+  auto& cuda = dynamic_cast<CudaStream&>(*stream);
+  cuda.begin_capture();
+  expect_error(ErrorCode::kInvalidArgument, {"already capturing"}, [&] { cuda.begin_capture(); });
+  expect_error(ErrorCode::kInvalidArgument, {"scratch"}, [&] { cuda.scratch(1024); });
+  const auto graph = cuda.end_capture(nullptr);
+  cuda.launch(*graph);
+  stream->synchronize();
+  TrainerOptions options = cuda_options("no_shard", 1);
+  options.trace = true;  // a trace wins: the run is eager, and says nothing of graphs
+  EXPECT_EQ(run(small_gpt(), options).losses.size(), 4U);
+}
+
+}  // namespace
+}  // namespace tessera
