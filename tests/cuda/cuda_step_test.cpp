@@ -11,9 +11,9 @@ namespace {
 
 using test::cuda_options;
 using test::expect_same_bits;
-using test::Trained;
 using test::run;
 using test::small_gpt;
+using test::Trained;
 
 class CudaStep : public test::EmulatedGpu {};
 

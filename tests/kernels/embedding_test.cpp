@@ -125,6 +125,10 @@ TEST(EmbeddingBackward, AddsRowsInOrder) {
   }
 }
 
+TEST(EmbeddingBackward, TakesVocabulariesBeyond16Bits) {
+  check_backward<float, float>({2, 1031, 8, 70001, 1031}, false, false);
+}
+
 TEST(Embedding, TokensOutsideOfTheVocabularyMakeNanOnCuda) {
   if (!testing_cuda()) GTEST_SKIP() << "the CPU throws";
   // The last but one has its lowest byte in common with token 1.

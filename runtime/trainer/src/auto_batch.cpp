@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "tessera/trainer/rank_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/rank_device.h"
 
 namespace tessera {
 namespace {

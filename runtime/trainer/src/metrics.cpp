@@ -5,10 +5,10 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/trainer/rank_device.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/trainer/launch.h"
+#include "tessera/trainer/rank_device.h"
 
 namespace tessera {
 namespace {

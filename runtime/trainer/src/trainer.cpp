@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "tessera/trainer/rank_device.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/rank_device.h"
 #include "training_run.h"
 
 namespace tessera {
