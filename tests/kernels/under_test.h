@@ -3,8 +3,8 @@
 #include "tessera/core/device.h"
 #include "tessera/kernels/kernel_table.h"
 
-// The implementation that a test program checks: the CPU's kernels (cpu_under_test.cpp) or the CUDA
-// kernels in the emulator (emulated_under_test.cpp). Both work on host memory, and every call has
+// The implementation that a test program checks: the CPU's kernels (kernels_on_cpu.cpp) or the CUDA
+// kernels in the emulator (kernels_on_cuda.cpp). Both work on host memory, and every call has
 // run to its end when it returns.
 namespace tessera {
 
