@@ -48,7 +48,7 @@ TEST(Dropout, DrawsTheMaskByGlobalIndex) {
 }
 
 TEST(Dropout, ShardsReproduceTheWhole) {
-  const std::int64_t n = testing_cuda() ? 1013 : 10007;
+  const std::int64_t n = testing_cuda() ? 331 : 10007;
   const auto x = random_values<float>(n, 4);
   const auto whole = dropout_of(x, 0.3F, 0);
   for (const std::int64_t shard : {1, 5, 66, 4097}) {

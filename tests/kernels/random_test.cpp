@@ -75,7 +75,7 @@ TEST(FillNormal, EqualsTheDefinitionBitForBit) {
 
 TEST(FillNormal, ShardsReproduceTheWhole) {
   const RandomKey key{1, 2};
-  const std::int64_t n = testing_cuda() ? 1013 : 10007;
+  const std::int64_t n = testing_cuda() ? 331 : 10007;
   const auto whole = normals(0, n, key);
   for (const std::int64_t shard : {1, 3, 64, 1001, 5000}) {
     std::vector<float> joined;
