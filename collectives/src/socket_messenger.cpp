@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -201,7 +202,7 @@ std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::
   require(piece->header.bytes == bytes, ErrorCode::kInternal, "process ", process, " sent ",
           piece->header.bytes, " bytes where ", bytes, " were expected");
   // It may still be arriving: what is there moves to its place, and the rest goes there itself.
-  std::memcpy(data, piece->own.data(), piece->moved);
+  std::copy_n(piece->own.begin(), piece->moved, static_cast<std::byte*>(data));
   piece->data = static_cast<std::byte*>(data);
   return std::make_shared<Handle>(*this, piece);
 }
@@ -222,7 +223,8 @@ void SocketMessenger::broadcast(FrameKind kind, const std::string& text) noexcep
     auto piece = std::make_shared<Piece>();
     piece->header = {.kind = kind, .tag = 0, .bytes = text.size()};
     piece->own.resize(text.size());
-    std::memcpy(piece->own.data(), text.data(), text.size());
+    std::transform(text.begin(), text.end(), piece->own.begin(),
+                   [](char c) { return static_cast<std::byte>(c); });
     piece->data = piece->own.data();
     enqueue(p, std::move(piece));
   }
