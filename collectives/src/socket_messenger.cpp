@@ -125,8 +125,10 @@ class SocketMessenger : public Messenger {
   };
 
   void wake() {
+    // A full counter (EAGAIN) wakes as well, and nothing else can fail: the descriptor is ours.
     const std::uint64_t one = 1;
-    if (write(wake_.fd(), &one, sizeof(one)) < 0 && errno != EAGAIN) std::abort();
+    while (write(wake_.fd(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
   }
   void enqueue(int process, PiecePtr piece);
   void broadcast(FrameKind kind, const std::string& text) noexcept;

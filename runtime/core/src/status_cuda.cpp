@@ -20,10 +20,12 @@ std::string cuda_version(int number) {
   return number > 0 ? concat(number / 1000, ".", number % 1000 / 10) : "";
 }
 
+// Libraries stay in memory once looked at (RTLD_NODELETE): NCCL leaks when it is unloaded.
+
 /// A library's version by calling its `function`, which returns major * 10000 + minor * 100 +
 /// patch; empty if the library is not there.
 std::string library_version(const char* file, const char* function) {
-  void* library = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
+  void* library = dlopen(file, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) return "";
   std::string version;
   if (void* symbol = dlsym(library, function); symbol != nullptr) {
@@ -35,7 +37,7 @@ std::string library_version(const char* file, const char* function) {
 }
 
 std::string nccl_version() {
-  void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+  void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) return "";
   std::string version;
   int number = 0;
