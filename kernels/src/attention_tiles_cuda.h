@@ -194,7 +194,8 @@ struct Place {
         head(static_cast<int>(blockIdx.x) / tiles % layout.heads),
         batch(static_cast<int>(blockIdx.x) / tiles / layout.heads) {}
 
-  int tile, head, batch;
+  int tile, head;
+  std::int64_t batch;  // wide: it is multiplied by the elements of a sequence
 
   __device__ std::int64_t qkv_offset(const AttentionLayout& layout, int part) const {
     return batch * layout.length * layout.qkv_stride +
@@ -205,7 +206,7 @@ struct Place {
            static_cast<std::int64_t>(head) * layout.head_dim;
   }
   __device__ std::int64_t index(const AttentionLayout& layout) const {
-    return static_cast<std::int64_t>(batch) * layout.heads + head;
+    return batch * layout.heads + head;
   }
   /// q (part 0), k (1) or v (2) of this head, or their gradients.
   template <typename T>
