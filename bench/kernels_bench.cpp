@@ -128,7 +128,7 @@ void Attention(benchmark::State& state) {
 }
 BENCHMARK(Attention)
     ->ArgNames({"bf16", "backward", "length"})
-    ->ArgsProduct({{0, 1}, {0, 1}, {256, 1024, 4096}})
+    ->ArgsProduct({{0, 1}, {0, 1}, {256, 512, 1024, 4096}})
     ->UseRealTime();
 
 void LayerNormForward(benchmark::State& state) {

@@ -54,8 +54,8 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
   for (std::int64_t c = 0; c < block.keys; ++c) {
     const std::int64_t row = c * scratch.score_stride;
     const std::int64_t hidden = std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries);
-    std::fill(p + row, p + row + hidden, T(0.0F));
-    std::fill(ds + row, ds + row + hidden, T(0.0F));
+    clear(p + row, hidden);
+    clear(ds + row, hidden);
     for_each_vector(block.queries - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
       const std::int64_t r = hidden + i;
       const auto z = hn::Mul(load_n(scratch.scores + row + r, count), scale);

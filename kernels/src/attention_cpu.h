@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "attention_blocks.h"
 #include "gemm_cpu.h"
@@ -29,6 +30,12 @@ struct AttentionShape {
 
   std::int64_t batch, length, heads, head_dim;
 };
+
+/// Zeros `count` elements, fp32 or bf16.
+template <typename T>
+void clear(T* to, std::int64_t count) {
+  std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(count) * sizeof(T));
+}
 
 /// The output and lse of query block `block` of head h of batch b.
 void attention_forward_block(const AttentionForwardArgs& args, const AttentionShape& shape,

@@ -44,7 +44,7 @@ HWY_INLINE float exponentiate_row(const float* z, T* p, std::int64_t visible, st
     sum = hn::Add(sum, e);
     store_n(e, p + j, count);
   });
-  std::fill(p + visible, p + keys, T(0.0F));
+  clear(p + visible, keys - visible);
   return sum_lanes(sum);
 }
 

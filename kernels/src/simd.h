@@ -61,25 +61,50 @@ HWY_INLINE FloatVec load(const bfloat16* from) {
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
-/// Stores a full vector; bf16 is rounded as tessera::bfloat16 rounds (to nearest even, NaN stays
-/// NaN). Not by vcvtneps2bf16, which flushes denormals: all targets give the same bits.
-HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, FloatTag(), to); }
-HWY_INLINE void store(FloatVec v, bfloat16* to) {
+/// The upper halves of fp32, rounded as tessera::bfloat16 rounds (to nearest even, NaN stays NaN).
+/// Not by vcvtneps2bf16, which flushes denormals: all targets give the same bits.
+HWY_INLINE auto round_to_bfloat16(FloatVec v) {
   const hn::RebindToUnsigned<FloatTag> d32;
-  const hn::RebindToSigned<FloatTag> d32s;
   const hn::Rebind<std::uint16_t, FloatTag> d16;
   const auto word = hn::BitCast(d32, v);
   const auto even = hn::And(hn::ShiftRight<16>(word), hn::Set(d32, 1U));
-  const auto rounded =
-      hn::ShiftRight<16>(hn::Add(word, hn::Add(even, hn::Set(d32, std::uint32_t{0x7fff}))));
-  const auto quiet = hn::Or(hn::ShiftRight<16>(word), hn::Set(d32, std::uint32_t{0x40}));
+  const auto rounded = hn::Add(word, hn::Add(even, hn::Set(d32, std::uint32_t{0x7fff})));
+  const auto quiet = hn::Or(word, hn::Set(d32, std::uint32_t{0x400000}));
   const auto is_number = hn::RebindMask(d32, hn::Eq(v, v));
-  const auto bits = hn::IfThenElse(is_number, rounded, quiet);
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(d32s, bits)), d16, reinterpret_cast<std::uint16_t*>(to));
+  return hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_number, rounded, quiet)));
+}
+
+/// Stores a full vector.
+HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, FloatTag(), to); }
+HWY_INLINE void store(FloatVec v, bfloat16* to) {
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  hn::StoreU(round_to_bfloat16(v), d16, reinterpret_cast<std::uint16_t*>(to));
 }
 
 /// The first `count` lanes, 0 <= count <= lanes; touches no memory beyond them. Loaded lanes after
 /// them hold `rest`.
+#if HWY_TARGET == HWY_AVX3
+HWY_INLINE FloatVec load_n(const float* from, std::int64_t count, float rest = 0.0F) {
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  return FloatVec{_mm512_mask_loadu_ps(splat(rest).raw, mask.raw, from)};
+}
+HWY_INLINE FloatVec load_n(const bfloat16* from, std::int64_t count, float rest = 0.0F) {
+  if (count == float_lanes()) return load(from);
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask.raw, from));
+  return hn::IfThenElse(mask, FloatVec{_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))},
+                        splat(rest));
+}
+HWY_INLINE void store_n(FloatVec v, float* to, std::int64_t count) {
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  _mm512_mask_storeu_ps(to, mask.raw, v.raw);
+}
+HWY_INLINE void store_n(FloatVec v, bfloat16* to, std::int64_t count) {
+  if (count == float_lanes()) return store(v, to);
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  _mm256_mask_storeu_epi16(to, mask.raw, round_to_bfloat16(v).raw);
+}
+#else
 template <typename T>
 HWY_INLINE FloatVec load_n(const T* from, std::int64_t count, float rest = 0.0F) {
   if (count == float_lanes()) return load(from);
@@ -97,6 +122,7 @@ HWY_INLINE void store_n(FloatVec v, T* to, std::int64_t count) {
   store(v, lanes);
   std::memcpy(to, lanes, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(T));
 }
+#endif
 
 /// Calls body(i, count) for the vectors that cover [0, n): count is the number of lanes in all but
 /// the last, so that load_n and store_n cost a branch only there.
@@ -112,26 +138,35 @@ HWY_INLINE void for_each_vector(std::int64_t n, const Body& body) {
 HWY_INLINE float sum_lanes(FloatVec v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE float max_lanes(FloatVec v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
+/// p 2^n for whole n in [-126, 127] and 0.5 < p < 2.
+HWY_INLINE FloatVec times_power_of_two(FloatVec p, FloatVec n) {
+#if HWY_TARGET == HWY_AVX3
+  return FloatVec{_mm512_scalef_ps(p.raw, n.raw)};
+#else
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+#endif
+}
+
 /// exp(x) within 2 ulp for |x| <= 87; saturates near 1e-38 and 2.4e38 beyond; NaN stays NaN.
 /// exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2; exp(r) by a polynomial through the
 /// Chebyshev nodes of [-ln 2 / 2, ln 2 / 2] (relative error 1.1e-8).
 HWY_INLINE FloatVec exp(FloatVec x) {
-  const FloatTag d;
-  const hn::RebindToSigned<FloatTag> di;
   // In this order of operands, NaN passes x86's minimum and maximum.
   const auto clamped = hn::Min(splat(88.3F), hn::Max(splat(-87.0F), x));
-  const auto n = hn::NearestInt(hn::Mul(clamped, splat(1.44269504F)));
-  const auto nf = hn::ConvertTo(d, n);
+  const auto n = hn::Round(hn::Mul(clamped, splat(1.44269504F)));
   // ln 2 in two parts, the first with so few bits that its multiples are exact.
-  auto r = hn::NegMulAdd(nf, splat(0.69140625F), clamped);
-  r = hn::NegMulAdd(nf, splat(0.00174093060F), r);
+  auto r = hn::NegMulAdd(n, splat(0.69140625F), clamped);
+  r = hn::NegMulAdd(n, splat(0.00174093060F), r);
   auto p = hn::MulAdd(r, splat(0.00139261840F), splat(0.00836317893F));
   p = hn::MulAdd(p, r, splat(0.0416665561F));
   p = hn::MulAdd(p, r, splat(0.166665763F));
   p = hn::MulAdd(p, r, splat(0.5F));
-  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), splat(1.0F));
-  const auto scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-  const auto result = hn::Mul(p, scale);
+  p = hn::MulAdd(p, r, splat(1.0F));
+  p = hn::MulAdd(p, r, splat(1.0F));
+  const auto result = times_power_of_two(p, n);
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   return result;
 #else
