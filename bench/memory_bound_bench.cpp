@@ -7,10 +7,14 @@
 // streams and computes next to nothing (the floor). Printed are the medians of both, their spread
 // (the quartiles' distance over the median), the kernel's traffic in GB/s (bytes that it must read
 // and write; fetching lines that will be overwritten is not counted), and floor / kernel: 1 is the
-// speed of memory. Choose N so that the tensors exceed the last cache. --clock cpu counts the
-// seconds that the process ran instead of those that passed: for a machine that is not yours alone,
-// with one thread.
+// speed of memory. The loops are compiled for the processor of the machine that builds them. First
+// comes the triad of STREAM (a = b + s c), with streaming and with ordinary stores; AdamW's GB/s
+// are also given as a share of the faster one's. Choose N so that the tensors exceed the last
+// cache. --clock cpu counts the seconds that the process ran instead of those that passed: for a
+// machine that is not yours alone, with one thread.
 
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -80,20 +84,24 @@ class Tensors {
   std::array<std::unique_ptr<float, AlignedDelete>, 5> tensors_;
 };
 
-/// Splits [0, n) over the threads as the kernels do and calls body(i) for each element of each
-/// part. Built with the baseline's vectors; -march=native in CMAKE_CXX_FLAGS makes the floors 5 to
-/// 25 % faster on AVX-512 machines, and is what a claim should be measured against.
-template <typename Body>
-void sweep(std::int64_t n, const Body& body) {
+/// Splits [0, n) over the threads as the kernels do and calls part(begin, end) for each.
+template <typename Part>
+void split(std::int64_t n, const Part& part) {
 #pragma omp parallel
   {
     const std::int64_t t = omp_get_thread_num();
     const std::int64_t count = omp_get_num_threads();
-    const std::int64_t begin = n / 64 * t / count * 64;
-    const std::int64_t end = t + 1 == count ? n : n / 64 * (t + 1) / count * 64;
+    part(n / 64 * t / count * 64, t + 1 == count ? n : n / 64 * (t + 1) / count * 64);
+  }
+}
+
+/// Calls body(i) for each element of each part.
+template <typename Body>
+void sweep(std::int64_t n, const Body& body) {
+  split(n, [&body](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i) body(i);
-  }
+  });
 }
 
 struct Case {
@@ -126,7 +134,11 @@ struct Quartiles {
   double spread_percent() const { return 100 * (high - low) / median; }
 };
 
-void measure(const Case& c, const Options& options) {
+struct Rates {
+  double kernel, floor;  ///< GB/s
+};
+
+Rates measure(const Case& c, const Options& options) {
   std::vector<double> kernel, floor;
   c.kernel();
   c.floor();
@@ -140,6 +152,31 @@ void measure(const Case& c, const Options& options) {
       c.name.c_str(), k.median * 1e3, k.spread_percent(), f.median * 1e3, f.spread_percent(),
       static_cast<double>(c.bytes) / k.median * 1e-9, f.median / k.median);
   std::fflush(stdout);
+  return {static_cast<double>(c.bytes) / k.median * 1e-9,
+          static_cast<double>(c.bytes) / f.median * 1e-9};
+}
+
+/// a = b + 3 c, with streaming stores beside ordinary ones.
+Case triad_case(const Tensors& tensors) {
+  const std::int64_t n = tensors.elements;
+  float* const a = tensors.data(0);
+  const float* const b = tensors.data(1);
+  const float* const c = tensors.data(2);
+  const auto streaming = [=] {
+    namespace hn = hwy::HWY_NAMESPACE;
+    split(n, [=](std::int64_t begin, std::int64_t end) {
+      const hn::ScalableTag<float> d;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+      std::int64_t i = begin;
+      for (; i + lanes <= end; i += lanes) {
+        hn::Stream(hn::MulAdd(hn::Set(d, 3.0F), hn::Load(d, c + i), hn::Load(d, b + i)), d, a + i);
+      }
+      for (; i < end; ++i) a[i] = b[i] + 3.0F * c[i];
+      hwy::FlushStream();
+    });
+  };
+  const auto ordinary = [=] { sweep(n, [=](std::int64_t i) { a[i] = b[i] + 3.0F * c[i]; }); };
+  return {"triad, streaming stores", n * 12, streaming, ordinary};
 }
 
 Case adamw_case(const Tensors& tensors, Stream& stream, bool with_parameter) {
@@ -320,8 +357,15 @@ int main(int argc, char** argv) {
   NoStream stream;
   std::printf("%lld elements, %d threads, %d repetitions\n",
               static_cast<long long>(options.elements), options.threads, options.repetitions);
+  const Rates triads = measure(triad_case(tensors), options);
+  const double triad = std::max(triads.kernel, triads.floor);
   for (const Case& c : all_cases(tensors, stream)) {
-    if (c.name.find(options.only) != std::string::npos) measure(c, options);
+    if (c.name.find(options.only) == std::string::npos) continue;
+    const Rates rates = measure(c, options);
+    if (c.name.starts_with("adamw")) {
+      std::printf("%-28s %9.0f %% of the triad's %.1f GB/s\n", "", 100 * rates.kernel / triad,
+                  triad);
+    }
   }
   return 0;
 }
