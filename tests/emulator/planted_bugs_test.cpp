@@ -9,8 +9,8 @@
 #include "tessera/core/error.h"
 
 // Kernels with one mistake each, and what finds it: the emulator itself in any build, a wrong
-// result, AddressSanitizer or ThreadSanitizer. What nothing finds in a build is expected to pass
-// there, so that the limits are on record.
+// result, AddressSanitizer with UBSan, or ThreadSanitizer. What nothing finds in a build is
+// expected to pass there, so that the limits are on record.
 
 namespace tessera::emulator_test {
 namespace {
@@ -99,6 +99,23 @@ __global__ void unaligned_vector(float* out) {
   out[threadIdx.x] = 1.0F;
   if (threadIdx.x == 0) simt::store16(out + 1, simt::Vec16<float>{{1, 1, 1, 1}});
 }
+__global__ void unaligned_pair(float* out) {
+  struct alignas(8) Pair {
+    float x, y;
+  };
+  out[threadIdx.x] = 1.0F;
+  __syncthreads();
+  if (threadIdx.x == 0) *reinterpret_cast<Pair*>(out + 1) = {1.0F, 1.0F};
+}
+__global__ void offset_in_too_few_bits(float* out) {
+  const int rows = static_cast<int>(gridDim.x) << 16;  // of as many elements each
+  const std::int64_t end = rows * rows;
+  out[threadIdx.x] = end >= 0 ? 1.0F : -1.0F;
+}
+__global__ void shift_by_all_bits(float* out) {
+  const std::uint32_t below = (1U << (threadIdx.x % 32 + 1)) - 1;  // the last lane's is not full
+  out[threadIdx.x] = below != 0 || threadIdx.x % 32 == 31 ? 1.0F : 0.0F;
+}
 __global__ void copy_without_wait(float* out) {
   SIMT_SHARED(float[4 * kThreads], shared);
   out[threadIdx.x] = 1.0F;
@@ -121,6 +138,13 @@ __global__ void tile_reused_too_early(float* out) {
   simt::cp_async_wait<0>();
   __syncthreads();
   out[threadIdx.x] = value;
+}
+__global__ void ldmatrix_without_syncwarp(float* out) {
+  SIMT_SHARED(bf16[8 * kThreads], rows);
+  for (unsigned i = 0; i < 8; ++i) rows[8 * threadIdx.x + i] = simt::from_float<bf16>(1.0F);
+  std::uint32_t words[4];
+  simt::ldmatrix_x4(words, rows + 8 * (threadIdx.x ^ 1U));  // what another lane has written
+  out[threadIdx.x] = words[0] == simt::pack_bf16(1.0F, 1.0F) ? 1.0F : 0.0F;
 }
 __global__ void ldmatrix_of_global_memory(float* out) {
   std::uint32_t words[4];
@@ -271,6 +295,21 @@ INSTANTIATE_TEST_SUITE_P(
                 .plain = throws("not 16-byte aligned at planted_bugs_test.cpp:"),
                 .address = throws("not 16-byte aligned at planted_bugs_test.cpp:"),
                 .thread = throws("not 16-byte aligned at planted_bugs_test.cpp:")},
+        Mistake{.name = "UnalignedPair",
+                .kernel = &unaligned_pair,
+                .plain = kUnseen,
+                .address = reports("misaligned address.*planted_bugs_test.cpp"),
+                .thread = kUnseen},
+        Mistake{.name = "OffsetInTooFewBits",
+                .kernel = &offset_in_too_few_bits,
+                .plain = kUnseen,
+                .address = reports("planted_bugs_test.cpp.*signed integer overflow"),
+                .thread = kUnseen},
+        Mistake{.name = "ShiftByAllBits",
+                .kernel = &shift_by_all_bits,
+                .plain = kUnseen,
+                .address = reports("planted_bugs_test.cpp.*shift exponent 32 is too large"),
+                .thread = kUnseen},
         Mistake{.name = "CopyWithoutWait",
                 .kernel = &copy_without_wait,
                 .plain = kWrong,
@@ -282,6 +321,11 @@ INSTANTIATE_TEST_SUITE_P(
                 .address = kWrong,
                 .thread = reports("data race"),
                 .order = 1},
+        Mistake{.name = "LdmatrixWithoutSyncwarp",
+                .kernel = &ldmatrix_without_syncwarp,
+                .plain = kUnseen,
+                .address = kUnseen,
+                .thread = reports("data race")},
         Mistake{.name = "LdmatrixOfGlobalMemory",
                 .kernel = &ldmatrix_of_global_memory,
                 .plain = throws("not in shared memory at planted_bugs_test.cpp:"),
