@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "collective_call.h"
+#include "call_group.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -18,7 +18,7 @@ struct AbortReason {
   std::optional<std::string> text;
 };
 
-class SimGroup : public ProcessGroup {
+class SimGroup : public CallGroup {
  public:
   SimGroup(int rank, int size) : rank_(rank), size_(size) {
     require(size >= 1 && rank >= 0 && rank < size, ErrorCode::kInvalidArgument, "rank ", rank,
@@ -27,34 +27,6 @@ class SimGroup : public ProcessGroup {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-
-  void all_gather(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
-  }
-  void reduce_scatter(TensorView input, TensorView output, bool accumulate,
-                      Stream& stream) override {
-    issue({.kind = CollectiveKind::kReduceScatter,
-           .input = input,
-           .output = output,
-           .accumulate = accumulate},
-          stream);
-  }
-  void all_reduce(TensorView data, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
-  }
-  void broadcast(TensorView data, int root, Stream& stream) override {
-    issue({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
-  }
-  void all_to_all(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
-  }
-  void send(TensorView data, int destination, Stream& stream) override {
-    issue({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
-  }
-  void recv(TensorView data, int source, Stream& stream) override {
-    issue({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
-  }
-  void barrier(Stream& stream) override { issue({.kind = CollectiveKind::kBarrier}, stream); }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
     fail(ErrorCode::kInvalidArgument, "split(", color, ", ", key,
@@ -69,12 +41,8 @@ class SimGroup : public ProcessGroup {
     if (!aborted_->text) aborted_->text = std::string(reason);
   }
 
-  Traffic traffic() const override { return traffic_; }
-
  private:
-  void issue(const CollectiveCall& call, Stream& stream) {
-    check_call(call, rank_, size_);
-    count_call(call, size_, traffic_);
+  void issue(const CollectiveCall& call, Stream& stream) override {
     stream.submit({.name = to_string(call.kind)}, [aborted = aborted_, kind = call.kind] {
       const std::lock_guard lock(aborted->mutex);
       require(!aborted->text.has_value(), ErrorCode::kAborted, to_string(kind), ": ",
@@ -85,7 +53,6 @@ class SimGroup : public ProcessGroup {
   const int rank_;
   const int size_;
   std::shared_ptr<AbortReason> aborted_ = std::make_shared<AbortReason>();
-  Traffic traffic_;
 };
 
 }  // namespace

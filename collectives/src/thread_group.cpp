@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "collective_call.h"
+#include "call_group.h"
 #include "copy_bytes.h"
 #include "enqueued_operation.h"
 #include "ordered_sum.h"
@@ -138,44 +138,13 @@ void run_body(ThreadOperation& op, Stream& stream) {
   }
 }
 
-class ThreadGroup : public ProcessGroup {
+class ThreadGroup : public CallGroup {
  public:
   ThreadGroup(std::shared_ptr<ThreadGroupState> state, int rank)
-      : state_(std::move(state)),
-        rank_(rank),
-        sends_(static_cast<std::size_t>(state_->size())),
-        recvs_(static_cast<std::size_t>(state_->size())) {}
+      : state_(std::move(state)), rank_(rank), numbers_(state_->size()) {}
 
   int rank() const override { return rank_; }
   int size() const override { return state_->size(); }
-
-  void all_gather(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
-  }
-  void reduce_scatter(TensorView input, TensorView output, bool accumulate,
-                      Stream& stream) override {
-    issue({.kind = CollectiveKind::kReduceScatter,
-           .input = input,
-           .output = output,
-           .accumulate = accumulate},
-          stream);
-  }
-  void all_reduce(TensorView data, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
-  }
-  void broadcast(TensorView data, int root, Stream& stream) override {
-    issue({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
-  }
-  void all_to_all(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
-  }
-  void send(TensorView data, int destination, Stream& stream) override {
-    issue({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
-  }
-  void recv(TensorView data, int source, Stream& stream) override {
-    issue({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
-  }
-  void barrier(Stream& stream) override { issue({.kind = CollectiveKind::kBarrier}, stream); }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
     auto [state, rank] = state_->split(rank_, splits_++, color, key);
@@ -183,13 +152,10 @@ class ThreadGroup : public ProcessGroup {
   }
 
   void abort(std::string_view reason) noexcept override { state_->family().abort(reason); }
-  Traffic traffic() const override { return traffic_; }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) {
-    check_call(call, rank_, size());
-    count_call(call, size(), traffic_);
-    const std::uint64_t sequence = next_sequence(call)++;
+  void issue(const CollectiveCall& call, Stream& stream) override {
+    const std::uint64_t sequence = numbers_.next(call);
     if (auto* const cuda = dynamic_cast<CudaStream*>(&stream)) {
       return enqueue_operation(state_, rank_, sequence, call, *cuda);
     }
@@ -201,20 +167,10 @@ class ThreadGroup : public ProcessGroup {
                   });
   }
 
-  std::uint64_t& next_sequence(const CollectiveCall& call) {
-    if (call.kind == CollectiveKind::kSend) return sends_[static_cast<std::size_t>(call.peer)];
-    if (call.kind == CollectiveKind::kRecv) return recvs_[static_cast<std::size_t>(call.peer)];
-    return collectives_;
-  }
-
   const std::shared_ptr<ThreadGroupState> state_;
   const int rank_;
-  // How many operations were issued: of all ranks, per peer, and on the host.
-  std::uint64_t collectives_ = 0;
-  std::vector<std::uint64_t> sends_;
-  std::vector<std::uint64_t> recvs_;
+  CallNumbers numbers_;
   std::uint64_t splits_ = 0;
-  Traffic traffic_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "call_group.h"
 #include "copy_bytes.h"
 #include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
@@ -151,64 +152,31 @@ void run_body(WorldOperation& op, Stream* stream) {
   }
 }
 
-class WorldGroup : public ProcessGroup {
+class WorldGroup : public CallGroup {
  public:
   /// `joined`: one more than the highest id of the groups that this rank was ever in. Its groups
   /// share it; `split` is a host operation, called by one thread at a time.
   WorldGroup(std::shared_ptr<const WorldGroupState> state,
              std::shared_ptr<std::atomic<std::int64_t>> joined)
-      : state_(std::move(state)),
-        joined_(std::move(joined)),
-        sends_(static_cast<std::size_t>(state_->size())),
-        recvs_(static_cast<std::size_t>(state_->size())) {}
+      : state_(std::move(state)), joined_(std::move(joined)), numbers_(state_->size()) {}
 
   int rank() const override { return state_->rank(); }
   int size() const override { return state_->size(); }
-
-  void all_gather(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
-  }
-  void reduce_scatter(TensorView input, TensorView output, bool accumulate,
-                      Stream& stream) override {
-    issue({.kind = CollectiveKind::kReduceScatter,
-           .input = input,
-           .output = output,
-           .accumulate = accumulate},
-          stream);
-  }
-  void all_reduce(TensorView data, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
-  }
-  void broadcast(TensorView data, int root, Stream& stream) override {
-    issue({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
-  }
-  void all_to_all(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
-  }
-  void send(TensorView data, int destination, Stream& stream) override {
-    issue({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
-  }
-  void recv(TensorView data, int source, Stream& stream) override {
-    issue({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
-  }
-  void barrier(Stream& stream) override { issue({.kind = CollectiveKind::kBarrier}, stream); }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override;
 
   void abort(std::string_view reason) noexcept override { state_->core().abort(reason); }
   Traffic traffic() const override {
-    Traffic result = traffic_;
+    Traffic result = CallGroup::traffic();
     result.copied_bytes = copied_bytes_->load();
     return result;
   }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) {
+  void issue(const CollectiveCall& call, Stream& stream) override {
     require(dynamic_cast<CudaStream*>(&stream) == nullptr, ErrorCode::kUnavailable,
             "ranks in several processes exchange buffers in host memory, not on GPUs");
-    check_call(call, rank(), size());
-    count_call(call, size(), traffic_);
-    const std::uint64_t sequence = next_sequence(call)++;
+    const std::uint64_t sequence = numbers_.next(call);
     // The task shares the state: it may outlive this end of the group.
     stream.submit({.name = to_string(call.kind)},
                   [state = state_, copied = copied_bytes_, sequence, call, &stream] {
@@ -216,12 +184,6 @@ class WorldGroup : public ProcessGroup {
                     operation.run([&](WorldOperation& op) { run_body(op, &stream); });
                     copied->fetch_add(operation.copied_bytes());
                   });
-  }
-
-  std::uint64_t& next_sequence(const CollectiveCall& call) {
-    if (call.kind == CollectiveKind::kSend) return sends_[static_cast<std::size_t>(call.peer)];
-    if (call.kind == CollectiveKind::kRecv) return recvs_[static_cast<std::size_t>(call.peer)];
-    return collectives_;
   }
 
   /// Gathers a few numbers of every rank, on the calling thread; not counted.
@@ -233,18 +195,14 @@ class WorldGroup : public ProcessGroup {
         .input = TensorView(own.data(), DType::kInt64, Shape{kCount}),
         .output = TensorView(all.front().data(), DType::kInt64,
                              Shape{size() * static_cast<std::int64_t>(kCount)})};
-    WorldOperation operation(*state_, collectives_++, call);
+    WorldOperation operation(*state_, numbers_.next(call), call);
     operation.run([](WorldOperation& op) { run_body(op, nullptr); });
     return all;
   }
 
   const std::shared_ptr<const WorldGroupState> state_;
   const std::shared_ptr<std::atomic<std::int64_t>> joined_;
-  // How many operations were issued: of all ranks, and per peer.
-  std::uint64_t collectives_ = 0;
-  std::vector<std::uint64_t> sends_;
-  std::vector<std::uint64_t> recvs_;
-  Traffic traffic_;
+  CallNumbers numbers_;
   const std::shared_ptr<std::atomic<std::int64_t>> copied_bytes_ =
       std::make_shared<std::atomic<std::int64_t>>(0);
 };
