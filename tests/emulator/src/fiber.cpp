@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
 
 #if defined(__x86_64__)
@@ -44,7 +45,11 @@ constexpr std::size_t kStaggerBytes = 192;
 constexpr unsigned kStaggers = 40;                           // kept below two pages
 [[maybe_unused]] constexpr unsigned kNoSynchronisation = 1;  // of __tsan_switch_to_fiber
 
+std::atomic<std::size_t> fiber_count = 0;
+
 }  // namespace
+
+std::size_t Fiber::count() { return fiber_count.load(); }
 
 Fiber::~Fiber() {
   if (stack_ == nullptr) return;
@@ -53,6 +58,7 @@ Fiber::~Fiber() {
 #endif
   unpoison(stack_, kStackBytes);
   munmap(stack_ - kGuardBytes, kStackBytes + kGuardBytes);
+  --fiber_count;
 }
 
 void Fiber::adopt_current() {
@@ -78,6 +84,7 @@ void Fiber::make_stack(unsigned number) {
   stack_bottom_ = stack_;
   stack_bytes_ = kStackBytes;
   number_ = number;
+  ++fiber_count;
 #if defined(TESSERA_EMULATOR_TSAN)
   tsan_fiber_ = __tsan_create_fiber(0);
 #endif

@@ -34,6 +34,9 @@ class Fiber {
   /// To be called first by `entry`.
   static void entered();
 
+  /// How many have a stack of their own, in the whole program.
+  static std::size_t count();
+
  private:
   void* stack_pointer_ = nullptr;
   char* stack_ = nullptr;  ///< lowest usable byte; null: not ours

@@ -13,8 +13,12 @@ namespace {
 /// own, with nothing to order one after the other: so it sees races between blocks. Elsewhere one
 /// set is enough.
 constexpr std::size_t kSets = kThreadSanitizer ? 2 : 1;
-/// Fibers that are kept for the next launch; ThreadSanitizer has room for about 8000 in all.
-constexpr std::size_t kKeptFibers = kThreadSanitizer ? 128 : 1024;
+/// Fibers of a set that are kept for the next launch. ThreadSanitizer takes long to make one, and
+/// has room for about 8000 in all: where many streams run kernels, each keeps few.
+std::size_t kept_fibers() {
+  if (!kThreadSanitizer) return 1024;
+  return Fiber::count() < 3072 ? 512 : 128;
+}
 
 /// What an OS thread needs to run kernels; made at its first.
 struct Engine {
@@ -64,7 +68,7 @@ void run_grid(const Launch& launch, std::size_t shared_limit) {
     block.await_end();
     error += block.error();
     block.clear_error();
-    block.keep_fibers(kKeptFibers);
+    block.keep_fibers(kept_fibers());
   }
   if (!error.empty()) fail(ErrorCode::kInternal, "CUDA kernel: ", error);
 }
