@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "model/temporary_folder.h"
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/model/dataset.h"
 

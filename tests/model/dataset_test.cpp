@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "model/temporary_folder.h"
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 
 namespace tessera {

@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -18,13 +16,7 @@ using ::testing::HasSubstr;
 
 class ConfigTest : public ::testing::Test {
  protected:
-  std::string write(const std::string& text) {
-    const std::string path = ::testing::TempDir() + "config_test_" +
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-                             ".json";
-    std::ofstream(path) << text;
-    return path;
-  }
+  std::string write(const std::string& text) { return folder_.write("config.json", text); }
   std::string error_of_file(const std::string& text) {
     Config config(trainer_settings());
     try {
@@ -47,6 +39,8 @@ class ConfigTest : public ::testing::Test {
     ADD_FAILURE() << "accepted: " << name << " " << text;
     return "";
   }
+
+  const test::TemporaryFolder folder_;
 };
 
 TEST_F(ConfigTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
@@ -171,7 +165,7 @@ TEST_F(ConfigTest, ATableWithAMistakeIsABug) {
 TEST_F(ConfigTest, AFolderIsNoFile) {
   Config config(trainer_settings());
   try {
-    config.read_file(::testing::TempDir());
+    config.read_file(folder_.path());
     ADD_FAILURE() << "read a folder";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 #include "trainer/tiny_model.h"
 
@@ -32,7 +33,8 @@ std::vector<json> read_lines(const std::string& path) {
 
 class RunLogTest : public ::testing::Test {
  protected:
-  const std::string path_ = ::testing::TempDir() + "run_log_test.jsonl";
+  const test::TemporaryFolder folder_;
+  const std::string path_ = folder_.path("run.jsonl");
 };
 
 TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "model/temporary_folder.h"
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
