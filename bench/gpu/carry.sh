@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Collects in a folder what verify.sh needs to build Tessera on a machine that can download nothing.
+# Collects in a file, of about 20 MB, what verify.sh needs to build Tessera on a machine that can
+# download nothing.
 #
-#   bench/gpu/carry.sh FOLDER
+#   bench/gpu/carry.sh FILE.tar.gz
 #
-# Run it on Debian 12 or Ubuntu 24.04 with its package lists up to date; take FOLDER along. The GPU
-# machine itself needs a C++20 compiler, CMake, Ninja, CUDA 13, cuDNN 9 and NCCL 2.
+# Run it on Debian 12 or Ubuntu 24.04 with its package lists up to date, take the file along and name
+# it to verify.sh with --deps. The GPU machine itself needs a C++20 compiler, CMake, Ninja, CUDA 13,
+# cuDNN 9, NCCL 2 and Python 3.
 set -euo pipefail
 
 (($# == 1)) || {
-  sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 }
-folder=$(mkdir -p "$1" && cd "$1" && pwd)
+file=$(realpath "$1")
 
 packages=(
   libdnnl-dev ocl-icd-opencl-dev ocl-icd-libopencl1 opencl-c-headers opencl-clhpp-headers
@@ -19,19 +21,18 @@ packages=(
   libgtest-dev libgmock-dev googletest libbenchmark-dev
 )
 # The libraries behind the -dev packages have their versions in their names.
-for package in libdnnl-dev libhwy-dev libyaml-cpp-dev libbenchmark-dev libssl-dev; do
-  mapfile -t needed < <(apt-cache depends --important "$package" | sed -n 's/^ *Depends: \(lib[^<>]*\)$/\1/p')
-  packages+=("${needed[@]}")
-done
+mapfile -t needed < <(apt-cache depends --important libdnnl-dev libhwy-dev libyaml-cpp-dev \
+  libbenchmark-dev libssl-dev | sed -n 's/^ *Depends: \(lib[^<>]*\)$/\1/p')
+mapfile -t packages < <(printf '%s\n' "${packages[@]}" "${needed[@]}" | sort -u |
+  grep -vE '^(libc6|libstdc\+\+|libgcc)')
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
-  [[ $package == libc6* || $package == libstdc++* || $package == libgcc* ]] && continue
-  (cd "$work" && apt-get -q download "$package" >/dev/null 2>&1) || echo "carry: no package $package here" >&2
-done
+(cd "$work" && apt-get -q download "${packages[@]}")
 for archive in "$work"/*.deb; do
-  dpkg --extract "$archive" "$folder"
+  dpkg --extract "$archive" "$work/tree"
 done
-rm -rf "${folder:?}"/usr/share/{doc,man,lintian} "${folder:?}/etc"
-du -sh "$folder"
+cd "$work/tree"
+rm -rf etc usr/src usr/share/{doc,doc-base,man,lintian} usr/lib/*/{libcrypto,libssl,libyaml-cpp}.a
+tar -czf "$file" usr
+du -h "$file"

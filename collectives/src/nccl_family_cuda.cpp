@@ -13,6 +13,8 @@ using std::chrono::steady_clock;
 
 /// How often pending operations are looked at: nothing beside a timeout, and no load.
 constexpr std::chrono::milliseconds kPoll{5};
+/// How often an idle family asks whether the other processes are there.
+constexpr std::chrono::milliseconds kListen{50};
 
 std::exception_ptr make_error(ErrorCode code, const std::string& text) {
   return std::make_exception_ptr(Error(code, text));
@@ -25,7 +27,7 @@ std::string to_string(const OperationName& name) {
                 name.size);
 }
 
-NcclFamily::NcclFamily(int gpu, std::chrono::milliseconds timeout) : gpu_(gpu), timeout_(timeout) {
+NcclFamily::NcclFamily(const NcclGroupOptions& options) : options_(options) {
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -70,9 +72,15 @@ void NcclFamily::abort_with(const Verdict& verdict) noexcept {
                                           ? verdict.text
                                           : concat(to_string(pending.name), ": ", verdict.text)));
     }
+    for (const auto& captured : captured_) {
+      if (const auto failure = captured.lock()) {
+        failure->set(make_error(ErrorCode::kAborted, verdict.text));
+      }
+    }
     comms.swap(comms_);
   }
   changed_.notify_all();
+  if (options_.on_abort) options_.on_abort(verdict.text);
   for (const auto& comm : comms) {
     if (const auto alive = comm.lock()) alive->abort();
   }
@@ -88,7 +96,10 @@ NcclFamily::Watch::Watch(NcclFamily& family, CudaStream& stream)
     : family_(family), stream_(stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream.handle(), &status), "cudaStreamIsCapturing");
-  if (status != cudaStreamCaptureStatusNone) return;
+  if (status != cudaStreamCaptureStatusNone) {
+    family_.remember_captured(stream.failure());
+    return;
+  }
   begin_ = family_.take_event();
   check_cuda(cudaEventRecord(begin_, stream.handle()), "cudaEventRecord");
 }
@@ -123,6 +134,12 @@ void NcclFamily::await(const NcclComm& comm) {
   });
 }
 
+void NcclFamily::remember_captured(const std::shared_ptr<StreamFailure>& failure) {
+  const std::lock_guard lock(mutex_);
+  const auto known = [&](const auto& captured) { return captured.lock() == failure; };
+  if (std::none_of(captured_.begin(), captured_.end(), known)) captured_.push_back(failure);
+}
+
 cudaEvent_t NcclFamily::take_event() {
   {
     const std::lock_guard lock(mutex_);
@@ -143,18 +160,34 @@ void NcclFamily::give_back(cudaEvent_t event) noexcept {
 }
 
 void NcclFamily::watch() {
-  static_cast<void>(cudaSetDevice(gpu_));
+  static_cast<void>(cudaSetDevice(gpu()));
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return stopping_ || (!pending_.empty() && !aborted_); });
+    const bool listens = options_.failure && !aborted_;
+    const auto has_work = [this] { return stopping_ || (!pending_.empty() && !aborted_); };
+    if (listens) {
+      changed_.wait_for(lock, kListen, has_work);
+    } else {
+      changed_.wait(lock, has_work);
+    }
     if (stopping_) return;
-    if (const std::optional<Verdict> verdict = check_pending()) {
+    if (aborted_) continue;
+    if (const std::optional<Verdict> verdict = find_failure()) {
       lock.unlock();
       abort_with(*verdict);
       lock.lock();
     }
     changed_.wait_for(lock, kPoll, [this] { return stopping_; });
   }
+}
+
+/// The processes know best who is missing, so they are asked first.
+std::optional<NcclFamily::Verdict> NcclFamily::find_failure() {
+  if (options_.failure) {
+    const std::string reason = options_.failure();
+    if (!reason.empty()) return Verdict{ErrorCode::kAborted, reason, nullptr};
+  }
+  return check_pending();
 }
 
 std::optional<NcclFamily::Verdict> NcclFamily::check_pending() {
@@ -187,8 +220,8 @@ std::optional<NcclFamily::Verdict> NcclFamily::check(Pending& pending) const {
   }
   if (status == cudaErrorNotReady) return std::nullopt;
   if (!pending.reached) pending.reached = steady_clock::now();
-  if (steady_clock::now() - *pending.reached < timeout_) return std::nullopt;
-  return verdict(ErrorCode::kTimeout, "not all ranks came within ", timeout_.count(),
+  if (steady_clock::now() - *pending.reached < timeout()) return std::nullopt;
+  return verdict(ErrorCode::kTimeout, "not all ranks came within ", timeout().count(),
                  " ms; NCCL does not tell which of the other ", pending.name.size - 1,
                  " are missing: look for one that has ended, or that issues other operations");
 }

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/collectives/process_group.h"
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
@@ -36,13 +36,13 @@ std::string to_string(const OperationName& name);
 /// reason there.
 class NcclFamily {
  public:
-  NcclFamily(int gpu, std::chrono::milliseconds timeout);
+  explicit NcclFamily(const NcclGroupOptions& options);
   ~NcclFamily();
   NcclFamily(const NcclFamily&) = delete;
   NcclFamily& operator=(const NcclFamily&) = delete;
 
-  std::chrono::milliseconds timeout() const { return timeout_; }
-  int gpu() const { return gpu_; }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  int gpu() const { return options_.gpu; }
 
   void add(std::weak_ptr<NcclComm> comm);
   /// The first reason counts. Must not be called with a communicator locked.
@@ -51,7 +51,7 @@ class NcclFamily {
   void check_alive(std::string_view what) const;
 
   /// The time in which an operation is watched: from here to `end`, as its stream gets there. What
-  /// a graph captures is not watched.
+  /// a graph captures has no deadline, but its stream is told of an abort, too.
   class Watch {
    public:
     Watch(NcclFamily& family, CudaStream& stream);
@@ -84,20 +84,23 @@ class NcclFamily {
     const StreamFailure* stream;  ///< whose operation it is about
   };
 
+  void remember_captured(const std::shared_ptr<StreamFailure>& failure);
   cudaEvent_t take_event();
   void give_back(cudaEvent_t event) noexcept;
   void watch();
-  /// Drops what is done; says what has gone wrong, if anything has. `mutex_` is held.
+  /// What has gone wrong, if anything has. `mutex_` is held, as for the next two.
+  std::optional<Verdict> find_failure();
+  /// Drops what is done.
   std::optional<Verdict> check_pending();
   std::optional<Verdict> check(Pending& pending) const;
   void abort_with(const Verdict& verdict) noexcept;
 
-  const int gpu_;
-  const std::chrono::milliseconds timeout_;
+  const NcclGroupOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   // All guarded by mutex_.
   std::deque<Pending> pending_;
+  std::vector<std::weak_ptr<StreamFailure>> captured_;  ///< of streams whose operations graphs hold
   std::vector<cudaEvent_t> free_events_;
   std::vector<std::weak_ptr<NcclComm>> comms_;
   bool stopping_ = false;

@@ -102,7 +102,7 @@ NcclGroup* make_nccl_group(const NcclId& id, int rank, int size, const NcclGroup
   ncclUniqueId unique{};
   std::memcpy(&unique, id.bytes.data(), sizeof unique);
   static_cast<void>(nccl());  // says at once if there is none
-  auto family = std::make_shared<NcclFamily>(options.gpu, options.timeout);
+  auto family = std::make_shared<NcclFamily>(options);
   auto comm = NcclComm::make(*family, unique, rank, size);
   return new NcclGroupCuda(std::move(family), std::move(comm), options.deterministic);
 }

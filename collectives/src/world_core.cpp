@@ -107,10 +107,18 @@ bool WorldCore::share_memory(int world_rank, int other_world_rank) const {
 }
 
 int WorldCore::ranks_on_host() const {
+  return processes_on_host(processes()) * options_.local_ranks;
+}
+
+int WorldCore::first_local_rank() const {
+  return processes_on_host(process()) * options_.local_ranks;
+}
+
+/// Of the first `count` processes.
+int WorldCore::processes_on_host(int count) const {
   const std::string& own = peers_[static_cast<std::size_t>(process())].host;
-  const auto processes_here = std::count_if(peers_.begin(), peers_.end(),
-                                            [&](const Peer& peer) { return peer.host == own; });
-  return static_cast<int>(processes_here) * options_.local_ranks;
+  return static_cast<int>(std::count_if(peers_.begin(), peers_.begin() + count,
+                                        [&](const Peer& peer) { return peer.host == own; }));
 }
 
 std::byte* WorldCore::at(int process, std::size_t offset) const {

@@ -34,6 +34,7 @@ class WorldCore {
   /// True if the two ranks' processes share memory.
   bool share_memory(int world_rank, int other_world_rank) const;
   int ranks_on_host() const;
+  int first_local_rank() const;
   int first_process_on_host() const { return board_process_; }
 
   /// An address in the arena of `process`, which is on this machine, as this process sees it.
@@ -60,6 +61,7 @@ class WorldCore {
   void map_peers();
   void watch();
   void check_peer(Peer& peer, int process);
+  int processes_on_host(int count) const;
   std::string describe(int process) const;
   ArenaHeader& board() const;
   /// Sets the machine's reason unless there is one.

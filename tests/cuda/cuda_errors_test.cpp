@@ -66,7 +66,56 @@ TEST_F(CudaErrors, OutOfMemoryBeforeTheRunNamesWhatWouldFit) {
                [] { run(small_gpt(), cuda_options("no_shard", 1)); });
 }
 
-TEST_F(CudaErrors, OutOfMemoryInTheRunNamesTensorAndCategory) {
+/// What trainer.train throws: how much is free, who holds the rest, the plan, and advice.
+void expect_out_of_memory(const Trainer& trainer, const std::vector<std::string>& advice) {
+  std::vector<std::string> words{"rank 0",           "GPU 0 has",  "this rank",
+                                 "other ranks",      "peaks: par", "by the plan each rank needs",
+                                 "per rank are free"};
+  words.insert(words.end(), advice.begin(), advice.end());
+  expect_error(ErrorCode::kOutOfMemory, words, [&] { trainer.train(); });
+}
+
+TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
+  constexpr std::size_t kMemory = std::size_t{1} << 20;
+  fake_cuda::configure({.memory_bytes = kMemory});
+  const test::CountingTokens data;
+  const Model model = small_gpt();
+  TrainerOptions options = cuda_options("no_shard", 1);
+  options.micro_batch = 16;
+  const Trainer trainer(model, data, options);  // fits
+  const auto planned = static_cast<std::size_t>(trainer.plan().memory.total);
+  const auto expect_with = [&](std::size_t left, const std::vector<std::string>& advice) {
+    void* taken = nullptr;
+    ASSERT_EQ(cudaMalloc(&taken, kMemory - left), cudaSuccess);
+    expect_out_of_memory(trainer, advice);
+    cudaFree(taken);
+  };
+  expect_with(planned * 3 / 4, {"others have taken memory", "this would fit: --"});
+  // Too little for even the first tensor.
+  expect_with(4096, {"bytes of optimizer for embedding", "others have taken memory",
+                     "would fit (at least"});
+}
+
+TEST_F(CudaErrors, OutOfMemoryThoughThePlanFitsSaysThat) {
+  const test::CountingTokens data;
+  const Model model = small_gpt();
+  const Trainer trainer(model, data, cuda_options("no_shard", 1));
+  fake_cuda::fail_call("cudaMalloc", 1, cudaErrorMemoryAllocation, fake_cuda::Repeat::kFromThenOn);
+  expect_out_of_memory(trainer, {"it should fit"});
+  fake_cuda::stop_failing();
+}
+
+TEST_F(CudaErrors, AttentionThatIsNotCudnnsIsTold) {
+  const test::CountingTokens data;
+  const Model model = small_gpt();
+  const Trainer trainer(model, data, cuda_options("no_shard", 1));
+  std::vector<std::string> notes;
+  trainer.train({}, [&](const std::string& note) { notes.push_back(note); });
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes.front().find("not on cuDNN: the emulator has none"), std::string::npos);
+}
+
+TEST_F(CudaErrors, OutOfMemoryNamesTensorAndCategory) {
   const auto device = make_cuda_device();
   Memory memory(*device);
   expect_error(ErrorCode::kOutOfMemory, {"big tensor", "activations", "GPU 0"}, [&] {

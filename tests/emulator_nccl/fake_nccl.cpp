@@ -1,20 +1,28 @@
 #include "fake_nccl.h"
 
 #include <nccl.h>
+#include <unistd.h>
 
-#include <array>
 #include <atomic>
-#include <cstring>
+#include <deque>
+#include <filesystem>
 #include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "nccl_world.h"
 
 // NCCL's functions: communicators that only work in the background (blocking = 0), operations that
-// run on the streams' workers, one after another per communicator.
+// run on the streams' workers, one after another per communicator. Ranks may be in one process or
+// in several of one machine.
 
 using tessera::emulator::NcclCollective;
 using tessera::emulator::NcclKind;
@@ -25,27 +33,38 @@ namespace {
 
 std::atomic<int> failing_rank{-1};
 std::atomic<int> registrations{0};
+std::atomic<long> registered_collectives{0};
 std::atomic<int> violations{0};
 
 /// What outlives the handle, as work on streams does.
 struct CommState {
-  std::shared_ptr<NcclWorld> world;
-  int rank = 0;
+  explicit CommState(std::filesystem::path folder, int rank, int size)
+      : world(std::move(folder), rank, size) {}
+  NcclWorld world;
   std::atomic<ncclResult_t> error{ncclSuccess};
-  std::atomic<bool> aborted{false};
   std::atomic<std::uint64_t> ran{0};
 };
 
 }  // namespace
 
 struct ncclComm {
-  std::shared_ptr<CommState> state = std::make_shared<CommState>();
+  ncclComm(const std::filesystem::path& folder, int rank, int size)
+      : state(std::make_shared<CommState>(folder, rank, size)),
+        random(static_cast<unsigned>(rank) + 1) {}
+  const std::shared_ptr<CommState> state;
   std::uint64_t issued = 0;
-  std::uint64_t collectives = 0;
   std::uint64_t splits = 0;
+  std::map<const std::byte*, std::size_t> registered;
+
+  bool is_registered(const std::byte* data, std::size_t bytes) const {
+    const auto next = registered.upper_bound(data);
+    if (next == registered.begin()) return false;
+    const auto& [address, length] = *std::prev(next);
+    return data + bytes <= address + length;
+  }
   /// What the last call has left to do; true when it is done.
   std::function<bool()> in_progress;
-  std::minstd_rand random{1};
+  std::minstd_rand random;
   std::atomic<bool> busy{false};
 };
 
@@ -63,43 +82,70 @@ class Inside {
   ncclComm_t comm_;
 };
 
-std::shared_ptr<NcclWorld> world_of(const ncclUniqueId& id, int size) {
-  static std::mutex mutex;
-  static std::map<std::string, std::weak_ptr<NcclWorld>> worlds;
-  const std::lock_guard lock(mutex);
-  std::weak_ptr<NcclWorld>& known = worlds[std::string(id.internal, sizeof id.internal)];
-  auto world = known.lock();
-  if (!world) known = world = std::make_shared<NcclWorld>(size);
-  return world;
+/// The folders of the ids that this process has made: what is left when it ends goes, too.
+class Folders {
+ public:
+  ~Folders() {
+    std::error_code ignored;
+    for (const auto& folder : folders_) std::filesystem::remove_all(folder, ignored);
+  }
+  std::filesystem::path make() {
+    const std::lock_guard lock(mutex_);
+    folders_.push_back(
+        std::filesystem::temp_directory_path() /
+        ("fake-nccl-" + std::to_string(getpid()) + "-" + std::to_string(folders_.size())));
+    return folders_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::filesystem::path> folders_;  // guarded by mutex_
+};
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
 }
 
+void call_task(void* task) { (*static_cast<std::function<void()>*>(task))(); }
+
 void enqueue(cudaStream_t stream, std::function<void()> work) {
-  auto* const owned = new std::function<void()>(std::move(work));
-  const auto run = [](void* data) {
-    const std::unique_ptr<std::function<void()>> task(static_cast<std::function<void()>*>(data));
-    (*task)();
-  };
-  cudaLaunchHostFunc(stream, run, owned);
+  if (!is_capturing(stream)) {
+    const auto call_and_delete = [](void* task) {
+      call_task(task);
+      delete static_cast<std::function<void()>*>(task);
+    };
+    cudaLaunchHostFunc(stream, call_and_delete, new std::function<void()>(std::move(work)));
+    return;
+  }
+  // A graph may run it at any time from now on: it is never destroyed.
+  static std::mutex mutex;
+  static auto* const captured = new std::deque<std::function<void()>>;
+  const std::lock_guard lock(mutex);
+  cudaLaunchHostFunc(stream, call_task, &captured->emplace_back(std::move(work)));
 }
 
 /// Enqueues `body` now or, as a call that has to connect first, a few looks later.
-ncclResult_t issue(ncclComm_t comm, cudaStream_t stream,
-                   std::function<void(NcclWorld&, int rank)> body) {
+ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, std::function<void(NcclWorld&)> body) {
   const Inside inside(comm);
   const auto state = comm->state;
   if (state->error != ncclSuccess) return state->error;
   if (comm->in_progress) return ncclInvalidUsage;  // the caller did not wait
-  const bool fails = failing_rank == state->rank;
+  const bool fails = failing_rank == state->world.rank();
   if (fails) failing_rank = -1;
-  const auto work = [state, fails, number = comm->issued++, body = std::move(body)] {
-    while (state->ran != number && !state->aborted) std::this_thread::yield();
+  // Work of a graph has the graph's order.
+  std::optional<std::uint64_t> ticket;
+  if (!is_capturing(stream)) ticket = comm->issued++;
+  const auto work = [state, fails, ticket, body = std::move(body)] {
+    while (ticket && state->ran != *ticket && !state->world.aborted()) std::this_thread::yield();
     if (fails) {
       state->error = ncclRemoteError;
-      state->world->stall(state->rank);
+      state->world.stall();
     } else {
-      body(*state->world, state->rank);
+      body(state->world);
     }
-    ++state->ran;
+    if (ticket) ++state->ran;
   };
   if (comm->random() % 4 != 0) {
     enqueue(stream, work);
@@ -114,9 +160,12 @@ ncclResult_t issue(ncclComm_t comm, cudaStream_t stream,
 }
 
 ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, const NcclCollective& call) {
-  const std::uint64_t sequence = comm->collectives++;
-  return issue(comm, stream,
-               [sequence, call](NcclWorld& world, int rank) { world.run(rank, sequence, call); });
+  const int size = comm->state->world.size();
+  if (comm->is_registered(call.input, call.input_bytes(size)) &&
+      comm->is_registered(call.output, call.output_bytes(size))) {
+    ++registered_collectives;
+  }
+  return issue(comm, stream, [call](NcclWorld& world) { world.run(call); });
 }
 
 /// Sends and receives between ncclGroupStart and ncclGroupEnd run together.
@@ -130,7 +179,8 @@ thread_local Group group;
 
 ncclResult_t transfer(ncclComm_t comm, cudaStream_t stream, const NcclTransfer& one) {
   if (group.depth == 0) {
-    return issue(comm, stream, [one](NcclWorld& world, int rank) { world.run(rank, {one}); });
+    return issue(comm, stream,
+                 [one](NcclWorld& world) { world.run(std::vector<NcclTransfer>{one}); });
   }
   group.comm = comm;
   group.stream = stream;
@@ -144,6 +194,7 @@ namespace tessera::emulator {
 
 void fail_next_nccl_operation(int rank) { failing_rank = rank; }
 int nccl_registrations() { return registrations; }
+long nccl_registered_collectives() { return registered_collectives; }
 int nccl_violations() { return violations; }
 
 }  // namespace tessera::emulator
@@ -156,22 +207,19 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  static std::atomic<std::uint64_t> next{1};
+  static Folders folders;
   *id = {};
-  const std::uint64_t number = next++;
-  std::memcpy(id->internal, &number, sizeof number);
+  const std::string folder = folders.make().string();
+  if (folder.size() >= sizeof id->internal) return ncclSystemError;
+  folder.copy(id->internal, folder.size());
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   if (config == nullptr || config->blocking != 0) return ncclInvalidUsage;
-  auto* const made = new ncclComm;
-  made->state->world = world_of(id, size);
-  made->state->rank = rank;
-  made->random.seed(static_cast<unsigned>(rank) + 1);
-  made->state->world->join(true);
-  made->in_progress = [world = made->state->world] { return world->join(false); };
+  auto* const made = new ncclComm(id.internal, rank, size);
+  made->in_progress = [state = made->state] { return state->world.all_joined(); };
   *comm = made;
   return ncclInProgress;
 }
@@ -182,14 +230,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
   if (color < 0 || config == nullptr || config->blocking != 0) return ncclInvalidUsage;
   const auto state = comm->state;
   const std::uint64_t sequence = comm->splits++;
-  state->world->choose(state->rank, sequence, color, key);
+  state->world.choose(sequence, color, key);
   comm->in_progress = [state, sequence, part] {
-    const auto seat = state->world->part_of(state->rank, sequence);
+    const auto seat = state->world.part_of(sequence);
     if (!seat) return false;
-    auto* const made = new ncclComm;
-    made->state->world = seat->world;
-    made->state->rank = seat->rank;
-    *part = made;
+    *part = new ncclComm(seat->folder, seat->rank, seat->size);
     return true;
   };
   return ncclInProgress;
@@ -209,8 +254,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     const Inside inside(comm);
-    comm->state->aborted = true;
-    comm->state->world->abort(comm->state->rank);
+    comm->state->world.abort();
+    registrations -= static_cast<int>(comm->registered.size());
   }
   delete comm;
   return ncclSuccess;
@@ -230,22 +275,27 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
-  *count = comm->state->world->size();
+  *count = comm->state->world.size();
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
-  *rank = comm->state->rank;
+  *rank = comm->state->world.rank();
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommRegister(const ncclComm_t, void* address, std::size_t, void** handle) {
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* address, std::size_t bytes,
+                              void** handle) {
+  comm->registered[static_cast<const std::byte*>(address)] = bytes;
   *handle = address;
   ++registrations;
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t, void*) {
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  if (comm->registered.erase(static_cast<const std::byte*>(handle)) != 1) {
+    return ncclInvalidArgument;
+  }
   --registrations;
   return ncclSuccess;
 }
@@ -327,9 +377,8 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (--group.depth > 0 || group.transfers.empty()) return ncclSuccess;
   const Group ended = std::exchange(group, Group{});
-  return issue(ended.comm, ended.stream, [transfers = ended.transfers](NcclWorld& world, int rank) {
-    world.run(rank, transfers);
-  });
+  return issue(ended.comm, ended.stream,
+               [transfers = ended.transfers](NcclWorld& world) { world.run(transfers); });
 }
 
 }  // extern "C"

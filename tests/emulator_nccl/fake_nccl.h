@@ -7,6 +7,8 @@ namespace tessera::emulator {
 void fail_next_nccl_operation(int rank);
 /// Buffers registered with communicators that still exist.
 int nccl_registrations();
+/// Collectives, of all communicators, that were given registered memory only.
+long nccl_registered_collectives();
 /// How often two threads were inside NCCL with one communicator: must be 0.
 int nccl_violations();
 

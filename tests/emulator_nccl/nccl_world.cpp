@@ -1,7 +1,11 @@
 #include "nccl_world.h"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
+#include <fstream>
+#include <thread>
 #include <utility>
 
 #include "tessera/core/dtype.h"
@@ -55,6 +59,30 @@ void sum_typed(ncclDataType_t type, const std::vector<const std::byte*>& inputs,
   }
 }
 
+/// What a rank tells the others of a collective, before its input.
+struct Header {
+  NcclKind kind;
+  ncclDataType_t type;
+  std::int32_t root;
+  std::uint64_t count;
+};
+
+Header header_of(const NcclCollective& call) {
+  Header header;
+  std::memset(&header, 0, sizeof header);  // padding is compared, too
+  header.kind = call.kind;
+  header.type = call.type;
+  header.root = call.root;
+  header.count = call.count;
+  return header;
+}
+
+void pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
+std::string numbered(const char* name, std::uint64_t number, int rank) {
+  return std::string(name) + std::to_string(number) + "." + std::to_string(rank);
+}
+
 }  // namespace
 
 std::size_t nccl_type_bytes(ncclDataType_t type) {
@@ -73,147 +101,186 @@ std::size_t nccl_type_bytes(ncclDataType_t type) {
   return 0;
 }
 
+std::size_t NcclCollective::input_bytes(int size) const {
+  const std::size_t bytes = count * nccl_type_bytes(type);
+  return kind == NcclKind::kReduceScatter ? bytes * static_cast<std::size_t>(size) : bytes;
+}
+
 std::size_t NcclCollective::output_bytes(int size) const {
   const std::size_t bytes = count * nccl_type_bytes(type);
   return kind == NcclKind::kAllGather ? bytes * static_cast<std::size_t>(size) : bytes;
 }
 
-bool NcclWorld::join(bool first_time) {
-  const std::lock_guard lock(mutex_);
-  if (first_time) ++joined_;
-  return joined_ >= size_;
+// ---- Messages -----------------------------------------------------------------------------------
+
+void NcclWorld::put(const std::string& name, const Bytes& bytes) const {
+  const std::filesystem::path part = folder_ / (name + "." + std::to_string(rank_) + ".part");
+  std::ofstream file(part, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  std::error_code ignored;  // the folder is gone: so are the readers
+  std::filesystem::rename(part, folder_ / name, ignored);
 }
 
-bool NcclWorld::all_agree(const Round& round) const {
-  if (static_cast<int>(round.calls.size()) < size_) return false;
-  const NcclCollective& first = round.calls.begin()->second;
-  return std::all_of(round.calls.begin(), round.calls.end(), [&](const auto& entry) {
-    return !left(entry.first) && entry.second.matches(first);
-  });
+std::optional<NcclWorld::Bytes> NcclWorld::find(const std::string& name) const {
+  std::ifstream file(folder_ / name, std::ios::binary | std::ios::ate);
+  if (!file) return std::nullopt;
+  Bytes bytes(static_cast<std::size_t>(file.tellg()));
+  file.seekg(0);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
 }
 
-std::vector<std::byte> NcclWorld::result_of(int rank, const Round& round) const {
-  const NcclCollective& own = round.calls.at(rank);
+void NcclWorld::remove(const std::string& name) const {
+  std::error_code ignored;
+  std::filesystem::remove(folder_ / name, ignored);
+}
+
+std::optional<NcclWorld::Bytes> NcclWorld::await(const std::string& name) const {
+  while (!left_) {
+    if (auto bytes = find(name)) return bytes;
+    pause();
+  }
+  return std::nullopt;
+}
+
+// ---- Coming and going ---------------------------------------------------------------------------
+
+NcclWorld::NcclWorld(std::filesystem::path folder, int rank, int size)
+    : folder_(std::move(folder)), rank_(rank), size_(size) {
+  std::filesystem::create_directories(folder_);
+  put(numbered("joined", 0, rank), {});
+}
+
+NcclWorld::~NcclWorld() {
+  put(numbered("gone", 0, rank_), {});
+  for (int r = 0; r < size_; ++r) {
+    if (!std::filesystem::exists(folder_ / numbered("gone", 0, r))) return;
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+bool NcclWorld::all_joined() const {
+  for (int r = 0; r < size_; ++r) {
+    if (!std::filesystem::exists(folder_ / numbered("joined", 0, r))) return false;
+  }
+  return true;
+}
+
+void NcclWorld::stall() const {
+  while (!left_) pause();
+}
+
+// ---- Operations ---------------------------------------------------------------------------------
+
+NcclWorld::Bytes NcclWorld::result_of(const NcclCollective& own,
+                                      const std::vector<Bytes>& inputs) const {
   const std::size_t bytes = own.count * nccl_type_bytes(own.type);
-  const auto size = static_cast<std::size_t>(size_);
-  std::vector<std::byte> result(own.output_bytes(size_));
-  std::vector<const std::byte*> inputs;
-  for (const auto& [peer, call] : round.calls) inputs.push_back(call.input);
+  const auto size = static_cast<std::size_t>(size_), me = static_cast<std::size_t>(rank_);
+  Bytes result(own.output_bytes(size_));
+  std::vector<const std::byte*> values;
+  for (const Bytes& input : inputs) values.push_back(input.data() + sizeof(Header));
   switch (own.kind) {
     case NcclKind::kAllGather:
-      for (std::size_t r = 0; r < size; ++r) std::memcpy(&result[r * bytes], inputs[r], bytes);
+      for (std::size_t r = 0; r < size; ++r) std::memcpy(&result[r * bytes], values[r], bytes);
       break;
     case NcclKind::kReduceScatter:
-      sum_typed(own.type, inputs, static_cast<std::size_t>(rank) * own.count, own.count,
-                static_cast<std::size_t>(rank), result.data());
+      sum_typed(own.type, values, me * own.count, own.count, me, result.data());
       break;
     case NcclKind::kAllReduce:
       for (std::size_t r = 0; r < size; ++r) {
         const std::size_t begin = own.count * r / size, end = own.count * (r + 1) / size;
-        sum_typed(own.type, inputs, begin, end - begin, r,
+        sum_typed(own.type, values, begin, end - begin, r,
                   result.data() + begin * nccl_type_bytes(own.type));
       }
       break;
     case NcclKind::kBroadcast:
-      std::memcpy(result.data(), inputs[static_cast<std::size_t>(own.root)], bytes);
+      std::memcpy(result.data(), values[static_cast<std::size_t>(own.root)], bytes);
       break;
   }
   return result;
 }
 
-void NcclWorld::run(int rank, std::uint64_t sequence, const NcclCollective& own) {
-  std::unique_lock lock(mutex_);
-  Round& round = rounds_[sequence];
-  round.calls[rank] = own;
-  changed_.notify_all();
-  // Ranks that disagree wait for each other for ever, as with NCCL.
-  changed_.wait(lock, [&] { return left(rank) || all_agree(round) || round.computed > 0; });
-  if (!left(rank)) {
-    const std::vector<std::byte> result = result_of(rank, round);
-    ++round.computed;
-    changed_.notify_all();
-    // Outputs may lie in inputs, which others still read.
-    changed_.wait(lock, [&] { return left(rank) || round.computed == size_; });
-    if (!left(rank)) std::memcpy(own.output, result.data(), result.size());
-  }
-  if (left(rank)) std::memset(own.output, 0xff, own.output_bytes(size_));
-  if (++round.left == size_) rounds_.erase(sequence);
-}
-
-bool NcclWorld::receive(int rank, const NcclTransfer& transfer) {
-  std::deque<Message>& queue = messages_[{transfer.peer, rank}];
-  if (queue.empty()) return false;
-  const Message message = queue.front();
-  if (message.bytes != transfer.bytes) return false;  // they wait for ever
-  std::memcpy(transfer.data, message.data, message.bytes);
-  *message.taken = true;
-  queue.pop_front();
-  return true;
-}
-
-void NcclWorld::run(int rank, std::vector<NcclTransfer> transfers) {
-  std::unique_lock lock(mutex_);
-  const auto taken = std::make_unique<bool[]>(transfers.size());
-  for (std::size_t i = 0; i < transfers.size(); ++i) {
-    const NcclTransfer& t = transfers[i];
-    if (t.sends) messages_[{rank, t.peer}].push_back({t.data, t.bytes, &taken[i]});
-  }
-  changed_.notify_all();
-  changed_.wait(lock, [&] {
-    bool done = true;
-    for (std::size_t i = 0; i < transfers.size(); ++i) {
-      if (!transfers[i].sends && !taken[i] && receive(rank, transfers[i])) {
-        taken[i] = true;
-        changed_.notify_all();
-      }
-      done = done && taken[i];
+/// Every rank sends its whole input, and takes its message of the round before back: whoever has
+/// come to this round has read it.
+void NcclWorld::run(const NcclCollective& own) {
+  const std::uint64_t round = rounds_++;
+  const Header header = header_of(own);
+  Bytes message(sizeof header + own.input_bytes(size_));
+  std::memcpy(message.data(), &header, sizeof header);
+  std::memcpy(message.data() + sizeof header, own.input, message.size() - sizeof header);
+  put(numbered("round", round, rank_), message);
+  std::vector<Bytes> inputs;
+  for (int r = 0; r < size_; ++r) {
+    auto input = await(numbered("round", round, r));
+    if (input && std::memcmp(input->data(), &header, sizeof header) != 0) stall();
+    if (left_) {
+      std::memset(own.output, 0xff, own.output_bytes(size_));
+      return;
     }
-    return done || left(rank);
-  });
-  for (auto& [ends, queue] : messages_) {
-    if (ends.first != rank) continue;
-    std::erase_if(queue, [&](const Message& m) {
-      return m.taken >= taken.get() && m.taken < taken.get() + transfers.size();
-    });
+    inputs.push_back(std::move(*input));
+  }
+  const Bytes result = result_of(own, inputs);
+  std::memcpy(own.output, result.data(), result.size());
+  if (round > 0) remove(numbered("round", round - 1, rank_));
+}
+
+/// A message is taken by removing it.
+void NcclWorld::run(const std::vector<NcclTransfer>& transfers) {
+  std::vector<std::string> names;
+  for (const NcclTransfer& t : transfers) {
+    const int from = t.sends ? rank_ : t.peer, to = t.sends ? t.peer : rank_;
+    const std::uint64_t number = t.sends ? sent_[t.peer]++ : received_[t.peer]++;
+    names.push_back("from" + std::to_string(from) + "." + numbered("to", number, to));
+    if (t.sends) put(names.back(), Bytes(t.data, t.data + t.bytes));
+  }
+  std::vector<bool> done(transfers.size());
+  while (!left_ && std::find(done.begin(), done.end(), false) != done.end()) {
+    for (std::size_t i = 0; i < transfers.size(); ++i) {
+      if (done[i]) continue;
+      if (transfers[i].sends) {
+        done[i] = !std::filesystem::exists(folder_ / names[i]);
+      } else if (const auto bytes = find(names[i]);
+                 bytes && bytes->size() == transfers[i].bytes) {  // others wait for ever
+        std::memcpy(transfers[i].data, bytes->data(), bytes->size());
+        remove(names[i]);
+        done[i] = true;
+      }
+    }
+    pause();
   }
   for (std::size_t i = 0; i < transfers.size(); ++i) {
-    if (!transfers[i].sends && !taken[i]) std::memset(transfers[i].data, 0xff, transfers[i].bytes);
+    if (!transfers[i].sends && !done[i]) std::memset(transfers[i].data, 0xff, transfers[i].bytes);
   }
 }
 
-void NcclWorld::stall(int rank) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return left(rank); });
+void NcclWorld::choose(std::uint64_t sequence, int color, int key) {
+  const std::array<int, 2> choice{color, key};
+  Bytes bytes(sizeof choice);
+  std::memcpy(bytes.data(), choice.data(), sizeof choice);
+  put(numbered("choice", sequence, rank_), bytes);
 }
 
-void NcclWorld::abort(int rank) {
-  {
-    const std::lock_guard lock(mutex_);
-    left_[static_cast<std::size_t>(rank)] = true;
+std::optional<NcclWorld::Part> NcclWorld::part_of(std::uint64_t sequence) const {
+  int color = 0;
+  std::map<int, std::vector<std::pair<int, int>>> parts;  // color -> (key, rank)
+  for (int r = 0; r < size_; ++r) {
+    const auto bytes = find(numbered("choice", sequence, r));
+    if (!bytes) return std::nullopt;
+    std::array<int, 2> choice{};
+    std::memcpy(choice.data(), bytes->data(), sizeof choice);
+    parts[choice[0]].emplace_back(choice[1], r);
+    if (r == rank_) color = choice[0];
   }
-  changed_.notify_all();
-}
-
-void NcclWorld::choose(int rank, std::uint64_t sequence, int color, int key) {
-  const std::lock_guard lock(mutex_);
-  splits_[sequence].choices[rank] = {color, key};
-}
-
-std::optional<NcclWorld::Part> NcclWorld::part_of(int rank, std::uint64_t sequence) {
-  const std::lock_guard lock(mutex_);
-  Split& split = splits_[sequence];
-  if (static_cast<int>(split.choices.size()) < size_) return std::nullopt;
-  const int color = split.choices.at(rank).first;
-  std::vector<std::pair<int, int>> members;  // (key, rank)
-  for (const auto& [other, choice] : split.choices) {
-    if (choice.first == color) members.emplace_back(choice.second, other);
-  }
+  auto& members = parts[color];
   std::sort(members.begin(), members.end());
-  std::shared_ptr<NcclWorld>& world = split.parts[color];
-  if (!world) world = std::make_shared<NcclWorld>(static_cast<int>(members.size()));
   const auto own = std::find_if(members.begin(), members.end(),
-                                [&](const auto& member) { return member.second == rank; });
-  return Part{.world = world, .rank = static_cast<int>(own - members.begin())};
+                                [&](const auto& member) { return member.second == rank_; });
+  return Part{.folder = folder_ / numbered("part", sequence, color),
+              .rank = static_cast<int>(own - members.begin()),
+              .size = static_cast<int>(members.size())};
 }
 
 }  // namespace tessera::emulator

@@ -2,19 +2,18 @@
 
 #include <nccl.h>
 
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <filesystem>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace tessera::emulator {
 
-enum class NcclKind { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
+enum class NcclKind : std::int32_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
 
 struct NcclCollective {
   NcclKind kind = NcclKind::kAllGather;
@@ -24,9 +23,7 @@ struct NcclCollective {
   ncclDataType_t type = ncclFloat32;
   int root = -1;
 
-  bool matches(const NcclCollective& other) const {
-    return kind == other.kind && count == other.count && type == other.type && root == other.root;
-  }
+  std::size_t input_bytes(int size) const;
   std::size_t output_bytes(int size) const;
 };
 
@@ -37,62 +34,54 @@ struct NcclTransfer {
   int peer = 0;
 };
 
-/// What the ranks of a communicator share. Every rank's work runs on the worker of its stream and
-/// meets the others' here, under one lock: copies and sums included, so that a rank that is aborted
-/// leaves between them and its buffers may be freed.
+/// A communicator as one of its ranks sees it. Ranks meet in a folder, so they may be threads of
+/// one process or processes of one machine: a message is a file that gets its name when it is
+/// whole.
+///
+/// One operation at a time; `abort` and the questions may come from other threads.
 class NcclWorld {
  public:
-  explicit NcclWorld(int size) : size_(size), left_(static_cast<std::size_t>(size), false) {}
+  NcclWorld(std::filesystem::path folder, int rank, int size);
+  /// The last rank to go takes the folder along.
+  ~NcclWorld();
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
 
+  int rank() const { return rank_; }
   int size() const { return size_; }
-  /// True once all ranks have joined.
-  bool join(bool first_time);
+  bool all_joined() const;
 
-  /// Blocks until every rank has come with the same `sequence` and is served, or `rank` is aborted.
-  void run(int rank, std::uint64_t sequence, const NcclCollective& own);
-  void run(int rank, std::vector<NcclTransfer> transfers);
-  /// Blocks until `rank` is aborted, as after an error.
-  void stall(int rank);
-  void abort(int rank);
+  /// Blocks until every rank has come with the same call, or this one is aborted. Ranks that
+  /// disagree wait for ever, as with NCCL.
+  void run(const NcclCollective& own);
+  void run(const std::vector<NcclTransfer>& transfers);
+  /// Blocks until this rank is aborted, as after an error.
+  void stall() const;
+  void abort() { left_ = true; }
+  bool aborted() const { return left_; }
 
-  /// The seat of `rank` in the part that it chose, once all ranks have: the part and the rank in
-  /// it.
+  /// This rank's seat in the part that it chose, once all ranks have chosen.
   struct Part {
-    std::shared_ptr<NcclWorld> world;
-    int rank = 0;
+    std::filesystem::path folder;
+    int rank = 0, size = 0;
   };
-  void choose(int rank, std::uint64_t sequence, int color, int key);
-  std::optional<Part> part_of(int rank, std::uint64_t sequence);
+  void choose(std::uint64_t sequence, int color, int key);
+  std::optional<Part> part_of(std::uint64_t sequence) const;
 
  private:
-  struct Round {
-    std::map<int, NcclCollective> calls;
-    int computed = 0;
-    int left = 0;
-  };
-  struct Message {
-    const std::byte* data;
-    std::size_t bytes;
-    bool* taken;
-  };
-  struct Split {
-    std::map<int, std::pair<int, int>> choices;  // rank -> (color, key)
-    std::map<int, std::shared_ptr<NcclWorld>> parts;
-  };
+  using Bytes = std::vector<std::byte>;
+  void put(const std::string& name, const Bytes& bytes) const;
+  std::optional<Bytes> find(const std::string& name) const;
+  void remove(const std::string& name) const;
+  /// Waits for it; nothing if this rank is aborted.
+  std::optional<Bytes> await(const std::string& name) const;
+  Bytes result_of(const NcclCollective& own, const std::vector<Bytes>& inputs) const;
 
-  bool left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
-  bool all_agree(const Round& round) const;
-  std::vector<std::byte> result_of(int rank, const Round& round) const;
-  bool receive(int rank, const NcclTransfer& transfer);
-
-  const int size_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int joined_ = 0;
-  std::vector<bool> left_;  // aborted
-  std::map<std::uint64_t, Round> rounds_;
-  std::map<std::pair<int, int>, std::deque<Message>> messages_;  // (from, to)
-  std::map<std::uint64_t, Split> splits_;
+  const std::filesystem::path folder_;
+  const int rank_, size_;
+  std::atomic<bool> left_{false};
+  std::uint64_t rounds_ = 0;
+  std::map<int, std::uint64_t> sent_, received_;  // by peer
 };
 
 std::size_t nccl_type_bytes(ncclDataType_t type);

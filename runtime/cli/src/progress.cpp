@@ -1,7 +1,6 @@
 #include "progress.h"
 
 #include <algorithm>
-#include <string>
 
 #include "tessera/trainer/byte_size.h"
 
@@ -37,6 +36,12 @@ void Progress::show(const StepRecord& record) {
   } else {
     print(record);
   }
+}
+
+void Progress::note(const std::string& text) {
+  if (quiet_) return;
+  std::fprintf(stderr, "%snote: %s\n", line_open_ ? "\n" : "", text.c_str());
+  line_open_ = false;
 }
 
 void Progress::draw(const StepRecord& record) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "terminal.h"
 #include "tessera/trainer/trainer.h"
@@ -19,6 +20,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void show(const StepRecord& record);
+  /// On a line of its own.
+  void note(const std::string& text);
 
  private:
   void draw(const StepRecord& record);

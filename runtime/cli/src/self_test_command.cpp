@@ -110,7 +110,7 @@ class SelfTest {
 
   /// Sums of whole numbers, which are exact in any order.
   std::string test_collectives() {
-    launch_ranks(make_local_world(options_), [this](int rank, ProcessGroup& group) {
+    launch_ranks(make_groups(options_), [this](int rank, ProcessGroup& group) {
       const auto device = make_rank_device(options_, rank);
       const auto stream = device->create_stream({.name = "self-test"});
       for (const std::int64_t numel : kCollectiveSizes) {
@@ -223,6 +223,7 @@ int run_self_test(Config config) {
   if (options.device == DeviceChoice::kCuda && !config.given("group")) {
     options.group = GroupChoice::kThread;
   }
+  options = on_this_machine(std::move(options));
   SelfTest test(std::move(options));
   return test.run();
 }

@@ -69,13 +69,16 @@ void choose_batch(Config& config, TrainerOptions& options, const Model& model,
 }
 
 /// Of all ranks. Those of this machine stand for those of others, and this process for its
-/// neighbours, which are idle now.
+/// neighbours, which are idle now: on CPUs with as many ranks, since they share the cores, on GPUs
+/// with its own.
 double machine_flops(TrainerOptions options) {
-  const int here = ranks_on_host(options);
-  const double machines = static_cast<double>(options.ranks) / here;
+  const bool on_gpus = options.world != nullptr && options.device == DeviceChoice::kCuda;
+  const int measured = on_gpus ? options.world->local_ranks() : ranks_on_host(options);
+  const double times = static_cast<double>(options.ranks) / measured;
+  if (on_gpus) options.group = measured > 1 ? GroupChoice::kNccl : GroupChoice::kThread;
   options.world = nullptr;
-  options.ranks = here;
-  return machines * measure_matmul_flops(options);
+  options.ranks = measured;
+  return times * measure_matmul_flops(options);
 }
 
 }  // namespace
@@ -133,11 +136,13 @@ int run_train(Config config) {
   TrainingSummary summary;
   {
     Progress progress(plan.options.steps, quiet, config.get<bool>("verbose"));
-    summary = trainer.train([&](const StepRecord& record) {
-      progress.show(record);
-      outputs.step(record, peak_flops);
-      return interrupt.signal() == 0;
-    });
+    summary = trainer.train(
+        [&](const StepRecord& record) {
+          progress.show(record);
+          outputs.step(record, peak_flops);
+          return interrupt.signal() == 0;
+        },
+        [&](const std::string& note) { progress.note(note); });
   }
   if (launcher.process != 0) {
     return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();

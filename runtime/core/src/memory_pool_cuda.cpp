@@ -71,8 +71,10 @@ MemoryPool::Blocks::iterator MemoryPool::grow(std::size_t bytes) {
     static_cast<void>(cudaGetLastError());
     std::size_t left = 0, total = 0;
     static_cast<void>(cudaMemGetInfo(&left, &total));
+    const auto others = static_cast<std::int64_t>(total - left) - reserved_;
     fail(ErrorCode::kOutOfMemory, "GPU ", ordinal_, " has ", left, " of its ", total,
-         " bytes left, and ", bytes, " are needed in one piece (this rank holds ", reserved_, ")");
+         " bytes left, and ", bytes, " are needed in one piece (this rank holds ", reserved_,
+         ", other ranks, programs and libraries ", others, ")");
   }
   check(status, "cudaMalloc");
   segments_.push_back(segment);

@@ -7,9 +7,12 @@
 #include "lanes.h"
 #include "layer_runner.h"
 #include "rank_state.h"
+#include "registration.h"
 #include "step_exchange.h"
 #include "step_graph.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
 
 namespace tessera {
 
@@ -35,6 +38,7 @@ class Executor::Impl {
       for (const int wait : action.waits) waited_for_[static_cast<std::size_t>(wait)] = true;
     }
     plan_segments();
+    register_buffers(schedule, state_, groups);
   }
 
   StepResult run_step(std::int64_t step, double learning_rate);
@@ -43,6 +47,7 @@ class Executor::Impl {
   }
   void gather_parameters(const std::function<void(FullParameter)>& receive);
   const std::vector<ActionSpan>& spans() const { return spans_; }
+  std::vector<std::string> notes();
 
  private:
   void abandon(std::string_view reason) noexcept;
@@ -251,6 +256,13 @@ void Executor::Impl::update(int unit, Stream& stream) {
                  stream);
 }
 
+std::vector<std::string> Executor::Impl::notes() {
+  auto* const stream = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
+  if (stream == nullptr || cuda_attention(*stream).fallback.empty()) return {};
+  return {concat("attention runs on our own kernels, not on cuDNN: ",
+                 cuda_attention(*stream).fallback)};
+}
+
 /// A whole flat parameter in fp32, put together from the finest shards of all ranks.
 std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   if (state_.flat(unit, trainable).padded_numel == 0) return {};
@@ -316,5 +328,7 @@ std::vector<FullParameter> Executor::gather_parameters() {
 }
 
 const std::vector<ActionSpan>& Executor::spans() const { return impl_->spans(); }
+
+std::vector<std::string> Executor::notes() { return impl_->notes(); }
 
 }  // namespace tessera

@@ -178,18 +178,24 @@ TensorView RankState::parameter_buffer(int index, bool trainable) const {
 }
 
 TensorView RankState::in_parameter_slot(int slot, int index, bool trainable) const {
-  const TensorView& whole = parameter_slots_[static_cast<std::size_t>(slot)];
   const std::int64_t first = trainable ? 0 : flat(index, true).padded_numel;
-  return whole.narrow(0, first, flat(index, trainable).padded_numel);
+  return parameter_slot(slot).narrow(0, first, flat(index, trainable).padded_numel);
 }
 
 TensorView RankState::updated_parameters(int index) const {
   return part(unit(index).trainable, parameter_range(index, true).begin, optimizer_range(index));
 }
 
+TensorView RankState::parameter_slot(int slot) const {
+  return parameter_slots_[static_cast<std::size_t>(slot)];
+}
+
 TensorView RankState::gradient_slot(int slot, int index) const {
-  const TensorView& whole = gradient_slots_[static_cast<std::size_t>(slot)];
-  return whole.narrow(0, 0, flat(index, true).padded_numel);
+  return gradient_slot(slot).narrow(0, 0, flat(index, true).padded_numel);
+}
+
+TensorView RankState::gradient_slot(int slot) const {
+  return gradient_slots_[static_cast<std::size_t>(slot)];
 }
 
 TensorView RankState::gradient_buffer(int index) const { return unit(index).gradient; }

@@ -30,10 +30,12 @@ class RankState {
   // A unit's parameters: the buffer that stays (this rank's shard, or all), and a slot's part.
   TensorView parameter_buffer(int unit, bool trainable) const;
   TensorView in_parameter_slot(int slot, int unit, bool trainable) const;
+  TensorView parameter_slot(int slot) const;  ///< all of it
   /// The part of the trainable parameter buffer that this rank's optimizer shard covers.
   TensorView updated_parameters(int unit) const;
 
   TensorView gradient_slot(int slot, int unit) const;
+  TensorView gradient_slot(int slot) const;  ///< all of it
   TensorView gradient_buffer(int unit) const;
   /// The part of the gradient buffer that this rank has when the state is cut along `axes`.
   TensorView gradient_range(int unit, AxisSet axes) const;

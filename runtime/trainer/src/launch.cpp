@@ -104,7 +104,8 @@ void launch_ranks(const std::vector<std::unique_ptr<ProcessGroup>>& world,
   launch(
       first, static_cast<int>(world.size()), [&](int rank) { body(rank, group_of(rank)); },
       [&](int rank, const char* what) {
-        group_of(rank).abort(concat("rank ", rank, " failed: ", what));
+        // All ends: a group of NCCL does not tell its neighbours.
+        for (const auto& group : world) group->abort(concat("rank ", rank, " failed: ", what));
       });
 }
 

@@ -114,6 +114,29 @@ std::string by_category(const MemoryPeak& peak) {
   return text;
 }
 
+/// What to change, and what that would cost; what to do if nothing is enough.
+std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                   std::int64_t allowed, bool over_limit) {
+  std::int64_t smallest = plan.memory.total;
+  const auto fitting = first_that_fits(plan, model, source, allowed, smallest);
+  if (fitting) return "this would fit: " + *fitting;
+  const std::string nothing =
+      concat("no strategy, recomputation or micro-batch would fit (at least ",
+             format_bytes(smallest), over_limit ? "" : " per rank", "): ");
+  return nothing + (over_limit ? "raise --memory-limit, add ranks, or take a smaller model"
+                               : "take a smaller model or sequence length");
+}
+
+std::string where_free(const TrainerOptions& options) {
+  return options.device == DeviceChoice::kCuda ? "that the GPUs have free"
+                                               : "that this machine has free";
+}
+
+std::string needs(const TrainingPlan& plan) {
+  return concat("each rank needs ", format_bytes(plan.memory.total),
+                " (peaks: ", by_category(plan.memory), ")");
+}
+
 }  // namespace
 
 void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
@@ -124,27 +147,28 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
 
   const bool over_limit =
       options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes;
-  std::string text = concat("each rank needs ", format_bytes(plan.memory.total),
-                            " (peaks: ", by_category(plan.memory), ")");
-  text += over_limit
-              ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
-              : concat(" and ", ranks_on_host(options), " ranks together ",
-                       format_bytes(plan.memory.total * ranks_on_host(options)), ", more than the ",
-                       format_bytes(available_bytes), " that this machine has free");
-  std::int64_t smallest = plan.memory.total;
-  const auto remedy = first_that_fits(plan, model, source, allowed, smallest);
-  if (remedy) {
-    text += "; this would fit: " + *remedy;
-  } else if (over_limit) {
-    text += concat("; no strategy, recomputation or micro-batch would fit (at least ",
-                   format_bytes(smallest),
-                   "): raise --memory-limit, add ranks, or take a smaller "
-                   "model");
-  } else {
-    text += concat("; no strategy, recomputation or micro-batch would fit (at least ",
-                   format_bytes(smallest), " per rank): take a smaller model or sequence length");
+  const std::string excess =
+      over_limit
+          ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
+          : concat(" and ", ranks_on_host(options), " ranks together ",
+                   format_bytes(plan.memory.total * ranks_on_host(options)), ", more than the ",
+                   format_bytes(available_bytes), " ", where_free(options));
+  fail(ErrorCode::kOutOfMemory, needs(plan), excess, "; ",
+       remedy(plan, model, source, allowed, over_limit));
+}
+
+std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                          std::int64_t available_bytes) {
+  const std::int64_t allowed = allowed_per_rank(plan.options, available_bytes);
+  const std::string now = concat("by the plan ", needs(plan), ", and without this run ",
+                                 format_bytes(allowed), " per rank are free now");
+  if (plan.memory.total > allowed) {
+    return concat(now, ": others have taken memory since the run was planned; ",
+                  remedy(plan, model, source, allowed, false));
   }
-  fail(ErrorCode::kOutOfMemory, text);
+  return now +
+         ": it should fit, unless others take memory at times, or libraries need much beside the "
+         "plan; end other programs, or leave more room (--recompute full, a smaller --micro-batch)";
 }
 
 }  // namespace tessera

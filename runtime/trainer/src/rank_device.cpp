@@ -1,6 +1,9 @@
 #include "tessera/trainer/rank_device.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <string>
 
 #include "tessera/collectives/checked_group.h"
 #include "tessera/collectives/nccl_group.h"
@@ -13,26 +16,119 @@
 namespace tessera {
 namespace {
 
-bool uses_nccl(const TrainerOptions& options, int gpus) {
-  if (options.group == GroupChoice::kAuto) return options.ranks > 1 && gpus >= options.ranks;
-  return options.group == GroupChoice::kNccl;
+int gpu_count() { return static_cast<int>(cuda_status().gpus.size()); }
+
+/// See make_rank_device.
+int gpu_of(const TrainerOptions& options, int rank, int gpus) {
+  if (options.world == nullptr) return rank % std::max(gpus, 1);
+  const int in_process = rank - options.world->first_rank();
+  const bool sees_all = gpus >= options.world->ranks_on_host();
+  return (sees_all ? options.world->first_local_rank() + in_process : in_process) %
+         std::max(gpus, 1);
 }
 
-/// A thread per GPU: the ends of an NCCL group can only be made at the same time.
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(const TrainerOptions& options) {
+  const NcclGroupOptions nccl{.timeout = options.timeout,
+                              .deterministic = options.deterministic_collectives};
+  const int gpus = gpu_count();
+  if (options.world != nullptr) {
+    std::vector<int> ordinals;
+    for (const auto& seat : options.world->groups()) {
+      ordinals.push_back(gpu_of(options, seat->rank(), gpus));
+    }
+    return make_nccl_groups(*options.world, ordinals, nccl);
+  }
+  // A thread for each GPU: the ends of an NCCL group can only be made at the same time.
   std::vector<std::unique_ptr<ProcessGroup>> world(static_cast<std::size_t>(options.ranks));
   const NcclId id = make_nccl_id();
   launch_ranks(options.ranks, [&](int rank) {
-    world[static_cast<std::size_t>(rank)] =
-        make_nccl_group(id, rank, options.ranks,
-                        {.gpu = rank,
-                         .timeout = options.timeout,
-                         .deterministic = options.deterministic_collectives});
+    NcclGroupOptions own = nccl;
+    own.gpu = gpu_of(options, rank, gpus);
+    world[static_cast<std::size_t>(rank)] = make_nccl_group(id, rank, options.ranks, own);
   });
   return world;
 }
 
-int gpu_count() { return static_cast<int>(cuda_status().gpus.size()); }
+// ---- Several processes --------------------------------------------------------------------------
+
+/// Where a rank would run, as its process tells the others.
+struct Seat {
+  DeviceChoice device = DeviceChoice::kCpu;
+  int gpu = -1;               ///< as its process counts them
+  int gpus = 0;               ///< that its process sees
+  std::array<char, 64> id{};  ///< of the GPU, the same in all processes
+};
+
+std::vector<Seat> seats_of_process(const TrainerOptions& options) {
+  std::vector<Seat> seats(options.world->groups().size());
+  if (options.device != DeviceChoice::kCuda) return seats;
+  const std::vector<CudaGpu> gpus = cuda_status().gpus;
+  for (std::size_t i = 0; i < seats.size(); ++i) {
+    const int rank = options.world->first_rank() + static_cast<int>(i);
+    seats[i] = {.device = DeviceChoice::kCuda,
+                .gpu = gpu_of(options, rank, static_cast<int>(gpus.size())),
+                .gpus = static_cast<int>(gpus.size())};
+    const std::string& id = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
+    id.copy(seats[i].id.data(), seats[i].id.size() - 1);
+  }
+  return seats;
+}
+
+/// Of all ranks.
+std::vector<Seat> gather_seats(const TrainerOptions& options) {
+  const auto view = [](Seat* seats, std::size_t count) {
+    return TensorView(reinterpret_cast<std::uint8_t*>(seats), DType::kUInt8,
+                      Shape{static_cast<std::int64_t>(count * sizeof(Seat))});
+  };
+  std::vector<Seat> mine = seats_of_process(options);
+  const std::size_t ranks = static_cast<std::size_t>(options.world->size());
+  std::vector<std::vector<Seat>> all(mine.size(), std::vector<Seat>(ranks));
+  const auto device = make_cpu_device();
+  std::vector<std::unique_ptr<Stream>> streams;  // a rank each: they wait for one another
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    streams.push_back(device->create_stream({}));
+    options.world->groups()[i]->all_gather(view(&mine[i], 1), view(all[i].data(), ranks),
+                                           *streams[i]);
+  }
+  for (const auto& stream : streams) stream->synchronize();
+  return all.front();
+}
+
+void check_seats(const TrainerOptions& options, const std::vector<Seat>& seats) {
+  std::map<std::string, std::size_t> rank_of;
+  for (std::size_t r = 0; r < seats.size(); ++r) {
+    require(seats[r].device == seats.front().device, ErrorCode::kConfig, "rank 0 would run on ",
+            to_string(seats.front().device), " and rank ", r, " on ", to_string(seats[r].device),
+            "; give all processes the same --device, cpu or cuda");
+    if (seats[r].device != DeviceChoice::kCuda) continue;
+    const auto [other, fresh] = rank_of.emplace(seats[r].id.data(), r);
+    require(fresh, ErrorCode::kConfig, "ranks ", other->second, " and ", r, " would share GPU ",
+            seats[r].gpu, " (", seats[r].id.data(), "), of ", seats[r].gpus, " that rank ", r,
+            "'s process sees, and NCCL joins several processes only with a GPU for each rank; use "
+            "no more ranks than GPUs, let processes see more of them (CUDA_VISIBLE_DEVICES), or "
+            "let the ranks of one process share: tessera train --ranks ",
+            options.ranks, " --group thread; or --device cpu");
+  }
+}
+
+void check_processes(const TrainerOptions& options) {
+  if (options.device == DeviceChoice::kCuda) {
+    require(options.group != GroupChoice::kThread, ErrorCode::kConfig,
+            "group thread joins ranks of one process, and this run has ",
+            options.world->processes(),
+            "; leave --group out, for nccl with a GPU for each rank, or train in one process whose "
+            "ranks share GPUs: tessera train --ranks ",
+            options.ranks, " --group thread");
+  }
+  check_seats(options, gather_seats(options));
+}
+
+void check_gpus(const TrainerOptions& options, int gpus) {
+  require(options.ranks <= gpus || options.group == GroupChoice::kThread || options.ranks == 1,
+          ErrorCode::kConfig, "ranks is ", options.ranks, ", but this machine has ", gpus,
+          gpus == 1 ? " GPU" : " GPUs",
+          "; use as many ranks as GPUs, or let ranks share them with --group thread");
+}
 
 }  // namespace
 
@@ -47,50 +143,52 @@ DeviceChoice resolved_device(DeviceChoice choice) {
   return choice;
 }
 
-void check_device(const TrainerOptions& options) {
-  require(options.device != DeviceChoice::kCuda || options.world == nullptr, ErrorCode::kConfig,
-          "a run of several processes is on CPUs; use --device cpu, or one process with a rank for "
-          "each GPU (--ranks)");
-  if (options.device != DeviceChoice::kCuda) {
-    require(options.group != GroupChoice::kNccl, ErrorCode::kConfig,
-            "group nccl is for GPUs; ranks on the CPU use thread");
-    return;
+TrainerOptions on_this_machine(TrainerOptions options) {
+  options.device = resolved_device(options.device);
+  const bool on_gpus = options.device == DeviceChoice::kCuda;
+  require(on_gpus || options.group != GroupChoice::kNccl, ErrorCode::kConfig,
+          "group nccl is for GPUs; ranks on the CPU use thread");
+  if (options.world != nullptr) {
+    check_processes(options);
+  } else if (on_gpus) {
+    check_gpus(options, gpu_count());
   }
-  const int gpus = gpu_count();
-  require(options.ranks <= gpus || options.group == GroupChoice::kThread || options.ranks == 1,
-          ErrorCode::kConfig, "ranks is ", options.ranks, ", but this machine has ", gpus,
-          gpus == 1 ? " GPU" : " GPUs",
-          "; use as many ranks as GPUs, or let ranks share them with --group thread");
+  if (on_gpus && options.group == GroupChoice::kAuto) {
+    options.group = options.ranks > 1 ? GroupChoice::kNccl : GroupChoice::kThread;
+  }
+  return options;
 }
 
-std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int local_rank) {
-  if (options.world != nullptr) return options.world->make_device();
-  if (options.device != DeviceChoice::kCuda) return make_cpu_device();
-  return make_cuda_device({.ordinal = local_rank % std::max(gpu_count(), 1)});
+std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank) {
+  if (options.device == DeviceChoice::kCuda) {
+    return make_cuda_device({.ordinal = gpu_of(options, rank, gpu_count())});
+  }
+  return options.world != nullptr ? options.world->make_device() : make_cpu_device();
 }
 
-std::vector<std::unique_ptr<ProcessGroup>> make_local_world(const TrainerOptions& options) {
-  std::vector<std::unique_ptr<ProcessGroup>> world;
-  if (options.device == DeviceChoice::kCuda && uses_nccl(options, gpu_count())) {
-    world = make_nccl_world(options);
-  } else {
-    world = make_thread_group(options.ranks, {.timeout = options.timeout});
+std::vector<std::unique_ptr<ProcessGroup>> make_groups(const TrainerOptions& options) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  if (options.device == DeviceChoice::kCuda && options.group == GroupChoice::kNccl) {
+    groups = make_nccl_world(options);
+  } else if (options.world == nullptr) {
+    groups = make_thread_group(options.ranks, {.timeout = options.timeout});
   }
   if (options.check_collectives) {
-    for (auto& group : world) group = make_checked_group(std::move(group));
+    for (auto& group : groups) group = make_checked_group(std::move(group));
   }
-  return world;
+  return groups;
 }
 
 std::int64_t available_bytes(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return available_host_bytes();
   const std::vector<CudaGpu> gpus = cuda_status().gpus;
   require(!gpus.empty(), ErrorCode::kUnavailable, "there is no GPU");
-  const int on_each =
-      (options.ranks + static_cast<int>(gpus.size()) - 1) / static_cast<int>(gpus.size());
+  const int count = static_cast<int>(gpus.size());
+  // Ranks of several processes do not share GPUs.
+  const int on_each = options.world != nullptr ? 1 : (options.ranks + count - 1) / count;
   std::int64_t least = gpus.front().free_bytes;
   for (const CudaGpu& gpu : gpus) least = std::min(least, gpu.free_bytes);
-  return least / on_each * options.ranks;
+  return least / on_each * ranks_on_host(options);
 }
 
 }  // namespace tessera

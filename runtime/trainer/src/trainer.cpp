@@ -1,6 +1,6 @@
 #include "tessera/trainer/trainer.h"
 
-#include <algorithm>
+#include <exception>
 
 #include "tessera/core/error.h"
 #include "tessera/trainer/rank_device.h"
@@ -11,23 +11,29 @@ namespace tessera {
 namespace {
 
 /// A plan is for any machine; a run is for this one.
-TrainerOptions for_this_machine(TrainerOptions options) {
-  options.device = resolved_device(options.device);
-  check_device(options);
-  return options;
+TrainingPlan plan_here(const Model& model, const BatchSource& source,
+                       const TrainerOptions& options) {
+  try {
+    TrainingPlan plan = make_training_plan(model, source, on_this_machine(options));
+    require_memory(plan, model, source, available_bytes(plan.options));
+    return plan;
+  } catch (const std::exception& error) {
+    // The other processes must not wait for this one.
+    if (options.world != nullptr) {
+      options.world->groups().front()->abort(
+          concat("rank ", options.world->first_rank(), " failed: ", error.what()));
+    }
+    throw;
+  }
 }
 
 }  // namespace
 
 Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options)
-    : model_(model),
-      source_(source),
-      plan_(make_training_plan(model, source, for_this_machine(options))) {
-  require_memory(plan_, model, source, available_bytes(plan_.options));
-}
+    : model_(model), source_(source), plan_(plan_here(model, source, options)) {}
 
-TrainingSummary Trainer::train(const OnStep& on_step) const {
-  TrainingRun run(plan_, model_, source_, on_step);
+TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note) const {
+  TrainingRun run(plan_, model_, source_, on_step, on_note);
   return run.run();
 }
 

@@ -25,12 +25,17 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   return result;
 }
 
+/// What the host of a rank tells the hosts of others goes over the world, whatever the ranks' own
+/// group is.
+ProcessGroup& seat_of(World& world, int rank) {
+  return *world.groups()[static_cast<std::size_t>(rank - world.first_rank())];
+}
+
 /// The ranks whose processes another one has to tell something: the first of each.
-std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int rank,
-                                            ProcessGroup& world) {
+std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int rank) {
   if (options.world == nullptr || options.world->processes() == 1) return nullptr;
-  const bool leads = rank % options.world->local_ranks() == 0;
-  auto group = world.split(leads ? 0 : 1, rank);
+  const bool leads = rank == options.world->first_rank();
+  auto group = seat_of(*options.world, rank).split(leads ? 0 : 1, rank);
   return leads ? std::move(group) : nullptr;
 }
 
@@ -81,11 +86,12 @@ double steady_rate(const std::vector<StepRecord>& records) {
 }  // namespace
 
 TrainingRun::TrainingRun(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                         const Trainer::OnStep& on_step)
+                         const Trainer::OnStep& on_step, const Trainer::OnNote& on_note)
     : plan_(plan),
       model_(model),
       source_(source),
       on_step_(on_step),
+      on_note_(on_note),
       first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()),
       ranks_(static_cast<std::size_t>(plan.options.ranks)) {}
 
@@ -98,10 +104,16 @@ TrainingSummary TrainingRun::run() {
       throw;
     }
   };
-  if (plan_.options.world != nullptr) {
-    launch_ranks(plan_.options.world->groups(), body);
-  } else {
-    launch_ranks(make_local_world(plan_.options), body);
+  try {
+    const auto made = make_groups(plan_.options);
+    launch_ranks(made.empty() ? plan_.options.world->groups() : made, body);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    // What this run had taken is free again: the rest is what others hold.
+    std::throw_with_nested(
+        Error(error.code(),
+              concat(error.what(), "; ",
+                     memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
   }
   if (report_error_ != nullptr) std::rethrow_exception(report_error_);
   return summarise();
@@ -112,7 +124,7 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   const auto device = make_rank_device(options, rank);
   Memory memory(*device, options.memory_limit_bytes);
   RankGroups groups = RankGroups::split_from(world, plan_.schedule);
-  const auto leaders = split_leaders(options, rank, world);
+  const auto leaders = split_leaders(options, rank);
   Executor executor(plan_.schedule, plan_.layout, model_, source_, groups, memory,
                     executor_options(options));
   run_steps(rank, executor, memory, leaders.get());
@@ -121,7 +133,7 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
                                             groups.control_bytes()};
   if (report_error_ != nullptr) return;
-  gather_results(rank, world);
+  gather_results(rank);
   ParameterHash hash;
   executor.gather_parameters([&](FullParameter parameter) {
     if (!leads(rank)) return;
@@ -134,7 +146,8 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
 void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
                             ProcessGroup* leaders) {
   const TrainerOptions& options = plan_.options;
-  const auto stream = leaders == nullptr ? nullptr : memory.device().create_stream({});
+  const auto host = make_cpu_device();
+  const auto stream = leaders == nullptr ? nullptr : host->create_stream({});
   for (std::int64_t step = 0; step < options.steps; ++step) {
     const Clock::time_point begin = Clock::now();
     const double learning_rate = options.learning_rate.at(step);
@@ -158,7 +171,7 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
                                 .tokens_per_second = rate,
                                 .peak_bytes = memory.peak().total,
                                 .exposed_seconds = exposed};
-        verdict = {.record = record, .go_on = report(record)};
+        verdict = {.record = record, .go_on = report(record, executor)};
       }
       if (leaders != nullptr) {
         leaders->broadcast(bytes_of(&verdict, 1), 0, *stream);
@@ -171,7 +184,7 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
   }
 }
 
-void TrainingRun::gather_results(int rank, ProcessGroup& world) {
+void TrainingRun::gather_results(int rank) {
   if (plan_.options.world == nullptr) return;
   // Written by the leader alone, whose neighbours' results may not be there yet: each brings its
   // own.
@@ -179,13 +192,17 @@ void TrainingRun::gather_results(int rank, ProcessGroup& world) {
   std::vector<RankResult> all(ranks_.size());
   const auto device = make_cpu_device();
   const auto stream = device->create_stream({});
-  world.all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
+  seat_of(*plan_.options.world, rank)
+      .all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
   stream->synchronize();
   if (leads(rank)) ranks_ = std::move(all);
 }
 
-bool TrainingRun::report(const StepRecord& record) {
+bool TrainingRun::report(const StepRecord& record, Executor& executor) {
   try {
+    if (record.step == 1 && on_note_) {
+      for (const std::string& note : executor.notes()) on_note_(note);
+    }
     const bool go_on = !on_step_ || on_step_(record);
     check_loss(record);
     return go_on;

@@ -17,7 +17,7 @@ namespace tessera {
 class TrainingRun {
  public:
   TrainingRun(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-              const Trainer::OnStep& on_step);
+              const Trainer::OnStep& on_step, const Trainer::OnNote& on_note);
 
   TrainingSummary run();
 
@@ -40,10 +40,11 @@ class TrainingRun {
   /// All steps of one rank.
   void run_steps(int rank, Executor& executor, const Memory& memory, ProcessGroup* leaders);
   /// Gathers what all ranks of all processes leave behind.
-  void gather_results(int rank, ProcessGroup& world);
-  /// Tells the caller of a step and asks it. Returns whether to go on; what goes
-  /// wrong here is no rank's failure and is kept for run() to throw.
-  bool report(const StepRecord& record);
+  void gather_results(int rank);
+  /// Tells the caller of a step, after the first of what the executor has to say, and asks it.
+  /// Returns whether to go on; what goes wrong here is no rank's failure and is kept for run() to
+  /// throw.
+  bool report(const StepRecord& record, Executor& executor);
   void check_loss(const StepRecord& record) const;
   TrainingSummary summarise();
 
@@ -51,6 +52,7 @@ class TrainingRun {
   const Model& model_;
   const BatchSource& source_;
   const Trainer::OnStep& on_step_;
+  const Trainer::OnNote& on_note_;
   const int first_rank_;
   StepGate gate_;
   std::vector<RankResult> ranks_;  // of all processes

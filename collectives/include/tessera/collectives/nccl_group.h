@@ -3,9 +3,14 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "tessera/collectives/process_group.h"
+#include "tessera/collectives/world.h"
 
 namespace tessera {
 
@@ -23,6 +28,12 @@ struct NcclGroupOptions {
   /// Sums in rank order, with the bits of the thread group: parts travel as in an all-to-all and
   /// are added here. Otherwise fp32 and fp64 sums are NCCL's, in its own order.
   bool deterministic = false;
+  /// What the processes know of each other besides NCCL, so that no rank waits for one that is
+  /// gone. `failure` says why the run cannot go on, and is asked a few times per second by a thread
+  /// of the group, which then aborts; empty: it can. `on_abort` is told once why this rank's groups
+  /// were aborted. Both must be safe from any thread until the last group is destroyed.
+  std::function<std::string()> failure{};
+  std::function<void(std::string_view reason)> on_abort{};
 };
 
 /// A group on NCCL: one rank per GPU, in one process or in many. CUDA device memory and streams.
@@ -30,8 +41,9 @@ struct NcclGroupOptions {
 /// Differences from what ProcessGroup promises, which are NCCL's:
 /// - All operations of one group run one after another, whatever their streams. A ring in which
 ///   every rank sends before it receives needs two groups.
-/// - `abort` ends this process's ranks at once. Others learn of it from the network, or when an
-///   operation of theirs times out; then the error cannot name the rank that failed.
+/// - `abort` ends this rank at once. Others learn of it from the network, or when an operation of
+///   theirs times out, and then the error cannot name the rank that failed; or by
+///   NcclGroupOptions::failure.
 /// - `split` takes colors from 0 on.
 ///
 /// bf16 is never summed by NCCL, which would round after each addition: bf16 parts travel as in an
@@ -52,5 +64,14 @@ NcclId make_nccl_id();
 /// Error{kUnavailable}; Error{kTimeout} if ranks do not come.
 std::unique_ptr<NcclGroup> make_nccl_group(const NcclId& id, int rank, int size,
                                            NcclGroupOptions options = {});
+
+/// This process's ends of a group of all ranks of `world`, in the order of world.groups(); element
+/// i is on gpus[i], and options.gpu is not used. Every process must call it. The group and the
+/// world fail together: whatever aborts one aborts the other, and a process that ends early ends
+/// the operations of all ranks within a second, with an error that names it. The world must outlive
+/// the groups.
+std::vector<std::unique_ptr<ProcessGroup>> make_nccl_groups(World& world,
+                                                            const std::vector<int>& gpus,
+                                                            NcclGroupOptions options = {});
 
 }  // namespace tessera

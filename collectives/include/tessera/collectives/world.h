@@ -36,6 +36,8 @@ class World {
   virtual int first_rank() const = 0;     ///< of this process
   virtual int local_ranks() const = 0;    ///< of this process
   virtual int ranks_on_host() const = 0;  ///< of all processes on this machine
+  /// first_rank()'s place among the ranks of this machine.
+  virtual int first_local_rank() const = 0;
 
   /// This process's ends of the group of all ranks; element i is rank first_rank() + i. The world
   /// must outlive them and everything split from them.
@@ -43,6 +45,10 @@ class World {
 
   /// A CPU device whose memory the ranks of this machine can read. The world must outlive it.
   virtual std::unique_ptr<Device> make_device() = 0;
+
+  /// Why the run cannot go on: a rank has aborted a group of this world, or a process was lost.
+  /// Empty while all is well. Known in every process within a second; safe from any thread.
+  virtual std::string failure() const = 0;
 };
 
 /// Where the processes of a run meet that were not started by an MPI launcher.

@@ -92,6 +92,10 @@ class Executor {
   /// When the actions of the last step ran, if ExecutorOptions::trace.
   const std::vector<ActionSpan>& spans() const;
 
+  /// What a user should know of how the last step ran, a sentence each: why attention is not
+  /// cuDNN's, on a GPU.
+  std::vector<std::string> notes();
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

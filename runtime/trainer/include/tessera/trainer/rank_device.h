@@ -14,14 +14,19 @@ namespace tessera {
 /// for and none can.
 DeviceChoice resolved_device(DeviceChoice choice);
 
-/// Throws Error{kConfig} if there are fewer GPUs than ranks and sharing was not asked for.
-void check_device(const TrainerOptions& options);
+/// `options` with the device, and on GPUs the group, decided. All processes of a run must call it:
+/// they tell each other which GPUs they have. Throws Error{kConfig} if they disagree about the
+/// device, if there are fewer GPUs than ranks and sharing was not asked for, or if ranks of
+/// different processes would share one.
+TrainerOptions on_this_machine(TrainerOptions options);
 
-/// The device of the `local_rank`-th rank of this process.
-std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int local_rank);
+/// The device of a rank of this process. A GPU goes by the rank's place among the ranks of this
+/// machine; or by its place in the process, if that sees fewer GPUs (CUDA_VISIBLE_DEVICES).
+std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank);
 
-/// The ends of a process group of `options.ranks` ranks in this process, fit for their devices.
-std::vector<std::unique_ptr<ProcessGroup>> make_local_world(const TrainerOptions& options);
+/// This process's ends of a new group of all ranks, fit for their devices. Where CPU ranks are of
+/// several processes, that is options.world, and there is nothing to make: empty.
+std::vector<std::unique_ptr<ProcessGroup>> make_groups(const TrainerOptions& options);
 
 /// Bytes that all ranks together may take: of the host, or of the GPUs.
 std::int64_t available_bytes(const TrainerOptions& options);

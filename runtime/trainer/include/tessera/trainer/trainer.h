@@ -45,7 +45,7 @@ struct TrainingSummary {
   std::vector<FullParameter> parameters;    ///< if options.gather_parameters
 };
 
-/// Trains a model with data on this machine's CPU: every rank is a thread.
+/// Trains a model with data: every rank is a thread, of this process or of several.
 ///
 ///   Trainer trainer(model, data, {.strategy = "zero2", .ranks = 2, .steps = 100});
 ///   trainer.train([](const StepRecord& r) { std::cout << r.loss << "\n"; return true; });
@@ -62,12 +62,15 @@ class Trainer {
 
   /// Returns false to stop after the step it was told of.
   using OnStep = std::function<bool(const StepRecord&)>;
+  /// Told what a user should know of how rank 0 runs, a sentence each, after the first step.
+  using OnNote = std::function<void(const std::string&)>;
 
   /// Trains from freshly initialised parameters; each call gives the same numbers. `on_step` is
-  /// called after each step from another thread, while all ranks wait; what it throws ends the
-  /// training and comes out of here. If a rank fails, the others are stopped, and the Error names
-  /// the rank and the cause.
-  TrainingSummary train(const OnStep& on_step = {}) const;
+  /// called after each step from another thread, while all ranks wait, and so is `on_note`; what
+  /// they throw ends the training and comes out of here. If a rank fails, the others are stopped,
+  /// and the Error names the rank and the cause; if memory is why, also what the plan had predicted
+  /// and what would fit.
+  TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {}) const;
 
  private:
   const Model& model_;

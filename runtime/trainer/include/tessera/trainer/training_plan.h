@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tessera/autograd/layer.h"
 #include "tessera/collectives/process_group.h"
@@ -33,5 +34,10 @@ ExecutorOptions executor_options(const TrainerOptions& options);
 /// prediction by category and the first change of options that would fit.
 void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
                     std::int64_t available_bytes);
+
+/// For a run that has run out of memory all the same: what the plan had predicted, whether
+/// `available_bytes`, free once the run is over, would do, and the first change that would fit.
+std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                          std::int64_t available_bytes);
 
 }  // namespace tessera

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "rank_state.h"
+#include "tessera/sharding/groups.h"
+
+namespace tessera {
+
+/// Tells NCCL's groups which memory the schedule's collectives read and write, each buffer once per
+/// group, so that it can do so in place where the machine allows it. Other groups need no telling.
+/// Their memory must stay the device's until `groups` are destroyed.
+void register_buffers(const Schedule& schedule, const RankState& state, const RankGroups& groups);
+
+}  // namespace tessera

@@ -1,0 +1,130 @@
+#include <chrono>
+
+#include "cuda/cuda_run.h"
+#include "emulator_nccl/fake_nccl.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/rank_device.h"
+
+// Steps on four emulated GPUs of one process, over the substitute for NCCL.
+namespace tessera {
+namespace {
+
+using test::cuda_options;
+using test::expect_same_bits;
+using test::run;
+using test::small_gpt;
+using test::Trained;
+
+constexpr int kRanks = 4;
+
+TrainerOptions nccl_options(const std::string& strategy) {
+  TrainerOptions options = cuda_options(strategy, kRanks);
+  options.group = GroupChoice::kAuto;  // a GPU for each rank: NCCL
+  options.cuda_graph = false;
+  return options;
+}
+
+class CudaNccl : public test::EmulatedGpu {
+ protected:
+  CudaNccl() : EmulatedGpu({.devices = kRanks}) {}
+};
+
+TEST_F(CudaNccl, InRankOrderGivesTheBitsOfThreads) {
+  const Model model = small_gpt();
+  for (const char* strategy : {"zero2", "hybrid_shard"}) {
+    SCOPED_TRACE(strategy);
+    TrainerOptions options = nccl_options(strategy);
+    options.deterministic_collectives = true;
+    const Trained over_nccl = run(model, options);
+    expect_same_bits(over_nccl, run(model, cuda_options(strategy, kRanks)));
+    EXPECT_EQ(over_nccl.summary.measured_memory, over_nccl.summary.predicted_memory);
+  }
+}
+
+TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
+  const Model model = small_gpt();
+  TrainerOptions options = nccl_options("full_shard");
+  const Trained eager = run(model, options);
+  const std::int64_t before = fake_cuda::counters().graph_launches;
+  options.cuda_graph = true;
+  expect_same_bits(run(model, options), eager);
+  EXPECT_EQ(fake_cuda::counters().graph_launches - before, kRanks * (options.steps - 1));
+}
+
+TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
+  const Model model = small_gpt();
+  for (const char* strategy : {"zero1", "hybrid_shard"}) {
+    SCOPED_TRACE(strategy);
+    TrainerOptions options = nccl_options(strategy);
+    options.reduction_order = ReductionOrder::kHierarchical;
+    const long before = emulator::nccl_registered_collectives();
+    const Trained trained = run(model, options);
+    std::int64_t calls = 0;
+    for (const Traffic& traffic : trained.summary.counted_traffic) {
+      for (const std::int64_t n : traffic.calls) calls += n;
+      EXPECT_EQ(traffic.copied_bytes, 0);
+    }
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(emulator::nccl_registered_collectives() - before, calls);
+    EXPECT_EQ(emulator::nccl_registrations(), 0);  // all taken back
+  }
+}
+
+/// Runs until the test makes rank 1 fail after the second step; all must end in time.
+void expect_end_of_all(const TrainerOptions& options) {
+  const Model model = small_gpt();
+  const test::CountingTokens data;
+  const Trainer trainer(model, data, options);  // whose timeout is two minutes
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    trainer.train([](const StepRecord& record) {
+      if (record.step == 2) emulator::fail_next_nccl_operation(1);
+      return true;
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_EQ(emulator::nccl_registrations(), 0);
+}
+
+TEST_F(CudaNccl, ARankThatFailsEndsTheOthersAtOnce) {
+  expect_end_of_all(nccl_options("full_shard"));
+}
+
+/// Process 1 of two on this machine, with two ranks each.
+class SecondOfTwo : public World {
+ public:
+  int size() const override { return 4; }
+  int process() const override { return 1; }
+  int processes() const override { return 2; }
+  int first_rank() const override { return 2; }
+  int local_ranks() const override { return 2; }
+  int ranks_on_host() const override { return 4; }
+  int first_local_rank() const override { return 2; }
+  const std::vector<std::unique_ptr<ProcessGroup>>& groups() const override { return none_; }
+  std::unique_ptr<Device> make_device() override { return nullptr; }
+  std::string failure() const override { return ""; }
+
+ private:
+  std::vector<std::unique_ptr<ProcessGroup>> none_;
+};
+
+TEST_F(CudaNccl, ARankOfSeveralProcessesTakesTheGpuOfItsPlace) {
+  TrainerOptions options = nccl_options("full_shard");
+  options.world = std::make_shared<SecondOfTwo>();
+  const auto gpu_of = [&](int rank) {
+    return dynamic_cast<CudaDevice&>(*make_rank_device(options, rank)).ordinal();
+  };
+  EXPECT_EQ(gpu_of(2), 2);  // all GPUs can be seen
+  EXPECT_EQ(gpu_of(3), 3);
+  fake_cuda::configure({.devices = 2});  // the launcher hides those of process 0
+  EXPECT_EQ(gpu_of(2), 0);
+  EXPECT_EQ(gpu_of(3), 1);
+}
+
+}  // namespace
+}  // namespace tessera

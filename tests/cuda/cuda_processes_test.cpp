@@ -1,0 +1,129 @@
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "cli/program.h"
+
+// Several processes with a GPU for each rank, over NCCL: the same numbers as threads of one
+// process, and an end when one of them ends. GPUs and NCCL are emulated, the processes are real.
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::ProgramResult;
+using testing::read_file;
+
+class CudaProcesses : public testing::ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    setenv("TESSERA_CUDA_MODULE", TESSERA_EMULATED_MODULE, 1);
+    setenv("LD_LIBRARY_PATH", TESSERA_NO_DRIVER, 1);
+    setenv("FAKE_GPUS", "4", 1);
+    setenv("TMPDIR", path("").c_str(), 1);  // where the fake NCCL's ranks meet
+  }
+  void TearDown() override {
+    for (const char* name : {"TESSERA_CUDA_MODULE", "LD_LIBRARY_PATH", "FAKE_GPUS", "TMPDIR"}) {
+      unsetenv(name);
+    }
+    ProgramTest::TearDown();
+  }
+
+  /// `launcher` before the arguments of a very small training on GPUs.
+  ProgramResult launch(std::vector<std::string> launcher, const std::vector<std::string>& more,
+                       const std::function<void(pid_t)>& while_running = {}) const {
+    launcher.insert(launcher.begin(), "launch");
+    for (const char* word : {"--", "train", "--layers", "2", "--heads", "2", "--width", "16",
+                             "--context-length", "16", "--micro-batch", "2", "--device", "cuda"}) {
+      launcher.emplace_back(word);
+    }
+    launcher.insert(launcher.end(), more.begin(), more.end());
+    return run(launcher, while_running);
+  }
+
+  std::vector<std::string> arguments(const std::string& log,
+                                     const std::vector<std::string>& more) const {
+    std::vector<std::string> all{"--data",
+                                 path("data.txt"),
+                                 "--steps",
+                                 "4",
+                                 "--log",
+                                 path(log),
+                                 "--deterministic-collectives",
+                                 "--ranks",
+                                 "4"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  /// Losses and norms of all steps, memory, bytes and the hash: what must not depend on processes.
+  std::vector<nlohmann::json> numbers(const std::string& name) const {
+    std::vector<nlohmann::json> lines = read_log(name);
+    EXPECT_GE(lines.size(), 3U) << name;
+    if (!lines.empty()) lines.erase(lines.begin());
+    for (nlohmann::json& line : lines) {
+      for (const char* key : {"seconds", "tokens_per_second", "mfu", "matmul_flops_per_second",
+                              "exposed_seconds_per_step", "communication_seconds_per_step"}) {
+        line.erase(key);
+      }
+    }
+    return lines;
+  }
+};
+
+TEST_F(CudaProcesses, TrainAsThreadsDo) {
+  write_text();
+  const std::vector<std::vector<std::string>> variants{
+      {"--strategy", "zero1", "--precision", "bf16"},
+      {"--strategy", "hybrid_shard", "--replicas", "2", "--accumulate", "2"}};
+  for (const auto& variant : variants) {
+    SCOPED_TRACE(variant[1]);
+    std::vector<std::string> threads = arguments("threads.jsonl", variant);
+    threads.insert(threads.end(), {"--device", "cuda", "--group", "nccl"});
+    const ProgramResult alone = train(threads);
+    ASSERT_EQ(alone.exit_code, 0) << alone.err;
+    const auto expected = numbers("threads.jsonl");
+    const ProgramResult result = launch({"--processes", "2", "--ranks-per-process", "2"},
+                                        arguments("processes.jsonl", variant));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(numbers("processes.jsonl"), expected);
+  }
+}
+
+TEST_F(CudaProcesses, AKilledProcessEndsAllAndIsNamed) {
+  const auto begin = std::chrono::steady_clock::now();
+  pid_t killed = 0;
+  const ProgramResult result = launch(
+      {"--processes", "3"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},
+      [&](pid_t launcher) {
+        while (read_file(path("log")).find("\"step\":3,") == std::string::npos &&
+               kill(launcher, 0) == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        const std::string children = read_file("/proc/" + std::to_string(launcher) + "/task/" +
+                                               std::to_string(launcher) + "/children");
+        ASSERT_NE(children.find(' '), std::string::npos);
+        killed = std::stoi(children.substr(children.find(' ')));  // the second
+        kill(killed, SIGKILL);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 (process 1, pid " + std::to_string(killed)));
+  EXPECT_THAT(result.err, HasSubstr("[rank 0] tessera: error:"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+TEST_F(CudaProcesses, ThatWouldShareAGpuAreRefused) {
+  setenv("FAKE_GPUS", "1", 1);
+  const ProgramResult result =
+      launch({"--processes", "2"}, {"--data", write_text(), "--steps", "1"});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("ranks 0 and 1 would share GPU 0"),
+                                HasSubstr("--ranks 2 --group thread"), HasSubstr("--device cpu")));
+  const ProgramResult threads = launch(
+      {"--processes", "2"}, {"--data", path("data.txt"), "--steps", "1", "--group", "thread"});
+  EXPECT_THAT(threads.err, HasSubstr("group thread joins ranks of one process"));
+}
+
+}  // namespace
+}  // namespace tessera
