@@ -27,29 +27,51 @@ class CallNumbers {
 };
 
 /// A process group to which every operation is a CollectiveCall: what backends that treat all kinds
-/// alike derive from. Calls are checked before they are issued, and counted after.
-class CallGroup : public ProcessGroup {
+/// alike derive from. Calls are checked before they are issued, and counted after. `Interface` is
+/// ProcessGroup or derives from it.
+template <typename Interface = ProcessGroup>
+class CallGroup : public Interface {
  public:
-  void all_gather(TensorView input, TensorView output, Stream& stream) final;
-  void reduce_scatter(TensorView input, TensorView output, bool accumulate, Stream& stream) final;
-  void all_reduce(TensorView data, Stream& stream) final;
-  void broadcast(TensorView data, int root, Stream& stream) final;
-  void all_to_all(TensorView input, TensorView output, Stream& stream) final;
-  void send(TensorView data, int destination, Stream& stream) final;
-  void recv(TensorView data, int source, Stream& stream) final;
-  void barrier(Stream& stream) final;
+  void all_gather(TensorView input, TensorView output, Stream& stream) final {
+    start({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
+  }
+  void reduce_scatter(TensorView input, TensorView output, bool accumulate, Stream& stream) final {
+    start({.kind = CollectiveKind::kReduceScatter,
+           .input = input,
+           .output = output,
+           .accumulate = accumulate},
+          stream);
+  }
+  void all_reduce(TensorView data, Stream& stream) final {
+    start({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
+  }
+  void broadcast(TensorView data, int root, Stream& stream) final {
+    start({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
+  }
+  void all_to_all(TensorView input, TensorView output, Stream& stream) final {
+    start({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
+  }
+  void send(TensorView data, int destination, Stream& stream) final {
+    start({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
+  }
+  void recv(TensorView data, int source, Stream& stream) final {
+    start({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
+  }
+  void barrier(Stream& stream) final { start({.kind = CollectiveKind::kBarrier}, stream); }
 
   Traffic traffic() const override { return traffic_; }
 
  protected:
-  /// Puts a call that fits this group on the stream.
-  virtual void issue(const CollectiveCall& call, Stream& stream) = 0;
-
-  /// To add the bytes that only the backend knows of.
-  Traffic& counted() { return traffic_; }
+  /// Puts a call that fits this group on the stream. Returns the bytes that it will copy in and out
+  /// around the collective, as far as they are known by now.
+  virtual std::int64_t issue(const CollectiveCall& call, Stream& stream) = 0;
 
  private:
-  void start(const CollectiveCall& call, Stream& stream);
+  void start(const CollectiveCall& call, Stream& stream) {
+    check_call(call, this->rank(), this->size());
+    traffic_.copied_bytes += issue(call, stream);
+    count_call(call, this->size(), traffic_);
+  }
 
   Traffic traffic_;
 };

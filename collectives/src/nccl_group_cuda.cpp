@@ -3,14 +3,14 @@
 #include <cstring>
 #include <utility>
 
-#include "collective_call.h"
+#include "call_group.h"
 #include "nccl_comm_cuda.h"
 #include "nccl_operation_cuda.h"
 
 namespace tessera::cuda {
 namespace {
 
-class NcclGroupCuda : public NcclGroup {
+class NcclGroupCuda : public CallGroup<NcclGroup> {
  public:
   NcclGroupCuda(std::shared_ptr<NcclFamily> family, std::shared_ptr<NcclComm> comm,
                 bool deterministic)
@@ -20,34 +20,6 @@ class NcclGroupCuda : public NcclGroup {
   int rank() const override { return comm_->rank(); }
   int size() const override { return comm_->size(); }
 
-  void all_gather(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);
-  }
-  void reduce_scatter(TensorView input, TensorView output, bool accumulate,
-                      Stream& stream) override {
-    issue({.kind = CollectiveKind::kReduceScatter,
-           .input = input,
-           .output = output,
-           .accumulate = accumulate},
-          stream);
-  }
-  void all_reduce(TensorView data, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllReduce, .input = data}, stream);
-  }
-  void broadcast(TensorView data, int root, Stream& stream) override {
-    issue({.kind = CollectiveKind::kBroadcast, .input = data, .peer = root}, stream);
-  }
-  void all_to_all(TensorView input, TensorView output, Stream& stream) override {
-    issue({.kind = CollectiveKind::kAllToAll, .input = input, .output = output}, stream);
-  }
-  void send(TensorView data, int destination, Stream& stream) override {
-    issue({.kind = CollectiveKind::kSend, .input = data, .peer = destination}, stream);
-  }
-  void recv(TensorView data, int source, Stream& stream) override {
-    issue({.kind = CollectiveKind::kRecv, .input = data, .peer = source}, stream);
-  }
-  void barrier(Stream& stream) override { issue({.kind = CollectiveKind::kBarrier}, stream); }
-
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
     require(color >= 0, ErrorCode::kInvalidArgument, "split(", color, ", ", key,
             "): NCCL takes colors from 0 on");
@@ -56,19 +28,15 @@ class NcclGroupCuda : public NcclGroup {
   void abort(std::string_view reason) noexcept override {
     family_->abort(ErrorCode::kAborted, reason);
   }
-  Traffic traffic() const override { return traffic_; }
   bool register_buffer(void* address, std::size_t bytes) override {
     return comm_->register_buffer(address, bytes);
   }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) {
-    check_call(call, rank(), size());
+  std::int64_t issue(const CollectiveCall& call, Stream& stream) override {
     auto* const cuda = dynamic_cast<CudaStream*>(&stream);
     require(cuda != nullptr && cuda->ordinal() == family_->gpu(), ErrorCode::kInvalidArgument,
             to_string(call.kind), " of an NCCL group needs a stream of its GPU ", family_->gpu());
-    count_call(call, size(), traffic_);
-    traffic_.copied_bytes += staged_bytes(call, size(), deterministic_);
     const OperationName name{
         .kind = call.kind, .sequence = sequence_++, .rank = rank(), .size = size()};
     stream.submit({.name = to_string(call.kind)}, [&] {
@@ -76,13 +44,13 @@ class NcclGroupCuda : public NcclGroup {
       NcclOperation(*comm_, name, call, deterministic_, *cuda).enqueue();
       watch.end(comm_, name);
     });
+    return staged_bytes(call, size(), deterministic_);
   }
 
   const std::shared_ptr<NcclFamily> family_;
   const std::shared_ptr<NcclComm> comm_;  // dies before its family
   const bool deterministic_;
   std::uint64_t sequence_ = 0;
-  Traffic traffic_;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ struct AbortReason {
   std::optional<std::string> text;
 };
 
-class SimGroup : public CallGroup {
+class SimGroup : public CallGroup<> {
  public:
   SimGroup(int rank, int size) : rank_(rank), size_(size) {
     require(size >= 1 && rank >= 0 && rank < size, ErrorCode::kInvalidArgument, "rank ", rank,
@@ -42,12 +42,13 @@ class SimGroup : public CallGroup {
   }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) override {
+  std::int64_t issue(const CollectiveCall& call, Stream& stream) override {
     stream.submit({.name = to_string(call.kind)}, [aborted = aborted_, kind = call.kind] {
       const std::lock_guard lock(aborted->mutex);
       require(!aborted->text.has_value(), ErrorCode::kAborted, to_string(kind), ": ",
               aborted->text.value_or(""));
     });
+    return 0;
   }
 
   const int rank_;

@@ -138,7 +138,7 @@ void run_body(ThreadOperation& op, Stream& stream) {
   }
 }
 
-class ThreadGroup : public CallGroup {
+class ThreadGroup : public CallGroup<> {
  public:
   ThreadGroup(std::shared_ptr<ThreadGroupState> state, int rank)
       : state_(std::move(state)), rank_(rank), numbers_(state_->size()) {}
@@ -154,10 +154,11 @@ class ThreadGroup : public CallGroup {
   void abort(std::string_view reason) noexcept override { state_->family().abort(reason); }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) override {
+  std::int64_t issue(const CollectiveCall& call, Stream& stream) override {
     const std::uint64_t sequence = numbers_.next(call);
     if (auto* const cuda = dynamic_cast<CudaStream*>(&stream)) {
-      return enqueue_operation(state_, rank_, sequence, call, *cuda);
+      enqueue_operation(state_, rank_, sequence, call, *cuda);
+      return 0;
     }
     // The task shares the state: it may outlive this end of the group.
     stream.submit({.name = to_string(call.kind)},
@@ -165,6 +166,7 @@ class ThreadGroup : public CallGroup {
                     ThreadOperation operation(*state, rank, sequence, call);
                     operation.run([&](ThreadOperation& op) { run_body(op, stream); });
                   });
+    return 0;
   }
 
   const std::shared_ptr<ThreadGroupState> state_;

@@ -152,7 +152,7 @@ void run_body(WorldOperation& op, Stream* stream) {
   }
 }
 
-class WorldGroup : public CallGroup {
+class WorldGroup : public CallGroup<> {
  public:
   /// `joined`: one more than the highest id of the groups that this rank was ever in. Its groups
   /// share it; `split` is a host operation, called by one thread at a time.
@@ -167,13 +167,13 @@ class WorldGroup : public CallGroup {
 
   void abort(std::string_view reason) noexcept override { state_->core().abort(reason); }
   Traffic traffic() const override {
-    Traffic result = CallGroup::traffic();
+    Traffic result = CallGroup<>::traffic();
     result.copied_bytes = copied_bytes_->load();
     return result;
   }
 
  private:
-  void issue(const CollectiveCall& call, Stream& stream) override {
+  std::int64_t issue(const CollectiveCall& call, Stream& stream) override {
     require(dynamic_cast<CudaStream*>(&stream) == nullptr, ErrorCode::kUnavailable,
             "ranks in several processes exchange buffers in host memory, not on GPUs");
     const std::uint64_t sequence = numbers_.next(call);
@@ -184,6 +184,7 @@ class WorldGroup : public CallGroup {
                     operation.run([&](WorldOperation& op) { run_body(op, &stream); });
                     copied->fetch_add(operation.copied_bytes());
                   });
+    return 0;  // counted as it goes
   }
 
   /// Gathers a few numbers of every rank, on the calling thread; not counted.
