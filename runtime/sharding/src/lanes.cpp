@@ -20,8 +20,10 @@ bool is_consequence(const std::exception_ptr& failure) {
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options) {
   for (const Lane lane : kAllLanes) {
     const auto i = static_cast<std::size_t>(lane);
+    // Gathers are copies, which one thread makes as fast as two. Reductions and norms are not, and
+    // those of the last gradient have the cores for themselves.
     StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
-                         .threads = lane == Lane::kCompute ? options.threads : 1,
+                         .threads = lane == Lane::kGather ? 1 : options.threads,
                          .on_error = [&groups](const std::string& what) { groups.abort(what); },
                          .before_task = options.before_task};
     if (options.trace) {

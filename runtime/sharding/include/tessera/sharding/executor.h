@@ -30,7 +30,7 @@ struct ExecutorOptions {
   OptimizerOptions optimizer{};
   std::uint64_t seed = 0;        ///< of initialisation and dropout
   std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
-  int threads = 1;               ///< of the compute lane
+  int threads = 1;               ///< of the compute lane and of the reduce lane
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs before every task of every lane, e.g. a random delay in a test.
