@@ -21,6 +21,14 @@ Runtime& runtime() {
   return *the_runtime;
 }
 
+namespace {
+
+/// Made before there are threads: ThreadSanitizer, which does not see into this file
+/// (CMakeLists.txt), would miss that the one that makes it comes before those that find it made.
+[[maybe_unused]] const Runtime& made_early = runtime();
+
+}  // namespace
+
 int current_device() { return device_of_thread; }
 
 cudaError_t report(cudaError_t error) {
