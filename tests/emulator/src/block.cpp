@@ -128,11 +128,16 @@ void Block::enter_thread() {
   Block& block = running();
   block.grid_->start->await();
   block.end_[(block.turn_ - 1) % 2].await();  // of the block that ran here before
+  // Nobody returns from a fault: told inside of the handler, the exception would never be let go.
+  bool has_thrown = false;
+  std::array<char, 256> what;
   try {
     (*block.grid_->body)();
   } catch (const std::exception& error) {
-    block.fault(error.what(), Location::current());
+    has_thrown = true;
+    std::snprintf(what.data(), what.size(), "%s", error.what());
   }
+  if (has_thrown) block.fault(what.data(), Location::current());
   Thread& thread = block.thread();
   ++thread.groups;
   deliver_copies(thread, 0);
