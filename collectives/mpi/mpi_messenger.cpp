@@ -142,6 +142,8 @@ class MpiMessenger : public Messenger {
     }
   }
 
+  int lost() noexcept override { return -1; }  // mpirun ends all when one is lost
+
   std::string failure() noexcept override {
     const std::lock_guard lock(mutex_);
     if (!heard_.empty()) return heard_;

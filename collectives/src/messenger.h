@@ -40,6 +40,8 @@ class Messenger {
   /// Why the run cannot go on as far as this process was told: another one aborted or was lost.
   /// Empty while all is well. Asked again and again by one thread.
   virtual std::string failure() noexcept = 0;
+  /// The process whose loss failure() tells, or -1.
+  virtual int lost() noexcept = 0;
   /// Called once, last: this process has finished well and needs nobody any more.
   virtual void leave() noexcept = 0;
 };

@@ -98,6 +98,10 @@ class SocketMessenger : public Messenger {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  int lost() noexcept override {
+    const std::lock_guard lock(mutex_);
+    return lost_;
+  }
   void leave() noexcept override {
     broadcast(FrameKind::kLeave, "");
     // What is queued is small, but must be out before the sockets close.
@@ -146,6 +150,7 @@ class SocketMessenger : public Messenger {
   std::mutex mutex_;
   std::vector<Connection> connections_;
   std::string failure_;
+  int lost_ = -1;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
@@ -378,6 +383,7 @@ void SocketMessenger::lose(Connection& connection, int process, const std::strin
   connection.closed = true;
   if (connection.left || !failure_.empty()) return;
   failure_ = concat("lost the connection to process ", process, " (", why, ")");
+  lost_ = process;
 }
 
 }  // namespace

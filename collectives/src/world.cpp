@@ -56,6 +56,7 @@ class ProcessWorld : public World {
   int local_ranks() const override { return core_->options().local_ranks; }
   int ranks_on_host() const override { return core_->ranks_on_host(); }
   int first_local_rank() const override { return core_->first_local_rank(); }
+  int machine_of(int rank) const override { return core_->machine_of(rank); }
   const std::vector<std::unique_ptr<ProcessGroup>>& groups() const override { return groups_; }
   std::unique_ptr<Device> make_device() override { return std::make_unique<SharedDevice>(core_); }
   std::string failure() const override { return core_->reason(); }

@@ -121,6 +121,15 @@ int WorldCore::processes_on_host(int count) const {
                                         [&](const Peer& peer) { return peer.host == own; }));
 }
 
+int WorldCore::machine_of(int world_rank) const {
+  std::vector<std::string_view> hosts;  // in the order of their first ranks
+  const std::string_view own = peers_[static_cast<std::size_t>(process_of(world_rank))].host;
+  for (const Peer& peer : peers_) {
+    if (std::find(hosts.begin(), hosts.end(), peer.host) == hosts.end()) hosts.push_back(peer.host);
+  }
+  return static_cast<int>(std::find(hosts.begin(), hosts.end(), own) - hosts.begin());
+}
+
 std::byte* WorldCore::at(int process, std::size_t offset) const {
   if (process == this->process()) return arena_.mapping().base() + offset;
   return peers_[static_cast<std::size_t>(process)].mapping->base() + offset;
@@ -174,7 +183,10 @@ void WorldCore::watch() {
   while (!stopping_) {
     for (int p = 0; p < processes(); ++p) check_peer(peers_[static_cast<std::size_t>(p)], p);
     const std::string failure = messenger_->failure();
-    if (!failure.empty()) abort(failure);
+    if (!failure.empty()) {
+      const int lost = messenger_->lost();
+      abort(lost < 0 ? failure : concat(describe(lost), ": ", failure));
+    }
     // Another process of this machine may have been the one to fail.
     if (aborted() && !told_.exchange(true)) messenger_->abort(reason());
     std::this_thread::sleep_for(kWatchInterval);

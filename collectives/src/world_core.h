@@ -35,6 +35,7 @@ class WorldCore {
   bool share_memory(int world_rank, int other_world_rank) const;
   int ranks_on_host() const;
   int first_local_rank() const;
+  int machine_of(int world_rank) const;
   int first_process_on_host() const { return board_process_; }
 
   /// An address in the arena of `process`, which is on this machine, as this process sees it.

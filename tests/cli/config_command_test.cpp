@@ -382,6 +382,18 @@ class ConfigTerminalEnd : public ConfigTerminal {
   }
 };
 
+TEST_F(ConfigTerminalEnd, SignalsAtAMenuLeaveTheTerminalAsItWas) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
+    PseudoTerminal terminal = start();
+    ASSERT_TRUE(terminal.shows("2. multi-GPU")) << terminal.shown();
+    EXPECT_FALSE(terminal.is_as_before());  // keys come one by one
+    terminal.send(signal);
+    EXPECT_EQ(terminal.exit_code(), 128 + signal);
+    EXPECT_TRUE(terminal.is_as_before()) << "after signal " << signal;
+    EXPECT_TRUE(nothing_was_written());
+  }
+}
+
 TEST_F(ConfigTerminalEnd, ControlCAtAMenu) { expect_end(true, "\x03", 130, "nothing was written"); }
 TEST_F(ConfigTerminalEnd, ControlCAtALine) { expect_end(false, "\x03", 130, "^C"); }
 TEST_F(ConfigTerminalEnd, ControlDAtAMenu) { expect_end(true, "\x04", 2, "nothing was written"); }

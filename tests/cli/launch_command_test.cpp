@@ -3,9 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
-
-#include "cli/program.h"
+#include "cli/launched_program.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
 namespace tessera {
@@ -17,40 +15,7 @@ using ::testing::Not;
 using testing::ProgramResult;
 using testing::read_file;
 
-class LaunchCommand : public testing::ProgramTest {
- protected:
-  /// `launcher` before the arguments of a very small training.
-  ProgramResult launch(std::vector<std::string> launcher, const std::vector<std::string>& more,
-                       const std::function<void(pid_t)>& while_running = {}) const {
-    launcher.insert(launcher.begin(), "launch");
-    for (const char* word : {"--", "train", "--layers", "2", "--heads", "2", "--width", "16",
-                             "--context-length", "16", "--micro-batch", "2"}) {
-      launcher.emplace_back(word);
-    }
-    launcher.insert(launcher.end(), more.begin(), more.end());
-    return run(launcher, while_running);
-  }
-
-  /// The numbers of a log, without times and without what says how the run was started.
-  std::vector<nlohmann::json> numbers(const std::string& name) const {
-    std::vector<nlohmann::json> lines = read_log(name);
-    EXPECT_GE(lines.size(), 3U) << name;
-    if (!lines.empty()) lines.erase(lines.begin());
-    for (nlohmann::json& line : lines) {
-      for (const char* key : {"seconds", "tokens_per_second", "mfu", "matmul_flops_per_second",
-                              "exposed_seconds_per_step", "communication_seconds_per_step"}) {
-        line.erase(key);
-      }
-    }
-    return lines;
-  }
-
-  std::string error_of(const ProgramResult& result) {
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_EQ(result.err.rfind("tessera: error: ", 0), 0U) << result.err;
-    return result.err;
-  }
-};
+class LaunchCommand : public testing::LaunchTest {};
 
 struct Variant {
   const char* strategy;

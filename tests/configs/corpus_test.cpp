@@ -2,7 +2,8 @@
 //
 // <name>.expected.json holds, for a file that is wrong, the exact "error"; else the "dialect", the
 // "settings" that are not at their default, each with its source, and the lines that are
-// "announced". "arguments" are given as on the command line. To write the expectations of new
+// "announced". "arguments" are given as on the command line, "launch" says what started the
+// processes: {"launcher": "torchrun", "machines": 2, "ranks": 4}. To write the expectations of new
 // files, run with TESSERA_UPDATE_EXPECTATIONS=1 and read the difference.
 #include <gtest/gtest.h>
 
@@ -55,16 +56,39 @@ class InsideCorpus {
   fs::path before_;
 };
 
-ordered_json outcome_of(const std::string& name, const ordered_json& arguments) {
+/// The settings of a program that trains, and writes files of its steps.
+Config make_config() {
+  std::vector<Setting> table = trainer_settings();
+  for (Setting& setting : output_settings()) table.push_back(std::move(setting));
+  return Config(std::move(table));
+}
+
+/// Reads `name` as the program would that the expectation describes.
+Config read(const std::string& name, const ordered_json& expected) {
+  Config config = make_config();
+  const ordered_json none = ordered_json::object();
+  const ordered_json arguments = expected.value("arguments", none);
+  for (const auto& [flag, value] : arguments.items()) {
+    config.set_text(flag, value.get<std::string>());
+  }
+  const ordered_json launch = expected.value("launch", none);
+  if (!launch.empty()) {
+    config.set_launch({.launcher = launch.at("launcher"),
+                       .machines = launch.value("machines", 0),
+                       .ranks = launch.value("ranks", 0)});
+  }
+  config.read_file(name);
+  return config;
+}
+
+ordered_json outcome_of(const std::string& name, const ordered_json& expected) {
   const InsideCorpus inside;
   ordered_json result = ordered_json::object();
-  if (!arguments.empty()) result["arguments"] = arguments;
+  for (const char* given : {"arguments", "launch"}) {
+    if (expected.contains(given)) result[given] = expected[given];
+  }
   try {
-    Config config(trainer_settings());
-    for (const auto& [flag, value] : arguments.items()) {
-      config.set_text(flag, value.get<std::string>());
-    }
-    config.read_file(name);
+    const Config config = read(name, expected);
     const TrainerOptions options = trainer_options(config);
     static_cast<void>(options);
     const ConfigTranslation& translation = config.translations().at(0);
@@ -88,10 +112,8 @@ TEST_P(Corpus, MeansWhatIsWrittenBesideIt) {
   const std::string& name = GetParam();
   const fs::path path = corpus() / (name + kSuffix);
   const ordered_json expected = read_json(path);
-  const ordered_json arguments = expected.is_null()
-                                     ? ordered_json::object()
-                                     : expected.value("arguments", ordered_json::object());
-  const ordered_json outcome = outcome_of(name, arguments);
+  const ordered_json outcome =
+      outcome_of(name, expected.is_null() ? ordered_json::object() : expected);
   if (std::getenv("TESSERA_UPDATE_EXPECTATIONS") != nullptr) {
     std::ofstream(path) << outcome.dump(2) << "\n";
     GTEST_SKIP() << "wrote " << path;
@@ -124,12 +146,7 @@ TEST(CorpusFiles, EveryKeyOfEveryFileIsExplained) {
   for (const std::string& name : files()) {
     const ordered_json expected = read_json(corpus() / (name + kSuffix));
     if (expected.is_null() || expected.contains("error")) continue;
-    Config config(trainer_settings());
-    const ordered_json arguments = expected.value("arguments", ordered_json::object());
-    for (const auto& [flag, value] : arguments.items()) {
-      config.set_text(flag, value.get<std::string>());
-    }
-    config.read_file(name);
+    const Config config = read(name, expected);
     ++accepted;
     for (const ConfigEntry& entry : config.translations().at(0).entries) {
       ASSERT_TRUE(entry.outcome.has_value()) << entry.where() << " " << entry.key;

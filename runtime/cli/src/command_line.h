@@ -24,8 +24,9 @@ class SettingsCommand {
   /// The values after parsing: flag, else config file, else what a launcher exported, else default.
   /// `path` is the config file if --config names none. Without either, Accelerate's own default
   /// file is taken, and that is said on `notes`; --no-default-config forbids it.
+  /// `launch`: who starts the processes that the settings are for.
   /// Throws Error{kConfig}.
-  Config config(std::ostream& notes, const std::string& path = "") const;
+  Config config(std::ostream& notes, const LaunchFacts& launch, const std::string& path = "") const;
 
  private:
   void add_flag(const Setting& setting);

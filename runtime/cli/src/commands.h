@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/trainer/config.h"
+#include "tessera/trainer/config_sources.h"
 
 namespace CLI {
 class App;
@@ -28,6 +29,9 @@ std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);
 
 /// Every setting with its value and where that is from.
 void print_settings(std::ostream& out, const Config& config);
+
+/// What is told of a file without running it holds under `tessera launch` as well.
+inline const LaunchFacts kForAnyMachine{.launcher = kOwnLauncher};
 
 /// A subcommand of the program and what it does: `run` is called if `app` was parsed, and returns
 /// the exit code.

@@ -138,7 +138,9 @@ json read_accelerate(const std::string& path) {
   const std::vector<Setting> table =
       joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
   const ConfigTranslation translation =
-      translate_file(path, {.table = table, .overrides = nlohmann::ordered_json::object()});
+      translate_file(path, {.table = table,
+                            .overrides = nlohmann::ordered_json::object(),
+                            .launch = {.launcher = kOwnLauncher}});
   require(translation.dialect == ConfigDialect::kAccelerate, ErrorCode::kConfig, path,
           " has settings of ", to_string(translation.dialect),
           ", and only files of Accelerate are updated; write one with 'tessera config'");

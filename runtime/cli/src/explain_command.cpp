@@ -158,7 +158,7 @@ Command add_explain(CLI::App& program) {
                                 "a config file of Tessera, Accelerate or DeepSpeed");
   command->command().add_flag("--json", request->json, "print one JSON object");
   return {&command->command(), [command, request] {
-            return run_explain(command->config(std::cerr, request->path), *request);
+            return run_explain(command->config(std::cerr, kForAnyMachine, request->path), *request);
           }};
 }
 

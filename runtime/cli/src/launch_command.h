@@ -4,21 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace tessera::cli {
+#include "launch_layout.h"
 
-/// What `tessera launch` is asked for.
-struct LaunchRequest {
-  std::string config{};
-  int processes = 0;  ///< on this machine; 0: as the config file has it, else 1
-  int ranks_per_process = 1;
-  int nodes = 1;
-  int node_rank = 0;
-  std::string main_address = "127.0.0.1";
-  int main_port = -1;  ///< -1: not given
-  std::string gpu_ids{};
-  int grace_seconds = 10;
-  std::vector<std::string> command{};  ///< arguments of the program, from `train` on
-};
+namespace tessera::cli {
 
 /// The subcommand and its flags.
 class LaunchCommand {

@@ -29,12 +29,21 @@ int needed(const Environment& environment, const char* name, const std::string& 
   return *value;
 }
 
+/// The number of machines that have `here` of `processes` each; 0 if that is not known.
+int machines_with(int processes, std::optional<int> here) {
+  return here && *here > 0 && processes % *here == 0 ? processes / *here : 0;
+}
+
 Launcher by_mpi(const Environment& environment, const char* name, const char* process,
                 const char* processes) {
-  return {.kind = Launcher::Kind::kMpi,
-          .name = name,
-          .process = needed(environment, process, name),
-          .processes = needed(environment, processes, name)};
+  Launcher launcher{.kind = Launcher::Kind::kMpi,
+                    .name = name,
+                    .process = needed(environment, process, name),
+                    .processes = needed(environment, processes, name)};
+  launcher.machines =
+      machines_with(launcher.processes, number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"));
+  if (launcher.machines == 0) launcher.machines = number(environment, "SLURM_NNODES").value_or(0);
+  return launcher;
 }
 
 /// torchrun's own store listens at MASTER_PORT while the processes run.
@@ -46,14 +55,16 @@ int free_port_of(const Environment& environment, int port) {
 Launcher by_sockets(const Environment& environment) {
   const bool ours = environment(kRanksPerProcess) != nullptr;
   const bool torch = environment("TORCHELASTIC_RUN_ID") != nullptr;
-  const std::string name = ours ? "tessera launch" : torch ? "torchrun" : "a launcher";
+  const std::string name = ours ? kOwnLauncher : torch ? "torchrun" : "a launcher";
   const char* const address = environment("MASTER_ADDR");
   require(address != nullptr, ErrorCode::kConfig, "environment: WORLD_SIZE is set but MASTER_ADDR ",
           "is not; set the address of the machine of RANK 0, or unset WORLD_SIZE");
+  const int processes = needed(environment, "WORLD_SIZE", name);
   return {.kind = Launcher::Kind::kSockets,
           .name = name,
           .process = needed(environment, "RANK", name),
-          .processes = needed(environment, "WORLD_SIZE", name),
+          .processes = processes,
+          .machines = machines_with(processes, number(environment, "LOCAL_WORLD_SIZE")),
           .address = address,
           .port = free_port_of(environment, needed(environment, "MASTER_PORT", name)),
           .listener = number(environment, kListener).value_or(-1)};
@@ -75,6 +86,7 @@ Launcher by_slurm(const Environment& environment) {
           .name = "srun",
           .process = needed(environment, "SLURM_PROCID", "srun"),
           .processes = needed(environment, "SLURM_NTASKS", "srun"),
+          .machines = number(environment, "SLURM_NNODES").value_or(0),
           .address = address,
           .port = number(environment, "MASTER_PORT").value_or(kFirstPort + job % kPorts)};
 }
@@ -106,6 +118,13 @@ Launcher find_launcher(const Environment& environment) {
           launcher.processes);
   if (launcher.processes == 1) launcher.kind = Launcher::Kind::kNone;
   return launcher;
+}
+
+LaunchFacts facts_of(const Launcher& launcher) {
+  if (launcher.name.empty()) return {};
+  return {.launcher = launcher.name,
+          .machines = launcher.machines,
+          .ranks = launcher.processes * std::max(launcher.ranks_per_process, 1)};
 }
 
 void adopt_launcher(const Launcher& launcher, Config& config) {

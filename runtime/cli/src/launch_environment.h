@@ -5,6 +5,7 @@
 
 #include "tessera/collectives/world.h"
 #include "tessera/trainer/config.h"
+#include "tessera/trainer/config_sources.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {
@@ -23,8 +24,9 @@ struct Launcher {
   std::string name{};       ///< "mpirun", "torchrun", ...
   int process = 0;
   int processes = 1;
-  int ranks_per_process = 0;  ///< 0: not said
-  std::string address{};      ///< kSockets only, as the next two
+  int machines = 0;  ///< 0: not said, as the next
+  int ranks_per_process = 0;
+  std::string address{};  ///< kSockets only, as the next two
   int port = 0;
   int listener = -1;
 };
@@ -33,6 +35,9 @@ struct Launcher {
 /// and `tessera launch` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 /// Throws Error{kConfig} that names the variable that is missing or makes no sense.
 Launcher find_launcher(const Environment& environment);
+
+/// What it decides of what a config file means.
+LaunchFacts facts_of(const Launcher& launcher);
 
 /// Gives `config` the number of ranks if it was not given, and keeps every process but the first
 /// from printing and logging. Throws Error{kConfig} if the ranks cannot be split evenly.

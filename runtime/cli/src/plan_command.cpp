@@ -138,7 +138,7 @@ Command add_plan(CLI::App& program) {
       program, "plan", "Print a run's schedule, memory and traffic without running it",
       joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
   return {&command->command(), [command] {
-            Config config = command->config(std::cerr);
+            Config config = command->config(std::cerr, kForAnyMachine);
             print_announcements(std::cerr, config);
             return run_plan(std::move(config));
           }};

@@ -1,9 +1,11 @@
 #include "prompter_menu.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <termios.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <ostream>
 
@@ -12,11 +14,27 @@
 namespace tessera::cli {
 namespace {
 
-/// While it lives, keys arrive one by one and are not shown, and Ctrl-C is a key as well.
+constexpr std::array kDeadly{SIGTERM, SIGHUP, SIGINT, SIGQUIT};
+
+/// The terminal that a KeyMode has changed. A signal handler can reach nothing but a global.
+struct ChangedTerminal {
+  int file = -1;
+  termios before{};
+} changed;
+
+extern "C" void restore_and_die(int signal) {
+  tcsetattr(changed.file, TCSANOW, &changed.before);
+  raise(signal);  // finds the default, as soon as this handler has returned
+}
+
+/// While it lives, keys arrive one by one and are not shown, and Ctrl-C is a key as well. The
+/// terminal is as it was before when it ends, and when a signal kills the program.
 class KeyMode {
  public:
   explicit KeyMode(int terminal) : terminal_(terminal) {
     require(tcgetattr(terminal_, &before_) == 0, ErrorCode::kIo, "cannot read the terminal's mode");
+    changed = {terminal_, before_};
+    catch_signals();
     termios keys = before_;
     keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
     keys.c_cc[VMIN] = 1;
@@ -24,13 +42,29 @@ class KeyMode {
     require(tcsetattr(terminal_, TCSADRAIN, &keys) == 0, ErrorCode::kIo,
             "cannot change the terminal's mode");
   }
-  ~KeyMode() { tcsetattr(terminal_, TCSADRAIN, &before_); }
+  ~KeyMode() {
+    tcsetattr(terminal_, TCSADRAIN, &before_);
+    for (std::size_t i = 0; i < kDeadly.size(); ++i) sigaction(kDeadly[i], &actions_[i], nullptr);
+  }
   KeyMode(const KeyMode&) = delete;
   KeyMode& operator=(const KeyMode&) = delete;
 
  private:
+  void catch_signals() {
+    struct sigaction action {};
+    action.sa_handler = restore_and_die;
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGTTOU);  // a program in the background may restore, too
+    for (std::size_t i = 0; i < kDeadly.size(); ++i) {
+      sigaction(kDeadly[i], nullptr, &actions_[i]);
+      if (actions_[i].sa_handler != SIG_IGN) sigaction(kDeadly[i], &action, nullptr);
+    }
+  }
+
   int terminal_;
   termios before_{};
+  std::array<struct sigaction, kDeadly.size()> actions_{};  // as they were
 };
 
 constexpr int kEndOfInput = -1;

@@ -19,17 +19,6 @@ std::string settings_table(const Config& config) {
 
 }  // namespace
 
-std::vector<Setting> output_settings() {
-  const std::string group = "Output";
-  return {{.name = "log",
-           .help = "write a JSON object per line here: the run, each step, a summary",
-           .group = group},
-          {.name = "csv", .help = "write a table of the steps here", .group = group},
-          {.name = "tensorboard",
-           .help = "write an event file for TensorBoard in this folder",
-           .group = group}};
-}
-
 RunOutputs::RunOutputs(const Config& config, const Model& model) : model_(model) {
   if (!config.is_null("log")) log_.emplace(config.get<std::string>("log"));
   if (!config.is_null("csv")) csv_.emplace(config.get<std::string>("csv"));

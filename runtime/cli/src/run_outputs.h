@@ -13,10 +13,7 @@
 
 namespace tessera::cli {
 
-/// The settings --log, --csv and --tensorboard.
-std::vector<Setting> output_settings();
-
-/// The files that a run writes while it trains: as many of them as were asked for.
+/// The files that a run writes while it trains: as many of output_settings() as were asked for.
 class RunOutputs {
  public:
   /// Creates them; throws Error{kIo} before anything is trained.

@@ -48,10 +48,10 @@ std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> par
   return values;
 }
 
-/// The largest micro-batch that fits, and says so.
+/// The largest micro-batch that fits every process, and says so.
 void choose_batch(Config& config, TrainerOptions& options, const Model& model,
                   const TokenDataset& dataset) {
-  const std::int64_t given = bytes_per_rank(options);
+  const std::int64_t given = agreed_bytes_per_rank(options);
   const BatchChoice choice = tessera::choose_batch(model, dataset, options, given);
   options.micro_batch = choice.micro_batch;
   options.accumulate = choice.accumulate;
@@ -117,11 +117,8 @@ int run_train(Config config) {
   const TokenDataset dataset = open_dataset(config, choice);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   const Launcher launcher = find_launcher(std::getenv);
-  require(launcher.processes == 1 || !config.get<bool>("auto_batch"), ErrorCode::kConfig,
-          "auto_batch goes by the memory that one process finds free, and ", launcher.name,
-          " has started ", launcher.processes, "; name the size with --micro-batch");
-  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   options.world = join_world(launcher, options);
+  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   const Trainer trainer(model, dataset, options);
   const TrainingPlan& plan = trainer.plan();
   set_effective(config, plan.options);
@@ -180,8 +177,9 @@ Command add_train(CLI::App& program) {
       program, "train", "Train a GPT on text or tokens",
       joined({model_settings(), trainer_settings(), train_only_settings()}));
   return {&command->command(), [command] {
-            Config config = command->config(std::cerr);
-            adopt_launcher(find_launcher(std::getenv), config);
+            const Launcher launcher = find_launcher(std::getenv);
+            Config config = command->config(std::cerr, facts_of(launcher));
+            adopt_launcher(launcher, config);
             if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
             return run_train(std::move(config));
           }};

@@ -1,10 +1,12 @@
 #include "tessera/trainer/auto_batch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
@@ -62,8 +64,31 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
 std::int64_t bytes_per_rank(const TrainerOptions& options) {
   TrainerOptions here = options;
   here.device = resolved_device(options.device);
-  const std::int64_t share = available_bytes(here) / options.ranks;
+  const std::int64_t share = available_bytes(here) / ranks_on_host(here);
   return options.memory_limit_bytes > 0 ? std::min(options.memory_limit_bytes, share) : share;
+}
+
+std::int64_t agreed_bytes_per_rank(const TrainerOptions& options) {
+  const std::int64_t own = bytes_per_rank(options);
+  if (options.world == nullptr) return own;
+  std::atomic<std::int64_t> least{own};
+  launch_ranks(options.world->groups(), [&](int, ProcessGroup& group) {
+    const auto device = options.world->make_device();
+    const auto stream = device->create_stream({.name = "auto-batch"});
+    Memory memory(*device);
+    const auto tensor = [&](std::int64_t numel) {
+      return Tensor::empty(memory, Shape{numel}, DType::kFloat64, MemoryCategory::kWorkspace,
+                           "auto-batch");
+    };
+    const Tensor mine = tensor(1);  // every number of bytes that there can be is exact in fp64
+    const Tensor all = tensor(group.size());
+    *mine.as<double>() = static_cast<double>(own);
+    group.all_gather(mine, all, *stream);
+    stream->synchronize();
+    const double* const bytes = all.as<double>();
+    least = static_cast<std::int64_t>(*std::min_element(bytes, bytes + group.size()));
+  });
+  return least;
 }
 
 }  // namespace tessera

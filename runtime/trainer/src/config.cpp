@@ -74,7 +74,8 @@ void Config::store(const Setting& setting, const nlohmann::json& value, const st
 }
 
 TranslationContext Config::context() const {
-  TranslationContext context{.table = table_, .overrides = nlohmann::ordered_json::object()};
+  TranslationContext context{
+      .table = table_, .overrides = nlohmann::ordered_json::object(), .launch = launch_};
   for (const auto& [name, origin] : origins_) {
     if (origin.giver == Giver::kCommandLine) context.overrides[name] = values_.at(name);
   }
@@ -91,6 +92,13 @@ void Config::take(ConfigTranslation translation, Giver giver) {
     }
   }
   translations_.push_back(std::move(translation));
+}
+
+void Config::set_launch(LaunchFacts launch) {
+  launch_ = std::move(launch);
+  if (launch_.launcher != kOwnLauncher || launch_.ranks == 0) return;
+  if (origins_["ranks"].giver == Giver::kCommandLine) return;
+  store(setting("ranks"), launch_.ranks, launch_.launcher, {Giver::kCommandLine, kOwnLauncher});
 }
 
 void Config::read_file(const std::string& path) {

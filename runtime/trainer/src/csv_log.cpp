@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -25,10 +26,13 @@ std::string text_of(double number) {
 }  // namespace
 
 CsvLog::CsvLog(std::string path) : path_(std::move(path)) {
+  const auto folder = std::filesystem::path(path_).parent_path();
+  std::error_code failed;  // if there is no folder in the end, the file cannot be opened
+  if (!folder.empty()) std::filesystem::create_directories(folder, failed);
   errno = 0;
   file_.open(path_, std::ios::binary | std::ios::trunc);
   require(file_.is_open(), ErrorCode::kIo, path_, ": cannot be written (", std::strerror(errno),
-          "); give --csv a path in a folder that exists and is writable");
+          "); give --csv a path that is writable");
   write(kHeading);
 }
 

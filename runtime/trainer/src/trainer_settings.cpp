@@ -292,6 +292,17 @@ Recompute recompute(const Config& config) {
 
 }  // namespace
 
+std::vector<Setting> output_settings() {
+  const std::string group = "Output";
+  return {{.name = "log",
+           .help = "write a JSON object per line here: the run, each step, a summary",
+           .group = group},
+          {.name = "csv", .help = "write a table of the steps here", .group = group},
+          {.name = "tensorboard",
+           .help = "write an event file for TensorBoard in this folder",
+           .group = group}};
+}
+
 std::vector<Setting> trainer_settings() {
   std::vector<Setting> all;
   auto sharding = sharding_settings();

@@ -38,6 +38,8 @@ class World {
   virtual int ranks_on_host() const = 0;  ///< of all processes on this machine
   /// first_rank()'s place among the ranks of this machine.
   virtual int first_local_rank() const = 0;
+  /// The machine of a rank. Machines are numbered from 0 in the order of their first ranks.
+  virtual int machine_of(int rank) const = 0;
 
   /// This process's ends of the group of all ranks; element i is rank first_rank() + i. The world
   /// must outlive them and everything split from them.

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "foreign/accelerate_keys.h"
+#include "foreign/accelerate_machines.h"
 #include "foreign/deepspeed.h"
 #include "foreign/fsdp.h"
 #include "foreign/known_settings.h"
@@ -32,7 +33,7 @@ class Accelerate {
   void translate() {
     const DistributedType& type = read_type();
     read_ranks(type);
-    read_machines();
+    machines_ = translate_machines(top_, path_, ranks_, known_.launch());
     if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
     read_device();
     read_small_sections();
@@ -72,6 +73,7 @@ class Accelerate {
   void read_ranks(const DistributedType& type) {
     const char* key = "num_processes";
     const auto given = known_.override_integer("ranks");
+    const LaunchFacts& launch = known_.launch();
     const auto ranks = top_.integer(key);
     const bool one = std::string_view(type.name) == "NO";
     if (ranks && *ranks > 0) {
@@ -79,49 +81,46 @@ class Accelerate {
         top_.refuse(key, "is ", *ranks, ", but distributed_type NO is one process; use 1, or ",
                     "distributed_type: FSDP or MULTI_GPU");
       }
-      top_.honour(key, "ranks", *ranks);
+      check_launched(key, *ranks, given.has_value());
+      top_.honour(key, "ranks", *ranks,
+                  given && *given != *ranks ? concat("the command line has ", *given) : "");
     } else if (ranks && *ranks != -1) {
       top_.refuse(key, "is ", *ranks, "; it must be at least 1, or -1 to give --ranks");
+    } else if (one && !given && launch.ranks > 1) {
+      top_.refuse(kType, "NO is one process, but ", launch.launcher, " has started ", launch.ranks,
+                  "; use FSDP, MULTI_CPU or MULTI_GPU");
     } else if (ranks && given) {
       top_.agree(key, "left to --ranks");
+    } else if (launch.ranks > 0 && !given && source_ == AccelerateSource::kFile) {
+      const std::string note = concat("as many as ", launch.launcher, " has started");
+      if (ranks) {
+        top_.honour(key, "ranks", launch.ranks, note);
+      } else {
+        top_.derive(key, "ranks", launch.ranks, note);
+      }
     } else if (one) {
       if (ranks) top_.agree(key, "distributed_type NO is one process");
       top_.derive(key, "ranks", 1, "distributed_type NO is one process");
     } else if (source_ == AccelerateSource::kFile && !given) {
-      top_.refuse(key, ranks ? "is -1" : "is missing", "; set it, or give --ranks");
+      top_.refuse(key, ranks ? "is -1" : "is missing", "; set it, or give --ranks",
+                  launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
     }
     if (given) {
       ranks_ = *given;
     } else if (ranks && *ranks > 0) {
       ranks_ = *ranks;
     } else {
-      ranks_ = one ? 1 : kUnknownRanks;
+      ranks_ = launch.ranks > 0 ? launch.ranks : one ? 1 : kUnknownRanks;
     }
   }
 
-  void read_machines() {
-    const std::int64_t rank = top_.integer("machine_rank").value_or(0);
-    machines_ = top_.integer("num_machines").value_or(1);
-    if (machines_ < 1) top_.refuse("num_machines", "is ", machines_, "; it must be at least 1");
-    if (rank < 0 || rank >= machines_) {
-      top_.refuse("machine_rank", "is ", rank, "; it must be below num_machines, which is ",
-                  machines_);
-    }
-    if (top_.has("num_machines")) {
-      const std::string note = "ranks are threads of one process";
-      if (machines_ == 1) {
-        top_.agree("num_machines", note);
-      } else {
-        top_.no_effect("num_machines", concat(note, ": all ", ranks_, " run on this machine"),
-                       true);
-      }
-    }
-    if (rank > 0) {
-      top_.refuse("machine_rank", "is ", rank, ", but one process runs all ranks; run it on one ",
-                  "machine, with machine_rank: 0");
-    }
-    if (top_.has("machine_rank")) top_.no_effect("machine_rank", "one process runs all ranks");
-    read_rendezvous();
+  /// A launcher of others takes no number from the file, and nobody has said who is right.
+  void check_launched(const char* key, std::int64_t ranks, bool given) const {
+    const LaunchFacts& launch = known_.launch();
+    if (given || launch.ranks == 0 || launch.ranks == ranks) return;
+    top_.refuse(key, "is ", ranks, ", but ", launch.launcher, " has started ", launch.ranks,
+                launch.ranks == 1 ? " process" : " processes", "; start as many, or give --ranks ",
+                ranks % launch.ranks == 0 ? ranks : launch.ranks);
   }
 
   void read_device() {
@@ -131,14 +130,6 @@ class Accelerate {
       top_.honour(key, "device", "cpu");
     } else {
       top_.no_effect(key, "--device tells where ranks compute");
-    }
-  }
-
-  void read_rendezvous() {
-    for (const char* key : {"rdzv_backend", "same_network"}) {
-      if (top_.has(key)) {
-        top_.differ(key, "Accelerate's launcher ignores the key in a file", true);
-      }
     }
   }
 

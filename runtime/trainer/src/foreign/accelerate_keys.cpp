@@ -7,7 +7,7 @@ using enum KeyType;
 using enum KeyUse;
 
 constexpr const char* kTpu = "only for TPUs";
-constexpr const char* kOneProcess = "ranks are threads of one process, which need no rendezvous";
+constexpr const char* kOneMeeting = "processes have one way to find each other";
 constexpr const char* kNoOffload =
     "use more ranks, recomputation (fsdp_activation_checkpointing: true) or a smaller micro-batch";
 constexpr const char* kShardInstead =
@@ -61,15 +61,11 @@ const std::vector<KeyRule>& accelerate_keys() {
       {"num_processes", kInteger, kUsed},
       {"num_machines", kInteger, kUsed},
       {"machine_rank", kInteger, kUsed},
-      {"main_process_ip", kText, kSaid, kOneProcess},
-      {"main_process_port", kInteger, kSaid, kOneProcess, {"0", "29500"}},
-      {"rdzv_backend", kText, kSaid, kOneProcess, {"static"}},
-      {"same_network", kFlag, kQuiet, kOneProcess},
-      {"gpu_ids",
-       kText,
-       kSaid,
-       "which GPUs are used is not taken from a file; set CUDA_VISIBLE_DEVICES",
-       {"all"}},
+      {"main_process_ip", kText, kUsed},
+      {"main_process_port", kInteger, kUsed},
+      {"rdzv_backend", kText, kSaid, kOneMeeting, {"static"}},
+      {"same_network", kFlag, kQuiet, kOneMeeting},
+      {"gpu_ids", kText, kUsed},
       {"enable_cpu_affinity",
        kFlag,
        kRefused,

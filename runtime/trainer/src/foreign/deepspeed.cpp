@@ -10,6 +10,13 @@ namespace {
 
 constexpr const char* kCommunication = "communication_data_type";
 
+/// As the command line or the launcher has it.
+std::optional<std::int64_t> launched_ranks(const KnownSettings& known) {
+  const auto given = known.override_integer("ranks");
+  if (given || known.launch().ranks == 0) return given;
+  return known.launch().ranks;
+}
+
 class DeepSpeed {
  public:
   DeepSpeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
@@ -18,7 +25,7 @@ class DeepSpeed {
         known_(known),
         translation_(translation),
         through_accelerate_(accelerate_ranks.has_value()),
-        ranks_(through_accelerate_ ? accelerate_ranks : known.override_integer("ranks")),
+        ranks_(through_accelerate_ ? accelerate_ranks : launched_ranks(known)),
         top_(translation, path_, document.root, deepspeed_keys(), {.name = ""}) {}
 
   void translate() {
@@ -27,6 +34,7 @@ class DeepSpeed {
     read_precision();
     read_clipping();
     translate_optimizer(top_, path_, known_, translation_);
+    translate_monitors(top_, path_, known_, translation_);
     read_checked_sections();
   }
 

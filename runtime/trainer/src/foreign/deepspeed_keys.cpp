@@ -19,7 +19,8 @@ constexpr const char* kRemove = "remove it";
 }  // namespace
 
 const std::vector<KeyRule>& deepspeed_keys() {
-  constexpr const char* kUseLog = "use --log FILE, which writes JSON lines";
+  constexpr const char* kUseFiles =
+      "set it to false and use --tensorboard DIR, --csv FILE or --log FILE";
   static const std::vector<KeyRule> table{
       {"train_batch_size", kInteger, kUsed, "", {}, "", true},
       {"train_micro_batch_size_per_gpu", kInteger, kUsed, "", {}, "", true},
@@ -65,10 +66,11 @@ const std::vector<KeyRule>& deepspeed_keys() {
       {"nebula", kSection, kRefused, "Nebula's checkpoints", {}, kRemove},
       {"flops_profiler", kSection, kSaid, "FLOPs and MFU are in the log"},
       {"comms_logger", kSection, kSaid, "every collective is counted in the log"},
-      {"tensorboard", kSection, kRefused, "TensorBoard", {}, kUseLog},
-      {"wandb", kSection, kRefused, "Weights & Biases", {}, kUseLog},
-      {"comet", kSection, kRefused, "Comet", {}, kUseLog},
-      {"csv_monitor", kSection, kRefused, "CSV files of metrics", {}, kUseLog},
+      {"tensorboard", kSection, kUsed},
+      {"csv_monitor", kSection, kUsed},
+      {"wandb", kSection, kRefused, "Weights & Biases", {}, kUseFiles},
+      {"comet", kSection, kRefused, "Comet", {}, kUseFiles},
+      {"trackio", kSection, kRefused, "Trackio", {}, kUseFiles},
       {"torch_autocast",
        kSection,
        kRefused,
@@ -228,6 +230,12 @@ const std::vector<KeyRule>& zero_offload_keys() {
       {"super_offload", kFlag, kQuiet, kNoOffload},
       {"cpuadam_cores_perc", kNumber, kQuiet, kNoOffload},
   };
+  return table;
+}
+
+const std::vector<KeyRule>& monitor_keys() {
+  static const std::vector<KeyRule> table{
+      {"enabled", kFlag, kUsed}, {"output_path", kText, kUsed}, {"job_name", kText, kUsed}};
   return table;
 }
 

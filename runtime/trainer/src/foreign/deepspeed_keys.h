@@ -19,5 +19,6 @@ const std::vector<KeyRule>& activation_checkpointing_keys();
 const std::vector<KeyRule>& tensor_parallel_keys();
 const std::vector<KeyRule>& data_types_keys();
 const std::vector<KeyRule>& checkpoint_keys();
+const std::vector<KeyRule>& monitor_keys();  ///< tensorboard and csv_monitor
 
 }  // namespace tessera::foreign

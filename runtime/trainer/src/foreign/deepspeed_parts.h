@@ -23,6 +23,10 @@ void translate_optimizer(Section& top, const std::string& file, const KnownSetti
 void translate_scheduler(Section& top, Section* optimizer, double rate, const std::string& file,
                          const KnownSettings& known, ConfigTranslation& translation);
 
+/// Translates the sections "tensorboard" and "csv_monitor".
+void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
+                        ConfigTranslation& translation);
+
 /// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.
 std::string read_type(const Section& section, const std::vector<std::string>& ours,
                       const std::vector<std::string>& others);

@@ -168,7 +168,8 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   const bool by_default =
       is_empty(member.value) || (rule->may_be_auto && is_auto_text(member.value));
   if (by_default) {
-    if (rule->use != KeyUse::kUsed) agree(rule->name, "asks for nothing");
+    const bool says_nothing = member.value.kind == Node::Kind::kScalar && is_empty(member.value);
+    if (rule->use != KeyUse::kUsed || says_nothing) agree(rule->name, "asks for nothing");
     return;
   }
   const auto shown = canonical(*rule, member.value);
@@ -213,7 +214,9 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
 
 const Section::Item* Section::find(std::string_view key) const {
   const auto found = items_.find(key);
-  return found == items_.end() || found->second.node->is_null() ? nullptr : &found->second;
+  if (found == items_.end()) return nullptr;
+  const Node& node = *found->second.node;
+  return node.kind == Node::Kind::kScalar && is_empty(node) ? nullptr : &found->second;
 }
 
 ConfigEntry& Section::entry(std::string_view key) {
@@ -308,11 +311,11 @@ void Section::absent(std::string_view key, const std::string& note, bool announc
                                   .announce = announce});
 }
 
-void Section::leave_unused(const std::string& note, bool announce) {
+void Section::leave_unused(const std::string& note, bool announce, KeyOutcome outcome) {
   for (auto& [name, item] : items_) {
     ConfigEntry& e = translation_.entries[item.entry];
     if (e.outcome) continue;
-    e.outcome = KeyOutcome::kNoEffect;
+    e.outcome = outcome;
     e.note = note;
     e.announce = announce;
   }

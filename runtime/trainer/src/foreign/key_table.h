@@ -55,7 +55,8 @@ class Section {
   Section(ConfigTranslation& translation, const std::string& file, const Node& map,
           const std::vector<KeyRule>& rules, Options options);
 
-  bool has(std::string_view key) const { return find(key) != nullptr; }  ///< and is not null
+  /// True if it is there, and neither null nor an empty text.
+  bool has(std::string_view key) const { return find(key) != nullptr; }
   bool is_auto(std::string_view key) const;
   // The value if the key is there and neither null nor "auto". A text with allowed values is
   // spelt as the table has it.
@@ -83,7 +84,8 @@ class Section {
   /// The same if no setting says it.
   void absent(std::string_view key, const std::string& note, bool announce = false);
   /// Gives all used keys that have no outcome yet this one.
-  void leave_unused(const std::string& note, bool announce);
+  void leave_unused(const std::string& note, bool announce,
+                    KeyOutcome outcome = KeyOutcome::kNoEffect);
 
   template <typename... Args>
   [[noreturn]] void refuse(std::string_view key, const Args&... args) const {

@@ -28,6 +28,13 @@ class KnownSettings {
   double number(std::string_view name) const {
     return override_number(name).value_or(fallback(name).get<double>());
   }
+  /// True if the program has the setting.
+  bool has(std::string_view name) const {
+    return std::any_of(context_.table.begin(), context_.table.end(),
+                       [&](const Setting& setting) { return setting.name == name; });
+  }
+  /// Who starts the processes of the run.
+  const LaunchFacts& launch() const { return context_.launch; }
 
  private:
   template <typename T>

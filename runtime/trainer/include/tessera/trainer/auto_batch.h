@@ -35,4 +35,8 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
 /// options.memory_limit_bytes if that is less.
 std::int64_t bytes_per_rank(const TrainerOptions& options);
 
+/// The least of bytes_per_rank over the processes of options.world, so that all choose the same
+/// batch. Every process must call it; each reads its machine's memory for itself.
+std::int64_t agreed_bytes_per_rank(const TrainerOptions& options);
+
 }  // namespace tessera

@@ -20,6 +20,9 @@ class Config {
   /// Throws Error{kInternal} if a name appears twice or a default breaks its own rule.
   explicit Config(std::vector<Setting> table);
 
+  /// Tells who starts the processes of the run, before anything is read. What our own launcher says
+  /// of ranks counts as the command line does.
+  void set_launch(LaunchFacts launch);
   /// Takes the settings of a file: ours (keys as in the table, '-' and '_' alike), Accelerate's or
   /// DeepSpeed's, in JSON with comments or in YAML. A key that is unknown or appears twice is an
   /// error that names the nearest. Give the command line's settings first: sizes that a file
@@ -69,6 +72,7 @@ class Config {
   nlohmann::ordered_json values_;
   std::map<std::string, Origin, std::less<>> origins_;
   std::vector<ConfigTranslation> translations_;
+  LaunchFacts launch_;
 };
 
 }  // namespace tessera

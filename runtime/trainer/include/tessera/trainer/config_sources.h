@@ -56,10 +56,21 @@ struct ConfigTranslation {
   std::vector<std::string> announcements() const;
 };
 
+inline constexpr const char* kOwnLauncher = "tessera launch";
+
+/// What started the processes of a run, or will: it decides what a file says of machines, and the
+/// number of ranks.
+struct LaunchFacts {
+  std::string launcher{};  ///< kOwnLauncher, "torchrun", ...; empty: one process has all ranks
+  int machines = 0;        ///< 0: not known
+  int ranks = 0;           ///< of all processes; 0: not known
+};
+
 /// What a translation must know of the rest.
 struct TranslationContext {
   const std::vector<Setting>& table;  ///< all settings
   nlohmann::ordered_json overrides;   ///< those that the command line gives, by name
+  LaunchFacts launch{};
 };
 
 /// Reads a file of any dialect, YAML or JSON.

@@ -11,7 +11,7 @@ namespace tessera {
 /// infinity are spelt so. Every row is flushed before the call returns. Throws Error{kIo}.
 class CsvLog {
  public:
-  /// Creates or empties the file.
+  /// Creates or empties the file, and creates its folder.
   explicit CsvLog(std::string path);
   /// `mfu`: see model_flops_utilisation.
   void step(const StepRecord& record, double mfu);

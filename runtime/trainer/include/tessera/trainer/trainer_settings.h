@@ -10,6 +10,10 @@ namespace tessera {
 /// The settings that make up TrainerOptions. A program adds those of its model and its data.
 std::vector<Setting> trainer_settings();
 
+/// The files that a program may write of a run: log, csv and tensorboard. They are no options of
+/// the trainer; a program that has them opens the logs itself.
+std::vector<Setting> output_settings();
+
 /// The options that a table with trainer_settings() in it holds.
 /// Throws Error{kConfig} if values do not fit together.
 TrainerOptions trainer_options(const Config& config);

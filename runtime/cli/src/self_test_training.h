@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/sharding/placement.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera::cli {
+
+/// What a strategy must not change.
+struct TrainingOutcome {
+  std::vector<double> losses{}, norms{};  ///< of every step; empty but in the first process
+  double first_loss = 0.0, last_loss = 0.0;
+  std::string parameters_sha256{};
+};
+
+/// A very small training that any machine can do in a moment.
+class SelfTestTraining {
+ public:
+  explicit SelfTestTraining(TrainerOptions options);
+
+  /// Trains with no_shard, which must learn; what others must equal. Returns it in words.
+  std::string run_reference();
+  /// Trains and compares. Returns in words what is equal.
+  /// Throws Error{kInternal} if anything differs from no_shard, or from the plan.
+  std::string run(const Strategy& strategy) const;
+
+ private:
+  TrainingOutcome train(const Strategy& strategy) const;
+
+  TrainerOptions options_;
+  Model model_;
+  TrainingOutcome reference_;
+};
+
+}  // namespace tessera::cli

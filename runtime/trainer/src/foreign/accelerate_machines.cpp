@@ -1,0 +1,140 @@
+#include "foreign/accelerate_machines.h"
+
+#include "foreign/accelerate_keys.h"
+#include "foreign/dialect.h"
+#include "tessera/trainer/launcher_keys.h"
+
+namespace tessera::foreign {
+namespace {
+
+constexpr const char* kMachines = "num_machines";
+constexpr const char* kRank = "machine_rank";
+constexpr const char* kAddress = "main_process_ip";
+constexpr const char* kPort = "main_process_port";
+constexpr const char* kGpus = "gpu_ids";
+constexpr std::int64_t kLastPort = 65535;
+
+std::int64_t machines_in(const Section& top) {
+  const std::int64_t machines = top.integer(kMachines).value_or(1);
+  if (machines < 1) top.refuse(kMachines, "is ", machines, "; it must be at least 1");
+  return machines;
+}
+
+/// Flags of a launcher may say how many machines there are, if the file does not.
+std::int64_t machine_rank_in(const Section& top, bool launched) {
+  const std::int64_t rank = top.integer(kRank).value_or(0);
+  const std::int64_t machines = machines_in(top);
+  if (rank < 0 || (rank >= machines && (top.has(kMachines) || !launched))) {
+    top.refuse(kRank, "is ", rank, "; it must be below num_machines, which is ", machines);
+  }
+  return rank;
+}
+
+std::optional<std::int64_t> port_in(const Section& top) {
+  const auto port = top.integer(kPort);
+  if (port && (*port < 0 || *port > kLastPort)) {
+    top.refuse(kPort, "is ", *port, "; it may be 1 to ", kLastPort, ", or 0 for a free one");
+  }
+  return port;
+}
+
+bool asks_for_gpus(const Section& top) {
+  const auto gpus = top.text(kGpus);
+  return gpus && lower(*gpus) != "all";
+}
+
+/// Under a launcher, or for one.
+void tell_launched(Section& top, const LaunchFacts& launch) {
+  const bool ours = launch.launcher == kOwnLauncher;
+  const auto tell = [&](const char* key, const char* flag) {
+    if (!top.has(key)) return;
+    top.agree(key, ours ? concat("used by 'tessera launch', as ", flag)
+                        : concat("left to ", launch.launcher));
+  };
+  tell(kMachines, "--nodes");
+  tell(kRank, "--node-rank");
+  tell(kAddress, "--main-address");
+  tell(kPort, "--main-port");
+  if (ours || !asks_for_gpus(top)) {
+    tell(kGpus, "--gpu-ids");
+  } else {
+    top.no_effect(kGpus, concat(launch.launcher, " decides; set CUDA_VISIBLE_DEVICES"), true);
+  }
+}
+
+/// One process has all ranks.
+void tell_alone(Section& top, const std::string& path, std::int64_t ranks) {
+  if (machine_rank_in(top, false) > 0) {
+    top.refuse(kRank, "is ", *top.integer(kRank), ", but this process is alone and would run all ",
+               "ranks; start it on every machine with 'tessera launch --config ", path,
+               " -- train'");
+  }
+  if (top.has(kRank)) top.no_effect(kRank, "used by 'tessera launch'");
+  if (machines_in(top) > 1) {
+    top.no_effect(kMachines,
+                  concat("all ", ranks, " ranks run in this process; 'tessera launch' starts them ",
+                         "on several machines"),
+                  true);
+  } else if (top.has(kMachines)) {
+    top.agree(kMachines, "all ranks run in this process");
+  }
+  constexpr const char* kMeeting = "used by 'tessera launch'; one process has nobody to find";
+  if (top.has(kAddress)) top.no_effect(kAddress, kMeeting, true);
+  if (const auto port = port_in(top)) {
+    constexpr std::int64_t kUsual = 29500;
+    top.no_effect(kPort, kMeeting, *port != 0 && *port != kUsual);
+  }
+  if (asks_for_gpus(top)) {
+    top.no_effect(kGpus, "used by 'tessera launch'; for one process set CUDA_VISIBLE_DEVICES",
+                  true);
+  } else if (top.has(kGpus)) {
+    top.agree(kGpus, "every GPU may be used");
+  }
+}
+
+}  // namespace
+
+std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
+                                const LaunchFacts& launch) {
+  const bool launched = !launch.launcher.empty();
+  machine_rank_in(top, launched);
+  port_in(top);
+  if (launched) {
+    tell_launched(top, launch);
+  } else {
+    tell_alone(top, path, ranks);
+  }
+  for (const char* key : {"rdzv_backend", "same_network"}) {
+    if (top.has(key)) top.differ(key, "Accelerate's launcher ignores the key in a file", true);
+  }
+  return launch.machines > 0 ? launch.machines : machines_in(top);
+}
+
+}  // namespace tessera::foreign
+
+namespace tessera {
+
+LauncherKeys read_launcher_keys(const std::string& path, const std::vector<Setting>& table) {
+  using namespace foreign;
+  const Document document = read_document(path);
+  LauncherKeys keys;
+  if (recognise(document, table).dialect != ConfigDialect::kAccelerate) return keys;
+  ConfigTranslation unused;
+  const Section top(unused, path, document.root, accelerate_keys(), {.name = ""});
+  const auto named = [&](const char* key) { return concat(path, ":", top.line(key), ": ", key); };
+  const auto number = [&](const char* key, std::optional<std::int64_t> value,
+                          std::optional<Stated<int>>& to) {
+    if (value) to = {static_cast<int>(*value), named(key)};
+  };
+  const auto text = [&](const char* key, std::optional<Stated<std::string>>& to) {
+    if (const auto value = top.text(key)) to = {*value, named(key)};
+  };
+  if (top.has(kMachines)) number(kMachines, machines_in(top), keys.machines);
+  if (top.has(kRank)) number(kRank, machine_rank_in(top, true), keys.machine_rank);
+  number(kPort, port_in(top), keys.port);
+  text(kAddress, keys.address);
+  text(kGpus, keys.gpu_ids);
+  return keys;
+}
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "foreign/key_table.h"
+#include "tessera/trainer/config_sources.h"
+
+namespace tessera::foreign {
+
+/// Says what becomes of the keys of `top` that are for a launcher: machines, where they meet, and
+/// GPUs. Without a launcher they have no effect, and machine_rank above 0 is refused. Returns the
+/// number of machines.
+std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
+                                const LaunchFacts& launch);
+
+}  // namespace tessera::foreign

@@ -1,0 +1,204 @@
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "cli/launched_program.h"
+
+// `tessera launch --config FILE`: what a file says of machines, and who wins.
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+using testing::read_file;
+using testing::ScopedVariables;
+
+class LaunchConfig : public testing::LaunchTest {
+ protected:
+  /// The numbers of the same run with its ranks as threads.
+  std::vector<nlohmann::json> as_threads(std::vector<std::string> more) const {
+    more.insert(more.end(), {"--quiet", "--log", path("threads.jsonl")});
+    const ProgramResult result = train(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return numbers("threads.jsonl");
+  }
+
+  std::string error_with(const std::string& text, std::vector<std::string> flags) const {
+    flags.insert(flags.begin(), {"--config", write("a.yaml", text)});
+    return error_of(launch(flags, {"--data", path("unread.txt")}));
+  }
+};
+
+TEST_F(LaunchConfig, StartsWhatAnAccelerateFileSays) {
+  const std::string file =
+      write("a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n");
+  const std::string data = write_text();
+  const auto expected =
+      as_threads({"--data", data, "--steps", "3", "--ranks", "2", "--strategy", "no_shard"});
+  const ProgramResult result =
+      launch({"--config", file}, {"--data", data, "--steps", "3", "--log", path("log.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 ranks"));  // not 4
+  EXPECT_EQ(numbers("log.jsonl"), expected);
+  EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
+
+  // The same file for the command, and flags that win over it.
+  const ProgramResult behind = launch({}, {"--config", file, "--data", data, "--steps", "1"});
+  EXPECT_EQ(behind.exit_code, 0) << behind.err;
+  EXPECT_THAT(behind.out, HasSubstr("2 ranks"));
+  const ProgramResult flags =
+      launch({"--config", file, "--processes", "1", "--ranks-per-process", "3"},
+             {"--data", data, "--steps", "1"});
+  EXPECT_EQ(flags.exit_code, 0) << flags.err;
+  EXPECT_THAT(flags.out, HasSubstr("3 ranks"));
+  const ProgramResult halves =
+      launch({"--config", file, "--ranks-per-process", "2"}, {"--data", data, "--steps", "1"});
+  EXPECT_EQ(halves.exit_code, 0) << halves.err;
+  EXPECT_THAT(halves.out, AllOf(HasSubstr("[ranks 0-1]"), HasSubstr("2 ranks")));
+}
+
+TEST_F(LaunchConfig, TwoNodesMeetAsTheFileSays) {
+  // Both are this machine, and exchange messages as if they were not.
+  const ScopedVariables apart{{"TESSERA_APART", "1"}};
+  const std::string file =
+      write("a.yaml",
+            "distributed_type: FSDP\nnum_machines: 2\nmachine_rank: 1\nmain_process_ip: 127.0.0.2\n"
+            "main_process_port: " +
+                port_of_test() +
+                "\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD\n"
+                "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n");
+  const std::string data = write_text();
+  const auto expected = as_threads({"--data", data, "--steps", "3", "--ranks", "4", "--strategy",
+                                    "hybrid_shard", "--replicas", "2"});
+  std::vector<std::string> second{"launch", "--config", file, "--"};
+  for (const std::string& word : small_training()) second.push_back(word);
+  second.insert(second.end(), {"--data", data, "--steps", "3"});
+  int exit_code = -1;
+  const ProgramResult first = launch(
+      {"--config", file, "--node-rank", "0"},
+      {"--data", data, "--steps", "3", "--log", path("log.jsonl")}, [&](pid_t) {
+        exit_code = std::system((in_shell(second) + " >" + path("second") + " 2>&1").c_str());
+      });
+  EXPECT_EQ(exit_code, 0) << read_file(path("second"));
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(numbers("log.jsonl").back()["parameters_sha256"], expected.back()["parameters_sha256"]);
+  EXPECT_EQ(numbers("log.jsonl").front()["loss"], expected.front()["loss"]);
+  EXPECT_EQ(read_log("log.jsonl").at(0)["replicas"], 2);
+}
+
+TEST_F(LaunchConfig, ErrorsNameTheFileTheLineAndTheKey) {
+  const std::string two = "distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\n";
+  const std::string file = path("a.yaml");
+  EXPECT_THAT(error_with(two, {}),
+              AllOf(HasSubstr("--main-address is 127.0.0.1"), HasSubstr("node 0")));
+  EXPECT_THAT(error_with(two + "main_process_ip: localhost\n", {}),
+              HasSubstr(file + ":4: main_process_ip is localhost"));
+  EXPECT_THAT(error_with(two + "main_process_ip: no.such.host.invalid\n", {}),
+              HasSubstr(file + ":4: main_process_ip no.such.host.invalid cannot be resolved"));
+  EXPECT_THAT(error_with(two + "main_process_ip: 127.0.0.2\nmain_process_port: 0\n", {}),
+              HasSubstr(file + ":5: main_process_port 0 takes a free port"));
+  EXPECT_THAT(error_with(two + "main_process_port: 70000\n", {}),
+              HasSubstr(file + ":4: main_process_port: is 70000; it may be 1 to 65535"));
+  EXPECT_THAT(error_with(two + "machine_rank: 2\n", {}),
+              HasSubstr(file + ":4: machine_rank: is 2; it must be below num_machines"));
+  EXPECT_THAT(error_with(two + "machine_rank: 1\n", {"--nodes", "1"}),
+              HasSubstr(file + ":4: machine_rank is 1; with --nodes 1 it may be 0 to 0"));
+  EXPECT_THAT(error_with("distributed_type: NO\nnum_machines: 0\n", {}),
+              HasSubstr(file + ":2: num_machines: is 0; it must be at least 1"));
+  EXPECT_THAT(error_with(two + "main_process_ip: 127.0.0.2\n", {"--nodes", "3"}),
+              AllOf(HasSubstr(file + ":2: num_processes: 4 ranks cannot be divided evenly over 3"),
+                    HasSubstr("(--nodes)")));
+  EXPECT_THAT(error_with(two + "main_process_ip: 127.0.0.2\n", {"--ranks-per-process", "4"}),
+              AllOf(HasSubstr(file +
+                              ":2: num_processes: 4 ranks cannot be divided evenly over 2 "
+                              "machines (" +
+                              file + ":3: num_machines)"),
+                    HasSubstr("--ranks-per-process")));
+  EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: 2\ngpu_ids: '0'\n", {}),
+              HasSubstr(file + ":3: gpu_ids names 1 GPU for 2 processes"));
+  EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: -1\n", {}),
+              HasSubstr("--processes to 'tessera launch'"));
+  EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_proceses: 2\n", {}),
+              HasSubstr(file + ":2: num_proceses: unknown key"));
+  EXPECT_THAT(error_of(launch({"--config", file}, {"--config", file})),
+              HasSubstr("--config is there twice"));
+}
+
+TEST_F(LaunchConfig, AloneAFileOfALaterMachineIsRefusedButExplained) {
+  const std::string file = write("a.yaml",
+                                 "distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\n"
+                                 "machine_rank: 1\nmain_process_ip: 10.0.0.1\ngpu_ids: 0,1\n");
+  EXPECT_THAT(error_of(train({"--config", file, "--data", path("unread.txt")})),
+              AllOf(HasSubstr(file + ":4: machine_rank: is 1"),
+                    HasSubstr("'tessera launch --config " + file + " -- train'")));
+  const ProgramResult explained = run({"explain", file});
+  EXPECT_EQ(explained.exit_code, 0) << explained.err;
+  EXPECT_THAT(explained.out, AllOf(HasSubstr("used by 'tessera launch', as --node-rank"),
+                                   HasSubstr("used by 'tessera launch', as --main-address"),
+                                   HasSubstr("used by 'tessera launch', as --nodes"),
+                                   HasSubstr("used by 'tessera launch', as --gpu-ids")));
+}
+
+TEST_F(LaunchConfig, OtherLaunchersMustStartWhatTheFileSays) {
+  const std::string file =
+      write("a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 3\nmachine_rank: 0\n");
+  const ScopedVariables torchrun{{"RANK", "0"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"LOCAL_WORLD_SIZE", "2"},
+                                 {"MASTER_ADDR", "127.0.0.1"},
+                                 {"MASTER_PORT", port_of_test()},
+                                 {"TORCHELASTIC_RUN_ID", "x"}};
+  EXPECT_THAT(error_of(train({"--config", file, "--data", path("unread.txt")})),
+              HasSubstr(file + ":2: num_processes: is 3, but torchrun has started 2 processes"));
+}
+
+TEST_F(LaunchConfig, ADeepSpeedFileGetsItsRanksFromTheLauncher) {
+  const std::string file = write("ds.json",
+                                 "{\n\"train_batch_size\": 8,\n"
+                                 "\"train_micro_batch_size_per_gpu\": 2,\n"
+                                 "\"zero_optimization\": {\"stage\": 2}\n}\n");
+  const std::string data = write_text();
+  const std::vector<std::string> shape{
+      "train", "--layers", "2",  "--heads", "2", "--width", "16", "--context-length",
+      "16",    "--data",   data, "--steps", "2"};
+  const auto with = [&](std::vector<std::string> front, const std::vector<std::string>& back) {
+    front.insert(front.end(), shape.begin(), shape.end());
+    front.insert(front.end(), back.begin(), back.end());
+    return run(front);
+  };
+  ASSERT_EQ(with({}, {"--config", file, "--ranks", "2", "--log", path("threads.jsonl")}).exit_code,
+            0);
+  const ProgramResult result =
+      with({"launch", "--processes", "2", "--config", file, "--"}, {"--log", path("log.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(numbers("log.jsonl"), numbers("threads.jsonl"));
+  const nlohmann::json settings = read_log("log.jsonl").at(0);
+  EXPECT_EQ(settings["accumulate"], 2);
+  EXPECT_EQ(settings["strategy"], "zero2");
+
+  EXPECT_THAT(error_of(with({"launch", "--processes", "3", "--config", file, "--"}, {})),
+              HasSubstr(file + ":2: train_batch_size: 8 samples cannot be divided by"));
+}
+
+TEST_F(LaunchConfig, ADefaultFileHoldsForTheLaunchAndIsSaidOnce) {
+  std::filesystem::create_directories(path("hf/accelerate"));
+  const std::string file =
+      write("hf/accelerate/default_config.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\n");
+  const std::string data = write_text();
+  const ProgramResult result = launch({}, {"--data", data, "--steps", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 ranks"));
+  const std::size_t said = result.err.find(file);
+  EXPECT_NE(said, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("Accelerate's default file", said + file.size() + 30),
+            std::string::npos)
+      << result.err;
+  const ProgramResult off = launch({}, {"--data", data, "--steps", "1", "--no-default-config"});
+  EXPECT_EQ(off.exit_code, 0) << off.err;
+  EXPECT_THAT(off.err, Not(HasSubstr(file)));
+}
+
+}  // namespace
+}  // namespace tessera
