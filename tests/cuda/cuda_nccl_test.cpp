@@ -105,6 +105,7 @@ class SecondOfTwo : public World {
   int local_ranks() const override { return 2; }
   int ranks_on_host() const override { return 4; }
   int first_local_rank() const override { return 2; }
+  int machine_of(int) const override { return 0; }
   const std::vector<std::unique_ptr<ProcessGroup>>& groups() const override { return none_; }
   std::unique_ptr<Device> make_device() override { return nullptr; }
   std::string failure() const override { return ""; }
