@@ -165,7 +165,8 @@ template <bool kWide, typename T>
 void launch_in_registers(const Rows<T>& a, cudaStream_t stream) {
   const std::int64_t per_vector = std::int64_t{RowThreads<kWide>::kCount} * Vec16<T>::kSize;
   const std::int64_t vectors = ceil_div(a.width, per_vector);
-  const auto kernel = vectors <= 1   ? normalize_in_registers<kWide, 1, T>
+  constexpr int kFewest = kWide ? 2 : 1;  // one vector to a thread of a block fits a warp
+  const auto kernel = vectors <= 1   ? normalize_in_registers<kWide, kFewest, T>
                       : vectors <= 2 ? normalize_in_registers<kWide, 2, T>
                       : vectors <= 4 ? normalize_in_registers<kWide, 4, T>
                                      : normalize_in_registers<kWide, 8, T>;

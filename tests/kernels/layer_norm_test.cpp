@@ -258,8 +258,11 @@ TEST(LayerNorm, WideRowsFollowTheFormula) {
 }
 
 TEST(LayerNorm, RowsOfWholeVectorsFollowTheFormula) {
-  // On CUDA: threads in groups of one warp and more, several to a block or one.
-  for (const std::int64_t width : {8, 64, 264, 768, 1600}) {
+  // On CUDA: threads in groups of one warp and more, several to a block or one; forward, every
+  // number of vectors to a thread.
+  for (const std::int64_t width : {8, 64, 200, 264, 400, 768, 1600}) {
+    check_forward<float>(21, width);
+    check_forward<bfloat16>(21, width);
     check_backward<float, float>(21, width, true, false);
     check_backward<bfloat16, float>(21, width, true, true);
     check_backward<bfloat16, bfloat16>(37, width, false, false);
