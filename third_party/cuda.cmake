@@ -38,7 +38,7 @@ get_property(_cuda_sources GLOBAL PROPERTY TESSERA_CUDA_SOURCES)
 add_library(tessera_cuda MODULE ${_cuda_sources})
 get_target_property(_tessera_includes tessera INCLUDE_DIRECTORIES)
 target_include_directories(tessera_cuda PRIVATE
-  ${_tessera_includes} ${PROJECT_SOURCE_DIR}/kernels/src/nvcc ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDNN_INCLUDE})
+  ${_tessera_includes} ${PROJECT_SOURCE_DIR}/kernels/src/cuda/nvcc ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDNN_INCLUDE})
 # The object files of `tessera` that it refers to come along; what it shares with the program is
 # passed as arguments, and exceptions and casts go by name.
 target_link_libraries(tessera_cuda PRIVATE tessera CUDA::cudart_static CUDA::cublasLt ${CMAKE_DL_LIBS})

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "messenger.h"
 #include "tessera/core/error.h"
+#include "world/messenger.h"
 
 namespace tessera {
 namespace {

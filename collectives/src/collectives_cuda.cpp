@@ -2,7 +2,7 @@
 
 #include "cuda_check.h"
 #include "cuda_collectives.h"
-#include "nccl_group_cuda.h"
+#include "nccl/nccl_group_cuda.h"
 #include "ordered_sum_fp64_cuda.h"
 #include "tessera/core/error.h"
 

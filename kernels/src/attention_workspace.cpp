@@ -1,4 +1,4 @@
-#include "attention_blocks.h"
+#include "cpu/attention_blocks.h"
 #include "tessera/kernels/kernel_table.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <array>
 #include <bit>
 
-#include "parallel.h"
+#include "cpu/parallel.h"
 #include "tessera/core/error.h"
 
 namespace tessera {

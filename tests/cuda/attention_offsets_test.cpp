@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "attention_tiles_cuda.h"
+#include "cuda/attention_tiles_cuda.h"
 
 // Where a block of the tensor-core kernels finds its head, in tensors too large to be allocated
 // here.

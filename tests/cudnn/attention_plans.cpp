@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "cudnn_attention_graphs_cuda.h"
+#include "cuda/cudnn_attention_graphs_cuda.h"
 #include "tessera/core/error.h"
 
 // cuDNN's plans for attention, made without a GPU for devices described in JSON: that the graphs

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gemm_plan_cuda.h"
+#include "cuda/gemm_plan_cuda.h"
 #include "product.h"
 #include "tessera/core/error.h"
 

@@ -1,4 +1,4 @@
-#include "attention_cudnn_cuda.h"
+#include "cuda/attention_cudnn_cuda.h"
 #include "tessera/kernels/cuda_options.h"
 
 // The emulator has no cuDNN: attention always runs on our own kernels.

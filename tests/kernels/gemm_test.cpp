@@ -1,4 +1,4 @@
-#include "../../kernels/src/gemm_cpu.h"
+#include "../../kernels/src/cpu/gemm_cpu.h"
 
 #include "kernels/support.h"
 #include "kernels/under_test.h"

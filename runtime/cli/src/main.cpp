@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "launch_command.h"
+#include "launch/launch_command.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"

@@ -9,7 +9,7 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
-#include "launch_environment.h"
+#include "launch/launch_environment.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"

@@ -1,8 +1,8 @@
 #pragma once
 
-// kernels/src/nvcc/simt.h for g++: the same names, run by the emulator (tests/emulator). Here a
-// CUDA thread is a fiber, a warp's exchange a rendezvous, and what a GPU leaves to chance is chosen
-// so that mistakes show. planted_bugs_test.cpp lists what each kind of build finds.
+// kernels/src/cuda/nvcc/simt.h for g++: the same names, run by the emulator (tests/emulator). Here
+// a CUDA thread is a fiber, a warp's exchange a rendezvous, and what a GPU leaves to chance is
+// chosen so that mistakes show. planted_bugs_test.cpp lists what each kind of build finds.
 
 #include <cuda_runtime.h>
 
@@ -160,4 +160,4 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t dy
 
 }  // namespace tessera::simt
 
-#include "simt_reductions.h"
+#include "cuda/simt_reductions.h"

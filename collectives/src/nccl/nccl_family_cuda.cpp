@@ -1,0 +1,229 @@
+#include "nccl/nccl_family_cuda.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda_check.h"
+#include "nccl/nccl_comm_cuda.h"
+
+namespace tessera::cuda {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// How often pending operations are looked at: nothing beside a timeout, and no load.
+constexpr std::chrono::milliseconds kPoll{5};
+/// How often an idle family asks whether the other processes are there.
+constexpr std::chrono::milliseconds kListen{50};
+
+std::exception_ptr make_error(ErrorCode code, const std::string& text) {
+  return std::make_exception_ptr(Error(code, text));
+}
+
+}  // namespace
+
+std::string to_string(const OperationName& name) {
+  return concat(tessera::to_string(name.kind), " #", name.sequence, " on rank ", name.rank, " of ",
+                name.size);
+}
+
+NcclFamily::NcclFamily(const NcclGroupOptions& options) : options_(options) {
+  watcher_ = std::thread([this] { watch(); });
+}
+
+NcclFamily::~NcclFamily() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  watcher_.join();
+  for (const Pending& pending : pending_) {
+    free_events_.push_back(pending.begin);
+    free_events_.push_back(pending.end);
+  }
+  for (cudaEvent_t event : free_events_) static_cast<void>(cudaEventDestroy(event));
+}
+
+void NcclFamily::add(std::weak_ptr<NcclComm> comm) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(comms_, [](const auto& old) { return old.expired(); });
+  comms_.push_back(std::move(comm));
+}
+
+void NcclFamily::abort(ErrorCode code, std::string_view reason) noexcept {
+  abort_with({.code = code, .text = std::string(reason), .stream = nullptr});
+}
+
+void NcclFamily::abort_with(const Verdict& verdict) noexcept {
+  std::vector<std::weak_ptr<NcclComm>> comms;
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    {
+      const std::lock_guard reason_lock(reason_mutex_);
+      reason_ = verdict.text;
+    }
+    aborted_ = true;
+    for (const Pending& pending : pending_) {
+      const bool meant = verdict.stream == nullptr || verdict.stream == pending.failure.get();
+      pending.failure->set(make_error(meant ? verdict.code : ErrorCode::kAborted,
+                                      meant && verdict.stream != nullptr
+                                          ? verdict.text
+                                          : concat(to_string(pending.name), ": ", verdict.text)));
+    }
+    for (const auto& captured : captured_) {
+      if (const auto failure = captured.lock()) {
+        failure->set(make_error(ErrorCode::kAborted, verdict.text));
+      }
+    }
+    comms.swap(comms_);
+  }
+  changed_.notify_all();
+  if (options_.on_abort) options_.on_abort(verdict.text);
+  for (const auto& comm : comms) {
+    if (const auto alive = comm.lock()) alive->abort();
+  }
+}
+
+void NcclFamily::check_alive(std::string_view what) const {
+  if (!aborted_) return;
+  const std::lock_guard lock(reason_mutex_);
+  fail(ErrorCode::kAborted, what, ": ", reason_);
+}
+
+NcclFamily::Watch::Watch(NcclFamily& family, CudaStream& stream)
+    : family_(family), stream_(stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream.handle(), &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone) {
+    family_.remember_captured(stream.failure());
+    return;
+  }
+  begin_ = family_.take_event();
+  check_cuda(cudaEventRecord(begin_, stream.handle()), "cudaEventRecord");
+}
+
+NcclFamily::Watch::~Watch() {
+  if (begin_ != nullptr) family_.give_back(begin_);
+}
+
+void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, const OperationName& name) {
+  if (begin_ == nullptr) return;
+  cudaEvent_t end = family_.take_event();
+  check_cuda(cudaEventRecord(end, stream_.handle()), "cudaEventRecord");
+  {
+    const std::lock_guard lock(family_.mutex_);
+    family_.pending_.push_back({.comm = comm,
+                                .name = name,
+                                .begin = std::exchange(begin_, nullptr),
+                                .end = end,
+                                .failure = stream_.failure()});
+    // Aborted before the stream could be told.
+    family_.check_alive(to_string(name));
+  }
+  family_.changed_.notify_all();
+}
+
+void NcclFamily::await(const NcclComm& comm) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return aborted_ || std::none_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
+             return pending.comm.get() == &comm;
+           });
+  });
+}
+
+void NcclFamily::remember_captured(const std::shared_ptr<StreamFailure>& failure) {
+  const std::lock_guard lock(mutex_);
+  const auto known = [&](const auto& captured) { return captured.lock() == failure; };
+  if (std::none_of(captured_.begin(), captured_.end(), known)) captured_.push_back(failure);
+}
+
+cudaEvent_t NcclFamily::take_event() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      cudaEvent_t event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  return event;
+}
+
+void NcclFamily::give_back(cudaEvent_t event) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_events_.push_back(event);
+}
+
+void NcclFamily::watch() {
+  static_cast<void>(cudaSetDevice(gpu()));
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const bool listens = options_.failure && !aborted_;
+    const auto has_work = [this] { return stopping_ || (!pending_.empty() && !aborted_); };
+    if (listens) {
+      changed_.wait_for(lock, kListen, has_work);
+    } else {
+      changed_.wait(lock, has_work);
+    }
+    if (stopping_) return;
+    if (aborted_) continue;
+    if (const std::optional<Verdict> verdict = find_failure()) {
+      lock.unlock();
+      abort_with(*verdict);
+      lock.lock();
+    }
+    changed_.wait_for(lock, kPoll, [this] { return stopping_; });
+  }
+}
+
+/// The processes know best who is missing, so they are asked first.
+std::optional<NcclFamily::Verdict> NcclFamily::find_failure() {
+  if (options_.failure) {
+    const std::string reason = options_.failure();
+    if (!reason.empty()) return Verdict{ErrorCode::kAborted, reason, nullptr};
+  }
+  return check_pending();
+}
+
+std::optional<NcclFamily::Verdict> NcclFamily::check_pending() {
+  std::optional<Verdict> verdict;
+  const auto is_done = [&](Pending& pending) {
+    if (cudaEventQuery(pending.end) == cudaSuccess) {
+      free_events_.push_back(pending.begin);
+      free_events_.push_back(pending.end);
+      return true;
+    }
+    if (!verdict) verdict = check(pending);
+    return false;
+  };
+  if (std::erase_if(pending_, is_done) > 0) changed_.notify_all();
+  return verdict;
+}
+
+std::optional<NcclFamily::Verdict> NcclFamily::check(Pending& pending) const {
+  const auto verdict = [&](ErrorCode code, const auto&... text) {
+    return Verdict{.code = code,
+                   .text = concat(to_string(pending.name), ": ", text...),
+                   .stream = pending.failure.get()};
+  };
+  const cudaError_t status = cudaEventQuery(pending.begin);
+  if (status != cudaSuccess && status != cudaErrorNotReady) {
+    return verdict(ErrorCode::kInternal, "the GPU failed: ", cudaGetErrorString(status));
+  }
+  if (const auto problem = pending.comm->problem()) {
+    return verdict(ErrorCode::kAborted, "NCCL reports ", *problem);
+  }
+  if (status == cudaErrorNotReady) return std::nullopt;
+  if (!pending.reached) pending.reached = steady_clock::now();
+  if (steady_clock::now() - *pending.reached < timeout()) return std::nullopt;
+  return verdict(ErrorCode::kTimeout, "not all ranks came within ", timeout().count(),
+                 " ms; NCCL does not tell which of the other ", pending.name.size - 1,
+                 " are missing: look for one that has ended, or that issues other operations");
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "collective_call.h"
+#include "thread/rendezvous.h"
+
+namespace tessera {
+
+/// How far a rank is within one operation. A rank's progress counter is
+/// sequence * kStages + stage, so it only ever rises.
+enum class Stage : std::uint64_t {
+  kPublished = 1,  ///< its buffers may be read
+  kReduced = 2,    ///< all_reduce: its own chunk holds the sum
+  kDone = 3,       ///< it reads nobody's buffers any more
+};
+inline constexpr std::uint64_t kStages = 4;
+
+/// What the ranks of one group share. A rank writes its own member only.
+class ThreadGroupState : public Wakeable {
+ public:
+  struct Member {
+    Counter progress;
+    Counter finished;             ///< operations that this rank has left
+    std::atomic<int> reading{0};  ///< how many of its lanes read buffers of peers now
+    CollectiveCall call;          ///< valid from kPublished until every rank is kDone
+    /// On GPUs, by stage: passes when the rank's stream has got as far as its host thread.
+    std::array<Event, kStages> passed;
+    /// GPUs that this rank's has been given access to; its own business.
+    std::vector<int> reached_gpus;
+  };
+
+  /// One send and its recv on GPUs. Whoever comes second copies.
+  struct Transfer {
+    struct End {
+      CollectiveCall call;
+      Event ready;
+    };
+    std::optional<End> sent, received;
+    Event done;  ///< the copy has run; valid when Channel::taken says so
+  };
+
+  /// From one rank to another. Both ends count their own calls.
+  struct Channel {
+    Counter posted;  ///< sends whose buffer may be read
+    Counter taken;   ///< of these, how many have been read
+    CollectiveCall call;
+
+    std::mutex mutex;
+    std::map<std::uint64_t, Transfer> transfers;  ///< that lack an end; guarded by mutex
+  };
+
+  /// One rank's part in split round `sequence`: (color, key) in, new state and rank in it out.
+  struct SplitResult {
+    std::shared_ptr<ThreadGroupState> state;
+    int rank = 0;
+  };
+
+  ThreadGroupState(int size, std::chrono::milliseconds timeout, std::shared_ptr<Family> family);
+
+  int size() const { return size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  Family& family() const { return *family_; }
+  Member& member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  Channel& channel(int source, int destination) const {
+    return channels_[static_cast<std::size_t>(source * size_ + destination)];
+  }
+
+  SplitResult split(int rank, std::uint64_t sequence, int color, int key);
+
+  void wake_all() override;
+
+ private:
+  struct Seat {
+    int color = 0;
+    int key = 0;
+  };
+  struct SplitRound {
+    std::vector<std::optional<Seat>> seats;
+    std::vector<SplitResult> results;  // empty until the last rank has arrived
+    int arrived = 0;
+    int taken = 0;
+  };
+
+  std::vector<SplitResult> assign(const std::vector<std::optional<Seat>>& seats) const;
+  [[noreturn]] void fail_split(int rank, const SplitRound& round);
+
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<Family> family_;
+  const std::unique_ptr<Member[]> members_;
+  const std::unique_ptr<Channel[]> channels_;
+
+  std::mutex split_mutex_;
+  std::condition_variable split_changed_;
+  std::map<std::uint64_t, SplitRound> split_rounds_;  // guarded by split_mutex_
+};
+
+/// A group's state, registered with its family.
+std::shared_ptr<ThreadGroupState> make_thread_group_state(int size,
+                                                          std::chrono::milliseconds timeout,
+                                                          std::shared_ptr<Family> family);
+
+}  // namespace tessera

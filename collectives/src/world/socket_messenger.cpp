@@ -1,0 +1,396 @@
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "world/messenger.h"
+#include "world/socket_mesh.h"
+#include "world/world_core.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint32_t kExchangeTag = 0xffffffffU;
+
+enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave };
+
+/// What precedes the bytes of a message. All machines have one byte order.
+struct FrameHeader {
+  FrameKind kind = FrameKind::kData;
+  std::uint32_t tag = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// A message of this side, as its thread and the input-output thread share it.
+struct Piece {
+  FrameHeader header{};
+  std::byte* data = nullptr;     // the caller's, or in `own`; null: given up, bytes are dropped
+  std::vector<std::byte> own{};  // if it came unasked, or outlives its caller
+  std::uint64_t moved = 0;       // of the header, then of the data
+  std::atomic<bool> done{false};
+};
+using PiecePtr = std::shared_ptr<Piece>;
+
+/// A connection to one process and what waits on it. Guarded by the messenger's mutex.
+struct Connection {
+  Socket socket{};
+  bool left = false;    // the other process has finished well
+  bool closed = false;  // nothing comes or goes any more
+  std::deque<PiecePtr> outgoing{};
+  PiecePtr incoming{};  // being read; null: a header is
+  FrameHeader header{};
+  std::uint64_t header_bytes = 0;                           // read of it so far
+  std::map<std::uint32_t, std::deque<PiecePtr>> wanted{};   // by tag
+  std::map<std::uint32_t, std::deque<PiecePtr>> unasked{};  // by tag; may be still arriving
+};
+
+/// Messages over TCP. One thread does all input and output.
+class SocketMessenger : public Messenger {
+ public:
+  explicit SocketMessenger(const SocketRendezvous& rendezvous)
+      : process_(rendezvous.process),
+        patience_(rendezvous.patience),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    std::vector<Socket> mesh = connect_mesh(rendezvous);
+    connections_ = std::vector<Connection>(mesh.size());
+    for (std::size_t p = 0; p < mesh.size(); ++p) connections_[p].socket = std::move(mesh[p]);
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~SocketMessenger() override {
+    stopping_ = true;
+    wake();
+    thread_.join();
+  }
+
+  int process() const override { return process_; }
+  int processes() const override { return static_cast<int>(connections_.size()); }
+
+  std::vector<std::string> exchange(const std::string& mine) override;
+
+  std::shared_ptr<Transfer> send(int process, std::uint32_t tag, const void* data,
+                                 std::size_t bytes) override {
+    auto piece = std::make_shared<Piece>();
+    piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
+    // Only read from; Piece serves both directions.
+    piece->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
+    enqueue(process, piece);
+    return std::make_shared<Handle>(*this, std::move(piece));
+  }
+
+  std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
+                                    std::size_t bytes) override;
+
+  void abort(const std::string& reason) noexcept override { broadcast(FrameKind::kAbort, reason); }
+  std::string failure() noexcept override {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  int lost() noexcept override {
+    const std::lock_guard lock(mutex_);
+    return lost_;
+  }
+  void leave() noexcept override {
+    broadcast(FrameKind::kLeave, "");
+    // What is queued is small, but must be out before the sockets close.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!drained() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
+ private:
+  class Handle : public Transfer {
+   public:
+    Handle(SocketMessenger& messenger, PiecePtr piece)
+        : messenger_(messenger), piece_(std::move(piece)) {}
+    ~Handle() override {
+      if (done()) return;
+      const std::lock_guard lock(messenger_.mutex_);
+      piece_->data = nullptr;
+    }
+    bool done() override { return piece_->done.load(std::memory_order_acquire); }
+
+   private:
+    SocketMessenger& messenger_;
+    const PiecePtr piece_;
+  };
+
+  void wake() {
+    // A full counter (EAGAIN) wakes as well, and nothing else can fail: the descriptor is ours.
+    const std::uint64_t one = 1;
+    while (write(wake_.fd(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+  void enqueue(int process, PiecePtr piece);
+  void broadcast(FrameKind kind, const std::string& text) noexcept;
+  bool drained();
+  void run();
+  bool write_some(Connection& connection);
+  bool read_some(Connection& connection, int process);
+  bool begin_piece(Connection& connection, int process);
+  void end_piece(Connection& connection);
+  void lose(Connection& connection, int process, const std::string& why);
+
+  const int process_;
+  const std::chrono::milliseconds patience_;
+  const Socket wake_;  // tells the thread that there is something to send
+  std::mutex mutex_;
+  std::vector<Connection> connections_;
+  std::string failure_;
+  int lost_ = -1;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
+  const std::uint64_t own_size = mine.size();
+  std::vector<std::string> texts(connections_.size());
+  std::vector<std::uint64_t> sizes(connections_.size());
+  const auto deadline = std::chrono::steady_clock::now() + patience_;
+  const auto wait = [&](const std::vector<std::shared_ptr<Transfer>>& transfers, int process) {
+    for (const auto& transfer : transfers) {
+      while (!transfer->done()) {
+        const std::string problem = failure();
+        require(problem.empty(), ErrorCode::kAborted, problem);
+        require(std::chrono::steady_clock::now() < deadline, ErrorCode::kTimeout, "process ",
+                process, " did not answer within ", patience_.count() / 1000, " s");
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    }
+  };
+  std::vector<std::shared_ptr<Transfer>> sent;
+  for (int p = 0; p < processes(); ++p) {
+    if (p == process_) continue;
+    sent.push_back(send(p, kExchangeTag, &own_size, sizeof(own_size)));
+    sent.push_back(send(p, kExchangeTag, mine.data(), mine.size()));
+  }
+  for (int p = 0; p < processes(); ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    if (p == process_) {
+      texts[i] = mine;
+      continue;
+    }
+    wait({receive(p, kExchangeTag, &sizes[i], sizeof(sizes[i]))}, p);
+    texts[i].resize(sizes[i]);
+    wait({receive(p, kExchangeTag, texts[i].data(), texts[i].size())}, p);
+  }
+  wait(sent, -1);
+  return texts;
+}
+
+std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::uint32_t tag,
+                                                              void* data, std::size_t bytes) {
+  Connection& connection = connections_[static_cast<std::size_t>(process)];
+  const std::lock_guard lock(mutex_);
+  const auto unasked = connection.unasked.find(tag);
+  if (unasked == connection.unasked.end()) {
+    auto piece = std::make_shared<Piece>();
+    piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
+    piece->data = static_cast<std::byte*>(data);
+    connection.wanted[tag].push_back(piece);
+    return std::make_shared<Handle>(*this, std::move(piece));
+  }
+  const PiecePtr piece = unasked->second.front();
+  unasked->second.pop_front();
+  if (unasked->second.empty()) connection.unasked.erase(unasked);
+  require(piece->header.bytes == bytes, ErrorCode::kInternal, "process ", process, " sent ",
+          piece->header.bytes, " bytes where ", bytes, " were expected");
+  // It may still be arriving: what is there moves to its place, and the rest goes there itself.
+  std::copy_n(piece->own.begin(), piece->moved, static_cast<std::byte*>(data));
+  piece->data = static_cast<std::byte*>(data);
+  return std::make_shared<Handle>(*this, piece);
+}
+
+void SocketMessenger::enqueue(int process, PiecePtr piece) {
+  {
+    const std::lock_guard lock(mutex_);
+    Connection& connection = connections_[static_cast<std::size_t>(process)];
+    if (connection.closed) return;  // never done: failure() says why
+    connection.outgoing.push_back(std::move(piece));
+  }
+  wake();
+}
+
+void SocketMessenger::broadcast(FrameKind kind, const std::string& text) noexcept {
+  for (int p = 0; p < processes(); ++p) {
+    if (p == process_) continue;
+    auto piece = std::make_shared<Piece>();
+    piece->header = {.kind = kind, .tag = 0, .bytes = text.size()};
+    piece->own.resize(text.size());
+    std::transform(text.begin(), text.end(), piece->own.begin(),
+                   [](char c) { return static_cast<std::byte>(c); });
+    piece->data = piece->own.data();
+    enqueue(p, std::move(piece));
+  }
+}
+
+bool SocketMessenger::drained() {
+  const std::lock_guard lock(mutex_);
+  for (const Connection& connection : connections_) {
+    if (!connection.closed && !connection.outgoing.empty()) return false;
+  }
+  return true;
+}
+
+// ---- The thread ---------------------------------------------------------------------------------
+
+void SocketMessenger::run() {
+  std::vector<pollfd> polled;
+  std::vector<int> process_of;
+  while (!stopping_) {
+    polled.assign(1, {.fd = wake_.fd(), .events = POLLIN, .revents = 0});
+    process_of.assign(1, -1);
+    {
+      const std::lock_guard lock(mutex_);
+      for (int p = 0; p < processes(); ++p) {
+        const Connection& connection = connections_[static_cast<std::size_t>(p)];
+        if (p == process_ || connection.closed) continue;
+        const int events = POLLIN | (connection.outgoing.empty() ? 0 : POLLOUT);
+        polled.push_back(
+            {.fd = connection.socket.fd(), .events = static_cast<short>(events), .revents = 0});
+        process_of.push_back(p);
+      }
+    }
+    poll(polled.data(), polled.size(), 100);
+    std::uint64_t count = 0;
+    if (polled[0].revents != 0 && read(wake_.fd(), &count, sizeof(count)) < 0) continue;
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 1; i < polled.size(); ++i) {
+      Connection& connection = connections_[static_cast<std::size_t>(process_of[i])];
+      const auto ready = [&](int events) { return (polled[i].revents & events) != 0; };
+      if (ready(POLLIN | POLLHUP | POLLERR) && !read_some(connection, process_of[i])) {
+        lose(connection, process_of[i], errno == 0 ? "it ended" : std::strerror(errno));
+      }
+      if (!connection.closed && ready(POLLOUT) && !write_some(connection)) {
+        lose(connection, process_of[i], std::strerror(errno));
+      }
+    }
+  }
+}
+
+/// False if the connection is broken. Writes what the socket takes of the first message.
+bool SocketMessenger::write_some(Connection& connection) {
+  while (!connection.outgoing.empty()) {
+    Piece& piece = *connection.outgoing.front();
+    if (piece.data == nullptr && piece.header.bytes > 0) {
+      errno = ECANCELED;
+      return false;  // its memory is gone: only a rank that fails gives up what it sends
+    }
+    const std::uint64_t total = sizeof(FrameHeader) + piece.header.bytes;
+    const std::uint64_t header_left =
+        piece.moved < sizeof(FrameHeader) ? sizeof(FrameHeader) - piece.moved : 0;
+    const std::uint64_t data_moved = piece.moved + header_left - sizeof(FrameHeader);
+    std::array<iovec, 2> parts{
+        iovec{reinterpret_cast<std::byte*>(&piece.header) + (sizeof(FrameHeader) - header_left),
+              header_left},
+        iovec{piece.data + data_moved, piece.header.bytes - data_moved}};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = parts.size();
+    const ssize_t n = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    piece.moved += static_cast<std::uint64_t>(n);
+    if (piece.moved < total) return true;
+    piece.done.store(true, std::memory_order_release);
+    connection.outgoing.pop_front();
+  }
+  return true;
+}
+
+/// False if the connection is broken; errno is 0 if the other end has closed it.
+bool SocketMessenger::read_some(Connection& connection, int process) {
+  std::array<std::byte, 65536> dropped;
+  for (int reads = 0; reads < 16; ++reads) {
+    std::byte* to = reinterpret_cast<std::byte*>(&connection.header) + connection.header_bytes;
+    std::size_t wanted = sizeof(FrameHeader) - connection.header_bytes;
+    if (connection.incoming != nullptr) {
+      Piece& piece = *connection.incoming;
+      const std::uint64_t left = piece.header.bytes - piece.moved;
+      to = piece.data == nullptr ? dropped.data() : piece.data + piece.moved;
+      wanted = piece.data == nullptr ? std::min<std::uint64_t>(left, dropped.size()) : left;
+    }
+    const ssize_t n = recv(connection.socket.fd(), to, wanted, MSG_DONTWAIT);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    if (n == 0) {
+      errno = 0;
+      return false;
+    }
+    if (connection.incoming == nullptr) {
+      connection.header_bytes += static_cast<std::uint64_t>(n);
+      if (connection.header_bytes == sizeof(FrameHeader) && !begin_piece(connection, process)) {
+        errno = EPROTO;
+        return false;
+      }
+    } else {
+      connection.incoming->moved += static_cast<std::uint64_t>(n);
+    }
+    if (connection.incoming != nullptr &&
+        connection.incoming->moved == connection.incoming->header.bytes) {
+      end_piece(connection);
+    }
+  }
+  return true;
+}
+
+/// A header is there: finds a place for what follows it.
+bool SocketMessenger::begin_piece(Connection& connection, int process) {
+  const FrameHeader header = connection.header;
+  connection.header_bytes = 0;
+  const auto wanted = connection.wanted.find(header.tag);
+  if (header.kind == FrameKind::kData && wanted != connection.wanted.end()) {
+    connection.incoming = wanted->second.front();
+    wanted->second.pop_front();
+    if (wanted->second.empty()) connection.wanted.erase(wanted);
+    if (connection.incoming->header.bytes == header.bytes) return true;
+    failure_ = concat("process ", process, " sent ", header.bytes, " bytes where ",
+                      connection.incoming->header.bytes, " were expected");
+    return false;
+  }
+  if (header.kind < FrameKind::kData || header.kind > FrameKind::kLeave) return false;
+  connection.incoming = std::make_shared<Piece>();
+  connection.incoming->header = header;
+  connection.incoming->own.resize(header.bytes);
+  connection.incoming->data = connection.incoming->own.data();
+  if (header.kind == FrameKind::kData) {
+    connection.unasked[header.tag].push_back(connection.incoming);
+  }
+  return true;
+}
+
+void SocketMessenger::end_piece(Connection& connection) {
+  const PiecePtr piece = std::exchange(connection.incoming, nullptr);
+  piece->done.store(true, std::memory_order_release);
+  if (piece->header.kind == FrameKind::kLeave) connection.left = true;
+  if (piece->header.kind == FrameKind::kAbort && failure_.empty()) {
+    failure_.assign(reinterpret_cast<const char*>(piece->own.data()), piece->own.size());
+  }
+}
+
+void SocketMessenger::lose(Connection& connection, int process, const std::string& why) {
+  connection.closed = true;
+  if (connection.left || !failure_.empty()) return;
+  failure_ = concat("lost the connection to process ", process, " (", why, ")");
+  lost_ = process;
+}
+
+}  // namespace
+
+std::unique_ptr<World> make_socket_world(const SocketRendezvous& rendezvous,
+                                         const WorldOptions& options) {
+  return make_world(std::make_unique<SocketMessenger>(rendezvous), options);
+}
+
+}  // namespace tessera

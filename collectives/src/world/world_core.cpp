@@ -1,0 +1,196 @@
+#include "world/world_core.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kWatchInterval{20};
+
+/// Equal for processes that can map each other's memory through /proc: one boot of one machine, and
+/// one namespace of process ids.
+std::string host_identity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 256> name{};
+  const ssize_t length = readlink("/proc/self/ns/pid", name.data(), name.size() - 1);
+  return boot + "/" + std::string(name.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name[0] == '\0' ? "unknown" : name.data();
+}
+
+}  // namespace
+
+WorldCore::WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& options)
+    : options_(options), messenger_(std::move(messenger)) {
+  require(options_.local_ranks >= 1, ErrorCode::kInvalidArgument, options_.local_ranks,
+          " ranks in a process are not possible");
+  require(options_.timeout.count() > 0, ErrorCode::kInvalidArgument, "a timeout of ",
+          options_.timeout.count(), " ms is not positive");
+  meet();
+  map_peers();
+  messenger_->exchange("mapped");  // from here on a process may end: what it shared is held by all
+  watcher_ = std::thread([this] { watch(); });
+}
+
+WorldCore::~WorldCore() {
+  stopping_ = true;
+  if (watcher_.joinable()) watcher_.join();
+  if (!aborted()) {
+    arena_.mapping().header().left.store(1, std::memory_order_seq_cst);
+    messenger_->leave();
+  }
+  for (const Peer& peer : peers_) {
+    if (peer.watch >= 0) close(peer.watch);
+  }
+}
+
+std::string WorldCore::introduction() const {
+  // The fields hold no spaces; what can hold any comes last.
+  const std::string host =
+      host_identity() + (options_.apart ? concat("#", messenger_->process()) : "");
+  return concat(getpid(), " ", arena_.mapping().file(), " ", arena_.mapping().bytes(), " ",
+                options_.local_ranks, " ", host, " ", host_name());
+}
+
+void WorldCore::meet() {
+  const std::vector<std::string> texts = messenger_->exchange(introduction());
+  for (int p = 0; p < processes(); ++p) {
+    std::istringstream text(texts[static_cast<std::size_t>(p)]);
+    Peer peer;
+    int local_ranks = 0;
+    text >> peer.pid >> peer.file >> peer.bytes >> local_ranks >> peer.host >> peer.name;
+    require(!text.fail(), ErrorCode::kInternal, "process ", p, " introduced itself as '",
+            texts[static_cast<std::size_t>(p)], "'; all must run the same version of tessera");
+    require(local_ranks == options_.local_ranks, ErrorCode::kConfig, "process ", p, " on ",
+            peer.name, " has ", local_ranks, " ranks but process ", process(), " has ",
+            options_.local_ranks, "; every process must have as many (--ranks)");
+    peers_.push_back(std::move(peer));
+  }
+  const std::string& own = peers_[static_cast<std::size_t>(process())].host;
+  const auto first = std::find_if(peers_.begin(), peers_.end(),
+                                  [&](const Peer& peer) { return peer.host == own; });
+  board_process_ = static_cast<int>(first - peers_.begin());
+}
+
+void WorldCore::map_peers() {
+  const std::string& own = peers_[static_cast<std::size_t>(process())].host;
+  for (int p = 0; p < processes(); ++p) {
+    Peer& peer = peers_[static_cast<std::size_t>(p)];
+    if (p == process() || peer.host != own) continue;
+    peer.mapping = std::make_unique<SharedMapping>(peer.pid, peer.file, peer.bytes);
+    peer.watch = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+  }
+}
+
+bool WorldCore::share_memory(int world_rank, int other_world_rank) const {
+  const auto host = [&](int rank) -> const std::string& {
+    return peers_[static_cast<std::size_t>(process_of(rank))].host;
+  };
+  return host(world_rank) == host(other_world_rank);
+}
+
+int WorldCore::ranks_on_host() const {
+  return processes_on_host(processes()) * options_.local_ranks;
+}
+
+int WorldCore::first_local_rank() const {
+  return processes_on_host(process()) * options_.local_ranks;
+}
+
+/// Of the first `count` processes.
+int WorldCore::processes_on_host(int count) const {
+  const std::string& own = peers_[static_cast<std::size_t>(process())].host;
+  return static_cast<int>(std::count_if(peers_.begin(), peers_.begin() + count,
+                                        [&](const Peer& peer) { return peer.host == own; }));
+}
+
+int WorldCore::machine_of(int world_rank) const {
+  std::vector<std::string_view> hosts;  // in the order of their first ranks
+  const std::string_view own = peers_[static_cast<std::size_t>(process_of(world_rank))].host;
+  for (const Peer& peer : peers_) {
+    if (std::find(hosts.begin(), hosts.end(), peer.host) == hosts.end()) hosts.push_back(peer.host);
+  }
+  return static_cast<int>(std::find(hosts.begin(), hosts.end(), own) - hosts.begin());
+}
+
+std::byte* WorldCore::at(int process, std::size_t offset) const {
+  if (process == this->process()) return arena_.mapping().base() + offset;
+  return peers_[static_cast<std::size_t>(process)].mapping->base() + offset;
+}
+
+ArenaHeader& WorldCore::board() const {
+  return *reinterpret_cast<ArenaHeader*>(at(board_process_, 0));
+}
+
+// ---- Failure ------------------------------------------------------------------------------------
+
+void WorldCore::post(std::string_view reason) noexcept {
+  ArenaHeader& header = board();
+  std::uint32_t none = 0;
+  if (!header.abort_state.compare_exchange_strong(none, 1, std::memory_order_seq_cst)) return;
+  const std::size_t length = std::min(reason.size(), ArenaHeader::kReasonBytes - 1);
+  std::memcpy(header.reason, reason.data(), length);
+  header.reason[length] = '\0';
+  header.abort_state.store(2, std::memory_order_seq_cst);
+}
+
+void WorldCore::abort(std::string_view reason) noexcept {
+  post(reason);
+  if (!told_.exchange(true)) messenger_->abort(this->reason());
+}
+
+bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_acquire) == 2; }
+
+std::string WorldCore::reason() const { return aborted() ? board().reason : ""; }
+
+std::string WorldCore::describe(int process) const {
+  const int first = process * options_.local_ranks;
+  const int last = first + options_.local_ranks - 1;
+  const Peer& peer = peers_[static_cast<std::size_t>(process)];
+  return concat(first == last ? concat("rank ", first) : concat("ranks ", first, " to ", last),
+                " (process ", process, ", pid ", peer.pid, " on ", peer.name, ")");
+}
+
+/// Ends the watch of a process that has ended; its death is a failure unless it left well.
+void WorldCore::check_peer(Peer& peer, int process) {
+  if (peer.watch < 0) return;
+  pollfd ended{.fd = peer.watch, .events = POLLIN, .revents = 0};
+  if (poll(&ended, 1, 0) != 1) return;
+  close(peer.watch);
+  peer.watch = -1;
+  if (peer.mapping->header().left.load(std::memory_order_seq_cst) == 1) return;
+  abort(describe(process) + " ended before the run was over");
+}
+
+void WorldCore::watch() {
+  while (!stopping_) {
+    for (int p = 0; p < processes(); ++p) check_peer(peers_[static_cast<std::size_t>(p)], p);
+    const std::string failure = messenger_->failure();
+    if (!failure.empty()) {
+      const int lost = messenger_->lost();
+      abort(lost < 0 ? failure : concat(describe(lost), ": ", failure));
+    }
+    // Another process of this machine may have been the one to fail.
+    if (aborted() && !told_.exchange(true)) messenger_->abort(reason());
+    std::this_thread::sleep_for(kWatchInterval);
+  }
+}
+
+}  // namespace tessera

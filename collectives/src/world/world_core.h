@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tessera/collectives/world.h"
+#include "world/messenger.h"
+#include "world/shared_arena.h"
+
+namespace tessera {
+
+/// What the ranks of one process have in common: the memory of the machine's processes, the
+/// messenger, and whether the run has been aborted. A thread of its own watches the other
+/// processes.
+class WorldCore {
+ public:
+  /// Collective. Throws Error{kConfig} if processes disagree.
+  WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& options);
+  ~WorldCore();
+
+  const WorldOptions& options() const { return options_; }
+  Messenger& messenger() const { return *messenger_; }
+  SharedArena& arena() { return arena_; }
+
+  int process() const { return messenger_->process(); }
+  int processes() const { return messenger_->processes(); }
+  int size() const { return processes() * options_.local_ranks; }
+  int process_of(int world_rank) const { return world_rank / options_.local_ranks; }
+  /// True if the two ranks' processes share memory.
+  bool share_memory(int world_rank, int other_world_rank) const;
+  int ranks_on_host() const;
+  int first_local_rank() const;
+  int machine_of(int world_rank) const;
+  int first_process_on_host() const { return board_process_; }
+
+  /// An address in the arena of `process`, which is on this machine, as this process sees it.
+  std::byte* at(int process, std::size_t offset) const;
+
+  /// The first reason wins. Reaches all ranks of all processes.
+  void abort(std::string_view reason) noexcept;
+  bool aborted() const;
+  std::string reason() const;
+
+ private:
+  struct Peer {
+    std::string host{};  // equal for processes that share memory
+    std::string name{};  // of the machine, for messages
+    int pid = 0;
+    int file = -1;                             // of its arena, as it knows it
+    std::size_t bytes = 0;                     // of its arena
+    std::unique_ptr<SharedMapping> mapping{};  // null: on another machine, or this process
+    int watch = -1;                            // pidfd; -1 if not watched
+  };
+
+  void meet();
+  std::string introduction() const;
+  void map_peers();
+  void watch();
+  void check_peer(Peer& peer, int process);
+  int processes_on_host(int count) const;
+  std::string describe(int process) const;
+  ArenaHeader& board() const;
+  /// Sets the machine's reason unless there is one.
+  void post(std::string_view reason) noexcept;
+
+  const WorldOptions options_;
+  const std::unique_ptr<Messenger> messenger_;
+  SharedArena arena_;
+  std::vector<Peer> peers_;  // by process
+  int board_process_ = 0;    // whose arena header holds the machine's abort state
+  std::atomic<bool> told_{false};
+  std::atomic<bool> stopping_{false};
+  std::thread watcher_;
+};
+
+/// The world over any messenger.
+std::unique_ptr<World> make_world(std::unique_ptr<Messenger> messenger,
+                                  const WorldOptions& options);
+
+}  // namespace tessera

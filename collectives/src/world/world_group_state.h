@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "collective_call.h"
+#include "world/shared_counter.h"
+#include "world/world_core.h"
+
+namespace tessera {
+
+/// A buffer that a rank offers to the other ranks of its machine.
+struct SharedBuffer {
+  std::int32_t process;
+  std::uint64_t offset;  ///< in the arena of `process`
+};
+
+/// What every rank must know about another one's operation.
+struct CallSummary {
+  std::int32_t kind;
+  std::int32_t peer;
+  std::int64_t numel;
+  std::int32_t dtype;
+  std::int32_t accumulate;
+  bool operator==(const CallSummary&) const = default;
+};
+CallSummary summary_of(const CollectiveCall& call);
+/// "all_gather of 12 fp32".
+std::string describe(const CallSummary& summary);
+
+/// One rank's part of a group's state, in memory that its machine's processes share; zero at first.
+/// A rank writes its own only. `progress` is sequence * kWorldStages + stage.
+struct SharedMember {
+  SharedCounter progress;
+  SharedCounter finished;  ///< operations that this rank has left
+  SharedBuffer buffer;     ///< these two: valid from kPublished until every rank is kDone
+  CallSummary call;
+};
+
+/// From one rank to another of the same machine. Both ends count their own calls.
+struct SharedChannel {
+  SharedCounter posted;  ///< sends whose buffer may be read
+  SharedCounter taken;   ///< of these, how many have been read
+  SharedBuffer buffer;
+  CallSummary call;
+};
+
+/// A group as one of its ranks sees it.
+class WorldGroupState {
+ public:
+  /// `ranks`: of the world, by rank in this group. `shared`: the group's part of this machine's
+  /// memory, as `shared_bytes(ranks.size())`; the same for all of its ranks here.
+  WorldGroupState(std::shared_ptr<WorldCore> core, std::uint32_t id, std::vector<int> ranks,
+                  int rank, SharedBuffer shared);
+
+  static std::size_t shared_bytes(std::size_t size) {
+    return size * sizeof(SharedMember) + size * size * sizeof(SharedChannel);
+  }
+
+  WorldCore& core() const { return *core_; }
+  const std::shared_ptr<WorldCore>& shared_core() const { return core_; }
+  std::uint32_t id() const { return id_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int world_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  /// True if the peer's memory can be read here.
+  bool near(int peer) const { return core_->share_memory(world_rank(rank_), world_rank(peer)); }
+  /// Of near peers.
+  SharedMember& member(int rank) const { return members_[rank]; }
+  SharedChannel& channel(int source, int destination) const {
+    return channels_[source * size() + destination];
+  }
+
+  /// The tag of messages from one rank of this group to another, of far peers.
+  std::uint32_t tag(int source, int destination, bool pairwise) const;
+
+ private:
+  const std::shared_ptr<WorldCore> core_;
+  const std::uint32_t id_;
+  const std::vector<int> ranks_;
+  const int rank_;
+  SharedMember* members_;
+  SharedChannel* channels_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,293 @@
+#include "world/world_operation.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "copy_bytes.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How often a sleeping rank looks whether the run was aborted.
+constexpr std::chrono::milliseconds kLook{20};
+
+}  // namespace
+
+WorldOperation::WorldOperation(const WorldGroupState& state, std::uint64_t sequence,
+                               const CollectiveCall& call)
+    : state_(state),
+      sequence_(sequence),
+      call_(call),
+      deadline_(Clock::now() + state.core().options().timeout),
+      own_summary_(summary_of(call)) {
+  for (int peer = 0; peer < size(); ++peer) {
+    const bool involved = !pairwise() || peer == call_.peer;
+    if (involved && !near(peer)) far_peers_.push_back(peer);
+  }
+}
+
+WorldOperation::~WorldOperation() {
+  if (staging_ == nullptr) return;
+  state_.core().arena().deallocate(staging_, static_cast<std::size_t>(call_.input.bytes()));
+}
+
+bool WorldOperation::pairwise() const {
+  return call_.kind == CollectiveKind::kSend || call_.kind == CollectiveKind::kRecv;
+}
+
+std::string WorldOperation::name() const {
+  return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank(), " of ", size());
+}
+
+// ---- Waiting ------------------------------------------------------------------------------------
+
+void WorldOperation::fail_if_aborted() const {
+  const WorldCore& core = state_.core();
+  if (core.aborted()) fail(ErrorCode::kAborted, name(), ": ", core.reason());
+}
+
+void WorldOperation::check_time(const std::function<std::string()>& missing) const {
+  fail_if_aborted();
+  if (Clock::now() < deadline_) return;
+  fail(ErrorCode::kTimeout, name(), ": ", missing(), " did not arrive within ",
+       state_.core().options().timeout.count(), " ms");
+}
+
+void WorldOperation::wait(SharedCounter& counter, std::uint64_t target,
+                          const std::function<std::string()>& missing) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    if (counter.wait(target, std::clamp(left, std::chrono::milliseconds(0), kLook))) return;
+    check_time(missing);
+  }
+}
+
+void WorldOperation::wait(const std::function<bool()>& done,
+                          const std::function<std::string()>& missing) {
+  constexpr int kYields = 200;
+  for (int i = 0; !done(); ++i) {
+    if (i < kYields) {
+      std::this_thread::yield();
+      continue;
+    }
+    check_time(missing);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void WorldOperation::arrive(WorldStage stage) {
+  state_.member(rank()).progress.raise(target(stage));
+}
+
+void WorldOperation::await(int peer, WorldStage stage) {
+  wait(state_.member(peer).progress, target(stage), [&] { return list_ranks({peer}); });
+}
+
+void WorldOperation::await_all(WorldStage stage) {
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (near(peer) && state_.member(peer).progress.value() < target(stage)) ranks.push_back(peer);
+    }
+    return list_ranks(ranks);
+  };
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (rank() + i) % size();
+    if (near(peer)) wait(state_.member(peer).progress, target(stage), missing);
+  }
+}
+
+// ---- Buffers ------------------------------------------------------------------------------------
+
+/// A buffer outside of the arena is seen by nobody else: it is copied in.
+void WorldOperation::stage_input() {
+  SharedArena& arena = state_.core().arena();
+  const auto bytes = static_cast<std::size_t>(call_.input.bytes());
+  offered_ = call_.input;
+  const bool nothing = call_.input.data == nullptr || bytes == 0;  // of a barrier: no data at all
+  if (nothing || arena.contains(call_.input.data, bytes)) return;
+  const auto is_near = [&](int peer) { return peer != rank() && near(peer); };
+  bool seen = false;
+  for (int peer = 0; peer < size(); ++peer) seen = seen || is_near(peer);
+  if (!seen) return;
+  staging_ = arena.allocate(bytes);
+  offered_.data = static_cast<std::byte*>(staging_);
+  copy_bytes(offered_.data, call_.input.data, bytes);
+  copied_bytes_ += call_.input.bytes();
+}
+
+/// Where near peers find `offered()`; nowhere, if it is empty or there are none.
+SharedBuffer WorldOperation::offer() const {
+  const SharedArena& arena = state_.core().arena();
+  const bool visible = arena.contains(offered_.data, 1);
+  return {.process = state_.core().process(),
+          .offset = visible ? arena.offset_of(offered_.data) : 0};
+}
+
+void WorldOperation::unstage(const TensorView& staged, const TensorView& destination) {
+  if (staged.data == destination.data) return;
+  copy_bytes(destination.data, staged.data, static_cast<std::size_t>(destination.bytes()));
+  copied_bytes_ += destination.bytes();
+}
+
+TensorView WorldOperation::offered_by(int peer) const {
+  if (peer == rank()) return offered_;
+  const SharedBuffer& buffer = state_.member(peer).buffer;
+  TensorView view = call_.input.flat();  // the same dtype and size, or `meet` has thrown
+  view.data = state_.core().at(buffer.process, buffer.offset);
+  return view;
+}
+
+TensorView WorldOperation::landing(Shape shape, DType dtype) {
+  TensorView view(static_cast<std::byte*>(nullptr), dtype, shape);
+  landings_.emplace_back(static_cast<std::size_t>(view.bytes()) + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(landings_.back().data());
+  view.data = landings_.back().data() + (64 - address % 64);
+  copied_bytes_ += view.bytes();
+  return view;
+}
+
+// ---- Meeting ------------------------------------------------------------------------------------
+
+void WorldOperation::ask_for_summaries() {
+  far_.resize(far_peers_.size());
+  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
+    const int peer = far_peers_[i];
+    far_[i].received = state_.core().messenger().receive(
+        state_.core().process_of(state_.world_rank(peer)), state_.tag(peer, rank(), pairwise()),
+        &far_[i].theirs, sizeof(CallSummary));
+  }
+}
+
+void WorldOperation::expect(int peer, const TensorView& destination) {
+  if (far_.empty()) ask_for_summaries();  // they come first
+  if (destination.bytes() == 0) return;
+  transfers_.emplace_back(peer, state_.core().messenger().receive(
+                                    state_.core().process_of(state_.world_rank(peer)),
+                                    state_.tag(peer, rank(), pairwise()), destination.data,
+                                    static_cast<std::size_t>(destination.bytes())));
+}
+
+void WorldOperation::check_same(int peer, const CallSummary& other) const {
+  require(other == own_summary_, ErrorCode::kInvalidArgument, name(), ": rank ", rank(), " issued ",
+          describe(own_summary_), " but rank ", peer, " issued ", describe(other),
+          "; all ranks must issue the same operations in the same order");
+}
+
+void WorldOperation::meet() {
+  stage_input();
+  SharedMember& own = state_.member(rank());
+  own.buffer = offer();
+  own.call = own_summary_;
+  arrive(WorldStage::kPublished);
+
+  if (far_.empty()) ask_for_summaries();
+  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
+    const int peer = far_peers_[i];
+    far_[i].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
+                                                  state_.tag(rank(), peer, pairwise()),
+                                                  &own_summary_, sizeof(CallSummary));
+  }
+  await_all(WorldStage::kPublished);
+  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
+    wait([&] { return far_[i].received->done() && far_[i].sent->done(); },
+         [&] { return list_ranks({far_peers_[i]}); });
+    check_same(far_peers_[i], far_[i].theirs);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (near(peer)) check_same(peer, state_.member(peer).call);
+  }
+}
+
+void WorldOperation::send(int peer, const TensorView& data) {
+  if (data.bytes() == 0) return;
+  transfers_.emplace_back(
+      peer, state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
+                                           state_.tag(rank(), peer, pairwise()), data.data,
+                                           static_cast<std::size_t>(data.bytes())));
+}
+
+void WorldOperation::deliver() {
+  for (auto& [peer, transfer] : transfers_) {
+    wait([&t = transfer] { return t->done(); }, [&, p = peer] { return list_ranks({p}); });
+  }
+  transfers_.clear();
+}
+
+// ---- Pairs --------------------------------------------------------------------------------------
+
+void WorldOperation::send_to_peer() {
+  const int peer = call_.peer;
+  if (!near(peer)) {
+    ask_for_summaries();
+    far_[0].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
+                                                  state_.tag(rank(), peer, true), &own_summary_,
+                                                  sizeof(CallSummary));
+    wait([&] { return far_[0].received->done() && far_[0].sent->done(); },
+         [&] { return list_ranks({peer}); });
+    check_same(peer, far_[0].theirs);
+    send(peer, call_.input);
+    return deliver();
+  }
+  SharedChannel& channel = state_.channel(rank(), peer);
+  const auto missing = [&] { return list_ranks({peer}); };
+  wait(channel.taken, sequence_, missing);
+  fail_if_aborted();
+  stage_input();
+  channel.buffer = offer();
+  channel.call = own_summary_;
+  channel.posted.raise(sequence_ + 1);
+  wait(channel.taken, sequence_ + 1, missing);
+}
+
+void WorldOperation::receive_from_peer() {
+  const int peer = call_.peer;
+  if (!near(peer)) {
+    expect(peer, call_.input);
+    far_[0].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
+                                                  state_.tag(rank(), peer, true), &own_summary_,
+                                                  sizeof(CallSummary));
+    wait([&] { return far_[0].received->done() && far_[0].sent->done(); },
+         [&] { return list_ranks({peer}); });
+    check_same(peer, far_[0].theirs);
+    return deliver();
+  }
+  SharedChannel& channel = state_.channel(peer, rank());
+  const auto missing = [&] { return list_ranks({peer}); };
+  wait(channel.taken, sequence_, missing);
+  wait(channel.posted, sequence_ + 1, missing);
+  require(channel.call == own_summary_, ErrorCode::kInvalidArgument, name(), ": expected ",
+          describe(own_summary_), " but rank ", peer, " issued ", describe(channel.call));
+  if (call_.input.bytes() > 0) {
+    copy_bytes(call_.input.data, state_.core().at(channel.buffer.process, channel.buffer.offset),
+               static_cast<std::size_t>(call_.input.bytes()));
+  }
+  channel.taken.raise(sequence_ + 1);
+}
+
+// ---- Running ------------------------------------------------------------------------------------
+
+void WorldOperation::run(const std::function<void(WorldOperation&)>& body) {
+  try {
+    if (pairwise()) {
+      fail_if_aborted();
+      body(*this);
+      return;
+    }
+    SharedMember& own = state_.member(rank());
+    wait(own.finished, sequence_, [&] { return concat("its own operation #", sequence_ - 1); });
+    fail_if_aborted();
+    body(*this);
+    own.finished.raise(sequence_ + 1);
+  } catch (const std::exception& error) {
+    state_.core().abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+#include "cpu/attention_cpu.h"
+
+#include <omp.h>
+
+#include <exception>
+
+#include "attention_arguments.h"
+#include "cpu/cpu_kernels.h"
+#include "cpu/parallel.h"
+#include "tessera/core/error.h"
+
+// Causal attention by blocks: the L x L scores exist a block at a time, in the scratch of the
+// thread that works on them. Each (batch, head[, query block]) is computed by one thread in a fixed
+// order, so results do not depend on the number of threads.
+
+namespace tessera::cpu {
+namespace {
+
+/// Makes the GEMMs that this thread calls run on it alone, also where the team has but one thread
+/// and OpenMP does not count it as parallel.
+class OneThread {
+ public:
+  OneThread() : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(saved_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int saved_;
+};
+
+/// Calls body(task, scratch) for every task in [0, tasks), each on whichever thread is free next:
+/// tasks take different times, and which thread runs one changes no bit.
+template <typename Body>
+void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scratch_bytes,
+               const Body& body) {
+  const std::int64_t limit = std::min<std::int64_t>(tasks, thread_count());
+  const std::int64_t fit = workspace.bytes() / scratch_bytes;
+  if (!(fit >= 1))
+    fail(ErrorCode::kInvalidArgument, "attention: the workspace has ", workspace.bytes(),
+         " bytes, wanted ", scratch_bytes, " per thread (attention_workspace_bytes)");
+  const auto threads = static_cast<int>(std::min(limit, fit));
+  std::exception_ptr error;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const OneThread one;
+    std::byte* scratch = workspace.data + omp_get_thread_num() * scratch_bytes;
+#pragma omp for schedule(dynamic, 1)
+    for (std::int64_t task = 0; task < tasks; ++task) {
+      try {
+        body(task, scratch);
+      } catch (...) {
+#pragma omp critical(tessera_attention_error)
+        error = std::current_exception();
+      }
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+void attention_forward(const AttentionForwardArgs& args, Stream&) {
+  check_attention(args);
+  const AttentionShape shape(args.qkv);
+  if (args.qkv.numel() == 0) return;
+  const std::int64_t heads = shape.batch * shape.heads;
+  const std::int64_t blocks = shape.query_blocks();
+  // Head by head, so that its keys stay in the cache; the last query block sees the most keys and
+  // goes first, so that the short ones fill the gaps at the end.
+  run_tasks(heads * blocks, args.workspace,
+            attention_scratch_bytes(shape.length, shape.head_dim, args.qkv.dtype),
+            [&](std::int64_t task, std::byte* scratch) {
+              const std::int64_t head = task / blocks;
+              attention_forward_block(args, shape, head / shape.heads, head % shape.heads,
+                                      blocks - 1 - task % blocks, scratch);
+            });
+}
+
+void attention_backward(const AttentionBackwardArgs& args, Stream&) {
+  check_attention(args);
+  const AttentionShape shape(args.qkv);
+  if (args.qkv.numel() == 0) return;
+  run_tasks(shape.batch * shape.heads, args.workspace,
+            attention_scratch_bytes(shape.length, shape.head_dim, args.qkv.dtype),
+            [&](std::int64_t task, std::byte* scratch) {
+              attention_backward_head(args, shape, task / shape.heads, task % shape.heads, scratch);
+            });
+}
+
+}  // namespace tessera::cpu

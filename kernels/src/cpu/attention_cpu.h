@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/attention_blocks.h"
+#include "cpu/gemm_cpu.h"
+#include "tessera/kernels/kernel_table.h"
+
+// The two passes of one head, in a file each; attention_cpu.cpp splits the work over threads.
+namespace tessera::cpu {
+
+/// Sizes of qkv (B, L, 3, H, D) and where the parts of head h of batch b begin.
+struct AttentionShape {
+  explicit AttentionShape(const TensorView& qkv)
+      : batch(qkv.shape[0]), length(qkv.shape[1]), heads(qkv.shape[3]), head_dim(qkv.shape[4]) {}
+
+  /// Elements between the rows of q, k, v; and of out.
+  std::int64_t qkv_stride() const { return 3 * heads * head_dim; }
+  std::int64_t out_stride() const { return heads * head_dim; }
+  /// First element of q (part 0), k (1) or v (2) of a head, and of its output.
+  std::int64_t qkv_offset(std::int64_t b, std::int64_t h, int part) const {
+    return b * length * qkv_stride() + (part * heads + h) * head_dim;
+  }
+  std::int64_t out_offset(std::int64_t b, std::int64_t h) const {
+    return b * length * out_stride() + h * head_dim;
+  }
+  std::int64_t lse_offset(std::int64_t b, std::int64_t h) const { return (b * heads + h) * length; }
+  std::int64_t query_blocks() const { return (length + kQueryBlock - 1) / kQueryBlock; }
+
+  std::int64_t batch, length, heads, head_dim;
+};
+
+/// Zeros `count` elements, fp32 or bf16.
+template <typename T>
+void clear(T* to, std::int64_t count) {
+  std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(count) * sizeof(T));
+}
+
+/// The output and lse of query block `block` of head h of batch b.
+void attention_forward_block(const AttentionForwardArgs& args, const AttentionShape& shape,
+                             std::int64_t b, std::int64_t h, std::int64_t block,
+                             std::byte* scratch);
+
+/// d_qkv of head h of batch b.
+void attention_backward_head(const AttentionBackwardArgs& args, const AttentionShape& shape,
+                             std::int64_t b, std::int64_t h, std::byte* scratch);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,80 @@
+#include "cpu/cpu_kernels.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr KernelTable kCpuTable{
+    .gemm = cpu::gemm,
+    .bias_gradient = cpu::bias_gradient,
+    .layer_norm_forward = cpu::layer_norm_forward,
+    .layer_norm_backward = cpu::layer_norm_backward,
+    .gelu_forward = cpu::gelu_forward,
+    .gelu_backward = cpu::gelu_backward,
+    .attention_forward = cpu::attention_forward,
+    .attention_backward = cpu::attention_backward,
+    .embedding_forward = cpu::embedding_forward,
+    .embedding_backward = cpu::embedding_backward,
+    .dropout = cpu::dropout,
+    .cross_entropy = cpu::cross_entropy,
+    .adamw = cpu::adamw,
+    .block_squares = cpu::block_squares,
+    .norm_nodes = cpu::norm_nodes,
+    .sum = cpu::sum,
+    .loss_scale = cpu::loss_scale,
+    .step_results = cpu::step_results,
+    .ordered_sum = cpu::ordered_sum,
+    .cast = cpu::cast,
+    .add = cpu::add,
+    .fill = cpu::fill,
+    .fill_normal = cpu::fill_normal,
+};
+
+/// A kernel on the sim device: nothing to compute, the stream charges the time.
+template <typename Args>
+void nothing(const Args&, Stream&) {}
+
+constexpr KernelTable kSimTable{
+    .gemm = nothing,
+    .bias_gradient = nothing,
+    .layer_norm_forward = nothing,
+    .layer_norm_backward = nothing,
+    .gelu_forward = nothing,
+    .gelu_backward = nothing,
+    .attention_forward = nothing,
+    .attention_backward = nothing,
+    .embedding_forward = nothing,
+    .embedding_backward = nothing,
+    .dropout = nothing,
+    .cross_entropy = nothing,
+    .adamw = nothing,
+    .block_squares = nothing,
+    .norm_nodes = nothing,
+    .sum = nothing,
+    .loss_scale = nothing,
+    .step_results = nothing,
+    .ordered_sum = nothing,
+    .cast = nothing,
+    .add = nothing,
+    .fill = nothing,
+    .fill_normal = nothing,
+};
+
+}  // namespace
+
+const KernelTable& cpu_kernels() { return kCpuTable; }
+
+const KernelTable& kernels_for(const Device& device) {
+  switch (device.kind()) {
+    case DeviceKind::kCpu:
+      return kCpuTable;
+    case DeviceKind::kSim:
+      return kSimTable;
+    case DeviceKind::kCuda:
+      return dynamic_cast<const CudaDevice&>(device).kernels();
+  }
+  fail(ErrorCode::kInternal, "a device of no known kind");
+}
+
+}  // namespace tessera

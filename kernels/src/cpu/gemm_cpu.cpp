@@ -1,0 +1,280 @@
+#include "cpu/gemm_cpu.h"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <unordered_map>
+#include <vector>
+
+#include "cpu/cpu_kernels.h"
+#include "cpu/parallel.h"
+#include "gemm_arguments.h"
+#include "tessera/core/error.h"
+
+// GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
+// operands and needs no set-up; bf16 by the matmul primitive (AMX or AVX512-BF16); and bf16 without
+// such instructions by widening (gemm_widened_cpu.cpp). GELU and bias gradients are the kernels of
+// their own, called one after another.
+
+namespace tessera::cpu {
+namespace {
+
+/// What distinguishes two matmul primitives. The thread count is part of it: oneDNN decides how to
+/// split the work when it creates a primitive.
+using Key = std::array<std::int64_t, 8>;
+
+Key key_of(const Product& p) {
+  const std::int64_t flags = (p.a.transposed ? 1 : 0) | (p.b.transposed ? 2 : 0) |
+                             (p.accumulate ? 4 : 0) | (p.bias != nullptr ? 8 : 0) |
+                             (p.c_dtype == DType::kFloat32 ? 16 : 0);
+  return {p.m, p.n, p.k, p.a.stride, p.b.stride, p.c_stride, flags, thread_count()};
+}
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a, a word at a time
+    for (std::int64_t word : key) {
+      hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x100000001b3U;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+dnnl::engine& cpu_engine() {
+  static dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+dnnl::memory::desc describe(std::int64_t rows, std::int64_t columns, const Matrix& matrix) {
+  using Dims = dnnl::memory::dims;
+  const Dims strides = matrix.transposed ? Dims{1, matrix.stride} : Dims{matrix.stride, 1};
+  return {{rows, columns}, dnnl::memory::data_type::bf16, strides};
+}
+
+/// A matmul primitive for bf16 operands with memory objects that point wherever the call says.
+class Matmul {
+ public:
+  explicit Matmul(const Product& p) {
+    const auto bf16 = dnnl::memory::data_type::bf16;
+    const auto c_type =
+        p.c_dtype == DType::kFloat32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+    const auto a = describe(p.m, p.k, p.a);
+    const auto b = describe(p.k, p.n, p.b);
+    const dnnl::memory::desc c({p.m, p.n}, c_type, dnnl::memory::dims{p.c_stride, 1});
+    const dnnl::memory::desc bias =
+        p.bias == nullptr ? dnnl::memory::desc()
+                          : dnnl::memory::desc({1, p.n}, bf16, dnnl::memory::dims{p.n, 1});
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (p.accumulate) {
+      dnnl::post_ops sum;
+      sum.append_sum(1.0F);
+      attributes.set_post_ops(sum);
+    }
+#if DNNL_VERSION_MAJOR < 3
+    const dnnl::matmul::primitive_desc primitive(dnnl::matmul::desc(a, b, bias, c), attributes,
+                                                 cpu_engine());
+#else
+    const dnnl::matmul::primitive_desc primitive(cpu_engine(), a, b, bias, c, attributes);
+#endif
+    matmul_ = dnnl::matmul(primitive);
+    scratch_bytes_ = primitive.scratchpad_desc().get_size();
+    add(DNNL_ARG_SRC, a);
+    add(DNNL_ARG_WEIGHTS, b);
+    add(DNNL_ARG_DST, c);
+    if (p.bias != nullptr) add(DNNL_ARG_BIAS, bias);
+    add(DNNL_ARG_SCRATCHPAD, primitive.scratchpad_desc());
+  }
+
+  std::size_t scratch_bytes() const { return scratch_bytes_; }
+
+  void run(const Product& p, void* scratch, dnnl::stream& stream) {
+    point(DNNL_ARG_SRC, p.a.data);
+    point(DNNL_ARG_WEIGHTS, p.b.data);
+    point(DNNL_ARG_DST, p.c);
+    if (p.bias != nullptr) point(DNNL_ARG_BIAS, p.bias);
+    point(DNNL_ARG_SCRATCHPAD, scratch);
+    matmul_.execute(stream, arguments_);
+  }
+
+ private:
+  void add(int argument, const dnnl::memory::desc& desc) {
+    arguments_.emplace(argument, dnnl::memory(desc, cpu_engine(), nullptr));
+  }
+  void point(int argument, const void* data) {
+    arguments_.at(argument).set_data_handle(const_cast<void*>(data));
+  }
+
+  dnnl::matmul matmul_;
+  std::unordered_map<int, dnnl::memory> arguments_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+/// One thread's primitives and their scratch. Per thread because a Matmul's memory objects are
+/// written by each call; the generated code behind them is shared by oneDNN's own cache.
+class MatmulCache {
+ public:
+  void run(const Product& p) {
+    const Key key = key_of(p);
+    auto found = matmuls_.find(key);
+    if (found == matmuls_.end()) {
+      // A training run has a few dozen shapes; a limit keeps a sweep of sizes from piling up.
+      if (matmuls_.size() >= kMaxMatmuls) matmuls_.clear();
+      found = matmuls_.emplace(key, Matmul(p)).first;
+    }
+    Matmul& matmul = found->second;
+    const std::size_t wanted = matmul.scratch_bytes() + kAlignment;
+    if (scratch_.size() < wanted) scratch_ = std::vector<std::byte>(wanted);
+    void* aligned = scratch_.data();
+    std::size_t space = scratch_.size();
+    std::align(kAlignment, matmul.scratch_bytes(), aligned, space);
+    matmul.run(p, aligned, stream_);
+  }
+
+ private:
+  static constexpr std::size_t kMaxMatmuls = 1024;
+  static constexpr std::size_t kAlignment = 4096;
+
+  dnnl::stream stream_{cpu_engine()};
+  std::unordered_map<Key, Matmul, KeyHash> matmuls_;
+  std::vector<std::byte> scratch_;
+};
+
+bool cpu_has_bf16() {
+  // The values of cpu_isa are sets of features: a superset has all bits of its subset.
+  static const bool has = [] {
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return (isa & wanted) == wanted;
+  }();
+  return has;
+}
+
+void multiply_fp32(const Product& p) {
+  if (p.bias != nullptr) start_product(p);
+  const bool add = p.accumulate || p.bias != nullptr;
+  const auto status = dnnl::sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n,
+                                  p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
+                                  static_cast<const float*>(p.b.data), p.b.stride,
+                                  add ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
+  if (!(status == dnnl::status::success))
+    fail(ErrorCode::kInternal, "oneDNN's sgemm failed for ", p.m, " x ", p.n, " x ", p.k,
+         ", status ", static_cast<int>(status));
+}
+
+// [Note: tiles of C] oneDNN's matmul on AMX loses up to half of its speed where it packs a
+// transposed A for many rows, and where K is long. Cut into tiles of about 384 rows (columns) of C,
+// one primitive each, the same products run 10 to 30 % (15 to 90 %) faster, measured with
+// oneDNN 2.6 at GPT-2's sizes; other products are fastest whole. With several threads each takes
+// whole tiles.
+constexpr std::int64_t kTile = 384;
+constexpr std::int64_t kSmallestTile = 192;
+constexpr std::int64_t kLongK = 2048;
+
+/// Rows or columns per tile so that every thread has as many; `size` if it is not worth cutting.
+std::int64_t tile_size(std::int64_t size, std::int64_t threads) {
+  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t tiles = threads * ceil_div(ceil_div(size, threads), kTile);
+  const std::int64_t tile = ceil_div(ceil_div(size, tiles), 32) * 32;
+  return tile < kSmallestTile ? size : tile;
+}
+
+/// The address `elements` further on.
+template <typename Pointer>
+Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte,
+                                  std::byte>;
+  return static_cast<Byte*>(data) + elements * static_cast<std::int64_t>(size_of(dtype));
+}
+
+/// The part of `p` that computes rows [row, row + m) and columns [column, column + n) of C.
+Product part_of(const Product& p, std::int64_t row, std::int64_t m, std::int64_t column,
+                std::int64_t n) {
+  Product part = p;
+  part.m = m;
+  part.n = n;
+  part.a.data = advance(p.a.data, p.a.transposed ? row : row * p.a.stride, p.dtype);
+  part.b.data = advance(p.b.data, p.b.transposed ? column * p.b.stride : column, p.dtype);
+  part.c = advance(p.c, row * p.c_stride + column, p.c_dtype);
+  if (p.bias != nullptr) part.bias = advance(p.bias, column, p.dtype);
+  return part;
+}
+
+void run_matmul(const Product& p) {
+  static thread_local MatmulCache cache;
+  cache.run(p);
+}
+
+void multiply_bf16(const Product& p) {
+  const int threads = thread_count();
+  const std::int64_t rows = p.a.transposed ? tile_size(p.m, threads) : p.m;
+  const std::int64_t columns = !p.a.transposed && p.k >= kLongK ? tile_size(p.n, threads) : p.n;
+  if (rows >= p.m && columns >= p.n) return run_matmul(p);
+  const std::int64_t column_tiles = (p.n + columns - 1) / columns;
+  const std::int64_t tiles = (p.m + rows - 1) / rows * column_tiles;
+  parallel_for(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      const std::int64_t row = tile / column_tiles * rows;
+      const std::int64_t column = tile % column_tiles * columns;
+      run_matmul(
+          part_of(p, row, std::min(rows, p.m - row), column, std::min(columns, p.n - column)));
+    }
+  });
+}
+
+}  // namespace
+
+void start_product(const Product& p) {
+  const auto bias = [&](std::int64_t j) {
+    if (p.dtype == DType::kFloat32) return static_cast<const float*>(p.bias)[j];
+    return static_cast<float>(static_cast<const bfloat16*>(p.bias)[j]);
+  };
+  parallel_for(p.m, std::max<std::int64_t>(1, 65536 / p.n),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   float* row = static_cast<float*>(p.c) + i * p.c_stride;
+                   if (!p.accumulate) std::fill(row, row + p.n, 0.0F);
+                   if (p.bias == nullptr) continue;
+                   for (std::int64_t j = 0; j < p.n; ++j) row[j] += bias(j);
+                 }
+               });
+}
+
+void multiply(const Product& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.dtype == DType::kBFloat16 && p.k > 0 && cpu_has_bf16()) {
+    return multiply_bf16(p);
+  }
+  if (p.dtype == DType::kBFloat16) return multiply_without_bf16(p);
+  if (p.k == 0) return start_product(p);
+  multiply_fp32(p);
+}
+
+void gemm(const GemmArgs& args, Stream& stream) {
+  const GemmSizes sizes = check_gemm(args);
+  const TensorView& product = args.gelu_input ? args.gelu_input : args.c;
+  multiply({.m = sizes.m,
+            .n = sizes.n,
+            .k = sizes.k,
+            .a = {args.a.data, sizes.a_stride, args.transpose_a},
+            .b = {args.b.data, sizes.b_stride, args.transpose_b},
+            .c = product.data,
+            .c_stride = sizes.c_stride,
+            .bias = args.bias.data,
+            .accumulate = args.accumulate,
+            .dtype = args.a.dtype,
+            .c_dtype = args.c.dtype});
+  if (args.gelu) gelu_forward({.x = product, .y = args.c}, stream);
+  if (args.gelu_backward_input) {
+    gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream);
+  }
+  if (args.bias_gradient) {
+    bias_gradient(
+        {.dy = args.a, .db = args.bias_gradient, .accumulate = args.accumulate_bias_gradient},
+        stream);
+  }
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,132 @@
+#include "cpu/simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/gemm_widened_cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include "cpu/simd.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/gemm_cpu.h"
+#include "cpu/parallel.h"
+
+// bf16 GEMM on CPUs without bf16 instructions: blocks of A and B are widened to fp32 and multiplied
+// by the fp32 path, into C itself where it is fp32, else into an fp32 block that is rounded once at
+// the end. Blocks are so large that the conversions cost a few percent of the arithmetic, and so
+// small that the scratch of a thread is 12 MiB whatever the operands' sizes.
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
+namespace {
+
+void widen_row(const bfloat16* from, float* to, std::int64_t n) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count)
+                         HWY_ATTR { store_n(load_n(from + i, count), to + i, count); });
+}
+
+void round_row(const float* from, bfloat16* to, std::int64_t n) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count)
+                         HWY_ATTR { store_n(load_n(from + i, count), to + i, count); });
+}
+
+}  // namespace
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu {
+namespace {
+
+HWY_EXPORT(widen_row);
+HWY_EXPORT(round_row);
+
+constexpr std::int64_t kBlock = 1024;
+constexpr std::int64_t kRowGrain = 64;
+
+/// op(X)'s block of (rows, columns) at (row, column), as fp32 rows in the layout of X.
+Matrix widen_block(const Matrix& x, std::int64_t row, std::int64_t column, std::int64_t rows,
+                   std::int64_t columns, float* scratch) {
+  if (x.transposed) {
+    std::swap(row, column);
+    std::swap(rows, columns);
+  }
+  const auto* from = static_cast<const bfloat16*>(x.data) + row * x.stride + column;
+  parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      HWY_DYNAMIC_DISPATCH(widen_row)(from + i * x.stride, scratch + i * columns, columns);
+    }
+  });
+  return {scratch, columns, x.transposed};
+}
+
+/// Scratch for one block of each operand and of C.
+struct Blocks {
+  std::vector<float> a, b, c;
+};
+
+/// The block of C at (p.c, bias and operands of `p` already moved there), p.m and p.n <= kBlock.
+void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blocks& blocks) {
+  const bool direct = p.c_dtype == DType::kFloat32;
+  auto* c16 = static_cast<bfloat16*>(p.c);
+  Product block;
+  block.m = p.m;
+  block.n = p.n;
+  block.accumulate = p.accumulate;
+  block.dtype = p.dtype;
+  block.c = direct ? p.c : blocks.c.data();
+  block.c_stride = direct ? p.c_stride : p.n;
+  block.bias = p.bias;
+  if (!direct && p.accumulate) {
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      HWY_DYNAMIC_DISPATCH(widen_row)(c16 + i * p.c_stride, blocks.c.data() + i * p.n, p.n);
+    }
+  }
+  start_product(block);
+  block.bias = nullptr;
+  block.accumulate = true;
+  block.dtype = DType::kFloat32;
+  for (std::int64_t k = 0; k < p.k; k += kBlock) {
+    block.k = std::min(kBlock, p.k - k);
+    block.a = widen_block(p.a, row, k, p.m, block.k, blocks.a.data());
+    block.b = widen_block(p.b, k, column, block.k, p.n, blocks.b.data());
+    multiply(block);
+  }
+  if (direct) return;
+  parallel_for(p.m, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      HWY_DYNAMIC_DISPATCH(round_row)(blocks.c.data() + i * p.n, c16 + i * p.c_stride, p.n);
+    }
+  });
+}
+
+}  // namespace
+
+void multiply_without_bf16(const Product& p) {
+  const auto size = [](std::int64_t rows, std::int64_t columns) {
+    return static_cast<std::size_t>(std::min(rows, kBlock) * std::min(columns, kBlock));
+  };
+  static thread_local Blocks blocks;
+  const auto grow = [](std::vector<float>& v, std::size_t n) {
+    if (v.size() < n) v.resize(n);
+  };
+  grow(blocks.a, size(p.m, p.k));
+  grow(blocks.b, size(p.k, p.n));
+  if (p.c_dtype != DType::kFloat32) grow(blocks.c, size(p.m, p.n));
+
+  for (std::int64_t column = 0; column < p.n; column += kBlock) {
+    for (std::int64_t row = 0; row < p.m; row += kBlock) {
+      Product block = p;
+      block.m = std::min(kBlock, p.m - row);
+      block.n = std::min(kBlock, p.n - column);
+      const std::int64_t offset = row * p.c_stride + column;
+      block.c =
+          static_cast<std::byte*>(p.c) + offset * static_cast<std::int64_t>(size_of(p.c_dtype));
+      if (p.bias != nullptr) block.bias = static_cast<const bfloat16*>(p.bias) + column;
+      multiply_block(block, row, column, blocks);
+    }
+  }
+}
+
+}  // namespace tessera::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,265 @@
+#include "cuda/attention_tiles_cuda.h"
+
+// Causal attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
+//   p = exp(z - lse),  delta = rowsum(d_out * out),  ds = p (d_out v^T - delta)
+//   dv = p^T d_out,  dk = scale ds^T q,  dq = scale ds k
+// qkv, d_qkv (B, L, 3, H, D) bf16, D a multiple of 8 up to 128; out, d_out (B, L, H, D) bf16.
+//
+// Two kernels, so that every sum has one owner and one order, and no atomics:
+// - keys: a block holds a tile of keys and values and goes through the queries from the diagonal
+// on.
+//   It works on the transposed scores, a row per key: then p^T and ds^T are left operands of the
+//   products that follow and stay in registers.
+// - queries: a block holds a tile of queries and d_out and goes through the keys to the diagonal.
+// That computes scores and d_out v^T twice: 7 products instead of 5. Tiles come in by cp.async in
+// two stages. Products and sums are fp32; p and ds are rounded to bf16 for the second products.
+
+namespace tessera::cuda {
+namespace {
+
+struct BackwardProblem {
+  AttentionLayout layout;
+  const bf16 *d_out, *qkv;
+  bf16* d_qkv;
+  RowStatistics statistics;
+};
+
+/// The sizes of a kernel: rows that a block owns, and how many of the others pass by at a time.
+/// Chosen so that 2 sums of D columns per owned row (keys) or one (queries), and two blocks of
+/// scores, fit in 255 registers.
+template <int kDim_, int kRowBlocks_, int kStep_>
+struct BackwardSizes {
+  static constexpr int kDim = kDim_;
+  static constexpr int kRowBlocks = kRowBlocks_;  // of 16 rows per warp
+  static constexpr int kWarpRows = 16 * kRowBlocks;
+  static constexpr int kRows = kWarpRows * kAttentionWarps;
+  static constexpr int kStep = kStep_;
+  // Two tiles of own rows; two tiles in two stages; two statistics in two stages.
+  static constexpr std::size_t kTileBytes = (2 * kRows + 4 * kStep) * kDim * sizeof(bf16);
+  static constexpr std::size_t kSharedBytes = kTileBytes + 4 * kStep * sizeof(float);
+};
+
+/// The tiles of a block in shared memory.
+template <typename Sizes>
+struct BackwardTiles {
+  using T = Tile<Sizes::kDim>;
+  bf16* data = simt::dynamic_shared<bf16>();
+
+  __device__ T own(int which) const { return {data + which * Sizes::kRows * Sizes::kDim}; }
+  __device__ T passing(int which, int stage) const {
+    return {data + (2 * Sizes::kRows + (2 * stage + which) * Sizes::kStep) * Sizes::kDim};
+  }
+  __device__ float* statistic(int which, int stage) const {
+    return reinterpret_cast<float*>(reinterpret_cast<char*>(data) + Sizes::kTileBytes) +
+           (2 * stage + which) * Sizes::kStep;
+  }
+};
+
+/// Starts the copy of lse2 and delta of queries [first, first + kStep).
+template <typename Sizes>
+__device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, const float* lse2,
+                                const float* delta, int first) {
+  constexpr int kChunks = Sizes::kStep / 4;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread >= 2 * kChunks) return;
+  const int which = thread / kChunks, at = thread % kChunks * 4;
+  simt::cp_async16(tiles.statistic(which, stage) + at, (which == 0 ? lse2 : delta) + first + at);
+}
+
+/// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
+/// query `query`; lse2 and delta begin there.
+template <bool kMask, int kM, int kStep>
+__device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
+                                    const float* lse2, const float* delta, int key, int query,
+                                    float c) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int j = 0; j < kStep / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int column = j * 8 + lane % 4 * 2 + e;
+      const float lse = lse2[column], d = delta[column];
+#pragma unroll
+      for (int i = 0; i < kM; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& p = s[i][j][2 * half + e];
+          float& ds = dp[i][j][2 * half + e];
+          p = simt::exp2_approx(fmaf(p, c, -lse));
+          if (kMask && key + i * 16 + half * 8 + lane / 4 > query + column) p = 0.0F;
+          ds = p * (ds - d);
+        }
+      }
+    }
+  }
+}
+
+template <typename Sizes>
+__global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProblem problem) {
+  constexpr int kM = Sizes::kRowBlocks, kStep = Sizes::kStep, kDim = Sizes::kDim;
+  const AttentionLayout& layout = problem.layout;
+  const Place place(layout, static_cast<int>(layout.tiles(Sizes::kRows)));
+  const int first_key = place.tile * Sizes::kRows;  // early keys are seen by most, and go first
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
+  const int warp_key = first_key + warp_row;
+  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
+                             k = place.rows(layout, problem.qkv, 1),
+                             v = place.rows(layout, problem.qkv, 2),
+                             d_out = place.out_rows(layout, problem.d_out);
+  const std::int64_t row0 = place.index(layout) * problem.statistics.stride;
+  const float* lse2 = problem.statistics.lse2 + row0;
+  const float* delta = problem.statistics.delta + row0;
+
+  const BackwardTiles<Sizes> tiles;
+  const auto copy_step = [&](int stage, int query) {
+    copy_rows<kStep>(tiles.passing(0, stage), q, query);
+    copy_rows<kStep>(tiles.passing(1, stage), d_out, query);
+    copy_statistics(tiles, stage, lse2, delta, query);
+    simt::cp_async_commit();
+  };
+  clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
+  copy_rows<Sizes::kRows>(tiles.own(0), k, first_key);
+  copy_rows<Sizes::kRows>(tiles.own(1), v, first_key);
+  int query = first_key / kStep * kStep;
+  copy_step(0, query);
+
+  const float c = layout.scale * kLog2E;
+  float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
+  for (int stage = 0; query < layout.length; query += kStep, stage ^= 1) {
+    simt::cp_async_wait<0>();
+    __syncthreads();  // this step is there, and all warps have left the one before
+    if (query + kStep < layout.length) copy_step(stage ^ 1, query + kStep);
+    if (query + kStep - 1 < warp_key) continue;  // none of them sees this warp's keys
+    float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
+    multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
+    multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
+    const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
+    if (query < warp_key + Sizes::kWarpRows - 1) {
+      transposed_gradient<true, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query, c);
+    } else {
+      transposed_gradient<false, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query, c);
+    }
+    add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
+    add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
+  }
+  float factors[kM][2];
+  const auto fill = [&](float value) {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) factors[i][0] = factors[i][1] = value;
+  };
+  fill(layout.scale);
+  store_rows(dk, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 1), first_key);
+  fill(1.0F);
+  store_rows(dv, factors, tiles.own(1), warp_row, place.rows(layout, problem.d_qkv, 2), first_key);
+}
+
+/// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
+/// key `key`.
+template <bool kMask, int kM, int kStep>
+__device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
+                               const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
+                               int key, float c) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < kM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kStep / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][e / 2]));
+        dp[i][j][e] = p * (dp[i][j][e] - delta[i][e / 2]);
+        if (kMask && key + j * 8 + lane % 4 * 2 + e % 2 > query + i * 16 + e / 2 * 8 + lane / 4) {
+          dp[i][j][e] = 0.0F;
+        }
+      }
+    }
+  }
+}
+
+template <typename Sizes>
+__global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardProblem problem) {
+  constexpr int kM = Sizes::kRowBlocks, kStep = Sizes::kStep, kDim = Sizes::kDim;
+  const AttentionLayout& layout = problem.layout;
+  const int tile_count = static_cast<int>(layout.tiles(Sizes::kRows));
+  const Place place(layout, tile_count);
+  const int first_query = (tile_count - 1 - place.tile) * Sizes::kRows;  // long blocks go first
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
+  const int warp_query = first_query + warp_row;
+  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
+                             k = place.rows(layout, problem.qkv, 1),
+                             v = place.rows(layout, problem.qkv, 2),
+                             d_out = place.out_rows(layout, problem.d_out);
+
+  const BackwardTiles<Sizes> tiles;
+  const auto copy_step = [&](int stage, int key) {
+    copy_rows<kStep>(tiles.passing(0, stage), k, key);
+    copy_rows<kStep>(tiles.passing(1, stage), v, key);
+    simt::cp_async_commit();
+  };
+  clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
+  copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
+  copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
+  copy_step(0, 0);
+
+  float lse2[kM][2], delta[kM][2], factors[kM][2];
+  const std::int64_t row0 = place.index(layout) * problem.statistics.stride + warp_query;
+#pragma unroll
+  for (int i = 0; i < kM; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      lse2[i][half] = problem.statistics.lse2[row0 + i * 16 + half * 8 + lane / 4];
+      delta[i][half] = problem.statistics.delta[row0 + i * 16 + half * 8 + lane / 4];
+      factors[i][half] = layout.scale;
+    }
+  }
+  const float c = layout.scale * kLog2E;
+  float dq[kM][kDim / 8][4] = {};
+  const int end = min(first_query + Sizes::kRows, layout.length);
+  for (int key = 0, stage = 0; key < end; key += kStep, stage ^= 1) {
+    simt::cp_async_wait<0>();
+    __syncthreads();  // this step is there, and all warps have left the one before
+    if (key + kStep < end) copy_step(stage ^ 1, key + kStep);
+    if (key > warp_query + Sizes::kWarpRows - 1) continue;  // all hidden from this warp
+    float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
+    multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
+    multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
+    if (key + kStep - 1 > warp_query) {
+      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, c);
+    } else {
+      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, c);
+    }
+    add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
+  }
+  store_rows(dq, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 0),
+             first_query);
+}
+
+template <typename Sizes>
+void launch_backward(void (*kernel)(BackwardProblem), const BackwardProblem& problem,
+                     cudaStream_t stream) {
+  simt::allow_dynamic_shared(kernel, Sizes::kSharedBytes);
+  simt::launch(kernel, attention_grid(problem.layout, Sizes::kRows), dim3(kAttentionThreads),
+               Sizes::kSharedBytes, stream, problem);
+}
+
+template <typename KeysSizes, typename QueriesSizes>
+void launch_both(const BackwardProblem& problem, cudaStream_t stream) {
+  launch_backward<KeysSizes>(keys_kernel<KeysSizes>, problem, stream);
+  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes>, problem, stream);
+}
+
+}  // namespace
+
+void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
+  const BackwardProblem problem{AttentionLayout(args.qkv), device_data<const bf16>(args.d_out),
+                                device_data<const bf16>(args.qkv), device_data<bf16>(args.d_qkv),
+                                row_statistics(args, stream)};
+  if (problem.layout.head_dim <= 64) {
+    launch_both<BackwardSizes<64, 2, 32>, BackwardSizes<64, 2, 32>>(problem, stream.handle());
+  } else {
+    launch_both<BackwardSizes<128, 1, 64>, BackwardSizes<128, 2, 32>>(problem, stream.handle());
+  }
+}
+
+}  // namespace tessera::cuda

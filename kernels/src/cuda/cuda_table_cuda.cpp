@@ -1,0 +1,39 @@
+#include "cuda/cuda_kernels.h"
+
+// The kernels of the CUDA backend, which exports this table by name.
+namespace tessera {
+namespace {
+
+constexpr KernelTable kCudaTable{
+    .gemm = cuda::gemm,
+    .bias_gradient = cuda::bias_gradient,
+    .layer_norm_forward = cuda::layer_norm_forward,
+    .layer_norm_backward = cuda::layer_norm_backward,
+    .gelu_forward = cuda::gelu_forward,
+    .gelu_backward = cuda::gelu_backward,
+    .attention_forward = cuda::attention_forward,
+    .attention_backward = cuda::attention_backward,
+    .embedding_forward = cuda::embedding_forward,
+    .embedding_backward = cuda::embedding_backward,
+    .dropout = cuda::dropout,
+    .cross_entropy = cuda::cross_entropy,
+    .adamw = cuda::adamw,
+    .block_squares = cuda::block_squares,
+    .norm_nodes = cuda::norm_nodes,
+    .sum = cuda::sum,
+    .loss_scale = cuda::loss_scale,
+    .step_results = cuda::step_results,
+    .ordered_sum = cuda::ordered_sum,
+    .cast = cuda::cast,
+    .add = cuda::add,
+    .fill = cuda::fill,
+    .fill_normal = cuda::fill_normal,
+};
+
+}  // namespace
+}  // namespace tessera
+
+extern "C" __attribute__((visibility("default"))) const tessera::KernelTable*
+tessera_cuda_kernels() {
+  return &tessera::kCudaTable;
+}

@@ -1,0 +1,200 @@
+#include <limits>
+
+#include "cuda/cuda_kernels.h"
+#include "cuda/elementwise_cuda.h"
+#include "cuda/token_groups_cuda.h"
+#include "elementwise_arguments.h"
+
+// x (B, L, C) = wte[token] + wpe[position]; backward adds the rows of dx into the rows of the
+// tables that they came from. A token outside of the vocabulary makes its row of x NaN and has no
+// gradient in dwte.
+//
+// The backward groups the B L occurrences by token (token_groups_cuda.h). Then a warp per row of a
+// table and group of columns adds the rows of dx in order of (b, l), in fp32, and writes once: the
+// CPU's bits. Rows that do not occur are zeroed in the same launch. Bytes: dx once per table, the
+// tables once (twice where they are added to).
+
+namespace tessera::cuda {
+namespace {
+
+using simt::bf16;
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+/// Rows of dx whose loads are on their way together.
+constexpr int kRowsAhead = 4;
+
+template <typename T>
+struct ForwardProblem {
+  const std::int32_t* tokens;
+  const T* wte;
+  const T* wpe;
+  T* x;
+  std::int64_t rows, length, channels, vocab_size;
+};
+
+template <int kSize, typename T>
+__global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProblem<T> p) {
+  const std::int64_t row =
+      static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<std::int64_t>(threadIdx.x) / 32;
+  if (row >= p.rows) return;
+  const std::int32_t token = p.tokens[row];
+  const bool known = token >= 0 && token < p.vocab_size;
+  const T* const word = p.wte + (known ? token : 0) * p.channels;
+  const T* const position = p.wpe + row % p.length * p.channels;
+  T* const x = p.x + row * p.channels;
+#pragma unroll 4
+  for (std::int64_t c = threadIdx.x % 32 * kSize; c < p.channels; c += 32 * kSize) {
+    Pack<T, kSize> sum = load_pack<kSize>(word + c);
+    const Pack<T, kSize> term = load_pack<kSize>(position + c);
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      const float value = __fadd_rn(simt::to_float(sum.v[e]), simt::to_float(term.v[e]));
+      sum.v[e] = simt::from_float<T>(known ? value : NAN);
+    }
+    store_pack(x + c, sum);
+  }
+}
+
+/// What goes into a row of dwte: the rows of its token.
+struct RowsOfTokens {
+  TokenGroups groups;
+  __device__ std::int32_t count(std::int64_t row) const {
+    return groups.end[row] - groups.begin[row];
+  }
+  __device__ std::int64_t at(std::int64_t row, std::int32_t i) const {
+    return groups.rows[groups.begin[row] + i];
+  }
+};
+
+/// What goes into a row of dwpe: the rows of its position in each sequence.
+struct RowsOfPositions {
+  std::int64_t batch, length;
+  __device__ std::int32_t count(std::int64_t row) const {
+    return row < length ? static_cast<std::int32_t>(batch) : 0;
+  }
+  __device__ std::int64_t at(std::int64_t row, std::int32_t i) const { return i * length + row; }
+};
+
+/// One group of columns of a row of `table`: [its value +] the rows of dx, in order.
+template <int kSize, typename Rows, typename T, typename D>
+__device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::int64_t channels,
+                         D* to, bool accumulate) {
+  const std::int32_t count = rows.count(row);
+  if (accumulate && count == 0) return;
+  float sums[kSize] = {};
+  if (accumulate) {
+    const auto old = load_pack<kSize>(to);
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) sums[e] = simt::to_float(old.v[e]);
+  }
+  const auto add = [&](const Pack<T, kSize>& term) {
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) sums[e] = __fadd_rn(sums[e], simt::to_float(term.v[e]));
+  };
+  std::int32_t i = 0;
+  for (; i + kRowsAhead <= count; i += kRowsAhead) {
+    Pack<T, kSize> terms[kRowsAhead];
+#pragma unroll
+    for (int a = 0; a < kRowsAhead; ++a) {
+      terms[a] = load_pack<kSize>(dx + rows.at(row, i + a) * channels);
+    }
+#pragma unroll
+    for (int a = 0; a < kRowsAhead; ++a) add(terms[a]);
+  }
+  for (; i < count; ++i) add(load_pack<kSize>(dx + rows.at(row, i) * channels));
+  Pack<D, kSize> result;
+#pragma unroll
+  for (int e = 0; e < kSize; ++e) result.v[e] = simt::from_float<D>(sums[e]);
+  store_pack(to, result);
+}
+
+/// A warp for each row of `table` (table_rows, channels), 32 groups of columns per gridDim.y.
+template <int kSize, typename Rows, typename T, typename D>
+__global__ void __launch_bounds__(kThreads)
+    embedding_backward_kernel(Rows rows, const T* dx, D* table, std::int64_t table_rows,
+                              std::int64_t channels, bool accumulate) {
+  const std::int64_t row =
+      static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<std::int64_t>(threadIdx.x) / 32;
+  const std::int64_t column =
+      (static_cast<std::int64_t>(blockIdx.y) * 32 + threadIdx.x % 32) * kSize;
+  if (row >= table_rows || column >= channels) return;
+  sum_rows<kSize>(rows, row, dx + column, channels, table + row * channels + column, accumulate);
+}
+
+template <typename Rows, typename T, typename D>
+void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& table,
+                     bool accumulate, cudaStream_t queue) {
+  const auto* const from = device_data<T>(dx);
+  auto* const to = device_data<D>(table);
+  const std::int64_t channels = table.shape[1];
+  const auto launch = [&](auto kernel, int size) {
+    simt::launch(kernel, dim3(blocks_for(table.shape[0], kWarps), blocks_for(channels, 32 * size)),
+                 dim3(kThreads), 0, queue, rows, from, to, table.shape[0], channels, accumulate);
+  };
+  constexpr int kSize = kGroupOf<T> < kGroupOf<D> ? kGroupOf<T> : kGroupOf<D>;
+  if (channels % kSize == 0 && groups_aligned<kSize>(from, to)) {
+    launch(embedding_backward_kernel<kSize, Rows, T, D>, kSize);
+  } else {
+    launch(embedding_backward_kernel<1, Rows, T, D>, 1);
+  }
+}
+
+template <typename Rows>
+void add_rows(const Rows& rows, const TensorView& dx, const TensorView& table, bool accumulate,
+              cudaStream_t queue) {
+  constexpr const char* kName = "embedding_backward";
+  with_element_type(kName, dx.dtype, [&](auto type) {
+    with_element_type(kName, table.dtype, [&](auto table_type) {
+      launch_backward<Rows, typename decltype(type)::type, typename decltype(table_type)::type>(
+          rows, dx, table, accumulate, queue);
+    });
+  });
+}
+
+}  // namespace
+
+void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
+  check_arguments(args);
+  const cudaStream_t queue = handle(stream);
+  if (args.x.numel() == 0) return;
+  with_element_type("embedding_forward", args.x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const ForwardProblem<T> problem{.tokens = args.tokens.as<std::int32_t>(),
+                                    .wte = device_data<T>(args.wte),
+                                    .wpe = device_data<T>(args.wpe),
+                                    .x = device_data<T>(args.x),
+                                    .rows = args.tokens.numel(),
+                                    .length = args.tokens.shape[1],
+                                    .channels = args.x.shape[2],
+                                    .vocab_size = args.wte.shape[0]};
+    constexpr int kSize = kGroupOf<T>;
+    const bool grouped =
+        problem.channels % kSize == 0 && groups_aligned<kSize>(problem.wte, problem.wpe, problem.x);
+    simt::launch(grouped ? embedding_forward_kernel<kSize, T> : embedding_forward_kernel<1, T>,
+                 dim3(blocks_for(problem.rows, kWarps)), dim3(kThreads), 0, queue, problem);
+  });
+}
+
+void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream) {
+  check_arguments(args);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t n = args.tokens.numel();
+  const std::int64_t vocab_size = args.dwte.shape[0];
+  require(n <= kMost && vocab_size < kMost, ErrorCode::kInvalidArgument, "embedding_backward: ", n,
+          " tokens of a vocabulary of ", vocab_size, ", each must be below 2^31");
+  CudaStream& queue = cuda_stream(stream);
+  if (args.dwte.shape[1] == 0) return;
+  if (vocab_size > 0) {
+    void* const scratch = queue.scratch(token_groups_bytes(n, vocab_size));
+    const TokenGroups groups =
+        group_by_token(args.tokens.as<std::int32_t>(), n, vocab_size, scratch, queue.handle());
+    add_rows(RowsOfTokens{groups}, args.dx, args.dwte, args.accumulate_wte, queue.handle());
+  }
+  if (args.dwpe.shape[0] > 0) {
+    const RowsOfPositions positions{args.tokens.shape[0], args.tokens.shape[1]};
+    add_rows(positions, args.dx, args.dwpe, args.accumulate_wpe, queue.handle());
+  }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,386 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/cuda_kernels.h"
+#include "cuda/cuda_launch.h"
+#include "layer_norm_arguments.h"
+#include "simt.h"
+
+// Layer normalisation, backward: with h = (x - mean) rstd and g = dy gamma,
+//   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
+// dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32 or
+// bf16. Bytes: every tensor once, and the partial sums below.
+//
+// Rows are cut into slabs by a rule that knows only their number and width; a block takes a slab. A
+// group of its threads takes a row, 16 bytes to a thread and access, so that a thread has the same
+// columns in every row and sums their dgamma and dbeta in registers; the next row is on its way
+// meanwhile. Groups are added in order into the slab's partial sums (slabs, 2, C), fp32, in
+// scratch; a second kernel adds the slabs: lane l of 16 those with index l mod 16, in order, then
+// the lanes in order. So the bits depend on the sizes alone.
+
+namespace tessera::cuda {
+namespace {
+
+using simt::Vec16;
+
+/// Two blocks of so many threads fit a multiprocessor with 96 registers each, of which 90 are
+/// needed, and keep 30 KB in flight.
+constexpr int kThreads = 320;
+/// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
+constexpr std::int64_t kMultiprocessors = 132;
+/// Fewer rows would not repay a row of partial sums.
+constexpr std::int64_t kMinSlabRows = 16;
+
+template <typename T>
+struct Rows {
+  const T* dy;
+  const T* x;
+  const float* mean;
+  const float* rstd;
+  const T* gamma;
+  const T* d_residual;  // null: none; may be dx
+  T* dx;                // may be dy
+  float* partials;      // (slabs, 2, C): of dgamma, of dbeta; null: not wanted
+  std::int64_t rows, slab_rows;
+  int width;
+};
+
+/// What a thread has of one row, as loaded.
+template <typename T, int kVectors>
+struct RowPart {
+  Vec16<T> dy[kVectors], x[kVectors];
+  float mean = 0.0F, rstd = 0.0F;
+};
+
+/// A thread's columns: vectors `index`, `index + count`, ... of a row.
+struct Columns {
+  int index, count, vectors;
+  __device__ bool has(int k) const { return index + k * count < vectors; }
+  template <typename T>
+  __device__ int first(int k) const {
+    return (index + k * count) * Vec16<T>::kSize;
+  }
+};
+
+/// A block's rows.
+struct Slab {
+  template <typename T>
+  __device__ explicit Slab(const Rows<T>& a) : begin(blockIdx.x * a.slab_rows) {
+    rows = static_cast<int>(a.rows - begin < a.slab_rows ? a.rows - begin : a.slab_rows);
+  }
+  std::int64_t begin;
+  int rows;
+};
+
+/// Row i of the slab; nothing behind the last.
+template <typename T, int kVectors>
+__device__ void load_row(const Rows<T>& a, const Columns& columns, const Slab& slab, int i,
+                         RowPart<T, kVectors>& part) {
+  if (i >= slab.rows) return;
+  const std::int64_t row = slab.begin + i;
+  part.mean = a.mean[row];
+  part.rstd = a.rstd[row];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!columns.has(k)) continue;
+    const std::int64_t offset = row * a.width + columns.template first<T>(k);
+    part.dy[k] = simt::load16_streaming(a.dy + offset);
+    part.x[k] = simt::load16_streaming(a.x + offset);
+  }
+}
+
+template <typename T, int kVectors>
+__device__ void load_d_residual(const Rows<T>& a, const Columns& columns, std::int64_t row,
+                                Vec16<T> (&d_residual)[kVectors]) {
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!columns.has(k)) continue;
+    d_residual[k] =
+        simt::load16_streaming(a.d_residual + row * a.width + columns.template first<T>(k));
+  }
+}
+
+/// sum(g) and sum(g h) over a row or a part of it.
+struct RowSums {
+  float g = 0.0F, gh = 0.0F;
+};
+
+/// Adds one vector to the row's sums, and to the columns'.
+template <typename T>
+__device__ void add_vector(const Vec16<T>& dys, const Vec16<T>& xs, const Vec16<T>& gammas,
+                           float mean, float rstd, RowSums& sums, float (&dgamma)[Vec16<T>::kSize],
+                           float (&dbeta)[Vec16<T>::kSize]) {
+#pragma unroll
+  for (int j = 0; j < Vec16<T>::kSize; ++j) {
+    const float dy = simt::to_float(dys.v[j]);
+    const float h = (simt::to_float(xs.v[j]) - mean) * rstd;
+    const float g = dy * simt::to_float(gammas.v[j]);
+    sums.g += g;
+    sums.gh = fmaf(g, h, sums.gh);
+    dgamma[j] = fmaf(dy, h, dgamma[j]);
+    dbeta[j] += dy;
+  }
+}
+
+/// Of one element; `means` are those of g and g h.
+__device__ inline float dx_of(float dy, float x, float gamma, float mean, float rstd, RowSums means,
+                              float d_residual) {
+  const float h = (x - mean) * rstd;
+  const float centered = fmaf(-h, means.gh, dy * gamma - means.g);
+  return fmaf(rstd, centered, d_residual);
+}
+
+/// The sums over the warps [first, first + count) of the block, which call it together with all
+/// others. `turn` alternates between 0 and 1, so that one barrier is enough.
+__device__ inline RowSums sum_over_warps(RowSums sums, int first, int count, int turn) {
+  using Slots = RowSums[2][kThreads / 32];
+  SIMT_SHARED(Slots, slots);
+  sums = {simt::warp_sum(sums.g), simt::warp_sum(sums.gh)};
+  if (threadIdx.x % 32 == 0) slots[turn][threadIdx.x / 32] = sums;
+  __syncthreads();
+  RowSums total;
+  for (int w = first; w < first + count; ++w) {
+    total.g += slots[turn][w].g;
+    total.gh += slots[turn][w].gh;
+  }
+  return total;
+}
+
+/// dx of a row from what its thread has loaded.
+template <typename T, int kVectors>
+__device__ void store_dx(const Rows<T>& a, const Columns& columns, std::int64_t row,
+                         const RowPart<T, kVectors>& part, const Vec16<T> (&gamma)[kVectors],
+                         const Vec16<T> (&d_residual)[kVectors], RowSums sums) {
+  const auto width = static_cast<float>(a.width);
+  const RowSums means{sums.g / width, sums.gh / width};
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!columns.has(k)) continue;
+    Vec16<T> dx;
+#pragma unroll
+    for (int j = 0; j < Vec16<T>::kSize; ++j) {
+      dx.v[j] =
+          simt::from_float<T>(dx_of(simt::to_float(part.dy[k].v[j]), simt::to_float(part.x[k].v[j]),
+                                    simt::to_float(gamma[k].v[j]), part.mean, part.rstd, means,
+                                    simt::to_float(d_residual[k].v[j])));
+    }
+    simt::store16(a.dx + row * a.width + columns.template first<T>(k), dx);
+  }
+}
+
+/// Adds the groups' sums in order, in shared memory (2, C), and writes them as the slab's.
+template <typename T, int kVectors, int kSize>
+__device__ void add_groups(const Rows<T>& a, const Columns& columns, int group, int groups,
+                           const float (&dgamma)[kVectors][kSize],
+                           const float (&dbeta)[kVectors][kSize]) {
+  float* const sums = simt::dynamic_shared<float>();
+  for (int g = 0; g < groups; ++g) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (g != group || !columns.has(k)) continue;
+      float* const to = sums + columns.template first<T>(k);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        to[j] = (g == 0 ? 0.0F : to[j]) + dgamma[k][j];
+        to[a.width + j] = (g == 0 ? 0.0F : to[a.width + j]) + dbeta[k][j];
+      }
+    }
+    __syncthreads();
+  }
+  float* const partials = a.partials + std::int64_t{blockIdx.x} * 2 * a.width;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * a.width; i += static_cast<int>(blockDim.x)) {
+    partials[i] = sums[i];
+  }
+}
+
+/// A block's threads as groups of `Columns::count`, each of which takes every groups-th row of a
+/// slab.
+template <typename T, int kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1)
+    backward_in_registers(const Rows<T> a, int group_threads) {
+  constexpr int kSize = Vec16<T>::kSize;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int groups = static_cast<int>(blockDim.x) / group_threads;
+  const int group = thread / group_threads;
+  const int warps = group_threads / 32;
+  const Columns columns{thread % group_threads, group_threads, a.width / kSize};
+  const Slab slab(a);
+
+  Vec16<T> gamma[kVectors];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (columns.has(k)) gamma[k] = simt::load16(a.gamma + columns.template first<T>(k));
+  }
+  float dgamma[kVectors][kSize] = {}, dbeta[kVectors][kSize] = {};
+  RowPart<T, kVectors> part, next;
+  load_row(a, columns, slab, group, part);
+  int turn = 0;
+  for (int first = 0; first < slab.rows; first += groups, turn = 1 - turn) {
+    const int i = first + group;
+    const bool active = i < slab.rows;
+    RowSums sums;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (!active || !columns.has(k)) continue;
+      add_vector(part.dy[k], part.x[k], gamma[k], part.mean, part.rstd, sums, dgamma[k], dbeta[k]);
+    }
+    load_row(a, columns, slab, i + groups, next);
+    Vec16<T> added[kVectors] = {};
+    if (active && a.d_residual != nullptr) {
+      load_d_residual(a, columns, slab.begin + i, added);
+    }
+    sums = sum_over_warps(sums, group * warps, warps, turn);
+    if (active) store_dx(a, columns, slab.begin + i, part, gamma, added, sums);
+    part = next;
+  }
+  if (a.partials != nullptr) add_groups(a, columns, group, groups, dgamma, dbeta);
+}
+
+/// Any row: a block takes a row at a time, element by element, and sums the columns in memory.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
+  const Slab slab(a);
+  const auto thread = static_cast<int>(threadIdx.x);
+  float* const partials =
+      a.partials == nullptr ? nullptr : a.partials + std::int64_t{blockIdx.x} * 2 * a.width;
+  for (int r = 0; r < slab.rows; ++r) {
+    const std::int64_t row = slab.begin + r;
+    const std::int64_t offset = row * a.width;
+    const float mean = a.mean[row], rstd = a.rstd[row];
+    RowSums sums;
+    for (int i = thread; i < a.width; i += kThreads) {
+      const float dy = simt::to_float(a.dy[offset + i]);
+      const float h = (simt::to_float(a.x[offset + i]) - mean) * rstd;
+      const float g = dy * simt::to_float(a.gamma[i]);
+      sums.g += g;
+      sums.gh = fmaf(g, h, sums.gh);
+      if (partials == nullptr) continue;
+      partials[i] = fmaf(dy, h, row == slab.begin ? 0.0F : partials[i]);
+      partials[a.width + i] = (row == slab.begin ? 0.0F : partials[a.width + i]) + dy;
+    }
+    const auto width = static_cast<float>(a.width);
+    const RowSums means{simt::block_sum(sums.g) / width, simt::block_sum(sums.gh) / width};
+    for (int i = thread; i < a.width; i += kThreads) {
+      const float added = a.d_residual == nullptr ? 0.0F : simt::to_float(a.d_residual[offset + i]);
+      a.dx[offset + i] = simt::from_float<T>(
+          dx_of(simt::to_float(a.dy[offset + i]), simt::to_float(a.x[offset + i]),
+                simt::to_float(a.gamma[i]), mean, rstd, means, added));
+    }
+  }
+}
+
+constexpr int kSlabLanes = 16;
+
+/// Columns 32 blockIdx.x and on of dgamma (blockIdx.y = 0) or dbeta (1), from `slabs` partial sums.
+template <typename D>
+__global__ void __launch_bounds__(32 * kSlabLanes)
+    add_slabs(const float* partials, D* dgamma, D* dbeta, std::int64_t slabs, int width,
+              bool accumulate) {
+  using Sums = float[kSlabLanes][32];
+  SIMT_SHARED(Sums, sums);
+  const auto column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  const float* const from = partials + std::int64_t{blockIdx.y} * width + column;
+  float sum = 0.0F;
+  for (std::int64_t s = threadIdx.y; s < slabs && column < width; s += kSlabLanes) {
+    sum += from[s * 2 * width];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= width) return;
+  D* const to = (blockIdx.y == 0 ? dgamma : dbeta) + column;
+  float total = accumulate ? simt::to_float(*to) : 0.0F;
+  for (int lane = 0; lane < kSlabLanes; ++lane) total += sums[lane][threadIdx.x];
+  *to = simt::from_float<D>(total);
+}
+
+/// Widest row that a block keeps in registers: two vectors to a thread.
+template <typename T>
+constexpr int kMostInRegisters = 2 * kThreads* Vec16<T>::kSize;
+
+template <typename T>
+bool fits_registers(const Rows<T>& a) {
+  return a.width % Vec16<T>::kSize == 0 && a.width <= kMostInRegisters<T> && is_aligned(a.dy, 16) &&
+         is_aligned(a.x, 16) && is_aligned(a.gamma, 16) && is_aligned(a.d_residual, 16) &&
+         is_aligned(a.dx, 16);
+}
+
+/// How a block takes rows, and which rows a block takes.
+struct Plan {
+  int group_threads = kThreads;  ///< of a row
+  int threads = kThreads;        ///< whole groups
+  bool in_registers = false, two_vectors = false;
+  std::int64_t slab_rows = 0, slabs = 0;
+};
+
+template <typename T>
+Plan plan_for(const Rows<T>& a) {
+  Plan plan;
+  plan.in_registers = fits_registers(a);
+  if (plan.in_registers) {
+    const int vectors = a.width / Vec16<T>::kSize;
+    plan.two_vectors = vectors > kThreads;
+    if (!plan.two_vectors) plan.group_threads = static_cast<int>(ceil_div(vectors, 32)) * 32;
+    plan.threads = kThreads / plan.group_threads * plan.group_threads;
+  }
+  // As many slabs as blocks run at once, so that all end together.
+  const std::int64_t most = kMultiprocessors * (2 * kThreads / plan.threads);
+  plan.slab_rows = std::max(kMinSlabRows, ceil_div(a.rows, most));
+  plan.slabs = ceil_div(a.rows, plan.slab_rows);
+  return plan;
+}
+
+template <typename T>
+void launch_backward(const Rows<T>& a, const Plan& plan, cudaStream_t stream) {
+  const unsigned grid = blocks_for(plan.slabs, 1);
+  if (grid == 0) return;
+  if (!plan.in_registers) {
+    simt::launch(backward_any<T>, grid, kThreads, 0, stream, a);
+    return;
+  }
+  const std::size_t shared = 2 * static_cast<std::size_t>(a.width) * sizeof(float);
+  const auto kernel = plan.two_vectors ? backward_in_registers<T, 2> : backward_in_registers<T, 1>;
+  simt::allow_dynamic_shared(kernel, shared);
+  simt::launch(kernel, grid, static_cast<unsigned>(plan.threads), shared, stream, a,
+               plan.group_threads);
+}
+
+void add_slabs_into(const LayerNormBackwardArgs& args, const float* partials, std::int64_t slabs,
+                    std::int64_t width, cudaStream_t stream) {
+  require(args.dgamma.dtype == args.dbeta.dtype, ErrorCode::kInvalidArgument,
+          "layer_norm: dgamma and dbeta must be of one dtype");
+  with_element_type("layer_norm", args.dgamma.dtype, [&]<typename D>(ElementType<D>) {
+    simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), 2), dim3(32, kSlabLanes), 0, stream,
+                 partials, device_data<D>(args.dgamma), device_data<D>(args.dbeta), slabs,
+                 static_cast<int>(width), args.accumulate_parameters);
+  });
+}
+
+}  // namespace
+
+void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
+  const LayerNormSizes sizes = check_layer_norm(args);
+  if (sizes.width == 0) return;
+  with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
+    Rows<T> rows{.dy = device_data<const T>(args.dy),
+                 .x = device_data<const T>(args.x),
+                 .mean = args.mean.as<float>(),
+                 .rstd = args.rstd.as<float>(),
+                 .gamma = device_data<const T>(args.gamma),
+                 .d_residual = device_data<const T>(args.d_residual),
+                 .dx = device_data<T>(args.dx),
+                 .partials = nullptr,
+                 .rows = sizes.rows,
+                 .slab_rows = 0,
+                 .width = static_cast<int>(sizes.width)};
+    const Plan plan = plan_for(rows);
+    rows.slab_rows = plan.slab_rows;
+    if (args.dgamma) {
+      const auto floats = static_cast<std::size_t>(plan.slabs * 2 * sizes.width);
+      rows.partials = static_cast<float*>(cuda_stream(stream).scratch(floats * sizeof(float)));
+    }
+    launch_backward(rows, plan, handle(stream));
+    if (args.dgamma) add_slabs_into(args, rows.partials, plan.slabs, sizes.width, handle(stream));
+  });
+}
+
+}  // namespace tessera::cuda

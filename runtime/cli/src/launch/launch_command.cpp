@@ -1,0 +1,149 @@
+#include "launch/launch_command.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "launch/launch_environment.h"
+#include "launch/launch_processes.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/config.h"
+
+namespace tessera::cli {
+namespace {
+
+// ---- Where the processes meet -------------------------------------------------------------------
+
+void check_address(const Stated<std::string>& stated) {
+  const std::string& address = stated.value;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int failed = getaddrinfo(address.c_str(), nullptr, &hints, &list);
+  require(failed == 0, ErrorCode::kConfig, stated.name, " ", address, " cannot be resolved (",
+          gai_strerror(failed), "); give node 0's IP address, or a name that this machine knows");
+  freeaddrinfo(list);
+}
+
+/// A socket that listens at the port. Process 0 takes it over, so nobody can come in between.
+int listen_at(const Stated<int>& stated, int& port) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof(address);
+  const bool good = bind(listener, any, length) == 0 && listen(listener, SOMAXCONN) == 0 &&
+                    getsockname(listener, any, &length) == 0;
+  require(good, ErrorCode::kConfig, stated.name, " ", port, " cannot be used (",
+          std::strerror(errno), "); choose another, or 0 for a free one");
+  port = ntohs(address.sin_port);
+  return listener;
+}
+
+std::string threads_of(const LaunchLayout& layout) {
+  const char* const given = std::getenv("OMP_NUM_THREADS");
+  if (given != nullptr) return given;
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::to_string(std::max(1, cores / (layout.processes.value * layout.ranks_per_process)));
+}
+
+ProcessOptions process_options(const LaunchLayout& layout, int local, int port, int listener) {
+  const int here = layout.processes.value;
+  const int process = layout.node_rank.value * here + local;
+  ProcessOptions options;
+  options.process = process;
+  options.first_rank = process * layout.ranks_per_process;
+  options.last_rank = options.first_rank + layout.ranks_per_process - 1;
+  options.arguments = layout.command;
+  options.listener = process == 0 ? listener : -1;
+  Variables& v = options.variables = layout.exported;
+  v["RANK"] = std::to_string(process);
+  v["LOCAL_RANK"] = std::to_string(local);
+  v["WORLD_SIZE"] = std::to_string(here * layout.nodes.value);
+  v["LOCAL_WORLD_SIZE"] = std::to_string(here);
+  v["GROUP_RANK"] = std::to_string(layout.node_rank.value);
+  v["MASTER_ADDR"] = layout.main_address.value;
+  v["MASTER_PORT"] = std::to_string(port);
+  v["OMP_NUM_THREADS"] = threads_of(layout);
+  v[kRanksPerProcess] = std::to_string(layout.ranks_per_process);
+  const std::string& gpus = layout.gpu_ids.value;
+  if (!gpus.empty() && gpus != "all") v["CUDA_VISIBLE_DEVICES"] = gpus;
+  return options;
+}
+
+}  // namespace
+
+LaunchCommand::LaunchCommand(CLI::App& app)
+    : command_(app.add_subcommand(
+          "launch", "Start the processes of a run on this machine: launch FLAGS -- train FLAGS")) {
+  LaunchRequest& r = request_;
+  command_->allow_extras();  // so that an unknown flag gets a suggestion
+  const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
+    command_->add_option(name, value, help)->type_name(type);
+  };
+  add("--config", r.config, "FILE", "settings of the run, and of the launch if it is Accelerate's");
+  add("--processes", r.processes, "N", "processes on this machine (default: as the file, else 1)");
+  add("--ranks-per-process", r.ranks_per_process, "N", "ranks of each, as threads (default: 1)");
+  add("--nodes", r.nodes, "N", "machines; launch on each of them (default: as the file, else 1)");
+  add("--node-rank", r.node_rank, "N",
+      "which of them this is, from 0 (default: as the file, else 0)");
+  add("--main-address", r.main_address, "HOST", "a name or IP address of node 0");
+  add("--main-port", r.main_port, "PORT",
+      "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
+  add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
+  add("--grace", r.grace_seconds, "SECONDS",
+      "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
+}
+
+LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
+  const std::vector<std::string> extras = command_->remaining();
+  if (!extras.empty()) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command_->get_options()) names.push_back(option->get_name());
+    require(extras.front().rfind('-', 0) == 0, ErrorCode::kConfig, "'", extras.front(),
+            "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
+    fail(ErrorCode::kConfig, unknown_name("flag", extras.front(), names));
+  }
+  LaunchRequest request = request_;
+  request.command = std::move(command);
+  return request;
+}
+
+std::vector<std::string> take_launched(int& argc, const char* const* argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return {};
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word != "--" && word != "train" && word != "test") continue;
+    std::vector<std::string> command(argv + i + (word == "--" ? 1 : 0), argv + argc);
+    argc = i;
+    return command;
+  }
+  return {};
+}
+
+int run_launch(const LaunchRequest& request) {
+  const LaunchLayout layout = make_layout(request);
+  check_address(layout.main_address);
+  int port = layout.main_port.value;
+  const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port, port) : -1;
+  std::vector<ProcessOptions> processes;
+  for (int local = 0; local < layout.processes.value; ++local) {
+    processes.push_back(process_options(layout, local, port, listener));
+  }
+  return run_processes(std::move(processes), std::chrono::seconds(request.grace_seconds));
+}
+
+}  // namespace tessera::cli

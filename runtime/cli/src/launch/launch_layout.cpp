@@ -1,0 +1,217 @@
+#include "launch/launch_layout.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "commands.h"
+#include "gpt_settings.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kUsualPort = 29500;
+constexpr int kLastPort = 65535;
+
+std::size_t count_of(const std::string& list) {
+  std::istringstream stream(list);
+  std::size_t count = 0;
+  for (std::string part; std::getline(stream, part, ',');) count += part.empty() ? 0 : 1;
+  return count;
+}
+
+/// What `flag` has in the launched command, or "".
+std::string text_in(const std::vector<std::string>& command, const std::string& flag) {
+  for (std::size_t i = 0; i < command.size(); ++i) {
+    if (command[i] == flag && i + 1 < command.size()) return command[i + 1];
+    if (command[i].rfind(flag + "=", 0) == 0) return command[i].substr(flag.size() + 1);
+  }
+  return "";
+}
+
+int number_in(const std::vector<std::string>& command, const std::string& flag) {
+  return std::atoi(text_in(command, flag).c_str());
+}
+
+template <typename T>
+Stated<T> stated(const std::optional<T>& flag, const char* name,
+                 const std::optional<Stated<T>>& file, T fallback) {
+  if (flag) return {*flag, name};
+  return file.value_or(Stated<T>{fallback, name});
+}
+
+// ---- The file -----------------------------------------------------------------------------------
+
+std::vector<Setting> all_settings() {
+  return joined(
+      {model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
+}
+
+ConfigTranslation translate(const std::string& path, const std::vector<Setting>& table, int nodes,
+                            int ranks) {
+  nlohmann::ordered_json overrides = nlohmann::ordered_json::object();
+  if (ranks > 0) overrides["ranks"] = ranks;
+  return translate_file(path, {.table = table,
+                               .overrides = std::move(overrides),
+                               .launch = {.launcher = kOwnLauncher, .machines = nodes}});
+}
+
+/// Processes of one machine, from the ranks of all that the file asks for.
+Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layout) {
+  Stated<int> processes{1, "--processes"};
+  for (const ConfigEntry& entry : file.entries) {
+    if (!entry.settings.contains("ranks")) continue;
+    const int ranks = entry.settings["ranks"].get<int>();
+    const int parts = layout.nodes.value * layout.ranks_per_process;
+    processes.name = concat(entry.where(), ": ", entry.key);
+    require(ranks % parts == 0, ErrorCode::kConfig, processes.name, ": ", ranks,
+            " ranks cannot be divided evenly over ", layout.nodes.value, " machines (",
+            layout.nodes.name, ") of processes with ", layout.ranks_per_process,
+            " ranks (--ranks-per-process); change one of them, or give --processes");
+    processes.value = ranks / parts;
+  }
+  return processes;
+}
+
+/// "fsdp_config.fsdp_sharding_strategy" -> "FSDP_SHARDING_STRATEGY".
+std::string variable_of(const std::string& key) {
+  std::string name = key.substr(key.find('.') + 1);
+  if (name == "fsdp_transformer_layer_cls_to_wrap") name = "fsdp_transformer_cls_to_wrap";
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return name.rfind("FSDP_", 0) == 0 ? name : "FSDP_" + name;
+}
+
+Variables exported_by(const ConfigTranslation& file) {
+  Variables exported;
+  if (file.dialect != ConfigDialect::kAccelerate) return exported;
+  for (const ConfigEntry& entry : file.entries) {
+    if (entry.value.is_null() || entry.value.is_structured()) continue;
+    const std::string text =
+        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
+    if (entry.key == "mixed_precision") exported["ACCELERATE_MIXED_PRECISION"] = text;
+    if (entry.key.rfind("fsdp_config.", 0) == 0) {
+      exported["ACCELERATE_USE_FSDP"] = "true";
+      exported[variable_of(entry.key)] = text;
+    }
+  }
+  return exported;
+}
+
+// ---- Checks -------------------------------------------------------------------------------------
+
+void check_command(const LaunchRequest& r) {
+  require(!r.command.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
+          r.config.empty() ? "--processes 2" : concat("--config ", r.config),
+          " -- train --data FOLDER'");
+  const std::string& word = r.command.front();
+  require(word == "train" || word == "test", ErrorCode::kConfig, "'", word,
+          "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
+}
+
+void check_counts(const LaunchLayout& r) {
+  const auto at_least = [](const Stated<int>& value, int minimum) {
+    require(value.value >= minimum, ErrorCode::kConfig, value.name, " is ", value.value,
+            "; it must be at least ", minimum);
+  };
+  at_least({r.ranks_per_process, "--ranks-per-process"}, 1);
+  at_least(r.nodes, 1);
+  at_least(r.node_rank, 0);
+  require(r.node_rank.value < r.nodes.value, ErrorCode::kConfig, r.node_rank.name, " is ",
+          r.node_rank.value, "; with ", r.nodes.name, " ", r.nodes.value, " it may be 0 to ",
+          r.nodes.value - 1);
+}
+
+void check_meeting(const LaunchLayout& r) {
+  const int port = r.main_port.value;
+  const bool several = r.nodes.value > 1;
+  require(port >= 0 && port <= kLastPort, ErrorCode::kConfig, r.main_port.name, " is ", port,
+          "; it may be 1 to 65535, or 0 for a free one");
+  require(!several || port != 0, ErrorCode::kConfig, r.main_port.name,
+          " 0 takes a free port, which the other nodes cannot know; name one");
+  const std::string& address = r.main_address.value;
+  require(!several || (address != "127.0.0.1" && address != "localhost"), ErrorCode::kConfig,
+          r.main_address.name, " is ", address,
+          ", which every node takes for itself; give the address of node 0");
+}
+
+void check_ranks(const LaunchLayout& r) {
+  require(r.processes.value >= 1, ErrorCode::kConfig, r.processes.name, " is ", r.processes.value,
+          "; it must be at least 1");
+  const std::size_t gpus = count_of(r.gpu_ids.value);
+  require(
+      gpus == 0 || r.gpu_ids.value == "all" || gpus >= static_cast<std::size_t>(r.processes.value),
+      ErrorCode::kConfig, r.gpu_ids.name, " names ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ",
+      r.processes.value, " processes; name one for each, or start fewer (--processes)");
+  const int total = r.ranks();
+  const std::string sum =
+      concat("--nodes ", r.nodes.value, " x --processes ", r.processes.value,
+             " x --ranks-per-process ", r.ranks_per_process, " is ", total, " ranks");
+  const int ranks = number_in(r.command, "--ranks");
+  require(ranks == 0 || ranks == total, ErrorCode::kConfig, sum, ", but the command has --ranks ",
+          ranks, "; leave it out");
+  const int replicas = number_in(r.command, "--replicas");
+  require(replicas == 0 || total % replicas == 0, ErrorCode::kConfig, sum, ", which --replicas ",
+          replicas, " does not divide");
+}
+
+}  // namespace
+
+std::string launch_config(const LaunchRequest& request) {
+  const std::string own = text_in(request.command, "--config");
+  if (!request.config.empty() || !own.empty()) {
+    require(request.config.empty() || own.empty(), ErrorCode::kConfig, "--config is there twice, ",
+            "for launch and for ", request.command.front(), "; give it once, to launch");
+    return request.config.empty() ? own : request.config;
+  }
+  const auto& command = request.command;
+  const bool forbidden =
+      std::find(command.begin(), command.end(), "--no-default-config") != command.end();
+  if (forbidden) return "";
+  const auto file = default_accelerate_config([](const char* name) { return std::getenv(name); });
+  if (file) {
+    std::cerr << "note: settings of " << *file << ", Accelerate's default file, are used; "
+              << "--no-default-config behind " << command.front() << " turns that off\n";
+  }
+  return file.value_or("");
+}
+
+LaunchLayout make_layout(const LaunchRequest& request) {
+  check_command(request);
+  const std::string path = launch_config(request);
+  const std::vector<Setting> table = all_settings();
+  LauncherKeys file;
+  if (!path.empty()) file = read_launcher_keys(path, table);
+  LaunchLayout layout{.ranks_per_process = request.ranks_per_process, .command = request.command};
+  layout.nodes = stated(request.nodes, "--nodes", file.machines, 1);
+  layout.node_rank = stated(request.node_rank, "--node-rank", file.machine_rank, 0);
+  layout.gpu_ids = stated<std::string>(request.gpu_ids, "--gpu-ids", file.gpu_ids, "");
+  const bool several = layout.nodes.value > 1;
+  layout.main_port = stated(request.main_port, "--main-port", file.port, several ? kUsualPort : 0);
+  // On one machine Accelerate's launcher takes no address from the file either.
+  if (!several) file.address.reset();
+  layout.main_address =
+      stated<std::string>(request.main_address, "--main-address", file.address, "127.0.0.1");
+  check_counts(layout);
+  check_meeting(layout);
+  layout.processes = {request.processes.value_or(1), "--processes"};
+  if (!path.empty()) {
+    if (!request.processes) {
+      layout.processes = processes_of(translate(path, table, layout.nodes.value, 0), layout);
+    }
+    check_ranks(layout);
+    layout.exported = exported_by(translate(path, table, layout.nodes.value, layout.ranks()));
+    if (text_in(request.command, "--config").empty()) {
+      layout.command.insert(layout.command.end(), {"--config", path});
+    }
+  }
+  check_ranks(layout);
+  return layout;
+}
+
+}  // namespace tessera::cli

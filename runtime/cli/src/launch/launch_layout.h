@@ -1,0 +1,49 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/launch_processes.h"
+#include "tessera/trainer/launcher_keys.h"
+
+namespace tessera::cli {
+
+/// What `tessera launch` is asked for on the command line; what is absent, a config file may say.
+struct LaunchRequest {
+  std::string config{};
+  std::optional<int> processes{};
+  int ranks_per_process = 1;
+  std::optional<int> nodes{};
+  std::optional<int> node_rank{};
+  std::optional<std::string> main_address{};
+  std::optional<int> main_port{};
+  std::optional<std::string> gpu_ids{};
+  int grace_seconds = 10;
+  std::vector<std::string> command{};  ///< arguments of the program, from `train` or `test` on
+};
+
+/// Which processes run where: flags, else the file, else defaults, each with who said it.
+struct LaunchLayout {
+  Stated<int> processes{};  ///< on each machine
+  int ranks_per_process = 1;
+  Stated<int> nodes{};
+  Stated<int> node_rank{};
+  Stated<std::string> main_address{};
+  Stated<int> main_port{};  ///< 0: a free one
+  Stated<std::string> gpu_ids{};
+  Variables exported{};  ///< what Accelerate's launcher exports for the file
+  std::vector<std::string> command{};
+
+  int ranks() const { return processes.value * nodes.value * ranks_per_process; }
+};
+
+/// The config file that holds for the launch and the command: --config of either, or Accelerate's
+/// default file, which is said on stderr. Empty: none.
+std::string launch_config(const LaunchRequest& request);
+
+/// Reads the file, and checks everything that can be known before a process starts.
+/// Throws Error{kConfig} that names the flag, or the key with its file and line.
+LaunchLayout make_layout(const LaunchRequest& request);
+
+}  // namespace tessera::cli

@@ -1,0 +1,274 @@
+#include "launch/launch_processes.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "commands.h"
+#include "interrupt.h"
+#include "launch/launch_environment.h"
+#include "terminal.h"
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kLastGrace{3};
+constexpr int kInheritedListener = 3;
+
+std::string ranks_of(const ProcessOptions& options) {
+  if (options.first_rank == options.last_rank) return concat("rank ", options.first_rank);
+  return concat("ranks ", options.first_rank, "-", options.last_rank);
+}
+
+/// One output of a process: takes what comes through a pipe and prints whole lines.
+class LinePrinter {
+ public:
+  LinePrinter(int pipe, std::FILE* to, const std::string& ranks)
+      : pipe_(pipe), to_(to), terminal_(inspect(to)) {
+    prefix_ = paint(terminal_, Colour::kDim, "[" + ranks + "]") + " ";
+  }
+  int pipe() const { return pipe_; }
+
+  /// False at the end of the output.
+  bool forward() {
+    std::array<char, 65536> buffer;
+    const ssize_t n = read(pipe_, buffer.data(), buffer.size());
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    if (n > 0) text_.append(buffer.data(), static_cast<std::size_t>(n));
+    for (std::size_t end = 0; (end = text_.find('\n')) != std::string::npos;) {
+      print(text_.substr(0, end));
+      text_.erase(0, end + 1);
+    }
+    std::fflush(to_);
+    if (n > 0) return true;
+    if (!text_.empty()) print(text_);
+    std::fflush(to_);
+    close(pipe_);
+    pipe_ = -1;
+    return false;
+  }
+
+ private:
+  void print(const std::string& line) {
+    // A progress bar of process 0 may stand on the line; it draws itself again.
+    const std::string whole = (terminal_.interactive ? "\r\033[K" : "") + prefix_ + line + "\n";
+    std::fwrite(whole.data(), 1, whole.size(), to_);
+  }
+
+  int pipe_;
+  std::FILE* to_;
+  Terminal terminal_;
+  std::string prefix_;
+  std::string text_;
+};
+
+/// A running process.
+struct Child {
+  ProcessOptions options;
+  pid_t pid = 0;
+  bool running = false;
+};
+
+struct Failure {
+  std::string what;
+  int exit_code = 1;
+};
+
+/// Between fork and exec: only what a signal handler might call, so all memory is made before.
+[[noreturn]] void become(const ProcessOptions& options, char** argv, char** variables, int out,
+                         int err, pid_t parent) {
+  setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  dup2(null, STDIN_FILENO);
+  if (out >= 0) dup2(out, STDOUT_FILENO);
+  if (err >= 0) dup2(err, STDERR_FILENO);
+  if (options.listener >= 0) {
+    if (options.listener == kInheritedListener) {
+      fcntl(kInheritedListener, F_SETFD, 0);
+    } else {
+      dup2(options.listener, kInheritedListener);
+    }
+  }
+  execve("/proc/self/exe", argv, variables);
+  _exit(127);
+}
+
+class Launch {
+ public:
+  Launch(std::vector<ProcessOptions> processes, std::chrono::seconds grace) : grace_(grace) {
+    for (ProcessOptions& options : processes) {
+      children_.push_back({.options = std::move(options)});
+    }
+  }
+
+  int run() {
+    for (Child& child : children_) start(child);
+    for (const Child& child : children_) {
+      if (child.options.listener >= 0) close(child.options.listener);
+    }
+    while (!printers_.empty() || any_running()) {
+      forward_output();
+      reap();
+      pass_on_signal();
+      escalate();
+    }
+    if (failure_.has_value()) {
+      const Terminal terminal = inspect(stderr);
+      const std::string line =
+          "tessera: " + paint(terminal, Colour::kRed, "error:") + " " + failure_->what + "\n";
+      std::fwrite(line.data(), 1, line.size(), stderr);
+      return failure_->exit_code;
+    }
+    return passed_on_ == 0 ? kExitGood : kExitSignal + passed_on_;
+  }
+
+ private:
+  bool any_running() const {
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.running; });
+  }
+
+  void start(Child& child) {
+    const ProcessOptions& options = child.options;
+    std::vector<std::string> arguments{"tessera"};
+    arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
+    Variables all = options.variables;
+    if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
+    for (char** v = environ; *v != nullptr; ++v) {
+      const std::string text = *v;
+      all.emplace(text.substr(0, text.find('=')), text.substr(text.find('=') + 1));
+    }
+    std::vector<std::string> assignments;
+    for (const auto& [name, value] : all) assignments.push_back(name + "=" + value);
+    const auto pointers = [](std::vector<std::string>& texts) {
+      std::vector<char*> list;
+      for (std::string& text : texts) list.push_back(text.data());
+      list.push_back(nullptr);
+      return list;
+    };
+    std::vector<char*> argv = pointers(arguments);
+    std::vector<char*> variables = pointers(assignments);
+
+    // Process 0 has the progress bar, which wants the terminal itself.
+    const bool bar = options.process == 0 && inspect(stderr).interactive;
+    std::array<int, 2> out = make_pipe();
+    std::array<int, 2> err = bar ? std::array<int, 2>{-1, -1} : make_pipe();
+    const pid_t parent = getpid();
+    child.pid = fork();
+    if (child.pid == 0) become(options, argv.data(), variables.data(), out[1], err[1], parent);
+    require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
+            std::strerror(errno));
+    child.running = true;
+    close(out[1]);
+    printers_.emplace_back(out[0], stdout, ranks_of(options));
+    if (bar) return;
+    close(err[1]);
+    printers_.emplace_back(err[0], stderr, ranks_of(options));
+  }
+
+  static std::array<int, 2> make_pipe() {
+    std::array<int, 2> ends{};
+    require(pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kUnavailable,
+            "cannot make a pipe: ", std::strerror(errno));
+    return ends;
+  }
+
+  void forward_output() {
+    std::vector<pollfd> polled;
+    for (const LinePrinter& printer : printers_) {
+      polled.push_back({.fd = printer.pipe(), .events = POLLIN, .revents = 0});
+    }
+    poll(polled.data(), polled.size(), 50);
+    for (std::size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].revents != 0) printers_[i].forward();
+    }
+    std::erase_if(printers_, [](const LinePrinter& printer) { return printer.pipe() < 0; });
+  }
+
+  void reap() {
+    int status = 0;
+    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+      const auto child = std::find_if(children_.begin(), children_.end(),
+                                      [&](const Child& c) { return c.pid == pid; });
+      if (child == children_.end()) continue;
+      child->running = false;
+      note_end(*child, status);
+    }
+  }
+
+  /// Keeps the first failure: the others follow from it.
+  void note_end(const Child& child, int status) {
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    const std::string who = concat(ranks_of(child.options), " (process ", child.options.process,
+                                   ", pid ", child.pid, " on ", host.data(), ")");
+    if (WIFSIGNALED(status)) {
+      const int signal = WTERMSIG(status);
+      const bool by_us = stopping_ && (signal == SIGTERM || signal == SIGKILL);
+      if (failure_.has_value() || by_us) return;
+      failure_ = {concat(who, " was killed by signal ", signal, " (", strsignal(signal), ")"),
+                  kExitSignal + signal};
+    } else if (WEXITSTATUS(status) != 0) {
+      const int code = WEXITSTATUS(status);
+      if (failure_.has_value() || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
+      failure_ = {concat(who, " failed with exit code ", code, "; its message is above"), code};
+    } else {
+      return;
+    }
+    if (!deadline_) deadline_ = Clock::now() + grace_;
+  }
+
+  void pass_on_signal() {
+    const int signal = interrupt_.signal();
+    if (signal == 0 || passed_on_ != 0) return;
+    passed_on_ = signal;
+    kill_all(signal);
+    deadline_ = Clock::now() + grace_;
+  }
+
+  void escalate() {
+    if (!deadline_ || Clock::now() < *deadline_ || !any_running()) return;
+    kill_all(stopping_ ? SIGKILL : SIGTERM);
+    stopping_ = true;
+    deadline_ = Clock::now() + kLastGrace;
+  }
+
+  void kill_all(int signal) const {
+    for (const Child& child : children_) {
+      if (child.running) kill(-child.pid, signal);
+    }
+  }
+
+  const InterruptGuard interrupt_;
+  const std::chrono::seconds grace_;
+  std::vector<Child> children_;
+  std::vector<LinePrinter> printers_;
+  std::optional<Failure> failure_;
+  std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
+  int passed_on_ = 0;
+  bool stopping_ = false;  // SIGTERM has been sent
+};
+
+}  // namespace
+
+int run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace) {
+  return Launch(std::move(processes), grace).run();
+}
+
+}  // namespace tessera::cli

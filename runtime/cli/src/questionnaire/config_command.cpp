@@ -1,0 +1,207 @@
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "commands.h"
+#include "gpt_settings.h"
+#include "machine.h"
+#include "questionnaire/prompter.h"
+#include "questionnaire/questionnaire.h"
+#include "questionnaire/questionnaire_document.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const char* variable(const char* name) { return std::getenv(name); }
+
+/// The file that was named, or else Accelerate's default, which is said.
+std::string file_or_default(const std::string& given, const std::optional<std::string>& standard) {
+  if (!given.empty()) return given;
+  require(standard.has_value(), ErrorCode::kConfig,
+          "no --config-file, and no folder for the default one: HF_HOME, XDG_CACHE_HOME and HOME "
+          "are not set; give --config-file");
+  std::cout << "file: " << *standard << ", Accelerate's default; --config-file names another\n";
+  return *standard;
+}
+
+/// Before the questions, so that nobody answers them for nothing.
+void check_writable(const fs::path& path) {
+  std::error_code error;
+  require(!fs::is_directory(path, error), ErrorCode::kConfig, "cannot write ", path.string(),
+          ": it is a folder; give the path of a file");
+  fs::path folder = fs::absolute(path).parent_path();
+  while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  require(fs::is_directory(folder, error) && access(folder.c_str(), W_OK | X_OK) == 0,
+          ErrorCode::kConfig, "cannot write ", path.string(), ": ", folder.string(),
+          " is not a folder that you may write to; give another --config-file");
+}
+
+/// All of it or nothing: under another name first. Makes the folder, and follows links.
+void save(const json& document, const fs::path& path) {
+  const fs::path target = fs::weakly_canonical(path);
+  std::error_code error;
+  fs::create_directories(target.parent_path(), error);
+  const fs::path draft = target.string() + ".draft" + std::to_string(getpid());
+  std::ofstream file(draft, std::ios::binary);
+  file << config_text(document, path.string()) << std::flush;
+  const bool written = file.good();
+  file.close();
+  if (written) fs::rename(draft, target, error);
+  if (!written || error) {
+    std::error_code ignored;
+    fs::remove(draft, ignored);
+    fail(ErrorCode::kIo, "cannot write ", path.string(), error ? ": " + error.message() : "",
+         "; is the disk full? Give another --config-file");
+  }
+  std::cout << "configuration saved at " << path.string() << "; 'tessera explain " << path.string()
+            << "' tells what it means\n";
+}
+
+MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {
+  return {.gpus = cuda.usable() ? static_cast<int>(cuda.gpus.size()) : 0,
+          .cores = machine.logical_cores};
+}
+
+/// "1 GPU (NVIDIA H200, 139.8 GiB), 16 cores and 128.0 GiB of memory"
+std::string describe(const Machine& machine, const CudaStatus& cuda) {
+  const std::size_t gpus = cuda.usable() ? cuda.gpus.size() : 0;
+  std::string text = gpus == 0   ? "no usable GPU"
+                     : gpus == 1 ? "1 GPU"
+                                 : std::to_string(gpus) + " GPUs";
+  if (gpus > 0) {
+    text +=
+        " (" + cuda.gpus.front().name + ", " + format_bytes(cuda.gpus.front().total_bytes) + ")";
+  }
+  return text + ", " + std::to_string(machine.logical_cores) + " cores and " +
+         format_bytes(machine.memory_bytes) + " of memory";
+}
+
+int ask_and_save(const std::string& given) {
+  const std::string path = file_or_default(given, default_accelerate_path(variable));
+  check_writable(path);
+  const Machine machine = probe_machine();
+  const CudaStatus cuda = cuda_status();
+  std::cout << "This machine has " << describe(machine, cuda) << ".\n";
+  if (fs::exists(path)) std::cout << path << " is there already and will be replaced.\n";
+  const auto prompter = make_prompter();
+  Answers answers;
+  try {
+    answers = ask(config_questions(facts(machine, cuda)), *prompter);
+  } catch (const Interrupted&) {
+    std::cout << "\nstopped; nothing was written\n";
+    return kExitSignal + SIGINT;
+  }
+  save(config_document(answers), path);
+  return kExitGood;
+}
+
+int save_default(const std::string& given, const std::string& precision) {
+  require(precision == "no" || precision == "bf16", ErrorCode::kConfig, "--mixed-precision is '",
+          precision, "'; it must be no or bf16",
+          precision == "fp16" || precision == "fp8" ? ", which needs no loss scaling" : "");
+  const auto present = default_accelerate_config(variable);
+  const std::string path =
+      file_or_default(given, present ? present : default_accelerate_path(variable));
+  // Accelerate says so as well, but ends as if all were well.
+  require(!fs::exists(path), ErrorCode::kConfig, "configuration already exists at ", path,
+          ", which is not overwritten; remove it, give another --config-file, or answer 'tessera "
+          "config'");
+  check_writable(path);
+  const Machine machine = probe_machine();
+  const CudaStatus cuda = cuda_status();
+  std::cout << "This machine has " << describe(machine, cuda) << ".\n";
+  const MachineFacts found = facts(machine, cuda);
+  Answers answers{{"mixed_precision", precision}};
+  answers[kMachineType] = found.gpus > 1 ? "MULTI_GPU" : "NO";
+  if (found.gpus == 0) answers["use_cpu"] = true;
+  answers["num_processes"] = default_processes(found, answers);
+  save(config_document(answers), path);
+  return kExitGood;
+}
+
+/// The document of a file of Accelerate that can be used here.
+json read_accelerate(const std::string& path) {
+  const std::vector<Setting> table =
+      joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
+  const ConfigTranslation translation =
+      translate_file(path, {.table = table,
+                            .overrides = nlohmann::ordered_json::object(),
+                            .launch = {.launcher = kOwnLauncher}});
+  require(translation.dialect == ConfigDialect::kAccelerate, ErrorCode::kConfig, path,
+          " has settings of ", to_string(translation.dialect),
+          ", and only files of Accelerate are updated; write one with 'tessera config'");
+  json document = json::object();
+  for (const ConfigEntry& entry : translation.entries) {
+    const bool section_key = entry.key.find('.') != std::string::npos;
+    if (entry.file != path || section_key || entry.outcome == KeyOutcome::kDerived) continue;
+    document[entry.key] = entry.value;
+  }
+  return document;
+}
+
+int update(const std::string& given) {
+  const auto present = default_accelerate_config(variable);
+  const std::string path =
+      file_or_default(given, present ? present : default_accelerate_path(variable));
+  require(fs::exists(path), ErrorCode::kNotFound, "there is no config file at ", path,
+          "; write one with 'tessera config', or give --config-file");
+  check_writable(path);
+  json document = read_accelerate(path);
+  fill_defaults(document);
+  save(document, path);
+  return kExitGood;
+}
+
+/// CLI11 would only say that it was not expected.
+void reject_extras(const CLI::App& app) {
+  if (app.remaining().empty()) return;
+  const std::string word = app.remaining().front();
+  const bool flag = word.starts_with('-');
+  fail(ErrorCode::kConfig, flag
+                               ? unknown_name("flag", word.substr(0, word.find('=')),
+                                              {"--config-file", "--mixed-precision", "--help"})
+                               : unknown_name("subcommand of config", word, {"default", "update"}));
+}
+
+}  // namespace
+
+Command add_config(CLI::App& program) {
+  struct Request {
+    std::string file;
+    std::string precision = "no";
+  };
+  const auto request = std::make_shared<Request>();
+  CLI::App* ask = program.add_subcommand(
+      "config", "Ask how to train on this machine and write a config file, as Accelerate does");
+  CLI::App* standard = ask->add_subcommand("default", "Write one for this machine, ask nothing");
+  CLI::App* renew = ask->add_subcommand("update", "Add what a config file lacks");
+  for (CLI::App* app : {ask, standard, renew}) {
+    app->allow_extras();
+    app->add_option("--config-file,--config_file", request->file,
+                    "the file; JSON if its name ends in .json, else YAML [Accelerate's default]");
+  }
+  standard->add_option("--mixed-precision,--mixed_precision", request->precision, "no or bf16")
+      ->capture_default_str();
+  return {ask, [=] {
+            for (const CLI::App* app : {ask, standard, renew}) reject_extras(*app);
+            if (standard->parsed()) return save_default(request->file, request->precision);
+            if (renew->parsed()) return update(request->file);
+            return ask_and_save(request->file);
+          }};
+}
+
+}  // namespace tessera::cli

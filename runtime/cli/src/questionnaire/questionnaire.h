@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "questionnaire/prompter.h"
+
+namespace tessera::cli {
+
+/// What was answered, by Question::key.
+using Answers = std::map<std::string, nlohmann::json, std::less<>>;
+
+enum class AnswerKind : std::uint8_t { kMenu, kYesNo, kInteger, kNumber, kText };
+
+struct Choice {
+  std::string name;
+  nlohmann::json value;
+};
+
+/// A row of the questionnaire.
+struct Question {
+  /// Where the answer stands in the file, "fsdp_config.fsdp_version"; or "ask.…" if it only decides
+  /// what is asked next.
+  std::string key;
+  std::string text;  ///< without the default, which is added
+  AnswerKind kind = AnswerKind::kText;
+  std::vector<Choice> choices{};  ///< of a menu
+  nlohmann::json fallback{};      ///< what Enter alone means; null: an answer is needed
+  /// Instead of `fallback`, if it depends on other answers.
+  std::function<nlohmann::json(const Answers&)> fallback_from{};
+  std::function<bool(const Answers&)> asked_if{};  ///< absent: always
+  std::int64_t minimum = 0;                        ///< of an integer
+  std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
+  std::string note{};  ///< a line before the question
+  /// What is wrong with an answer and what is allowed; empty if it is right.
+  std::function<std::string(const nlohmann::json& answer, const Answers&)> check{};
+};
+
+/// What the machine offers, for the defaults.
+struct MachineFacts {
+  int gpus = 0;
+  int cores = 1;
+};
+
+/// Accelerate's questions in its order, as far as this program can do what they are about.
+std::vector<Question> config_questions(const MachineFacts& machine);
+
+/// Asks what applies, in order. A wrong answer is told and asked for again.
+Answers ask(const std::vector<Question>& questions, Prompter& prompter);
+
+/// The number of processes that fits the machine and the answers so far.
+std::int64_t default_processes(const MachineFacts& machine, const Answers& answers);
+
+}  // namespace tessera::cli

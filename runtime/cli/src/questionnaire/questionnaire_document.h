@@ -1,0 +1,28 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "questionnaire/questionnaire.h"
+
+namespace tessera::cli {
+
+// Answers that do not stand in the file as they are.
+inline constexpr const char* kMachineType = "ask.machine_type";  ///< NO, MULTI_CPU or MULTI_GPU
+inline constexpr const char* kUseDeepSpeed = "ask.deepspeed";
+inline constexpr const char* kUseFsdp = "ask.fsdp";
+
+/// An answer, or `otherwise` if it was not asked for.
+nlohmann::json answer_or(const Answers& answers, std::string_view key, nlohmann::json otherwise);
+
+/// The answers as a file of Accelerate, keys sorted.
+nlohmann::json config_document(const Answers& answers);
+
+/// Adds the top-level keys that are absent and that a new file would have.
+void fill_defaults(nlohmann::json& document);
+
+/// As `accelerate config` writes it: JSON if the path ends in .json, else YAML.
+std::string config_text(const nlohmann::json& document, const std::string& path);
+
+}  // namespace tessera::cli

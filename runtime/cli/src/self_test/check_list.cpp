@@ -1,0 +1,28 @@
+#include "self_test/check_list.h"
+
+#include <iostream>
+
+#include "terminal.h"
+
+namespace tessera::cli {
+
+bool CheckList::check(const std::string& name, const std::function<std::string()>& test) {
+  const Terminal terminal = inspect(stdout);
+  bool good = true;
+  std::string line;
+  try {
+    line = "  " + paint(terminal, Colour::kGreen, "ok") + "  " + name + ": " + test();
+  } catch (const std::exception& error) {
+    good = false;
+    if (failures_++ == 0) first_failure_ = name + ": " + error.what();
+    line = "  " + paint(terminal, Colour::kRed, "FAILED") + "  " + name + ": " + error.what();
+  }
+  if (!silent_) std::cout << line << "\n" << std::flush;
+  return good;
+}
+
+void CheckList::skip(const std::string& name, const std::string& reason) const {
+  if (!silent_) std::cout << "  --  " << name << ": " << reason << "\n";
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,102 @@
+#include "self_test/self_test_training.h"
+
+#include <utility>
+
+#include "gpt_settings.h"
+#include "terminal.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::int64_t kLength = 32;
+constexpr std::int64_t kVocabulary = 61;
+constexpr std::int64_t kSteps = 4;
+
+/// Tokens that follow from the ones before: there is something to learn.
+class Sequences : public BatchSource {
+ public:
+  Shape input_shape(std::int64_t n) const override { return {n, kLength}; }
+  DType input_dtype() const override { return DType::kInt32; }
+  Shape target_shape(std::int64_t n) const override { return {n, kLength}; }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    for (std::int64_t s = 0; s < micro_batch; ++s) {
+      for (std::int64_t i = 0; i < kLength; ++i) {
+        const std::int64_t at = s * kLength + i;
+        inputs.as<std::int32_t>()[at] = token(first + s, i);
+        targets.as<std::int32_t>()[at] = token(first + s, i + 1);
+      }
+    }
+    return micro_batch * kLength;
+  }
+
+ private:
+  static std::int32_t token(std::int64_t sample, std::int64_t i) {
+    return static_cast<std::int32_t>((sample * 17 + i * (1 + sample % 5)) % kVocabulary);
+  }
+};
+
+}  // namespace
+
+SelfTestTraining::SelfTestTraining(TrainerOptions options)
+    : options_(std::move(options)),
+      model_(make_gpt({.vocab_size = kVocabulary,
+                       .context_length = kLength,
+                       .layers = 2,
+                       .heads = 2,
+                       .width = 32})) {}
+
+TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
+  const Sequences data;
+  TrainerOptions options = options_;
+  options.strategy = strategy.name;
+  options.replicas = strategy.hybrid ? 2 : 0;
+  options.steps = kSteps;
+  options.micro_batch = 2;
+  options.optimizer.clip_norm = 1.0;
+  options.learning_rate = {.peak = 1e-2};
+  options.deterministic_collectives = true;
+  const Trainer trainer(model_, data, options);
+  TrainingOutcome outcome;
+  const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
+    outcome.losses.push_back(record.loss);
+    outcome.norms.push_back(record.gradient_norm);
+    return true;
+  });
+  outcome.first_loss = summary.first_loss;
+  outcome.last_loss = summary.last_loss;
+  outcome.parameters_sha256 = summary.parameters_sha256;
+  require(summary.measured_memory == summary.predicted_memory, ErrorCode::kInternal,
+          "the measured peak of memory is ", summary.measured_memory.total,
+          " bytes, and the plan predicted ", summary.predicted_memory.total);
+  for (const Traffic& counted : summary.counted_traffic) {
+    require(counted.sent_bytes == summary.predicted_traffic.sent_bytes, ErrorCode::kInternal,
+            "the bytes sent are not those that the plan predicted");
+  }
+  return outcome;
+}
+
+std::string SelfTestTraining::run_reference() {
+  reference_ = train(find_strategy("no_shard"));
+  require(reference_.last_loss < reference_.first_loss, ErrorCode::kInternal, "the loss went from ",
+          reference_.first_loss, " to ", reference_.last_loss);
+  return concat("loss ", fixed(reference_.first_loss, 3), " -> ", fixed(reference_.last_loss, 3),
+                " in ", kSteps, " steps");
+}
+
+std::string SelfTestTraining::run(const Strategy& strategy) const {
+  const TrainingOutcome outcome = train(strategy);
+  require(outcome.losses == reference_.losses && outcome.last_loss == reference_.last_loss,
+          ErrorCode::kInternal, "other losses than no_shard, the last ", outcome.last_loss,
+          " instead of ", reference_.last_loss);
+  require(outcome.norms == reference_.norms, ErrorCode::kInternal,
+          "other gradient norms than no_shard");
+  require(outcome.parameters_sha256 == reference_.parameters_sha256, ErrorCode::kInternal,
+          "other parameters than no_shard");
+  return "the same losses, norms and parameters; memory and traffic as predicted";
+}
+
+}  // namespace tessera::cli
