@@ -16,25 +16,21 @@
 // both.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "support.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
-#include "tessera/core/error.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
 
+namespace tessera::bench {
 namespace {
-
-using namespace tessera;
 
 struct Options {
   std::vector<int> ranks{2, 4};
@@ -43,15 +39,6 @@ struct Options {
   int threads = 1;
   int repeats = 7;
 };
-
-constexpr const char* kHelp =
-    "usage: collectives_bench [--ranks N] [--min-bytes B] [--max-bytes B] [--threads T] "
-    "[--repeats R]\n"
-    "  --ranks      ranks in the process (default: 2, then 4)\n"
-    "  --min-bytes  smallest whole buffer (default 65536); sizes grow by a factor of 4\n"
-    "  --max-bytes  largest whole buffer (default 67108864)\n"
-    "  --threads    threads per rank (default 1)\n"
-    "  --repeats    timings per number, of which the median is shown (default 7)\n";
 
 /// One rank: its end of the group, a stream and its buffers.
 struct Rank {
@@ -116,18 +103,13 @@ std::int64_t verify(std::vector<Rank>& ranks, const Operation& operation) {
 
 /// Seconds per call when every rank issues `calls` of them back to back.
 double time_calls(std::vector<Rank>& ranks, int calls, const std::function<void(Rank&)>& issue) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < calls; ++i) {
-    for (Rank& rank : ranks) issue(rank);
-  }
-  synchronize(ranks);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  return elapsed.count() / calls;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  const double elapsed = seconds_of([&] {
+    for (int i = 0; i < calls; ++i) {
+      for (Rank& rank : ranks) issue(rank);
+    }
+    synchronize(ranks);
+  });
+  return elapsed / calls;
 }
 
 void copy(const Rank& rank, std::int64_t bytes, int threads) {
@@ -223,44 +205,26 @@ void run(const Options& options) {
   }
 }
 
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view flag = argv[i];
-    if (flag == "--help" || flag == "-h") {
-      std::fputs(kHelp, stdout);
-      std::exit(0);
-    }
-    require(i + 1 < argc, ErrorCode::kInvalidArgument, flag, " is unknown or needs a value\n",
-            kHelp);
-    const std::int64_t number = std::atoll(argv[++i]);
-    require(number > 0, ErrorCode::kInvalidArgument, flag, " needs a positive number, got ",
-            argv[i]);
-    if (flag == "--ranks") {
-      options.ranks = {static_cast<int>(number)};
-    } else if (flag == "--min-bytes") {
-      options.min_bytes = number;
-    } else if (flag == "--max-bytes") {
-      options.max_bytes = number;
-    } else if (flag == "--threads") {
-      options.threads = static_cast<int>(number);
-    } else if (flag == "--repeats") {
-      options.repeats = static_cast<int>(number);
-    } else {
-      fail(ErrorCode::kInvalidArgument, "unknown option ", flag, "\n", kHelp);
-    }
-  }
-  return options;
+void add_options(Program& program, Options& o) {
+  program.add_option("--ranks", o.ranks, "ranks in the process; one number or more")
+      ->check(positive());
+  program.add_option("--min-bytes", o.min_bytes, "smallest whole buffer; sizes grow fourfold")
+      ->check(positive());
+  program.add_option("--max-bytes", o.max_bytes, "largest whole buffer")->check(positive());
+  program.add_option("--threads", o.threads, "threads per rank")->check(positive());
+  program.add_option("--repeats", o.repeats, "timings per number, of which the median is shown")
+      ->check(positive());
 }
 
 }  // namespace
+}  // namespace tessera::bench
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "collectives_bench: %s\n", error.what());
-    return 1;
-  }
+  using namespace tessera::bench;
+  Options options;
+  Program program("collectives_bench",
+                  "Collectives of the ranks of one process, in the columns of nccl-tests, beside "
+                  "copies by memcpy.");
+  add_options(program, options);
+  return program.run(argc, argv, [&] { run(options); });
 }

@@ -1,37 +1,24 @@
-#include <benchmark/benchmark.h>
 #include <omp.h>
 
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <vector>
 
+#include "registered_benchmarks.h"
 #include "tessera/kernels/kernel_table.h"
 
 // The kernels of a transformer block at the sizes of GPT-2 124M: 1024 tokens, 768 channels, 12
 // heads. Counters: FLOP/s of arithmetic that the formula needs (the causal half of attention), or
 // bytes/s of tensors read and written. Threads: OMP_NUM_THREADS.
 //
-//   OMP_NUM_THREADS=1 kernels_bench --benchmark_filter=Gemm --benchmark_repetitions=5
-namespace tessera {
+//   OMP_NUM_THREADS=1 kernels_bench --filter Gemm --repetitions 5
+namespace tessera::bench {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
 constexpr std::int64_t kChannels = 768;
 constexpr std::int64_t kHeads = 12;
 constexpr std::int64_t kHeadDim = 64;
-
-/// Kernels run on the calling thread: this stream only has to exist.
-class NoStream : public Stream {
- public:
-  void submit(const Work&, std::function<void()> task) override { task(); }
-  Event record() override { return {}; }
-  void wait(const Event&) override {}
-  void copy(void* destination, const void* source, std::size_t bytes) override {
-    std::memcpy(destination, source, bytes);
-  }
-  void synchronize() override {}
-};
 
 /// A tensor of normal numbers and the memory behind it.
 class Filled {
@@ -196,6 +183,11 @@ void BiasGradient(benchmark::State& state) {
 BENCHMARK(BiasGradient)->ArgName("bf16")->Arg(0)->Arg(1)->UseRealTime();
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::bench
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  return tessera::bench::run_registered_benchmarks(
+      "kernels_bench",
+      "The kernels of a transformer block at the sizes of GPT-2 124M, on OMP_NUM_THREADS threads.",
+      argc, argv);
+}

@@ -21,41 +21,27 @@
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "support.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 
+namespace tessera::bench {
 namespace {
-
-using namespace tessera;
 
 struct Options {
   std::int64_t elements = std::int64_t{1} << 25;
   int threads = 2;
   int repetitions = 15;
   std::string only;
-  bool cpu_clock = false;
-};
-
-class NoStream : public Stream {
- public:
-  void submit(const Work&, std::function<void()> task) override { task(); }
-  Event record() override { return {}; }
-  void wait(const Event&) override {}
-  void copy(void* destination, const void* source, std::size_t bytes) override {
-    std::memcpy(destination, source, bytes);
-  }
-  void synchronize() override {}
+  std::string clock = "wall";
 };
 
 struct AlignedDelete {
@@ -111,49 +97,29 @@ struct Case {
   std::function<void()> floor;
 };
 
-double now(bool cpu_clock) {
-  timespec time{};
-  clock_gettime(cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double seconds_of(const std::function<void()>& run, bool cpu_clock) {
-  const double start = now(cpu_clock);
-  run();
-  return now(cpu_clock) - start;
-}
-
-struct Quartiles {
-  double low, median, high;
-  explicit Quartiles(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    low = values[values.size() / 4];
-    median = values[values.size() / 2];
-    high = values[values.size() * 3 / 4];
-  }
-  double spread_percent() const { return 100 * (high - low) / median; }
-};
-
 struct Rates {
   double kernel, floor;  ///< GB/s
 };
 
 Rates measure(const Case& c, const Options& options) {
+  const Clock clock = options.clock == "cpu" ? Clock::kRunning : Clock::kPassed;
   std::vector<double> kernel, floor;
   c.kernel();
   c.floor();
   for (int r = 0; r < options.repetitions; ++r) {
-    kernel.push_back(seconds_of(c.kernel, options.cpu_clock));
-    floor.push_back(seconds_of(c.floor, options.cpu_clock));
+    kernel.push_back(seconds_of(c.kernel, clock));
+    floor.push_back(seconds_of(c.floor, clock));
   }
-  const Quartiles k(kernel), f(floor);
+  const double k = median(kernel), f = median(floor);
+  const auto spread_percent = [](const std::vector<double>& values) {
+    return 100 * (quantile(values, 0.75) - quantile(values, 0.25)) / median(values);
+  };
   std::printf(
       "%-28s %9.2f ms +-%4.1f%%  floor %9.2f ms +-%4.1f%%  %7.1f GB/s  floor/kernel %5.2f\n",
-      c.name.c_str(), k.median * 1e3, k.spread_percent(), f.median * 1e3, f.spread_percent(),
-      static_cast<double>(c.bytes) / k.median * 1e-9, f.median / k.median);
+      c.name.c_str(), k * 1e3, spread_percent(kernel), f * 1e3, spread_percent(floor),
+      static_cast<double>(c.bytes) / k * 1e-9, f / k);
   std::fflush(stdout);
-  return {static_cast<double>(c.bytes) / k.median * 1e-9,
-          static_cast<double>(c.bytes) / f.median * 1e-9};
+  return {static_cast<double>(c.bytes) / k * 1e-9, static_cast<double>(c.bytes) / f * 1e-9};
 }
 
 /// a = b + 3 c, with streaming stores beside ordinary ones.
@@ -326,32 +292,22 @@ std::vector<Case> all_cases(const Tensors& tensors, Stream& stream) {
   return cases;
 }
 
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    if (name == "--elements") {
-      options.elements = std::stoll(argv[i + 1]);
-    } else if (name == "--threads") {
-      options.threads = std::stoi(argv[i + 1]);
-    } else if (name == "--repetitions") {
-      options.repetitions = std::stoi(argv[i + 1]);
-    } else if (name == "--only") {
-      options.only = argv[i + 1];
-    } else if (name == "--clock") {
-      options.cpu_clock = std::string(argv[i + 1]) == "cpu";
-    } else {
-      std::fprintf(stderr, "unknown option %s; see the head of the source\n", argv[i]);
-      std::exit(2);
-    }
-  }
-  return options;
+void add_options(Program& program, Options& o) {
+  program.add_option("--elements", o.elements, "fp32 numbers per tensor; there are five")
+      ->check(positive());
+  program.add_option("--threads", o.threads, "OpenMP threads")->check(positive());
+  program.add_option("--repetitions", o.repetitions, "timings of each kernel and of its floor")
+      ->check(positive());
+  program.add_option("--only", o.only, "kernels whose name contains this")->type_name("NAME");
+  program
+      .add_option(
+          "--clock", o.clock,
+          "wall: seconds that passed; cpu: seconds that the process ran, for one thread on a "
+          "machine that is not yours alone")
+      ->check(CLI::IsMember({"wall", "cpu"}));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+void run(const Options& options) {
   omp_set_num_threads(options.threads);
   const Tensors tensors(options.elements);
   NoStream stream;
@@ -367,5 +323,17 @@ int main(int argc, char** argv) {
                   triad);
     }
   }
-  return 0;
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  Options options;
+  Program program("memory_bound_bench",
+                  "The memory-bound CPU kernels beside loops that move the same bytes and compute "
+                  "next to nothing.");
+  add_options(program, options);
+  return program.run(argc, argv, [&] { run(options); });
 }

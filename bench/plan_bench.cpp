@@ -1,9 +1,8 @@
 // What a plan costs: layout, plan, validation and accounting of one step of a GPT with 96
 // layers on 16,384 ranks.
 //
-//   plan_bench [Google Benchmark's flags]
-#include <benchmark/benchmark.h>
-
+//   plan_bench [--filter validate] [--repetitions 5]
+#include "registered_benchmarks.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/layout.h"
@@ -56,4 +55,10 @@ BENCHMARK(account_step)->Arg(1)->Arg(8)->ArgName("micro_steps")->Unit(benchmark:
 }  // namespace
 }  // namespace tessera
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  return tessera::bench::run_registered_benchmarks(
+      "plan_bench",
+      "What a plan costs: plan, validation and accounting of one step of a GPT with 96 layers on "
+      "16,384 ranks.",
+      argc, argv);
+}

@@ -1,13 +1,11 @@
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "support.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
@@ -17,7 +15,7 @@
 // against the bandwidth of a device-to-device copy on the same GPU, and attention by its FLOPs.
 //
 //   gpu_kernels_bench [--json FILE]
-namespace tessera {
+namespace tessera::bench {
 namespace {
 
 constexpr std::int64_t kRows = 4096, kWidth = 1600, kVocabulary = 50257, kStride = 50304;
@@ -51,15 +49,13 @@ class Bench {
     stream_->synchronize();
     std::vector<double> rounds;
     for (int round = 0; round < kRounds; ++round) {
-      const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < kRepeats; ++i) launch();
-      stream_->synchronize();
-      rounds.push_back(
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
-          kRepeats);
+      rounds.push_back(seconds_of([&] {
+                         for (int i = 0; i < kRepeats; ++i) launch();
+                         stream_->synchronize();
+                       }) /
+                       kRepeats);
     }
-    std::ranges::sort(rounds);
-    results_.push_back({name, rounds[kRounds / 2], bytes, flops});
+    results_.push_back({name, median(rounds), bytes, flops});
   }
   const std::vector<Result>& results() const { return results_; }
 
@@ -189,7 +185,7 @@ void measure_attention(Bench& bench) {
   });
 }
 
-void report(const std::vector<Result>& results, const char* json_path) {
+void report(const std::vector<Result>& results, const std::string& json_path) {
   const double copy = results.front().bytes / results.front().seconds;
   auto rows = nlohmann::ordered_json::array();
   std::printf("| kernel | us | GB/s | of copy | TFLOP/s |\n|---|---|---|---|---|\n");
@@ -208,22 +204,27 @@ void report(const std::vector<Result>& results, const char* json_path) {
                     {"flops", r.flops},
                     {"of_copy", r.flops > 0 ? 0.0 : rate / copy}});
   }
-  if (json_path != nullptr) std::ofstream(json_path) << rows.dump(2) << "\n";
+  if (json_path.empty()) return;
+  std::ofstream file(json_path);
+  file << rows.dump(2) << "\n";
+  require(file.good(), ErrorCode::kIo, "cannot write ", json_path);
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::bench
 
-int main(int argc, char** argv) try {
-  tessera::Bench bench;
-  tessera::measure_copy(bench);
-  tessera::measure_activations(bench);
-  tessera::measure_loss_and_optimizer(bench);
-  tessera::measure_attention(bench);
-  tessera::report(bench.results(),
-                  argc == 3 && std::strcmp(argv[1], "--json") == 0 ? argv[2] : nullptr);
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "gpu_kernels_bench: %s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  std::string json_path;
+  Program program("gpu_kernels_bench",
+                  "The memory-bound CUDA kernels against a copy on the same GPU, and attention.");
+  program.add_option("--json", json_path, "also write the results there")->type_name("FILE");
+  return program.run(argc, argv, [&] {
+    Bench bench;
+    measure_copy(bench);
+    measure_activations(bench);
+    measure_loss_and_optimizer(bench);
+    measure_attention(bench);
+    report(bench.results(), json_path);
+  });
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support.h"
 #include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
@@ -170,17 +171,11 @@ int run_child(int rank, int size, const std::vector<Pipe>& pipes) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int size = argc > 1 ? std::atoi(argv[1]) : 2;
-  if (size < 1 || size > 8) {
-    std::cerr << "nccl_check: ranks must be 1 to 8\n";
-    return 2;
-  }
+/// Throws Error if any rank failed.
+void check_ranks(int size) {
   std::vector<Pipe> pipes(static_cast<std::size_t>(size));
   for (Pipe& ends : pipes) {
-    if (pipe(ends.data()) != 0) return 2;
+    tessera::require(pipe(ends.data()) == 0, tessera::ErrorCode::kIo, "cannot make a pipe");
   }
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
@@ -195,6 +190,17 @@ int main(int argc, char** argv) {
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) ++failed;
   }
   std::cout << (failed == 0 ? "PASS" : "FAIL") << " nccl_check " << size
-            << " ranks on one GPU: fp32 and bf16, every collective\n";
-  return failed == 0 ? 0 : 1;
+            << " ranks on one GPU: fp32 and bf16, every collective" << std::endl;
+  tessera::require(failed == 0, tessera::ErrorCode::kInternal, failed, " of ", size,
+                   " ranks failed; what they said is above");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int size = 2;
+  tessera::bench::Program program(
+      "nccl_check", "Every collective of the NCCL group, by processes that share one GPU.");
+  program.add_option("ranks", size, "number of processes")->check(CLI::Range(1, 8));
+  return program.run(argc, argv, [&] { check_ranks(size); });
 }

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/core/device.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/philox.h"
+
+// What the benchmark programs share: the clock, the median, the command line, inputs.
+namespace tessera::bench {
+
+enum class Clock { kPassed, kRunning };  ///< seconds that passed, or that the process ran
+
+inline double now(Clock clock = Clock::kPassed) {
+  timespec time{};
+  clock_gettime(clock == Clock::kRunning ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+template <typename Work>
+double seconds_of(const Work& work, Clock clock = Clock::kPassed) {
+  const double begin = now(clock);
+  work();
+  return now(clock) - begin;
+}
+
+/// Of a sorted copy, the value at `share` of the way, between two values in proportion.
+inline double quantile(std::vector<double> values, double share) {
+  std::ranges::sort(values);
+  const double place = share * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (place - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+
+/// CPU kernels run on the calling thread: this stream only has to exist.
+class NoStream : public Stream {
+ public:
+  void submit(const Work&, std::function<void()> task) override { task(); }
+  Event record() override { return {}; }
+  void wait(const Event&) override {}
+  void copy(void* destination, const void* source, std::size_t bytes) override {
+    std::memcpy(destination, source, bytes);
+  }
+  void synchronize() override {}
+};
+
+/// Samples of `length` random tokens below `vocab_size`.
+class RandomTokens : public BatchSource {
+ public:
+  RandomTokens(std::int64_t length, std::int64_t vocab_size)
+      : length_(length), vocab_size_(vocab_size) {}
+  Shape input_shape(std::int64_t micro_batch) const override { return {micro_batch, length_}; }
+  Shape target_shape(std::int64_t micro_batch) const override { return {micro_batch, length_}; }
+  DType input_dtype() const override { return DType::kInt32; }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    for (std::int64_t i = 0; i < micro_batch * length_; ++i) {
+      inputs.as<std::int32_t>()[i] = token(first * length_ + i);
+      targets.as<std::int32_t>()[i] = token(first * length_ + i + 1);
+    }
+    return micro_batch * length_;
+  }
+
+ private:
+  std::int32_t token(std::int64_t place) const {
+    return static_cast<std::int32_t>(random_word({1, 2}, place) %
+                                     static_cast<std::uint32_t>(vocab_size_));
+  }
+
+  std::int64_t length_, vocab_size_;
+};
+
+/// Of an option: a number above 0.
+inline CLI::Validator positive() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return std::strtod(text.c_str(), nullptr) > 0.0 ? "" : "must be above 0, got " + text;
+      },
+      "POSITIVE");
+}
+
+/// A benchmark's command line: add options to it, then run. --help tells their defaults.
+class Program : public CLI::App {
+ public:
+  Program(const std::string& name, const std::string& description) : App(description, name) {
+    option_defaults()->always_capture_default();
+  }
+
+  /// Parses, then calls `work`. The exit code: 0; 1 for an error, said on stderr; 2 for a wrong
+  /// command line.
+  int run(int argc, char** argv, const std::function<void()>& work) {
+    try {
+      parse(argc, argv);
+    } catch (const CLI::ParseError& stop) {
+      return exit(stop) == 0 ? 0 : 2;  // --help is a stop, too
+    }
+    try {
+      work();
+      return 0;
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), error.what());
+      return error.code() == ErrorCode::kConfig ? 2 : 1;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), error.what());
+      return 1;
+    }
+  }
+};
+
+}  // namespace tessera::bench
