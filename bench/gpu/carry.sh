@@ -14,6 +14,7 @@ set -euo pipefail
   exit 2
 }
 file=$(realpath "$1")
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 packages=(
   libdnnl-dev ocl-icd-opencl-dev ocl-icd-libopencl1 opencl-c-headers opencl-clhpp-headers
@@ -33,6 +34,10 @@ for archive in "$work"/*.deb; do
   dpkg --extract "$archive" "$work/tree"
 done
 cd "$work/tree"
+# Debian keeps two of OpenSSL's headers where only its own compilers look.
+cp -r usr/include/x86_64-linux-gnu/openssl usr/include/
 rm -rf etc usr/src usr/share/{doc,doc-base,man,lintian} usr/lib/*/{libcrypto,libssl,libyaml-cpp}.a
-tar -czf "$file" usr
+# The tree may come to the GPU machine without its history.
+git -C "$repository" describe --always --dirty --abbrev=40 >REVISION
+tar -czf "$file" REVISION usr
 du -h "$file"
