@@ -1,213 +1,337 @@
 #include <cstdio>
+#include <exception>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "support.h"
-#include "tessera/core/cuda_device.h"
-#include "tessera/core/memory.h"
-#include "tessera/core/tensor.h"
-#include "tessera/kernels/kernel_table.h"
+#include "gpu/gpu_bench.h"
+#include "tessera/kernels/cuda_options.h"
+#include "tessera/kernels/norm_tree.h"
 
 // The memory-bound CUDA kernels at the sizes of GPT-2 1558M (micro-batch 4 of 1024 tokens, bf16),
-// against the bandwidth of a device-to-device copy on the same GPU, and attention by its FLOPs.
-//
-//   gpu_kernels_bench [--json FILE]
+// against the bandwidth of a device-to-device copy on the same GPU; and attention, our own and
+// cuDNN's, by its FLOPs.
 namespace tessera::bench {
 namespace {
 
-constexpr std::int64_t kRows = 4096, kWidth = 1600, kVocabulary = 50257, kStride = 50304;
-constexpr std::int64_t kHeads = 25, kHeadDim = 64, kBatch = 4, kLength = 1024;
-constexpr std::int64_t kShard = std::int64_t{64} << 20;  // elements of AdamW's flat shard
-constexpr int kRounds = 7, kRepeats = 10;
+constexpr DType kT = DType::kBFloat16, kFloat = DType::kFloat32;
+constexpr std::int64_t kBatch = 4, kLength = 1024, kRows = kBatch * kLength, kWidth = 1600;
+constexpr std::int64_t kVocabulary = 50257, kStride = 50304;
+constexpr std::int64_t kAttentionBatch = 16, kHeads = 25, kHeadDim = 64;
+constexpr std::int64_t kShard = std::int64_t{64} << 20;  // elements of the optimizer's flat shard
 
-struct Result {
-  std::string name;
-  double seconds = 0.0, bytes = 0.0, flops = 0.0;
+struct Copy {
+  explicit Copy(GpuBench& b) : from(b.random({kShard}, kFloat)), to(b.random({kShard}, kFloat)) {}
+  Traffic traffic() const { return {{&from}, {&to}}; }
+  void launch(GpuBench& b) const {
+    b.stream().copy(to.view().data, from.view().data,
+                    static_cast<std::size_t>(from.view().bytes()));
+  }
+  Tensor from, to;
 };
 
-class Bench {
- public:
-  Bench() : device_(make_cuda_device()), memory_(*device_), stream_(device_->create_stream({})) {}
-
-  Tensor tensor(Shape shape, DType dtype, float value = 0.5F) {
-    Tensor t = Tensor::empty(memory_, shape, dtype, MemoryCategory::kWorkspace, "operand");
-    if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) {
-      kernels().fill({.dst = t.view().flat(), .value = value}, *stream_);
-    }
-    return t;
-  }
-  const KernelTable& kernels() const { return device_->kernels(); }
-  Stream& stream() { return *stream_; }
-
-  /// Median over rounds of the mean of a few launches in a row.
-  void measure(const std::string& name, double bytes, double flops,
-               const std::function<void()>& launch) {
-    for (int i = 0; i < 3; ++i) launch();
-    stream_->synchronize();
-    std::vector<double> rounds;
-    for (int round = 0; round < kRounds; ++round) {
-      rounds.push_back(seconds_of([&] {
-                         for (int i = 0; i < kRepeats; ++i) launch();
-                         stream_->synchronize();
-                       }) /
-                       kRepeats);
-    }
-    results_.push_back({name, median(rounds), bytes, flops});
-  }
-  const std::vector<Result>& results() const { return results_; }
-
- private:
-  std::unique_ptr<CudaDevice> device_;
-  Memory memory_;
-  std::unique_ptr<Stream> stream_;
-  std::vector<Result> results_;
+struct LayerNorm {
+  explicit LayerNorm(GpuBench& b)
+      : x(b.random({kRows, kWidth}, kT)),
+        residual(b.random({kRows, kWidth}, kT)),
+        sum(b.random({kRows, kWidth}, kT)),
+        y(b.random({kRows, kWidth}, kT)),
+        gamma(b.random({kWidth}, kT)),
+        beta(b.random({kWidth}, kT)),
+        mean(b.constant({kRows}, kFloat, 0.0F)),
+        rstd(b.constant({kRows}, kFloat, 1.0F)) {}
+  Tensor x, residual, sum, y, gamma, beta, mean, rstd;
 };
 
-double bytes_of(std::initializer_list<TensorView> views) {
-  double sum = 0.0;
-  for (const TensorView& view : views) sum += static_cast<double>(view.bytes());
-  return sum;
+struct LayerNormForward : LayerNorm {
+  using LayerNorm::LayerNorm;
+  Traffic traffic() const { return {{&x, &residual, &gamma, &beta}, {&sum, &y, &mean, &rstd}}; }
+  void launch(GpuBench& b) const {
+    b.kernels().layer_norm_forward({.x = x,
+                                    .residual = residual,
+                                    .sum = sum,
+                                    .gamma = gamma,
+                                    .beta = beta,
+                                    .y = y,
+                                    .mean = mean,
+                                    .rstd = rstd},
+                                   b.stream());
+  }
+};
+
+struct LayerNormBackward : LayerNorm {
+  explicit LayerNormBackward(GpuBench& b)
+      : LayerNorm(b), dgamma(b.random({kWidth}, kFloat)), dbeta(b.random({kWidth}, kFloat)) {}
+  Traffic traffic() const {
+    return {{&y, &x, &residual, &mean, &rstd, &gamma}, {&sum, &dgamma, &dbeta}};
+  }
+  void launch(GpuBench& b) const {
+    b.kernels().layer_norm_backward({.dy = y,
+                                     .x = x,
+                                     .mean = mean,
+                                     .rstd = rstd,
+                                     .gamma = gamma,
+                                     .d_residual = residual,
+                                     .dx = sum,
+                                     .dgamma = dgamma,
+                                     .dbeta = dbeta},
+                                    b.stream());
+  }
+  Tensor dgamma, dbeta;
+};
+
+struct GeluForward {
+  explicit GeluForward(GpuBench& b)
+      : x(b.random({kRows, 4 * kWidth}, kT)), y(b.random({kRows, 4 * kWidth}, kT)) {}
+  Traffic traffic() const { return {{&x}, {&y}}; }
+  void launch(GpuBench& b) const { b.kernels().gelu_forward({.x = x, .y = y}, b.stream()); }
+  Tensor x, y;
+};
+
+struct GeluBackward : GeluForward {
+  using GeluForward::GeluForward;
+  Traffic traffic() const { return {{&x, &y}, {&y}}; }
+  void launch(GpuBench& b) const {
+    b.kernels().gelu_backward({.x = x, .dy = y, .dx = y}, b.stream());
+  }
+};
+
+struct Dropout : GeluForward {
+  using GeluForward::GeluForward;
+  void launch(GpuBench& b) const {
+    b.kernels().dropout({.x = x, .y = y, .probability = 0.1F, .key = {1, 2}}, b.stream());
+  }
+};
+
+struct Add : GeluForward {
+  using GeluForward::GeluForward;
+  Traffic traffic() const { return {{&x, &y}, {&y}}; }
+  void launch(GpuBench& b) const { b.kernels().add({.src = x, .dst = y}, b.stream()); }
+};
+
+struct BiasGradient {
+  explicit BiasGradient(GpuBench& b)
+      : dy(b.random({kRows, 4 * kWidth}, kT)), db(b.random({4 * kWidth}, kFloat)) {}
+  Traffic traffic() const { return {{&dy}, {&db}}; }
+  void launch(GpuBench& b) const { b.kernels().bias_gradient({.dy = dy, .db = db}, b.stream()); }
+  Tensor dy, db;
+};
+
+/// Tokens repeat rarely among so many, so each reads a row of its own.
+struct EmbeddingForward {
+  explicit EmbeddingForward(GpuBench& b)
+      : tokens(b.tokens({kBatch, kLength}, kVocabulary)),
+        wte(b.random({kVocabulary, kWidth}, kT)),
+        wpe(b.random({kLength, kWidth}, kT)),
+        x(b.random({kBatch, kLength, kWidth}, kT)) {}
+  Traffic traffic() const { return {{&tokens, &x, &wpe}, {&x}}; }  // wte: as many rows as x has
+  void launch(GpuBench& b) const {
+    b.kernels().embedding_forward({.tokens = tokens, .wte = wte, .wpe = wpe, .x = x}, b.stream());
+  }
+  Tensor tokens, wte, wpe, x;
+};
+
+/// As after the head, which has written all of dwte: what is added to are the tokens' rows, in
+/// fp32.
+struct EmbeddingBackward {
+  explicit EmbeddingBackward(GpuBench& b)
+      : tokens(b.tokens({kBatch, kLength}, kVocabulary)),
+        dx(b.random({kBatch, kLength, kWidth}, kT)),
+        dwte(b.random({kVocabulary, kWidth}, kFloat)),
+        dwpe(b.random({kLength, kWidth}, kFloat)) {}
+  Traffic traffic() const {
+    Traffic result{{&tokens, &dx}, {&dwpe}};
+    result.bytes += 2.0 * 2.0 * static_cast<double>(dx.view().bytes());  // fp32, read and written
+    return result;
+  }
+  void launch(GpuBench& b) const {
+    b.kernels().embedding_backward(
+        {.tokens = tokens, .dx = dx, .dwte = dwte, .dwpe = dwpe, .accumulate_wte = true},
+        b.stream());
+  }
+  Tensor tokens, dx, dwte, dwpe;
+};
+
+struct CrossEntropy {
+  explicit CrossEntropy(GpuBench& b)
+      : logits(b.random({kRows, kStride}, kT)),
+        targets(b.tokens({kRows}, kVocabulary)),
+        losses(b.random({kRows}, kFloat)) {}
+  /// The second reading of a row should find it in L2.
+  Traffic traffic() const { return {{&logits, &targets}, {&logits, &losses}}; }
+  void launch(GpuBench& b) const {
+    b.kernels().cross_entropy(
+        {.logits = logits, .targets = targets, .losses = losses, .vocab_size = kVocabulary},
+        b.stream());
+  }
+  Tensor logits, targets, losses;
+};
+
+struct AdamW {
+  explicit AdamW(GpuBench& b)
+      : master(b.random({kShard}, kFloat, 0.02F)),
+        gradient(b.random({kShard}, kFloat, 1e-3F)),
+        m(b.random({kShard}, kFloat, 1e-3F)),
+        v(b.constant({kShard}, kFloat, 1e-6F)),
+        parameter(b.random({kShard}, kT)),
+        scalars(b.constant({kAdamWScalars}, kFloat, 1e-6F)) {}
+  Traffic traffic() const {
+    return {{&master, &gradient, &m, &v, &scalars}, {&master, &m, &v, &parameter}};
+  }
+  void launch(GpuBench& b) const {
+    b.kernels().adamw({.master = master,
+                       .gradient = gradient,
+                       .m = m,
+                       .v = v,
+                       .parameter = parameter,
+                       .segments = std::span(&all, 1),
+                       .scalars = scalars},
+                      b.stream());
+  }
+  Tensor master, gradient, m, v, parameter, scalars;
+  AdamWSegment all{0, kShard, 0.1F};
+};
+
+struct Squares {
+  explicit Squares(GpuBench& b)
+      : x(b.random({kShard}, kFloat)), blocks(b.random({kShard / kNormBlock}, DType::kFloat64)) {}
+  Traffic traffic() const { return {{&x}, {&blocks}}; }
+  void launch(GpuBench& b) const { b.kernels().block_squares({.x = x, .out = blocks}, b.stream()); }
+  Tensor x, blocks;
+};
+
+struct NormNodes : Squares {
+  explicit NormNodes(GpuBench& b) : Squares(b), nodes(b.random({kNormNodes}, DType::kFloat64)) {}
+  Traffic traffic() const { return {{&x, &blocks}, {&blocks, &nodes}}; }
+  void launch(GpuBench& b) const {
+    b.kernels().norm_nodes({.x = x, .workspace = blocks, .nodes = nodes}, b.stream());
+  }
+  Tensor nodes;
+};
+
+struct OrderedSum {
+  explicit OrderedSum(GpuBench& b) : dst(b.random({kShard}, kFloat)) {
+    for (int i = 0; i < 4; ++i) parts.push_back(b.random({kShard}, kFloat));
+    for (const Tensor& part : parts) sources.push_back(part);
+  }
+  Traffic traffic() const { return {{&parts[0], &parts[1], &parts[2], &parts[3]}, {&dst}}; }
+  void launch(GpuBench& b) const {
+    b.kernels().ordered_sum({.sources = sources, .dst = dst}, b.stream());
+  }
+  Tensor dst;
+  std::vector<Tensor> parts{};
+  std::vector<TensorView> sources{};
+};
+
+struct Cast {
+  explicit Cast(GpuBench& b) : src(b.random({kShard}, kFloat)), dst(b.random({kShard}, kT)) {}
+  Traffic traffic() const { return {{&src}, {&dst}}; }
+  void launch(GpuBench& b) const { b.kernels().cast({.src = src, .dst = dst}, b.stream()); }
+  Tensor src, dst;
+};
+
+struct AttentionForward {
+  explicit AttentionForward(GpuBench& b)
+      : qkv(b.random({kAttentionBatch, kLength, 3, kHeads, kHeadDim}, kT)),
+        out(b.random({kAttentionBatch, kLength, kHeads, kHeadDim}, kT)),
+        lse(b.constant({kAttentionBatch, kHeads, kLength}, kFloat, 8.0F)) {}
+  Traffic traffic() const { return {}; }
+  void launch(GpuBench& b) const {
+    b.kernels().attention_forward({.qkv = qkv, .out = out, .lse = lse}, b.stream());
+  }
+  Tensor qkv, out, lse;
+};
+
+struct AttentionBackward : AttentionForward {
+  explicit AttentionBackward(GpuBench& b)
+      : AttentionForward(b),
+        d_out(b.random(out.view().shape, kT)),
+        d_qkv(b.random(qkv.view().shape, kT)) {
+    AttentionForward::launch(b);  // out and lse that belong to qkv
+  }
+  void launch(GpuBench& b) const {
+    b.kernels().attention_backward(
+        {.d_out = d_out, .qkv = qkv, .out = out, .lse = lse, .d_qkv = d_qkv}, b.stream());
+  }
+  Tensor d_out, d_qkv;
+};
+
+void measure_memory_bound(GpuBench& bench) {
+  bench.measure<Copy>("copy");
+  bench.measure<LayerNormForward>("layer_norm_forward");
+  bench.measure<LayerNormBackward>("layer_norm_backward");
+  bench.measure<GeluForward>("gelu_forward");
+  bench.measure<GeluBackward>("gelu_backward");
+  bench.measure<Dropout>("dropout");
+  bench.measure<Add>("add");
+  bench.measure<BiasGradient>("bias_gradient");
+  bench.measure<EmbeddingForward>("embedding_forward");
+  bench.measure<EmbeddingBackward>("embedding_backward");
+  bench.measure<CrossEntropy>("cross_entropy");
+  bench.measure<AdamW>("adamw");
+  bench.measure<Squares>("block_squares");
+  bench.measure<NormNodes>("norm_nodes");
+  bench.measure<OrderedSum>("ordered_sum");
+  bench.measure<Cast>("cast");
 }
 
-void measure_copy(Bench& bench) {
-  const Tensor a = bench.tensor({kShard * 4}, DType::kFloat32);
-  const Tensor b = bench.tensor({kShard * 4}, DType::kFloat32);
-  bench.measure("copy", bytes_of({a, b}), 0, [&] {
-    bench.stream().copy(b.view().data, a.view().data, static_cast<std::size_t>(a.bytes()));
-  });
-}
-
-void measure_activations(Bench& bench) {
-  const DType t = DType::kBFloat16;
-  const KernelTable& k = bench.kernels();
-  Stream& s = bench.stream();
-  const Tensor x = bench.tensor({kRows, kWidth}, t), y = bench.tensor({kRows, kWidth}, t);
-  const Tensor residual = bench.tensor({kRows, kWidth}, t), sum = bench.tensor({kRows, kWidth}, t);
-  const Tensor gamma = bench.tensor({kWidth}, t), beta = bench.tensor({kWidth}, t);
-  const Tensor mean = bench.tensor({kRows}, DType::kFloat32);
-  const Tensor rstd = bench.tensor({kRows}, DType::kFloat32);
-  const Tensor dgamma = bench.tensor({kWidth}, DType::kFloat32);
-  const Tensor dbeta = bench.tensor({kWidth}, DType::kFloat32);
-  bench.measure("layer_norm_forward", bytes_of({x, residual, sum, y}), 0, [&] {
-    k.layer_norm_forward({.x = x,
-                          .residual = residual,
-                          .sum = sum,
-                          .gamma = gamma,
-                          .beta = beta,
-                          .y = y,
-                          .mean = mean,
-                          .rstd = rstd},
-                         s);
-  });
-  bench.measure("layer_norm_backward", bytes_of({x, residual, sum, y}), 0, [&] {
-    k.layer_norm_backward({.dy = y,
-                           .x = x,
-                           .mean = mean,
-                           .rstd = rstd,
-                           .gamma = gamma,
-                           .d_residual = residual,
-                           .dx = sum,
-                           .dgamma = dgamma,
-                           .dbeta = dbeta},
-                          s);
-  });
-  const Tensor wide = bench.tensor({kRows, 4 * kWidth}, t),
-               out = bench.tensor({kRows, 4 * kWidth}, t);
-  bench.measure("gelu_forward", bytes_of({wide, out}), 0,
-                [&] { k.gelu_forward({.x = wide, .y = out}, s); });
-  bench.measure("gelu_backward", bytes_of({wide, out, out}), 0,
-                [&] { k.gelu_backward({.x = wide, .dy = out, .dx = out}, s); });
-  bench.measure("dropout", bytes_of({wide, out}), 0, [&] {
-    k.dropout({.x = wide, .y = out, .probability = 0.1F, .key = {1, 2}}, s);
-  });
-  const Tensor db = bench.tensor({4 * kWidth}, DType::kFloat32);
-  bench.measure("bias_gradient", bytes_of({wide}), 0,
-                [&] { k.bias_gradient({.dy = wide, .db = db}, s); });
-}
-
-void measure_loss_and_optimizer(Bench& bench) {
-  const KernelTable& k = bench.kernels();
-  Stream& s = bench.stream();
-  const Tensor logits = bench.tensor({1024, kStride}, DType::kBFloat16);
-  Tensor targets = bench.tensor({1024}, DType::kInt32);
-  const std::vector<std::int32_t> ids(1024, 17);
-  s.copy(targets.view().data, ids.data(), ids.size() * sizeof(ids[0]));
-  s.synchronize();
-  const Tensor losses = bench.tensor({1024}, DType::kFloat32);
-  const double once = 1024.0 * kVocabulary * 2.0;
-  bench.measure("cross_entropy", 3 * once, 0, [&] {  // two reads, one write
-    k.cross_entropy(
-        {.logits = logits, .targets = targets, .losses = losses, .vocab_size = kVocabulary}, s);
-  });
-  const Tensor master = bench.tensor({kShard}, DType::kFloat32),
-               m = bench.tensor({kShard}, DType::kFloat32);
-  const Tensor v = bench.tensor({kShard}, DType::kFloat32),
-               g = bench.tensor({kShard}, DType::kFloat32);
-  const Tensor p = bench.tensor({kShard}, DType::kBFloat16);
-  const Tensor scalars = bench.tensor({kAdamWScalars}, DType::kFloat32, 1e-6F);
-  const AdamWSegment all{0, kShard, 0.1F};
-  bench.measure("adamw", bytes_of({master, master, m, m, v, v, g, p}), 0, [&] {
-    k.adamw({.master = master,
-             .gradient = g,
-             .m = m,
-             .v = v,
-             .parameter = p,
-             .segments = std::span(&all, 1),
-             .scalars = scalars},
-            s);
-  });
-  const Tensor blocks = bench.tensor({kShard / kNormBlock}, DType::kFloat64);
-  bench.measure("block_squares", bytes_of({g, blocks}), 0,
-                [&] { k.block_squares({.x = g, .out = blocks}, s); });
-  const std::vector<TensorView> sources{master, m, v, g};
-  bench.measure("ordered_sum of 4", bytes_of({master, m, v, g, g}), 0,
-                [&] { k.ordered_sum({.sources = sources, .dst = g}, s); });
-  bench.measure("cast fp32 to bf16", bytes_of({g, p}), 0, [&] { k.cast({.src = g, .dst = p}, s); });
-}
-
-void measure_attention(Bench& bench) {
-  const KernelTable& k = bench.kernels();
-  Stream& s = bench.stream();
-  const DType t = DType::kBFloat16;
-  const Tensor qkv = bench.tensor({kBatch, kLength, 3, kHeads, kHeadDim}, t);
-  const Tensor d_qkv = bench.tensor({kBatch, kLength, 3, kHeads, kHeadDim}, t);
-  const Tensor out = bench.tensor({kBatch, kLength, kHeads, kHeadDim}, t);
-  const Tensor lse = bench.tensor({kBatch, kHeads, kLength}, DType::kFloat32);
+/// Insists on the named kernels: a measurement of others under this name is none.
+void measure_attention(GpuBench& bench) {
   // Two products forward and five backward, the causal half of each.
-  const double product = 2.0 * kBatch * kHeads * kLength * kLength * kHeadDim / 2.0;
-  bench.measure("attention_forward", 0, 2 * product,
-                [&] { k.attention_forward({.qkv = qkv, .out = out, .lse = lse}, s); });
-  bench.measure("attention_backward", 0, 5 * product, [&] {
-    k.attention_backward({.d_out = out, .qkv = qkv, .out = out, .lse = lse, .d_qkv = d_qkv}, s);
-  });
+  const double product = 2.0 * kAttentionBatch * kHeads * kLength * kLength * kHeadDim / 2.0;
+  const auto measure = [&](const std::string& name, const CudaKernelOptions& options) {
+    set_cuda_kernel_options(bench.stream(), options);
+    if (options.deterministic) {
+      bench.measure<AttentionForward>("attention_forward_" + name, 2 * product);
+    }
+    bench.measure<AttentionBackward>(
+        concat("attention_backward_", name, options.deterministic ? "" : "_any_order"),
+        5 * product);
+  };
+  measure("own", {.attention = AttentionBackend::kOwn});
+  measure("cudnn", {.attention = AttentionBackend::kCudnn});
+  measure("cudnn", {.attention = AttentionBackend::kCudnn, .deterministic = false});
 }
 
-void report(const std::vector<Result>& results, const std::string& json_path) {
-  const double copy = results.front().bytes / results.front().seconds;
+nlohmann::ordered_json report(const std::vector<Measurement>& results) {
   auto rows = nlohmann::ordered_json::array();
   std::printf("| kernel | us | GB/s | of copy | TFLOP/s |\n|---|---|---|---|---|\n");
-  for (const Result& r : results) {
-    const double rate = r.bytes / r.seconds;
+  for (const Measurement& r : results) {
+    nlohmann::ordered_json row{{"name", r.name}, {"seconds", r.seconds}};
     if (r.flops > 0) {
+      row["flops"] = r.flops;
       std::printf("| %s | %.1f | | | %.1f |\n", r.name.c_str(), r.seconds * 1e6,
                   r.flops / r.seconds * 1e-12);
     } else {
-      std::printf("| %s | %.1f | %.0f | %.0f %% | |\n", r.name.c_str(), r.seconds * 1e6,
-                  rate * 1e-9, 100.0 * rate / copy);
+      const Measurement& copy = results.front();
+      const double of_copy = r.bytes / r.seconds / (copy.bytes / copy.seconds);
+      row["bytes"] = r.bytes;
+      row["of_copy"] = of_copy;
+      std::printf("| %s | %.1f | %.0f | %.1f %% | |\n", r.name.c_str(), r.seconds * 1e6,
+                  r.bytes / r.seconds * 1e-9, 100.0 * of_copy);
     }
-    rows.push_back({{"name", r.name},
-                    {"seconds", r.seconds},
-                    {"bytes", r.bytes},
-                    {"flops", r.flops},
-                    {"of_copy", r.flops > 0 ? 0.0 : rate / copy}});
+    rows.push_back(row);
   }
-  if (json_path.empty()) return;
-  std::ofstream file(json_path);
-  file << rows.dump(2) << "\n";
-  require(file.good(), ErrorCode::kIo, "cannot write ", json_path);
+  return rows;
+}
+
+void measure(bool attention_only, const std::string& json_path) {
+  GpuBench bench;
+  if (!attention_only) measure_memory_bound(bench);
+  std::exception_ptr failure;
+  try {
+    measure_attention(bench);
+  } catch (const Error&) {  // what is known by now is reported
+    failure = std::current_exception();
+  }
+  const auto rows = report(bench.results());
+  if (!json_path.empty()) {
+    std::ofstream file(json_path);
+    file << rows.dump(2) << "\n";
+    require(file.good(), ErrorCode::kIo, "cannot write ", json_path);
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -216,15 +340,10 @@ void report(const std::vector<Result>& results, const std::string& json_path) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   std::string json_path;
+  bool attention_only = false;
   Program program("gpu_kernels_bench",
                   "The memory-bound CUDA kernels against a copy on the same GPU, and attention.");
   program.add_option("--json", json_path, "also write the results there")->type_name("FILE");
-  return program.run(argc, argv, [&] {
-    Bench bench;
-    measure_copy(bench);
-    measure_activations(bench);
-    measure_loss_and_optimizer(bench);
-    measure_attention(bench);
-    report(bench.results(), json_path);
-  });
+  program.add_flag("--attention", attention_only, "measure attention only");
+  return program.run(argc, argv, [&] { measure(attention_only, json_path); });
 }

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+
+// Times kernels as training launches them, one behind the other in a CUDA graph, and from memory:
+// launches go round over so many sets of operands that none finds its own in the L2 cache.
+namespace tessera::bench {
+
+/// What a launch must move at the least, each byte counted once.
+struct Traffic {
+  double bytes = 0.0;
+
+  Traffic() = default;
+  Traffic(std::initializer_list<const Tensor*> read, std::initializer_list<const Tensor*> written) {
+    for (const auto& tensors : {read, written}) {
+      for (const Tensor* tensor : tensors) bytes += static_cast<double>(tensor->view().bytes());
+    }
+  }
+};
+
+struct Measurement {
+  std::string name;
+  double seconds = 0.0, bytes = 0.0, flops = 0.0;
+};
+
+class GpuBench {
+ public:
+  GpuBench() : device_(make_cuda_device()), memory_(*device_), made_(device_->create_stream({})) {
+    stream_ = dynamic_cast<CudaStream*>(made_.get());
+    require(stream_ != nullptr, ErrorCode::kInternal, "a CUDA device's stream is no CudaStream");
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+    int bytes = 0;
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, 0), "cudaDeviceGetAttribute");
+    l2_bytes_ = bytes;
+  }
+  ~GpuBench() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  GpuBench(const GpuBench&) = delete;
+  GpuBench& operator=(const GpuBench&) = delete;
+
+  const KernelTable& kernels() const { return device_->kernels(); }
+  CudaStream& stream() { return *stream_; }
+
+  /// Normal random numbers, as fp32 or bf16; another dtype is left as allocated.
+  Tensor random(Shape shape, DType dtype, float stddev = 1.0F) {
+    Tensor result = empty(shape, dtype);
+    if (dtype == DType::kFloat32) fill_random(result, stddev);
+    if (dtype == DType::kBFloat16) {
+      const Tensor wide = empty(shape, DType::kFloat32);
+      fill_random(wide, stddev);
+      kernels().cast({.src = wide.view().flat(), .dst = result.view().flat()}, *stream_);
+      stream_->synchronize();
+    }
+    return result;
+  }
+  Tensor constant(Shape shape, DType dtype, float value) {
+    Tensor result = empty(shape, dtype);
+    kernels().fill({.dst = result.view().flat(), .value = value}, *stream_);
+    return result;
+  }
+  /// Numbers below `limit` in no order that a cache could use.
+  Tensor tokens(Shape shape, std::int32_t limit) {
+    Tensor result = empty(shape, DType::kInt32);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
+    std::uint32_t state = 1;
+    for (std::int32_t& id : ids) {
+      state = state * 1664525U + 1013904223U;
+      id = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(limit));
+    }
+    stream_->copy(result.view().data, ids.data(), ids.size() * sizeof(ids[0]));
+    stream_->synchronize();
+    return result;
+  }
+
+  /// Median over rounds of the mean time of a launch. `Operands` is made from this bench, tells its
+  /// traffic() and launches with launch(bench).
+  template <typename Operands>
+  void measure(const std::string& name, double flops = 0.0) {
+    std::vector<std::unique_ptr<Operands>> sets;
+    std::int64_t taken = 0;
+    do {
+      const std::int64_t before = allocated_;
+      sets.push_back(std::make_unique<Operands>(*this));
+      taken += allocated_ - before;
+    } while (taken < kTimesL2 * l2_bytes_);
+    for (const auto& set : sets) set->launch(*this);  // plans, scratch
+    stream_->synchronize();
+
+    const int launches = std::max(kLaunches, static_cast<int>(sets.size()));
+    stream_->begin_capture();
+    for (int i = 0; i < launches; ++i) {
+      sets[static_cast<std::size_t>(i) % sets.size()]->launch(*this);
+    }
+    const std::unique_ptr<CudaGraph> graph = stream_->end_capture(nullptr);
+    std::vector<double> rounds;
+    for (int round = 0; round <= kRounds; ++round) {
+      check(cudaEventRecord(begin_, stream_->handle()), "cudaEventRecord");
+      stream_->launch(*graph);
+      check(cudaEventRecord(end_, stream_->handle()), "cudaEventRecord");
+      stream_->synchronize();
+      float milliseconds = 0.0F;
+      check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+      if (round > 0) rounds.push_back(static_cast<double>(milliseconds) * 1e-3 / launches);
+    }
+    results_.push_back({name, median(rounds), sets.front()->traffic().bytes, flops});
+  }
+  const std::vector<Measurement>& results() const { return results_; }
+
+ private:
+  static constexpr int kRounds = 9, kLaunches = 20;
+  static constexpr std::int64_t kTimesL2 = 4;
+
+  static void check(cudaError_t status, const char* call) {
+    require(status == cudaSuccess, ErrorCode::kInternal, call, ": ", cudaGetErrorString(status));
+  }
+  Tensor empty(const Shape& shape, DType dtype) {
+    Tensor result = Tensor::empty(memory_, shape, dtype, MemoryCategory::kWorkspace, "operand");
+    allocated_ += result.view().bytes();
+    return result;
+  }
+  void fill_random(const Tensor& tensor, float stddev) {
+    kernels().fill_normal({.dst = tensor.view().flat(), .stddev = stddev, .key = {1, ++filled_}},
+                          *stream_);
+  }
+
+  std::unique_ptr<CudaDevice> device_;
+  Memory memory_;
+  std::unique_ptr<Stream> made_;
+  CudaStream* stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::int64_t l2_bytes_ = 0, allocated_ = 0;
+  std::uint64_t filled_ = 0;
+  std::vector<Measurement> results_;
+};
+
+}  // namespace tessera::bench
