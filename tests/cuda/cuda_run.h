@@ -79,6 +79,13 @@ inline Trained run(const Model& model, const TrainerOptions& options) {
   return result;
 }
 
+/// What a run tells its user.
+inline std::vector<std::string> notes_of(const Trainer& trainer) {
+  std::vector<std::string> notes;
+  trainer.train({}, [&](const std::string& note) { notes.push_back(note); });
+  return notes;
+}
+
 inline void expect_same_bits(const Trained& a, const Trained& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);

@@ -72,6 +72,8 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   EXPECT_EQ(last["strategy"], "zero2");
   EXPECT_EQ(last["ranks"], 3);
   EXPECT_EQ(last["mfu"], 0.25);
+  EXPECT_EQ(last["device"], "cpu");
+  EXPECT_EQ(last["cuda_graph"], false);
   EXPECT_EQ(last["tokens_per_second"], summary.tokens_per_second);
   EXPECT_EQ(last["parameters_sha256"], summary.parameters_sha256);
   EXPECT_EQ(last["copied_bytes"], 0);
@@ -84,6 +86,11 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   EXPECT_EQ(last["sent_bytes"]["predicted"], counted);
   EXPECT_GT(counted["reduce_scatter"], 0);
   EXPECT_GT(last["collectives"]["all_gather"], 0);
+}
+
+TEST_F(RunLogTest, ANoteIsALine) {
+  RunLog(path_).note("4 ranks share GPU 0");
+  EXPECT_EQ(read_lines(path_).at(0), (json{{"kind", "note"}, {"text", "4 ranks share GPU 0"}}));
 }
 
 TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {

@@ -143,6 +143,7 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
     out << ", MFU " << fixed(100.0 * measurements.mfu, 1) << " % of the "
         << with_prefix(measurements.matmul_flops_per_second) << "FLOP/s measured in matmul";
   }
+  if (plan.cuda_graph) out << ", steps replayed as a CUDA graph";
   if (summary.timeline && plan.options.ranks > 1) out << ", " << exposed_share(*summary.timeline);
   out << "\n";
   print_memory_comparison(out, summary);

@@ -30,6 +30,10 @@ void RunOutputs::begin(const Config& config) {
   if (board_) board_->text("settings", settings_table(config));
 }
 
+void RunOutputs::note(const std::string& text) {
+  if (log_) log_->note(text);
+}
+
 void RunOutputs::step(const StepRecord& record, double peak_flops) {
   const double mfu = model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
   if (log_) log_->step(record);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/autograd/layer.h"
@@ -20,6 +21,7 @@ class RunOutputs {
   RunOutputs(const Config& config, const Model& model);
 
   void begin(const Config& config);
+  void note(const std::string& text);
   /// `peak_flops`: what MFU is told against.
   void step(const StepRecord& record, double peak_flops);
   void end(const TrainingPlan& plan, const TrainingSummary& summary,

@@ -139,7 +139,10 @@ int run_train(Config config) {
           outputs.step(record, peak_flops);
           return interrupt.signal() == 0;
         },
-        [&](const std::string& note) { progress.note(note); });
+        [&](const std::string& note) {
+          progress.note(note);
+          outputs.note(note);
+        });
   }
   if (launcher.process != 0) {
     return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();

@@ -62,6 +62,8 @@ void RunLog::run(const nlohmann::ordered_json& settings) {
   write(line);
 }
 
+void RunLog::note(const std::string& text) { write({{"kind", "note"}, {"text", text}}); }
+
 void RunLog::step(const StepRecord& record) {
   write({{"kind", "step"},
          {"step", record.step},
@@ -82,6 +84,8 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
       {"kind", "summary"},
       {"strategy", plan.options.strategy},
       {"ranks", plan.options.ranks},
+      {"device", to_string(plan.options.device)},
+      {"cuda_graph", plan.cuda_graph},
       {"steps", summary.steps},
       {"seconds", summary.seconds},
       {"tokens_per_second", summary.tokens_per_second},

@@ -124,10 +124,11 @@ void check_processes(const TrainerOptions& options) {
 }
 
 void check_gpus(const TrainerOptions& options, int gpus) {
-  require(options.ranks <= gpus || options.group == GroupChoice::kThread || options.ranks == 1,
+  require(options.ranks <= gpus || options.group != GroupChoice::kNccl || options.ranks == 1,
           ErrorCode::kConfig, "ranks is ", options.ranks, ", but this machine has ", gpus,
           gpus == 1 ? " GPU" : " GPUs",
-          "; use as many ranks as GPUs, or let ranks share them with --group thread");
+          ", and group nccl needs one for each rank; use as many ranks as GPUs, or leave --group "
+          "nccl out, so that ranks share them");
 }
 
 }  // namespace
@@ -154,9 +155,19 @@ TrainerOptions on_this_machine(TrainerOptions options) {
     check_gpus(options, gpu_count());
   }
   if (on_gpus && options.group == GroupChoice::kAuto) {
-    options.group = options.ranks > 1 ? GroupChoice::kNccl : GroupChoice::kThread;
+    const bool own_gpus = options.world != nullptr || options.ranks <= gpu_count();
+    options.group = options.ranks > 1 && own_gpus ? GroupChoice::kNccl : GroupChoice::kThread;
   }
   return options;
+}
+
+std::string sharing_note(const TrainerOptions& options) {
+  if (options.device != DeviceChoice::kCuda || options.world != nullptr) return "";
+  const int gpus = gpu_count();
+  if (options.ranks <= gpus) return "";
+  return concat(options.ranks, " ranks share ",
+                gpus == 1 ? std::string("GPU 0") : concat(gpus, " GPUs"),
+                ", and talk through memory (group thread)");
 }
 
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank) {

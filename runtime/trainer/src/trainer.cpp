@@ -1,6 +1,7 @@
 #include "tessera/trainer/trainer.h"
 
 #include <exception>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/trainer/rank_device.h"
@@ -14,7 +15,11 @@ namespace {
 TrainingPlan plan_here(const Model& model, const BatchSource& source,
                        const TrainerOptions& options) {
   try {
-    TrainingPlan plan = make_training_plan(model, source, on_this_machine(options));
+    const TrainerOptions here = on_this_machine(options);
+    TrainingPlan plan = make_training_plan(model, source, here);
+    if (std::string note = sharing_note(here); !note.empty()) {
+      plan.notes.insert(plan.notes.begin(), std::move(note));
+    }
     require_memory(plan, model, source, available_bytes(plan.options));
     return plan;
   } catch (const std::exception& error) {

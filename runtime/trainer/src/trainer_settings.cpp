@@ -201,8 +201,8 @@ std::vector<Setting> machine_settings() {
        .choices = {"auto", "cpu", "cuda"}},
       {.name = "group",
        .fallback = "auto",
-       .help = "what ranks of one process talk through; thread lets them share a GPU, nccl gives "
-               "each its own",
+       .help = "what ranks of one process talk through: nccl if each has a GPU of its own, thread "
+               "if they share GPUs or are on the CPU; auto: as there are GPUs",
        .choices = {"auto", "thread", "nccl"}},
       {.name = "deterministic_collectives",
        .type = kFlag,
@@ -235,8 +235,10 @@ std::vector<Setting> machine_settings() {
        .help = "compare every collective over all ranks before it runs"},
       {.name = "trace",
        .type = kFlag,
-       .fallback = true,
-       .help = "measure communication that computation does not hide"},
+       .fallback = nullptr,
+       .help =
+           "measure communication that computation does not hide; steps are then no CUDA graphs "
+           "[true where they are none anyway]"},
       {.name = "allow_non_finite",
        .type = kFlag,
        .fallback = false,
@@ -354,7 +356,7 @@ TrainerOptions trainer_options(const Config& config) {
   options.memory_limit_bytes = config.get<std::int64_t>("memory_limit");
   options.timeout = std::chrono::milliseconds(std::llround(config.get<double>("timeout") * 1e3));
   options.check_collectives = config.get<bool>("check_collectives");
-  options.trace = config.get<bool>("trace");
+  options.trace = config.is_null("trace") ? std::nullopt : std::optional(config.get<bool>("trace"));
   options.allow_non_finite = config.get<bool>("allow_non_finite");
   return resolved(options);
 }
@@ -371,6 +373,7 @@ void set_effective(Config& config, const TrainerOptions& resolved) {
   config.set_effective("decay_steps", resolved.learning_rate.decay_steps);
   config.set_effective("threads_per_rank", resolved.threads_per_rank);
   config.set_effective("device", to_string(resolved.device));
+  if (resolved.trace) config.set_effective("trace", *resolved.trace);
 }
 
 }  // namespace tessera

@@ -23,6 +23,22 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .recompute = options.recompute};
 }
 
+/// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
+std::string why_no_graph(const TrainerOptions& options) {
+  if (options.device != DeviceChoice::kCuda) return "only a GPU has graphs";
+  if (!options.cuda_graph) return "--cuda-graph is false";
+  if (options.trace.value_or(false))
+    return "--trace times the actions of a step, and a replay has none";
+  if (options.ranks == 1) return "";  // nothing to exchange
+  if (options.group != GroupChoice::kNccl) {
+    return "the ranks of a thread group meet on the host in every collective";
+  }
+  if (options.check_collectives) {
+    return "--check-collectives compares on the host what every rank issues";
+  }
+  return "";
+}
+
 }  // namespace
 
 ExecutorOptions executor_options(const TrainerOptions& options) {
@@ -31,12 +47,8 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.seed = options.seed;
   result.micro_batch = options.micro_batch;
   result.threads = options.threads_per_rank;
-  result.trace = options.trace;
-  // Ranks that share a process and a GPU exchange events between their captures, which is not
-  // allowed.
-  const bool capturable = options.ranks == 1 || options.group == GroupChoice::kNccl;
-  result.graph =
-      options.cuda_graph && options.device == DeviceChoice::kCuda && capturable && !options.trace;
+  result.trace = options.trace.value_or(false);
+  result.graph = why_no_graph(options).empty();
   return result;
 }
 
@@ -45,6 +57,13 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   check(model);
   TrainingPlan result;
   result.options = resolved(options);
+  const std::string no_graph = why_no_graph(result.options);
+  result.cuda_graph = no_graph.empty();
+  if (!result.options.trace) result.options.trace = !result.cuda_graph;
+  if (result.options.device == DeviceChoice::kCuda && result.options.cuda_graph &&
+      !result.cuda_graph) {
+    result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);
+  }
   result.layout = make_layout(model, result.options.wrap, result.options.ranks);
   result.schedule = plan(result.layout, plan_options(result.options));
   require_valid(result.schedule);

@@ -155,7 +155,7 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
     if (leads(rank)) {
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       std::optional<double> exposed;
-      if (options.trace) {
+      if (*options.trace) {
         timelines_.push_back(summarize(executor.spans()));
         exposed = timelines_.back().exposed_seconds;
       }
@@ -201,6 +201,7 @@ void TrainingRun::gather_results(int rank) {
 bool TrainingRun::report(const StepRecord& record, Executor& executor) {
   try {
     if (record.step == 1 && on_note_) {
+      for (const std::string& note : plan_.notes) on_note_(note);
       for (const std::string& note : executor.notes()) on_note_(note);
     }
     const bool go_on = !on_step_ || on_step_(record);

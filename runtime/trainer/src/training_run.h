@@ -41,9 +41,9 @@ class TrainingRun {
   void run_steps(int rank, Executor& executor, const Memory& memory, ProcessGroup* leaders);
   /// Gathers what all ranks of all processes leave behind.
   void gather_results(int rank);
-  /// Tells the caller of a step, after the first of what the executor has to say, and asks it.
-  /// Returns whether to go on; what goes wrong here is no rank's failure and is kept for run() to
-  /// throw.
+  /// Tells the caller of a step, after the first of what plan and executor have to say, and asks
+  /// it. Returns whether to go on; what goes wrong here is no rank's failure and is kept for run()
+  /// to throw.
   bool report(const StepRecord& record, Executor& executor);
   void check_loss(const StepRecord& record) const;
   TrainingSummary summarise();

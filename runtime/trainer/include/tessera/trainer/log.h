@@ -15,9 +15,10 @@ struct RunMeasurements {
   double mfu = 0.0;
 };
 
-/// A run as JSON, one object per line: "run" with every effective setting, "step" per step, and
-/// "summary". Numbers round-trip; what JSON has no number for (nan, infinity) is null. Every line
-/// is written whole and flushed before the call returns. Throws Error{kIo} if that fails.
+/// A run as JSON, one object per line: "run" with every effective setting, "note" for what a user
+/// should know of how it runs, "step" per step, and "summary". Numbers round-trip; what JSON has no
+/// number for (nan, infinity) is null. Every line is written whole and flushed before the call
+/// returns. Throws Error{kIo} if that fails.
 class RunLog {
  public:
   /// Creates or empties the file; throws at once if that is not possible.
@@ -25,6 +26,7 @@ class RunLog {
 
   /// `settings`: an object. It is written with "kind" in front.
   void run(const nlohmann::ordered_json& settings);
+  void note(const std::string& text);
   void step(const StepRecord& record);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
                const RunMeasurements& measurements);

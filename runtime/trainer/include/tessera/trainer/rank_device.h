@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/collectives/process_group.h"
@@ -15,10 +16,13 @@ namespace tessera {
 DeviceChoice resolved_device(DeviceChoice choice);
 
 /// `options` with the device, and on GPUs the group, decided. All processes of a run must call it:
-/// they tell each other which GPUs they have. Throws Error{kConfig} if they disagree about the
-/// device, if there are fewer GPUs than ranks and sharing was not asked for, or if ranks of
-/// different processes would share one.
+/// they tell each other which GPUs they have. Ranks of one process share GPUs, over group thread,
+/// if there are fewer than ranks. Throws Error{kConfig} if processes disagree about the device, if
+/// ranks of different ones would share a GPU, or if there are too few for group nccl.
 TrainerOptions on_this_machine(TrainerOptions options);
+
+/// That ranks share GPUs, in a sentence; empty if none does. For options on_this_machine.
+std::string sharing_note(const TrainerOptions& options);
 
 /// The device of a rank of this process. A GPU goes by the rank's place among the ranks of this
 /// machine; or by its place in the process, if that sees fewer GPUs (CUDA_VISIBLE_DEVICES).

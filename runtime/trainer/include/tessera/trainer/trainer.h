@@ -62,7 +62,8 @@ class Trainer {
 
   /// Returns false to stop after the step it was told of.
   using OnStep = std::function<bool(const StepRecord&)>;
-  /// Told what a user should know of how rank 0 runs, a sentence each, after the first step.
+  /// Told what a user should know of how the run goes, a sentence each, after the first step: the
+  /// plan's notes, and what rank 0 has found.
   using OnNote = std::function<void(const std::string&)>;
 
   /// Trains from freshly initialised parameters; each call gives the same numbers. `on_step` is

@@ -66,7 +66,9 @@ struct TrainerOptions {
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
-  bool trace = false;              ///< measure exposed communication
+  /// Measure exposed communication. Unset: unless steps are replayed as a CUDA graph, which has no
+  /// actions to time.
+  std::optional<bool> trace = false;
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
 };

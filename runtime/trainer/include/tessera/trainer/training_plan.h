@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/autograd/layer.h"
 #include "tessera/collectives/process_group.h"
@@ -16,9 +17,12 @@ namespace tessera {
 struct TrainingPlan {
   TrainerOptions options;  ///< resolved
   ModelLayout layout;
-  Schedule schedule;  ///< valid
-  MemoryPeak memory;  ///< predicted peak of one rank
-  Traffic traffic;    ///< predicted, of one rank and step, without scalars
+  Schedule schedule;        ///< valid
+  MemoryPeak memory;        ///< predicted peak of one rank
+  Traffic traffic;          ///< predicted, of one rank and step, without scalars
+  bool cuda_graph = false;  ///< steps are recorded as a CUDA graph and replayed
+  /// What a user should know of how it will run, a sentence each.
+  std::vector<std::string> notes;
 };
 
 /// Plans, validates and accounts. Touches no device and no data: of `source` only the shapes are

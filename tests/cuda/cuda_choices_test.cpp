@@ -1,0 +1,97 @@
+#include <gmock/gmock.h>
+
+#include "cuda/cuda_run.h"
+
+// What a run on GPUs decides by itself, and tells: whether ranks share GPUs, whether steps are
+// replayed as a graph.
+namespace tessera {
+namespace {
+
+using test::cuda_options;
+using test::expect_same_bits;
+using test::notes_of;
+using test::run;
+using test::small_gpt;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class CudaChoices : public test::EmulatedGpu {
+ protected:
+  CudaChoices() : EmulatedGpu({.devices = 2}) {}
+
+  Trainer trainer(const TrainerOptions& options) const { return {model_, data_, options}; }
+
+  const Model model_ = small_gpt();
+  const test::CountingTokens data_;
+};
+
+TEST_F(CudaChoices, MoreRanksThanGpusShareThemAndAreTold) {
+  TrainerOptions options = cuda_options("full_shard", 4);
+  options.group = GroupChoice::kAuto;
+  const Trainer shared = trainer(options);
+  EXPECT_EQ(shared.plan().options.group, GroupChoice::kThread);
+  EXPECT_THAT(notes_of(shared), Contains(HasSubstr("4 ranks share 2 GPUs")));
+  expect_same_bits(run(model_, options), run(model_, cuda_options("full_shard", 4)));
+  fake_cuda::configure({});
+  EXPECT_THAT(notes_of(trainer(options)), Contains(HasSubstr("4 ranks share GPU 0")));
+}
+
+TEST_F(CudaChoices, AsManyRanksAsGpusUseNccl) {
+  TrainerOptions options = cuda_options("full_shard", 2);
+  options.group = GroupChoice::kAuto;
+  const Trainer apart = trainer(options);
+  EXPECT_EQ(apart.plan().options.group, GroupChoice::kNccl);
+  EXPECT_THAT(notes_of(apart), Not(Contains(HasSubstr("share"))));
+}
+
+/// Expects steps to be replayed, or a note that says why not.
+void expect_graph(const Trainer& trainer, const std::string& why_not) {
+  const std::int64_t before = fake_cuda::counters().graph_launches;
+  const auto notes = notes_of(trainer);
+  const std::int64_t replays = fake_cuda::counters().graph_launches - before;
+  const TrainingPlan& plan = trainer.plan();
+  EXPECT_EQ(plan.cuda_graph, why_not.empty());
+  EXPECT_EQ(replays, plan.cuda_graph ? plan.options.ranks * (plan.options.steps - 1) : 0);
+  if (why_not.empty()) {
+    EXPECT_THAT(notes, Not(Contains(HasSubstr("graph"))));
+  } else {
+    EXPECT_THAT(notes, Contains(HasSubstr("not replayed as a CUDA graph: " + why_not)));
+  }
+}
+
+TEST_F(CudaChoices, AGraphIsReplayedOrTheReasonTold) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.trace.reset();
+  expect_graph(trainer(options), "");  // a thread group of one rank has nothing to exchange
+  options.trace = true;
+  expect_graph(trainer(options), "--trace");
+  options = cuda_options("full_shard", 2);
+  expect_graph(trainer(options), "the ranks of a thread group");
+  options.group = GroupChoice::kNccl;
+  expect_graph(trainer(options), "");
+  options.check_collectives = true;
+  expect_graph(trainer(options), "--check-collectives");
+}
+
+TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
+  TrainerOptions options = cuda_options("full_shard", 2);
+  options.trace.reset();
+  const Trainer shared = trainer(options);
+  EXPECT_TRUE(*shared.plan().options.trace);
+  EXPECT_TRUE(shared.train().timeline.has_value());
+  options.group = GroupChoice::kNccl;
+  const Trainer apart = trainer(options);
+  EXPECT_FALSE(*apart.plan().options.trace);
+  EXPECT_FALSE(apart.train().timeline.has_value());
+}
+
+TEST_F(CudaChoices, WhatWasNotAskedForIsNotExplained) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.cuda_graph = false;
+  EXPECT_THAT(notes_of(trainer(options)), Not(Contains(HasSubstr("graph"))));
+  EXPECT_FALSE(trainer(options).plan().cuda_graph);
+}
+
+}  // namespace
+}  // namespace tessera
