@@ -2,12 +2,20 @@
 """Tessera and PyTorch side by side: the same GPT-2 step, in turns, on this machine.
 
     python3 bench/peers/compare_torch.py --step-bench build/bin/step_bench --python VENV/bin/python
-        [--turns 3] [--quick]
+        [--turns 3] [--rounds 3] [--quick] [--only fp32] [--no-mkl-override]
 
-VENV is a virtual environment with torch and numpy (pip install torch numpy). PyTorch is tuned: MKL
-as it ships, jemalloc if the machine has it, threads bound, no inherited BLAS settings. A turn runs
-each of the two once; what is reported is the median over turns of each one's median step, and the
-ratio PyTorch / Tessera.
+VENV is a virtual environment with torch and numpy (pip install torch numpy). PyTorch is tuned:
+  - threads bound to a core each, processes to cores of their own (torch_step.py); torch.compile too,
+    unless --quick
+  - jemalloc with huge pages that keeps its memory, if the machine has it
+  - no inherited settings of BLAS or OpenMP; gloo over the loopback interface
+  - MKL's kernels for Intel's processors on those of others, too (--no-mkl-override leaves it as it
+    ships): MKL asks a function whose answer a preloaded library of one line replaces, which needs a
+    C compiler
+  - fused AdamW (the peer's column says so if PyTorch has only foreach), denormals flushed, gradients
+    as views of DDP's buckets, bf16 gathers in FSDP2
+A turn runs each of the two once; what is reported is the median over turns of each one's median
+step, and the ratio PyTorch / Tessera. "Of GEMM rate" and "of prepacked rate" are step_bench's.
 """
 
 import argparse
@@ -16,6 +24,7 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 
 CASES = [  # precision, micro-batch, sequence length, ranks, threads per rank, peers
     ("fp32", 1, 512, 1, 2, [[], ["--compile"]]),
@@ -27,14 +36,31 @@ CASES = [  # precision, micro-batch, sequence length, ranks, threads per rank, p
 ]
 
 
-def environment():
+def mkl_override(folder):
+    """A library that makes MKL choose its kernels by instruction set alone; None where it does."""
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        if "GenuineIntel" in cpuinfo.read():
+            return None
+    library = os.path.join(folder, "mkl_override.so")
+    source = b"int mkl_serv_intel_cpu_true(void) { return 1; }"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"], input=source, check=True)
+    return library
+
+
+def environment(folder, override):
+    """PyTorch's environment, and what is in it, in words."""
     env = {k: v for k, v in os.environ.items()
-           if not k.startswith(("OPENBLAS_", "OMP_", "MKL_", "LD_PRELOAD"))}
-    jemalloc = glob.glob("/usr/lib/*/libjemalloc.so.2")
+           if not k.startswith(("OPENBLAS_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD"))}
+    env["GLOO_SOCKET_IFNAME"] = "lo"
+    jemalloc = next(iter(glob.glob("/usr/lib/*/libjemalloc.so.2")), None)
     if jemalloc:
-        env["LD_PRELOAD"] = jemalloc[0]
         env["MALLOC_CONF"] = "thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"
-    return env, bool(jemalloc)
+    mkl = mkl_override(folder) if override else None
+    preload = [library for library in (jemalloc, mkl) if library]
+    if preload:
+        env["LD_PRELOAD"] = ":".join(preload)
+    return env, (f"allocator {'jemalloc' if jemalloc else 'glibc'}, MKL "
+                 f"{'told to use its kernels for Intel' if mkl else 'as it ships'}")
 
 
 def median_step(command, env=None):
@@ -51,36 +77,50 @@ def main():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="no torch.compile")
+    parser.add_argument("--model", default="gpt2-124m", choices=["gpt2-124m", "gpt2-350m", "gpt2-tiny"])
+    parser.add_argument("--no-mkl-override", action="store_true", help="leave MKL as it ships")
+    parser.add_argument("--unbound", action="store_true", help="do not bind PyTorch's threads")
     parser.add_argument("--only", help="a precision, or a number of ranks")
     args = parser.parse_args()
-    env, jemalloc = environment()
-    print(f"PyTorch's allocator: {'jemalloc' if jemalloc else 'glibc'}")
-    print("| precision | ranks x threads | batch | Tessera ms | of GEMM rate | peer | peer ms | ratio |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        env, described = environment(folder, not args.no_mkl_override)
+        print(f"PyTorch: {described}")
+        print("| precision | ranks x threads | batch | Tessera ms | of GEMM rate | of prepacked rate "
+              "| peer | peer ms | ratio |")
+        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        for case in CASES:
+            if args.only in (None, case[0], str(case[3])):
+                compare(args, env, *case)
+
+
+def compare(args, env, precision, batch, length, ranks, threads, peers):
     torch_step = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_step.py")
-    for precision, batch, length, ranks, threads, peers in CASES:
-        if args.only and args.only not in (precision, str(ranks)):
-            continue
-        shared = ["--precision", precision, "--micro-batch", str(batch), "--sequence-length",
-                  str(length), "--ranks", str(ranks), "--threads", str(threads), "--rounds",
-                  str(args.rounds)]
-        ours = [args.step_bench, *shared, "--json", "--strategy",
-                "full_shard" if ranks > 1 else "no_shard"]
-        peers = [p for p in peers if not (args.quick and "--compile" in p)]
-        own, rates, theirs = [], [], [[] for _ in peers]
-        for _ in range(args.turns):
-            seconds, result = median_step(ours)
-            own.append(seconds)
-            rates.append(result["of_gemm_rate"])
-            for i, peer in enumerate(peers):
-                theirs[i].append(median_step([args.python, torch_step, *shared, *peer], env)[0])
-        for peer, times in zip(peers, theirs):
-            mine, other = statistics.median(own), statistics.median(times)
-            spread = f"{min(own) * 1e3:.0f}-{max(own) * 1e3:.0f}"
-            peer_spread = f"{min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}"
-            print(f"| {precision} | {ranks} x {threads} | {batch} x {length} | {mine * 1e3:.0f} "
-                  f"({spread}) | {statistics.median(rates) * 100:.0f} % | torch {' '.join(peer)} | "
-                  f"{other * 1e3:.0f} ({peer_spread}) | {other / mine:.2f} |", flush=True)
+    shared = ["--model", args.model, "--precision", precision, "--micro-batch", str(batch),
+              "--sequence-length", str(length), "--ranks", str(ranks), "--threads", str(threads),
+              "--rounds", str(args.rounds)]
+    ours = [args.step_bench, *shared, "--json", "--strategy",
+            "full_shard" if ranks > 1 else "no_shard"]
+    peers = [p for p in peers if not (args.quick and "--compile" in p)]
+    unbound = ["--unbound"] if args.unbound else []
+    own, gemm, prepacked, theirs, adamw = [], [], [], [[] for _ in peers], [""] * len(peers)
+    for _ in range(args.turns):
+        seconds, result = median_step(ours)
+        own.append(seconds)
+        gemm.append(result["of_gemm_rate"])
+        prepacked.append(result["of_prepacked_rate"])
+        for i, peer in enumerate(peers):
+            seconds, result = median_step([args.python, torch_step, *shared, *peer, *unbound], env)
+            theirs[i].append(seconds)
+            adamw[i] = "" if result["adamw"] == "fused" else f", {result['adamw']} AdamW"
+    for peer, kind, times in zip(peers, adamw, theirs):
+        mine, other = statistics.median(own), statistics.median(times)
+        spread = f"{min(own) * 1e3:.0f}-{max(own) * 1e3:.0f}"
+        peer_spread = f"{min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}"
+        print(f"| {precision} | {ranks} x {threads} | {batch} x {length} | {mine * 1e3:.0f} "
+              f"({spread}) | {statistics.median(gemm) * 100:.0f} % | "
+              f"{statistics.median(prepacked) * 100:.0f} % | "
+              f"{' '.join(['torch', *peer])}{kind} | {other * 1e3:.0f} ({peer_spread}) | "
+              f"{other / mine:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

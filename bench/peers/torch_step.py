@@ -3,12 +3,17 @@
 
     python3 torch_step.py [--model gpt2-124m] [--precision fp32|bf16] [--micro-batch 1]
         [--sequence-length 512] [--threads 2] [--ranks 1] [--parallel ddp|fsdp] [--compile]
-        [--rounds 5]
+        [--unbound] [--rounds 5]
 
 The model, batch and optimizer are those of step_bench: tied embedding, tanh GELU, fused scaled dot
-product attention, fused AdamW; bf16 is autocast over fp32 weights. With --ranks 2 it starts itself
-as processes over gloo. Prints one JSON object. Tuning is the caller's (compare_torch.py sets the
-allocator and thread binding).
+product attention, AdamW, denormals flushed. Fused AdamW where PyTorch has it for the parameters at
+hand, else foreach; "adamw" in the output says which. bf16 is autocast over fp32 weights; with FSDP2 it
+is MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), which gathers bf16.
+
+With --ranks 2 it starts itself as processes over gloo, each bound to cores of its own: rank r to cores
+r K to r K + K - 1 of those that the caller may use, K threads, one on each (OMP_PROC_BIND). Prints one
+JSON object. What is set before the process starts, the allocator above all, is the caller's
+(compare_torch.py).
 """
 
 import argparse
@@ -32,6 +37,7 @@ def arguments():
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--parallel", default="ddp", choices=["ddp", "fsdp"])
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--unbound", action="store_true", help="threads run where the system puts them")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()
 
@@ -79,7 +85,32 @@ def build(torch, layers, heads, width, length):
     return Gpt()
 
 
+def shard(torch, model, args):
+    """FSDP2, a unit per block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if args.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh("cpu", (args.ranks,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def make_optimizer(torch, model):
+    """AdamW and its kind, "fused" or "foreach"."""
+    settings = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    try:
+        return torch.optim.AdamW(model.parameters(), fused=True, **settings), "fused"
+    except RuntimeError as error:
+        print(f"no fused AdamW: {error}", file=sys.stderr)
+    return torch.optim.AdamW(model.parameters(), foreach=True, **settings), "foreach"
+
+
 def run(args):
+    cores = sorted(os.sched_getaffinity(0))  # of the process, before OpenMP binds this thread
     import torch
 
     torch.set_num_threads(args.threads)
@@ -91,24 +122,20 @@ def run(args):
     layers, heads, width = SIZES[args.model]
     model = build(torch, layers, heads, width, args.sequence_length)
     if args.ranks > 1 and args.parallel == "ddp":
-        model = torch.nn.parallel.DistributedDataParallel(model)
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True,
+                                                          static_graph=True)
     elif args.ranks > 1:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (args.ranks,))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        shard(torch, model, args)
     if args.compile:
         model = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
-                                  fused=args.parallel == "ddp" or args.ranks == 1)
+    optimizer, kind = make_optimizer(torch, model)
+    policy_casts = args.ranks > 1 and args.parallel == "fsdp"  # and autocast would cast once more
+    autocast = args.precision == "bf16" and not policy_casts
     shape = (args.micro_batch, args.sequence_length)
 
     def step():
         tokens = torch.randint(0, VOCAB, shape)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             loss = model(tokens, torch.roll(tokens, -1, 1))
         loss.backward()
         optimizer.step()
@@ -125,22 +152,36 @@ def run(args):
         step()
         times.append(time.perf_counter() - begin)
     if rank == 0:
-        print(json.dumps({"torch": torch.__version__, "step_seconds": times, **vars(args)}))
+        print(json.dumps({"torch": torch.__version__, "step_seconds": times, "adamw": kind,
+                          "cores": cores, **vars(args)}))
     if args.ranks > 1:
         torch.distributed.destroy_process_group()
 
 
+def bind(args):
+    """Starts this program again in processes with cores of their own; returns the worst exit code."""
+    cores = sorted(os.sched_getaffinity(0))
+    ranks = []
+    for rank in range(args.ranks):
+        own = cores[rank * args.threads:(rank + 1) * args.threads]
+        if args.unbound or len(own) < args.threads:  # or more threads than cores
+            own = cores
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(args.ranks),
+                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000),
+                   OMP_NUM_THREADS=str(args.threads))
+        if not args.unbound and len(own) == args.threads:
+            env.update(OMP_PROC_BIND="close", OMP_PLACES="{" + "},{".join(map(str, own)) + "}")
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
+                                      preexec_fn=lambda own=own: os.sched_setaffinity(0, own)))
+    return max(process.wait() for process in ranks)
+
+
 def main():
     args = arguments()
-    if args.ranks == 1 or "RANK" in os.environ:
+    if "RANK" in os.environ:
         run(args)
-        return
-    base = dict(os.environ, WORLD_SIZE=str(args.ranks), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(20000 + os.getpid() % 20000))
-    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=dict(base, RANK=str(r),
-                                                                    LOCAL_RANK=str(r)))
-             for r in range(args.ranks)]
-    sys.exit(max(r.wait() for r in ranks))
+    else:
+        sys.exit(bind(args))
 
 
 if __name__ == "__main__":

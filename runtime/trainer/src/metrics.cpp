@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <vector>
 
 #include "tessera/core/tensor.h"
@@ -15,15 +16,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Large enough to run at the peak rate, small enough that a slow machine repeats it within a
-// window.
-constexpr std::int64_t kCpuSize = 768;
-constexpr std::int64_t kSmallestGpuSize = 128;
-constexpr std::int64_t kLargestGpuSize = 8192;
-constexpr std::chrono::microseconds kGpuProduct{1000};  // beside which a launch is nothing
+// The largest size is grown to the device: a product of it takes so long that starting it, and
+// waiting for its slowest thread, is nothing beside it.
+constexpr std::int64_t kSmallestCpuSize = 512, kLargestCpuSize = 4096;
+constexpr std::int64_t kSmallestGpuSize = 256, kLargestGpuSize = 8192;
+constexpr std::chrono::microseconds kCpuProduct{4000}, kGpuProduct{1000};
 constexpr int kGpuProducts = 16;  // between two looks at the clock: launching takes microseconds
-constexpr std::chrono::milliseconds kWindow{80};
-constexpr int kWindows = 3;  // the best counts: others may have disturbed one
+constexpr std::chrono::milliseconds kWindow{20};
+constexpr int kWindows = 8;  // the best counts: others may have disturbed one
 
 /// What one rank did in one window.
 struct Window {
@@ -57,72 +57,111 @@ double rate_together(const std::vector<std::vector<Window>>& ranks, std::size_t 
   return all.flops / std::chrono::duration<double>(all.end - all.begin).count();
 }
 
-/// c = a b of square matrices.
-class Product {
+/// Which product of square matrices. Whether a size or a layout is fastest differs between
+/// machines and dtypes.
+struct Candidate {
+  std::int64_t size;
+  bool transpose_b;  ///< as a linear layer has it
+  int products;      ///< between two looks at the clock
+};
+
+/// c = a b of square matrices of any size up to the largest.
+class Products {
  public:
-  Product(Memory& memory, Stream& stream, std::int64_t size, DType dtype)
-      : stream_(stream), kernels_(kernels_for(memory.device())), size_(size) {
-    const auto matrix = [&](const char* what) {
-      return Tensor::empty(memory, Shape{size, size}, dtype, MemoryCategory::kWorkspace, what);
-    };
-    a_ = matrix("a");
-    b_ = matrix("b");
-    c_ = matrix("c");
-    args_.a = a_;
-    args_.b = b_;
-    args_.c = c_;
-    args_.transpose_b = true;  // as a linear layer has it
-    stream.submit({.name = "measure"}, [this] {
-      for (const Tensor& t : {a_, b_}) kernels_.fill({.dst = t, .value = 0.5F}, stream_);
-      run(1);  // generates code, chooses algorithms
-    });
-    stream.synchronize();
+  Products(Memory& memory, Stream& stream, std::int64_t largest, DType dtype)
+      : stream_(stream), kernels_(kernels_for(memory.device())) {
+    // Random numbers: products of constants draw less power, which lets some processors run faster.
+    a_ = random(memory, largest, dtype, 1);
+    b_ = random(memory, largest, dtype, 2);
+    c_ = random(memory, largest, dtype, 3);
   }
 
   /// A task.
-  void run(int times) {
-    for (int i = 0; i < times; ++i) kernels_.gemm(args_, stream_);
+  void run(const Candidate& candidate) {
+    const Shape shape{candidate.size, candidate.size};
+    const auto square = [&](const Tensor& t) {
+      return TensorView(t.view().data, t.view().dtype, shape);
+    };
+    GemmArgs args;
+    args.a = square(a_);
+    args.b = square(b_);
+    args.c = square(c_);
+    args.transpose_b = candidate.transpose_b;
+    for (int i = 0; i < candidate.products; ++i) kernels_.gemm(args, stream_);
   }
-  double flops() const {
-    return 2.0 * static_cast<double>(size_ * size_) * static_cast<double>(size_);
+
+  static double flops(const Candidate& candidate) {
+    const auto n = static_cast<double>(candidate.size);
+    return 2.0 * n * n * n * candidate.products;
+  }
+
+  Clock::duration time(const Candidate& candidate) {
+    const Clock::time_point begin = Clock::now();
+    stream_.submit({.name = "measure"}, [&] { run(candidate); });
+    stream_.synchronize();
+    return Clock::now() - begin;
   }
 
  private:
+  Tensor random(Memory& memory, std::int64_t size, DType dtype, std::uint64_t key) {
+    const auto tensor = [&](DType type) {
+      return Tensor::empty(memory, Shape{size, size}, type, MemoryCategory::kWorkspace, "operand");
+    };
+    const Tensor result = tensor(dtype);
+    const Tensor numbers = dtype == DType::kFloat32 ? result : tensor(DType::kFloat32);
+    stream_.submit({.name = "measure"}, [&] {
+      kernels_.fill_normal({.dst = numbers.view().flat(), .key = {key, 0}}, stream_);
+      if (dtype == DType::kFloat32) return;
+      kernels_.cast({.src = numbers.view().flat(), .dst = result.view().flat()}, stream_);
+    });
+    stream_.synchronize();
+    return result;
+  }
+
   Stream& stream_;
   const KernelTable& kernels_;
-  const std::int64_t size_;
   Tensor a_, b_, c_;
-  GemmArgs args_;
 };
 
-/// What is large enough differs between GPUs by orders of magnitude.
-std::int64_t matrix_size(Memory& memory, Stream& stream, DType dtype) {
-  if (memory.device().kind() != DeviceKind::kCuda) return kCpuSize;
-  for (std::int64_t size = kSmallestGpuSize; size < kLargestGpuSize; size *= 2) {
-    Product product(memory, stream, size, dtype);
-    const Clock::time_point begin = Clock::now();
-    stream.submit({.name = "measure"}, [&] { product.run(1); });
-    stream.synchronize();
-    if (Clock::now() - begin >= kGpuProduct) return size;
+/// The smallest size, doubled until a product takes long enough.
+std::int64_t large_size(Memory& memory, Stream& stream, DType dtype) {
+  const bool gpu = memory.device().kind() == DeviceKind::kCuda;
+  const std::int64_t largest = gpu ? kLargestGpuSize : kLargestCpuSize;
+  std::int64_t size = gpu ? kSmallestGpuSize : kSmallestCpuSize;
+  for (; size < largest; size *= 2) {
+    Products products(memory, stream, size, dtype);
+    const Candidate candidate{.size = size, .transpose_b = true, .products = 1};
+    products.time(candidate);  // generates code, chooses algorithms
+    const auto seconds = std::min(products.time(candidate), products.time(candidate));
+    if (seconds >= (gpu ? kGpuProduct : kCpuProduct)) break;
   }
-  return kLargestGpuSize;
+  return size;
 }
 
-/// One rank's windows; the ranks begin each one together.
+/// One rank's windows, with each candidate in turn; the ranks begin each one together.
 std::vector<Window> measure_rank(ProcessGroup& group, const TrainerOptions& options) {
   const auto device = make_rank_device(options, group.rank());
-  const int repeats = device->kind() == DeviceKind::kCuda ? kGpuProducts : 1;
   Memory memory(*device);
   const auto stream =
       device->create_stream({.name = "measure", .threads = options.threads_per_rank});
-  Product product(memory, *stream, matrix_size(memory, *stream, options.precision),
-                  options.precision);
+  const int often = device->kind() == DeviceKind::kCuda ? kGpuProducts : 1;
+  const std::int64_t large = large_size(memory, *stream, options.precision);
+  const Candidate candidates[] = {{large, true, often},
+                                  {large, false, often},
+                                  {large / 2, true, 8 * often},  // as long as the large ones
+                                  {large / 2, false, 8 * often}};
+  Products products(memory, *stream, large, options.precision);
+  for (Candidate candidate : candidates) {
+    candidate.products = 1;
+    products.time(candidate);
+  }
   std::vector<Window> windows;
-  for (int window = 0; window < kWindows; ++window) {
+  for (std::size_t window = 0; window < kWindows; ++window) {
+    const Candidate& candidate = candidates[window % std::size(candidates)];
     group.barrier(*stream);
     stream->synchronize();
     windows.push_back(run_window(
-        *stream, [&] { product.run(repeats); }, repeats * product.flops()));
+        *stream, [&] { products.run(candidate); }, Products::flops(candidate)));
   }
   return windows;
 }
