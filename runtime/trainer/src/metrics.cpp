@@ -19,9 +19,9 @@ using Clock = std::chrono::steady_clock;
 // The largest size is grown to the device: a product of it takes so long that starting it, and
 // waiting for its slowest thread, is nothing beside it.
 constexpr std::int64_t kSmallestCpuSize = 512, kLargestCpuSize = 4096;
-constexpr std::int64_t kSmallestGpuSize = 256, kLargestGpuSize = 8192;
+constexpr std::int64_t kSmallestGpuSize = 128, kLargestGpuSize = 8192;
 constexpr std::chrono::microseconds kCpuProduct{4000}, kGpuProduct{1000};
-constexpr int kGpuProducts = 16;  // between two looks at the clock: launching takes microseconds
+constexpr int kGpuProducts = 6;  // between two looks at the clock: launching takes microseconds
 constexpr std::chrono::milliseconds kWindow{20};
 constexpr int kWindows = 8;  // the best counts: others may have disturbed one
 
