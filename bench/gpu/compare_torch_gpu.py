@@ -1,138 +1,208 @@
 #!/usr/bin/env python3
 """Tessera and PyTorch in turns on one GPU: GPT-2 in bf16, sequences of 1024, AdamW in fp32.
 
-    compare_torch_gpu.py --program build/bin/tessera --tokens FILE.bin [--json OUT] [--seconds 220]
-        [--turns 2] [--no-torch]
+    compare_torch_gpu.py --program build/bin/tessera --tokens FILE.bin --json OUT [--seconds 220]
+        [--sizes gpt2-124m:16:3,gpt2-350m:16:1] [--device cuda] [--sequence-length 1024]
+        [--tessera-flags "..."] [--no-torch] [--torch-flags "..."]
 
-Prints medians over the turns of each one's median step, tokens/s, MFU (of 989 TFLOP/s and of the
-matrix product measured here), the ratio, and full_shard against no_shard with one and four ranks on
-the GPU. Sizes come from the smallest to the largest, until the seconds are over; what is measured by
-then is in the JSON file. What fails is told, and the rest goes on.
+A size is MODEL:MICRO-BATCH:TURNS, the most important first. Measures one turn of those that have
+several, then what full sharding costs, then their other turns, then the sizes of one turn, until the
+seconds are over. The JSON file is rewritten after each measurement. A size's numbers are medians over
+an odd number of turns of each one's median step. PyTorch compiles a size once, in a process that stays
+for all turns.
+
+Exits with 1 if anything was not measured; what was, is in the file.
 """
 
 import argparse
 import json
-import os
+import queue
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import os
 
-SIZES = [("gpt2-124m", 16), ("gpt2-350m", 8), ("gpt2-774m", 8), ("gpt2-1558m", 4)]
-LENGTH = 1024
 PEAK = 989e12  # dense bf16 of an H100 or H200 SXM, by its data sheet
-STEPS = 14
+STEPS, WARMUP_STEPS = 10, 4
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def tessera(args, seconds_left, model, batch, *flags):
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
-        subprocess.run(
-            [args.program, "train", "--no-default-config", "--device", "cuda", "--data", args.tokens,
-             "--model", model, "--micro-batch", str(batch), "--sequence-length", str(LENGTH),
-             "--precision", "bf16", "--steps", str(STEPS), "--sample-tokens", "0", "--quiet",
-             "--log", log.name, *flags],
-            check=True, capture_output=True, text=True, timeout=max(seconds_left, 1))
-        lines = [json.loads(line) for line in open(log.name)]
-    seconds = [line["seconds"] for line in lines if line["kind"] == "step"][4:]
-    summary = next(line for line in lines if line["kind"] == "summary")
-    tokens = next(line["tokens"] for line in lines if line["kind"] == "step")
-    return statistics.median(seconds), tokens, summary
+class NotMeasured(Exception):
+    pass
 
 
-def torch_step(seconds_left, model, batch):
-    done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "torch_gpu_step.py"), "--model", model, "--micro-batch",
-         str(batch), "--sequence-length", str(LENGTH), "--steps", str(STEPS)],
-        check=True, capture_output=True, text=True, timeout=max(seconds_left, 1)).stdout
-    return statistics.median(json.loads(done.splitlines()[-1])["step_seconds"])
+def median(values):
+    """Over as many as are odd: the mean of the middle two is nobody's measurement."""
+    return statistics.median(values[:len(values) - 1 + len(values) % 2])
 
 
-def flops_per_token(model):
-    layers, _, width = {"gpt2-124m": (12, 12, 768), "gpt2-350m": (24, 16, 1024),
-                        "gpt2-774m": (36, 20, 1280), "gpt2-1558m": (48, 25, 1600)}[model]
-    # As PaLM's appendix B counts, with the causal half of attention.
-    return 6 * (12 * layers * width * width + 50257 * width + layers * LENGTH * width)
+class Torch:
+    """torch_gpu_step.py, started once."""
+
+    def __init__(self, flags):
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.join(HERE, "torch_gpu_step.py"), *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.answers = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.answers.put(json.loads(line))
+        self.answers.put({"error": "PyTorch's process has ended"})
+
+    def measure(self, seconds_left, steps, **request):
+        try:
+            self.process.stdin.write(json.dumps({**request, "steps": steps}) + "\n")
+            self.process.stdin.flush()
+            answer = self.answers.get(timeout=max(seconds_left, 1))
+        except (BrokenPipeError, queue.Empty) as error:
+            self.process.kill()  # its next answer would be to this question
+            raise NotMeasured(f"PyTorch: no answer within {seconds_left:.0f} s") from error
+        if "error" in answer:
+            raise NotMeasured("PyTorch: " + answer["error"])
+        return answer
 
 
 class Comparison:
-    """Measures, prints a row and rewrites the JSON file after each measurement."""
-
     def __init__(self, args):
         self.args = args
         self.begin = time.monotonic()
-        self.results = {"sizes": []}
+        self.sizes = [(name, int(batch), int(turns)) for name, batch, turns in
+                      (size.split(":") for size in args.sizes.split(","))]
+        self.results = {"sequence_length": args.sequence_length, "complete": False, "sizes": {}}
+        self.torch = None if args.no_torch else Torch(
+            ["--device", args.device, *shlex.split(args.torch_flags)])
 
     def seconds_left(self):
-        return self.args.seconds - (time.monotonic() - self.begin)
+        left = self.args.seconds - (time.monotonic() - self.begin)
+        if left <= 1:
+            raise NotMeasured(f"no time left of {self.args.seconds:.0f} s")
+        return left
 
     def save(self):
-        if self.args.json:
-            with open(self.args.json, "w") as file:
-                json.dump(self.results, file, indent=2)
+        with open(self.args.json + ".new", "w") as file:
+            json.dump(self.results, file, indent=2)
+        os.replace(self.args.json + ".new", self.args.json)
 
-    def size(self, model, batch):
-        ours, theirs, summary, tokens = [], [], None, 0
-        for _ in range(self.args.turns):
-            seconds, tokens, summary = tessera(self.args, self.seconds_left(), model, batch)
-            ours.append(seconds)
-            if not self.args.no_torch:
-                theirs.append(torch_step(self.seconds_left(), model, batch))
-        step = statistics.median(ours)
-        peer = statistics.median(theirs) if theirs else None
-        rate = tokens / step
-        mfu = flops_per_token(model) * rate
-        matmul = summary["matmul_flops_per_second"]
-        self.results["sizes"].append(
-            {"model": model, "micro_batch": batch, "tessera_seconds": ours, "torch_seconds": theirs,
-             "tokens_per_second": rate, "mfu_of_989": mfu / PEAK, "mfu_of_matmul": mfu / matmul,
-             "ratio": peer / step if peer else None,
-             "peak_bytes": summary["peak_bytes"]["measured"]["total"]})
-        against = f"{peer * 1e3:.1f} | {peer / step:.2f}" if peer else " | "
-        print(f"| {model} | {batch} x {LENGTH} | {step * 1e3:.1f} | {rate:,.0f} | {mfu / PEAK:.1%} | "
-              f"{mfu / matmul:.1%} | {against} |", flush=True)
+    def tessera(self, model, batch, *flags):
+        with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
+            try:
+                subprocess.run(
+                    [self.args.program, "train", "--no-default-config", "--device", self.args.device,
+                     "--data", self.args.tokens, "--model", model, "--vocab-size", "50257",
+                     "--micro-batch", str(batch), "--sequence-length",
+                     str(self.args.sequence_length), "--precision", "bf16",
+                     "--steps", str(WARMUP_STEPS + STEPS), "--sample-tokens", "0", "--quiet",
+                     "--log", log.name, *shlex.split(self.args.tessera_flags), *flags],
+                    check=True, capture_output=True, text=True, timeout=self.seconds_left())
+            except subprocess.TimeoutExpired as error:
+                raise NotMeasured(f"no time left of {self.args.seconds:.0f} s") from error
+            except subprocess.CalledProcessError as error:
+                raise NotMeasured(f"{shlex.join(error.cmd)}: {error.stderr[-2000:]}") from error
+            lines = [json.loads(line) for line in open(log.name)]
+        steps = [line for line in lines if line["kind"] == "step"]
+        summary = next(line for line in lines if line["kind"] == "summary")
+        seconds = statistics.median(step["seconds"] for step in steps[WARMUP_STEPS:])
+        return seconds, steps[0]["tokens"], summary
+
+    def turn(self, model, batch):
+        """One of Tessera, one of PyTorch; a row of the results, which gets better turn by turn."""
+        size = self.results["sizes"].setdefault(
+            model, {"micro_batch": batch, "tessera_seconds": [], "torch_seconds": []})
+        seconds, tokens, summary = self.tessera(model, batch)
+        size["tessera_seconds"].append(seconds)
+        step = median(size["tessera_seconds"])
+        peak = summary["matmul_flops_per_second"]
+        flops_per_token = summary["mfu"] * peak / summary["tokens_per_second"]
+        flops = flops_per_token * tokens / step
+        size.update(tokens_per_second=tokens / step, mfu_of_989=flops / PEAK,
+                    mfu_of_matmul=flops / peak, matmul_flops_per_second=peak,
+                    peak_bytes=summary["peak_bytes"]["measured"]["total"])
+        self.save()
+        if self.torch is None:
+            return
+        answer = self.torch.measure(self.seconds_left(), STEPS, model=model, micro_batch=batch,
+                                    sequence_length=self.args.sequence_length)
+        size["torch_seconds"].append(statistics.median(answer["step_seconds"]))
+        size.update(torch=answer["torch"], torch_peak_bytes=answer["peak_bytes"],
+                    ratio=median(size["torch_seconds"]) / step)
         self.save()
 
     def sharded(self, model, batch):
-        def seconds(strategy, size, *flags):
-            return tessera(self.args, self.seconds_left(), model, size, "--strategy", strategy, *flags)
+        """What full_shard costs against no_shard, with one rank and with four that share the GPU."""
+        four = ["--group", "thread", "--ranks", "4"]
+        costs = {}
+        for ranks, flags in (("1", []), ("4", four)):
+            part = max(batch // int(ranks), 1)
+            full, _, summary = self.tessera(model, part, "--strategy", "full_shard", *flags)
+            none = self.tessera(model, part, "--strategy", "no_shard", *flags)[0]
+            costs[ranks] = full / none
+            self.results.update(full_shard_over_no_shard=costs, copied_bytes=summary["copied_bytes"])
+            self.save()
 
-        shared = ["--group", "thread", "--ranks", "4"]
-        alone = seconds("full_shard", batch)[0] / seconds("no_shard", batch)[0]
-        full, _, summary = seconds("full_shard", batch // 4, *shared)
-        four = full / seconds("no_shard", batch // 4, *shared)[0]
-        self.results.update(full_shard_over_no_shard={"1": alone, "4": four},
-                            copied_bytes=summary["copied_bytes"])
-        print(f"\nfull_shard / no_shard, {model}: 1 rank {alone:.3f}, 4 ranks on one GPU {four:.3f}; "
-              f"copied in and out: {summary['copied_bytes']} bytes", flush=True)
+    def run(self):
+        tasks = [(f"{model}, turn {turn}", self.turn, model, batch)
+                 for turn in range(1, max(turns for _, _, turns in self.sizes) + 1)
+                 for model, batch, turns in self.sizes if turns > 1 and turn <= turns]
+        model, batch, _ = self.sizes[0]
+        tasks.insert(sum(turns > 1 for _, _, turns in self.sizes),
+                     ("full_shard against no_shard", self.sharded, model, batch))
+        tasks += [(model, self.turn, model, batch) for model, batch, turns in self.sizes if turns == 1]
+        missing = []
+        for what, measure, model, batch in tasks:
+            try:
+                measure(model, batch)
+                print(f"{time.monotonic() - self.begin:6.1f} s: {what}", flush=True)
+            except NotMeasured as reason:
+                missing.append(f"{what}: {reason}")
+                print(f"FAILED {missing[-1]}", flush=True)
+        self.results.update(complete=not missing, missing=missing)
         self.save()
+        self.print_table()
+        return bool(missing)
+
+    def print_table(self):
+        print("\n| model | batch | Tessera ms | tokens/s | MFU of 989 T | MFU of matmul | "
+              "PyTorch ms | ratio | turns |\n|---|---|---|---|---|---|---|---|---|")
+        for model, size in self.results["sizes"].items():
+            if not size["tessera_seconds"]:
+                continue
+            peer = f"{median(size['torch_seconds']) * 1e3:.1f} | {size['ratio']:.2f}" \
+                if size["torch_seconds"] else "- | -"
+            print(f"| {model} | {size['micro_batch']} x {self.args.sequence_length} | "
+                  f"{median(size['tessera_seconds']) * 1e3:.1f} | {size['tokens_per_second']:,.0f} | "
+                  f"{size['mfu_of_989']:.1%} | {size['mfu_of_matmul']:.1%} | {peer} | "
+                  f"{len(size['tessera_seconds'])} |")
+        for ranks, cost in self.results.get("full_shard_over_no_shard", {}).items():
+            print(f"\nfull_shard / no_shard, {ranks} rank(s) on one GPU: {cost:.3f}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", required=True)
     parser.add_argument("--tokens", required=True)
-    parser.add_argument("--json")
+    parser.add_argument("--json", required=True)
     parser.add_argument("--seconds", type=float, default=220)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--sizes",
+                        default="gpt2-124m:16:3,gpt2-1558m:16:3,gpt2-350m:16:1,gpt2-774m:16:1")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--sequence-length", type=int, default=1024)
+    parser.add_argument("--tessera-flags", default="", help="for all its runs")
+    parser.add_argument("--torch-flags", default="", help="of torch_gpu_step.py")
     parser.add_argument("--no-torch", action="store_true")
-    comparison = Comparison(parser.parse_args())
-    print("| model | batch | Tessera ms | tokens/s | MFU of 989 T | MFU of matmul | PyTorch ms | ratio |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    tasks = [(comparison.size, *size) for size in SIZES]
-    tasks.insert(1, (comparison.sharded, *SIZES[0]))  # no time may be left for it after the large ones
-    failed = False
-    for measure, model, batch in tasks:
-        try:
-            measure(model, batch)
-        except subprocess.TimeoutExpired:
-            print(f"{model}: no time left after {comparison.args.seconds:.0f} s", flush=True)
-            break
-        except subprocess.CalledProcessError as error:
-            failed = True
-            print(f"{model}: {' '.join(error.cmd)}\nfailed: {error.stderr[-2000:]}", flush=True)
-    sys.exit(failed or not comparison.results["sizes"])
+    args = parser.parse_args()
+    comparison = Comparison(args)
+    try:
+        failed = comparison.run()
+    finally:
+        if comparison.torch:
+            comparison.torch.process.kill()
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

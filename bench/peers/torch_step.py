@@ -23,7 +23,8 @@ import subprocess
 import sys
 import time
 
-SIZES = {"gpt2-124m": (12, 12, 768), "gpt2-350m": (24, 16, 1024), "gpt2-tiny": (4, 4, 128)}
+SIZES = {"gpt2-tiny": (4, 4, 128), "gpt2-124m": (12, 12, 768), "gpt2-350m": (24, 16, 1024),
+         "gpt2-774m": (36, 20, 1280), "gpt2-1558m": (48, 25, 1600)}
 VOCAB = 50257
 
 
