@@ -269,6 +269,16 @@ TEST(LayerNorm, RowsOfWholeVectorsFollowTheFormula) {
   }
 }
 
+TEST(LayerNorm, BackwardOfSmallShapesTakesEveryPath) {
+  // For the sanitizers, to whom the tests above are too large. On CUDA: rows of whole vectors, one
+  // and two to a thread, in two slabs; and rows that are not, whose sums are in memory.
+  check_backward<bfloat16, float>(17, 40, true, true);
+  check_backward<float, float>(5, 264, false, true);
+  check_backward<float, float>(2, 1288, true, false);
+  check_backward<bfloat16, bfloat16>(3, 2568, true, true);
+  check_backward<bfloat16, float>(18, 35, true, true);
+}
+
 TEST(LayerNorm, DoesNotDependOnTheThreads) {
   const Problem<float> p(2100, 129);  // blocks of more than the least number of rows
   check_backward<float, float>(2100, 129, true, true);
