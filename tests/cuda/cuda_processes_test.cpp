@@ -125,5 +125,41 @@ TEST_F(CudaProcesses, ThatWouldShareAGpuAreRefused) {
   EXPECT_THAT(threads.err, HasSubstr("group thread joins ranks of one process"));
 }
 
+TEST_F(CudaProcesses, ThatAreHostsOfTheirOwnShareAGpu) {
+  setenv("FAKE_GPUS", "1", 1);
+  const std::vector<std::string> common{"--data", write_text(), "--steps",    "2",    "--device",
+                                        "cuda",   "--strategy", "full_shard", "--log"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  const ProgramResult threads = train(with({path("threads"), "--ranks", "2", "--group", "thread"}));
+  ASSERT_EQ(threads.exit_code, 0) << threads.err;
+
+  // As a launcher on each of two hosts would start them.
+  const auto become = [](int rank) {
+    for (const char* name : {"RANK", "LOCAL_RANK"}) setenv(name, std::to_string(rank).c_str(), 1);
+    setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);
+  };
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) setenv(name, "2", 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", std::to_string(20000 + getpid() % 10000).c_str(), 1);
+  ProgramResult second;
+  become(0);
+  const ProgramResult first =
+      train(with({path("processes"), "--deterministic-collectives"}), [&](pid_t /*first*/) {
+        become(1);
+        second = train(with({path("other"), "--deterministic-collectives"}));
+      });
+  for (const char* name : {"RANK", "LOCAL_RANK", "NCCL_HOSTID", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                           "MASTER_ADDR", "MASTER_PORT"}) {
+    unsetenv(name);
+  }
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(read_log("processes").back()["parameters_sha256"],
+            read_log("threads").back()["parameters_sha256"]);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -56,19 +57,22 @@ struct Seat {
   DeviceChoice device = DeviceChoice::kCpu;
   int gpu = -1;               ///< as its process counts them
   int gpus = 0;               ///< that its process sees
-  std::array<char, 64> id{};  ///< of the GPU, the same in all processes
+  std::array<char, 64> id{};  ///< of the GPU as NCCL tells them apart, the same in all processes
 };
 
 std::vector<Seat> seats_of_process(const TrainerOptions& options) {
   std::vector<Seat> seats(options.world->groups().size());
   if (options.device != DeviceChoice::kCuda) return seats;
   const std::vector<CudaGpu> gpus = cuda_status().gpus;
+  // Processes that say so are hosts to NCCL, which then lets them share a GPU: for tests.
+  const char* const host = std::getenv("NCCL_HOSTID");
   for (std::size_t i = 0; i < seats.size(); ++i) {
     const int rank = options.world->first_rank() + static_cast<int>(i);
     seats[i] = {.device = DeviceChoice::kCuda,
                 .gpu = gpu_of(options, rank, static_cast<int>(gpus.size())),
                 .gpus = static_cast<int>(gpus.size())};
-    const std::string& id = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
+    const std::string& gpu = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
+    const std::string id = host == nullptr ? gpu : concat(gpu, "@", host);
     id.copy(seats[i].id.data(), seats[i].id.size() - 1);
   }
   return seats;
