@@ -2,6 +2,7 @@
 """Compares the steps of two run logs.
 
     compare_logs.py --bits A.jsonl B.jsonl          equal losses, norms and parameters
+    compare_logs.py --bits --graph-in-second A B    and B replayed a CUDA graph, A did not
     compare_logs.py --within 1e-4 A.jsonl B.jsonl   losses within this part of each other
 """
 
@@ -22,11 +23,14 @@ def main():
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--bits", action="store_true")
     how.add_argument("--within", type=float)
+    parser.add_argument("--graph-in-second", action="store_true")
     parser.add_argument("logs", nargs=2)
     args = parser.parse_args()
     (a, a_end), (b, b_end) = map(read, args.logs)
     if len(a) != len(b) or not a:
         sys.exit(f"{len(a)} steps and {len(b)} steps")
+    if args.graph_in_second and (a_end["cuda_graph"], b_end["cuda_graph"]) != (False, True):
+        sys.exit(f"CUDA graphs: {a_end['cuda_graph']} and {b_end['cuda_graph']}")
     if args.bits:
         for x, y in zip(a, b):
             for key in ("loss", "grad_norm"):

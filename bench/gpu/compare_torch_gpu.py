@@ -115,6 +115,8 @@ class Comparison:
         size = self.results["sizes"].setdefault(
             model, {"micro_batch": batch, "tessera_seconds": [], "torch_seconds": []})
         seconds, tokens, summary = self.tessera(model, batch)
+        if self.args.device == "cuda" and not summary["cuda_graph"]:
+            raise NotMeasured("Tessera's steps were not replayed as a CUDA graph")
         size["tessera_seconds"].append(seconds)
         step = median(size["tessera_seconds"])
         peak = summary["matmul_flops_per_second"]

@@ -154,7 +154,7 @@ train() {
 step_graph_equals_eager() {
   train "$work/eager.jsonl" --device cuda --cuda-graph false --precision bf16 &&
     train "$work/graph.jsonl" --device cuda --cuda-graph true --precision bf16 &&
-    python3 bench/gpu/compare_logs.py --bits "$work/eager.jsonl" "$work/graph.jsonl"
+    python3 bench/gpu/compare_logs.py --bits --graph-in-second "$work/eager.jsonl" "$work/graph.jsonl"
 }
 
 step_strategies_on_one_gpu() { # the same bits among each other, 4 ranks, fp32 and bf16
