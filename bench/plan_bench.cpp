@@ -23,7 +23,7 @@ const ModelLayout& layout() {
 
 PlanOptions options(int micro_steps) {
   const Strategy& strategy = find_strategy("full_shard");
-  return {.mesh = make_mesh(kRanks, 1, false),
+  return {.mesh = make_mesh(kRanks, 1),
           .placement = strategy.placement,
           .reshard_after_forward = strategy.reshard_after_forward,
           .micro_steps = micro_steps};

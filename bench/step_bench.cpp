@@ -114,10 +114,11 @@ Times measure(const Options& o) {
   const RandomTokens source(o.length, gpt.vocab_size);
   const Strategy& strategy = find_strategy(o.strategy);
   const ModelLayout layout = make_layout(model, {}, o.ranks);
-  const Schedule schedule = plan(layout, {.mesh = make_mesh(o.ranks, 0, strategy.hybrid),
-                                          .placement = strategy.placement,
-                                          .reshard_after_forward = strategy.reshard_after_forward,
-                                          .parameter_dtype = o.dtype()});
+  const Schedule schedule =
+      plan(layout, {.mesh = make_mesh(o.ranks, default_replicas(strategy, o.ranks)),
+                    .placement = strategy.placement,
+                    .reshard_after_forward = strategy.reshard_after_forward,
+                    .parameter_dtype = o.dtype()});
   Times times;
   launch_ranks(make_thread_group(o.ranks), [&](int rank, ProcessGroup& world) {
     const auto device = make_cpu_device();

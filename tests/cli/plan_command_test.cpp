@@ -50,6 +50,26 @@ TEST_F(PlanCommand, TheScheduleCanBeParsedAndIsValid) {
   EXPECT_EQ(json["settings"]["ranks"], 4);
 }
 
+TEST_F(PlanCommand, SaysWhenAStrategyIsAnotherOneOnItsRanks) {
+  const auto notes = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"plan", "--no-default-config", "--format", "schedule"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(validate(parse_schedule(result.out)).empty());
+    return result.err;
+  };
+  EXPECT_THAT(notes({"--ranks", "7", "--strategy", "hybrid_shard"}),
+              HasSubstr("note: hybrid_shard with 1 replica of 7 ranks is full_shard"));
+  EXPECT_THAT(notes({"--ranks", "2", "--replicas", "2", "--strategy", "full_shard"}),
+              HasSubstr("note: full_shard with 2 replicas of 1 rank is no_shard"));
+  EXPECT_EQ(notes({"--ranks", "9", "--strategy", "hybrid_shard"}), "");
+  EXPECT_EQ(notes({"--ranks", "1"}), "");
+  // A placement of one's own is what it says.
+  EXPECT_EQ(notes({"--ranks", "2", "--replicas", "2", "--optimizer-placement", "replicate+shard"}),
+            "");
+}
+
 TEST_F(PlanCommand, PredictsWhatTrainMeasures) {
   const std::string config = write("config.json", R"({
     "layers": 2, "heads": 2, "width": 16, "context_length": 16, "ranks": 3, "strategy": "zero2",

@@ -122,17 +122,6 @@ TEST(Placement, UnknownNamesGetTheNearestOneAndTheList) {
   }
 }
 
-TEST(Placement, NearestNameTakesTheFewestEdits) {
-  const std::vector<std::string> words{"depth", "width", "dropout"};
-  EXPECT_EQ(nearest_name("depth", words), "depth");
-  EXPECT_EQ(nearest_name("dept", words), "depth");
-  EXPECT_EQ(nearest_name("dpeth", words), "depth");
-  EXPECT_EQ(nearest_name("witdh", words), "width");
-  EXPECT_EQ(nearest_name("drop_out", words), "dropout");
-  EXPECT_EQ(nearest_name("learning_rate", words), "");
-  EXPECT_EQ(nearest_name("depth", {}), "");
-}
-
 TEST(Placement, InvalidOnesAreRefusedWithTheAxesNamed) {
   EXPECT_THAT(
       config_error([] {
@@ -168,30 +157,87 @@ TEST(Placement, SixteenOfSixtyFourAreValid) {
   EXPECT_EQ(valid, 16);
 }
 
-TEST(MakeMesh, PutsAllRanksIntoOneReplicaUnlessTold) {
-  for (const int ranks : {1, 2, 3, 7, 16384}) {
-    EXPECT_EQ(make_mesh(ranks, 0, false), (Mesh{.replicate = 1, .shard = ranks}));
-  }
-  EXPECT_EQ(make_mesh(6, 3, false), (Mesh{.replicate = 3, .shard = 2}));
-  EXPECT_EQ(make_mesh(7, 7, true), (Mesh{.replicate = 7, .shard = 1}));
-  EXPECT_EQ(make_mesh(8, 1, true), (Mesh{.replicate = 1, .shard = 8}));
+// --- Meshes ---
+
+Mesh default_mesh(const char* strategy, int ranks) {
+  return make_mesh(ranks, default_replicas(find_strategy(strategy), ranks));
 }
 
-TEST(MakeMesh, GivesHybridsTwoReplicasWhereTheyFit) {
-  EXPECT_EQ(make_mesh(8, 0, true), (Mesh{.replicate = 2, .shard = 4}));
-  EXPECT_EQ(make_mesh(2, 0, true), (Mesh{.replicate = 2, .shard = 1}));
-  EXPECT_EQ(make_mesh(1, 0, true), (Mesh{.replicate = 1, .shard = 1}));
-  EXPECT_EQ(make_mesh(7, 0, true), (Mesh{.replicate = 1, .shard = 7}));
+TEST(MakeMesh, DividesRanksIntoReplicas) {
+  EXPECT_EQ(make_mesh(6, 3), (Mesh{.replicate = 3, .shard = 2}));
+  EXPECT_EQ(make_mesh(7, 7), (Mesh{.replicate = 7, .shard = 1}));
+  EXPECT_EQ(make_mesh(8, 1), (Mesh{.replicate = 1, .shard = 8}));
 }
 
 TEST(MakeMesh, RefusesWhatDoesNotFit) {
-  EXPECT_THAT(config_error([] { make_mesh(0, 0, false); }), HasSubstr("number of ranks is 0"));
-  EXPECT_THAT(config_error([] { make_mesh(-3, 1, false); }), HasSubstr("number of ranks is -3"));
-  EXPECT_THAT(config_error([] { make_mesh(4, -1, false); }), HasSubstr("replicas is -1"));
-  EXPECT_THAT(config_error([] { make_mesh(3, 4, true); }),
-              HasSubstr("4 replicas do not fit 3 ranks"));
-  EXPECT_THAT(config_error([] { make_mesh(7, 2, true); }),
+  EXPECT_THAT(config_error([] { make_mesh(0, 1); }), HasSubstr("number of ranks is 0"));
+  EXPECT_THAT(config_error([] { make_mesh(-3, 1); }), HasSubstr("number of ranks is -3"));
+  EXPECT_THAT(config_error([] { make_mesh(4, 0); }), HasSubstr("replicas is 0"));
+  EXPECT_THAT(config_error([] { make_mesh(4, -1); }), HasSubstr("replicas is -1"));
+  EXPECT_THAT(config_error([] { make_mesh(3, 4); }), HasSubstr("4 replicas do not fit 3 ranks"));
+  EXPECT_THAT(config_error([] { make_mesh(7, 2); }),
               HasSubstr("7 ranks cannot be divided into 2 equal replicas"));
+}
+
+TEST(DefaultReplicas, AreOneForAllButHybrids) {
+  for (const Strategy& strategy : strategies()) {
+    if (strategy.hybrid) continue;
+    for (const int ranks : {1, 2, 6, 7, 16384}) EXPECT_EQ(default_replicas(strategy, ranks), 1);
+  }
+}
+
+TEST(DefaultReplicas, AreTheFewestThatMakeARealHybrid) {
+  for (const char* hybrid : {"hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}) {
+    EXPECT_EQ(default_mesh(hybrid, 4), (Mesh{.replicate = 2, .shard = 2}));
+    EXPECT_EQ(default_mesh(hybrid, 6), (Mesh{.replicate = 2, .shard = 3}));
+    EXPECT_EQ(default_mesh(hybrid, 9), (Mesh{.replicate = 3, .shard = 3}));
+    EXPECT_EQ(default_mesh(hybrid, 35), (Mesh{.replicate = 5, .shard = 7}));
+    EXPECT_EQ(default_mesh(hybrid, 16384), (Mesh{.replicate = 2, .shard = 8192}));
+    for (const int prime : {1, 2, 3, 7, 13}) {
+      EXPECT_EQ(default_mesh(hybrid, prime), (Mesh{.replicate = 1, .shard = prime}));
+    }
+  }
+}
+
+std::string note(const char* strategy, const Mesh& mesh) {
+  return strategy_note(find_strategy(strategy), mesh);
+}
+
+TEST(StrategyNote, IsSilentWhereAStrategyIsWhatItsNameSays) {
+  for (const Strategy& strategy : strategies()) {
+    for (const int ranks : {4, 6, 9}) {
+      EXPECT_EQ(note(strategy.name.c_str(), default_mesh(strategy.name.c_str(), ranks)), "");
+    }
+    if (strategy.hybrid) continue;
+    for (const int ranks : {1, 2, 7}) {
+      EXPECT_EQ(note(strategy.name.c_str(), {.replicate = 1, .shard = ranks}), "");
+    }
+  }
+  EXPECT_EQ(note("full_shard", {.replicate = 2, .shard = 2}), "");  // a hybrid by another name
+}
+
+TEST(StrategyNote, NamesWhatAHybridOfOneReplicaIs) {
+  EXPECT_EQ(note("hybrid_shard", {.replicate = 1, .shard = 7}),
+            "hybrid_shard with 1 replica of 7 ranks is full_shard: 7 ranks cannot be divided into "
+            "several replicas of several ranks; 8 can");
+  EXPECT_THAT(note("hybrid_shard", {.replicate = 1, .shard = 1}),
+              AllOf(HasSubstr("1 replica of 1 rank is no_shard"), HasSubstr("4 can")));
+  EXPECT_THAT(note("hybrid_shard", {.replicate = 1, .shard = 2}),
+              AllOf(HasSubstr("is full_shard"), HasSubstr("4 can")));
+  EXPECT_THAT(note("hybrid_shard_zero2", {.replicate = 1, .shard = 9}),
+              AllOf(HasSubstr("is shard_grad_op"), HasSubstr("--replicas 3")));
+  EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 1, .shard = 3}),
+              HasSubstr("is full_shard"));
+}
+
+TEST(StrategyNote, NamesWhatReplicasOfOneRankAre) {
+  EXPECT_EQ(note("full_shard", {.replicate = 2, .shard = 1}),
+            "full_shard with 2 replicas of 1 rank is no_shard: a replica has nothing to share; "
+            "choose fewer replicas than ranks");
+  EXPECT_THAT(note("zero1", {.replicate = 4, .shard = 1}), HasSubstr("is no_shard"));
+  EXPECT_THAT(note("hybrid_shard", {.replicate = 2, .shard = 1}), HasSubstr("is no_shard"));
+  EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 4, .shard = 1}),
+              AllOf(HasSubstr("is zero1"), HasSubstr("--replicas 2")));
 }
 
 TEST(ReductionOrder, ReadsItsOwnNames) {

@@ -69,15 +69,16 @@ TEST(Plan, EveryChoiceIsValidReadsBackAndComesOutTheSameTwice) {
                    {WrapPolicy{WrapPolicy::Kind::kLayer}, WrapPolicy{WrapPolicy::Kind::kSize, 3000},
                     WrapPolicy{WrapPolicy::Kind::kNone}}) {
                 const int ranks = std::array{4, 1, 6, 2, 3}[static_cast<std::size_t>(number++ % 5)];
-                const PlanOptions options{.mesh = make_mesh(ranks, 0, strategy.hybrid),
-                                          .placement = strategy.placement,
-                                          .reshard_after_forward = strategy.reshard_after_forward,
-                                          .reduction_order = order,
-                                          .micro_steps = micro_steps,
-                                          .accumulate_unsharded = unsharded,
-                                          .prefetch_forward = depth,
-                                          .prefetch_backward = depth,
-                                          .recompute = recompute};
+                const PlanOptions options{
+                    .mesh = make_mesh(ranks, default_replicas(strategy, ranks)),
+                    .placement = strategy.placement,
+                    .reshard_after_forward = strategy.reshard_after_forward,
+                    .reduction_order = order,
+                    .micro_steps = micro_steps,
+                    .accumulate_unsharded = unsharded,
+                    .prefetch_forward = depth,
+                    .prefetch_backward = depth,
+                    .recompute = recompute};
                 const ModelLayout layout = make_layout(model, wrap, ranks);
                 const Schedule schedule = plan(layout, options);
                 const std::string text = to_string(schedule);

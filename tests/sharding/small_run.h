@@ -97,7 +97,8 @@ inline GptConfig small_gpt(float dropout = 0.0F) {
 
 inline PlanOptions plan_options(const SmallRun& run) {
   const Strategy& strategy = find_strategy(run.strategy);
-  return {.mesh = make_mesh(run.ranks, run.replicas, strategy.hybrid),
+  const int replicas = run.replicas > 0 ? run.replicas : default_replicas(strategy, run.ranks);
+  return {.mesh = make_mesh(run.ranks, replicas),
           .placement = strategy.placement,
           .reshard_after_forward = strategy.reshard_after_forward,
           .reduction_order = run.reduction_order,

@@ -117,7 +117,10 @@ int run_explain(Config config, const ExplainRequest& request) {
   require(!config.translations().empty(), ErrorCode::kConfig,
           "nothing to explain: give the path of a config file");
   choose_gpt(config);
-  set_effective(config, trainer_options(config));
+  const TrainerOptions options = trainer_options(config);
+  const std::string note = strategy_note(options);
+  if (!note.empty()) std::cerr << "note: " << note << "\n";
+  set_effective(config, options);
   if (request.json) {
     std::cout << to_json(config).dump(2) << "\n";
     return kExitGood;

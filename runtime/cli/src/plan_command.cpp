@@ -109,6 +109,7 @@ int run_plan(Config config) {
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
   const TrainingPlan plan = make_training_plan(model, shapes, options);
+  for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
   set_effective(config, plan.options);
 
   const auto format = config.get<std::string>("format");

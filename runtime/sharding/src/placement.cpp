@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <numeric>
 
 #include "tessera/core/error.h"
+#include "tessera/core/nearest_name.h"
 
 namespace tessera {
 namespace {
@@ -68,27 +68,36 @@ const std::vector<Preset>& presets() {
   return table;
 }
 
+/// Into how many parts a mesh cuts each state.
+struct Parts {
+  int parameter = 1, gradient = 1, optimizer = 1;
+  bool operator==(const Parts&) const = default;
+};
+
+Parts parts_of(const Placement& placement, const Mesh& mesh) {
+  return {.parameter = mesh.size(placement.parameter),
+          .gradient = mesh.size(placement.gradient),
+          .optimizer = mesh.size(placement.optimizer)};
+}
+
+/// The strategy without replicas that does the same as `strategy` on `mesh`; null if there is none.
+const Strategy* plain_strategy_like(const Strategy& strategy, const Mesh& mesh) {
+  const Mesh one{.replicate = 1, .shard = mesh.world_size()};
+  const Parts parts = parts_of(strategy.placement, mesh);
+  for (const Strategy& plain : strategies()) {
+    if (plain.hybrid || parts_of(plain.placement, one) != parts) continue;
+    const bool gathers = parts.parameter > 1;
+    if (!gathers || plain.reshard_after_forward == strategy.reshard_after_forward) return &plain;
+  }
+  return nullptr;
+}
+
 std::string canonical(std::string_view name) {
   std::string out;
   for (const char c : name) {
     out += c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   return out;
-}
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
-    }
-  }
-  return row[b.size()];
 }
 
 }  // namespace
@@ -143,12 +152,19 @@ const Strategy& find_strategy(std::string_view name) {
        nearest.empty() ? "." : "; did you mean '" + nearest + "'?", " Strategies: ", list);
 }
 
-Mesh make_mesh(int ranks, int replicas, bool hybrid) {
+int default_replicas(const Strategy& strategy, int ranks) {
+  if (!strategy.hybrid) return 1;
+  for (int replicas = 2; replicas <= ranks / replicas; ++replicas) {
+    if (ranks % replicas == 0) return replicas;
+  }
+  return 1;
+}
+
+Mesh make_mesh(int ranks, int replicas) {
   require(ranks >= 1, ErrorCode::kConfig, "the number of ranks is ", ranks,
           "; it must be 1 or more");
-  require(replicas >= 0, ErrorCode::kConfig, "the number of replicas is ", replicas,
-          "; it must be 1 or more (0 lets Tessera choose)");
-  if (replicas == 0) replicas = hybrid && ranks % 2 == 0 ? 2 : 1;
+  require(replicas >= 1, ErrorCode::kConfig, "the number of replicas is ", replicas,
+          "; it must be 1 or more");
   require(replicas <= ranks, ErrorCode::kConfig, replicas, " replicas do not fit ", ranks,
           " ranks; use at most as many replicas as ranks");
   require(ranks % replicas == 0, ErrorCode::kConfig, ranks, " ranks cannot be divided into ",
@@ -156,17 +172,27 @@ Mesh make_mesh(int ranks, int replicas, bool hybrid) {
   return Mesh{.replicate = replicas, .shard = ranks / replicas};
 }
 
-std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
-  for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(word, candidate);
-    if (distance < best_distance) {
-      best = candidate;
-      best_distance = distance;
-    }
+std::string strategy_note(const Strategy& strategy, const Mesh& mesh) {
+  const int ranks = mesh.world_size();
+  if (ranks == 1 && !strategy.hybrid) return "";  // one rank has nothing to share
+  const Strategy* const same = plain_strategy_like(strategy, mesh);
+  if (same == nullptr || same->name == strategy.name) return "";
+  const auto count = [](int n, const char* noun) {
+    return concat(n, ' ', noun, n == 1 ? "" : "s");
+  };
+  const std::string where = concat(strategy.name, " with ", count(mesh.replicate, "replica"),
+                                   " of ", count(mesh.shard, "rank"), " is ", same->name, ": ");
+  if (!strategy.hybrid) {
+    return where + "a replica has nothing to share; choose fewer replicas than ranks";
   }
-  return best;
+  const int replicas = default_replicas(strategy, ranks);
+  return where + (replicas > 1
+                      ? concat("a hybrid needs several replicas of several ranks, e.g. --replicas ",
+                               replicas)
+                      : concat(count(ranks, "rank"),
+                               " cannot be divided into several replicas of "
+                               "several ranks; ",
+                               std::max(4, ranks + 1), " can"));
 }
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 
 #include "config_values.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/core/nearest_name.h"
 
 namespace tessera {
 std::string flag_name(std::string_view setting) {

@@ -71,11 +71,19 @@ TrainerOptions resolved(TrainerOptions options) {
   if (!options.reshard_after_forward) {
     options.reshard_after_forward = strategy.reshard_after_forward;
   }
-  options.replicas = make_mesh(options.ranks, options.replicas, strategy.hybrid).replicate;
+  const int replicas =
+      options.replicas > 0 ? options.replicas : default_replicas(strategy, options.ranks);
+  options.replicas = make_mesh(options.ranks, replicas).replicate;
   if (options.threads_per_rank == 0) {
     options.threads_per_rank = default_threads_per_rank(ranks_on_host(options));
   }
   return options;
+}
+
+std::string strategy_note(const TrainerOptions& resolved) {
+  const Strategy& strategy = find_strategy(resolved.strategy);
+  if (resolved.placement != strategy.placement) return "";
+  return strategy_note(strategy, make_mesh(resolved.ranks, resolved.replicas));
 }
 
 std::string to_string(const WrapPolicy& policy) {

@@ -57,6 +57,8 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   check(model);
   TrainingPlan result;
   result.options = resolved(options);
+  const std::string other_strategy = strategy_note(result.options);
+  if (!other_strategy.empty()) result.notes.push_back(other_strategy);
   const std::string no_graph = why_no_graph(result.options);
   result.cuda_graph = no_graph.empty();
   if (!result.options.trace) result.options.trace = !result.cuda_graph;

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <set>
 
-#include "tessera/sharding/placement.h"
+#include "tessera/core/nearest_name.h"
 
 namespace tessera::foreign {
 namespace {

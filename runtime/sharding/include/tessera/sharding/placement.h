@@ -40,7 +40,7 @@ struct Strategy {
   std::string name;
   Placement placement;
   bool reshard_after_forward = true;  ///< false: parameters stay unsharded until backward is done
-  bool hybrid = false;                ///< by default on a mesh with two replicas
+  bool hybrid = false;                ///< meant for several replicas; see default_replicas
   std::string summary;                ///< one line for --help
 };
 
@@ -51,11 +51,16 @@ const std::vector<Strategy>& strategies();
 /// '-' for '_'. Throws Error{kConfig} that lists the names and the nearest one.
 const Strategy& find_strategy(std::string_view name);
 
-/// The mesh of `ranks` ranks with `replicas` replicas; 0 chooses 2 for hybrid strategies on an even
-/// number of ranks and 1 otherwise. Throws Error{kConfig} if replicas does not divide ranks.
-Mesh make_mesh(int ranks, int replicas, bool hybrid);
+/// The replicas that a strategy has unless the user says how many: 1, and for a hybrid the fewest
+/// that give several replicas of several ranks each. 1 if there is no such number, which
+/// strategy_note() says.
+int default_replicas(const Strategy& strategy, int ranks);
 
-/// The word of `candidates` nearest to `word` by edit distance, or "" if none is near.
-std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
+/// `ranks` ranks in `replicas` equal replicas. Throws Error{kConfig} unless replicas divides ranks.
+Mesh make_mesh(int ranks, int replicas);
+
+/// What a user should know if on this mesh a strategy is another one: "hybrid_shard with 1 replica
+/// of 7 ranks is full_shard: ...", with the remedy. "" if it is what its name says.
+std::string strategy_note(const Strategy& strategy, const Mesh& mesh);
 
 }  // namespace tessera

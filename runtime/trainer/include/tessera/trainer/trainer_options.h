@@ -36,7 +36,7 @@ struct TrainerOptions {
   std::optional<Placement> placement{};         ///< instead of the strategy's own
   std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
   int ranks = 1;
-  int replicas = 0;  ///< 0: as the strategy has it; see make_mesh
+  int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
   ReductionOrder reduction_order = ReductionOrder::kRank;
   WrapPolicy wrap{};
   int prefetch_forward = 1;
@@ -87,6 +87,9 @@ int ranks_on_host(const TrainerOptions& options);
 /// `options` with every default that depends on another option replaced by its value.
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
+
+/// strategy_note() of resolved options; "" where the user gives a placement of their own.
+std::string strategy_note(const TrainerOptions& resolved);
 
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);
