@@ -116,7 +116,7 @@ TEST(ExecutorFailure, ALayerThatThrowsStopsEveryRank) {
                             " of layer ", layer));
         Alarm alarm;
         ChainRun chain{.run = {.ranks = kRanks, .strategy = strategy},
-                       .model = make_chain(fail_at(moment, layer, kRanks + part, alarm))};
+                       .model = make_chain({.hook = fail_at(moment, layer, kRanks + part, alarm)})};
         const ShardNesting nesting(chain.schedule.mesh, chain.schedule.placement);
         std::size_t failing = 0;
         while (nesting.index(nesting.all_axes(), static_cast<int>(failing)) != part) ++failing;
@@ -133,12 +133,12 @@ TEST(ExecutorFailure, RecomputationThatThrowsStopsEveryRank) {
   std::atomic<int> calls{0};
   const ChainRun chain{
       .run = {.ranks = kRanks, .strategy = "full_shard", .recompute = Recompute::kFull},
-      .model = make_chain([&](Moment moment, int layer, std::int64_t batch) {
+      .model = make_chain({.hook = [&](Moment moment, int layer, std::int64_t batch) {
         if (moment != Moment::kForward || layer != 1 || batch != kRanks + 3) return;
         if (++calls == 1) return;  // the first time is not recomputed
         alarm.set();
         throw std::runtime_error(kCause);
-      })};
+      }})};
   const auto endings = train_until_failure(chain);
   EXPECT_LT(alarm.since(), kDeadline);
   expect_failure(endings, 3);
@@ -170,9 +170,9 @@ TEST(ExecutorFailure, ThrownIntegersStopEveryRankToo) {
       throw 42;  // NOLINT: on purpose
     };
     ChainRun chain{.run = {.ranks = kRanks, .strategy = "full_shard"},
-                   .model = make_chain([&](Moment, int layer, std::int64_t batch) {
+                   .model = make_chain({.hook = [&](Moment, int layer, std::int64_t batch) {
                      explode(!by_source && layer == 1 && batch == kRanks);
-                   })};
+                   }})};
     chain.source.before_fill = [&](std::int64_t first) {
       explode(by_source && first == kRanks * kMicroBatch);
     };
@@ -197,7 +197,7 @@ TEST(ExecutorFailure, NoTaskMayFailInSilence) {
       const auto endings = train_until_failure(chain, [&](int rank) {
         ExecutorOptions options = chain.options;
         if (rank == 1) {
-          options.before_task = [&] {
+          options.before_task = [&](Lane) {
             if (--left != 0) return;
             alarm.set();
             throw std::runtime_error(kCause);
@@ -220,8 +220,9 @@ TEST(ExecutorFailure, NoTaskMayFailInSilence) {
 TEST(ExecutorFailure, LaunchRanksReportsTheRootCause) {
   for (const char* strategy : kStrategies) {
     Alarm alarm;
-    const ChainRun chain{.run = {.ranks = kRanks, .strategy = strategy},
-                         .model = make_chain(fail_at(Moment::kBackward, 1, kRanks, alarm))};
+    const ChainRun chain{
+        .run = {.ranks = kRanks, .strategy = strategy},
+        .model = make_chain({.hook = fail_at(Moment::kBackward, 1, kRanks, alarm)})};
     try {
       train(chain);
       ADD_FAILURE() << "nothing was thrown";

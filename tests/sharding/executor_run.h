@@ -22,15 +22,18 @@ inline constexpr int kChainLayers = 4;
 enum class Moment { kForward, kBackward };
 using Hook = std::function<void(Moment, int layer, std::int64_t micro_batch)>;
 
-/// y = x W^T + b. Micro-batches from `unused_from` on do not use "extra", which is added to b's
-/// output before.
+struct ChainOptions {
+  Hook hook{};
+  /// Micro-batches from here on do not use "extra".
+  std::int64_t unused_from = std::numeric_limits<std::int64_t>::max();
+  int layers = kChainLayers;
+};
+
+/// y = x W^T + b, and then y E^T with E "extra". The last layer goes on to the loss.
 class ChainLayer : public Layer {
  public:
-  ChainLayer(int index, Hook hook, std::int64_t unused_from)
-      : Layer("l" + std::to_string(index), "Chain"),
-        index_(index),
-        hook_(std::move(hook)),
-        unused_from_(unused_from) {
+  ChainLayer(int index, ChainOptions chain)
+      : Layer("l" + std::to_string(index), "Chain"), index_(index), chain_(std::move(chain)) {
     const auto normal = Initializer::normal(0.3F);
     parameters_ = {
         {.name = name() + ".weight", .shape = {kWidth, kWidth}, .initializer = normal},
@@ -48,33 +51,31 @@ class ChainLayer : public Layer {
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     const std::int64_t batch = tape.batch().index;
-    if (hook_) hook_(Moment::kForward, index_, batch);
+    if (chain_.hook) chain_.hook(Moment::kForward, index_, batch);
     Value x = input;
     if (index_ == 0) x.tensor = tape.batch().inputs;
     Value y = ops::linear(tape, x, parameters[0], &parameters[1]);
-    if (batch < unused_from_) y = ops::linear(tape, y, parameters[2], nullptr);
-    if (tape.recording() && hook_) {
+    if (batch < chain_.unused_from) y = ops::linear(tape, y, parameters[2], nullptr);
+    if (tape.recording() && chain_.hook) {
       const int id = y.id;
       y = tape.output(y.tensor, [this, id, batch](Tape& t, Tensor gradient) {
-        hook_(Moment::kBackward, index_, batch);
+        chain_.hook(Moment::kBackward, index_, batch);
         t.add_gradient(id, std::move(gradient));
       });
     }
-    if (index_ < kChainLayers - 1) return y;
+    if (index_ < chain_.layers - 1) return y;
     return ops::cross_entropy(tape, std::move(y), tape.batch().targets);
   }
 
  private:
   int index_;
-  Hook hook_;
-  std::int64_t unused_from_;
+  ChainOptions chain_;
 };
 
-inline Model make_chain(Hook hook = nullptr,
-                        std::int64_t unused_from = std::numeric_limits<std::int64_t>::max()) {
+inline Model make_chain(const ChainOptions& chain = {}) {
   Model model{.name = "chain", .layers = {}};
-  for (int l = 0; l < kChainLayers; ++l) {
-    model.layers.push_back(std::make_unique<ChainLayer>(l, hook, unused_from));
+  for (int l = 0; l < chain.layers; ++l) {
+    model.layers.push_back(std::make_unique<ChainLayer>(l, chain));
   }
   return model;
 }
@@ -163,7 +164,9 @@ inline ChainResult train(const ChainRun& chain,
                          const std::vector<std::unique_ptr<ProcessGroup>>& world) {
   std::vector<ChainResult> results(static_cast<std::size_t>(chain.run.ranks));
   launch_ranks(world, [&](int rank, ProcessGroup& group) {
-    ChainRank member(chain, group);
+    ExecutorOptions options = chain.options;
+    if (chain.run.delay_seed) options.before_task = random_delays(*chain.run.delay_seed, rank);
+    ChainRank member(chain, group, std::move(options));
     ChainResult& result = results[static_cast<std::size_t>(rank)];
     for (int step = 0; step < chain.run.steps; ++step) {
       const StepResult r = member.executor->run_step(step, kRate);

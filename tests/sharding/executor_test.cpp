@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <random>
 #include <thread>
 
 #include "executor_run.h"
@@ -104,10 +103,10 @@ TEST(Executor, NanPassesThrough) {
 // --- Parameters that no operation uses ---
 
 TEST(Executor, AnUnusedParameterOnlyDecays) {
-  ChainRun initial{.run = {.steps = 0}, .model = make_chain(nullptr, 0)};
+  ChainRun initial{.run = {.steps = 0}, .model = make_chain({.unused_from = 0})};
   const ChainResult before = train(initial);
   ChainRun one{.run = {.strategy = "no_shard", .steps = 3, .micro_steps = 4},
-               .model = make_chain(nullptr, 0)};
+               .model = make_chain({.unused_from = 0})};
   const ChainResult expected = train(one);
   const double factor = std::pow(1.0 - kRate * 0.1, 3);
   const auto& start = named(before.parameters, "l1.extra").values;
@@ -118,7 +117,7 @@ TEST(Executor, AnUnusedParameterOnlyDecays) {
   for (const Strategy& strategy : strategies()) {
     SCOPED_TRACE(strategy.name);
     expect_same(expected, train(ChainRun{.run = {.ranks = 4, .strategy = strategy.name},
-                                         .model = make_chain(nullptr, 0)}));
+                                         .model = make_chain({.unused_from = 0})}));
   }
 }
 
@@ -127,10 +126,10 @@ TEST(Executor, AnUnusedParameterOnlyDecays) {
 TEST(Executor, AParameterNoLongerUsedCoastsOnItsMomentum) {
   for (const std::int64_t unused_from : {4, 2, 5}) {
     ChainRun one = alone(4);
-    one.model = make_chain(nullptr, unused_from);
+    one.model = make_chain({.unused_from = unused_from});
     const ChainResult expected = train(one);
     ChainRun first_step = alone(4);
-    first_step.model = make_chain(nullptr, unused_from);
+    first_step.model = make_chain({.unused_from = unused_from});
     first_step.run.steps = 1;
     const ChainResult early = train(first_step);
     EXPECT_NE(named(early.parameters, "l1.extra").values,
@@ -142,7 +141,7 @@ TEST(Executor, AParameterNoLongerUsedCoastsOnItsMomentum) {
                                                      .strategy = strategy.name,
                                                      .prefetch_forward = depth,
                                                      .prefetch_backward = depth},
-                                             .model = make_chain(nullptr, unused_from)}));
+                                             .model = make_chain({.unused_from = unused_from})}));
       }
     }
   }
@@ -280,17 +279,12 @@ TEST(Executor, LeavesNothingInMemory) {
 }
 
 TEST(Executor, DelaysOnCheckedGroupsChangeNothing) {
+  std::uint32_t seed = 0;
   for (const char* strategy : {"no_shard", "zero2", "full_shard", "hybrid_full_optimizer"}) {
-    SCOPED_TRACE(strategy);
+    SCOPED_TRACE(concat(strategy, ", delay_seed ", ++seed));
     ChainRun chain{.run = {.ranks = 4, .strategy = strategy, .micro_steps = 2}};
     const ChainResult expected = train(chain);
-    chain.options.before_task = [] {
-      thread_local std::mt19937 random(
-          static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id())));
-      if (random() % 4 == 0) {
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
-      }
-    };
+    chain.run.delay_seed = seed;
     std::vector<std::unique_ptr<ProcessGroup>> checked;
     for (auto& end : make_thread_group(4)) checked.push_back(make_checked_group(std::move(end)));
     expect_same(expected, train(chain, checked));

@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "small_run.h"
-#include "tessera/autograd/ops.h"
+#include <map>
+
+#include "executor_run.h"
 
 // Step time and exposed communication in virtual time, in closed form. The model is a chain of
 // equal layers, each a unit; the last one's forward and backward are one action.
@@ -14,84 +15,65 @@ constexpr double kBackward = 6.0;
 constexpr double kLoss = kForward + kBackward;
 constexpr double kChain = (kLayers - 1) * (kForward + kBackward) + kLoss;
 
-class Block : public Layer {
- public:
-  Block(int index, bool last) : Layer("block." + std::to_string(index), "Block"), last_(last) {
-    parameters_ = {{.name = name() + ".weight", .shape = {16, 16}, .initializer = {}}};
-  }
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
-    Value x = input;
-    if (!x.tensor) x.tensor = tape.batch().inputs;
-    Value y = ops::linear(tape, x, parameters[0], nullptr);
-    return last_ ? ops::cross_entropy(tape, y, tape.batch().targets) : y;
-  }
-
- private:
-  bool last_;
-};
-
-class Vectors : public BatchSource {
- public:
-  Shape input_shape(std::int64_t n) const override { return Shape{n, 16}; }
-  DType input_dtype() const override { return DType::kFloat32; }
-  Shape target_shape(std::int64_t n) const override { return Shape{n}; }
-  DType target_dtype() const override { return DType::kInt32; }
-  std::int64_t fill(std::int64_t, std::int64_t n, TensorView, TensorView) const override {
-    return n;
-  }
-};
-
+/// Seconds of virtual time.
 struct Costs {
   double unshard = 0.0;
+  double unshard_odd = -1.0;  ///< of odd layers; below 0: as of even ones
   double reduce = 0.0;
+  double gather_gradient = 0.0;
   double update = 0.0;
   double regather = 0.0;
-};
 
-struct Case {
-  std::string strategy = "full_shard";
-  int depth = 1;
-  int micro_steps = 1;
-  Recompute recompute = Recompute::kNone;
-};
-
-TimelineSummary run(const Case& c, const Costs& costs) {
-  Model model{.name = "chain", .layers = {}};
-  for (int l = 0; l < kLayers; ++l) {
-    model.layers.push_back(std::make_unique<Block>(l, l == kLayers - 1));
-  }
-  SmallRun small{.ranks = 4,
-                 .strategy = c.strategy,
-                 .micro_steps = c.micro_steps,
-                 .prefetch_forward = c.depth,
-                 .prefetch_backward = c.depth,
-                 .recompute = c.recompute};
-  const ModelLayout layout = make_layout(model, {}, small.ranks);
-  const Schedule schedule = plan(layout, plan_options(small));
-  require_valid(schedule);
-  ExecutorOptions options;
-  options.cost = [&](const Schedule& s, const Action& action) {
+  double of(const Schedule& schedule, const Action& action) const {
     switch (action.kind) {
       case ActionKind::kForward:
         return kForward;
       case ActionKind::kLoss:
         return kLoss;
       case ActionKind::kBackward:
-        return kBackward + (s.recompute == Recompute::kFull ? kForward : 0.0);
+        return kBackward + (schedule.recompute == Recompute::kFull ? kForward : 0.0);
       case ActionKind::kUnshard:
-        return costs.unshard;
+        return action.unit % 2 == 1 && unshard_odd >= 0.0 ? unshard_odd : unshard;
       case ActionKind::kReduceScatter:
       case ActionKind::kAllReduce:
-        return costs.reduce;
+        return reduce;
+      case ActionKind::kGatherGradient:
+        return gather_gradient;
       case ActionKind::kUpdate:
-        return costs.update;
+        return update;
       case ActionKind::kGatherParameter:
-        return costs.regather;
+        return regather;
       default:
         return 0.0;
     }
-  };
-  return summarize(simulate(schedule, layout, model, Vectors(), options).spans);
+  }
+};
+
+struct Case {
+  std::string strategy = "full_shard";
+  int depth = 1;
+  int micro_steps = 1;
+  ReductionOrder order = ReductionOrder::kRank;
+  Recompute recompute = Recompute::kNone;
+};
+
+/// Of four ranks; hybrids are two replicas of two.
+TimelineSummary run(const Case& c, const Costs& costs) {
+  const Model model = make_chain({.layers = kLayers});
+  const SmallRun small{.ranks = 4,
+                       .strategy = c.strategy,
+                       .micro_steps = c.micro_steps,
+                       .prefetch_forward = c.depth,
+                       .prefetch_backward = c.depth,
+                       .reduction_order = c.order,
+                       .recompute = c.recompute};
+  const ModelLayout layout = make_layout(model, {}, small.ranks);
+  const Schedule schedule = plan(layout, plan_options(small));
+  require_valid(schedule);
+  ExecutorOptions options;
+  options.cost = [&costs](const Schedule& s, const Action& action) { return costs.of(s, action); };
+  return summarize(
+      simulate(schedule, layout, model, RandomVectors(DType::kFloat32), options).spans);
 }
 
 TEST(Simulate, WithoutCommunicationAStepIsItsComputation) {
@@ -104,28 +86,84 @@ TEST(Simulate, WithoutCommunicationAStepIsItsComputation) {
   }
 }
 
-// full_shard gathers every layer for forward, and again for backward all but the last two: the loss
-// layer's backward follows its forward, and the layer before it is kept over that one action.
-constexpr int kGathers = kLayers + (kLayers - 2);
+// --- Every preset at every depth ---
+//
+// An unshard takes U, a reduction R, the all-gather of a gradient across replicas G (on the same
+// lane, behind the reduction), an update O, the all-gather of updated parameters P. If U <=
+// forward, U and R + G <= backward, and P <= O, then with a depth of 1 or more the compute lane
+// idles only
+//   U      before the first forward, if parameters are sharded;
+//   R + G  before the exchange, for the gradient that is complete last (G only where replicas hold
+//          the same optimizer shard, reduced in order of rank);
+//   P      after the last update, if parameters are cut less than the optimizer.
+// At depth 0 it idles besides
+//   U          before every other forward but the loss layer's, if parameters are gathered into one
+//              slot after the other. (The layer before the loss keeps its slot for its backward, so
+//              the loss layer has another. Parameters that stay until backward have a slot each.)
+//   R          before every backward, if gradients go through a slot: it must be drained first;
+//   max(U, R)  instead, where parameters are gathered again: all backwards but the first. Both wait
+//              for the same backward and run side by side.
 
-TEST(Simulate, DepthZeroExposesEveryCollective) {
-  const TimelineSummary t = run({.depth = 0}, {.unshard = 2.0, .reduce = 1.5});
-  const double communication = kGathers * 2.0 + kLayers * 1.5;
-  // In backward a gather runs beside the reduction before it: both wait for the same backward. And
-  // the loss layer's gather finds a second slot, since the layer before it keeps its own, and runs
-  // beside that layer's forward.
-  const double hidden = (kLayers - 2) * std::min(2.0, 1.5) + 2.0;
-  EXPECT_DOUBLE_EQ(t.step_seconds, kChain + communication - hidden);
-  EXPECT_DOUBLE_EQ(t.exposed_seconds, communication - hidden);
+/// Exposed communication.
+double exposed(const std::string& strategy, int depth, const Costs& c) {
+  const double U = c.unshard;
+  const double R = c.reduce;
+  const double G = c.gather_gradient;
+  const double P = c.regather;
+  const bool ahead = depth > 0;
+  const double drained = ahead ? 0.0 : (kLayers - 1) * R;
+  const double gathered_again =
+      ahead ? 0.0 : (kLayers - 2) * U + R + (kLayers - 2) * std::max(U, R);
+  const std::map<std::string, double> table{
+      {"no_shard", R},
+      {"zero1", R + P},
+      {"zero2", drained + R + P},
+      {"shard_grad_op", U + drained + R},
+      {"full_shard", U + gathered_again + R},
+      {"hybrid_shard", U + gathered_again + R + G},
+      {"hybrid_shard_zero2", U + drained + R + G},
+      {"hybrid_full_optimizer", U + gathered_again + R + P},
+  };
+  return table.at(strategy);
 }
 
-TEST(Simulate, DepthOneExposesTheFirstGatherAndTheLastReduction) {
-  for (const int depth : {1, 2}) {
-    const TimelineSummary t = run({.depth = depth}, {.unshard = 2.0, .reduce = 1.5});
-    EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + kChain + 1.5);
-    EXPECT_DOUBLE_EQ(t.exposed_seconds, 2.0 + 1.5);
+TEST(Simulate, EveryPresetAtEveryDepthTakesWhatItsFormulaSays) {
+  Costs slower_unshards{.unshard = 2.0, .reduce = 1.5, .update = 1.0, .regather = 0.5};
+  slower_unshards.gather_gradient = 0.75;
+  Costs slower_reductions{.unshard = 1.0, .reduce = 3.25, .update = 0.5, .regather = 0.25};
+  slower_reductions.gather_gradient = 2.5;
+  for (const Costs& costs : {slower_unshards, slower_reductions}) {
+    for (const Strategy& strategy : strategies()) {
+      for (const int depth : {0, 1, 2}) {
+        SCOPED_TRACE(concat(strategy.name, " depth ", depth, ", U = ", costs.unshard));
+        const TimelineSummary t = run({.strategy = strategy.name, .depth = depth}, costs);
+        const double expected = exposed(strategy.name, depth, costs);
+        EXPECT_DOUBLE_EQ(t.exposed_seconds, expected);
+        EXPECT_DOUBLE_EQ(t.step_seconds, kChain + kLayers * costs.update + expected);
+      }
+    }
   }
 }
+
+// Odd layers take b to gather, more than a forward F; even ones a, so little that a + b <= 2 F. One
+// layer ahead, the gather of an odd layer starts with the forward before it and is late by b - F
+// every time, and the lane is idle during the next forward. Two ahead, both gathers of a pair fit
+// behind the pair's forwards; only the first odd layer has nothing before it to hide behind.
+TEST(Simulate, DepthTwoHidesUnevenGathersThatDepthOneCannot) {
+  constexpr double kEven = 1.0;  // a
+  constexpr double kOdd = 5.0;   // b, and no more than a backward
+  const Costs costs{.unshard = kEven, .unshard_odd = kOdd};
+  const double late = kOdd - kForward;
+  const TimelineSummary one = run({.depth = 1}, costs);
+  const TimelineSummary two = run({.depth = 2}, costs);
+  EXPECT_DOUBLE_EQ(one.exposed_seconds, kEven + kLayers / 2 * late);
+  EXPECT_DOUBLE_EQ(two.exposed_seconds, kEven + late);
+  EXPECT_DOUBLE_EQ(one.step_seconds, kChain + one.exposed_seconds);
+  EXPECT_DOUBLE_EQ(two.step_seconds, kChain + two.exposed_seconds);
+  EXPECT_LT(two.step_seconds, one.step_seconds);
+}
+
+// --- Communication that does not fit ---
 
 TEST(Simulate, GathersSlowerThanForwardSetItsPace) {
   constexpr double kSlow = 5.0;  // slower than a forward, faster than a backward
@@ -140,34 +178,44 @@ TEST(Simulate, ReductionsSlowerThanBackwardSetItsPace) {
   EXPECT_DOUBLE_EQ(t.step_seconds, (kLayers - 1) * kForward + kLoss + kLayers * kSlow);
 }
 
+// The gather of a gradient runs behind its reduction, on the same lane.
+TEST(Simulate, GathersOfGradientsSlowerThanBackwardSetItsPace) {
+  const TimelineSummary t = run({.strategy = "hybrid_shard_zero2", .depth = 1},
+                                {.unshard = 2.0, .reduce = 4.0, .gather_gradient = 5.0});
+  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + (kLayers - 1) * kForward + kLoss + kLayers * (4.0 + 5.0));
+}
+
+TEST(Simulate, UpdatedParametersSlowerThanUpdatesSetTheirPace) {
+  for (const char* strategy : {"zero1", "zero2", "hybrid_full_optimizer"}) {
+    const TimelineSummary t = run({.strategy = strategy}, {.update = 1.0, .regather = 2.0});
+    EXPECT_DOUBLE_EQ(t.step_seconds, kChain + 1.0 + kLayers * 2.0) << strategy;
+  }
+}
+
+// --- Other choices ---
+
+TEST(Simulate, ReducingInsideReplicasFirstExposesBothReductionsOfTheLastGradient) {
+  for (const char* strategy : {"hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}) {
+    const TimelineSummary t = run({.strategy = strategy, .order = ReductionOrder::kHierarchical},
+                                  {.unshard = 2.0, .reduce = 1.5});
+    EXPECT_DOUBLE_EQ(t.exposed_seconds, 2.0 + 1.5 + 1.5) << strategy;
+    EXPECT_DOUBLE_EQ(t.step_seconds, kChain + t.exposed_seconds) << strategy;
+  }
+}
+
 TEST(Simulate, ParametersKeptUntilBackwardAreGatheredOnce) {
   const TimelineSummary t = run({.strategy = "shard_grad_op", .depth = 1}, {.unshard = 2.0});
   EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + kChain);
   EXPECT_DOUBLE_EQ(t.communication_seconds, kLayers * 2.0);
 }
 
-TEST(Simulate, ReducingOncePerStepHidesAllButTheLast) {
-  for (const char* strategy : {"no_shard", "zero1", "zero2"}) {
-    for (const int depth : {0, 1, 2}) {
-      // Whole gradients need no slot: depth 0 serialises backward and reduction only for zero2.
-      const bool serial = depth == 0 && std::string(strategy) == "zero2";
-      const TimelineSummary t = run({.strategy = strategy, .depth = depth}, {.reduce = 4.0});
-      EXPECT_DOUBLE_EQ(t.exposed_seconds, serial ? kLayers * 4.0 : 4.0) << strategy << depth;
-      EXPECT_DOUBLE_EQ(t.step_seconds, kChain + t.exposed_seconds) << strategy << depth;
-    }
-  }
-}
-
-TEST(Simulate, UpdatedParametersAreGatheredBehindTheNextUpdate) {
-  const TimelineSummary fast = run({.strategy = "zero1"}, {.update = 2.0, .regather = 1.0});
-  EXPECT_DOUBLE_EQ(fast.step_seconds, kChain + kLayers * 2.0 + 1.0);
-  const TimelineSummary slow = run({.strategy = "zero1"}, {.update = 1.0, .regather = 2.0});
-  EXPECT_DOUBLE_EQ(slow.step_seconds, kChain + 1.0 + kLayers * 2.0);
-}
-
 TEST(Simulate, MicroStepsPrefetchAcrossTheirBorder) {
-  const TimelineSummary t = run({.depth = 1, .micro_steps = 3}, {.unshard = 2.0, .reduce = 1.5});
-  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + 3 * kChain + 1.5);
+  const Costs costs{.unshard = 2.0, .reduce = 1.5, .gather_gradient = 0.5};
+  const TimelineSummary full = run({.depth = 1, .micro_steps = 3}, costs);
+  EXPECT_DOUBLE_EQ(full.step_seconds, 2.0 + 3 * kChain + 1.5);
+  // Replicas exchange their sums once per step.
+  const TimelineSummary hybrid = run({.strategy = "hybrid_shard", .micro_steps = 3}, costs);
+  EXPECT_DOUBLE_EQ(hybrid.step_seconds, 2.0 + 3 * kChain + 1.5 + 0.5);
 }
 
 TEST(Simulate, FullRecomputationRunsForwardAgain) {

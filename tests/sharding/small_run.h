@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <random>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "sharding/delays.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/kernels/philox.h"
@@ -55,7 +56,7 @@ class RandomTokens : public BatchSource {
 
 struct SmallRun {
   int ranks = 1;
-  int replicas = 0;
+  int replicas = 0;  ///< 0: as the strategy has it
   std::string strategy = "full_shard";
   int steps = 3;
   int micro_steps = 1;
@@ -70,9 +71,9 @@ struct SmallRun {
   bool ignores_some = true;
   float dropout = 0.0F;
   double clip_norm = 0.5;
-  int threads = 1;  ///< per rank
-  std::function<void()> before_task{};
-  std::function<void(Model&)> edit{};  ///< e.g. freezes parameters
+  int threads = 1;                            ///< per rank
+  std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
+  std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
 };
 
 struct SmallResult {
@@ -124,7 +125,6 @@ inline SmallResult train(const SmallRun& run) {
   options.seed = 42;
   options.micro_batch = 2;
   options.threads = run.threads;
-  options.before_task = run.before_task;
   result.predicted = predict_memory(result.schedule, layout, model, source, options);
   result.predicted_traffic = account_traffic(result.schedule);
   const auto world = make_thread_group(run.ranks);
@@ -133,7 +133,9 @@ inline SmallResult train(const SmallRun& run) {
     const auto device = make_cpu_device();
     Memory memory(*device);
     RankGroups groups = RankGroups::split_from(group, result.schedule);
-    Executor executor(result.schedule, layout, model, source, groups, memory, options);
+    ExecutorOptions own = options;
+    if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
+    Executor executor(result.schedule, layout, model, source, groups, memory, own);
     for (int step = 0; step < run.steps; ++step) {
       const StepResult r = executor.run_step(step, 1e-2);
       if (rank != 0) continue;

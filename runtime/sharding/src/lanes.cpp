@@ -24,8 +24,10 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
     // those of the last gradient have the cores for themselves.
     StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
                          .threads = lane == Lane::kGather ? 1 : options.threads,
-                         .on_error = [&groups](const std::string& what) { groups.abort(what); },
-                         .before_task = options.before_task};
+                         .on_error = [&groups](const std::string& what) { groups.abort(what); }};
+    if (options.before_task) {
+      stream.before_task = [lane, before = options.before_task] { before(lane); };
+    }
     if (options.trace) {
       // A collective submits tasks of its own, without an action: they belong to the last one.
       stream.on_span = [this, lane, i](const Work& work, double begin, double end) {

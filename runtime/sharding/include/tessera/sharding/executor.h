@@ -33,8 +33,8 @@ struct ExecutorOptions {
   int threads = 1;               ///< of the compute lane and of the reduce lane
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
-  /// Runs before every task of every lane, e.g. a random delay in a test.
-  std::function<void()> before_task{};
+  /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
+  std::function<void(Lane)> before_task{};
   bool trace = false;  ///< keep when each action ran; see Executor::spans
   /// Capture the second step as a CUDA graph and replay it from then on: the same bits, without the
   /// host's part of the work. Needs a CUDA device and groups that can be captured (none, or NCCL).
