@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -199,23 +200,45 @@ TEST(AccountTraffic, AccumulatingUnshardedReducesOncePerStep) {
 }
 
 // A replica of F ranks holds N/F = R parts per rank. Across replicas the shard is fp32.
-TEST(AccountTraffic, HybridShardAddsOneReductionAcrossReplicas) {
-  for (const Job& s : hybrid_setups("hybrid_shard")) {
-    Expected expected{
-        .all_gather = s.steps() * s.p() * kGatheredTwice * s.replicas() * (s.shards() - 1),
-        .all_gather_calls = s.steps() * kGatherCallsTwice,
-        .reduce_scatter_calls = s.steps() * kUnits};
-    if (s.order == ReductionOrder::kRank) {
-      expected.reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1);
-      expected.all_gather += 4 * kTrainable * (s.replicas() - 1);
-      expected.all_gather_calls += kUnits;
-    } else {
-      expected.reduce_scatter = s.steps() * s.g() * kTrainable * s.replicas() * (s.shards() - 1);
-      expected.all_reduce = 2 * 4 * kTrainable * (s.replicas() - 1);
-      expected.all_reduce_calls = kUnits;
+TEST(AccountTraffic, HybridShardsAddOneReductionAcrossReplicas) {
+  for (const bool again : {true, false}) {  // are parameters gathered again for backward?
+    for (const Job& s : hybrid_setups(again ? "hybrid_shard" : "hybrid_shard_zero2")) {
+      const std::int64_t gathered = again ? kGatheredTwice : kGatheredOnce;
+      const int gather_calls = again ? kGatherCallsTwice : kGatherCallsOnce;
+      Expected expected{
+          .all_gather = s.steps() * s.p() * gathered * s.replicas() * (s.shards() - 1),
+          .all_gather_calls = s.steps() * gather_calls,
+          .reduce_scatter_calls = s.steps() * kUnits};
+      if (s.order == ReductionOrder::kRank) {
+        expected.reduce_scatter = s.steps() * s.g() * kTrainable * (s.ranks() - 1);
+        expected.all_gather += 4 * kTrainable * (s.replicas() - 1);
+        expected.all_gather_calls += kUnits;
+      } else {
+        expected.reduce_scatter = s.steps() * s.g() * kTrainable * s.replicas() * (s.shards() - 1);
+        expected.all_reduce = 2 * 4 * kTrainable * (s.replicas() - 1);
+        expected.all_reduce_calls = kUnits;
+      }
+      expect_traffic(s, expected);
     }
-    expect_traffic(s, expected);
   }
+}
+
+// The README's formulas for gradients, in numbers: 5120 parameters (with padding) on two replicas
+// of two ranks, x = 3/4, y = 1/2, z = (R - 1) / (R F) = 1/4.
+TEST(AccountTraffic, HybridsByRankSendMoreThanHierarchicalOnlyWithMicroSteps) {
+  const auto gradient_bytes = [](int micro_steps, ReductionOrder order) {
+    const Job job{
+        .strategy = "hybrid_shard", .mesh = {2, 2}, .micro_steps = micro_steps, .order = order};
+    const Schedule schedule = planned(job);
+    const std::int64_t gathered =
+        4 * kGatheredTwice * job.replicas() * (job.shards() - 1) * micro_steps;
+    const Traffic traffic = account_traffic(schedule);
+    return std::reduce(traffic.sent_bytes.begin(), traffic.sent_bytes.end()) - gathered;
+  };
+  EXPECT_EQ(gradient_bytes(1, ReductionOrder::kRank), 15360 + 5120);           // g x Psi + 4 z Psi
+  EXPECT_EQ(gradient_bytes(1, ReductionOrder::kHierarchical), 10240 + 10240);  // g y Psi + 8 z Psi
+  EXPECT_EQ(gradient_bytes(4, ReductionOrder::kRank), 4 * 15360 + 5120);
+  EXPECT_EQ(gradient_bytes(4, ReductionOrder::kHierarchical), 4 * 10240 + 10240);
 }
 
 TEST(AccountTraffic, HybridFullOptimizerGathersParametersAcrossReplicas) {

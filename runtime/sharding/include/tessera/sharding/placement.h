@@ -24,8 +24,9 @@ void check(const Placement& placement);
 /// In what order a gradient's contributions are added.
 enum class ReductionOrder : std::uint8_t {
   /// By rank, whatever the mesh: every strategy gives the same bits. With a replicate axis the
-  /// reduce-scatter runs over all ranks, followed by an all-gather over replicas: as many bytes as
-  /// `kHierarchical` sends, but more of them between replicas.
+  /// reduce-scatter of every micro-step runs over all ranks, and an all-gather over replicas
+  /// follows once per step: with one micro-step as many bytes as `kHierarchical` sends (of fp32),
+  /// but more of them between replicas; with several, more bytes.
   kRank,
   /// Reduce-scatter inside a replica, then once per step across replicas: fewest bytes on the slow
   /// links of a two-level network; bits depend on the mesh.
