@@ -53,6 +53,7 @@ class Executor::Impl {
   void abandon(std::string_view reason) noexcept;
   void issue_step();
   void issue(int index);
+  std::function<void()> computation(int index, Stream& stream);
   void collective(const Action& action, Stream& stream);
   void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
   void reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream);
@@ -126,7 +127,6 @@ void Executor::Impl::issue_step() {
   Stream& compute = lanes_.of(Lane::kCompute);
   layers_.send_batches(compute);
   exchange_.send_scalars(compute);
-  if (groups_.control() == nullptr) exchange_.exchange_items(compute);
   for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
 }
 
@@ -148,76 +148,72 @@ void Executor::Impl::issue(int index) {
   const Work work{.name = to_string(action.kind),
                   .action = index,
                   .seconds = options_.cost ? options_.cost(schedule_, action) : 0.0};
-  const auto submit = [&](std::function<void()> task) { stream.submit(work, std::move(task)); };
-  switch (action.kind) {
-    case ActionKind::kForward:
-      submit([this, index, &stream] { layers_.forward(index, stream); });
-      break;
-    case ActionKind::kLoss:
-      submit([this, index, &stream, m = action.micro_step] {
-        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(m), stream);
-      });
-      break;
-    case ActionKind::kBackward:
-      submit([this, index, &stream] { layers_.backward(index, stream); });
-      break;
-    case ActionKind::kReshard:
-      break;  // what matters is the event: the lane has finished with the slot
-    case ActionKind::kAccumulate:
-      submit([this, &action, &stream] {
-        kernels_.add({.src = state_.gradient_slot(action.slot, action.unit),
-                      .dst = state_.gradient_buffer(action.unit)},
-                     stream);
-      });
-      break;
-    case ActionKind::kUnshard:
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAllReduce:
-    case ActionKind::kGatherGradient:
-    case ActionKind::kGatherParameter:
-      submit([] {});
-      collective(action, stream);
-      break;
-    case ActionKind::kCountItems:
-      submit([] {});
-      if (groups_.control() != nullptr) exchange_.exchange_items(stream);
-      break;
-    case ActionKind::kSquares:
-      submit([this, unit = action.unit, &stream] { exchange_.squares(unit, stream); });
-      break;
-    case ActionKind::kExchange:
-      submit([] {});
-      exchange_.exchange_results(options_.optimizer.clip_norm, stream);
-      break;
-    case ActionKind::kUpdate:
-      submit([this, unit = action.unit, &stream] { update(unit, stream); });
-      break;
+  if (is_collective(action.kind)) {
+    // Process groups submit tasks of their own, which know of no action. An empty one before them
+    // takes the action's cost, and begins its span.
+    stream.submit(work, [] {});
+    collective(action, stream);
+  } else if (action.kind != ActionKind::kReshard) {  // its event alone: the slot is free again
+    stream.submit(work, computation(index, stream));
   }
   if (waited_for_[static_cast<std::size_t>(index)]) {
     events_[static_cast<std::size_t>(index)] = stream.record();
   }
 }
 
+/// The task of an action in which ranks do not meet.
+std::function<void()> Executor::Impl::computation(int index, Stream& stream) {
+  const Action& action = schedule_.actions[static_cast<std::size_t>(index)];
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return [this, index, &stream] { layers_.forward(index, stream); };
+    case ActionKind::kLoss:
+      return [this, index, &stream, m = action.micro_step] {
+        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(m), stream);
+      };
+    case ActionKind::kBackward:
+      return [this, index, &stream] { layers_.backward(index, stream); };
+    case ActionKind::kAccumulate:
+      return [this, &action, &stream] {
+        kernels_.add({.src = state_.gradient_slot(action.slot, action.unit),
+                      .dst = state_.gradient_buffer(action.unit)},
+                     stream);
+      };
+    case ActionKind::kSquares:
+      return [this, unit = action.unit, &stream] { exchange_.squares(unit, stream); };
+    case ActionKind::kUpdate:
+      return [this, unit = action.unit, &stream] { update(unit, stream); };
+    default:
+      fail(ErrorCode::kInternal, to_string(action.kind), " is not a computation");
+  }
+}
+
 void Executor::Impl::collective(const Action& action, Stream& stream) {
-  ProcessGroup& group = groups_.of(action.lane(), action.axes);
+  const auto group = [&]() -> ProcessGroup& { return groups_.of(action.lane(), action.axes); };
   const AxisSet kept = schedule_.placement.optimizer;
   switch (action.kind) {
+    case ActionKind::kCountItems:
+      exchange_.exchange_items(stream);
+      break;
     case ActionKind::kUnshard:
-      all_gather_parameters(action, group, stream);
+      all_gather_parameters(action, group(), stream);
       break;
     case ActionKind::kReduceScatter:
-      reduce_scatter(action, group, stream);
+      reduce_scatter(action, group(), stream);
       break;
     case ActionKind::kAllReduce:
-      group.all_reduce(state_.gradient_range(action.unit, kept), stream);
+      group().all_reduce(state_.gradient_range(action.unit, kept), stream);
       break;
     case ActionKind::kGatherGradient:
-      group.all_gather(state_.gradient_range(action.unit, state_.nesting().all_axes()),
-                       state_.gradient_range(action.unit, kept), stream);
+      group().all_gather(state_.gradient_range(action.unit, state_.nesting().all_axes()),
+                         state_.gradient_range(action.unit, kept), stream);
+      break;
+    case ActionKind::kExchange:
+      exchange_.exchange_results(options_.optimizer.clip_norm, stream);
       break;
     case ActionKind::kGatherParameter:
-      group.all_gather(state_.updated_parameters(action.unit),
-                       state_.parameter_buffer(action.unit, true), stream);
+      group().all_gather(state_.updated_parameters(action.unit),
+                         state_.parameter_buffer(action.unit, true), stream);
       break;
     default:
       fail(ErrorCode::kInternal, to_string(action.kind), " is not a collective");

@@ -73,6 +73,21 @@ Lane lane_of(ActionKind kind) {
   fail(ErrorCode::kInternal, "unknown kind of action ", static_cast<int>(kind));
 }
 
+bool is_collective(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kCountItems:
+    case ActionKind::kUnshard:
+    case ActionKind::kReduceScatter:
+    case ActionKind::kAllReduce:
+    case ActionKind::kGatherGradient:
+    case ActionKind::kExchange:
+    case ActionKind::kGatherParameter:
+      return true;
+    default:
+      return false;
+  }
+}
+
 AxisSet Schedule::gradient_buffer_axes() const {
   if (!reduces_every_micro_step()) return {};
   return reduction_order == ReductionOrder::kRank ? placement.optimizer : placement.gradient;

@@ -112,16 +112,13 @@ void StepExchange::send_scalars(Stream& stream) {
 
 void StepExchange::exchange_items(Stream& stream) {
   counts_.upload(stream);
-  const auto scale = [this, &stream] {
-    kernels_.loss_scale({.counts = counts_.view(), .scale = loss_scale_.view()}, stream);
-  };
-  if (control_ == nullptr) {
-    scale();
-    return;
+  if (control_ != nullptr) {
+    const std::int64_t mine = schedule_.micro_steps;
+    control_->all_gather(counts_.view(me_ * mine, mine), counts_.view(), stream);
   }
-  const std::int64_t mine = schedule_.micro_steps;
-  control_->all_gather(counts_.view(me_ * mine, mine), counts_.view(), stream);
-  stream.submit({.name = "loss scale"}, scale);
+  stream.submit({.name = "loss scale"}, [this, &stream] {
+    kernels_.loss_scale({.counts = counts_.view(), .scale = loss_scale_.view()}, stream);
+  });
 }
 
 TensorView StepExchange::loss_sum(int micro_step) const {

@@ -7,21 +7,6 @@
 namespace tessera {
 namespace {
 
-bool is_collective(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kCountItems:
-    case ActionKind::kUnshard:
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAllReduce:
-    case ActionKind::kGatherGradient:
-    case ActionKind::kExchange:
-    case ActionKind::kGatherParameter:
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::vector<int> collectives_of(const Schedule& schedule) {
   std::vector<int> indices;
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {

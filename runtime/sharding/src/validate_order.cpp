@@ -99,13 +99,11 @@ class OrderWalk {
     }
     if (action.kind == ActionKind::kForward) return;
     if (action.kind == ActionKind::kLoss) {
-      if (s_.mesh.world_size() > 1) {
-        if (items_.writer < 0) {
-          findings_.add_at(now_, Rule::kHappensBefore, "needs the number of items before ",
-                           to_string(ActionKind::kCountItems), " has run");
-        }
-        read(items_);
+      if (items_.writer < 0) {
+        findings_.add_at(now_, Rule::kHappensBefore, "needs the number of items before ",
+                         to_string(ActionKind::kCountItems), " has run");
       }
+      read(items_);
       write(losses_);
     }
     for (int unit : s_.layers[static_cast<std::size_t>(action.layer)].gradients) {

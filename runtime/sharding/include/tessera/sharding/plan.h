@@ -6,6 +6,11 @@
 namespace tessera {
 
 /// What turns a layout into a schedule.
+///
+/// Of a mixed precision policy these two dtypes are all that there is to choose. What layers hand
+/// on, logits included, has parameter_dtype: a dtype for outputs would only add casts. Losses are
+/// fp32. So are master weights, moments and sharded gradients, always: in bf16, most updates would
+/// be lost in rounding.
 struct PlanOptions {
   Mesh mesh;
   Placement placement;

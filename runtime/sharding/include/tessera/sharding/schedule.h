@@ -20,7 +20,7 @@ inline constexpr int kLanes = 3;
 inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce};
 
 enum class ActionKind : std::uint8_t {
-  kCountItems,       ///< reduce: exchange how many losses count, which scales the loss
+  kCountItems,       ///< reduce: sum over all ranks of how many losses count; scales the loss
   kUnshard,          ///< gather: all-gather a unit's parameters over `axes` into a slot
   kForward,          ///< compute: a layer's forward
   kLoss,             ///< compute: the last layer's forward and backward in one
@@ -42,6 +42,8 @@ std::string_view to_string(ActionKind kind);
 std::string_view to_string(Lane lane);
 /// The lane that actions of this kind run on.
 Lane lane_of(ActionKind kind);
+/// True if ranks meet in actions of this kind: all must issue them in the same order.
+bool is_collective(ActionKind kind);
 
 /// One element of a schedule. Fields that a kind does not use keep their defaults.
 struct Action {

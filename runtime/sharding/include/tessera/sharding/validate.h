@@ -33,6 +33,9 @@ struct Violation {
 std::vector<Violation> validate(const Schedule& schedule);
 
 /// Validates each rank's schedule and that they agree on collectives (Rule::kCollectiveOrder).
+/// For whoever makes schedules that differ by rank, and for tests of planning. The trainer does not
+/// call it: its ranks share one schedule or plan it from the same settings (`tessera test` compares
+/// those between processes), and --check-collectives compares what is really issued.
 std::vector<Violation> validate(std::span<const Schedule> ranks);
 
 /// Throws Error{kInternal} with every violation if there are any.

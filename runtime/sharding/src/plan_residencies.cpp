@@ -1,0 +1,159 @@
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "planning.h"
+
+namespace tessera {
+namespace {
+
+class ParameterPlan {
+ public:
+  ParameterPlan(Schedule& schedule, const PlanOptions& options,
+                const std::vector<Compute>& computes)
+      : schedule_(schedule), options_(options), computes_(computes) {}
+
+  std::vector<Residency> run();
+
+ private:
+  void merge_and_issue();
+  bool keeps_between(int use, int next_use) const;
+  const std::vector<int>& reads(const Compute& c) const {
+    const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(c.layer)];
+    return c.kind == ActionKind::kBackward ? layer.backward_reads : layer.forward_reads;
+  }
+  std::int64_t unit_numel(int unit) const {
+    const ScheduleUnit& u = schedule_.units[static_cast<std::size_t>(unit)];
+    return u.trainable_numel + u.frozen_numel;
+  }
+
+  Schedule& schedule_;
+  const PlanOptions& options_;
+  const std::vector<Compute>& computes_;
+  std::vector<Residency> parameters_;
+};
+
+std::vector<Residency> ParameterPlan::run() {
+  if (schedule_.placement.parameter.empty()) return {};  // whole and always there
+  std::vector<int> open(schedule_.units.size(), -1);     // residency that a unit's last use is in
+  for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
+    for (const int unit : reads(computes_[static_cast<std::size_t>(c)])) {
+      int& current = open[static_cast<std::size_t>(unit)];
+      if (current >= 0 && keeps_between(parameters_[static_cast<std::size_t>(current)].last, c)) {
+        parameters_[static_cast<std::size_t>(current)].last = c;
+        continue;
+      }
+      current = static_cast<int>(parameters_.size());
+      parameters_.push_back({.unit = unit,
+                             .numel = unit_numel(unit),
+                             .first = c,
+                             .last = c,
+                             .micro_step = computes_[static_cast<std::size_t>(c)].micro_step});
+    }
+  }
+  merge_and_issue();
+  for (Residency& r : parameters_) {
+    r.begin = 2 * r.issue;
+    r.end = 2 * r.last + 1;
+  }
+  schedule_.parameter_slots = assign_slots(parameters_);
+  return std::move(parameters_);
+}
+
+bool ParameterPlan::keeps_between(int use, int next_use) const {
+  if (next_use - use <= 2) return true;  // at most one action in between: as good as kept
+  const Compute& a = computes_[static_cast<std::size_t>(use)];
+  const Compute& b = computes_[static_cast<std::size_t>(next_use)];
+  return !options_.reshard_after_forward && a.micro_step == b.micro_step;
+}
+
+/// Sets the issue points; merges a residency into the unit's previous one of the same micro-step
+/// when it would be issued before that one ends. Merging renumbers, so it repeats until nothing
+/// changes.
+void ParameterPlan::merge_and_issue() {
+  for (bool merged = true; merged;) {
+    merged = false;
+    std::vector<Residency> kept;
+    std::vector<int> previous(schedule_.units.size(), -1);
+    std::vector<int> firsts;  // by number: the action that it begins with
+    int last_issue = 0;
+    for (Residency r : parameters_) {
+      if (firsts.empty() || firsts.back() != r.first) firsts.push_back(r.first);
+      const std::size_t number = firsts.size() - 1;
+      const bool backward =
+          computes_[static_cast<std::size_t>(r.first)].kind == ActionKind::kBackward;
+      const auto depth = static_cast<std::size_t>(backward ? options_.prefetch_backward
+                                                           : options_.prefetch_forward);
+      r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
+      int& before = previous[static_cast<std::size_t>(r.unit)];
+      if (before >= 0 && r.issue <= kept[static_cast<std::size_t>(before)].last) {
+        Residency& last = kept[static_cast<std::size_t>(before)];
+        if (computes_[static_cast<std::size_t>(last.last)].micro_step == r.micro_step) {
+          last.last = r.last;
+          merged = true;
+          continue;
+        }
+        r.issue = last.last + 1;  // micro-steps gather anew: their bytes do not depend on depth
+      }
+      last_issue = r.issue;
+      before = static_cast<int>(kept.size());
+      kept.push_back(r);
+    }
+    parameters_ = std::move(kept);
+  }
+}
+
+}  // namespace
+
+std::vector<Residency> plan_parameters(Schedule& schedule, const PlanOptions& options,
+                                       const std::vector<Compute>& computes) {
+  return ParameterPlan(schedule, options, computes).run();
+}
+
+std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& options,
+                                      const std::vector<Compute>& computes) {
+  std::vector<Residency> gradients;
+  const bool every = schedule.reduces_every_micro_step();
+  std::map<std::pair<int, int>, std::size_t> open;  // (micro-step, unit) -> residency
+  for (int c = 0; c < static_cast<int>(computes.size()); ++c) {
+    const Compute& compute = computes[static_cast<std::size_t>(c)];
+    if (compute.kind == ActionKind::kForward) continue;
+    for (const int unit : schedule.layers[static_cast<std::size_t>(compute.layer)].gradients) {
+      const auto [it, is_new] = open.try_emplace({compute.micro_step, unit}, gradients.size());
+      if (is_new) {
+        gradients.push_back(
+            {.unit = unit,
+             .numel = schedule.units[static_cast<std::size_t>(unit)].trainable_numel,
+             .first = c,
+             .micro_step = compute.micro_step});
+      }
+      gradients[it->second].last = c;
+    }
+  }
+  std::vector<Residency> in_slots;
+  for (const Residency& r : gradients) {
+    if (every || r.micro_step > 0) in_slots.push_back(r);
+  }
+  const auto depth = static_cast<std::size_t>(options.prefetch_backward);
+  for (Residency& r : in_slots) {
+    r.begin = 2 * r.first;
+    r.end = 2 * r.last + 1;
+    if (!every || depth == 0) continue;
+    // in_slots is ordered by first write: the residencies that begin after r's last write ...
+    const auto later = std::ranges::upper_bound(in_slots, r.last, {}, &Residency::first);
+    // ... may be `depth` ahead of r's reduction.
+    const auto remaining = static_cast<std::size_t>(in_slots.end() - later);
+    r.end = remaining > depth ? 2 * (later + static_cast<std::ptrdiff_t>(depth))->first - 1
+                              : std::numeric_limits<std::int64_t>::max();
+  }
+  schedule.gradient_slots = assign_slots(in_slots);
+  std::size_t next = 0;
+  for (Residency& r : gradients) {
+    if (every || r.micro_step > 0) r.slot = in_slots[next++].slot;
+    schedule.gradient_targets.push_back({r.unit, r.micro_step, r.slot});
+  }
+  return gradients;
+}
+
+}  // namespace tessera
