@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/small_layout.h"
+#include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
 

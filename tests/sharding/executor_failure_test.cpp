@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "executor_run.h"
+#include "support/chain_run.h"
 
 // One rank fails: every rank must hear of it, soon and with the reason, and be destructible.
 namespace tessera::test {

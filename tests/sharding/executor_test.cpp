@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "executor_run.h"
+#include "support/chain_run.h"
 #include "tessera/collectives/checked_group.h"
 
 // What an executor does beside training well (parity_test.cpp) and failing (executor_failure_test).

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "small_run.h"
 #include "support/golden.h"
+#include "support/small_run.h"
 
 // Twenty AdamW steps of a small GPT-2 against PyTorch, with every strategy.
 namespace tessera::test {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "sharding/small_layout.h"
+#include "support/small_layout.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "small_run.h"
+#include "support/small_run.h"
 #include "tessera/core/error.h"
 
 // All strategies give the same bits: losses, gradient norms and parameters after ten steps with

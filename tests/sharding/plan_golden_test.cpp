@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "sharding/small_layout.h"
+#include "support/small_layout.h"
 #include "tessera/sharding/plan.h"
 
 // Plans to the letter: golden/*.txt.

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/small_layout.h"
+#include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/validate.h"

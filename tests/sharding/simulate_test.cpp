@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "executor_run.h"
+#include "support/chain_run.h"
 
 // Step time and exposed communication in virtual time, in closed form. The model is a chain of
 // equal layers, each a unit; the last one's forward and backward are one action.

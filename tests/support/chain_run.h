@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/small_run.h"
+#include "support/small_run.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
 

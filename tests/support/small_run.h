@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/delays.h"
+#include "support/delays.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/kernels/philox.h"

@@ -10,7 +10,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/autograd/ops.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 // A classifier with sizes that divide by nothing: three layers, one of them an odd width.
 
@@ -74,4 +74,4 @@ class TinyData : public BatchSource {
   }
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

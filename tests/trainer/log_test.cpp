@@ -7,9 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "support/tiny_model.h"
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
-#include "trainer/tiny_model.h"
 
 namespace tessera {
 namespace {
@@ -38,8 +38,8 @@ class RunLogTest : public ::testing::Test {
 };
 
 TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
-  const Model model = testing::tiny_model();
-  const testing::TinyData data;
+  const Model model = test::tiny_model();
+  const test::TinyData data;
   TrainerOptions options{.strategy = "ZeRO-2", .ranks = 3, .steps = 4};
   options.threads_per_rank = 1;
   const Trainer trainer(model, data, options);

@@ -5,17 +5,17 @@
 
 #include <chrono>
 
+#include "support/tiny_model.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/parameter_hash.h"
-#include "trainer/tiny_model.h"
 
 namespace tessera {
 namespace {
 
+using test::tiny_model;
+using test::TinyData;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::tiny_model;
-using testing::TinyData;
 
 TrainerOptions options_for(const std::string& strategy, int ranks) {
   TrainerOptions options;
@@ -305,7 +305,7 @@ TEST(Trainer, RefusesARunAboveWhatTheMachineHas) {
 TEST(TrainingPlan, MoreRanksThanElements) {
   Model model;
   model.layers.push_back(
-      std::make_unique<testing::DenseLayer>("only", testing::kFeatures, testing::kClasses, true));
+      std::make_unique<test::DenseLayer>("only", test::kFeatures, test::kClasses, true));
   const TinyData data;
   const Trainer trainer(model, data, options_for("full_shard", 7));
   expect_predictions_hold(trainer.train(), "7 ranks");
