@@ -84,7 +84,7 @@ step_build() {
     -D "CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG" -D TESSERA_CUDA_ARCHITECTURES=90a-real \
     -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -D TESSERA_BUILD_TESTS=ON -D TESSERA_TEST_MODULES=kernels -D TESSERA_BUILD_BENCH=ON &&
-    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda test_kernels_gpu gpu_kernels_bench nccl_check &&
+    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda tessera_gpu_programs &&
     python3 - "$tokens" <<'PYTHON'
 # Numbers that follow a rule, as nanoGPT stores tokens.
 import array, sys
