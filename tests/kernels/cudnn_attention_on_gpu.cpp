@@ -1,0 +1,120 @@
+#include <cuda_runtime_api.h>
+
+#include "kernels/support.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/kernels/cuda_options.h"
+
+// cuDNN's attention against our own, which attention_test.cpp holds against the formula. Only on a
+// GPU: there is no substitute for cuDNN.
+namespace tessera {
+namespace {
+
+struct Sizes {
+  std::int64_t batch, length, heads, dim;
+};
+
+/// bf16 rounds what either computes; between, cuDNN rounds the probabilities and their gradients to
+/// bf16 (2^-8 each, at random), as ours does: 2^-6 of the largest at most.
+constexpr double kTolerance = 0x1p-6;
+
+/// In the GPU's own memory, as in training.
+template <typename T>
+class OnGpu {
+ public:
+  explicit OnGpu(const std::vector<T>& values) : numel_(values.size()) {
+    check(cudaMalloc(&data_, bytes()));
+    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyDefault));
+  }
+  ~OnGpu() { cudaFree(data_); }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+  TensorView view(const Shape& shape) const { return TensorView(data_, dtype_of<T>(), shape); }
+  std::vector<T> values() const {
+    std::vector<T> result(numel_);
+    check(cudaMemcpy(result.data(), data_, bytes(), cudaMemcpyDefault));
+    return result;
+  }
+
+ private:
+  static void check(cudaError_t status) { ASSERT_EQ(status, cudaSuccess); }
+  std::size_t bytes() const { return numel_ * sizeof(T); }
+
+  void* data_ = nullptr;
+  std::size_t numel_;
+};
+
+class CudnnAttention : public testing::TestWithParam<Sizes> {
+ protected:
+  void TearDown() override { set_cuda_kernel_options(stream(), {}); }
+
+  static CudaStream& stream() {
+    StreamUnderTest under_test;
+    return dynamic_cast<CudaStream&>(static_cast<Stream&>(under_test));
+  }
+
+  struct Result {
+    std::vector<bfloat16> out, d_qkv;
+    std::vector<float> lse;
+  };
+
+  /// Forward, and the backward of what it gave.
+  static Result run(const CudaKernelOptions& options) {
+    const auto [b, l, h, d] = GetParam();
+    const Shape packed{b, l, 3, h, d}, plain{b, l, h, d}, rows{b, h, l};
+    const OnGpu qkv(random_values<bfloat16>(packed.numel(), 1, 1.5F));
+    const OnGpu d_out(random_values<bfloat16>(plain.numel(), 2));
+    const OnGpu out(std::vector<bfloat16>(at(plain.numel())));
+    const OnGpu d_qkv(std::vector<bfloat16>(at(packed.numel())));
+    const OnGpu lse(std::vector<float>(at(rows.numel())));
+    set_cuda_kernel_options(stream(), options);
+    kernels_under_test().attention_forward(
+        {.qkv = qkv.view(packed), .out = out.view(plain), .lse = lse.view(rows)}, stream());
+    kernels_under_test().attention_backward({.d_out = d_out.view(plain),
+                                             .qkv = qkv.view(packed),
+                                             .out = out.view(plain),
+                                             .lse = lse.view(rows),
+                                             .d_qkv = d_qkv.view(packed)},
+                                            stream());
+    return {out.values(), d_qkv.values(), lse.values()};
+  }
+};
+
+/// kCudnn throws where kAuto would take our own.
+TEST_P(CudnnAttention, AgreesWithOurOwn) {
+  const Result own = run({.attention = AttentionBackend::kOwn});
+  for (const bool deterministic : {true, false}) {
+    SCOPED_TRACE(deterministic ? "deterministic" : "any order");
+    const Result cudnn =
+        run({.attention = AttentionBackend::kCudnn, .deterministic = deterministic});
+    expect_close(cudnn.out, to_doubles(own.out), kTolerance, "out");
+    expect_close(cudnn.lse, to_doubles(own.lse), 1e-4, "lse");
+    expect_close(cudnn.d_qkv, to_doubles(own.d_qkv), kTolerance, "d_qkv");
+  }
+}
+
+TEST_P(CudnnAttention, GivesTheSameBitsTwiceIfDeterministic) {
+  const CudaKernelOptions options{.attention = AttentionBackend::kCudnn, .deterministic = true};
+  const Result first = run(options), second = run(options);
+  EXPECT_TRUE(same_bits(first.out, second.out) && same_bits(first.lse, second.lse));
+  EXPECT_TRUE(same_bits(first.d_qkv, second.d_qkv));
+}
+
+/// What training runs is cuDNN's, without being told.
+TEST_P(CudnnAttention, IsTakenByItself) {
+  run({});
+  EXPECT_EQ(cuda_attention(stream()).fallback, "");
+}
+
+std::string name_of(const testing::TestParamInfo<Sizes>& test) {
+  const Sizes& s = test.param;
+  return concat("B", s.batch, "L", s.length, "H", s.heads, "D", s.dim);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, CudnnAttention,
+                         testing::Values(Sizes{1, 128, 1, 64}, Sizes{2, 1024, 5, 64},
+                                         Sizes{1, 128, 2, 128}, Sizes{2, 1024, 3, 128}),
+                         name_of);
+
+}  // namespace
+}  // namespace tessera
