@@ -118,7 +118,7 @@ void StepProducts::add_backward(const Linear& l) {
 /// The same for each chunk of rows, where y is the logits and dy takes their place.
 void StepProducts::add_head(const Linear& l) {
   const auto element = static_cast<std::int64_t>(size_of(dtype_));
-  const std::int64_t chunk = ops::cross_entropy_chunk_rows(tokens_, l.outputs);
+  const std::int64_t chunk = ops::cross_entropy_chunk_rows(tokens_, l.outputs, DeviceKind::kCpu);
   const std::int64_t align = 64 / element;
   const std::int64_t stride = (l.outputs + align - 1) / align * align;
   void* const logits = random({std::min(chunk, tokens_), stride}, dtype_, kGradient).view().data;

@@ -336,7 +336,7 @@ TEST_F(Losses, CrossEntropyAndTheFusedLinear) {
 
 TEST_F(Losses, ChunksAreOneSum) {
   constexpr std::int64_t kV = 200'003, kRows = 70;  // 64 rows, and 6
-  ASSERT_EQ(ops::cross_entropy_chunk_rows(kRows, kV), 64);
+  ASSERT_EQ(ops::cross_entropy_chunk_rows(kRows, kV, DeviceKind::kCpu), 64);
   std::vector<std::int32_t> targets;
   for (std::int32_t i = 0; i < kRows; ++i) targets.push_back(i * 2857);
   const Tensor target_tensor = ints({kRows}, targets);
@@ -366,12 +366,14 @@ TEST_F(Losses, WithoutRecordingThereAreOnlyLosses) {
 }
 
 TEST(CrossEntropyChunk, IsAMultipleOf64AndSmall) {
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 50257), 320);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256), 8192);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(1'000'000, 256), 65536);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(1000, 300'000), 64);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(96, 65), 128);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(1, 1), 64);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 50257, DeviceKind::kCpu), 320);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256, DeviceKind::kCpu), 8192);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1'000'000, 256, DeviceKind::kCpu), 65536);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1000, 300'000, DeviceKind::kCpu), 64);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(96, 65, DeviceKind::kCpu), 128);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1, 1, DeviceKind::kCpu), 64);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(16384, 50257, DeviceKind::kCuda), 5312);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256, DeviceKind::kCuda), 8192);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 
 #include "cuda/cuda_run.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/auto_batch.h"
 
 // What a run on GPUs decides by itself, and tells: whether ranks share GPUs, whether steps are
 // replayed as a graph.
@@ -84,6 +86,24 @@ TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
   const Trainer apart = trainer(options);
   EXPECT_FALSE(*apart.plan().options.trace);
   EXPECT_FALSE(apart.train().timeline.has_value());
+}
+
+/// 110 MiB of logits are one chunk on a GPU, and two on a CPU: the simulation must know which.
+TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
+  constexpr std::int64_t kWords = 300'000;
+  const Model wide = make_gpt(
+      {.vocab_size = kWords, .context_length = test::kLength, .layers = 1, .heads = 1, .width = 8});
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.device = DeviceChoice::kAuto;
+  options.micro_batch = 12;  // 96 rows: on a CPU two chunks
+  options.steps = 1;
+  const Trainer on_gpu(wide, data_, options);
+  const TrainingSummary summary = on_gpu.train();
+  EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+  EXPECT_GE(summary.measured_memory.by_category[MemoryCategory::kWorkspace],
+            96 * kWords * static_cast<std::int64_t>(sizeof(float)));
+  EXPECT_EQ(choose_batch(wide, data_, options, std::int64_t{1} << 30).predicted_bytes,
+            summary.measured_memory.total);
 }
 
 TEST_F(CudaChoices, WhatWasNotAskedForIsNotExplained) {

@@ -225,7 +225,8 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                   .loss_scale = loss_scale,
                   .seed = options_.seed,
                   .layer = static_cast<std::uint64_t>(a.layer),
-                  .threads = options_.threads});
+                  .threads = options_.threads,
+                  .device = options_.device});
 }
 
 void LayerRunner::forward(int index, Stream& stream) {

@@ -32,8 +32,10 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
   require(margin >= 0.0 && margin < 1.0, ErrorCode::kInvalidArgument, "a margin of ", margin,
           " is not in [0, 1)");
   const std::int64_t samples = options.micro_batch * options.accumulate;
+  const DeviceChoice device = resolved_device(options.device);
   const auto with = [&](std::int64_t micro_batch) {
     TrainerOptions changed = options;
+    changed.device = device;
     changed.micro_batch = micro_batch;
     changed.accumulate = static_cast<int>(samples / micro_batch);
     return changed;

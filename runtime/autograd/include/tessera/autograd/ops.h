@@ -73,8 +73,10 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
                            std::int32_t ignore_index = -1);
 
-/// Rows of one chunk of linear_cross_entropy: a multiple of 64, as many as keep the logits of a
-/// chunk within 64 MiB of fp32, but at least 64.
-std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size);
+/// Rows of one chunk of linear_cross_entropy: a multiple of 64, at least 64, and as many as keep
+/// the logits of a chunk within what suits the kernels of `device`: on a CPU 64 MiB of fp32, on a
+/// GPU 512 MiB of bf16.
+std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size,
+                                      DeviceKind device);
 
 }  // namespace tessera::ops

@@ -84,6 +84,8 @@ struct TapeOptions {
   std::uint64_t seed = 0;   ///< of dropout
   std::uint64_t layer = 0;  ///< index of the layer; keys dropout
   int threads = 1;          ///< of the stream; the scratch of kernels may grow with it
+  /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
+  DeviceKind device = DeviceKind::kCpu;
 };
 
 /// Records what one layer does to one micro-batch, and replays it backward.

@@ -31,6 +31,8 @@ struct ExecutorOptions {
   std::uint64_t seed = 0;        ///< of initialisation and dropout
   std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
   int threads = 1;               ///< of the compute lane and of the reduce lane
+  /// Where the rank runs; for simulate() and predict_memory() the device that they stand for.
+  DeviceKind device = DeviceKind::kCpu;
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
