@@ -88,6 +88,25 @@ TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
   EXPECT_FALSE(apart.train().timeline.has_value());
 }
 
+TEST_F(CudaChoices, AttentionIsWhoseTheUserSays) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.precision = DType::kBFloat16;
+  const auto expected = run(model_, options);
+  options.deterministic_attention = false;
+  EXPECT_THAT(notes_of(trainer(options)), Contains(HasSubstr("nor one of any order")));
+  options.attention = AttentionBackend::kOwn;
+  EXPECT_THAT(notes_of(trainer(options)), Not(Contains(HasSubstr("attention"))));
+  expect_same_bits(run(model_, options), expected);
+  options.attention = AttentionBackend::kCudnn;
+  try {
+    trainer(options).train();
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(error.what(), HasSubstr("cuDNN only: the emulator has none"));
+  }
+}
+
 /// 110 MiB of logits are one chunk on a GPU, and two on a CPU: the simulation must know which.
 TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
   constexpr std::int64_t kWords = 300'000;
@@ -104,6 +123,25 @@ TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
             96 * kWords * static_cast<std::int64_t>(sizeof(float)));
   EXPECT_EQ(choose_batch(wide, data_, options, std::int64_t{1} << 30).predicted_bytes,
             summary.measured_memory.total);
+}
+
+TEST_F(CudaChoices, AttentionOfCudnnNeedsAGpuAndBf16) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.attention = AttentionBackend::kCudnn;
+  const auto error_of = [](const TrainerOptions& wrong) -> std::string {
+    try {
+      resolved(wrong);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_THAT(error_of(options), HasSubstr("bf16 only"));
+  options.precision = DType::kBFloat16;
+  EXPECT_NO_THROW(resolved(options));
+  options.device = DeviceChoice::kCpu;
+  EXPECT_THAT(error_of(options), HasSubstr("leave --attention out"));
 }
 
 TEST_F(CudaChoices, WhatWasNotAskedForIsNotExplained) {

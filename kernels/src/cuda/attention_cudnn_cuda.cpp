@@ -192,7 +192,9 @@ bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& str
       static_cast<std::int64_t>(scratch.bytes) > options.attention_scratch_limit)
     return decline(
         state, concat("cuDNN's attention backward needs ", scratch.bytes,
-                      " bytes of scratch, over the limit of ", options.attention_scratch_limit));
+                      " bytes of scratch, over the limit of ", options.attention_scratch_limit,
+                      "; use a smaller --micro-batch, --deterministic-attention false, which needs "
+                      "less, or --attention cudnn, which has no limit"));
   auto* base = static_cast<std::byte*>(stream.scratch(scratch.bytes));
   std::map<std::int64_t, void*> tensors{{kQ, part(args.qkv, 0)},    {kK, part(args.qkv, 1)},
                                         {kV, part(args.qkv, 2)},    {kOut, args.out.data},

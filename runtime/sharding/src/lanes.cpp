@@ -1,5 +1,6 @@
 #include "lanes.h"
 
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -36,6 +37,9 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
       };
     }
     streams_[i] = device.create_stream(std::move(stream));
+    if (auto* const cuda = dynamic_cast<CudaStream*>(streams_[i].get())) {
+      set_cuda_kernel_options(*cuda, options.cuda_kernels);
+    }
   }
 }
 

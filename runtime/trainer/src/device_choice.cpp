@@ -27,6 +27,18 @@ std::string_view to_string(GroupChoice choice) {
   return "unknown";
 }
 
+std::string_view to_string(AttentionBackend backend) {
+  switch (backend) {
+    case AttentionBackend::kAuto:
+      return "auto";
+    case AttentionBackend::kOwn:
+      return "own";
+    case AttentionBackend::kCudnn:
+      return "cudnn";
+  }
+  return "unknown";
+}
+
 DeviceChoice parse_device(std::string_view name) {
   for (const auto choice : {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda}) {
     if (name == to_string(choice)) return choice;
@@ -39,6 +51,14 @@ GroupChoice parse_group(std::string_view name) {
     if (name == to_string(choice)) return choice;
   }
   fail(ErrorCode::kConfig, "'", name, "' is not a process group; choose auto, thread or nccl");
+}
+
+AttentionBackend parse_attention(std::string_view name) {
+  using enum AttentionBackend;
+  for (const auto backend : {kAuto, kOwn, kCudnn}) {
+    if (name == to_string(backend)) return backend;
+  }
+  fail(ErrorCode::kConfig, "'", name, "' is not an attention; choose auto, own or cudnn");
 }
 
 }  // namespace tessera

@@ -32,6 +32,15 @@ void check_optimizer(const OptimizerOptions& optimizer) {
   check("clip_norm", optimizer.clip_norm, optimizer.clip_norm >= 0, "at least 0; 0 clips never");
 }
 
+void check_attention(const TrainerOptions& options) {
+  if (options.attention != AttentionBackend::kCudnn) return;
+  require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
+          "attention is cudnn, but the ranks run on the CPU, which has its own only; leave "
+          "--attention out, or use --device cuda");
+  require(options.precision == DType::kBFloat16, ErrorCode::kConfig,
+          "attention is cudnn, which takes bf16 only; use --precision bf16, or --attention auto");
+}
+
 }  // namespace
 
 int default_threads_per_rank(int ranks) {
@@ -59,6 +68,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_at_least("timeout", options.timeout.count(), 1);
   check_float_dtype("precision", options.precision);
   check_float_dtype("reduce_dtype", options.reduce_dtype);
+  check_attention(options);
   check_optimizer(options.optimizer);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);

@@ -208,6 +208,18 @@ std::vector<Setting> machine_settings() {
        .type = kFlag,
        .fallback = false,
        .help = "NCCL adds in rank order: the same bits as without it, but slower"},
+      {.name = "attention",
+       .fallback = "auto",
+       .help =
+           "whose attention a GPU runs; auto: cuDNN's where it fits and our own elsewhere, with "
+           "a note; cudnn: cuDNN's or an error",
+       .choices = {"auto", "own", "cudnn"}},
+      {.name = "deterministic_attention",
+       .type = kFlag,
+       .fallback = true,
+       .help =
+           "cuDNN's attention gives the same bits every time; that takes memory that grows with "
+           "the square of the length"},
       {.name = "cuda_graph",
        .type = kFlag,
        .fallback = true,
@@ -351,6 +363,8 @@ TrainerOptions trainer_options(const Config& config) {
   options.device = parse_device(config.get<std::string>("device"));
   options.group = parse_group(config.get<std::string>("group"));
   options.deterministic_collectives = config.get<bool>("deterministic_collectives");
+  options.attention = parse_attention(config.get<std::string>("attention"));
+  options.deterministic_attention = config.get<bool>("deterministic_attention");
   options.cuda_graph = config.get<bool>("cuda_graph");
   options.threads_per_rank = config.get<int>("threads_per_rank");
   options.memory_limit_bytes = config.get<std::int64_t>("memory_limit");

@@ -48,6 +48,8 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.micro_batch = options.micro_batch;
   result.threads = options.threads_per_rank;
   result.device = options.device == DeviceChoice::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+  result.cuda_kernels = {.attention = options.attention,
+                         .deterministic = options.deterministic_attention};
   result.trace = options.trace.value_or(false);
   result.graph = why_no_graph(options).empty();
   return result;

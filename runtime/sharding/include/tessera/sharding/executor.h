@@ -10,6 +10,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/core/device.h"
 #include "tessera/core/memory.h"
+#include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
@@ -33,6 +34,7 @@ struct ExecutorOptions {
   int threads = 1;               ///< of the compute lane and of the reduce lane
   /// Where the rank runs; for simulate() and predict_memory() the device that they stand for.
   DeviceKind device = DeviceKind::kCpu;
+  CudaKernelOptions cuda_kernels{};  ///< of the lanes of a CUDA device
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.

@@ -8,6 +8,7 @@
 
 #include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
+#include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/learning_rate.h"
@@ -61,6 +62,9 @@ struct TrainerOptions {
   GroupChoice group = GroupChoice::kAuto;
   /// NCCL adds in rank order, for the same bits as every other group, and more slowly.
   bool deterministic_collectives = false;
+  AttentionBackend attention = AttentionBackend::kAuto;  ///< on a GPU
+  /// cuDNN's attention gives the same bits every time, for more scratch.
+  bool deterministic_attention = true;
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
   int threads_per_rank = 0;             ///< 0: the machine's threads divided by its ranks
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
@@ -75,8 +79,10 @@ struct TrainerOptions {
 
 std::string_view to_string(DeviceChoice choice);
 std::string_view to_string(GroupChoice choice);
+std::string_view to_string(AttentionBackend backend);
 DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}, as the next.
 GroupChoice parse_group(std::string_view name);
+AttentionBackend parse_attention(std::string_view name);
 
 /// The machine's hardware threads divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);
