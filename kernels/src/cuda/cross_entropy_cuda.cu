@@ -14,9 +14,10 @@
 // logits (rows, stride >= V) fp32 or bf16, targets (rows) int32, losses (rows) fp32.
 //
 // The first pass keeps a maximum and a sum of exponentials per thread, rescaled when the maximum
-// grows; the second computes the exponentials again. Bytes: logits twice read (the second time from
-// the L2 cache: the rows in flight fit it) and once written. Sums: a thread's elements in order, in
-// fp32; then threads as block_sum adds them, in fp64.
+// grows; the second computes the exponentials again. Bytes: logits once written and twice read. The
+// second pass walks back, from what was read last: an L2 cache of 50 MB does not hold all rows in
+// flight (V = 50257 in bf16: 4 blocks on each of 132 multiprocessors have 53 MB), but their ends.
+// Sums: a thread's elements in order, in fp32; then threads as block_sum adds them, in fp64.
 //
 // 16-byte accesses whatever the alignment of a row: the elements before the first boundary and
 // after the last are taken one by one.
@@ -50,9 +51,11 @@ __device__ float exponential(float x) {
   }
 }
 
+enum class Walk { kForward, kBackward };
+
 /// Calls on_vector(pointer) for the aligned vectors of row[0, n) and on_element(pointer) for the
 /// others, spread over the block. The same thread gets the same elements every time.
-template <typename T, typename OnVector, typename OnElement>
+template <Walk kWalk, typename T, typename OnVector, typename OnElement>
 __device__ void for_each_in_row(T* row, int n, const OnVector& on_vector,
                                 const OnElement& on_element) {
   constexpr int kSize = Vec16<T>::kSize;
@@ -64,8 +67,12 @@ __device__ void for_each_in_row(T* row, int n, const OnVector& on_vector,
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < head) on_element(row + thread);
   if (tail + thread < n) on_element(row + tail + thread);
+  const int rounds = (vectors - thread + kThreads - 1) / kThreads;
 #pragma unroll 2
-  for (int i = thread; i < vectors; i += kThreads) on_vector(row + head + i * kSize);
+  for (int round = 0; round < rounds; ++round) {
+    const int step = kWalk == Walk::kForward ? round : rounds - 1 - round;
+    on_vector(row + head + (thread + step * kThreads) * kSize);
+  }
 }
 
 /// sum = the sum of exp(x - maximum) over some logits.
@@ -101,7 +108,7 @@ struct RowSoftmax {
 template <typename T>
 __device__ RowSoftmax row_softmax(T* row, int vocab) {
   PartialSoftmax s;
-  for_each_in_row(
+  for_each_in_row<Walk::kForward>(
       row, vocab, [&](const T* x) { add_logits(s, simt::load16(x).v); },
       [&](const T* x) {
         const T one[1] = {*x};
@@ -116,7 +123,7 @@ __device__ RowSoftmax row_softmax(T* row, int vocab) {
 /// row[0, n) = value(logit).
 template <typename T, typename Value>
 __device__ void overwrite(T* row, int n, const Value& value) {
-  for_each_in_row(
+  for_each_in_row<Walk::kBackward>(
       row, n,
       [&](T* x) {
         Vec16<T> v = simt::load16_streaming(x);
@@ -131,7 +138,7 @@ __device__ void overwrite(T* row, int n, const Value& value) {
 
 template <typename T>
 __device__ void zero(T* row, int n) {
-  for_each_in_row(
+  for_each_in_row<Walk::kForward>(
       row, n, [](T* x) { simt::store16(x, Vec16<T>{}); },
       [](T* x) { *x = simt::from_float<T>(0.0F); });
 }
