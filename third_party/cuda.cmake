@@ -1,7 +1,8 @@
 # The CUDA backend, libtessera_cuda.so: built where the CUDA toolkit is, loaded by the program on demand
 # (runtime/core/src/cuda_module.cpp), absent elsewhere.
 option(TESSERA_CUDA "Build the CUDA backend if the CUDA toolkit is found" ON)
-set(TESSERA_CUDA_ARCHITECTURES "80-real;90-real;90a-real"
+# Machine code for Ampere and Hopper, and PTX of 9.0, which the drivers of newer GPUs translate.
+set(TESSERA_CUDA_ARCHITECTURES "80-real;90;90a-real"
     CACHE STRING "GPU architectures of the CUDA backend, as CMAKE_CUDA_ARCHITECTURES writes them")
 # Below, its sources are compiled for the emulator, which brings its own sanitized build.
 if(NOT TESSERA_CUDA OR TESSERA_SANITIZE)

@@ -48,6 +48,16 @@ TEST_F(CudaErrors, GpuTooOld) {
                [] { make_cuda_device(); });
 }
 
+TEST_F(CudaErrors, GpuThatTheBuildHasNoCodeFor) {
+  fake_cuda::configure({.major = 12, .minor = 0});
+  constexpr auto kNoKernelImage = static_cast<cudaError_t>(209);
+  fake_cuda::fail_call("cudaLaunchKernel", 1, kNoKernelImage);
+  expect_error(ErrorCode::kUnavailable,
+               {"GPU 0", "compute capability 12.0", "TESSERA_CUDA_ARCHITECTURES=120"},
+               [] { make_cuda_device(); });
+  EXPECT_NE(make_cuda_device(), nullptr);
+}
+
 TEST_F(CudaErrors, NoSuchGpu) {
   expect_error(ErrorCode::kUnavailable, {"no GPU 3", "gpu-info"},
                [] { make_cuda_device({.ordinal = 3}); });

@@ -7,7 +7,9 @@
 #include "status_cuda.h"
 #include "stream_cuda.h"
 
-extern "C" const tessera::KernelTable* tessera_cuda_kernels();  // of the kernels in this module
+// Of the kernels in this module.
+extern "C" const tessera::KernelTable* tessera_cuda_kernels();
+extern "C" void tessera_cuda_probe();
 
 namespace tessera::cuda {
 namespace {
@@ -19,6 +21,7 @@ class DeviceCuda : public CudaDevice {
     state_.nvtx = options.nvtx;
     state_.kernels = tessera_cuda_kernels();
     TESSERA_CUDA_CHECK(cudaSetDevice(options.ordinal));
+    probe();
     set_epoch();
   }
   ~DeviceCuda() override { static_cast<void>(cudaEventDestroy(state_.epoch)); }
@@ -44,6 +47,20 @@ class DeviceCuda : public CudaDevice {
   std::int64_t host_waits() const override { return state_.host_waits + pool_.growths(); }
 
  private:
+  /// A GPU that this build has no code for would fail at its first kernel, in the middle of a step.
+  void probe() const {
+    try {
+      tessera_cuda_probe();
+    } catch (const Error& error) {
+      cudaDeviceProp properties{};
+      TESSERA_CUDA_CHECK(cudaGetDeviceProperties(&properties, state_.ordinal));
+      fail(ErrorCode::kUnavailable, "GPU ", state_.ordinal, " (", properties.name,
+           ", compute capability ", properties.major, ".", properties.minor,
+           ") does not run this build's kernels: ", error.what(),
+           "; build with -DTESSERA_CUDA_ARCHITECTURES=", properties.major, properties.minor,
+           ", or use --device cpu");
+    }
+  }
   /// Ties CUDA's clock, which only knows differences, to the host's.
   void set_epoch() {
     TESSERA_CUDA_CHECK(cudaEventCreateWithFlags(&state_.epoch, cudaEventDefault));
