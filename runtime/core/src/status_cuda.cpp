@@ -8,6 +8,7 @@
 #include <string>
 
 #include "check_cuda.h"
+#include "free_memory_cuda.h"
 
 namespace tessera::cuda {
 namespace {
@@ -61,7 +62,7 @@ std::string uuid_text(const cudaDeviceProp& properties) {
   return text;
 }
 
-CudaGpu describe(int ordinal, int count) {
+CudaGpu describe(int ordinal, int count, const FreeMemory& free_memory) {
   cudaDeviceProp properties{};
   TESSERA_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
   CudaGpu gpu{.ordinal = ordinal,
@@ -75,10 +76,7 @@ CudaGpu describe(int ordinal, int count) {
   if (cudaDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), ordinal) == cudaSuccess) {
     gpu.pci = pci.data();
   }
-  std::size_t left = 0, total = 0;
-  if (cudaSetDevice(ordinal) == cudaSuccess && cudaMemGetInfo(&left, &total) == cudaSuccess) {
-    gpu.free_bytes = static_cast<std::int64_t>(left);
-  }
+  gpu.free_bytes = free_memory.of(ordinal, gpu.uuid);
   for (int peer = 0; peer < count; ++peer) {
     int can = 0;
     if (peer != ordinal && cudaDeviceCanAccessPeer(&can, ordinal, peer) == cudaSuccess &&
@@ -120,14 +118,17 @@ void fill_status(CudaStatus& status) {
   status.nccl_version = nccl_version();
   status.problem = find_problem(driver, runtime, counted, count);
   if (!status.usable()) return;
+  const FreeMemory free_memory;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    status.gpus.push_back(describe(ordinal, count));
+    status.gpus.push_back(describe(ordinal, count, free_memory));
   }
-  const CudaGpu& first = status.gpus.front();
-  if (first.major < kOldestMajor) {
-    status.problem =
-        concat("GPU 0 (", first.name, ") has compute capability ", first.major, ".", first.minor,
-               ", and the kernels need ", kOldestMajor, ".0 (Ampere) or newer");
+  for (const CudaGpu& gpu : status.gpus) {
+    if (gpu.major >= kOldestMajor) continue;
+    status.problem = concat("GPU ", gpu.ordinal, " (", gpu.name, ") has compute capability ",
+                            gpu.major, ".", gpu.minor, ", and the kernels need ", kOldestMajor,
+                            ".0 (Ampere) or newer; hide it (CUDA_VISIBLE_DEVICES), or use --device "
+                            "cpu");
+    return;
   }
 }
 
