@@ -57,10 +57,7 @@ class Peer:
                 self.synchronize()
                 if i >= WARMUP_STEPS:
                     times.append(time.perf_counter() - begin)
-        peak = 0
-        if self.device == "cuda":
-            peak = torch.cuda.max_memory_allocated()
-            torch.cuda.empty_cache()  # what comes next on this GPU is Tessera
+        peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
         return {"step_seconds": times, "peak_bytes": peak}
 
     def synchronize(self):
@@ -91,6 +88,8 @@ def main():
             answer = peers[key].measure(request["steps"])
         except RuntimeError as error:  # out of memory, for one
             answer = {"error": str(error)[-2000:]}
+        if args.device == "cuda":
+            torch.cuda.empty_cache()  # what comes next on this GPU is Tessera
         print(json.dumps({"torch": torch.__version__, **request, **answer}), file=answers, flush=True)
 
 
