@@ -5,7 +5,8 @@
     venv/bin/python tests/configs/make_accelerate_golden.py
 
 Each file goes the way that `accelerate launch --config_file FILE` goes: its parser, its merging of
-file and flags, its environment for the workers, and the FSDP plugin that a worker builds from that.
+file and flags, its choice of a launcher, the number of processes and the environment that this one
+would start them with, and the FSDP plugin that a worker builds from that.
 The result is accelerate_golden.json; golden_test.cpp holds our reader to it. No GPU is needed.
 """
 
@@ -14,39 +15,78 @@ import os
 import pathlib
 
 import accelerate
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.commands import launch
 from accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
-from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from accelerate.utils.launch import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+)
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
 PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+# Files at which Accelerate itself stops with an error of Python, not with a message.
+CRASHES = ("accelerate_nulls.yaml", "accelerate_precision_no_without_quotes.yaml")
 
 
 def is_valid_accelerate(path: pathlib.Path) -> bool:
-    expected = path.with_name(path.name + ".expected.json")
-    if not path.name.startswith("accelerate_") or not expected.exists():
+    path_of_expected = path.with_name(path.name + ".expected.json")
+    if not path.name.startswith("accelerate_") or not path_of_expected.exists():
         return False
-    return json.loads(expected.read_text()).get("dialect") == "Accelerate"
+    expected = json.loads(path_of_expected.read_text())
+    # With "launch", somebody else has started the processes, and `accelerate launch` has no part.
+    return expected.get("dialect") == "Accelerate" and "launch" not in expected
 
 
-def exported(args) -> dict:
-    """What the launcher would put into the environment of a worker."""
-    if args.use_deepspeed:
+class Recorder:
+    """Stands in for the launchers, so that launch_command itself picks the one that it would use."""
+
+    def __init__(self):
+        self.result = {}
+        for name in ("deepspeed", "multi_gpu", "simple"):
+            setattr(launch, f"{name}_launcher", getattr(self, name))
+        for name in ("tpu", "tpu_pod", "sagemaker"):
+            setattr(launch, f"{name}_launcher", self.unexpected)
+
+    def record(self, launcher: str, args, processes: int, environment: dict) -> None:
+        environment = {k: v for k, v in sorted(environment.items()) if k.startswith(PREFIXES)}
+        self.result = {"launcher": launcher, "processes": processes, "environment": environment}
+        if args.use_fsdp:
+            self.result["fsdp"] = plugin_of(environment)
+
+    def deepspeed(self, args) -> None:
         _, environment = prepare_deepspeed_cmd_env(args)
-    else:
+        self.record("deepspeed", args, args.num_processes, environment)
+
+    def multi_gpu(self, args) -> None:
         environment = prepare_multi_gpu_env(args)
-    return {k: v for k, v in sorted(environment.items()) if k.startswith(PREFIXES)}
+        processes = int(args.nproc_per_node) * int(args.num_machines)
+        self.record("torchrun", args, processes, environment)
+
+    def simple(self, args) -> None:
+        """One process that knows of no other, unless mpirun is to start them."""
+        command, environment = prepare_simple_launcher_cmd_env(args)
+        with_mpirun = args.mpirun_hostfile is not None
+        processes = args.num_processes if with_mpirun else 1
+        self.record("mpirun" if with_mpirun else "simple", args, processes, environment)
+
+    def unexpected(self, *args) -> None:
+        raise AssertionError("no file of the corpus asks for this launcher")
 
 
 def plugin_of(environment: dict) -> dict:
     """The choices of the FSDP plugin that a worker would build from that environment."""
     before = dict(os.environ)
     os.environ.update(environment)
+    precision = environment["ACCELERATE_MIXED_PRECISION"]
     # These two ask for a GPU at once; they say nothing that is recorded here.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = os.environ["FSDP_SYNC_MODULE_STATES"] = "false"
     try:
         plugin = FullyShardedDataParallelPlugin()
+        if precision != "no":  # as Accelerator does
+            plugin.set_mixed_precision(precision)
+        policy = plugin.mixed_precision_policy
         strategy = getattr(plugin.sharding_strategy, "name", None)
         prefetch = getattr(plugin.backward_prefetch, "name", None)
         return {
@@ -59,6 +99,8 @@ def plugin_of(environment: dict) -> dict:
             "activation_checkpointing": plugin.activation_checkpointing,
             "auto_wrap_policy": getattr(plugin.auto_wrap_policy, "__name__", None),
             "min_num_params": plugin.min_num_params,
+            "forward_prefetch": plugin.forward_prefetch,
+            "reduce_dtype": None if policy is None else str(policy.reduce_dtype),
         }
     finally:
         os.environ.clear()
@@ -70,17 +112,18 @@ def read(path: pathlib.Path) -> dict:
     words = ["--config_file", path.name]
     if "ranks" in arguments:
         words += ["--num_processes", arguments["ranks"]]
-    parser = launch_command_parser()
-    args = parser.parse_args(words + ["script.py"])
-    args, defaults, precision_from_file = _validate_launch_command(args)
-    if args.use_deepspeed:  # as launch_command does
-        fields = list(defaults.deepspeed_config) + ["mixed_precision"] * precision_from_file
-        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-    environment = exported(args)
-    result = {"num_processes": args.num_processes, "environment": environment}
-    if args.use_fsdp:
-        result["fsdp"] = plugin_of(environment)
-    return result
+    if "precision" in arguments:
+        words += ["--mixed_precision", arguments["precision"]]
+    recorder = Recorder()
+    launch.launch_command(launch.launch_command_parser().parse_args(words + ["script.py"]))
+    return recorder.result
+
+
+def refusal(path: pathlib.Path, error: BaseException) -> dict:
+    """What Accelerate refuses is recorded, but a fault of this script ends it."""
+    if type(error) not in (ValueError, SystemExit) and path.name not in CRASHES:
+        raise error
+    return {"refused": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
@@ -95,8 +138,8 @@ def main() -> None:
             continue
         try:
             golden["files"][path.name] = read(path)
-        except (Exception, SystemExit) as error:  # what it refuses is recorded, too
-            golden["files"][path.name] = {"refused": f"{type(error).__name__}: {error}"}
+        except (Exception, SystemExit) as error:
+            golden["files"][path.name] = refusal(path, error)
     target = HERE / "accelerate_golden.json"
     target.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
     print(f"{target}: {len(golden['files'])} files")

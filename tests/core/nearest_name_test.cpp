@@ -16,5 +16,11 @@ TEST(NearestName, TakesTheFewestEdits) {
   EXPECT_EQ(nearest_name("depth", {}), "");
 }
 
+TEST(NearestNames, AreInTheOrderOfTheirDistance) {
+  const std::vector<std::string> words{"depth", "dropout", "width"};
+  EXPECT_EQ(nearest_names("with", words, 2), (std::vector<std::string>{"width", "depth"}));
+  EXPECT_EQ(nearest_names("with", words, 9).size(), 3U);
+}
+
 }  // namespace
 }  // namespace tessera

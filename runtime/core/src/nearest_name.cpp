@@ -36,4 +36,12 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   return best;
 }
 
+std::vector<std::string> nearest_names(std::string_view word, std::vector<std::string> candidates,
+                                       std::size_t count) {
+  std::ranges::stable_sort(
+      candidates, {}, [&](const std::string& candidate) { return edit_distance(word, candidate); });
+  candidates.resize(std::min(candidates.size(), count));
+  return candidates;
+}
+
 }  // namespace tessera

@@ -62,9 +62,8 @@ std::vector<Question> network_questions() {
        .kind = kInteger,
        .fallback = 0,
        .asked_if = several,
-       .note = "For Tessera, give every machine the file of machine 0; `tessera launch --nodes "
-               "--node-rank --main-address` say the rest. The next answers are for `accelerate "
-               "launch`.",
+       .note = "`tessera launch --config FILE` reads this answer and the next. One file does for "
+               "all machines, if each says its own rank: `tessera launch --node-rank N`.",
        .check = [](const json& rank, const Answers& answers) -> std::string {
          const json machines = answer_or(answers, "num_machines", 1);
          if (rank < machines) return "";

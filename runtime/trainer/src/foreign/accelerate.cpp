@@ -14,6 +14,8 @@ namespace {
 
 constexpr const char* kType = "distributed_type";
 constexpr const char* kPrecision = "mixed_precision";
+constexpr const char* kProcesses = "num_processes";
+constexpr const char* kUseCpu = "use_cpu";
 
 const Node& empty_map() {
   static const Node node{.kind = Node::Kind::kMap};
@@ -28,12 +30,16 @@ class Accelerate {
         source_(source),
         known_(context),
         translation_(translation),
-        top_(translation, path_, document.root, accelerate_keys(), {.name = ""}) {}
+        top_(translation, path_, document.root, accelerate_keys(), {.name = "", .known = &known_}) {
+  }
 
   void translate() {
     const DistributedType& type = read_type();
     read_ranks(type);
     machines_ = translate_machines(top_, path_, ranks_, known_.launch());
+    if (top_.has("ipex_config")) {
+      top_.differ("ipex_config", "Accelerate 1.15 refuses the key, which it knew before");
+    }
     if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
     read_device();
     read_small_sections();
@@ -67,69 +73,121 @@ class Accelerate {
       top_.refuse(kType, unknown_value(*name, names));
     }
     if (found->refusal != nullptr) top_.refuse(kType, "'", *name, "': ", found->refusal);
+    if (*name != found->name) {
+      top_.differ(kType, concat("Accelerate refuses it unless it is spelt ", found->name));
+    }
     return *found;
   }
 
+  /// Who says how many ranks there are: the first of these that says anything.
+  enum class RanksFrom : std::uint8_t { kByFlag, kByKey, kByLauncher, kByType, kByNobody };
+
+  static bool is_one_process(const DistributedType& type) {
+    return std::string_view(type.name) == "NO";
+  }
+
+  RanksFrom ranks_from(const DistributedType& type) const {
+    if (known_.override_integer("ranks")) return RanksFrom::kByFlag;
+    if (top_.integer(kProcesses).value_or(-1) != -1) return RanksFrom::kByKey;
+    if (known_.launch().ranks > 0) return RanksFrom::kByLauncher;
+    return is_one_process(type) ? RanksFrom::kByType : RanksFrom::kByNobody;
+  }
+
   void read_ranks(const DistributedType& type) {
-    const char* key = "num_processes";
-    const auto given = known_.override_integer("ranks");
+    const RanksFrom from = ranks_from(type);
+    const auto key = top_.integer(kProcesses);  // -1 leaves it to others
+    const auto flag = known_.override_integer("ranks");
     const LaunchFacts& launch = known_.launch();
-    const auto ranks = top_.integer(key);
-    const bool one = std::string_view(type.name) == "NO";
-    if (ranks && *ranks > 0) {
-      if (one && *ranks > 1) {
-        top_.refuse(key, "is ", *ranks, ", but distributed_type NO is one process; use 1, or ",
-                    "distributed_type: FSDP or MULTI_GPU");
-      }
-      check_launched(key, *ranks, given.has_value());
-      top_.honour(key, "ranks", *ranks,
-                  given && *given != *ranks ? concat("the command line has ", *given) : "");
-    } else if (ranks && *ranks != -1) {
-      top_.refuse(key, "is ", *ranks, "; it must be at least 1, or -1 to give --ranks");
-    } else if (one && !given && launch.ranks > 1) {
-      top_.refuse(kType, "NO is one process, but ", launch.launcher, " has started ", launch.ranks,
-                  "; use FSDP, MULTI_CPU or MULTI_GPU");
-    } else if (ranks && given) {
-      top_.agree(key, "left to --ranks");
-    } else if (launch.ranks > 0 && !given && source_ == AccelerateSource::kFile) {
-      const std::string note = concat("as many as ", launch.launcher, " has started");
-      if (ranks) {
-        top_.honour(key, "ranks", launch.ranks, note);
-      } else {
-        top_.derive(key, "ranks", launch.ranks, note);
-      }
-    } else if (one) {
-      if (ranks) top_.agree(key, "distributed_type NO is one process");
-      top_.derive(key, "ranks", 1, "distributed_type NO is one process");
-    } else if (source_ == AccelerateSource::kFile && !given) {
-      top_.refuse(key, ranks ? "is -1" : "is missing", "; set it, or give --ranks",
-                  launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
+    refuse_ranks(type, from);
+    if (key && *key != -1) {
+      top_.honour(kProcesses, "ranks", *key,
+                  flag && *flag != *key ? concat("the command line has ", *flag) : "");
     }
-    if (given) {
-      ranks_ = *given;
-    } else if (ranks && *ranks > 0) {
-      ranks_ = *ranks;
+    switch (from) {
+      case RanksFrom::kByFlag:
+        if (key == -1) top_.agree(kProcesses, "left to --ranks");
+        ranks_ = *flag;
+        break;
+      case RanksFrom::kByKey:
+        ranks_ = *key;
+        break;
+      case RanksFrom::kByLauncher:
+        ranks_ = launch.ranks;
+        if (source_ == AccelerateSource::kFile) {
+          set_ranks(concat("as many as ", launch.launcher, " has started"));
+        }
+        break;
+      case RanksFrom::kByType:
+        ranks_ = 1;
+        set_ranks("distributed_type NO is one process");
+        break;
+      case RanksFrom::kByNobody:
+        ranks_ = kUnknownRanks;
+        break;
+    }
+    tell_processes(type);
+  }
+
+  /// The number is not in the file, or is -1 there.
+  void set_ranks(const std::string& note) {
+    if (top_.has(kProcesses)) {
+      top_.honour(kProcesses, "ranks", ranks_, note);
     } else {
-      ranks_ = launch.ranks > 0 ? launch.ranks : one ? 1 : kUnknownRanks;
+      top_.derive(kProcesses, "ranks", ranks_, note);
     }
   }
 
-  /// A launcher of others takes no number from the file, and nobody has said who is right.
-  void check_launched(const char* key, std::int64_t ranks, bool given) const {
+  void refuse_ranks(const DistributedType& type, RanksFrom from) const {
+    const auto key = top_.integer(kProcesses);
     const LaunchFacts& launch = known_.launch();
-    if (given || launch.ranks == 0 || launch.ranks == ranks) return;
-    top_.refuse(key, "is ", ranks, ", but ", launch.launcher, " has started ", launch.ranks,
-                launch.ranks == 1 ? " process" : " processes", "; start as many, or give --ranks ",
-                ranks % launch.ranks == 0 ? ranks : launch.ranks);
+    const bool one = is_one_process(type);
+    if (key && *key < 1 && *key != -1) {
+      top_.refuse(kProcesses, "is ", *key, "; it must be at least 1, or -1 to give --ranks");
+    }
+    if (one && key && *key > 1) {
+      top_.refuse(kProcesses, "is ", *key, ", but distributed_type NO is one process; use 1, or ",
+                  "distributed_type: FSDP or MULTI_GPU");
+    }
+    // A launcher of others takes no number from the file, and nobody has said who is right.
+    if (from == RanksFrom::kByKey && launch.ranks > 0 && launch.ranks != *key) {
+      top_.refuse(kProcesses, "is ", *key, ", but ", launch.launcher, " has started ", launch.ranks,
+                  launch.ranks == 1 ? " process" : " processes",
+                  "; start as many, or give --ranks ",
+                  *key % launch.ranks == 0 ? *key : launch.ranks);
+    }
+    if (from == RanksFrom::kByLauncher && one && launch.ranks > 1) {
+      top_.refuse(kType, "NO is one process, but ", launch.launcher, " has started ", launch.ranks,
+                  "; use FSDP, MULTI_CPU or MULTI_GPU");
+    }
+    if (from == RanksFrom::kByNobody && source_ == AccelerateSource::kFile) {
+      top_.refuse(kProcesses, key ? "is -1" : "is missing", "; set it, or give --ranks",
+                  launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
+    }
+  }
+
+  /// Where `accelerate launch` would start other processes, or computes elsewhere.
+  void tell_processes(const DistributedType& type) {
+    const std::string_view name = type.name;
+    const bool alone = known_.launch().launcher.empty() || known_.launch().launcher == kOwnLauncher;
+    if (name == "MULTI_CPU" && alone && ranks_ > 1) {
+      top_.differ(top_.has(kProcesses) ? kProcesses : kType,
+                  concat("'accelerate launch' starts one process for MULTI_CPU, unless ",
+                         "mpirun_hostfile is given; here there are ", ranks_, " ranks"),
+                  true);
+    }
+    const bool on_gpus = name == "FSDP" || name == "DEEPSPEED" || name == "MULTI_GPU";
+    if (on_gpus && top_.flag(kUseCpu).value_or(false)) {
+      top_.differ(kUseCpu, concat("'accelerate launch' ignores the key with distributed_type ",
+                                  name, " and runs on GPUs; here ranks compute on the CPU"));
+    }
   }
 
   void read_device() {
-    const char* key = "use_cpu";
-    if (!top_.has(key)) return;
-    if (top_.flag(key).value_or(false)) {
-      top_.honour(key, "device", "cpu");
+    if (!top_.has(kUseCpu)) return;
+    if (top_.flag(kUseCpu).value_or(false)) {
+      top_.honour(kUseCpu, "device", "cpu");
     } else {
-      top_.no_effect(key, "--device tells where ranks compute");
+      top_.no_effect(kUseCpu, "--device tells where ranks compute");
     }
   }
 
@@ -279,10 +337,15 @@ class Accelerate {
   void read_precision(bool low_precision_reduction) {
     const auto precision = top_.text(kPrecision);
     if (!precision) return;
-    if (*precision == "fp16") {
-      top_.refuse(kPrecision, "fp16 is not supported; use bf16, which needs no loss scaling");
+    if (*precision == "fp16" || *precision == "fp8") {
+      if (top_.overridden(kPrecision, "precision", concat(*precision, " is not supported"))) return;
+      top_.refuse(kPrecision, *precision, " is not supported; use bf16",
+                  *precision == "fp16" ? ", which needs no loss scaling" : "");
     }
-    if (*precision == "fp8") top_.refuse(kPrecision, "fp8 is not supported; use bf16");
+    if (top_.node(kPrecision)->scalar.is_boolean()) {
+      top_.differ(kPrecision,
+                  "Accelerate stops at a no without quotes, which YAML takes for false");
+    }
     const bool bf16 = *precision == "bf16";
     top_.honour(kPrecision, "precision", bf16 ? "bf16" : "fp32");
     // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32

@@ -1,7 +1,11 @@
 #include "foreign/accelerate_machines.h"
 
+#include <algorithm>
+#include <sstream>
+
 #include "foreign/accelerate_keys.h"
 #include "foreign/dialect.h"
+#include "foreign/fsdp.h"
 #include "tessera/trainer/launcher_keys.h"
 
 namespace tessera::foreign {
@@ -36,6 +40,48 @@ std::optional<std::int64_t> port_in(const Section& top) {
     top.refuse(kPort, "is ", *port, "; it may be 1 to ", kLastPort, ", or 0 for a free one");
   }
   return port;
+}
+
+bool is_index(const std::string& id) {
+  constexpr std::size_t kDigits = 4;
+  return !id.empty() && id.size() <= kDigits &&
+         std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// "all", or what CUDA_VISIBLE_DEVICES takes: different numbers, or names such as GPU-4d2a.
+void check_gpu_ids(const Section& top) {
+  const auto text = top.text(kGpus);
+  if (!text || lower(*text) == "all") return;
+  std::vector<std::string> seen;
+  std::istringstream list(*text);
+  for (std::string id; std::getline(list, id, ',');) {
+    id.erase(0, id.find_first_not_of(' '));
+    id.erase(id.find_last_not_of(' ') + 1);
+    if (!is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
+      top.refuse(kGpus, "'", id, "' is no GPU; give numbers with commas between them, or all");
+    }
+    if (std::ranges::find(seen, id) != seen.end()) {
+      top.refuse(kGpus, "names GPU ", id, " twice; name each GPU once");
+    }
+    seen.push_back(id);
+  }
+}
+
+/// What `tessera launch` would refuse, too, unless its flags say otherwise.
+void check_division(const Section& top, std::int64_t ranks, const LaunchFacts& launch) {
+  const std::int64_t machines = machines_in(top);
+  if (launch.machines > 0 || ranks == kUnknownRanks || ranks % machines == 0) return;
+  top.refuse(kMachines, "is ", machines, ", but ", ranks, ranks == 1 ? " rank" : " ranks",
+             " cannot be divided evenly over ", machines,
+             " machines; change num_processes or num_machines");
+}
+
+/// A rank without a number of machines is only half an answer.
+void tell_half(Section& top, const LaunchFacts& launch) {
+  if (launch.machines > 0 || top.has(kMachines) || top.integer(kRank).value_or(0) == 0) return;
+  top.differ(kRank,
+             "Accelerate ignores the key without num_machines; give that, or --nodes to "
+             "'tessera launch'");
 }
 
 bool asks_for_gpus(const Section& top) {
@@ -99,10 +145,16 @@ std::int64_t translate_machines(Section& top, const std::string& path, std::int6
   const bool launched = !launch.launcher.empty();
   machine_rank_in(top, launched);
   port_in(top);
+  check_gpu_ids(top);
+  check_division(top, ranks, launch);
   if (launched) {
     tell_launched(top, launch);
+    tell_half(top, launch);
   } else {
     tell_alone(top, path, ranks);
+  }
+  if (top.is_null(kMachines)) {
+    top.differ(kMachines, "Accelerate stops at a null here; leave the key out");
   }
   for (const char* key : {"rdzv_backend", "same_network"}) {
     if (top.has(key)) top.differ(key, "Accelerate's launcher ignores the key in a file", true);
@@ -131,6 +183,7 @@ LauncherKeys read_launcher_keys(const std::string& path, const std::vector<Setti
   };
   if (top.has(kMachines)) number(kMachines, machines_in(top), keys.machines);
   if (top.has(kRank)) number(kRank, machine_rank_in(top, true), keys.machine_rank);
+  check_gpu_ids(top);
   number(kPort, port_in(top), keys.port);
   text(kAddress, keys.address);
   text(kGpus, keys.gpu_ids);

@@ -26,7 +26,7 @@ class DeepSpeed {
         translation_(translation),
         through_accelerate_(accelerate_ranks.has_value()),
         ranks_(through_accelerate_ ? accelerate_ranks : launched_ranks(known)),
-        top_(translation, path_, document.root, deepspeed_keys(), {.name = ""}) {}
+        top_(translation, path_, document.root, deepspeed_keys(), {.name = "", .known = &known}) {}
 
   void translate() {
     ranks_ = translate_batch(top_, ranks_, known_);
@@ -59,6 +59,12 @@ class DeepSpeed {
         const std::string name = concat("zero_optimization.", key);
         const Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
       }
+    }
+    if (zero.flag("overlap_comm") == false) {
+      zero.differ("overlap_comm",
+                  "DeepSpeed then reduces after each backward, not during it; the "
+                  "sums are the same",
+                  true);
     }
     read_stage(zero);
   }
@@ -112,9 +118,11 @@ class DeepSpeed {
   bool is_enabled(const char* key) {
     const Node* node = open(key);
     if (node == nullptr) return false;
-    Section section(translation_, path_, *node, half_precision_keys(), {.name = key});
+    Section section(translation_, path_, *node, half_precision_keys(),
+                    {.name = key, .known = &known_});
     const bool enabled = section.flag("enabled").value_or(false);
     if (enabled && std::string_view(key) == "fp16") {
+      if (section.overridden("enabled", "precision", "fp16 is not supported")) return false;
       section.refuse("enabled", "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
                      "needs no loss scaling");
     }
@@ -139,8 +147,11 @@ class DeepSpeed {
       top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
     }
     const auto type = top_.text(kCommunication);
-    if (type == "fp16") top_.refuse(kCommunication, "fp16 is not supported; use bf16 or fp32");
-    if (type) {
+    if (type == "fp16") {
+      if (!top_.overridden(kCommunication, "reduce_dtype", "fp16 is not supported")) {
+        top_.refuse(kCommunication, "fp16 is not supported; use bf16 or fp32");
+      }
+    } else if (type) {
       top_.honour(kCommunication, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
     } else if (!bf16) {
       top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");

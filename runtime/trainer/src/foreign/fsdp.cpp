@@ -163,6 +163,7 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
     set_strategy(fsdp, choice, replicate > 1 ? choice.row->hybrid : choice.row->flat);
     if (parallelism.has(kReplicate)) {
       parallelism.honour(kReplicate, "replicas", replicate);
+      if (replicate > 1) parallelism.honour(kReplicate, "strategy", choice.row->hybrid);
     } else {
       parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
     }
@@ -239,7 +240,13 @@ void translate_wrap(Section& fsdp) {
     if (numel < 0) fsdp.refuse(kSize, "is ", numel, "; it must be at least 0");
     const std::string wrap = numel == 0 ? "none" : concat("size:", numel);
     fsdp.honour(kPolicy, "wrap", wrap);
-    if (fsdp.has(kSize)) fsdp.honour(kSize, "wrap", wrap);
+    if (fsdp.has(kSize)) {
+      fsdp.honour(kSize, "wrap", wrap);
+      const std::string& written = fsdp.node(kSize)->text;
+      if (written.find_first_not_of("0123456789") != std::string::npos) {
+        fsdp.differ(kSize, "Accelerate refuses a number that is not written in digits");
+      }
+    }
     fsdp.differ(kPolicy,
                 "FSDP wraps modules above that size; here successive layers make a unit of at "
                 "least that size",
@@ -277,6 +284,12 @@ void translate_prefetch(Section& fsdp, std::int64_t version) {
         true);
   }
   if (const auto ahead = fsdp.flag(kForward)) {
+    if (version == 2) {
+      fsdp.differ(
+          kForward,
+          concat("FSDP2 under Accelerate ignores the key", *ahead ? "; here it is honoured" : ""),
+          !*ahead);
+    }
     if (*ahead) {
       fsdp.honour(kForward, "prefetch_forward", 1);
     } else {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "foreign/known_settings.h"
 #include "tessera/core/nearest_name.h"
 
 namespace tessera::foreign {
@@ -76,6 +77,24 @@ std::optional<std::string> enabled(const Node& map) {
   return std::nullopt;
 }
 
+/// True if a value asks for what its key is about. `shown`: its canonical spelling.
+bool asks(const KeyRule& rule, const Node& node, const std::string& shown) {
+  if (!match(shown, rule.harmless).empty()) return false;
+  switch (rule.type) {
+    case KeyType::kFlag:  // where true is harmless, false asks
+      return rule.harmless.empty() ? shown == "true" : true;
+    case KeyType::kSection:
+      return shown == "true";
+    case KeyType::kAny:
+      return !(node.kind == Node::Kind::kScalar && node.scalar == false);
+    case KeyType::kInteger:
+    case KeyType::kNumber:
+    case KeyType::kText:
+      return true;
+  }
+  return true;
+}
+
 /// The value in one spelling, to compare with the table's, or nothing if it is of another type.
 std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
   switch (rule.type) {
@@ -94,6 +113,7 @@ std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
     case KeyType::kText:
       return node.kind == Node::Kind::kScalar ? std::optional(node.text) : std::nullopt;
     case KeyType::kSection:
+      if (rule.use != KeyUse::kUsed && as_flag(node) == false) return "false";
       if (node.kind != Node::Kind::kMap) return std::nullopt;
       return rule.use == KeyUse::kUsed ? "a section" : enabled(node);
     case KeyType::kAny:
@@ -140,17 +160,7 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   auto rule = named(member.key);
   const bool prefixed = rule != rules.end();
   if (!prefixed && !options_.prefix.empty()) rule = named(concat(options_.prefix, member.key));
-  if (rule == rules.end()) {
-    std::vector<std::string> names;
-    for (const KeyRule& known : rules) names.emplace_back(known.name);
-    std::string nearest = near_word(member.key, names);
-    if (nearest.empty()) nearest = nearest_name(concat(options_.prefix, member.key), names);
-    const std::string remedy = !nearest.empty()        ? concat("did you mean '", nearest, "'?")
-                               : options_.hint.empty() ? concat("the keys here are ", joined(names))
-                                                       : std::string(options_.hint);
-    fail(ErrorCode::kConfig, at_line(file_, member.line), path_of(member.key), ": unknown key; ",
-         remedy);
-  }
+  if (rule == rules.end()) refuse_unknown(member, rules);
   const auto before = items_.find(rule->name);
   require(before == items_.end(), ErrorCode::kConfig, at_line(file_, member.line),
           path_of(member.key), ": is there twice, also on line ",
@@ -173,43 +183,82 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
     return;
   }
   const auto shown = canonical(*rule, member.value);
-  if (!shown) {
-    const bool scalar = member.value.kind == Node::Kind::kScalar;
-    refuse(rule->name, scalar ? concat("'", member.value.text, "'") : "a list or section",
-           " is not ", in_words(*rule),
-           rule->values.empty() ? "" : "; allowed: ", joined(strings(rule->values)));
-  }
+  if (!shown) refuse_type(*rule, member.value);
   apply(*rule, item, *shown);
-  item.canonical = rule->values.empty() ? *shown : match(*shown, rule->values);
+  item.canonical = rule->allowed.empty() ? *shown : match(*shown, rule->allowed);
+}
+
+void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) const {
+  std::vector<std::string> names;
+  for (const KeyRule& known : rules) names.emplace_back(known.name);
+  const std::string word = concat(options_.prefix, member.key);
+  std::string nearest = near_word(member.key, names);
+  if (nearest.empty()) nearest = nearest_name(word, names);
+  const std::string remedy = !nearest.empty() ? concat("did you mean '", nearest, "'?")
+                             : options_.hint.empty()
+                                 ? concat("the nearest of the ", names.size(), " keys here are ",
+                                          joined(nearest_names(word, names, 3)))
+                                 : std::string(options_.hint);
+  fail(ErrorCode::kConfig, at_line(file_, member.line), path_of(member.key), ": unknown key; ",
+       remedy);
+}
+
+void Section::refuse_type(const KeyRule& rule, const Node& node) const {
+  const bool scalar = node.kind == Node::Kind::kScalar;
+  std::vector<std::string> items;
+  for (const Node& item : node.items) {
+    if (item.kind == Node::Kind::kScalar) items.push_back(item.text);
+  }
+  std::string remedy;
+  if (!rule.allowed.empty()) {
+    remedy = concat("; allowed: ", joined(strings(rule.allowed)));
+  } else if (rule.type == KeyType::kText && !items.empty()) {
+    remedy = concat("; write it as one text: \"", joined(items), "\"");
+  }
+  refuse(rule.name, scalar ? concat("'", node.text, "'") : "a list or section", " is not ",
+         in_words(rule), remedy);
 }
 
 void Section::apply(const KeyRule& rule, const Item& item, const std::string& shown) {
-  const bool listed = !match(shown, rule.values).empty();
-  const bool asks = !listed && shown != "false";
   switch (rule.use) {
     case KeyUse::kUsed:
     case KeyUse::kQuiet:
-      if (!listed && !rule.values.empty()) {
-        refuse(rule.name, unknown_value(shown, strings(rule.values)));
+      if (!rule.allowed.empty() && match(shown, rule.allowed).empty()) {
+        refuse(rule.name, unknown_value(shown, strings(rule.allowed)));
       }
-      if (rule.use == KeyUse::kQuiet) no_effect(rule.name, rule.note);
+      if (rule.use == KeyUse::kQuiet) no_effect(rule.name, rule.why);
       break;
     case KeyUse::kSaid:
-      if (asks) {
-        no_effect(rule.name, rule.note, true);
+      if (asks(rule, *item.node, shown)) {
+        no_effect(rule.name, rule.why, true);
       } else {
-        agree(rule.name, rule.note);
+        agree(rule.name, rule.why);
       }
       break;
     case KeyUse::kRefused:
-      if (asks) {
-        const std::string written = item.node->kind == Node::Kind::kScalar ? item.node->text : "";
-        refuse(rule.name, written.empty() ? "" : concat("'", written, "' "), "asks for ", rule.note,
-               ", which Tessera does not have; ", rule.instead);
-      }
-      agree(rule.name, concat("does not ask for ", rule.note));
+      apply_refused(rule, item, shown);
       break;
   }
+}
+
+void Section::apply_refused(const KeyRule& rule, const Item& item, const std::string& shown) {
+  if (!asks(rule, *item.node, shown)) {
+    agree(rule.name, concat("does not ask for ", rule.asks_for));
+    return;
+  }
+  if (!rule.refused.empty() && match(shown, rule.refused).empty()) {
+    refuse(rule.name, unknown_value(shown, strings(rule.harmless)));
+  }
+  const std::string refusal = concat("asks for ", rule.asks_for, ", which Tessera does not have");
+  if (overridden(rule.name, rule.lifted_by, refusal)) return;
+  const std::string written = item.node->kind == Node::Kind::kScalar ? item.node->text : "";
+  refuse(rule.name, written.empty() ? "" : concat("'", written, "' "), refusal, "; ", rule.instead);
+}
+
+bool Section::overridden(std::string_view key, const char* setting, const std::string& refusal) {
+  if (options_.known == nullptr || !options_.known->is_overridden(setting)) return false;
+  no_effect(key, concat(refusal, "; ", flag_name(setting), " decides instead"), true);
+  return true;
 }
 
 const Section::Item* Section::find(std::string_view key) const {
@@ -228,6 +277,11 @@ ConfigEntry& Section::entry(std::string_view key) {
 int Section::line(std::string_view key) const {
   const auto found = items_.find(key);
   return found == items_.end() ? map_line_ : translation_.entries[found->second.entry].line;
+}
+
+bool Section::is_null(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found != items_.end() && found->second.node->is_null();
 }
 
 bool Section::is_auto(std::string_view key) const {

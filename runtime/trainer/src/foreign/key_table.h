@@ -30,24 +30,31 @@ struct KeyRule {
   const char* name;
   KeyType type;
   KeyUse use;
-  /// kUsed: unused. kQuiet, kSaid: why it has no effect. kRefused: what it asks for.
-  const char* note = "";
-  /// kUsed, kQuiet: allowed values, in any case; none: all. kSaid, kRefused: values that ask for
-  /// nothing, besides null, false and what is empty. Sections ask if "enabled" in them is true.
-  std::vector<const char*> values{};
+  const char* why = "";        ///< kQuiet, kSaid: it has no effect
+  const char* asks_for = "";   ///< kRefused
+  const char* lifted_by = "";  ///< kRefused: the setting that, on the command line, decides instead
+  /// kUsed, kQuiet: values, in any case; none: all.
+  std::vector<const char*> allowed{};
+  /// kSaid, kRefused: values that ask for nothing, besides those that asks() knows by the type.
+  std::vector<const char*> harmless{};
+  /// kRefused: the values that ask for it; none: all others. What is in neither list is unknown.
+  std::vector<const char*> refused{};
   const char* instead = "";  ///< kRefused: what to do
   bool may_be_auto = false;  ///< DeepSpeed's "auto"
 };
+
+class KnownSettings;
 
 /// The keys of one section of a file, checked against its table and noted in a translation.
 class Section {
  public:
   /// Where a section stands and how its keys are spelt.
   struct Options {
-    std::string_view name;           ///< "fsdp_config", "" at the top
-    std::string_view prefix = {};    ///< keys may go without it: "fsdp_"
-    std::string_view hint = {};      ///< said of unknown keys that are near no known one
-    bool apart_from_prefix = false;  ///< tell that Accelerate ignores keys without the prefix
+    std::string_view name;                 ///< "fsdp_config", "" at the top
+    std::string_view prefix = {};          ///< keys may go without it: "fsdp_"
+    std::string_view hint = {};            ///< said of unknown keys that are near no known one
+    bool apart_from_prefix = false;        ///< tell that Accelerate ignores keys without the prefix
+    const KnownSettings* known = nullptr;  ///< whose command line lifts refusals; null: none does
   };
 
   /// Throws Error{kConfig} for keys that are unknown, there twice, of a wrong type or value, or
@@ -58,6 +65,8 @@ class Section {
   /// True if it is there, and neither null nor an empty text.
   bool has(std::string_view key) const { return find(key) != nullptr; }
   bool is_auto(std::string_view key) const;
+  /// True if it is there, and null.
+  bool is_null(std::string_view key) const;
   // The value if the key is there and neither null nor "auto". A text with allowed values is
   // spelt as the table has it.
   std::optional<bool> flag(std::string_view key) const;
@@ -83,6 +92,8 @@ class Section {
               const std::string& note, bool announce = false);
   /// The same if no setting says it.
   void absent(std::string_view key, const std::string& note, bool announce = false);
+  /// If the command line gives `setting`, `refusal` does not matter: says so, and is true.
+  bool overridden(std::string_view key, const char* setting, const std::string& refusal);
   /// Gives all used keys that have no outcome yet this one.
   void leave_unused(const std::string& note, bool announce,
                     KeyOutcome outcome = KeyOutcome::kNoEffect);
@@ -104,6 +115,10 @@ class Section {
   std::string path_of(std::string_view key) const;
   void read_member(const Node::Member& member, const std::vector<KeyRule>& rules);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);
+  void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
+  [[noreturn]] void refuse_unknown(const Node::Member& member,
+                                   const std::vector<KeyRule>& rules) const;
+  [[noreturn]] void refuse_type(const KeyRule& rule, const Node& node) const;
 
   ConfigTranslation& translation_;
   std::string file_;

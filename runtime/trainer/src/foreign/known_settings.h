@@ -21,6 +21,10 @@ class KnownSettings {
   std::optional<double> override_number(std::string_view name) const {
     return override_value<double>(name);
   }
+  /// True if the command line says anything of it.
+  bool is_overridden(std::string_view name) const {
+    return context_.overrides.contains(std::string(name));
+  }
   // The same, else the default. Throws Error{kInternal} if there is none.
   std::int64_t integer(std::string_view name) const {
     return override_integer(name).value_or(fallback(name).get<std::int64_t>());
