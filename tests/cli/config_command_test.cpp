@@ -192,13 +192,20 @@ TEST_F(ConfigCommand, EndOfInputLeavesNothing) {
   // However far it gets.
   const std::vector<std::string> answers{"multi-GPU", "", "", "", "yes", "", "", "", "",
                                          "",          "", "", "", "",    "", "", ""};
-  for (std::size_t count = 0; count < 5; ++count) {
+  std::size_t enough = 0;
+  while (true) {
+    SCOPED_TRACE(enough);
+    ASSERT_LE(enough, answers.size());
     const ProgramResult result =
-        answer("a.yaml", {answers.begin(), answers.begin() + static_cast<std::ptrdiff_t>(count)});
+        answer("a.yaml", {answers.begin(), answers.begin() + static_cast<std::ptrdiff_t>(enough)});
+    if (result.exit_code == 0) break;
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr("nothing was written"));
     EXPECT_TRUE(nothing_was_written());
+    ++enough;
   }
+  EXPECT_GT(enough, 10U);
+  EXPECT_FALSE(nothing_was_written());
 }
 
 TEST_F(ConfigCommand, WritesJsonIfTheNameSaysSo) {

@@ -3,7 +3,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <iterator>
+#include <sstream>
+
 #include "cli/launched_program.h"
+#include "cli/pseudo_terminal.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
 namespace tessera {
@@ -71,25 +75,47 @@ TEST_F(LaunchCommand, OutputComesInWholeLinesWithTheirRanks) {
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("\033")));
 }
 
-TEST_F(LaunchCommand, AKilledProcessEndsAllAndIsNamed) {
-  const auto begin = std::chrono::steady_clock::now();
-  pid_t killed = 0;
+/// The processes that `parent` has started, in that order.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream list(read_file("/proc/" + std::to_string(parent) + "/task/" +
+                                    std::to_string(parent) + "/children"));
+  return {std::istream_iterator<pid_t>(list), {}};
+}
+
+/// Kills a process once training runs, and tells how long all others lived on.
+class Killer {
+ public:
+  explicit Killer(std::string log) : log_(std::move(log)) {}
+
+  void kill_child(pid_t launcher, std::size_t index) {
+    while (read_file(log_).find("\"step\":3,") == std::string::npos) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    killed_ = children_of(launcher).at(index);
+    kill(killed_, SIGKILL);
+    since_ = std::chrono::steady_clock::now();
+  }
+  pid_t killed() const { return killed_; }
+  auto elapsed() const { return std::chrono::steady_clock::now() - since_; }
+
+ private:
+  std::string log_;
+  pid_t killed_ = 0;
+  std::chrono::steady_clock::time_point since_{};
+};
+
+constexpr std::chrono::seconds kSoon{10};
+
+TEST_F(LaunchCommand, AKilledProcessEndsAllSoonAndIsNamed) {
+  Killer killer(path("log"));
   const ProgramResult result = launch(
       {"--processes", "3"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},
-      [&](pid_t launcher) {
-        while (read_file(path("log")).find("\"step\":3,") == std::string::npos) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        }
-        const std::string children = read_file("/proc/" + std::to_string(launcher) + "/task/" +
-                                               std::to_string(launcher) + "/children");
-        killed = std::stoi(children.substr(children.find(' ')));  // the second
-        kill(killed, SIGKILL);
-      });
+      [&](pid_t launcher) { killer.kill_child(launcher, 1); });
+  EXPECT_LT(killer.elapsed(), kSoon);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("rank 1 (process 1, pid " + std::to_string(killed)));
+  EXPECT_THAT(result.err, HasSubstr("rank 1 (process 1, pid " + std::to_string(killer.killed())));
   EXPECT_THAT(result.err, HasSubstr("was killed by signal 9"));
   EXPECT_THAT(result.err, HasSubstr("[rank 0] tessera: error:"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
 TEST_F(LaunchCommand, CtrlCEndsAllAfterTheStep) {
@@ -147,36 +173,47 @@ TEST_F(LaunchCommand, ServesWhatTorchrunExports) {
                    path("threads.jsonl")})
                 .exit_code,
             0);
-  const std::string port = std::to_string(20000 + getpid() % 10000);
+  const std::string port = port_of_test();
+  testing::ScopedVariables variables{};  // all that torchrun 2.x sets
   for (const auto& [name, value] :
        {std::pair("WORLD_SIZE", "2"), std::pair("MASTER_ADDR", "127.0.0.1"),
-        std::pair("MASTER_PORT", port.c_str())}) {
-    setenv(name, value, 1);
+        std::pair("MASTER_PORT", port.c_str()), std::pair("LOCAL_WORLD_SIZE", "2"),
+        std::pair("GROUP_RANK", "0"), std::pair("GROUP_WORLD_SIZE", "1"),
+        std::pair("ROLE_NAME", "default"), std::pair("ROLE_WORLD_SIZE", "2"),
+        std::pair("TORCHELASTIC_RUN_ID", "none"), std::pair("TORCHELASTIC_RESTART_COUNT", "0"),
+        std::pair("TORCHELASTIC_MAX_RESTARTS", "0"),
+        std::pair("TORCHELASTIC_USE_AGENT_STORE", "True"), std::pair("OMP_NUM_THREADS", "1")}) {
+    variables.set(name, value);
   }
   // The second process is started while the first one runs; it prints and logs nothing.
   ProgramResult second;
-  setenv("RANK", "0", 1);
+  const auto be_rank = [&](const char* rank) {
+    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) variables.set(name, rank);
+  };
+  be_rank("0");
   const std::vector<std::string> arguments{"--data", data,    "--steps",
                                            "3",      "--log", path("processes.jsonl")};
   const ProgramResult first = train(arguments, [&](pid_t) {
-    setenv("RANK", "1", 1);
+    be_rank("1");
     second.exit_code = std::system((std::string(TESSERA_PROGRAM) +
                                     " train --layers 2 --heads 2 --width 16 --context-length 16 "
                                     "--micro-batch 2 --steps 3 --data " +
                                     data)
                                        .c_str());
   });
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(name);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0);
   EXPECT_EQ(numbers("processes.jsonl"), numbers("threads.jsonl"));
 }
 
+std::string why_no_mpirun() {
+  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) return "there is no mpirun";
+  const auto module = std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
+  return std::filesystem::exists(module) ? "" : "built without MPI";
+}
+
 TEST_F(LaunchCommand, WorksUnderMpirun) {
-  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun";
-  const std::string module =
-      std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
-  if (!std::filesystem::exists(module)) GTEST_SKIP() << "built without MPI";
+  if (!why_no_mpirun().empty()) GTEST_SKIP() << why_no_mpirun();
   const std::string data = write_text();
   ASSERT_EQ(train({"--data", data, "--steps", "3", "--ranks", "4", "--quiet", "--log",
                    path("threads.jsonl")})
@@ -193,6 +230,24 @@ TEST_F(LaunchCommand, WorksUnderMpirun) {
       data + " --log " + path("mpi.jsonl") + " >" + path("out") + " 2>&1";
   ASSERT_EQ(std::system(command.c_str()), 0) << read_file(path("out"));
   EXPECT_EQ(numbers("mpi.jsonl"), numbers("threads.jsonl"));
+}
+
+TEST_F(LaunchCommand, AKilledProcessEndsAllSoonUnderMpirun) {
+  if (!why_no_mpirun().empty()) GTEST_SKIP() << why_no_mpirun();
+  std::vector<std::string> command{"/usr/bin/env", "mpirun", "-n", "3", "--oversubscribe"};
+  for (const char* word : {"--allow-run-as-root", "--bind-to", "none", TESSERA_PROGRAM}) {
+    command.emplace_back(word);
+  }
+  for (const std::string& word : small_training()) command.push_back(word);
+  for (const char* word : {"--steps", "1000000", "--data"}) command.emplace_back(word);
+  command.push_back(write_text());
+  command.insert(command.end(), {"--log", path("log")});
+  testing::PseudoTerminal mpirun(command);
+  Killer killer(path("log"));
+  killer.kill_child(mpirun.pid(), 1);
+  EXPECT_NE(mpirun.exit_code(), 0);
+  EXPECT_LT(killer.elapsed(), kSoon);
+  EXPECT_THAT(mpirun.shown(), ::testing::ContainsRegex("rank 1"));
 }
 
 }  // namespace

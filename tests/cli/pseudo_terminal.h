@@ -58,6 +58,7 @@ class PseudoTerminal {
     EXPECT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
 
+  pid_t pid() const { return pid_; }
   void send(int signal) { EXPECT_EQ(kill(pid_, signal), 0); }
 
   /// True if lines are edited and shown as they are typed, as it is in a shell.

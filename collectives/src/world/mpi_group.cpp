@@ -63,6 +63,14 @@ Messenger* make_messenger() {
 
 }  // namespace
 
+std::optional<std::filesystem::path> find_mpi_module() {
+  for (const std::filesystem::path& place : places()) {
+    std::error_code ignored;
+    if (std::filesystem::exists(place, ignored)) return place.lexically_normal();
+  }
+  return std::nullopt;
+}
+
 std::unique_ptr<World> make_mpi_world(const WorldOptions& options) {
   return make_world(std::unique_ptr<Messenger>(make_messenger()), options);
 }

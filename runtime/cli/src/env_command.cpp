@@ -1,6 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <array>
-#include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "commands.h"
+#include "config_in_force.h"
 #include "machine.h"
+#include "peer_matrix.h"
 #include "terminal.h"
+#include "tessera/collectives/mpi_group.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/byte_size.h"
-#include "tessera/trainer/config_sources.h"
 
 extern "C" char** environ;
 
@@ -48,19 +50,23 @@ void add_machine(Rows& rows) {
 }
 
 std::string describe(const CudaGpu& gpu) {
-  std::string peers;
-  for (const int peer : gpu.peers) peers += (peers.empty() ? "" : ",") + std::to_string(peer);
   return gpu.name + ", sm_" + std::to_string(gpu.major) + std::to_string(gpu.minor) + ", " +
-         format_bytes(gpu.total_bytes) + " (" + format_bytes(gpu.free_bytes) + " free), " +
-         (peers.empty() ? "no peers" : "peers " + peers);
+         format_bytes(gpu.total_bytes) + " (" + format_bytes(gpu.free_bytes) + " free)";
 }
 
-void add_cuda(Rows& rows) {
-  const CudaStatus cuda = cuda_status();
+/// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06 ..."
+std::string kernel_module() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  return std::getline(file, line) ? line : "not loaded";
+}
+
+void add_cuda(Rows& rows, const CudaStatus& cuda) {
   rows.emplace_back("CUDA", cuda.usable() ? "usable" : cuda.problem);
   if (!cuda.module.empty()) {
     rows.emplace_back("CUDA backend", cuda.module + ", built with CUDA " + cuda.runtime_version);
-    rows.emplace_back("NVIDIA driver", "runs CUDA " + or_absent(cuda.driver_version));
+    rows.emplace_back("NVIDIA driver", kernel_module());
+    rows.emplace_back("CUDA of the driver", "up to " + or_absent(cuda.driver_version));
     rows.emplace_back("cuBLASLt", or_absent(cuda.blas_version));
     rows.emplace_back("cuDNN", or_absent(cuda.dnn_version));
     rows.emplace_back("NCCL", or_absent(cuda.nccl_version));
@@ -68,6 +74,11 @@ void add_cuda(Rows& rows) {
   for (const CudaGpu& gpu : cuda.gpus) {
     rows.emplace_back("GPU " + std::to_string(gpu.ordinal), describe(gpu));
   }
+}
+
+void add_mpi(Rows& rows) {
+  const auto module = find_mpi_module();
+  rows.emplace_back("MPI", module ? module->string() : "not found: mpirun cannot start this build");
 }
 
 /// Variables of launchers and libraries that change what a run does.
@@ -100,37 +111,34 @@ void add_environment(Rows& rows) {
   rows.emplace_back("environment", list(found, " "));
 }
 
-void add_config(Rows& rows, const std::string& given) {
-  if (!given.empty()) {
-    rows.emplace_back("config", given + " (tessera explain " + given + ")");
-    return;
-  }
-  const auto file = default_accelerate_config([](const char* name) { return std::getenv(name); });
-  rows.emplace_back(
-      "config",
-      file ? *file + ", Accelerate's default, would be used (tessera explain " + *file + ")"
-           : "none in force");
-}
-
-int run_env(const std::string& config, bool json) {
+int run_env(const std::string& given, bool json) {
+  const CudaStatus cuda = cuda_status();
+  const ConfigInForce config = config_in_force(given);
   Rows rows{{"tessera", TESSERA_VERSION},
             {"oneDNN", onednn_version()},
             {"compiler", "GCC-compatible " __VERSION__}};
   add_machine(rows);
-  add_cuda(rows);
+  add_cuda(rows, cuda);
+  add_mpi(rows);
   add_environment(rows);
-  add_config(rows, config);
+  rows.emplace_back("config", config.description);
+  // The report is whole in any case; a file that was named and is of no use is a usage error.
+  const int exit_code = given.empty() || config.readable ? kExitGood : kExitUsage;
   if (json) {
     nlohmann::ordered_json object{{"kind", "env"}};
     for (const auto& [name, value] : rows) object[name] = value;
     std::cout << object.dump(2) << "\n";
-    return kExitGood;
+    return exit_code;
   }
   std::cout << "Copy this into a report:\n\n";
   for (const auto& [name, value] : rows) {
     std::cout << "- " << name << ": " << value << "\n";
   }
-  return kExitGood;
+  if (cuda.gpus.size() > 1) {
+    std::cout << "\n";
+    peer_matrix(cuda.gpus).print(std::cout);
+  }
+  return exit_code;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -57,13 +58,19 @@ int bits_of(const std::string& dtype) {
        "; choose float32, float16, bfloat16, int8 or int4");
 }
 
+/// As Accelerate counts: a block is never split, of the rest every module is a layer of its own. So
+/// the two embeddings are two, though one layer here has both.
 std::int64_t largest_layer(const Model& model) {
-  std::int64_t largest = 0;
+  std::map<std::string, std::int64_t> numel;
   for (const auto& layer : model.layers) {
-    std::int64_t numel = 0;
-    for (const ParameterSpec& parameter : layer->parameters()) numel += parameter.shape.numel();
-    largest = std::max(largest, numel);
+    for (const ParameterSpec& parameter : layer->parameters()) {
+      const bool block = layer->type() == "TransformerBlock";
+      const std::string module = parameter.name.substr(0, parameter.name.rfind('.'));
+      numel[block ? layer->name() : module] += parameter.shape.numel();
+    }
   }
+  std::int64_t largest = 0;
+  for (const auto& [module, count] : numel) largest = std::max(largest, count);
   return largest;
 }
 
@@ -171,10 +178,11 @@ void print_text(const Request& request, const std::vector<LoadRow>& loads,
   }
   loading.print(std::cout);
   std::cout
-      << "\nThat table, Accelerate's, has neither activations nor sharding in it. What one rank "
-         "needs in\ntraining, from the plan (what a run measures, to the byte): micro-batch "
-      << request.micro_batch << ", sequences of " << sequence_length
-      << ",\nfp32 master weights and moments, gradients reduced in fp32, by recomputation:\n\n";
+      << "\nThat table is Accelerate's (and bfloat16, which that lacks), without activations or "
+         "sharding.\nWhat one rank needs in training, from the plan (what a run measures, to "
+         "the byte): micro-batch "
+      << request.micro_batch << ",\nsequences of " << sequence_length
+      << ", fp32 master weights and moments, gradients reduced in fp32, by recomputation:\n\n";
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
   for (const PlanRow& row : plans) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};

@@ -1,21 +1,17 @@
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "commands.h"
+#include "peer_matrix.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/trainer/byte_size.h"
 #include "text_table.h"
 
 namespace tessera::cli {
 namespace {
-
-bool reaches(const CudaGpu& gpu, int peer) {
-  return std::find(gpu.peers.begin(), gpu.peers.end(), peer) != gpu.peers.end();
-}
 
 void print_json(const CudaStatus& status) {
   auto gpus = nlohmann::ordered_json::array();
@@ -34,21 +30,6 @@ void print_json(const CudaStatus& status) {
   const nlohmann::ordered_json object{
       {"kind", "gpu-info"}, {"problem", status.problem}, {"gpus", gpus}};
   std::cout << object.dump(2) << "\n";
-}
-
-void print_peers(const std::vector<CudaGpu>& gpus) {
-  std::vector<std::string> heading{"reaches"};
-  for (const CudaGpu& gpu : gpus) heading.push_back("GPU " + std::to_string(gpu.ordinal));
-  TextTable table(heading);
-  for (const CudaGpu& from : gpus) {
-    std::vector<std::string> row{"GPU " + std::to_string(from.ordinal)};
-    for (const CudaGpu& to : gpus) {
-      const bool same = from.ordinal == to.ordinal;
-      row.emplace_back(same ? "-" : reaches(from, to.ordinal) ? "yes" : "no");
-    }
-    table.add(row);
-  }
-  table.print(std::cout);
 }
 
 int run_gpu_info(bool json) {
@@ -71,7 +52,7 @@ int run_gpu_info(bool json) {
   table.print(std::cout);
   if (status.gpus.size() > 1) {
     std::cout << "\n";
-    print_peers(status.gpus);
+    peer_matrix(status.gpus).print(std::cout);
   }
   return kExitGood;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "foreign_commands.h"
 #include "launch/launch_command.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -33,6 +34,8 @@ void check_command(const CLI::App& app, int argc, const char* const* argv) {
   require(argc > 1, ErrorCode::kConfig, "no command; try 'tessera train --data FOLDER' or ",
           "'tessera --help'");
   const std::string word = argv[1];
+  const std::string foreign = about_foreign_command(word);
+  require(foreign.empty(), ErrorCode::kConfig, foreign);
   const bool known = std::find(names.begin(), names.end(), word) != names.end();
   require(known || word.rfind('-', 0) == 0, ErrorCode::kConfig,
           unknown_name("command", word, names));

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "tessera/collectives/world.h"
 
@@ -15,5 +17,8 @@ namespace tessera {
 /// program, or in ../lib. Initialises MPI with MPI_THREAD_MULTIPLE; once in a process. Throws
 /// Error{kUnavailable} with the remedy if there is no module or no such MPI.
 std::unique_ptr<World> make_mpi_world(const WorldOptions& options);
+
+/// The module that make_mpi_world would load, if there is one.
+std::optional<std::filesystem::path> find_mpi_module();
 
 }  // namespace tessera

@@ -1,0 +1,116 @@
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cli/launched_program.h"
+
+// `tessera env` and `gpu-info`, which are for reports, and what every command does at once.
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ProgramResult;
+using testing::ScopedVariables;
+
+constexpr const char* kFile = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 4\n";
+
+/// Without the default file of the person who runs the test.
+class EnvCommand : public testing::LaunchTest {
+ protected:
+  json report(const std::vector<std::string>& more, int exit_code = 0) {
+    std::vector<std::string> arguments{"env", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    EXPECT_EQ(result.err, "");
+    return json::parse(result.out);
+  }
+};
+
+TEST_F(EnvCommand, TellsTheMachineTheLibrariesAndWhatALauncherHasSet) {
+  const ScopedVariables variables{{"FSDP_VERSION", "2"}, {"OMP_NUM_THREADS", "3"}};
+  const json said = report({});
+  for (const char* key : {"tessera", "system", "processor", "cores", "memory", "CUDA", "MPI"}) {
+    ASSERT_TRUE(said.contains(key)) << key;
+    EXPECT_NE(said[key], "") << key;
+  }
+  EXPECT_THAT(said["environment"].get<std::string>(),
+              AllOf(HasSubstr("FSDP_VERSION=2"), HasSubstr("OMP_NUM_THREADS=3")));
+  EXPECT_EQ(said["config"], "none in force");
+  const ProgramResult text = run({"env"});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("- processor: " + said["processor"].get<std::string>()),
+                              HasSubstr("- config: none in force")));
+}
+
+TEST_F(EnvCommand, TellsWhatTheConfigInForceMeans) {
+  const std::string file = write("a.yaml", kFile);
+  EXPECT_THAT(report({"--config", file})["config"].get<std::string>(),
+              HasSubstr(file + ", settings of Accelerate: strategy full_shard on 4 ranks, bf16"));
+  std::filesystem::create_directories(path("hf/accelerate"));
+  const std::string default_file = write("hf/accelerate/default_config.yaml", kFile);
+  EXPECT_THAT(report({})["config"].get<std::string>(),
+              HasSubstr(default_file + " (Accelerate's default), settings of Accelerate"));
+}
+
+TEST_F(EnvCommand, TellsOfAFileThatIsMissingOrWrong) {
+  EXPECT_THAT(report({"--config", path("none.yaml")}, 2)["config"].get<std::string>(),
+              AllOf(HasSubstr("none.yaml"), HasSubstr("cannot be opened")));
+  std::filesystem::create_directories(path("hf/accelerate"));
+  const std::string broken =
+      write("hf/accelerate/default_config.yaml", "distributed_type: FSDP\nnum_proceses: 2\n");
+  EXPECT_THAT(report({})["config"].get<std::string>(),
+              AllOf(HasSubstr("no run can use"), HasSubstr(broken + ":2: num_proceses")));
+}
+
+TEST_F(EnvCommand, GpuInfoListsGpusOrSaysWhyThereAreNone) {
+  const ProgramResult listed = run({"gpu-info", "--json"});
+  ASSERT_EQ(listed.exit_code, 0) << listed.err;
+  const json status = json::parse(listed.out);
+  EXPECT_EQ(status["gpus"].empty(), status["problem"] != "") << listed.out;
+  const ProgramResult text = run({"gpu-info"});
+  if (status["gpus"].empty()) {
+    EXPECT_THAT(text.out, AllOf(HasSubstr("No GPU can be used"), HasSubstr(status["problem"])));
+  } else {
+    EXPECT_THAT(text.out, HasSubstr(status["gpus"][0]["uuid"].get<std::string>()));
+  }
+}
+
+TEST_F(EnvCommand, CommandsOfAccelerateAreAnsweredInASentence) {
+  EXPECT_THAT(error_of(run({"merge-weights", "a", "b"})), HasSubstr("saving is not built yet"));
+  EXPECT_THAT(error_of(run({"merge_weights"})), HasSubstr("saving is not built yet"));
+  EXPECT_THAT(error_of(run({"to-fsdp2", "--config_file", "a"})), HasSubstr("tessera explain"));
+  EXPECT_THAT(error_of(run({"tpu-config"})), HasSubstr("TPUs are not supported"));
+  EXPECT_THAT(error_of(run({"trian"})), HasSubstr("did you mean 'train'?"));
+}
+
+TEST_F(EnvCommand, StartsInAMoment) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers start slowly";
+#endif
+  // Processor time, and the least of several runs: a machine with other work does not count.
+  const auto used = [] {
+    rusage usage{};
+    EXPECT_EQ(getrusage(RUSAGE_CHILDREN, &usage), 0);
+    const auto ms = [](const timeval& t) {
+      return 1e3 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_usec);
+    };
+    return ms(usage.ru_utime) + ms(usage.ru_stime);
+  };
+  double least = std::numeric_limits<double>::max();
+  constexpr int kRuns = 9;
+  for (int i = 0; i < kRuns; ++i) {
+    const double before = used();
+    ASSERT_EQ(run({"--version"}).exit_code, 0);
+    least = std::min(least, used() - before);
+  }
+  EXPECT_LT(least, 50.0);
+  EXPECT_GT(least, 0.0);
+}
+
+}  // namespace
+}  // namespace tessera
