@@ -37,6 +37,11 @@ std::string check_classes(const json& answer, const Answers&) {
   return "";
 }
 
+std::string the_mesh(const Answers& answers, const json& shard) {
+  return concat("The mesh of ", answer_or(answers, kReplicate, 1).get<std::int64_t>(), " x ",
+                shard.get<std::int64_t>());
+}
+
 std::vector<Question> strategy_questions() {
   return {
       yes_or_no(kUseFsdp, "Do you want to use FullyShardedDataParallel?", false,
@@ -147,8 +152,8 @@ std::vector<Question> mesh_questions(const MachineFacts& machine) {
          const auto machines = answer_or(answers, "num_machines", 1).get<std::int64_t>();
          const std::int64_t ranks = mesh_size(answers) * shard.get<std::int64_t>();
          if (ranks == 1 || ranks % machines == 0) return "";
-         return concat("The mesh of ", answer_or(answers, kReplicate, 1), " x ", shard, " has ",
-                       ranks, " ranks, which ", machines, " machines cannot share evenly.");
+         return concat(the_mesh(answers, shard), " has ", ranks, " ranks, which ", machines,
+                       " machines cannot share evenly.");
        }},
   };
 }
@@ -161,9 +166,8 @@ std::int64_t mesh_size(const Answers& answers) {
 std::string check_mesh(std::int64_t ranks, const Answers& answers) {
   const std::int64_t mesh = mesh_size(answers);
   if (mesh == 1 || ranks == mesh) return "";
-  return concat("The mesh of ", answer_or(answers, kReplicate, 1), " x ",
-                answer_or(answers, kShard, 1), " has ", mesh, " ranks; enter ", mesh,
-                ", or start again for another mesh.");
+  return concat(the_mesh(answers, answer_or(answers, kShard, 1)), " has ", mesh, " ranks; enter ",
+                mesh, ", or start again for another mesh.");
 }
 
 }  // namespace tessera::cli
