@@ -45,10 +45,7 @@ void add_strategies(const Remedy& base, std::vector<Remedy>& remedies) {
   for (const std::string& name : more_sharded(base.options)) {
     Remedy remedy = base;
     remedy.words += (remedy.words.empty() ? "" : " ") + concat("--strategy ", name);
-    remedy.options.strategy = name;
-    remedy.options.placement.reset();
-    remedy.options.reshard_after_forward.reset();
-    remedy.options.replicas = 1;
+    remedy.options = with_strategy(base.options, name);
     remedies.push_back(std::move(remedy));
   }
 }

@@ -96,6 +96,14 @@ std::string strategy_note(const TrainerOptions& resolved) {
   return strategy_note(strategy, make_mesh(resolved.ranks, resolved.replicas));
 }
 
+TrainerOptions with_strategy(TrainerOptions options, std::string_view name) {
+  options.strategy = find_strategy(name).name;
+  options.placement.reset();
+  options.reshard_after_forward.reset();
+  options.replicas = 0;
+  return options;
+}
+
 std::string to_string(const WrapPolicy& policy) {
   switch (policy.kind) {
     case WrapPolicy::Kind::kLayer:

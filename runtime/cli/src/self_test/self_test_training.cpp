@@ -5,6 +5,7 @@
 #include "gpt_settings.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/trainer.h"
 
 namespace tessera::cli {
@@ -45,21 +46,26 @@ SelfTestTraining::SelfTestTraining(TrainerOptions options)
     : options_(std::move(options)),
       model_(make_gpt({.vocab_size = kVocabulary,
                        .context_length = kLength,
-                       .layers = 2,
+                       .layers = 4,
                        .heads = 2,
                        .width = 32})) {}
 
 TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   const Sequences data;
-  TrainerOptions options = options_;
-  options.strategy = strategy.name;
-  options.replicas = strategy.hybrid ? 2 : 0;
+  TrainerOptions options = with_strategy(options_, strategy.name);
   options.steps = kSteps;
   options.micro_batch = 2;
+  // Strategies that add up micro-steps before they reduce, or inside replicas first, add in another
+  // order, and sums in bf16 are rounded in other places: then their bits may differ.
+  options.accumulate = 1;
+  options.reduction_order = ReductionOrder::kRank;
+  options.reduce_dtype = DType::kFloat32;
   options.optimizer.clip_norm = 1.0;
   options.learning_rate = {.peak = 1e-2};
   options.deterministic_collectives = true;
   const Trainer trainer(model_, data, options);
+  require(trainer.plan().options.placement == strategy.placement, ErrorCode::kInternal,
+          "another strategy than ", strategy.name, " was planned");
   TrainingOutcome outcome;
   const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
     outcome.losses.push_back(record.loss);
@@ -69,6 +75,7 @@ TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   outcome.first_loss = summary.first_loss;
   outcome.last_loss = summary.last_loss;
   outcome.parameters_sha256 = summary.parameters_sha256;
+  outcome.peak_bytes = summary.measured_memory.total;
   require(summary.measured_memory == summary.predicted_memory, ErrorCode::kInternal,
           "the measured peak of memory is ", summary.measured_memory.total,
           " bytes, and the plan predicted ", summary.predicted_memory.total);
@@ -84,7 +91,7 @@ std::string SelfTestTraining::run_reference() {
   require(reference_.last_loss < reference_.first_loss, ErrorCode::kInternal, "the loss went from ",
           reference_.first_loss, " to ", reference_.last_loss);
   return concat("loss ", fixed(reference_.first_loss, 3), " -> ", fixed(reference_.last_loss, 3),
-                " in ", kSteps, " steps");
+                " in ", kSteps, " steps, with ", format_bytes(reference_.peak_bytes), " per rank");
 }
 
 std::string SelfTestTraining::run(const Strategy& strategy) const {
@@ -96,7 +103,8 @@ std::string SelfTestTraining::run(const Strategy& strategy) const {
           "other gradient norms than no_shard");
   require(outcome.parameters_sha256 == reference_.parameters_sha256, ErrorCode::kInternal,
           "other parameters than no_shard");
-  return "the same losses, norms and parameters; memory and traffic as predicted";
+  return concat("the same losses, norms and parameters, with ", format_bytes(outcome.peak_bytes),
+                " per rank; memory and traffic as predicted");
 }
 
 }  // namespace tessera::cli

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct TrainingOutcome {
   std::vector<double> losses{}, norms{};  ///< of every step; empty but in the first process
   double first_loss = 0.0, last_loss = 0.0;
   std::string parameters_sha256{};
+  std::int64_t peak_bytes = 0;  ///< of one rank: what strategies differ in
 };
 
 /// A very small training that any machine can do in a moment.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
@@ -96,6 +97,11 @@ TrainerOptions resolved(TrainerOptions options);
 
 /// strategy_note() of resolved options; "" where the user gives a placement of their own.
 std::string strategy_note(const TrainerOptions& resolved);
+
+/// `options` with another strategy, which decides anew whatever a strategy decides (placement,
+/// resharding, replicas). In resolved options the former strategy has decided that.
+/// Throws Error{kConfig} if no strategy has that name.
+TrainerOptions with_strategy(TrainerOptions options, std::string_view name);
 
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);

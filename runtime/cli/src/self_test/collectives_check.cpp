@@ -1,7 +1,9 @@
-#include "self_test/preflight_collectives.h"
+#include "self_test/collectives_check.h"
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
@@ -23,15 +25,31 @@ float sum_over_ranks(int ranks, std::int64_t i) {
   return sum;
 }
 
+/// Memory of the host that the device copies from and to.
+struct HostFloats {
+  HostFloats(Device& of, std::int64_t numel)
+      : device(of),
+        bytes(static_cast<std::size_t>(numel) * sizeof(float)),
+        values(static_cast<float*>(of.allocate_host(bytes))) {}
+  ~HostFloats() { device.deallocate_host(values, bytes); }
+  HostFloats(const HostFloats&) = delete;
+  HostFloats& operator=(const HostFloats&) = delete;
+
+  Device& device;
+  const std::size_t bytes;
+  float* const values;
+};
+
 class Collectives {
  public:
   Collectives(ProcessGroup& group, Device& device, std::int64_t numel)
       : group_(group),
         numel_(numel),
-        stream_(device.create_stream({.name = "preflight"})),
+        stream_(device.create_stream({.name = "collectives check"})),
         memory_(device),
         part_(tensor(numel)),
-        whole_(tensor(numel * group.size())) {}
+        whole_(tensor(numel * group.size())),
+        host_(device, whole_.numel()) {}
 
   void check() {
     const int rank = group_.rank();
@@ -51,24 +69,30 @@ class Collectives {
  private:
   Tensor tensor(std::int64_t numel) {
     return Tensor::empty(memory_, Shape{numel}, DType::kFloat32, MemoryCategory::kWorkspace,
-                         "preflight");
+                         "collectives check");
   }
 
-  static void fill(const Tensor& tensor, int rank) {
-    float* const values = tensor.as<float>();
-    for (std::int64_t i = 0; i < tensor.numel(); ++i) values[i] = element(rank, i);
+  void fill(const Tensor& tensor, int rank) {
+    for (std::int64_t i = 0; i < tensor.numel(); ++i) host_.values[i] = element(rank, i);
+    copy(tensor.as<float>(), host_.values, tensor.numel());
+    stream_->synchronize();  // `host_` is filled again before the collective has run
   }
 
   template <typename Wanted>
   void expect(const char* what, const Tensor& tensor, const Wanted& wanted) {
+    copy(host_.values, tensor.as<float>(), tensor.numel());
     stream_->synchronize();
-    const float* const values = tensor.as<float>();
     for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+      const float found = host_.values[i];
       const float right = wanted(i);
-      require(std::bit_cast<std::uint32_t>(values[i]) == std::bit_cast<std::uint32_t>(right),
-              ErrorCode::kInternal, what, " of ", numel_, " elements gave ", values[i],
-              " instead of ", right, " at element ", i, " of rank ", group_.rank());
+      require(std::bit_cast<std::uint32_t>(found) == std::bit_cast<std::uint32_t>(right),
+              ErrorCode::kInternal, what, " of ", numel_, " elements gave ", found, " instead of ",
+              right, " at element ", i, " of rank ", group_.rank());
     }
+  }
+
+  void copy(float* to, const float* from, std::int64_t numel) {
+    if (numel > 0) stream_->copy(to, from, static_cast<std::size_t>(numel) * sizeof(float));
   }
 
   ProcessGroup& group_;
@@ -77,6 +101,7 @@ class Collectives {
   Memory memory_;
   const Tensor part_;
   const Tensor whole_;
+  const HostFloats host_;
 };
 
 }  // namespace
