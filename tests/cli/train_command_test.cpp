@@ -234,5 +234,39 @@ TEST_F(TrainCommand, VersionAndHelp) {
   EXPECT_THAT(help.out, AllOf(HasSubstr("train"), HasSubstr("plan")));
 }
 
+TEST_F(TrainCommand, NothingIsWrittenOverWhatIsRead) {
+  const std::string data = write_text();
+  const std::string before = testing::read_file(data);
+  std::filesystem::create_hard_link(data, path("hard"));
+  std::filesystem::create_symlink(path("."), path("link"));
+  for (const char* flag : {"--log", "--csv"}) {
+    for (const std::string& target : {data, path("hard"), path("link/data.txt")}) {
+      EXPECT_THAT(usage_error({"--data", data, "--steps", "2", flag, target}),
+                  AllOf(HasSubstr(std::string(flag) + " would write over " + target),
+                        HasSubstr("the data")));
+    }
+  }
+  EXPECT_EQ(testing::read_file(data), before);
+
+  const std::string settings = R"({"steps": 2})";
+  const std::string config = write("c.json", settings);
+  EXPECT_THAT(usage_error({"--data", data, "--config", config, "--log", config}),
+              HasSubstr("the settings are read"));
+  EXPECT_EQ(testing::read_file(config), settings);
+}
+
+TEST_F(TrainCommand, EachOutputHasAFileOfItsOwn) {
+  const std::string data = write_text();
+  std::filesystem::create_symlink(path("."), path("link"));
+  EXPECT_THAT(usage_error({"--data", data, "--log", path("new/x"), "--csv", path("link/new/x")}),
+              HasSubstr("--csv and --log would both write to "));
+  EXPECT_THAT(usage_error({"--data", data, "--log", path("x"), "--tensorboard", path("./x")}),
+              HasSubstr("--tensorboard and --log would both write to "));
+  EXPECT_FALSE(std::filesystem::exists(path("x")));
+  EXPECT_EQ(
+      train({"--data", data, "--steps", "1", "--log", "/dev/null", "--csv", "/dev/null"}).exit_code,
+      0);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "launch/launch_environment.h"
+#include "output_check.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
@@ -115,6 +116,7 @@ int run_train(Config config) {
   TrainerOptions options = trainer_options(config);
   const Model model = make_model(choice);
   const TokenDataset dataset = open_dataset(config, choice);
+  check_outputs(config, dataset.files());
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   const Launcher launcher = find_launcher(std::getenv);
   options.world = join_world(launcher, options);
