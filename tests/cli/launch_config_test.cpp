@@ -200,5 +200,28 @@ TEST_F(LaunchConfig, ADefaultFileHoldsForTheLaunchAndIsSaidOnce) {
   EXPECT_THAT(off.err, Not(HasSubstr(file)));
 }
 
+TEST_F(LaunchConfig, SectionsThatAreSwitchedOffDoNotReachTheProcesses) {
+  const std::string file = write("a.yaml",
+                                 "distributed_type: MULTI_CPU\nnum_processes: 2\nfsdp_config:\n"
+                                 "  fsdp_activation_checkpointing: true\n"
+                                 "  fsdp_auto_wrap_policy: NO_WRAP\n"
+                                 "  fsdp_state_dict_type: LOCAL_STATE_DICT\n");
+  const ProgramResult result =
+      run({"launch", "--config_file", file, "--", "train", "--layers", "2", "--heads", "2",
+           "--width", "16", "--context-length", "16", "--data", write_text(), "--steps", "1",
+           "--log", path("log.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto run_line = read_log("log.jsonl").at(0);
+  EXPECT_EQ(run_line["recompute"], "none");
+  EXPECT_EQ(run_line["wrap"], "layer");
+  EXPECT_EQ(run_line["ranks"], 2);
+}
+
+TEST_F(LaunchConfig, AWorldWithoutARankIsRefused) {
+  const ScopedVariables world{{"WORLD_SIZE", "2"}};
+  EXPECT_THAT(error_of(train({"--data", path("unread.txt")})),
+              HasSubstr("WORLD_SIZE is 2, but there is no RANK"));
+}
+
 }  // namespace
 }  // namespace tessera

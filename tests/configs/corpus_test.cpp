@@ -64,7 +64,10 @@ Config make_config() {
 }
 
 /// Reads `name` as the program would that the expectation describes.
-Config read(const std::string& name, const ordered_json& expected) {
+Config read(
+    const std::string& name, const ordered_json& expected,
+    const Environment& environment = [](const char*) { return nullptr; },
+    const std::vector<std::string>& variables = {}) {
   Config config = make_config();
   const ordered_json none = ordered_json::object();
   const ordered_json arguments = expected.value("arguments", none);
@@ -77,6 +80,7 @@ Config read(const std::string& name, const ordered_json& expected) {
                        .machines = launch.value("machines", 0),
                        .ranks = launch.value("ranks", 0)});
   }
+  config.read_environment(environment, variables);
   config.read_file(name);
   return config;
 }
@@ -155,6 +159,37 @@ TEST(CorpusFiles, EveryKeyOfEveryFileIsExplained) {
     }
   }
   EXPECT_GE(accepted, 60);
+}
+
+std::string effective(Config config) {
+  set_effective(config, trainer_options(config));
+  return config.values().dump();
+}
+
+/// What `tessera launch` exports says nothing else than the file that its children read as well.
+TEST(CorpusFiles, TrainAndLaunchAgree) {
+  const InsideCorpus inside;
+  int compared = 0;
+  for (const std::string& name : files()) {
+    const ordered_json expected = read_json(corpus() / (name + kSuffix));
+    if (expected.is_null() || expected.contains("error")) continue;
+    const Config alone = read(name, expected);
+    const auto exported = exported_variables(alone.translations().at(0));
+    if (exported.empty()) continue;
+    ++compared;
+    const Environment environment = [&](const char* variable) -> const char* {
+      const auto found = exported.find(variable);
+      return found == exported.end() ? nullptr : found->second.c_str();
+    };
+    std::vector<std::string> names;
+    for (const auto& [variable, value] : exported) names.push_back(variable);
+    const Config child = read(name, expected, environment, names);
+    EXPECT_EQ(effective(child), effective(alone)) << name;
+    for (const std::string& line : child.translations().at(0).announcements()) {
+      EXPECT_EQ(line.find("has no effect"), std::string::npos) << name << ": " << line;
+    }
+  }
+  EXPECT_GE(compared, 40);
 }
 
 }  // namespace

@@ -27,6 +27,11 @@ class Variables {
       return found == values_.end() ? nullptr : found->second.c_str();
     };
   }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& [name, value] : values_) all.push_back(name);
+    return all;
+  }
 
  private:
   std::map<std::string, std::string> values_;
@@ -98,7 +103,7 @@ TEST_F(ConfigSources, CommandLineWinsOverFileOverEnvironmentOverDefault) {
   for (const bool early : {true, false}) {
     Config config(trainer_settings());
     if (early) config.set_text("ranks", "2");
-    config.read_environment(environment.get());
+    config.read_environment(environment.get(), environment.names());
     config.read_file(file);
     if (!early) config.set_text("ranks", "2");
     EXPECT_EQ(config.get<int>("ranks"), 2);
@@ -116,10 +121,51 @@ TEST_F(ConfigSources, CommandLineWinsOverFileOverEnvironmentOverDefault) {
 }
 
 TEST_F(ConfigSources, AnEnvironmentOfNoLauncherIsNone) {
-  const Variables environment({{"HOME", "/root"}, {"FSDP_SHARDING_STRATEGY", "NO_SHARD"}});
+  const Variables environment({{"HOME", "/root"}, {"ACCELERATE_USE_CPU", "False"}});
   Config config(trainer_settings());
-  config.read_environment(environment.get());
+  config.read_environment(environment.get(), environment.names());
   EXPECT_TRUE(config.translations().empty());
+}
+
+TEST_F(ConfigSources, NoVariableOfAccelerateIsSilent) {
+  const auto told = [](std::map<std::string, std::string> values) -> std::string {
+    const Variables environment(std::move(values));
+    Config config(trainer_settings());
+    std::string text;
+    try {
+      config.read_environment(environment.get(), environment.names());
+    } catch (const Error& e) {
+      return e.what();
+    }
+    for (const auto& [setting, value] : config.values().items()) {
+      if (config.given(setting)) text += setting + "=" + value.dump() + "\n";
+    }
+    for (const ConfigTranslation& translation : config.translations()) {
+      for (const std::string& line : translation.announcements()) text += line + "\n";
+    }
+    return text;
+  };
+  const std::pair<std::string, std::string> fsdp{"ACCELERATE_USE_FSDP", "true"};
+  EXPECT_THAT(told({{"ACCELERATE_USE_CPU", "true"}}), HasSubstr("device=\"cpu\""));
+  EXPECT_THAT(told({{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"}}), HasSubstr("accumulate=4"));
+  EXPECT_THAT(told({{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "x"}}), HasSubstr("at least 1"));
+  EXPECT_THAT(told({{"ACCELERATE_USE_MEGATRON_LM", "true"}}), HasSubstr("Megatron-LM"));
+  EXPECT_THAT(told({{"ACCELERATE_CPU_AFFINITY", "1"}}), HasSubstr("NUMA"));
+  EXPECT_THAT(told({{"ACCELERATE_USE_DEEPSPEED", "true"},
+                    {"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts"}}),
+              HasSubstr("mixtures of experts"));
+  EXPECT_THAT(told({fsdp, {"FSDP_SHARDING_STRATGY", "NO_SHARD"}}),
+              HasSubstr("FSDP_SHARDING_STRATGY: unknown variable; did you mean "
+                        "'FSDP_SHARDING_STRATEGY'"));
+  EXPECT_THAT(told({{"FSDP_SHARDING_STRATEGY", "NO_SHARD"}}),
+              HasSubstr("FSDP_SHARDING_STRATEGY: has no effect: ACCELERATE_USE_FSDP is not true"));
+  EXPECT_THAT(told({fsdp, {"FSDP_ZEBRA", "1"}}), HasSubstr("FSDP_ZEBRA: has no effect"));
+  EXPECT_THAT(told({{"ACCELERATE_LOG_LEVEL", "INFO"}}), HasSubstr("ACCELERATE_LOG_LEVEL"));
+  for (const char* name : {"MEGATRON_LM_TP_DEGREE", "ACCELERATE_FP8_BACKEND",
+                           "PARALLELISM_CONFIG_TP_SIZE", "ACCELERATE_DYNAMO_BACKEND"}) {
+    EXPECT_THAT(told({{name, "INDUCTOR"}}),
+                ::testing::AnyOf(HasSubstr(name), HasSubstr("dynamo_backend")));
+  }
 }
 
 TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNameOfItsKey) {
@@ -127,7 +173,7 @@ TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNameOfItsKey) {
     const Variables environment(std::move(values));
     try {
       Config config(trainer_settings());
-      config.read_environment(environment.get());
+      config.read_environment(environment.get(), environment.names());
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::kConfig);
       return e.what();

@@ -104,7 +104,7 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
   for (const auto& [name, text] : texts_) config.set_text(name, text);
   config.set_launch(launch);
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
-  config.read_environment(environment);
+  config.read_environment(environment, environment_names());
   std::string file = config_path_.empty() ? path : config_path_;
   if (file.empty() && !no_default_config_) {
     file = default_accelerate_config(environment).value_or("");

@@ -15,7 +15,7 @@ std::string in_words(const std::string& path, const Environment& environment) {
   Config config(
       joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));
   config.set_launch(kForAnyMachine);
-  config.read_environment(environment);
+  config.read_environment(environment, environment_names());
   config.read_file(path);
   set_effective(config, trainer_options(config));
   const int ranks = config.get<int>("ranks");

@@ -105,8 +105,9 @@ void Config::read_file(const std::string& path) {
   take(translate_file(path, context()), Giver::kFile);
 }
 
-void Config::read_environment(const Environment& environment) {
-  auto translation = translate_environment(environment, context());
+void Config::read_environment(const Environment& environment,
+                              const std::vector<std::string>& names) {
+  auto translation = translate_environment(environment, names, context());
   if (translation) take(std::move(*translation), Giver::kEnvironment);
 }
 

@@ -1,7 +1,7 @@
 #include "launch/launch_layout.h"
 
 #include <algorithm>
-#include <cctype>
+#include <charconv>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -34,8 +34,16 @@ std::string text_in(const std::vector<std::string>& command, const std::string& 
   return "";
 }
 
+/// 0 if the command has it not; the command itself would refuse what is no number.
 int number_in(const std::vector<std::string>& command, const std::string& flag) {
-  return std::atoi(text_in(command, flag).c_str());
+  const std::string text = text_in(command, flag);
+  if (text.empty()) return 0;
+  int number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  require(error == std::errc() && stop == end && number >= 0, ErrorCode::kConfig, flag, ": '", text,
+          "' is not a number that can be; it must be at least 0");
+  return number;
 }
 
 template <typename T>
@@ -76,31 +84,6 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
     processes.value = ranks / parts;
   }
   return processes;
-}
-
-/// "fsdp_config.fsdp_sharding_strategy" -> "FSDP_SHARDING_STRATEGY".
-std::string variable_of(const std::string& key) {
-  std::string name = key.substr(key.find('.') + 1);
-  if (name == "fsdp_transformer_layer_cls_to_wrap") name = "fsdp_transformer_cls_to_wrap";
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  return name.rfind("FSDP_", 0) == 0 ? name : "FSDP_" + name;
-}
-
-Variables exported_by(const ConfigTranslation& file) {
-  Variables exported;
-  if (file.dialect != ConfigDialect::kAccelerate) return exported;
-  for (const ConfigEntry& entry : file.entries) {
-    if (entry.value.is_null() || entry.value.is_structured()) continue;
-    const std::string text =
-        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
-    if (entry.key == "mixed_precision") exported["ACCELERATE_MIXED_PRECISION"] = text;
-    if (entry.key.rfind("fsdp_config.", 0) == 0) {
-      exported["ACCELERATE_USE_FSDP"] = "true";
-      exported[variable_of(entry.key)] = text;
-    }
-  }
-  return exported;
 }
 
 // ---- Checks -------------------------------------------------------------------------------------
@@ -201,11 +184,11 @@ LaunchLayout make_layout(const LaunchRequest& request) {
   check_meeting(layout);
   layout.processes = {request.processes.value_or(1), "--processes"};
   if (!path.empty()) {
-    if (!request.processes) {
-      layout.processes = processes_of(translate(path, table, layout.nodes.value, 0), layout);
-    }
-    check_ranks(layout);
-    layout.exported = exported_by(translate(path, table, layout.nodes.value, layout.ranks()));
+    if (request.processes) check_ranks(layout);
+    const int ranks = request.processes ? layout.ranks() : 0;  // 0: as many as the file says
+    const ConfigTranslation translation = translate(path, table, layout.nodes.value, ranks);
+    if (!request.processes) layout.processes = processes_of(translation, layout);
+    layout.exported = exported_variables(translation);
     if (text_in(request.command, "--config").empty()) {
       layout.command.insert(layout.command.end(), {"--config", path});
     }

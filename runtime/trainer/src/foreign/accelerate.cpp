@@ -293,14 +293,13 @@ class Accelerate {
     const char* key = "deepspeed_config_file";
     refuse_conflicts(section);
     std::string path = *section.text(key);
-    // Accelerate looks from the current folder; files that lie together should work from anywhere.
-    const auto beside = std::filesystem::path(path_).parent_path() / path;
-    std::error_code error;
-    if (!std::filesystem::exists(path, error) && std::filesystem::exists(beside, error)) {
-      path = beside.string();
+    const std::string found = beside(path_, path);
+    if (found != path) {
+      path = found;
       section.differ(
           key, concat("Accelerate looks for it from the current folder only; here it is ", path));
     }
+    std::error_code error;
     if (!std::filesystem::exists(path, error)) {
       section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
     }
@@ -364,6 +363,15 @@ class Accelerate {
 };
 
 }  // namespace
+
+// Accelerate looks from the current folder; files that lie together should work from anywhere.
+std::string beside(const std::string& of, const std::string& named) {
+  const auto other = std::filesystem::path(of).parent_path() / named;
+  std::error_code error;
+  const bool there =
+      !std::filesystem::exists(named, error) && std::filesystem::exists(other, error);
+  return there ? other.string() : named;
+}
 
 void translate_accelerate(const Document& document, AccelerateSource source,
                           const TranslationContext& context, ConfigTranslation& translation) {

@@ -9,6 +9,9 @@ namespace tessera::foreign {
 /// not.
 enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
 
+/// The path of a file that the file `of` names: from the current folder, or else from beside `of`.
+std::string beside(const std::string& of, const std::string& named);
+
 /// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`.
 void translate_accelerate(const Document& document, AccelerateSource source,
                           const TranslationContext& context, ConfigTranslation& translation);

@@ -1,74 +1,38 @@
-#include <array>
+#include <algorithm>
 #include <filesystem>
 
 #include "foreign/accelerate.h"
 #include "foreign/key_table.h"
+#include "foreign/variables.h"
+
+extern char** environ;  // POSIX leaves its declaration to the program
 
 namespace tessera {
 namespace {
 
 using foreign::Node;
-
-/// A variable that Accelerate's launcher exports and the key of its file that it comes from.
-struct Variable {
-  const char* name;
-  const char* section;  ///< "" at the top
-  const char* key;
-};
-
-constexpr const char* kFsdp = "fsdp_config";
-constexpr const char* kMesh = "parallelism_config";
-constexpr const char* kDeepSpeed = "deepspeed_config";
-constexpr const char* kDynamo = "dynamo_config";
-
-constexpr std::array kVariables{
-    Variable{"ACCELERATE_MIXED_PRECISION", "", "mixed_precision"},
-    Variable{"ACCELERATE_DEBUG_MODE", "", "debug"},
-    Variable{"ACCELERATE_DYNAMO_BACKEND", kDynamo, "dynamo_backend"},
-    Variable{"FSDP_VERSION", kFsdp, "fsdp_version"},
-    Variable{"FSDP_SHARDING_STRATEGY", kFsdp, "fsdp_sharding_strategy"},
-    Variable{"FSDP_RESHARD_AFTER_FORWARD", kFsdp, "fsdp_reshard_after_forward"},
-    Variable{"FSDP_OFFLOAD_PARAMS", kFsdp, "fsdp_offload_params"},
-    Variable{"FSDP_MIN_NUM_PARAMS", kFsdp, "fsdp_min_num_params"},
-    Variable{"FSDP_AUTO_WRAP_POLICY", kFsdp, "fsdp_auto_wrap_policy"},
-    Variable{"FSDP_TRANSFORMER_CLS_TO_WRAP", kFsdp, "fsdp_transformer_layer_cls_to_wrap"},
-    Variable{"FSDP_BACKWARD_PREFETCH", kFsdp, "fsdp_backward_prefetch"},
-    Variable{"FSDP_FORWARD_PREFETCH", kFsdp, "fsdp_forward_prefetch"},
-    Variable{"FSDP_STATE_DICT_TYPE", kFsdp, "fsdp_state_dict_type"},
-    Variable{"FSDP_USE_ORIG_PARAMS", kFsdp, "fsdp_use_orig_params"},
-    Variable{"FSDP_CPU_RAM_EFFICIENT_LOADING", kFsdp, "fsdp_cpu_ram_efficient_loading"},
-    Variable{"FSDP_SYNC_MODULE_STATES", kFsdp, "fsdp_sync_module_states"},
-    Variable{"FSDP_ACTIVATION_CHECKPOINTING", kFsdp, "fsdp_activation_checkpointing"},
-    Variable{"FSDP_IGNORED_MODULES", kFsdp, "fsdp_ignored_modules"},
-    Variable{"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", kMesh, "parallelism_config_dp_replicate_size"},
-    Variable{"PARALLELISM_CONFIG_DP_SHARD_SIZE", kMesh, "parallelism_config_dp_shard_size"},
-    Variable{"PARALLELISM_CONFIG_TP_SIZE", kMesh, "parallelism_config_tp_size"},
-    Variable{"PARALLELISM_CONFIG_CP_SIZE", kMesh, "parallelism_config_cp_size"},
-    Variable{"PARALLELISM_CONFIG_SP_SIZE", kMesh, "parallelism_config_sp_size"},
-    Variable{"ACCELERATE_DEEPSPEED_ZERO_STAGE", kDeepSpeed, "zero_stage"},
-    Variable{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", kDeepSpeed,
-             "offload_optimizer_device"},
-    Variable{"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", kDeepSpeed, "offload_param_device"},
-    Variable{"ACCELERATE_DEEPSPEED_CONFIG_FILE", kDeepSpeed, "deepspeed_config_file"},
-    Variable{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", kDeepSpeed, "gradient_accumulation_steps"},
-    Variable{"ACCELERATE_GRADIENT_CLIPPING", kDeepSpeed, "gradient_clipping"},
-};
+using foreign::SectionSwitch;
+using foreign::Variable;
 
 constexpr const char* kPath = "environment";
+constexpr const char* kMegatron = "ACCELERATE_USE_MEGATRON_LM";
+constexpr const char* kAccumulation = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+constexpr const char* kBackend = "ACCELERATE_DYNAMO_BACKEND";
+constexpr const char* kDynamo = "dynamo_config";
+constexpr const char* kDeepSpeedFile = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
 
 std::string text_of(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value == nullptr ? "" : value;
 }
 
-bool is_on(const Environment& environment, const char* name) {
-  const std::string text = foreign::lower(text_of(environment, name));
-  return text == "true" || text == "1" || text == "yes";
-}
-
 Node scalar(const std::string& text) { return {.scalar = text, .text = text}; }
 
-Node& child(Node& map, const char* key) {
+bool is_off(const std::string& text) {
+  return text.empty() || foreign::as_flag(scalar(text)) == false;
+}
+
+Node& child(Node& map, const std::string& key) {
   for (Node::Member& member : map.members) {
     if (member.key == key) return member.value;
   }
@@ -76,55 +40,225 @@ Node& child(Node& map, const char* key) {
   return map.members.back().value;
 }
 
-/// The file that the launcher may have read. Sections that are switched off were not exported.
-Node as_file(const Environment& environment) {
-  Node root{.kind = Node::Kind::kMap};
-  const bool fsdp = is_on(environment, "ACCELERATE_USE_FSDP");
-  const bool deepspeed = is_on(environment, "ACCELERATE_USE_DEEPSPEED");
-  const bool mesh = is_on(environment, "ACCELERATE_USE_PARALLELISM_CONFIG");
-  if (fsdp || deepspeed) {
-    root.members.push_back(
-        {.key = "distributed_type", .value = scalar(fsdp ? "FSDP" : "DEEPSPEED")});
-  }
-  for (const Variable& variable : kVariables) {
-    const std::string_view section = variable.section;
-    const bool on = section == kFsdp        ? fsdp
-                    : section == kMesh      ? mesh
-                    : section == kDeepSpeed ? deepspeed
-                                            : true;
-    const std::string text = text_of(environment, variable.name);
-    if (!on || text.empty()) continue;
-    Node& map = section.empty() ? root : child(root, variable.section);
-    map.members.push_back({.key = variable.key, .value = scalar(text)});
-  }
-  return root;
+std::string path_of(const Variable& variable) {
+  return variable.section.empty() ? variable.key : concat(variable.section, ".", variable.key);
 }
+
+/// What the variables say, sorted into what a file would say and the rest.
+class Exported {
+ public:
+  Exported(const Environment& environment, const std::vector<std::string>& names,
+           ConfigTranslation& translation)
+      : environment_(environment), translation_(translation) {
+    require(!is_on(kMegatron), ErrorCode::kConfig, kPath, ": ", kMegatron,
+            " asks for Megatron-LM, which Tessera does not have; unset it and use FSDP, which ",
+            "shards the same state over all ranks");
+    for (const SectionSwitch& section : foreign::section_switches()) {
+      if (section.type != nullptr && is_on(section.variable)) {
+        root_.members.push_back({.key = "distributed_type", .value = scalar(section.type)});
+        break;
+      }
+    }
+    for (const Variable& variable : foreign::variables()) {
+      const std::string text = text_of(environment_, variable.name.c_str());
+      if (!text.empty()) take(variable, text);
+    }
+    for (const std::string& name : names) {
+      if (foreign::is_accelerates(name) && !is_known(name)) take_unknown(name);
+    }
+  }
+
+  /// The file that the launcher may have read.
+  const Node& as_file() const { return root_; }
+
+ private:
+  bool is_on(const char* name) const { return !is_off(text_of(environment_, name)); }
+
+  void take(const Variable& variable, const std::string& text) {
+    if (variable.is_switch && is_off(text)) return;
+    if (variable.name == kAccumulation && !is_on("ACCELERATE_USE_DEEPSPEED")) {
+      accumulate(text);
+    } else if (variable.section == kDynamo && !is_on(kBackend)) {
+      const bool asks = !is_off(text) && foreign::lower(text) != "default";
+      if (asks) ignore(variable.name, concat(kBackend, " is NO"), true);
+    } else if (!counts(variable)) {
+      const SectionSwitch* const section = switch_of(variable.section);
+      const bool decided = section == nullptr || is_on(section->variable);
+      ignore(
+          variable.name,
+          decided ? concat(kDeepSpeedFile, " decides") : concat(section->variable, " is not true"),
+          !decided && !is_off(text));
+    } else {
+      Node& map = variable.section.empty() ? root_ : child(root_, variable.section);
+      map.members.push_back({.key = variable.key, .value = scalar(text)});
+    }
+  }
+
+  bool counts(const Variable& variable) const {
+    const bool file_decides =
+        is_on("ACCELERATE_USE_DEEPSPEED") && !text_of(environment_, kDeepSpeedFile).empty();
+    if (file_decides && (variable.section == "deepspeed_config" || variable.section.empty())) {
+      return variable.name == kDeepSpeedFile || variable.is_switch;
+    }
+    const SectionSwitch* section = switch_of(variable.section);
+    return section == nullptr || is_on(section->variable);
+  }
+
+  static const SectionSwitch* switch_of(const std::string& section) {
+    for (const SectionSwitch& known : foreign::section_switches()) {
+      if (section == known.section) return &known;
+    }
+    return nullptr;
+  }
+
+  /// Accelerate takes it with every type; only a file has it in DeepSpeed's section alone.
+  void accumulate(const std::string& text) {
+    const auto steps = foreign::as_integer(scalar(text));
+    require(steps && *steps >= 1, ErrorCode::kConfig, kPath, ": ", kAccumulation, ": '", text,
+            "' is not a number of steps; it must be at least 1");
+    translation_.entries.push_back({.key = kAccumulation,
+                                    .file = kPath,
+                                    .value = text,
+                                    .outcome = KeyOutcome::kHonoured,
+                                    .settings = {{"accumulate", *steps}}});
+  }
+
+  static bool is_known(const std::string& name) {
+    const auto has_name = [&](const auto& known) { return known.name == name; };
+    const auto is_switch = [&](const SectionSwitch& known) { return known.variable == name; };
+    return name == kMegatron || std::ranges::any_of(foreign::variables(), has_name) ||
+           std::ranges::any_of(foreign::section_switches(), is_switch);
+  }
+
+  void take_unknown(const std::string& name) {
+    if (is_off(text_of(environment_, name.c_str()))) return;
+    const auto& harmless = foreign::variables_without_effect();
+    if (std::ranges::find(harmless, name) != harmless.end()) {
+      return ignore(name, "says nothing of how to train", false);
+    }
+    const std::string nearest = nearest_variable(name);
+    require(nearest.empty(), ErrorCode::kConfig, kPath, ": ", name,
+            ": unknown variable; did you mean '", nearest, "'? Unset it, or spell it so");
+    ignore(name, "is no variable that is known here", true);
+  }
+
+  /// Of those that count and begin alike; the beginnings would make all of them near.
+  std::string nearest_variable(const std::string& name) const {
+    const auto rest = [](const std::string& whole) { return whole.substr(whole.find('_') + 1); };
+    const std::string beginning = name.substr(0, name.size() - rest(name).size());
+    std::vector<std::string> rests;
+    for (const Variable& variable : foreign::variables()) {
+      if (variable.name.starts_with(beginning) && counts(variable)) {
+        rests.push_back(rest(variable.name));
+      }
+    }
+    const std::string nearest = foreign::near_word(rest(name), rests);
+    return nearest.empty() ? "" : beginning + nearest;
+  }
+
+  void ignore(const std::string& name, const std::string& note, bool announce) {
+    translation_.entries.push_back({.key = name,
+                                    .file = kPath,
+                                    .value = text_of(environment_, name.c_str()),
+                                    .outcome = KeyOutcome::kNoEffect,
+                                    .note = "has no effect: " + note,
+                                    .announce = announce});
+  }
+
+  const Environment& environment_;
+  ConfigTranslation& translation_;
+  Node root_{.kind = Node::Kind::kMap};
+};
 
 /// Puts the variable's name where a file would have a path, so that messages name it.
 void name_variables(ConfigTranslation& translation) {
   for (ConfigEntry& entry : translation.entries) {
-    for (const Variable& variable : kVariables) {
-      const std::string_view section = variable.section;
-      const std::string key = section.empty() ? variable.key : concat(section, ".", variable.key);
-      if (entry.key == key && entry.file == kPath && !entry.value.is_null()) {
-        entry.file = concat(kPath, ": ", variable.name);
+    if (entry.file != kPath || entry.value.is_null()) continue;
+    for (const Variable& variable : foreign::variables()) {
+      if (entry.key == path_of(variable)) entry.file = concat(kPath, ": ", variable.name);
+    }
+    if (entry.key == kAccumulation) entry.file = concat(kPath, ": ", kAccumulation);
+  }
+}
+
+/// The variable of a key of a file, if it has one.
+const Variable* variable_of(const std::string& path) {
+  for (const Variable& variable : foreign::variables()) {
+    if (path == path_of(variable)) return &variable;
+    for (const SectionSwitch& section : foreign::section_switches()) {
+      if (variable.section == section.section &&
+          concat(section.prefix, path.substr(path.find('.') + 1)) == variable.key &&
+          path.starts_with(variable.section + ".")) {
+        return &variable;
       }
     }
   }
+  // The one key of a section that may also stand at the top.
+  return path == "dynamo_backend" ? variable_of("dynamo_config.dynamo_backend") : nullptr;
 }
 
 }  // namespace
 
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    names.emplace_back(text.substr(0, text.find('=')));
+  }
+  return names;
+}
+
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
+                                                       const std::vector<std::string>& names,
                                                        const TranslationContext& context) {
-  const foreign::Document document{.path = kPath, .root = as_file(environment)};
-  if (document.root.members.empty()) return std::nullopt;
   ConfigTranslation translation{.path = kPath, .dialect = ConfigDialect::kAccelerate};
-  foreign::translate_accelerate(document, foreign::AccelerateSource::kEnvironment, context,
-                                translation);
+  const Exported exported(environment, names, translation);
+  if (!exported.as_file().members.empty()) {
+    const foreign::Document document{.path = kPath, .root = exported.as_file()};
+    foreign::translate_accelerate(document, foreign::AccelerateSource::kEnvironment, context,
+                                  translation);
+  }
+  if (translation.entries.empty()) return std::nullopt;
   foreign::check_complete(translation);
   name_variables(translation);
   return translation;
+}
+
+std::map<std::string, std::string> exported_variables(const ConfigTranslation& file) {
+  std::map<std::string, std::string> exported;
+  if (file.dialect != ConfigDialect::kAccelerate) return exported;
+  std::string type;
+  for (const ConfigEntry& entry : file.entries) {
+    if (entry.key == "distributed_type" && entry.value.is_string()) {
+      type = foreign::upper(entry.value.get<std::string>());
+    }
+  }
+  const auto counts = [&](const SectionSwitch& section) {
+    return type == (section.type != nullptr ? section.type : "FSDP");
+  };
+  for (const SectionSwitch& section : foreign::section_switches()) {
+    if (section.type != nullptr && counts(section)) exported[section.variable] = "true";
+  }
+  for (const ConfigEntry& entry : file.entries) {
+    const Variable* variable = variable_of(entry.key);
+    if (variable == nullptr || entry.file != file.path || entry.value.is_null() ||
+        entry.value.is_structured()) {
+      continue;
+    }
+    const auto of_section = [&](const SectionSwitch& s) { return s.section == variable->section; };
+    const auto& sections = foreign::section_switches();
+    const auto section = std::ranges::find_if(sections, of_section);
+    if (section != sections.end()) {
+      if (!counts(*section)) continue;
+      exported[section->variable] = "true";
+    }
+    std::string text =
+        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
+    if (entry.value == false && entry.key == "mixed_precision") text = "no";  // a YAML boolean
+    if (variable->name == kDeepSpeedFile) text = foreign::beside(file.path, text);
+    exported[variable->name] = text;
+  }
+  return exported;
 }
 
 std::optional<std::string> default_accelerate_path(const Environment& environment) {

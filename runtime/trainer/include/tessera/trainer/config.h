@@ -28,8 +28,8 @@ class Config {
   /// error that names the nearest. Give the command line's settings first: sizes that a file
   /// computes depend on them.
   void read_file(const std::string& path);
-  /// Takes what a launcher exported, if one did.
-  void read_environment(const Environment& environment);
+  /// Takes what a launcher exported, if one did. `names`: see translate_environment.
+  void read_environment(const Environment& environment, const std::vector<std::string>& names);
   /// Takes one setting from the command line.
   void set_text(std::string_view name, const std::string& text);
   /// Records what a setting came to be, e.g. a default that depends on the model; checks nothing.

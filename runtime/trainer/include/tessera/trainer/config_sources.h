@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -80,10 +81,20 @@ ConfigTranslation translate_file(const std::string& path, const TranslationConte
 /// A variable's value, or null: std::getenv, or a test's own.
 using Environment = std::function<const char*(const char* name)>;
 
+/// The names of all variables that this process has.
+std::vector<std::string> environment_names();
+
 /// What Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION, FSDP_SHARDING_STRATEGY, ...), or
-/// nothing if it did not start us. Throws Error{kConfig} that names the key a file would have.
+/// nothing if it did not start us. `names`: of all variables; those that begin as Accelerate's do
+/// and have no effect are told of. Throws Error{kConfig} that names the variable, or the key a file
+/// would have.
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
+                                                       const std::vector<std::string>& names,
                                                        const TranslationContext& context);
+
+/// What Accelerate's launcher would export for its file, by name: what translate_environment reads.
+/// Nothing for files of others. Sections that `distributed_type` switches off are not exported.
+std::map<std::string, std::string> exported_variables(const ConfigTranslation& file);
 
 /// Where `accelerate config` puts its file: accelerate/default_config.yaml below $HF_HOME, else
 /// $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface. Nothing if none of them is set.
