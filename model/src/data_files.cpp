@@ -238,7 +238,7 @@ DataFiles find_data_files(const DatasetOptions& options) {
     if (options.path.find_first_of("*?[") != std::string::npos)
       paths = expand_pattern(options.path);
     require(!paths.empty(), ErrorCode::kNotFound, "there is no data at '", options.path,
-            "': no such file or folder, and no file matches it as a pattern");
+            "': no such file or folder, and no file matches it as a pattern; check the path");
     found = of_named_files(options, std::move(paths));
   }
   std::sort(found.paths.begin(), found.paths.end());

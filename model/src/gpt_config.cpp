@@ -65,7 +65,7 @@ void check(const GptConfig& config) {
   positive("heads", config.heads);
   positive("width", config.width);
   require(config.width % config.heads == 0, ErrorCode::kConfig, "model: width ", config.width,
-          " is not a multiple of heads ", config.heads);
+          " is not a multiple of heads ", config.heads, "; change one of them");
   require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
           "model: dropout must be in [0, 1), got ", config.dropout);
 }

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 
@@ -266,6 +267,42 @@ TEST_F(TrainCommand, EachOutputHasAFileOfItsOwn) {
   EXPECT_EQ(
       train({"--data", data, "--steps", "1", "--log", "/dev/null", "--csv", "/dev/null"}).exit_code,
       0);
+}
+
+TEST_F(TrainCommand, FlagsMayBeSpeltAsInOtherPrograms) {
+  const std::string file = write("c.json", R"({"steps": 3})");
+  const ProgramResult result = train({"--data", write_text(), "--config_file", file,
+                                      "--learning_rate=0.01", "--log", path("log_a.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto log = read_log("log_a.jsonl");
+  EXPECT_EQ(log[0]["steps"], 3);
+  EXPECT_EQ(log[0]["learning_rate"], 0.01);
+}
+
+TEST_F(TrainCommand, FlagsOfOtherProgramsAreAnsweredWithOurs) {
+  const std::vector<std::pair<std::string, std::string>> answers{
+      {"--lr", "'--learning-rate'"},
+      {"--mixed_precision=bf16", "'--precision'"},
+      {"--gradient-accumulation-steps", "'--accumulate'"},
+      {"--num_processes", "'--ranks'"}};
+  for (const auto& [theirs, ours] : answers) {
+    EXPECT_THAT(usage_error({"--data", "x", theirs, "1"}), HasSubstr("here it is " + ours));
+  }
+  EXPECT_THAT(run({"launch", "--num_processes", "2", "--", "train"}).err,
+              HasSubstr("here it is '--processes'"));
+}
+
+TEST_F(TrainCommand, AFlagThatIsGivenTwiceIsRefused) {
+  EXPECT_THAT(usage_error({"--data", "x", "--steps", "2", "--steps", "6"}),
+              HasSubstr("--steps is given 2 times; give it once"));
+  EXPECT_THAT(usage_error({"--data", "x", "--trace", "--trace=false"}), HasSubstr("--trace"));
+}
+
+TEST_F(TrainCommand, DataThatCannotWorkIsAUsersError) {
+  write("odd.bin", "xyz");
+  EXPECT_THAT(usage_error({"--data", path("odd.bin")}), HasSubstr("an odd number"));
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(usage_error({"--data", path("pipe")}), HasSubstr("regular file"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <ostream>
 
+#include "spelling.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -60,22 +61,17 @@ SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const s
 }
 
 void SettingsCommand::add_flag(const Setting& setting) {
+  const bool is_flag = setting.type == SettingType::kFlag;
   // The values stay texts here: Config parses and checks them as it does those of a file.
-  const auto store = [this, name = setting.name](const CLI::results_t& results) {
-    texts_[name] = results.empty() || results.front().empty() ? "true" : results.back();
+  const auto store = [this, name = setting.name, is_flag](const CLI::results_t& results) {
+    require(results.size() < 2, ErrorCode::kConfig, flag_name(name), " is given ", results.size(),
+            " times; give it once");
+    const bool bare = results.empty() || (is_flag && results.front().empty());
+    texts_[name] = bare ? "true" : results.front();
     return true;
   };
-  const auto store_text = [this, name = setting.name](const std::string& text) {
-    texts_[name] = text;
-  };
-  CLI::Option* option = nullptr;
-  if (setting.type == SettingType::kFlag) {
-    option = command_->add_option(flag_name(setting.name), store, setting.help);
-    option->expected(0, 1);
-  } else {
-    option = command_->add_option_function<std::string>(flag_name(setting.name), store_text,
-                                                        setting.help);
-  }
+  CLI::Option* option = command_->add_option(flag_name(setting.name), store, setting.help);
+  option->expected(is_flag ? 0 : 1, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   option->type_name(type_name(setting))->group(setting.group);
   const std::string fallback = default_text(setting);
   if (!fallback.empty()) option->default_str(fallback);
@@ -89,7 +85,7 @@ void SettingsCommand::reject_extras() const {
   for (const Setting& setting : flags_) names.push_back(flag_name(setting.name));
   require(word.rfind('-', 0) == 0, ErrorCode::kConfig, "unexpected argument '", word,
           "'; every setting is a flag, see 'tessera ", command_->get_name(), " --help'");
-  fail(ErrorCode::kConfig, unknown_name("flag", word.substr(0, word.find('=')), names));
+  refuse_flag(word, names);
 }
 
 // The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a

@@ -119,9 +119,15 @@ TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
   options.seed = config.get<std::uint64_t>("seed");
   options.shuffle = config.get<bool>("shuffle");
   options.vocab_size = choice.config.vocab_size;
-  TokenDataset dataset(options);
-  dataset.check_vocabulary(choice.config.vocab_size);
-  return dataset;
+  try {
+    TokenDataset dataset(options);
+    dataset.check_vocabulary(choice.config.vocab_size);
+    return dataset;
+  } catch (const Error& error) {
+    // A file that is damaged, or a pipe, is as little to train on as one that is not there.
+    if (error.code() != ErrorCode::kIo) throw;
+    fail(ErrorCode::kConfig, error.what());
+  }
 }
 
 std::int64_t TokenShapes::fill(std::int64_t, std::int64_t, TensorView, TensorView) const {

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "foreign_commands.h"
 #include "launch/launch_command.h"
+#include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
@@ -77,9 +78,14 @@ int run(int argc, const char* const* argv) {
 int main(int argc, char** argv) {
   using namespace tessera;
   try {
-    return cli::run(argc, argv);
+    const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
+    std::vector<const char*> words;
+    for (const std::string& argument : arguments) words.push_back(argument.c_str());
+    return cli::run(argc, words.data());
   } catch (const Error& error) {
-    return cli::fail_with(error.what(), cli::exit_code_of(error));
+    const bool late = error.code() == ErrorCode::kTimeout;
+    const char* const remedy = late ? "; if they are only slow, raise --timeout" : "";
+    return cli::fail_with(std::string(error.what()) + remedy, cli::exit_code_of(error));
   } catch (const std::bad_alloc&) {
     return cli::fail_with(
         "out of memory; use fewer ranks, a smaller model or a smaller micro-batch",

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -22,7 +23,12 @@ double steady_seconds() {
 CpuStream::CpuStream(StreamOptions options) : options_(std::move(options)) {
   require(options_.threads >= 1, ErrorCode::kInvalidArgument, "stream '", options_.name,
           "' needs at least one thread, got ", options_.threads);
-  worker_ = std::thread([this] { run(); });
+  try {
+    worker_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    fail(ErrorCode::kUnavailable, "cannot start a thread for the stream '", options_.name, "' (",
+         error.what(), "); use fewer ranks, or raise the limits of this process (ulimit -u, -v)");
+  }
 }
 
 CpuStream::~CpuStream() {

@@ -79,7 +79,8 @@ void check(const LearningRateSchedule& schedule) {
   require(s.total_steps >= 1, ErrorCode::kConfig, "a learning rate over ", s.total_steps,
           " steps needs at least one");
   require(s.warmup_steps >= 0 && s.warmup_steps <= s.total_steps, ErrorCode::kConfig,
-          s.warmup_steps, " warm-up steps do not fit into ", s.total_steps, " steps");
+          s.warmup_steps, " warm-up steps do not fit into ", s.total_steps,
+          " steps; warm up for fewer steps, or train for more");
   require(s.decay_steps >= 0, ErrorCode::kConfig, s.decay_steps, " decay steps are negative");
   require(s.kind != Kind::kWsd || s.decay_steps <= s.total_steps - s.warmup_steps,
           ErrorCode::kConfig, s.decay_steps, " decay steps do not fit between ", s.warmup_steps,

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "foreign/key_table.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 
@@ -54,13 +55,7 @@ std::string check_choice(const Setting& setting, const std::string& text) {
   if (setting.choices.empty()) return text;
   const bool known =
       std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
-  if (!known) {
-    std::string all;
-    for (const std::string& choice : setting.choices) {
-      all += (all.empty() ? "" : ", ") + choice;
-    }
-    fail(ErrorCode::kConfig, unknown_name("value", text, setting.choices), " allowed: ", all);
-  }
+  require(known, ErrorCode::kConfig, foreign::unknown_value(text, setting.choices));
   return text;
 }
 

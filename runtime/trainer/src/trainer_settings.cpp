@@ -50,7 +50,8 @@ std::vector<Setting> sharding_settings() {
       {.name = "ranks",
        .type = kInteger,
        .fallback = 1,
-       .help = "ranks that train together; each is a thread",
+       .help =
+           "ranks that train together: threads of this process, or those that a launcher starts",
        .minimum = 1,
        .maximum = kMaxRanks},
       {.name = "strategy",

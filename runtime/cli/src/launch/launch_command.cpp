@@ -15,6 +15,7 @@
 
 #include "launch/launch_environment.h"
 #include "launch/launch_processes.h"
+#include "spelling.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
 
@@ -115,7 +116,7 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
     for (const CLI::Option* option : command_->get_options()) names.push_back(option->get_name());
     require(extras.front().rfind('-', 0) == 0, ErrorCode::kConfig, "'", extras.front(),
             "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
-    fail(ErrorCode::kConfig, unknown_name("flag", extras.front(), names));
+    refuse_flag(extras.front(), names);
   }
   LaunchRequest request = request_;
   request.command = std::move(command);

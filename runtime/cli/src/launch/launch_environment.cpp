@@ -101,6 +101,9 @@ Launcher find(const Environment& environment) {
     return by_mpi(environment, "srun", "SLURM_PROCID", "SLURM_NTASKS");
   }
   if (has("RANK") && has("WORLD_SIZE")) return by_sockets(environment);
+  const int processes = number(environment, "WORLD_SIZE").value_or(1);
+  require(processes == 1, ErrorCode::kConfig, "environment: WORLD_SIZE is ", processes,
+          ", but there is no RANK; set both in every process, or unset WORLD_SIZE");
   // In a shell of a job (sbatch, salloc) there is a SLURM_NTASKS, but no step has been started.
   if (has("SLURM_STEP_ID") && number(environment, "SLURM_NTASKS").value_or(1) > 1) {
     return by_slurm(environment);
