@@ -59,6 +59,17 @@ TEST_F(LaunchConfig, StartsWhatAnAccelerateFileSays) {
   EXPECT_THAT(halves.out, AllOf(HasSubstr("[ranks 0-1]"), HasSubstr("2 ranks")));
 }
 
+TEST_F(LaunchConfig, AFlagOfTheCommandDecidesWhatTheFileMayNot) {
+  const std::string text =
+      "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\nmixed_precision: fp16\n";
+  EXPECT_THAT(error_with(text, {}), HasSubstr("fp16"));
+  const ProgramResult result = launch(
+      {"--config", write("a.yaml", text)},
+      {"--data", write_text(), "--steps", "1", "--precision", "bf16", "--log", path("log.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(read_log("log.jsonl").at(0)["precision"], "bf16");
+}
+
 TEST_F(LaunchConfig, TwoNodesMeetAsTheFileSays) {
   // Both are this machine, and exchange messages as if they were not.
   const ScopedVariables apart{{"TESSERA_APART", "1"}};

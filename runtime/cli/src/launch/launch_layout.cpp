@@ -60,13 +60,28 @@ std::vector<Setting> all_settings() {
       {model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
 }
 
-ConfigTranslation translate(const std::string& path, const std::vector<Setting>& table, int nodes,
-                            int ranks) {
-  nlohmann::ordered_json overrides = nlohmann::ordered_json::object();
+/// Texts such as --precision, that the launched command gives: a key of the file that it overrides
+/// is not refused.
+nlohmann::ordered_json texts_of(const std::vector<std::string>& command,
+                                const std::vector<Setting>& table) {
+  nlohmann::ordered_json texts = nlohmann::ordered_json::object();
+  for (const Setting& setting : table) {
+    if (setting.type != SettingType::kText) continue;
+    const std::string text = text_in(command, flag_name(setting.name));
+    if (!text.empty()) texts[setting.name] = text;
+  }
+  return texts;
+}
+
+/// `ranks`: 0 for as many as the file says.
+ConfigTranslation translate(const std::string& path, const std::vector<Setting>& table,
+                            const LaunchLayout& layout, int ranks) {
+  nlohmann::ordered_json overrides = texts_of(layout.command, table);
   if (ranks > 0) overrides["ranks"] = ranks;
-  return translate_file(path, {.table = table,
-                               .overrides = std::move(overrides),
-                               .launch = {.launcher = kOwnLauncher, .machines = nodes}});
+  return translate_file(path,
+                        {.table = table,
+                         .overrides = std::move(overrides),
+                         .launch = {.launcher = kOwnLauncher, .machines = layout.nodes.value}});
 }
 
 /// Processes of one machine, from the ranks of all that the file asks for.
@@ -185,8 +200,8 @@ LaunchLayout make_layout(const LaunchRequest& request) {
   layout.processes = {request.processes.value_or(1), "--processes"};
   if (!path.empty()) {
     if (request.processes) check_ranks(layout);
-    const int ranks = request.processes ? layout.ranks() : 0;  // 0: as many as the file says
-    const ConfigTranslation translation = translate(path, table, layout.nodes.value, ranks);
+    const ConfigTranslation translation =
+        translate(path, table, layout, request.processes ? layout.ranks() : 0);
     if (!request.processes) layout.processes = processes_of(translation, layout);
     layout.exported = exported_variables(translation);
     if (text_in(request.command, "--config").empty()) {
