@@ -263,6 +263,8 @@ TEST_F(TrainCommand, EachOutputHasAFileOfItsOwn) {
               HasSubstr("--csv and --log would both write to "));
   EXPECT_THAT(usage_error({"--data", data, "--log", path("x"), "--tensorboard", path("./x")}),
               HasSubstr("--tensorboard and --log would both write to "));
+  EXPECT_THAT(usage_error({"--data", data, "--log", "both.out", "--csv", "./both.out"}),
+              HasSubstr("--csv and --log would both write to "));  // in the current folder
   EXPECT_FALSE(std::filesystem::exists(path("x")));
   EXPECT_EQ(
       train({"--data", data, "--steps", "1", "--log", "/dev/null", "--csv", "/dev/null"}).exit_code,

@@ -20,8 +20,9 @@ using FileIdentity = std::tuple<dev_t, ino_t, std::string>;
 /// Nothing for pipes, terminals and /dev/null, which may be shared.
 std::optional<FileIdentity> identify(const std::string& text) {
   std::error_code failed;
-  std::filesystem::path path = std::filesystem::weakly_canonical(text, failed);
-  if (failed) path = std::filesystem::path(text).lexically_normal();
+  const std::filesystem::path whole = std::filesystem::absolute(text);
+  std::filesystem::path path = std::filesystem::weakly_canonical(whole, failed);
+  if (failed) path = whole.lexically_normal();
   std::filesystem::path missing;
   struct stat status {};
   while (stat(path.c_str(), &status) != 0) {
