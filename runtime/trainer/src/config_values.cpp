@@ -6,6 +6,7 @@
 
 #include "foreign/key_table.h"
 #include "tessera/core/error.h"
+#include "tessera/core/nearest_name.h"
 #include "tessera/trainer/byte_size.h"
 
 namespace tessera {
@@ -55,8 +56,10 @@ std::string check_choice(const Setting& setting, const std::string& text) {
   if (setting.choices.empty()) return text;
   const bool known =
       std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
-  require(known, ErrorCode::kConfig, foreign::unknown_value(text, setting.choices));
-  return text;
+  if (known) return text;
+  const std::string nearest = nearest_name(text, setting.choices);
+  fail(ErrorCode::kConfig, foreign::unknown_value(text, setting.choices),
+       nearest.empty() ? "" : concat("; did you mean '", nearest, "'?"));
 }
 
 [[noreturn]] void fail_type(const Setting& setting, const nlohmann::json& value) {
