@@ -141,6 +141,12 @@ bool decline(CudaAttention& state, const std::string& why) {
   return false;
 }
 
+/// The call ran on cuDNN. Returns true.
+bool accept(CudaAttention& state) {
+  state.fallback.clear();
+  return true;
+}
+
 CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass) {
   return {.batch = qkv.shape[0],
           .length = qkv.shape[1],
@@ -173,7 +179,7 @@ bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& strea
                         {kOut, args.out.data},
                         {kLse, args.lse.data}},
                        stream.scratch(scratch.bytes));
-  return true;
+  return accept(state);
 }
 
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
@@ -203,7 +209,7 @@ bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& str
                                         {kDV, part(args.d_qkv, 2)}, {kDelta, base + scratch.delta}};
   if (shape.pass == CudnnPass::kBackward) tensors[kDQAccumulator] = base + scratch.accumulator;
   choice.plan->execute(tensors, base);
-  return true;
+  return accept(state);
 }
 
 }  // namespace tessera::cuda

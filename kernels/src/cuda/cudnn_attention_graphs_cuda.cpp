@@ -152,7 +152,7 @@ std::unique_ptr<CudnnPlan> make_cudnn_attention_plan(const CudnnLibrary& library
   } else {
     add_backward(attention, shape.pass == CudnnPass::kBackwardDeterministic);
   }
-  return attention.graph.build(target);
+  return attention.graph.build(target, shape.pass != CudnnPass::kBackward);
 }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,7 @@
 #include "cuda/cudnn_graph_cuda.h"
 
+#include <algorithm>
+
 #include "tessera/core/error.h"
 
 namespace tessera::cuda {
@@ -183,7 +185,23 @@ std::vector<CudnnDescriptor> CudnnGraph::engine_configs(const CudnnDescriptor& g
   return configs;
 }
 
-std::unique_ptr<CudnnPlan> CudnnGraph::build(const CudnnTarget& target) {
+bool CudnnGraph::is_deterministic(const CudnnDescriptor& config) const {
+  const CudnnDescriptor engine(*library_, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t raw = engine.raw();
+  std::int64_t count = 0;
+  library_->check(library_->get_attribute(config.raw(), CUDNN_ATTR_ENGINECFG_ENGINE,
+                                          CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw),
+                  "asking for a config's engine");
+  std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
+  library_->check(library_->get_attribute(
+                      engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                      static_cast<std::int64_t>(notes.size()), &count, notes.data()),
+                  "asking for an engine's notes");
+  const auto end = notes.begin() + std::min<std::int64_t>(count, std::ssize(notes));
+  return std::find(notes.begin(), end, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == end;
+}
+
+std::unique_ptr<CudnnPlan> CudnnGraph::build(const CudnnTarget& target, bool deterministic) {
   CudnnDescriptor graph(*library_, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations_.data(),
             operations_.size());
@@ -194,6 +212,10 @@ std::unique_ptr<CudnnPlan> CudnnGraph::build(const CudnnTarget& target) {
   std::vector<CudnnDescriptor> configs = engine_configs(graph, target);
   std::string why = "no engine";
   for (CudnnDescriptor& config : configs) {
+    if (deterministic && !is_deterministic(config)) {
+      why = "none that gives the same bits every time";
+      continue;
+    }
     CudnnDescriptor plan(*library_, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
     if (target.handle != nullptr) {

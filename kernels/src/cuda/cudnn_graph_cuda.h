@@ -112,9 +112,9 @@ class CudnnGraph {
   /// y = x with other sizes or strides.
   void reshape(Tensor x, Tensor y);
 
-  /// The plan of the first engine that takes the graph. Throws Error{kUnavailable} if there is
-  /// none. The graph is used up.
-  std::unique_ptr<CudnnPlan> build(const CudnnTarget& target);
+  /// The plan of the first engine that takes the graph; if `deterministic`, of those that give the
+  /// same bits every time. Throws Error{kUnavailable} if there is none. The graph is used up.
+  std::unique_ptr<CudnnPlan> build(const CudnnTarget& target, bool deterministic);
 
   static constexpr std::int64_t kFirstOwnId = 100;
 
@@ -128,6 +128,8 @@ class CudnnGraph {
   const CudnnDescriptor& at(Tensor tensor) const { return parts_[tensor.index]; }
   std::vector<CudnnDescriptor> engine_configs(const CudnnDescriptor& graph,
                                               const CudnnTarget& target);
+  /// What cuDNN notes about the engine of a config.
+  bool is_deterministic(const CudnnDescriptor& config) const;
 
   const CudnnLibrary* library_;
   std::vector<CudnnDescriptor> parts_;                // tensors, and modes of operations

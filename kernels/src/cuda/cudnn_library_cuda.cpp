@@ -49,8 +49,9 @@ void CudnnLibrary::check(cudnnStatus_t status, const char* what) const {
   if (status == CUDNN_STATUS_SUCCESS) return;
   std::array<char, 1024> text{};
   get_last_error_string(text.data(), text.size());
-  fail(ErrorCode::kInternal, "cuDNN: ", what, " failed with ", get_error_string(status), ". ",
-       text.data());
+  const bool not_supported = CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
+  fail(not_supported ? ErrorCode::kUnavailable : ErrorCode::kInternal, "cuDNN: ", what,
+       " failed with ", get_error_string(status), ". ", text.data());
 }
 
 }  // namespace tessera::cuda

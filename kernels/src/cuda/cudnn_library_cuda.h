@@ -29,7 +29,8 @@ struct CudnnLibrary {
   decltype(&cudnnBackendFinalize) finalize = nullptr;
   decltype(&cudnnBackendExecute) execute = nullptr;
 
-  /// Throws Error{kInternal} with cuDNN's explanation unless `status` is success.
+  /// Throws Error with cuDNN's explanation unless `status` is success: kUnavailable if that is one
+  /// of "not supported", which others may do instead, else kInternal.
   void check(cudnnStatus_t status, const char* what) const;
 };
 
