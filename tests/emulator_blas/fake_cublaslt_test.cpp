@@ -56,7 +56,6 @@ TEST_F(FakeCublasLt, TakesAProductWithOrWithoutGelu) {
   GemmProblem with_gelu = problem();
   with_gelu.epilogue = GemmEpilogue::kGeluAux;
   with_gelu.aux_stride = kSize;
-  with_gelu.aux_alignment = 16;
   where.aux = b_.data();
   EXPECT_TRUE(plans.supports(with_gelu, where));
   with_gelu.aux_stride = kSize + 4;
@@ -101,6 +100,18 @@ TEST_F(FakeCublasLt, RefusesAddressesThatThePlanWasNotMadeFor) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("cublasLtMatmul failed"));
   }
+}
+
+/// As a real kernel does, though the heuristic had one for it.
+TEST_F(FakeCublasLt, FaultsOnABiasThatIsNotAligned) {
+  GemmProblem with_bias = problem();
+  with_bias.epilogue = GemmEpilogue::kBias;
+  GemmPointers where = pointers();
+  where.vector = b_.data() + 1;
+  GemmPlans& plans = GemmPlans::of(stream());
+  EXPECT_TRUE(plans.supports(with_bias, where));
+  plans.run(with_bias, where, stream().scratch(plans.workspace_bytes()), stream());
+  EXPECT_THROW(stream().synchronize(), std::runtime_error);
 }
 
 /// Sums in the order of the k-th call.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "tessera/core/dtype.h"
@@ -70,9 +71,17 @@ float finish(const Product& p, float value, std::int64_t i, std::int64_t j) {
   return static_cast<float>(gelu(static_cast<double>(value)));
 }
 
+/// As a load of 16 bytes at once.
+void check_aligned(const void* address) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 16 == 0) return;
+  throw std::runtime_error("misaligned address: what an epilogue reads or writes is off 16 bytes");
+}
+
 }  // namespace
 
 void compute(const Product& p) {
+  check_aligned(p.desc.bias);
+  check_aligned(p.desc.aux);
   // What a caller keeps in the workspace does not survive.
   if (p.workspace_bytes > 0) std::memset(p.workspace, 0xff, p.workspace_bytes);
   const std::int64_t m = p.d_layout.rows;

@@ -45,7 +45,7 @@ inline bool has(cublasLtEpilogue_t epilogue, cublasLtEpilogue_t part) {
          static_cast<unsigned>(part);
 }
 
-/// Computes it on the calling thread.
+/// Computes it on the calling thread. Throws if a bias or aux is not aligned to 16 bytes.
 void compute(const Product& product);
 
 }  // namespace fake_cublaslt

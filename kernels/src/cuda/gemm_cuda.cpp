@@ -13,7 +13,8 @@
 //
 // Which of the two it is depends on shapes, dtypes, alignment and the GPU's model alone, so a run
 // can be repeated bit for bit. cuBLASLt has no algorithm for: K = 0; a bias that is not of C's
-// dtype; a GELU argument whose rows are not a multiple of 8 elements. Products that it refuses
+// dtype; a GELU argument whose rows are not a multiple of 8 elements. It cannot be told how a bias
+// or such an argument is aligned, so it may load 16 bytes of them at once. Products that it refuses
 // altogether go to a plain kernel (gemm_plain_cuda.cu).
 
 namespace tessera::cuda {
@@ -22,7 +23,6 @@ namespace {
 constexpr std::int64_t kAuxMultiple = 8;  // elements; documented for the stride of aux
 
 std::uint32_t alignment_of(const void* address) {
-  if (address == nullptr) return 0;
   const auto bits =
       static_cast<unsigned>(std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
   return std::min(kGemmAlignment, 1U << std::min(bits, 8U));
@@ -60,9 +60,7 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .epilogue = epilogue_of(args),
                       .a_alignment = alignment_of(args.a.data),
                       .b_alignment = alignment_of(args.b.data),
-                      .c_alignment = alignment_of(args.c.data),
-                      .vector_alignment = alignment_of(vector.data),
-                      .aux_alignment = alignment_of(aux.data)},
+                      .c_alignment = alignment_of(args.c.data)},
           .pointers = {.a = args.a.data,
                        .b = args.b.data,
                        .c = args.c.data,
@@ -70,7 +68,12 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                        .aux = aux.data}};
 }
 
-/// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says.
+bool off_alignment(const TensorView& view) {
+  return view && alignment_of(view.data) < kGemmAlignment;
+}
+
+/// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says. GELU of fp32
+/// is left to our own kernels: how exact cuBLASLt's is, nothing says, and bf16 hides it.
 bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& plans) {
   const bool bias_gradient = static_cast<bool>(args.bias_gradient);
   const bool backward = static_cast<bool>(args.gelu_backward_input);
@@ -78,9 +81,14 @@ bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& pla
   if (args.bias && args.bias.dtype != args.c.dtype) return false;
   if (bias_gradient && args.bias_gradient.dtype != args.c.dtype) return false;
   if (bias_gradient && args.accumulate_bias_gradient) return false;
+  for (const TensorView* view :
+       {&args.bias, &args.bias_gradient, &args.gelu_input, &args.gelu_backward_input}) {
+    if (off_alignment(*view)) return false;
+  }
   if (args.gelu || backward) {
     const bool aux = backward || args.gelu_input;
-    return plans.fuses_gelu() && !(aux && sizes.n % kAuxMultiple != 0);
+    return plans.fuses_gelu() && args.a.dtype == DType::kBFloat16 &&
+           !(aux && sizes.n % kAuxMultiple != 0);
   }
   return true;
 }

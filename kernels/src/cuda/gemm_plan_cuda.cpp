@@ -86,10 +86,10 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
 
 void set_pointers(const Description& description, const GemmProblem& p,
                   const GemmPointers& pointers) {
-  if (p.vector_alignment != 0) {
+  if (pointers.vector != nullptr) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointers.vector, p);
   }
-  if (p.aux_alignment != 0) {
+  if (pointers.aux != nullptr) {
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pointers.aux, p);
   }
 }
@@ -107,10 +107,10 @@ Description make_description(const GemmProblem& p, const GemmPointers& pointers)
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, b_operation, p);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, a_operation, p);
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue), p);
-  if (p.aux_alignment != 0) {
+  if (p.aux_stride != 0) {
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.aux_stride, p);
   }
-  set_pointers(description, p, pointers);  // the heuristic looks at their alignment
+  set_pointers(description, p, pointers);  // the heuristic refuses an epilogue without
   return description;
 }
 

@@ -37,7 +37,6 @@ struct GemmProblem {
   GemmEpilogue epilogue = GemmEpilogue::kNone;
   /// Largest powers of two, up to kGemmAlignment, that divide the addresses.
   std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
-  std::uint32_t vector_alignment = 0, aux_alignment = 0;
 
   auto operator<=>(const GemmProblem&) const = default;
 };
@@ -50,6 +49,7 @@ struct GemmPointers {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
+  /// As the epilogue has them; aligned to kGemmAlignment.
   void* vector = nullptr;  ///< a bias, or where a bias gradient goes
   void* aux = nullptr;
 };
