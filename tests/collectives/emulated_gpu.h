@@ -1,36 +1,18 @@
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <memory>
-#include <utility>
-
-#include "collectives/under_test.h"
+#include "collectives/cuda_under_test.h"
 #include "fake_cuda.h"
-#include "tessera/core/cuda_device.h"
 
 // What the programs on emulated GPUs share; included once by each.
 namespace tessera::testing {
 
-Device& device_under_test() {
-  static const std::unique_ptr<CudaDevice> device = make_cuda_device({.nvtx = false});
-  return *device;
+void* allocate(std::size_t bytes) { return device_under_test().allocate(bytes); }
+void deallocate(void* address, std::size_t bytes) {
+  device_under_test().deallocate(address, bytes);
 }
 
 void delay_device(std::chrono::microseconds at_most) {
   fake_cuda::configure({.max_delay_us = static_cast<unsigned>(at_most.count())});
-}
-
-bool testing_cuda() { return true; }
-
-void enqueue(Stream& stream, std::function<void()> task) {
-  auto* const owned = new std::function<void()>(std::move(task));
-  const auto run = [](void* data) {
-    const std::unique_ptr<std::function<void()>> mine(static_cast<std::function<void()>*>(data));
-    (*mine)();
-  };
-  static_cast<void>(stream.record());  // what was put off comes first
-  cudaLaunchHostFunc(dynamic_cast<CudaStream&>(stream).handle(), run, owned);
 }
 
 }  // namespace tessera::testing

@@ -13,6 +13,11 @@ Device& device_under_test() {
   return *device;
 }
 
+void* allocate(std::size_t bytes) { return device_under_test().allocate(bytes); }
+void deallocate(void* address, std::size_t bytes) {
+  device_under_test().deallocate(address, bytes);
+}
+
 void delay_device(std::chrono::microseconds) {}  // run_ranks delays the lanes themselves
 
 bool testing_cuda() { return false; }

@@ -40,19 +40,15 @@ struct RankContext {
   int size() const { return group.size(); }
 };
 
-/// A vector in the memory of the device under test. Touched by the host while nothing runs.
+/// A vector in memory that the device under test reaches, too.
 template <typename T>
 struct DeviceAllocator {
   using value_type = T;
   DeviceAllocator() = default;
   template <typename U>
   DeviceAllocator(const DeviceAllocator<U>&) {}  // NOLINT: as allocators convert
-  T* allocate(std::size_t n) {
-    return static_cast<T*>(device_under_test().allocate(n * sizeof(T)));
-  }
-  void deallocate(T* address, std::size_t n) {
-    device_under_test().deallocate(address, n * sizeof(T));
-  }
+  T* allocate(std::size_t n) { return static_cast<T*>(testing::allocate(n * sizeof(T))); }
+  void deallocate(T* address, std::size_t n) { testing::deallocate(address, n * sizeof(T)); }
   bool operator==(const DeviceAllocator&) const = default;
 };
 template <typename T>

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/cuda_run.h"
+#include "cuda/emulated_gpu.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
 

@@ -1,4 +1,5 @@
 #include "cuda/cuda_run.h"
+#include "cuda/emulated_gpu.h"
 
 #include <functional>
 

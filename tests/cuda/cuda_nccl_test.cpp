@@ -1,6 +1,7 @@
 #include <chrono>
 
 #include "cuda/cuda_run.h"
+#include "cuda/emulated_gpu.h"
 #include "emulator_nccl/fake_nccl.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"

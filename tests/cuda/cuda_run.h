@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "fake_cuda.h"
 #include "tessera/model/gpt.h"
 #include "tessera/trainer/trainer.h"
 
@@ -17,23 +16,27 @@ inline constexpr std::int64_t kVocabulary = 19;
 /// Tokens that follow from the ones before.
 class CountingTokens : public BatchSource {
  public:
-  Shape input_shape(std::int64_t n) const override { return {n, kLength}; }
+  explicit CountingTokens(std::int64_t length = kLength) : length_(length) {}
+  Shape input_shape(std::int64_t n) const override { return {n, length_}; }
   DType input_dtype() const override { return DType::kInt32; }
-  Shape target_shape(std::int64_t n) const override { return {n, kLength}; }
+  Shape target_shape(std::int64_t n) const override { return {n, length_}; }
   DType target_dtype() const override { return DType::kInt32; }
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override {
     for (std::int64_t s = 0; s < micro_batch; ++s) {
-      for (std::int64_t i = 0; i < kLength; ++i) {
+      for (std::int64_t i = 0; i < length_; ++i) {
         const auto token = [&](std::int64_t at) {
           return static_cast<std::int32_t>(((first + s) * 7 + at) % kVocabulary);
         };
-        inputs.as<std::int32_t>()[s * kLength + i] = token(i);
-        targets.as<std::int32_t>()[s * kLength + i] = token(i + 1);
+        inputs.as<std::int32_t>()[s * length_ + i] = token(i);
+        targets.as<std::int32_t>()[s * length_ + i] = token(i + 1);
       }
     }
-    return micro_batch * kLength;
+    return micro_batch * length_;
   }
+
+ private:
+  std::int64_t length_;
 };
 
 inline Model small_gpt(float dropout = 0.0F) {
@@ -66,8 +69,9 @@ struct Trained {
   TrainingSummary summary;
 };
 
-inline Trained run(const Model& model, const TrainerOptions& options) {
-  const CountingTokens data;
+inline Trained run(const Model& model, const TrainerOptions& options,
+                   std::int64_t length = kLength) {
+  const CountingTokens data(length);
   const Trainer trainer(model, data, options);
   Trained result;
   result.summary = trainer.train([&](const StepRecord& record) {
@@ -91,12 +95,5 @@ inline void expect_same_bits(const Trained& a, const Trained& b) {
   EXPECT_EQ(a.norms, b.norms);
   EXPECT_EQ(a.parameters, b.parameters);
 }
-
-/// An emulated machine of its own for each test.
-class EmulatedGpu : public testing::Test {
- protected:
-  explicit EmulatedGpu(const fake_cuda::Settings& settings = {}) { fake_cuda::configure(settings); }
-  ~EmulatedGpu() override { fake_cuda::configure({}); }
-};
 
 }  // namespace tessera::test

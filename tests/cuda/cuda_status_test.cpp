@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "cuda/cuda_run.h"
+#include "cuda/emulated_gpu.h"
 #include "tessera/core/cuda_device.h"
 
 // What GPUs have free, and what it costs to ask.

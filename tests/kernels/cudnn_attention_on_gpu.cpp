@@ -1,5 +1,3 @@
-#include <cuda_runtime_api.h>
-
 #include "kernels/support.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/cuda_options.h"
@@ -16,33 +14,6 @@ struct Sizes {
 /// bf16 rounds what either computes; between, cuDNN rounds the probabilities and their gradients to
 /// bf16 (2^-8 each, at random), as ours does: 2^-6 of the largest at most.
 constexpr double kTolerance = 0x1p-6;
-
-/// In the GPU's own memory, as in training.
-template <typename T>
-class OnGpu {
- public:
-  explicit OnGpu(const std::vector<T>& values) : numel_(values.size()) {
-    check(cudaMalloc(&data_, bytes()));
-    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyDefault));
-  }
-  ~OnGpu() { cudaFree(data_); }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-
-  TensorView view(const Shape& shape) const { return TensorView(data_, dtype_of<T>(), shape); }
-  std::vector<T> values() const {
-    std::vector<T> result(numel_);
-    check(cudaMemcpy(result.data(), data_, bytes(), cudaMemcpyDefault));
-    return result;
-  }
-
- private:
-  static void check(cudaError_t status) { ASSERT_EQ(status, cudaSuccess); }
-  std::size_t bytes() const { return numel_ * sizeof(T); }
-
-  void* data_ = nullptr;
-  std::size_t numel_;
-};
 
 class CudnnAttention : public testing::TestWithParam<Sizes> {
  protected:
@@ -62,21 +33,22 @@ class CudnnAttention : public testing::TestWithParam<Sizes> {
   static Result run(const CudaKernelOptions& options) {
     const auto [b, l, h, d] = GetParam();
     const Shape packed{b, l, 3, h, d}, plain{b, l, h, d}, rows{b, h, l};
-    const OnGpu qkv(random_values<bfloat16>(packed.numel(), 1, 1.5F));
-    const OnGpu d_out(random_values<bfloat16>(plain.numel(), 2));
-    const OnGpu out(std::vector<bfloat16>(at(plain.numel())));
-    const OnGpu d_qkv(std::vector<bfloat16>(at(packed.numel())));
-    const OnGpu lse(std::vector<float>(at(rows.numel())));
+    auto qkv = random_values<bfloat16>(packed.numel(), 1, 1.5F);
+    auto d_out = random_values<bfloat16>(plain.numel(), 2);
+    Result result{.out = std::vector<bfloat16>(at(plain.numel())),
+                  .d_qkv = std::vector<bfloat16>(at(packed.numel())),
+                  .lse = std::vector<float>(at(rows.numel()))};
     set_cuda_kernel_options(stream(), options);
-    kernels_under_test().attention_forward(
-        {.qkv = qkv.view(packed), .out = out.view(plain), .lse = lse.view(rows)}, stream());
-    kernels_under_test().attention_backward({.d_out = d_out.view(plain),
-                                             .qkv = qkv.view(packed),
-                                             .out = out.view(plain),
-                                             .lse = lse.view(rows),
-                                             .d_qkv = d_qkv.view(packed)},
+    const TensorView out = view_of(result.out, plain), lse = view_of(result.lse, rows);
+    kernels_under_test().attention_forward({.qkv = view_of(qkv, packed), .out = out, .lse = lse},
+                                           stream());
+    kernels_under_test().attention_backward({.d_out = view_of(d_out, plain),
+                                             .qkv = view_of(qkv, packed),
+                                             .out = out,
+                                             .lse = lse,
+                                             .d_qkv = view_of(result.d_qkv, packed)},
                                             stream());
-    return {out.values(), d_qkv.values(), lse.values()};
+    return result;
   }
 };
 

@@ -1,5 +1,7 @@
 #include <memory>
+#include <vector>
 
+#include "kernels/device_copies.h"
 #include "kernels/under_test.h"
 #include "tessera/core/cuda_device.h"
 
@@ -16,42 +18,56 @@ Stream& the_stream() {
   return *stream;
 }
 
-/// The kernel, run to its end: what a test does next is to look at host memory.
+/// The kernel on copies of its views, run to its end: what a test does next is to look at host
+/// memory.
 template <auto kKernel, typename Args>
-void waited_for(const Args& args, Stream& stream) {
-  (device().kernels().*kKernel)(args, stream);
-  stream.synchronize();
+void on_device(const Args& args, Stream& stream) {
+  Args moved = args;
+  DeviceCopies copies(views_of(moved), stream);
+  (device().kernels().*kKernel)(moved, stream);
+  copies.copy_back();
 }
 
-constexpr KernelTable kWaiting{
-    .gemm = waited_for<&KernelTable::gemm>,
-    .bias_gradient = waited_for<&KernelTable::bias_gradient>,
-    .layer_norm_forward = waited_for<&KernelTable::layer_norm_forward>,
-    .layer_norm_backward = waited_for<&KernelTable::layer_norm_backward>,
-    .gelu_forward = waited_for<&KernelTable::gelu_forward>,
-    .gelu_backward = waited_for<&KernelTable::gelu_backward>,
-    .attention_forward = waited_for<&KernelTable::attention_forward>,
-    .attention_backward = waited_for<&KernelTable::attention_backward>,
-    .embedding_forward = waited_for<&KernelTable::embedding_forward>,
-    .embedding_backward = waited_for<&KernelTable::embedding_backward>,
-    .dropout = waited_for<&KernelTable::dropout>,
-    .cross_entropy = waited_for<&KernelTable::cross_entropy>,
-    .adamw = waited_for<&KernelTable::adamw>,
-    .block_squares = waited_for<&KernelTable::block_squares>,
-    .norm_nodes = waited_for<&KernelTable::norm_nodes>,
-    .sum = waited_for<&KernelTable::sum>,
-    .loss_scale = waited_for<&KernelTable::loss_scale>,
-    .step_results = waited_for<&KernelTable::step_results>,
-    .ordered_sum = waited_for<&KernelTable::ordered_sum>,
-    .cast = waited_for<&KernelTable::cast>,
-    .add = waited_for<&KernelTable::add>,
-    .fill = waited_for<&KernelTable::fill>,
-    .fill_normal = waited_for<&KernelTable::fill_normal>,
+void ordered_sum_on_device(const OrderedSumArgs& args, Stream& stream) {
+  OrderedSumArgs moved = args;
+  std::vector<TensorView> sources(args.sources.begin(), args.sources.end());
+  moved.sources = sources;
+  Views views = views_of(moved);
+  for (TensorView& source : sources) views.push_back(&source);
+  DeviceCopies copies(views, stream);
+  device().kernels().ordered_sum(moved, stream);
+  copies.copy_back();
+}
+
+constexpr KernelTable kOnDevice{
+    .gemm = on_device<&KernelTable::gemm>,
+    .bias_gradient = on_device<&KernelTable::bias_gradient>,
+    .layer_norm_forward = on_device<&KernelTable::layer_norm_forward>,
+    .layer_norm_backward = on_device<&KernelTable::layer_norm_backward>,
+    .gelu_forward = on_device<&KernelTable::gelu_forward>,
+    .gelu_backward = on_device<&KernelTable::gelu_backward>,
+    .attention_forward = on_device<&KernelTable::attention_forward>,
+    .attention_backward = on_device<&KernelTable::attention_backward>,
+    .embedding_forward = on_device<&KernelTable::embedding_forward>,
+    .embedding_backward = on_device<&KernelTable::embedding_backward>,
+    .dropout = on_device<&KernelTable::dropout>,
+    .cross_entropy = on_device<&KernelTable::cross_entropy>,
+    .adamw = on_device<&KernelTable::adamw>,
+    .block_squares = on_device<&KernelTable::block_squares>,
+    .norm_nodes = on_device<&KernelTable::norm_nodes>,
+    .sum = on_device<&KernelTable::sum>,
+    .loss_scale = on_device<&KernelTable::loss_scale>,
+    .step_results = on_device<&KernelTable::step_results>,
+    .ordered_sum = ordered_sum_on_device,
+    .cast = on_device<&KernelTable::cast>,
+    .add = on_device<&KernelTable::add>,
+    .fill = on_device<&KernelTable::fill>,
+    .fill_normal = on_device<&KernelTable::fill_normal>,
 };
 
 }  // namespace
 
-const KernelTable& kernels_under_test() { return kWaiting; }
+const KernelTable& kernels_under_test() { return kOnDevice; }
 
 bool testing_cuda() { return true; }
 

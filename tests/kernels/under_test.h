@@ -4,8 +4,8 @@
 #include "tessera/kernels/kernel_table.h"
 
 // The implementation that a test program checks: the CPU's kernels (kernels_on_cpu.cpp) or the CUDA
-// kernels in the emulator (kernels_on_cuda.cpp). Both work on host memory, and every call has
-// run to its end when it returns.
+// kernels (kernels_on_cuda.cpp), emulated or on a GPU. Tests hand host memory to either, and every
+// call has run to its end when it returns.
 namespace tessera {
 
 const KernelTable& kernels_under_test();

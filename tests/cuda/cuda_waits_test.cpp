@@ -1,0 +1,82 @@
+#include <vector>
+
+#include "cuda/cuda_run.h"
+#include "cuda/emulated_gpu.h"
+
+// What an emulated GPU counts in a step, and what its delays must not change.
+namespace tessera {
+namespace {
+
+using test::cuda_options;
+using test::expect_same_bits;
+using test::run;
+using test::small_gpt;
+using test::Trained;
+
+class CudaWaits : public test::EmulatedGpu {
+ protected:
+  /// The counter after each step.
+  static std::vector<std::int64_t> after_steps(const TrainerOptions& options,
+                                               std::int64_t fake_cuda::Counters::*counter) {
+    const Model model = small_gpt();
+    const test::CountingTokens data;
+    const Trainer trainer(model, data, options);
+    std::vector<std::int64_t> counts;
+    trainer.train([&](const StepRecord&) {
+      counts.push_back(fake_cuda::counters().*counter);
+      return true;
+    });
+    return counts;
+  }
+};
+
+TEST_F(CudaWaits, TheHostWaitsOncePerLaneAndStep) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.gather_parameters = false;
+  for (const bool graph : {false, true}) {
+    options.cuda_graph = graph;
+    const auto waits = after_steps(options, &fake_cuda::Counters::host_waits);
+    // The first step also allocates; a graph is captured in the second.
+    for (std::size_t step = 2; step < waits.size(); ++step) {
+      EXPECT_EQ(waits[step] - waits[step - 1], kLanes)
+          << "step " << step << (graph ? ", replayed" : ", eager");
+    }
+  }
+}
+
+/// Every rank waits for its own lanes, and for no other rank's.
+TEST_F(CudaWaits, RanksThatShareAGpuDoNotWaitForEachOther) {
+  constexpr int kRanks = 4;
+  TrainerOptions options = cuda_options("full_shard", kRanks);
+  options.gather_parameters = false;
+  options.steps = 6;
+  const auto waits = after_steps(options, &fake_cuda::Counters::host_waits);
+  // Rank 0 counts while the others may still be in the step before, or wait for it.
+  const std::int64_t steps = static_cast<std::int64_t>(waits.size()) - 2;
+  EXPECT_NEAR(static_cast<double>(waits.back() - waits[1]),
+              static_cast<double>(steps * kRanks * kLanes), (kRanks - 1) * kLanes);
+}
+
+TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {
+  for (const bool graph : {false, true}) {
+    TrainerOptions options = cuda_options("full_shard", 1);
+    options.cuda_graph = graph;
+    const auto launches = after_steps(options, &fake_cuda::Counters::graph_launches);
+    EXPECT_EQ(launches.back() - launches.front(), graph ? options.steps - 1 : 0);
+  }
+}
+
+class DelayedCudaStep : public test::EmulatedGpu {
+ protected:
+  DelayedCudaStep() : EmulatedGpu({.max_delay_us = 300, .seed = 7}) {}
+};
+
+TEST_F(DelayedCudaStep, DelaysOfAnyTaskChangeNoBit) {
+  const Model model = small_gpt();
+  const Trained delayed = run(model, cuda_options("full_shard", 2));
+  fake_cuda::configure({});
+  expect_same_bits(delayed, run(model, cuda_options("full_shard", 2)));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/kernels/kernel_table.h"
+
+// The views among a kernel's arguments. One that is forgotten here stays in the host's memory,
+// where a GPU faults.
+namespace tessera {
+
+using Views = std::vector<TensorView*>;
+
+inline Views views_of(GemmArgs& a) {
+  return {&a.a, &a.b, &a.c, &a.bias, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient};
+}
+inline Views views_of(BiasGradientArgs& a) { return {&a.dy, &a.db}; }
+inline Views views_of(LayerNormForwardArgs& a) {
+  return {&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd};
+}
+inline Views views_of(LayerNormBackwardArgs& a) {
+  return {&a.dy, &a.x, &a.mean, &a.rstd, &a.gamma, &a.d_residual, &a.dx, &a.dgamma, &a.dbeta};
+}
+inline Views views_of(GeluForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(GeluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(AttentionForwardArgs& a) { return {&a.qkv, &a.out, &a.lse, &a.workspace}; }
+inline Views views_of(AttentionBackwardArgs& a) {
+  return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace};
+}
+inline Views views_of(EmbeddingForwardArgs& a) { return {&a.tokens, &a.wte, &a.wpe, &a.x}; }
+inline Views views_of(EmbeddingBackwardArgs& a) { return {&a.tokens, &a.dx, &a.dwte, &a.dwpe}; }
+inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
+inline Views views_of(AdamWArgs& a) {
+  return {&a.master, &a.gradient, &a.m, &a.v, &a.parameter, &a.scalars};
+}
+inline Views views_of(BlockSquaresArgs& a) { return {&a.x, &a.out}; }
+inline Views views_of(NormNodesArgs& a) { return {&a.x, &a.workspace, &a.nodes}; }
+inline Views views_of(SumArgs& a) { return {&a.x, &a.out}; }
+inline Views views_of(LossScaleArgs& a) { return {&a.counts, &a.scale}; }
+inline Views views_of(StepResultsArgs& a) {
+  return {&a.values, &a.additions, &a.units, &a.roots, &a.results, &a.clip_factor};
+}
+inline Views views_of(OrderedSumArgs& a) { return {&a.dst}; }  // and `sources`, which is a span
+inline Views views_of(CastArgs& a) { return {&a.src, &a.dst}; }
+inline Views views_of(AddArgs& a) { return {&a.src, &a.dst}; }
+inline Views views_of(FillArgs& a) { return {&a.dst, &a.factor}; }
+inline Views views_of(FillNormalArgs& a) { return {&a.dst}; }
+
+}  // namespace tessera
