@@ -1,18 +1,21 @@
 // One training step of a GPT on CPU ranks, beside what its matrix products alone take in oneDNN.
 //
-// The yardstick is the products of the step's linear layers and head, called directly in oneDNN
-// (step_products.h): same shapes, strides, order and accumulation, as much distinct weight and
-// gradient memory as the model has, random numbers, no bias, GELU or attention. For every shape the
-// fastest of oneDNN's ways is taken (direct_product.h), tried out before the first step. Two rates:
+// The yardstick is the products of the step, called directly in oneDNN: those of the linear layers
+// and the head (step_products.h) and those of attention (attention_products.h). Same shapes,
+// strides and accumulation, as much distinct weight and gradient memory as the model has, random
+// numbers; no bias, GELU, mask or softmax. For every shape the fastest of oneDNN's ways is taken
+// (direct_product.h), tried out before the first step. Three rates:
 //
-//   of GEMM rate      the operands lie as the step has them. Weights change in every step and
-//                     activations with every product, so packing them is part of the product.
-//   of prepacked rate operands in the layouts that oneDNN likes best, packed beforehand and not
-//                     timed: no training step can have that, but no step is faster either.
+//   of GEMM rate          all products, operands as the step has them. Weights change in every step
+//                         and activations with every product, so packing is part of the product.
+//   without attention's   the linear layers' and the head's alone, as if attention took no time.
+//   of prepacked rate     all; the linear layers' and the head's operands in the layouts that
+//                         oneDNN likes best, packed beforehand and not timed: no training step can
+//                         have that, but no step is faster either.
 //
-// Each is the products' time / the step's time, medians; one step and both sets of products take
-// turns, so that a drift of the machine hits all three. With several ranks each runs its own
-// products at the same time as the others.
+// One step and the sets of products take turns, so that a drift of the machine hits all. A rate is
+// the products' time / the step's time in a round, and of the rounds the median. With several ranks
+// each runs its own products at the same time as the others.
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -20,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_products.h"
 #include "step_products.h"
 #include "support.h"
 #include "tessera/collectives/thread_group.h"
@@ -73,10 +77,19 @@ struct Choice {
 };
 
 struct Times {
-  std::vector<double> steps, products, prepacked;  ///< seconds
-  double flops = 0.0;                              ///< of one rank's products
-  std::vector<Choice> choices;                     ///< of rank 0
-  std::map<std::string, double> by_kind;           ///< seconds of the last step
+  std::vector<double> steps;                ///< seconds, as are the next
+  std::vector<double> products, prepacked;  ///< all products of a step
+  std::vector<double> linear;               ///< `products` without attention's
+  double flops = 0.0, linear_flops = 0.0;   ///< of one rank's products
+  std::vector<Choice> choices;              ///< of rank 0
+  std::map<std::string, double> by_kind;    ///< seconds of the last step
+
+  /// Of the step's time, round by round; the median.
+  double share(const std::vector<double>& seconds) const {
+    std::vector<double> shares;
+    for (std::size_t i = 0; i < steps.size(); ++i) shares.push_back(seconds[i] / steps[i]);
+    return median(shares);
+  }
 };
 
 /// One rank's products on a stream of their own.
@@ -85,14 +98,21 @@ class ProductsLane {
   ProductsLane(const GptConfig& gpt, const Options& o, Device& device, Memory& memory,
                ProcessGroup& world)
       : world_(world), stream_(device.create_stream({.name = "products", .threads = o.threads})) {
-    run([&] { products_.emplace(gpt, o.micro_batch * o.length, o.dtype(), memory); });
+    run([&] {
+      linear_.emplace(gpt, o.micro_batch * o.length, o.dtype(), memory);
+      attention_.emplace(gpt, o.micro_batch, o.length, o.dtype(), memory);
+    });
   }
 
   /// Together with the other ranks.
-  double seconds(Layouts layouts) {
-    return seconds_of([&] { run([&] { products_->run(layouts); }); });
+  double linear_seconds(Layouts layouts) {
+    return seconds_of([&] { run([&] { linear_->run(layouts); }); });
   }
-  const StepProducts& products() const { return *products_; }
+  double attention_seconds() {
+    return seconds_of([&] { run([&] { attention_->run(); }); });
+  }
+  const StepProducts& linear() const { return *linear_; }
+  const AttentionProducts& attention() const { return *attention_; }
 
  private:
   void run(const std::function<void()>& task) {
@@ -103,7 +123,8 @@ class ProductsLane {
 
   ProcessGroup& world_;
   std::unique_ptr<Stream> stream_;
-  std::optional<StepProducts> products_;
+  std::optional<StepProducts> linear_;
+  std::optional<AttentionProducts> attention_;
 };
 
 Times measure(const Options& o) {
@@ -130,12 +151,14 @@ Times measure(const Options& o) {
     executor.run_step(0, 1e-4);  // warm-up: pages, primitives
     for (int round = 1; round <= o.rounds; ++round) {
       const double step = seconds_of([&] { executor.run_step(round, 1e-4); });
-      const double products = lane.seconds(Layouts::kPlain);
-      const double prepacked = lane.seconds(Layouts::kPacked);
+      const double linear = lane.linear_seconds(Layouts::kPlain);
+      const double attention = lane.attention_seconds();
+      const double packed = lane.linear_seconds(Layouts::kPacked);
       if (rank != 0) continue;
       times.steps.push_back(step);
-      times.products.push_back(products);
-      times.prepacked.push_back(prepacked);
+      times.products.push_back(linear + attention);
+      times.prepacked.push_back(packed + attention);
+      times.linear.push_back(linear);
       times.by_kind.clear();
       for (const ActionSpan& span : executor.spans()) {
         const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
@@ -143,8 +166,9 @@ Times measure(const Options& o) {
       }
     }
     if (rank != 0) return;
-    times.flops = lane.products().flops();
-    for (const DirectProduct& p : lane.products().products()) {
+    times.linear_flops = lane.linear().flops();
+    times.flops = times.linear_flops + lane.attention().flops();
+    for (const DirectProduct& p : lane.linear().products()) {
       times.choices.push_back({p.shape(), p.way(Layouts::kPlain), p.way(Layouts::kPacked)});
     }
   });
@@ -162,8 +186,10 @@ void report_json(const Options& o, const Times& t, double tokens_per_second) {
                            {"step_seconds", t.steps},
                            {"products_seconds", t.products},
                            {"prepacked_seconds", t.prepacked},
-                           {"of_gemm_rate", median(t.products) / median(t.steps)},
-                           {"of_prepacked_rate", median(t.prepacked) / median(t.steps)},
+                           {"linear_seconds", t.linear},
+                           {"of_gemm_rate", t.share(t.products)},
+                           {"of_linear_rate", t.share(t.linear)},
+                           {"of_prepacked_rate", t.share(t.prepacked)},
                            {"tokens_per_second", tokens_per_second}};
   std::puts(out.dump().c_str());
 }
@@ -191,13 +217,15 @@ void report(const Options& o, const Times& t) {
       o.model.c_str(), o.precision.c_str(), o.ranks, o.threads,
       static_cast<long long>(o.micro_batch), static_cast<long long>(o.length), o.strategy.c_str(),
       step * 1e3, fastest * 1e3, slowest * 1e3, tokens);
-  const auto products = [&](const char* name, const std::vector<double>& times, const char* rate) {
+  const auto rate = [&](const char* name, const std::vector<double>& times, double flops,
+                        const char* of) {
     const double seconds = median(times);
-    std::printf("  %s  %8.1f ms   %.0f GFLOP/s per rank   %s %.1f %%\n", name, seconds * 1e3,
-                t.flops / seconds / 1e9, rate, 100.0 * seconds / step);
+    std::printf("  %-10s %8.1f ms   %.0f GFLOP/s per rank   %s %.1f %%\n", name, seconds * 1e3,
+                flops / seconds / 1e9, of, 100.0 * t.share(times));
   };
-  products("products ", t.products, "of GEMM rate");
-  products("prepacked", t.prepacked, "of prepacked rate");
+  rate("products", t.products, t.flops, "of GEMM rate");
+  rate("  linear", t.linear, t.linear_flops, "without attention's");
+  rate("prepacked", t.prepacked, t.flops, "of prepacked rate");
   if (o.breakdown) report_breakdown(t);
 }
 

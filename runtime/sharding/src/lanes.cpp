@@ -19,8 +19,14 @@ bool is_consequence(const std::exception_ptr& failure) {
 }  // namespace
 
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options) {
+  // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
+  const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
     const auto i = static_cast<std::size_t>(lane);
+    if (one_stream && lane != Lane::kCompute) {
+      lanes_[i] = &of(Lane::kCompute);
+      continue;
+    }
     // Gathers are copies, which one thread makes as fast as two. Reductions and norms are not, and
     // those of the last gradient have the cores for themselves.
     StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
@@ -36,8 +42,8 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
         spans_[i].push_back({current_[i], lane, begin, end});
       };
     }
-    streams_[i] = device.create_stream(std::move(stream));
-    if (auto* const cuda = dynamic_cast<CudaStream*>(streams_[i].get())) {
+    lanes_[i] = streams_.emplace_back(device.create_stream(std::move(stream))).get();
+    if (auto* const cuda = dynamic_cast<CudaStream*>(lanes_[i])) {
       set_cuda_kernel_options(*cuda, options.cuda_kernels);
     }
   }

@@ -17,7 +17,7 @@ class Lanes {
   /// A failing task aborts `groups`, so that no peer waits for this rank.
   Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options);
 
-  Stream& of(Lane lane) { return *streams_[static_cast<std::size_t>(lane)]; }
+  Stream& of(Lane lane) { return *lanes_[static_cast<std::size_t>(lane)]; }
 
   /// Blocks until all lanes are idle. Rethrows a failure: the cause rather than its consequences
   /// (Error{kAborted}) on other lanes.
@@ -27,9 +27,10 @@ class Lanes {
   std::vector<ActionSpan> take_spans();
 
  private:
-  std::array<std::vector<ActionSpan>, kLanes> spans_;    ///< written by each lane's worker
-  std::array<int, kLanes> current_{-1, -1, -1};          ///< action that a lane is working on
-  std::array<std::unique_ptr<Stream>, kLanes> streams_;  ///< last: their workers use the others
+  std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
+  std::array<int, kLanes> current_{-1, -1, -1};        ///< action that a lane is working on
+  std::array<Stream*, kLanes> lanes_{};
+  std::vector<std::unique_ptr<Stream>> streams_;  ///< last: their workers use the others
 };
 
 }  // namespace tessera

@@ -145,7 +145,21 @@ std::string unknown_value(const std::string& word, const std::vector<std::string
 Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
                  const std::vector<KeyRule>& rules, Options options)
     : translation_(translation), file_(file), options_(options), map_line_(map.line) {
-  for (const Node::Member& member : map.members) read_member(member, rules);
+  std::vector<std::string> errors;
+  for (const Node::Member& member : map.members) {
+    try {
+      read_member(member, rules);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig) throw;
+      errors.emplace_back(error.what());
+    }
+  }
+  if (errors.empty()) return;
+  // All that is wrong at once, so that a file is mended at once.
+  if (errors.size() == 1) fail(ErrorCode::kConfig, errors.front());
+  std::string all;
+  for (const std::string& error : errors) all += "\n  " + error;
+  fail(ErrorCode::kConfig, file, ": ", errors.size(), " keys need a change:", all);
 }
 
 std::string Section::path_of(std::string_view key) const {
