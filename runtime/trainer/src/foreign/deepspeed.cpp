@@ -33,7 +33,7 @@ class DeepSpeed {
     read_zero();
     read_precision();
     read_clipping();
-    translate_optimizer(top_, path_, known_, translation_);
+    read_updates();
     translate_monitors(top_, path_, known_, translation_);
     read_checked_sections();
   }
@@ -167,6 +167,24 @@ class DeepSpeed {
       top_.honour(key, "clip_norm", 1.0, "\"auto\": Accelerate takes 1.0");
     } else {
       top_.derive(key, "clip_norm", 0.0, "DeepSpeed's default is 0, never");
+    }
+  }
+
+  void read_updates() {
+    std::optional<TypedSection> optimizer = open_optimizer(top_, path_, translation_);
+    std::optional<TypedSection> scheduler = open_scheduler(top_, path_, translation_);
+    const PeakRate peak =
+        decide_peak(optimizer ? &*optimizer : nullptr, scheduler ? &*scheduler : nullptr, known_);
+    if (optimizer) translate_optimizer(*optimizer, peak);
+    if (scheduler) {
+      translate_scheduler(*scheduler, peak, known_);
+    } else if (optimizer) {
+      top_.absent(
+          "scheduler",
+          concat("DeepSpeed then keeps the learning rate unless the script changes it; here ",
+                 "learning_rate_schedule shapes it, give --learning-rate-schedule constant "
+                 "--warmup-steps 0 for the same"),
+          true);
     }
   }
 

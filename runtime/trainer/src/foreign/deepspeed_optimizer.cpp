@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <array>
 
-#include "foreign/deepspeed_keys.h"
 #include "foreign/deepspeed_parts.h"
 
 namespace tessera::foreign {
@@ -19,24 +17,41 @@ void number(Section& params, const char* key, const char* setting, double fallba
   }
 }
 
-void betas(Section& params, const Node* list) {
-  if (params.is_auto("betas")) {
-    params.agree("betas", "\"auto\": are --beta1 and --beta2");
-    return;
+void learning_rate(Section& params, const PeakRate& peak) {
+  const char* key = "lr";
+  const auto rate = params.number(key);
+  if (!peak.by_scheduler) {
+    number(params, key, "learning_rate", kDefaultLearningRate);
+  } else if (rate == peak.in_file) {
+    params.honour(key, "learning_rate", *rate);
+  } else if (params.has(key)) {
+    params.no_effect(key, concat("the scheduler's warmup_max_lr decides: ", peak.in_file),
+                     rate.has_value());
   }
+}
+
+void betas(Section& params) {
+  const char* key = "betas";
   std::array<double, 2> values{0.9, 0.999};
-  if (list == nullptr) {
-    params.derive("betas", "beta1", values[0], "DeepSpeed's default is 0.9");
-    params.derive("betas", "beta2", values[1], "DeepSpeed's default is 0.999");
+  if (params.is_auto(key)) {
+    params.agree(key, "\"auto\": are --beta1 and --beta2");
     return;
   }
-  if (list->items.size() != values.size()) params.refuse("betas", "must be two numbers");
+  if (!params.has(key)) {
+    params.derive(key, "beta1", values[0], "DeepSpeed's default is 0.9");
+    params.derive(key, "beta2", values[1], "DeepSpeed's default is 0.999");
+    return;
+  }
+  const Node* list = params.node(key);
+  if (list == nullptr || list->items.size() != values.size()) {
+    params.refuse(key, "must be two numbers");
+  }
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto value = as_number(list->items[i]);
     if (!value || *value < 0 || *value >= 1) {
-      params.refuse("betas", "must be two numbers of at least 0 and below 1");
+      params.refuse(key, "must be two numbers of at least 0 and below 1");
     }
-    params.honour("betas", i == 0 ? "beta1" : "beta2", *value);
+    params.honour(key, i == 0 ? "beta1" : "beta2", *value);
   }
 }
 
@@ -54,56 +69,19 @@ void check_adam(Section& params, bool adamw) {
                                                   : "without weight decay Adam is AdamW");
 }
 
-void translate_params(Section& params, const Node& map) {
-  const Node* list = nullptr;
-  for (const Node::Member& member : map.members) {
-    if (member.key == "betas") list = &member.value;
-  }
-  number(params, "lr", "learning_rate", kDefaultLearningRate);
-  betas(params, list);
+}  // namespace
+
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak) {
+  Section& params = optimizer.params;
+  optimizer.section.agree("type", "AdamW is the only optimizer here");
+  check_adam(params, optimizer.type == "AdamW");
+  learning_rate(params, peak);
+  betas(params);
   number(params, "eps", "epsilon", 1e-8);
   number(params, "weight_decay", "weight_decay", 0.0);
   if (params.number("weight_decay").value_or(0) > 0) {
     params.differ("weight_decay", "DeepSpeed decays every parameter; here only matrices decay");
   }
-}
-
-}  // namespace
-
-void translate_optimizer(Section& top, const std::string& file, const KnownSettings& known,
-                         ConfigTranslation& translation) {
-  double rate = known.number("learning_rate");
-  std::optional<Section> params;
-  if (const Node* node = top.node("optimizer")) {
-    Section optimizer(translation, file, *node, optimizer_keys(), {.name = "optimizer"});
-    const std::string type =
-        read_type(optimizer, {"AdamW", "Adam"},
-                  {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lion", "Muon",
-                   "MuAdam", "MuAdamW", "MuSGD", "SGD"});
-    optimizer.agree("type", "AdamW is the only optimizer here");
-    if (optimizer.has("params")) optimizer.agree("params", "see its keys");
-    const Node& map = params_of(optimizer);
-    params.emplace(translation, file, map, optimizer_params_keys(),
-                   Section::Options{.name = "optimizer.params"});
-    check_adam(*params, type == "AdamW");
-    translate_params(*params, map);
-    if (!params->is_auto("lr")) {
-      rate = known.override_number("learning_rate")
-                 .value_or(params->number("lr").value_or(kDefaultLearningRate));
-    }
-    if (top.node("scheduler") == nullptr) {
-      top.absent(
-          "scheduler",
-          concat("DeepSpeed then keeps the learning rate unless the script changes it; here ",
-                 "learning_rate_schedule shapes it, give --learning-rate-schedule constant "
-                 "--warmup-steps 0 for the same"),
-          true);
-    }
-    top.agree("optimizer", "see its keys");
-  } else if (top.has("optimizer")) {
-    top.agree("optimizer", "is empty");
-  }
-  translate_scheduler(top, params ? &*params : nullptr, rate, file, known, translation);
 }
 
 }  // namespace tessera::foreign

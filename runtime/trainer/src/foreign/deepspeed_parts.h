@@ -16,23 +16,34 @@ namespace tessera::foreign {
 std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
                              const KnownSettings& known);
 
-/// Translates the sections "optimizer" and "scheduler" of `top`.
-void translate_optimizer(Section& top, const std::string& file, const KnownSettings& known,
-                         ConfigTranslation& translation);
-/// The second of them; `rate` is the optimizer's learning rate, `optimizer` its params or null.
-void translate_scheduler(Section& top, Section* optimizer, double rate, const std::string& file,
-                         const KnownSettings& known, ConfigTranslation& translation);
+/// A section {"type": ..., "params": {...}}, opened.
+struct TypedSection {
+  Section section;
+  std::string type;  ///< as we spell it
+  Section params;
+};
+/// Opens "optimizer" or "scheduler", if `top` has keys in it.
+std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
+                                           ConfigTranslation& translation);
+std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,
+                                           ConfigTranslation& translation);
+
+/// The peak of the learning rate. Both sections may say it, so it is decided once, before either of
+/// them reports it.
+struct PeakRate {
+  bool by_scheduler = false;  ///< warmup_max_lr or its default decides, else the optimizer's lr
+  double in_file = 0;         ///< what the file says; --learning-rate where it leaves it to that
+  double value = 0;           ///< of the run, in which flags win
+};
+PeakRate decide_peak(const TypedSection* optimizer, const TypedSection* scheduler,
+                     const KnownSettings& known);
+
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak);
+void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known);
 
 /// Translates the sections "tensorboard" and "csv_monitor".
 void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
                         ConfigTranslation& translation);
-
-/// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.
-std::string read_type(const Section& section, const std::vector<std::string>& ours,
-                      const std::vector<std::string>& others);
-
-/// The keys of "params", perhaps none.
-const Node& params_of(const Section& section);
 
 /// What DeepSpeed takes for a learning rate that is absent.
 inline constexpr double kDefaultLearningRate = 1e-3;

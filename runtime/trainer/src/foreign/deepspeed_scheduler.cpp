@@ -1,6 +1,3 @@
-#include <algorithm>
-
-#include "foreign/deepspeed_keys.h"
 #include "foreign/deepspeed_parts.h"
 
 namespace tessera::foreign {
@@ -8,14 +5,17 @@ namespace {
 
 class Scheduler {
  public:
-  Scheduler(Section& scheduler, Section& params, Section* optimizer, double rate,
-            const KnownSettings& known)
-      : scheduler_(scheduler), params_(params), optimizer_(optimizer), known_(known), rate_(rate) {}
+  Scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known)
+      : type_(scheduler.type),
+        scheduler_(scheduler.section),
+        params_(scheduler.params),
+        peak_(peak),
+        known_(known) {}
 
-  void translate(const std::string& type) {
-    if (type == "WarmupLR") {
+  void translate() {
+    if (type_ == "WarmupLR") {
       warmup_lr();
-    } else if (type == "WarmupDecayLR") {
+    } else if (type_ == "WarmupDecayLR") {
       warmup_decay_lr();
     } else {
       warmup_cosine_lr();
@@ -24,64 +24,57 @@ class Scheduler {
 
  private:
   void warmup_lr() {
-    reject("WarmupLR", {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"});
+    reject({"total_num_steps", "warmup_min_ratio", "cos_min_ratio"});
     scheduler_.honour("type", "learning_rate_schedule", "constant");
-    maximum(rate_);
+    maximum();
     warmup(known_.integer("steps"));
     start("warmup_min_lr");
   }
 
   void warmup_decay_lr() {
-    reject("WarmupDecayLR", {"warmup_min_ratio", "cos_min_ratio"});
+    reject({"warmup_min_ratio", "cos_min_ratio"});
     scheduler_.honour("type", "learning_rate_schedule", "linear");
     scheduler_.honour("type", "minimum_learning_rate", 0.0);
-    maximum(kDefaultLearningRate);
+    maximum();
     warmup(total());
     start("warmup_min_lr");
   }
 
   void warmup_cosine_lr() {
     const char* ratio = "cos_min_ratio";
-    reject("WarmupCosineLR", {"warmup_min_lr", "warmup_max_lr"});
+    reject({"warmup_min_lr", "warmup_max_lr"});
     scheduler_.honour("type", "learning_rate_schedule", "cosine");
     scheduler_.differ("type", "DeepSpeed is one step ahead on its cosine", true);
     const double floor = params_.number(ratio).value_or(1e-4);
     if (floor < 0 || floor > 1) params_.refuse(ratio, "is ", floor, "; it must be from 0 to 1");
     const std::string note = concat(floor, " x the learning rate");
     if (params_.has(ratio)) {
-      params_.honour(ratio, "minimum_learning_rate", floor * rate_, note);
+      params_.honour(ratio, "minimum_learning_rate", floor * peak_.value, note);
     } else {
-      params_.derive(ratio, "minimum_learning_rate", floor * rate_, "DeepSpeed's default: " + note);
+      params_.derive(ratio, "minimum_learning_rate", floor * peak_.value,
+                     "DeepSpeed's default: " + note);
     }
     warmup(total());
     start("warmup_min_ratio");
   }
 
-  void reject(const char* type, const std::vector<const char*>& keys) const {
+  void reject(const std::vector<const char*>& keys) const {
     for (const char* key : keys) {
-      if (params_.has(key)) params_.refuse(key, type, " has no such parameter; remove it");
+      if (params_.has(key)) params_.refuse(key, type_, " has no such parameter; remove it");
     }
   }
 
-  /// The peak: the scheduler sets it, whatever the optimizer's lr is.
-  void maximum(double fallback) {
+  void maximum() {
     const char* key = "warmup_max_lr";
-    if (const auto rate = params_.number(key)) {
-      if (*rate < 0) params_.refuse(key, "is ", *rate, "; it must be at least 0");
-      overrule(*rate);
-      params_.honour(key, "learning_rate", *rate);
-    } else if (params_.has(key)) {
+    if (!peak_.by_scheduler && params_.has(key)) {
       params_.agree(key, "\"auto\": is the optimizer's lr");
+    } else if (!peak_.by_scheduler) {
+      params_.absent(key, "DeepSpeed's default is the optimizer's lr");
+    } else if (params_.has(key)) {
+      params_.honour(key, "learning_rate", peak_.in_file);
     } else {
-      overrule(fallback);
-      params_.derive(key, "learning_rate", fallback, concat("DeepSpeed's default is ", fallback));
-    }
-  }
-
-  void overrule(double rate) {
-    const auto lr = optimizer_ == nullptr ? std::nullopt : optimizer_->number("lr");
-    if (lr && *lr != rate) {
-      optimizer_->no_effect("lr", concat("the scheduler's warmup_max_lr decides: ", rate), true);
+      params_.derive(key, "learning_rate", peak_.in_file,
+                     concat("DeepSpeed's default is ", peak_.in_file));
     }
   }
 
@@ -155,46 +148,18 @@ class Scheduler {
     }
   }
 
+  const std::string& type_;
   Section& scheduler_;
   Section& params_;
-  Section* optimizer_;
+  const PeakRate& peak_;
   const KnownSettings& known_;
-  double rate_;
 };
 
 }  // namespace
 
-const Node& params_of(const Section& section) {
-  static const Node kEmpty{.kind = Node::Kind::kMap};
-  const Node* node = section.node("params");
-  return node != nullptr ? *node : kEmpty;
-}
-
-std::string read_type(const Section& section, const std::vector<std::string>& ours,
-                      const std::vector<std::string>& others) {
-  const auto type = section.text("type");
-  if (!type) section.refuse("type", "is missing; use ", joined(ours));
-  const auto same = [&](const std::string& name) { return lower(name) == lower(*type); };
-  const auto found = std::ranges::find_if(ours, same);
-  if (found != ours.end()) return *found;
-  if (std::ranges::any_of(others, same)) {
-    section.refuse("type", "'", *type, "' is not supported; use ", joined(ours));
-  }
-  section.refuse("type", unknown_value(*type, ours));
-}
-
-void translate_scheduler(Section& top, Section* optimizer, double rate, const std::string& file,
-                         const KnownSettings& known, ConfigTranslation& translation) {
-  const Node* node = top.node("scheduler");
-  if (top.has("scheduler")) top.agree("scheduler", node != nullptr ? "see its keys" : "is empty");
-  if (node == nullptr) return;
-  Section scheduler(translation, file, *node, scheduler_keys(), {.name = "scheduler"});
-  const std::string type = read_type(scheduler, {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
-                                     {"LRRangeTest", "OneCycle"});
-  if (scheduler.has("params")) scheduler.agree("params", "see its keys");
-  Section params(translation, file, params_of(scheduler), scheduler_params_keys(),
-                 {.name = "scheduler.params"});
-  Scheduler(scheduler, params, optimizer, rate, known).translate(type);
+void translate_scheduler(TypedSection& scheduler, const PeakRate& peak,
+                         const KnownSettings& known) {
+  Scheduler(scheduler, peak, known).translate();
 }
 
 }  // namespace tessera::foreign
