@@ -32,9 +32,11 @@ struct Traffic {
   }
 };
 
+/// Of one operation.
 struct Measurement {
   std::string name;
   double seconds = 0.0, bytes = 0.0, flops = 0.0;
+  double launches = 0.0;  ///< kernels, and copies between them
 };
 
 class GpuBench {
@@ -75,22 +77,25 @@ class GpuBench {
     kernels().fill({.dst = result.view().flat(), .value = value}, *stream_);
     return result;
   }
-  /// Numbers below `limit` in no order that a cache could use.
+  /// Numbers below `limit`, each once, in no order that a cache could use.
   Tensor tokens(Shape shape, std::int32_t limit) {
+    constexpr std::int64_t kStride = 31337;  // prime
+    require(shape.numel() <= limit && limit % kStride != 0, ErrorCode::kInvalidArgument,
+            "there are no ", shape.numel(), " different tokens below ", limit);
     Tensor result = empty(shape, DType::kInt32);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
-    std::uint32_t state = 1;
+    std::int64_t next = 0;
     for (std::int32_t& id : ids) {
-      state = state * 1664525U + 1013904223U;
-      id = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(limit));
+      id = static_cast<std::int32_t>(next);
+      next = (next + kStride) % limit;
     }
     stream_->copy(result.view().data, ids.data(), ids.size() * sizeof(ids[0]));
     stream_->synchronize();
     return result;
   }
 
-  /// Median over rounds of the mean time of a launch. `Operands` is made from this bench, tells its
-  /// traffic() and launches with launch(bench).
+  /// Median over rounds of the mean time of an operation. `Operands` is made from this bench, tells
+  /// its traffic() and enqueues the operation with launch(bench).
   template <typename Operands>
   void measure(const std::string& name, double flops = 0.0) {
     std::vector<std::unique_ptr<Operands>> sets;
@@ -103,11 +108,12 @@ class GpuBench {
     for (const auto& set : sets) set->launch(*this);  // plans, scratch
     stream_->synchronize();
 
-    const int launches = std::max(kLaunches, static_cast<int>(sets.size()));
+    const int times = std::max(kTimes, static_cast<int>(sets.size()));
     stream_->begin_capture();
-    for (int i = 0; i < launches; ++i) {
+    for (int i = 0; i < times; ++i) {
       sets[static_cast<std::size_t>(i) % sets.size()]->launch(*this);
     }
+    const double launches = static_cast<double>(captured_nodes()) / times;
     const std::unique_ptr<CudaGraph> graph = stream_->end_capture(nullptr);
     std::vector<double> rounds;
     for (int round = 0; round <= kRounds; ++round) {
@@ -117,18 +123,33 @@ class GpuBench {
       stream_->synchronize();
       float milliseconds = 0.0F;
       check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
-      if (round > 0) rounds.push_back(static_cast<double>(milliseconds) * 1e-3 / launches);
+      if (round > 0) rounds.push_back(static_cast<double>(milliseconds) * 1e-3 / times);
     }
-    results_.push_back({name, median(rounds), sets.front()->traffic().bytes, flops});
+    results_.push_back({.name = name,
+                        .seconds = median(rounds),
+                        .bytes = sets.front()->traffic().bytes,
+                        .flops = flops,
+                        .launches = launches});
   }
   const std::vector<Measurement>& results() const { return results_; }
 
  private:
-  static constexpr int kRounds = 9, kLaunches = 20;
+  static constexpr int kRounds = 9;
+  static constexpr int kTimes = 100;  // in a graph, whose own start then hardly counts
   static constexpr std::int64_t kTimesL2 = 4;
 
   static void check(cudaError_t status, const char* call) {
     require(status == cudaSuccess, ErrorCode::kInternal, call, ": ", cudaGetErrorString(status));
+  }
+  /// Of the graph that the stream is being captured into.
+  std::size_t captured_nodes() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamGetCaptureInfo(stream_->handle(), &status, nullptr, &graph),
+          "cudaStreamGetCaptureInfo");
+    std::size_t nodes = 0;
+    check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+    return nodes;
   }
   Tensor empty(const Shape& shape, DType dtype) {
     Tensor result = Tensor::empty(memory_, shape, dtype, MemoryCategory::kWorkspace, "operand");
