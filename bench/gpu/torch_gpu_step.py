@@ -23,6 +23,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import torch_step  # noqa: E402
 
 WARMUP_STEPS = 4
+PADDED_VOCAB = 50304
 
 
 class Peer:
@@ -31,7 +32,8 @@ class Peer:
         self.shape = (request["micro_batch"], request["sequence_length"])
         torch.manual_seed(0)
         with torch.device(self.device):
-            self.model = torch_step.build(torch, *torch_step.SIZES[request["model"]], self.shape[1])
+            self.model = torch_step.build(torch, *torch_step.SIZES[request["model"]], self.shape[1],
+                                          PADDED_VOCAB)
         self.run = self.model if args.no_compile else torch.compile(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95),
                                            weight_decay=0.1, fused=True)
@@ -76,7 +78,6 @@ def main():
 
     import torch
 
-    torch_step.VOCAB = 50304
     torch.set_float32_matmul_precision("high")
     peers = {}
     for line in sys.stdin:

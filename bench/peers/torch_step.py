@@ -43,7 +43,7 @@ def arguments():
     return parser.parse_args()
 
 
-def build(torch, layers, heads, width, length):
+def build(torch, layers, heads, width, length, vocab=VOCAB):
     nn, functional = torch.nn, torch.nn.functional
 
     class Block(nn.Module):
@@ -68,7 +68,7 @@ def build(torch, layers, heads, width, length):
     class Gpt(nn.Module):
         def __init__(self):
             super().__init__()
-            self.wte = nn.Embedding(VOCAB, width)
+            self.wte = nn.Embedding(vocab, width)
             self.wpe = nn.Embedding(1024, width)
             self.blocks = nn.ModuleList(Block() for _ in range(layers))
             self.ln_f = nn.LayerNorm(width)
@@ -81,7 +81,7 @@ def build(torch, layers, heads, width, length):
             for block in self.blocks:
                 x = block(x)
             logits = functional.linear(self.ln_f(x), self.wte.weight)
-            return functional.cross_entropy(logits.view(-1, VOCAB).float(), targets.view(-1))
+            return functional.cross_entropy(logits.view(-1, vocab).float(), targets.view(-1))
 
     return Gpt()
 
