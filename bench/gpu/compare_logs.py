@@ -36,8 +36,8 @@ def main():
             for key in ("loss", "grad_norm"):
                 if x[key] != y[key]:
                     sys.exit(f"step {x['step']}: {key} {x[key]!r} and {y[key]!r}")
-        if a_end["parameters_sha256"] != b_end["parameters_sha256"]:
-            sys.exit("other parameters")
+        if not a_end["parameters_sha256"] or a_end["parameters_sha256"] != b_end["parameters_sha256"]:
+            sys.exit("other parameters, or no hash of them")
         print(f"{len(a)} steps: the same bits")
         return
     worst = max(abs(x["loss"] - y["loss"]) / abs(x["loss"]) for x, y in zip(a, b))

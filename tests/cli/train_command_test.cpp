@@ -81,6 +81,14 @@ TEST_F(TrainCommand, ALogIsAConfigThatTrainsTheSame) {
             read_log("second.jsonl").back()["parameters_sha256"]);
 }
 
+TEST_F(TrainCommand, AHashThatIsNotWantedIsNull) {
+  const ProgramResult result = train({"--data", write_text(), "--steps", "2", "--log",
+                                      path("log.jsonl"), "--parameters-hash", "false"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(read_log("log.jsonl").back().at("parameters_sha256").is_null());
+  EXPECT_THAT(result.out, Not(HasSubstr("sha256")));
+}
+
 TEST_F(TrainCommand, EveryFlagOfHelpIsAKey) {
   const ProgramResult help = run({"train", "--help"});
   EXPECT_EQ(help.exit_code, 0);

@@ -188,6 +188,19 @@ TEST(Trainer, ReturnsTheParametersOnRequest) {
   EXPECT_EQ(parameters_sha256(summary.parameters), summary.parameters_sha256);
 }
 
+TEST(Trainer, LeavesOutTheHashOnRequest) {
+  TrainerOptions options = options_for("full_shard", 3);
+  const Losses hashed = train(options);
+  options.hash_parameters = false;
+  const Losses run = train(options);
+  EXPECT_EQ(run.losses, hashed.losses);
+  EXPECT_EQ(run.summary.parameters_sha256, "");
+  options.gather_parameters = true;
+  const TrainingSummary summary = train(options).summary;
+  EXPECT_EQ(summary.parameters_sha256, "");
+  EXPECT_EQ(parameters_sha256(summary.parameters), hashed.summary.parameters_sha256);
+}
+
 TEST(Trainer, StopsAfterTheStepThatTheCallbackSays) {
   const Model model = tiny_model();
   const TinyData data;

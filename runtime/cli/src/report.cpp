@@ -148,7 +148,9 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   out << "\n";
   print_memory_comparison(out, summary);
   print_traffic_comparison(out, summary);
-  out << "parameters sha256 " << summary.parameters_sha256 << "\n";
+  if (plan.options.hash_parameters) {
+    out << "parameters sha256 " << summary.parameters_sha256 << "\n";
+  }
 }
 
 }  // namespace tessera::cli

@@ -98,7 +98,8 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
        {{"predicted", sent_bytes_to_json(summary.predicted_traffic)}, {"counted", sent}}},
       {"collectives", calls_to_json(counted)},
       {"copied_bytes", counted.copied_bytes},
-      {"parameters_sha256", summary.parameters_sha256}};
+      {"parameters_sha256", nullptr}};
+  if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;
     line["communication_seconds_per_step"] = summary.timeline->communication_seconds;

@@ -256,6 +256,10 @@ std::vector<Setting> machine_settings() {
        .type = kFlag,
        .fallback = false,
        .help = "go on when the loss is nan or infinite"},
+      {.name = "parameters_hash",
+       .type = kFlag,
+       .fallback = true,
+       .help = "after the last step gather the parameters once more, for their SHA-256"},
   };
 }
 
@@ -373,6 +377,7 @@ TrainerOptions trainer_options(const Config& config) {
   options.check_collectives = config.get<bool>("check_collectives");
   options.trace = config.is_null("trace") ? std::nullopt : std::optional(config.get<bool>("trace"));
   options.allow_non_finite = config.get<bool>("allow_non_finite");
+  options.hash_parameters = config.get<bool>("parameters_hash");
   return resolved(options);
 }
 

@@ -134,13 +134,7 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
                                             groups.control_bytes()};
   if (report_error_ != nullptr) return;
   gather_results(rank);
-  ParameterHash hash;
-  executor.gather_parameters([&](FullParameter parameter) {
-    if (!leads(rank)) return;
-    hash.add(parameter.values);
-    if (rank == 0 && options.gather_parameters) summary_.parameters.push_back(std::move(parameter));
-  });
-  if (leads(rank)) summary_.parameters_sha256 = hash.finish();
+  gather_parameters(rank, executor);
 }
 
 void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
@@ -196,6 +190,18 @@ void TrainingRun::gather_results(int rank) {
       .all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
   stream->synchronize();
   if (leads(rank)) ranks_ = std::move(all);
+}
+
+void TrainingRun::gather_parameters(int rank, Executor& executor) {
+  const TrainerOptions& options = plan_.options;
+  if (!options.hash_parameters && !options.gather_parameters) return;
+  ParameterHash hash;
+  executor.gather_parameters([&](FullParameter parameter) {
+    if (!leads(rank)) return;
+    if (options.hash_parameters) hash.add(parameter.values);
+    if (rank == 0 && options.gather_parameters) summary_.parameters.push_back(std::move(parameter));
+  });
+  if (leads(rank) && options.hash_parameters) summary_.parameters_sha256 = hash.finish();
 }
 
 bool TrainingRun::report(const StepRecord& record, Executor& executor) {

@@ -41,6 +41,8 @@ class TrainingRun {
   void run_steps(int rank, Executor& executor, const Memory& memory, ProcessGroup* leaders);
   /// Gathers what all ranks of all processes leave behind.
   void gather_results(int rank);
+  /// The trained parameters and their hash, as far as they are wanted.
+  void gather_parameters(int rank, Executor& executor);
   /// Tells the caller of a step, after the first of what plan and executor have to say, and asks
   /// it. Returns whether to go on; what goes wrong here is no rank's failure and is kept for run()
   /// to throw.

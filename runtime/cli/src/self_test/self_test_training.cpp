@@ -63,6 +63,7 @@ TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   options.optimizer.clip_norm = 1.0;
   options.learning_rate = {.peak = 1e-2};
   options.deterministic_collectives = true;
+  options.hash_parameters = true;
   const Trainer trainer(model_, data, options);
   require(trainer.plan().options.placement == strategy.placement, ErrorCode::kInternal,
           "another strategy than ", strategy.name, " was planned");

@@ -76,6 +76,7 @@ struct TrainerOptions {
   std::optional<bool> trace = false;
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
+  bool hash_parameters = true;     ///< and their hash, for which they are gathered, too
 };
 
 std::string_view to_string(DeviceChoice choice);
