@@ -11,47 +11,57 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t kLength = 32;
 constexpr std::int64_t kVocabulary = 61;
 constexpr std::int64_t kSteps = 4;
+
+/// On a GPU heads and lengths that cuDNN's attention takes, in bf16: what users train with is what
+/// is tested.
+GptConfig model_for(DeviceChoice device) {
+  const bool gpu = device != DeviceChoice::kCuda;
+  return {.vocab_size = kVocabulary,
+          .context_length = gpu ? 64 : 32,
+          .layers = 4,
+          .heads = 2,
+          .width = gpu ? 128 : 32};
+}
 
 /// Tokens that follow from the ones before: there is something to learn.
 class Sequences : public BatchSource {
  public:
-  Shape input_shape(std::int64_t n) const override { return {n, kLength}; }
+  explicit Sequences(std::int64_t length) : length_(length) {}
+  Shape input_shape(std::int64_t n) const override { return {n, length_}; }
   DType input_dtype() const override { return DType::kInt32; }
-  Shape target_shape(std::int64_t n) const override { return {n, kLength}; }
+  Shape target_shape(std::int64_t n) const override { return {n, length_}; }
   DType target_dtype() const override { return DType::kInt32; }
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override {
     for (std::int64_t s = 0; s < micro_batch; ++s) {
-      for (std::int64_t i = 0; i < kLength; ++i) {
-        const std::int64_t at = s * kLength + i;
+      for (std::int64_t i = 0; i < length_; ++i) {
+        const std::int64_t at = s * length_ + i;
         inputs.as<std::int32_t>()[at] = token(first + s, i);
         targets.as<std::int32_t>()[at] = token(first + s, i + 1);
       }
     }
-    return micro_batch * kLength;
+    return micro_batch * length_;
   }
 
  private:
   static std::int32_t token(std::int64_t sample, std::int64_t i) {
     return static_cast<std::int32_t>((sample * 17 + i * (1 + sample % 5)) % kVocabulary);
   }
+
+  std::int64_t length_;
 };
 
 }  // namespace
 
 SelfTestTraining::SelfTestTraining(TrainerOptions options)
     : options_(std::move(options)),
-      model_(make_gpt({.vocab_size = kVocabulary,
-                       .context_length = kLength,
-                       .layers = 4,
-                       .heads = 2,
-                       .width = 32})) {}
+      config_(model_for(options_.device)),
+      model_(make_gpt(config_)) {}
 
 TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
-  const Sequences data;
+  const Sequences data(config_.context_length);
   TrainerOptions options = with_strategy(options_, strategy.name);
   options.steps = kSteps;
   options.micro_batch = 2;
@@ -61,7 +71,7 @@ TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   options.reduction_order = ReductionOrder::kRank;
   options.reduce_dtype = DType::kFloat32;
   options.optimizer.clip_norm = 1.0;
-  options.learning_rate = {.peak = 1e-2};
+  options.learning_rate = {.peak = 0.32 / static_cast<double>(config_.width)};
   options.deterministic_collectives = true;
   options.hash_parameters = true;
   const Trainer trainer(model_, data, options);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/model/gpt.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/trainer/trainer_options.h"
 
@@ -21,6 +22,7 @@ struct TrainingOutcome {
 /// A very small training that any machine can do in a moment.
 class SelfTestTraining {
  public:
+  /// `options` name the device, never kAuto.
   explicit SelfTestTraining(TrainerOptions options);
 
   /// Trains with no_shard, which must learn; what others must equal. Returns it in words.
@@ -33,6 +35,7 @@ class SelfTestTraining {
   TrainingOutcome train(const Strategy& strategy) const;
 
   TrainerOptions options_;
+  GptConfig config_;
   Model model_;
   TrainingOutcome reference_;
 };
