@@ -101,7 +101,8 @@ class Comparison:
                      "--micro-batch", str(batch), "--sequence-length",
                      str(self.args.sequence_length), "--precision", "bf16",
                      "--steps", str(WARMUP_STEPS + STEPS), "--sample-tokens", "0", "--quiet",
-                     "--log", log.name, *shlex.split(self.args.tessera_flags), *flags],
+                     "--parameters-hash", "false", "--log", log.name,
+                     *shlex.split(self.args.tessera_flags), *flags],
                     check=True, capture_output=True, text=True, timeout=self.seconds_left())
             except subprocess.TimeoutExpired as error:
                 raise NotMeasured(f"no time left of {self.args.seconds:.0f} s") from error
@@ -140,7 +141,8 @@ class Comparison:
 
     def sharded(self, model, batch):
         """What full_shard costs against no_shard, with one rank and with four that share the GPU."""
-        four = ["--group", "thread", "--ranks", "4"]
+        # Ranks that share a GPU replay no graph, and would time each action for want of one.
+        four = ["--group", "thread", "--ranks", "4", "--trace", "false"]
         costs = {}
         for ranks, flags in (("1", []), ("4", four)):
             part = max(batch // int(ranks), 1)
@@ -151,15 +153,16 @@ class Comparison:
             self.save()
 
     def run(self):
-        tasks = [(f"{model}, turn {turn}", self.turn, model, batch)
-                 for turn in range(1, max(turns for _, _, turns in self.sizes) + 1)
-                 for model, batch, turns in self.sizes if turns > 1 and turn <= turns]
-        model, batch, _ = self.sizes[0]
-        tasks.insert(sum(turns > 1 for _, _, turns in self.sizes),
-                     ("full_shard against no_shard", self.sharded, model, batch))
-        tasks += [(model, self.turn, model, batch) for model, batch, turns in self.sizes if turns == 1]
+        several = [size for size in self.sizes if size[2] > 1]
+        first_turns = [(f"{model}, turn 1", self.turn, model, batch) for model, batch, _ in several]
+        sharding = [("full_shard against no_shard", self.sharded, *self.sizes[0][:2])]
+        other_turns = [(f"{model}, turn {turn}", self.turn, model, batch)
+                       for turn in range(2, max(turns for _, _, turns in self.sizes) + 1)
+                       for model, batch, turns in several if turn <= turns]
+        single_turns = [(model, self.turn, model, batch)
+                        for model, batch, turns in self.sizes if turns == 1]
         missing = []
-        for what, measure, model, batch in tasks:
+        for what, measure, model, batch in first_turns + sharding + other_turns + single_turns:
             try:
                 measure(model, batch)
                 print(f"{time.monotonic() - self.begin:6.1f} s: {what}", flush=True)

@@ -115,7 +115,8 @@ class Rank {
   const std::unique_ptr<tessera::Stream> stream_;
 };
 
-/// Before the first call of NCCL, which reads them once.
+/// Before the first call of NCCL, which reads them once. A rank that waits wastes its turn on the
+/// GPU, so no protocol that waits for every few bytes.
 void set_environment(int rank) {
   setenv("NCCL_HOSTID", ("rank" + std::to_string(rank)).c_str(), 1);
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
@@ -123,6 +124,8 @@ void set_environment(int rank) {
   setenv("NCCL_MNNVL_ENABLE", "0", 0);
   setenv("NCCL_RAS_ENABLE", "0", 0);
   setenv("NCCL_MAX_CTAS", "2", 0);
+  setenv("NCCL_ALGO", "Ring", 0);
+  setenv("NCCL_PROTO", "Simple", 0);
 }
 
 using Pipe = std::array<int, 2>;

@@ -1,326 +1,192 @@
 #!/usr/bin/env bash
 # Proves Tessera's CUDA backend on a machine with a GPU, in under ten minutes and without a network:
-# builds, tests, measures, compares strategies and devices, checks with compute-sanitizer.
+# builds, tests, compares strategies and devices, checks with compute-sanitizer, then measures.
 #
-#   bench/gpu/verify.sh --out DIR [--deps FILE] [--seconds N] [--only STEP,STEP...] [--quick]
-#   bench/gpu/verify.sh --out DIR [--deps FILE] --step STEP
+#   bench/gpu/verify.sh --out DIR [--deps FILE] [--seconds N] [--only NAME,NAME...] [--quick]
 #
 #   --out      results, rewritten after each step: verify.json and verify.md (steps, goals and whether
 #              they are met), logs.txt, kernels.json, attention.json, compare_torch.json
 #   --deps     the file that carry.sh wrote; not needed where the packages are installed
 #   --seconds  for everything (570): later steps get what is left, or are not run
-#   --only     these steps; the build before them takes seconds if it is there already
+#   --only     these steps or groups (below), after a build, which takes seconds if it is there already;
+#              what earlier calls found, of the same sources, stays in the report
 #   --quick    nothing beside PyTorch
-#   --step     one step of the build that is there, without a limit; what it says goes to the terminal
 #
-# Exits with 1 if a step failed or did not come to run, with 3 if all succeeded but a goal was missed. A
-# step whose tool is missing is skipped, with the reason.
+# What is right or wrong comes first. Where ten minutes are too short for all measurements, two calls
+# on one machine make one report:
+#
+#   bench/gpu/verify.sh --out DIR --deps FILE --only warm,right,nccl
+#   bench/gpu/verify.sh --out DIR --deps FILE --only speed
+#
+# Exits with 1 if a step failed or found no time left, with 3 if none did but a goal was missed or a step
+# has not been run, with 130 if it was interrupted. A step whose tool is missing is skipped, with the
+# reason.
 set -uo pipefail
+
+# The steps in the report's order: NAME, LIMIT in seconds, GROUP; steps.sh does them. Groups are run as
+# they follow:
+#   warm   beside all others, and over before anything is measured
+#   build  without it nothing else is run
+#   right  right or wrong, not fast or slow: together
+#   nccl   likewise, beside `right`, but in turn: each has several processes that wait for each other,
+#          and all share one GPU
+#   speed  in turn, with the GPU to themselves; the last gets all the time that is left
+readonly steps='
+  warm_torch             240  warm
+  build                  240  build
+  environment             30  right
+  gpu_kernels            120  right
+  gpu_steps              120  right
+  gpu_collectives        120  right
+  graph_equals_eager      60  right
+  strategies_on_one_gpu  120  right
+  ranks_near_cpu         120  right
+  memcheck               150  right
+  racecheck              150  right
+  nccl_2_processes        40  nccl
+  nccl_4_processes        40  nccl
+  train_over_nccl_2       60  nccl
+  train_over_nccl_4       60  nccl
+  kernel_speed            60  speed
+  attention_speed         60  speed
+  compare_torch          400  speed
+'
 self=$(realpath "${BASH_SOURCE[0]}")
 readonly self command="$0 $*"
 cd "$(dirname "$self")/../.." || exit 1
 
-deps='' out='' only='' one='' quick=0 seconds=570
-while (($#)); do
-  case $1 in
-    --deps) deps=$(realpath -e "${2:?}") && shift ;;
-    --out) out=$(mkdir -p "${2:?}" && realpath "$2") && shift ;;
-    --seconds) seconds=${2:?} && shift ;;
-    --only) only=,${2:?}, && shift ;;
-    --step) one=${2:?} && shift ;;
-    --quick) quick=1 ;;
-    *) out='' && break ;;
-  esac
-  shift
-done
-[[ -n $out ]] || {
-  sed -n '2,19s/^# \{0,1\}//p' "$self" >&2
+usage() {
+  [[ -z ${1-} ]] || printf 'verify.sh: %s\n\n' "$1"
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$self"
   exit 2
+} >&2
+known() { # NAME of a step or group
+  awk -v name="$1" '$1 == name || $3 == name { found = 1 } END { exit !found }' <<<"$steps"
 }
-readonly deps out only one quick seconds
-readonly build=${TESSERA_BUILD_DIR:-$PWD/build-gpu}
-readonly program=$build/bin/tessera
-readonly work=$build/verify # logs, and runs' own files: $out may take only few
-readonly tokens=$work/tokens.bin
-mkdir -p "$work/steps"
 
-# ---- The machine -------------------------------------------------------------------------------
-
-export PATH=$PATH:/usr/local/cuda/bin
-if [[ -n $deps ]]; then
-  if [[ ! $build/deps -nt $deps ]]; then
-    mkdir -p "$build/deps" && tar -xzf "$deps" -C "$build/deps" && touch "$build/deps" || exit 1
-  fi
-  export CMAKE_PREFIX_PATH=$build/deps/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
-fi
-
-# Libraries that are loaded by name may be there as CUDA's installer or PyTorch's wheels bring them
-# only. cuDNN compiles attention with NVRTC.
-wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)
-if [[ -n $wheels ]]; then
-  [[ -f $wheels/nccl/include/nccl.h ]] && export NCCL_ROOT=${NCCL_ROOT:-$wheels/nccl}
-  [[ -f $wheels/cudnn/include/cudnn_backend.h ]] && export CUDNN_ROOT=${CUDNN_ROOT:-$wheels/cudnn}
-fi
-for library in libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
-  grep -q "$library" <<<"$(ldconfig -p)" && continue
-  for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib ${wheels:+"$wheels"/*/lib}; do
-    [[ -f $folder/$library ]] || continue
-    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-    break
-  done
+deps='' out='' only='' quick=0 seconds=570
+while (($#)); do
+  [[ $1 == --quick ]] && quick=1 && shift && continue
+  [[ -n ${2-} ]] || usage "$1 needs a value, or is none of the options"
+  case $1 in
+    --deps) deps=$(realpath -e "$2") || usage "there is no file $2" ;;
+    --out) out=$(mkdir -p "$2" && realpath "$2") || usage "cannot make the folder $2" ;;
+    --seconds)
+      [[ $2 =~ ^[0-9]+$ ]] || usage "--seconds takes a number, not '$2'"
+      seconds=$2
+      ;;
+    --only)
+      only=$2
+      for name in ${only//,/ }; do
+        known "$name" || usage "there is no step or group '$name'"
+      done
+      ;;
+    *) usage "there is no option $1" ;;
+  esac
+  shift 2
 done
-# Inductor's: what it compiles while the tests run is there when the clock runs.
-export TORCHINDUCTOR_CACHE_DIR=$work/torch_cache
+[[ -n $out ]] || usage "--out is missing"
+for tool in python3 timeout flock tar; do
+  command -v $tool >/dev/null || usage "needs $tool, which is not on the PATH"
+done
+readonly deps out only quick seconds
+readonly build=${TESSERA_BUILD_DIR:-$PWD/build-gpu}
+readonly work=$build/verify # $out may take only few files
 
-# ---- What the steps do -------------------------------------------------------------------------
-
-# Only kernels of this GPU's architecture; libraries of --deps find each other (DT_RPATH).
-step_build() {
-  local tool
-  for tool in cmake ninja nvcc c++; do
-    command -v $tool || { echo "$tool is not on the PATH" && return 1; }
-  done
-  cmake -S . -B "$build" -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo \
-    -D "CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG" -D TESSERA_CUDA_ARCHITECTURES=90a-real \
-    -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
-    -D TESSERA_BUILD_TESTS=ON -D TESSERA_TEST_MODULES=kernels -D TESSERA_BUILD_BENCH=ON &&
-    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda tessera_gpu_programs &&
-    python3 - "$tokens" <<'PYTHON'
-# Numbers that follow a rule, as nanoGPT stores tokens.
-import array, sys
-state, tokens = 1, array.array("H")
-for _ in range(2_000_000):
-    state = (state * 1103515245 + 12345) % 2**31
-    tokens.append((state >> 8) % 50257)
-open(sys.argv[1], "wb").write(tokens.tobytes())
-PYTHON
+wanted() { # NAME GROUP
+  [[ $quick == 0 || ! $1 =~ ^(warm_torch|attention_speed|compare_torch)$ ]] || return 1
+  [[ -z $only || $2 == build || ,$only, == *,$1,* || ,$only, == *,$2,* ]]
 }
 
-step_environment() {
-  "$program" env --json
+report() { # ARGS…: of report.py
+  {
+    flock 9
+    python3 bench/gpu/report.py --work "$work" --out "$out" --command "$command" \
+      --steps "$(awk '{ print $1 }' <<<"$steps" | paste -sd' ')" --revision-file "$build/deps/REVISION" "$@"
+  } 9>"$work/lock"
 }
 
-# PyTorch compiles for minutes, with its Triton in a process for each core. Not timed: its results wait
-# in a cache.
-step_warm_torch() {
-  python3 -c 'import torch; assert torch.cuda.is_available()' || {
-    echo "python3 has no PyTorch that sees the GPU" && return 77
-  }
-  local model
-  # The most important first: by the time that the tests are done, this should be.
-  for model in gpt2-124m gpt2-1558m gpt2-350m gpt2-774m; do
-    ((SECONDS < 120)) || break
-    echo "{\"model\": \"$model\", \"micro_batch\": 16, \"sequence_length\": 1024, \"steps\": 1}" |
-      python3 bench/gpu/torch_gpu_step.py || return 1
-  done
-}
-
-step_gpu_kernels() {
-  "$build/bin/test_kernels_gpu" --gtest_brief=1
-}
-
-step_kernel_speed() {
-  "$build/bin/gpu_kernels_bench" --json "$out/kernels.json"
-}
-
-# Sets no_torch to the flag for scripts that compare, where there is no PyTorch.
-look_for_torch() {
-  no_torch=()
-  python3 -c 'import torch; assert torch.cuda.is_available()' && return
-  echo "python3 has no PyTorch that sees the GPU: Tessera alone is measured"
-  no_torch=(--no-torch)
-}
-
-step_attention_speed() {
-  look_for_torch
-  python3 bench/gpu/compare_attention.py --bench "$build/bin/gpu_kernels_bench" \
-    --json "$out/attention.json" "${no_torch[@]}"
-}
-
-step_compare_torch() {
-  look_for_torch
-  PYTHONUNBUFFERED=1 python3 bench/gpu/compare_torch_gpu.py --program "$program" --tokens "$tokens" \
-    --json "$out/compare_torch.json" --seconds "$((${TESSERA_VERIFY_LIMIT:-250} - 5))" "${no_torch[@]}"
-}
-
-# train LOG ARGS…: a short run of a small model on tokens.
-train() {
-  local log=$1
-  shift
-  "$program" train --no-default-config --data "$tokens" --model gpt2-tiny --vocab-size 50257 \
-    --steps 12 --quiet --sample-tokens 0 --log "$log" "$@"
-}
-
-step_graph_equals_eager() {
-  train "$work/eager.jsonl" --device cuda --cuda-graph false --precision bf16 &&
-    train "$work/graph.jsonl" --device cuda --cuda-graph true --precision bf16 &&
-    python3 bench/gpu/compare_logs.py --bits --graph-in-second "$work/eager.jsonl" "$work/graph.jsonl"
-}
-
-step_strategies_on_one_gpu() { # the same bits among each other, 4 ranks, fp32 and bf16
-  local precision
-  for precision in fp32 bf16; do
-    "$program" test --no-default-config --device cuda --group thread --ranks 4 \
-      --precision $precision || return 1
-  done
-}
-
-step_ranks_near_cpu() { # fp32: other orders of summation, so within 1e-4 of the loss after 12 steps
-  local ranks
-  for ranks in 1 2 4; do
-    train "$work/cpu$ranks.jsonl" --device cpu --ranks $ranks --strategy full_shard --precision fp32 &&
-      train "$work/cuda$ranks.jsonl" --device cuda --group thread --ranks $ranks --strategy full_shard \
-        --precision fp32 &&
-      python3 bench/gpu/compare_logs.py --within 1e-4 "$work/cpu$ranks.jsonl" "$work/cuda$ranks.jsonl" ||
-      return 1
-  done
-}
-
-step_nccl_2_processes() {
-  "$build/bin/nccl_check" 2
-}
-step_nccl_4_processes() {
-  "$build/bin/nccl_check" 4
-}
-
-# train_over_nccl RANKS: the bits of as many threads. NCCL takes several processes to one GPU if each
-# says that it is a host of its own; they talk over the loopback interface, and take turns on the GPU.
-train_over_nccl() {
-  local ranks=$1 rank children=() failed=0
-  local -r run=(--device cuda --strategy full_shard --precision fp32)
-  train "$work/threads$ranks.jsonl" --ranks "$ranks" --group thread "${run[@]}" || return 1
-  for ((rank = 0; rank < ranks; ++rank)); do
-    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 \
-      MASTER_PORT=$((29500 + ranks)) NCCL_HOSTID=rank$rank NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 \
-      NCCL_MNNVL_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 \
-      train "$work/nccl$ranks.jsonl" --deterministic-collectives "${run[@]}" &
-    children+=($!)
-  done
-  for rank in "${children[@]}"; do
-    wait "$rank" || failed=1
-  done
-  ((!failed)) && python3 bench/gpu/compare_logs.py --bits "$work/threads$ranks.jsonl" "$work/nccl$ranks.jsonl"
-}
-step_train_over_nccl_2() {
-  train_over_nccl 2
-}
-step_train_over_nccl_4() {
-  train_over_nccl 4
-}
-
-# sanitize TOOL: tests of sizes that do, of every suite but those that launch no kernel of ours.
-sanitize() {
-  command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there" && return 77; }
-  local tests filter suites='s|^\([A-Z][A-Za-z]*\)[/.].*|\1|p'
-  tests=$build/bin/test_kernels_gpu
-  filter=$(paste -sd: bench/gpu/sanitized_tests.txt)
-  local left_out
-  left_out=$(comm -13 <("$tests" --gtest_list_tests --gtest_filter="$filter" | sed -n "$suites" | sort -u) \
-    <("$tests" --gtest_list_tests | sed -n "$suites" | sort -u) |
-    grep -vE 'Oracle|Errors|Workspace|OnTheCpu|^(Sizes|NormNodes|NormTree|Philox|RandomNormal|WidenedGemm)$')
-  [[ -z $left_out ]] || { echo "sanitized_tests.txt has no test of ${left_out//$'\n'/, }" && return 1; }
-
-  compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$tests" --gtest_filter="$filter" \
-    --gtest_brief=1 | tee "$work/$1.txt"
-  local status=${PIPESTATUS[0]}
-  if grep -q 'Device not supported' "$work/$1.txt"; then
-    echo "compute-sanitizer does not support this machine" && return 77
-  fi
-  return "$status"
-}
-step_memcheck() {
-  sanitize memcheck
-}
-step_racecheck() {
-  sanitize racecheck
-}
-
-if [[ -n $one ]]; then
-  declare -F "step_$one" >/dev/null || {
-    echo "verify.sh: there is no step '$one'; there are: $(declare -F | sed -n 's/.* step_//p' | tr '\n' ' ')" >&2
-    exit 2
-  }
-  "step_$one"
-  exit
-fi
-
-# ---- Running them ------------------------------------------------------------------------------
-
-report() {
-  python3 bench/gpu/report.py --work "$work" --out "$out" --command "$command" \
-    --revision-file "$build/deps/REVISION"
-}
-
-note() { # ORDER NAME VERDICT SECONDS
-  python3 -c 'import json, sys; order, name, verdict, seconds = sys.argv[1:]
-print(json.dumps({"order": int(order), "name": name, "verdict": verdict, "seconds": int(seconds)}))' \
-    "$@" >"$work/steps/$2.json"
-  { flock 9 && report >/dev/null; } 9>"$work/lock"
-}
-
-# limited ORDER NAME SECONDS: runs a step under a time limit and notes its verdict. Exit code 77:
-# skipped, for the reason in its last line.
-limited() {
-  local order=$1 name=$2 limit=$3 begin=$SECONDS status=0 log=$work/$2.log verdict
+# run_step NAME LIMIT: runs a step and adds its verdict to the report. Exit code 77: skipped, for the
+# reason in its last line.
+run_step() {
+  local name=$1 limit=$2 begin=$SECONDS status=0 log=$work/$1.log verdict
   ((limit <= seconds - SECONDS)) || limit=$((seconds - SECONDS))
-  if ((limit <= 5)); then
-    note "$order" "$name" "FAILED (no time left)" 0
+  if [[ -e $work/stopped ]]; then
+    return 1
+  elif ((limit <= 5)); then
+    echo "found no time left" >"$log"
+    report --add "$name" "FAILED (no time left)" 0 >/dev/null
     return 1
   fi
   echo "== $name" >&2
-  TESSERA_VERIFY_LIMIT=$limit timeout -k 5 "$limit" \
-    "$self" --out "$out" ${deps:+--deps "$deps"} --step "$name" >"$log" 2>&1 || status=$?
+  timeout -k 5 "$limit" bench/gpu/steps.sh "$name" "$limit" </dev/null >"$log" 2>&1 &
+  echo $! >"$work/running/$name"
+  [[ ! -e $work/stopped ]] || kill $!
+  wait $! || status=$?
+  rm "$work/running/$name"
   case $status in
     0) verdict=ok ;;
     77) verdict="skipped: $(tail -n 1 "$log")" ;;
     124 | 137) verdict="FAILED (over $limit s)" ;;
     *) verdict="FAILED ($status)" ;;
   esac
-  note "$order" "$name" "$verdict" $((SECONDS - begin))
-  [[ $verdict != FAILED* ]] || { echo "-- $name: $verdict" && tail -n 15 "$log"; } >&2
-  [[ $verdict != FAILED* ]]
+  [[ ! -e $work/stopped || $status == 0 ]] || verdict="FAILED (interrupted)"
+  report --add "$name" "$verdict" $((SECONDS - begin)) >/dev/null
+  [[ $verdict == FAILED* ]] || return 0
+  { echo "-- $name: $verdict" && tail -n 15 "$log"; } >&2
+  return 1
 }
 
-wanted() {
-  [[ -z $only || $1 == build || $only == *,$1,* ]] || return 1
-  case $1 in
-    warm_torch | attention_speed | compare_torch) ((!quick)) ;;
-  esac
+steps_of() { # GROUP: name and limit of each of its steps that is wanted
+  local name limit group
+  while read -r name limit group; do
+    [[ $group != "$1" ]] || ! wanted "$name" "$group" || echo "$name $limit"
+  done <<<"$steps"
 }
-order=0           # of the steps in the table
-step() { # NAME SECONDS
-  order=$((order + 1))
-  ! wanted "$1" || limited $order "$1" "$2"
+in_turn() { # GROUP
+  local name limit failed=0
+  while read -r name limit; do
+    run_step "$name" "$limit" || failed=1
+  done < <(steps_of "$1")
+  return $failed
 }
-beside() { # NAME SECONDS: together with what follows, until `wait`
-  order=$((order + 1))
-  ! wanted "$1" || limited $order "$1" "$2" &
+together() { # GROUP
+  local name limit
+  while read -r name limit; do
+    run_step "$name" "$limit" &
+  done < <(steps_of "$1")
+  wait
 }
 
-# Without --only nothing of an earlier run counts.
-[[ -n $only ]] || rm -f "$work"/steps/*.json "$out"/{kernels,attention,compare_torch}.json
-beside warm_torch 240
-step build 240 || {
-  grep -m 5 -A 10 -E 'error|FAILED' "$work/build.log" >&2
+# Ends what is running, reports, and exits with STATUS. Steps are process groups of their own, which
+# Ctrl-C does not reach.
+end_early() { # STATUS
+  trap '' INT TERM HUP
+  touch "$work/stopped"
+  cat "$work"/running/* 2>/dev/null | xargs -r kill 2>/dev/null
   wait
   report
-  exit 1
+  exit "$1"
 }
-step environment 30
-step gpu_kernels 120
-step graph_equals_eager 60
-wait # nothing else may use the GPU while it is measured
-step kernel_speed 60
-step attention_speed 60
-step compare_torch 250
-# Right or wrong, not fast or slow: together.
-beside strategies_on_one_gpu 150
-beside ranks_near_cpu 150
-beside nccl_2_processes 150
-beside nccl_4_processes 150
-beside train_over_nccl_2 150
-beside train_over_nccl_4 150
-beside memcheck 150
-beside racecheck 150
+
+mkdir -p "$work"
+rm -rf "$work/running" "$work/stopped"
+mkdir "$work/running"
+if [[ -n $deps && ! $build/deps -nt $deps ]]; then
+  mkdir -p "$build/deps" && tar -xzf "$deps" -C "$build/deps" && touch "$build/deps" || exit 1
+fi
+report --begin "$([[ -n $only ]] && echo continue || echo fresh)" >/dev/null
+trap 'end_early 130' INT TERM HUP
+
+in_turn warm &
+in_turn build &
+wait $! || {
+  grep -m 5 -A 10 -E 'error|FAILED|is missing|No CUDA compiler' "$work/build.log" >&2
+  end_early 1
+}
+together right &
+in_turn nccl &
+wait
+in_turn speed &
 wait
 report
