@@ -57,6 +57,24 @@ TEST(CudaStep, AGraphFollowsTheKeysOfDropout) {
   expect_same_bits(run(model, options), eager);
 }
 
+TEST(CudaStep, RoundingAtRandomIsTheSameForStrategiesAndGraphs) {
+  const Model model = small_gpt();
+  const auto run_with = [&](const std::string& strategy, int ranks, bool graph) {
+    TrainerOptions options = cuda_options(strategy, ranks);
+    options.accumulate = 2 / ranks;
+    options.precision = DType::kBFloat16;
+    options.optimizer.stochastic_rounding = true;
+    options.cuda_graph = graph;
+    return run(model, options);
+  };
+  const Trained eager = run_with("full_shard", 1, false);
+  expect_same_bits(run_with("full_shard", 1, true), eager);
+  expect_same_bits(run_with("zero1", 2, false), eager);
+  TrainerOptions to_the_nearest = cuda_options("zero1", 2);
+  to_the_nearest.precision = DType::kBFloat16;
+  EXPECT_NE(run(model, to_the_nearest).losses, eager.losses);
+}
+
 TEST(CudaStep, LossesAreNearThoseOfTheCpu) {
   const Model model = small_gpt();
   const Trained on_gpu = run(model, cuda_options("full_shard", 2));

@@ -91,6 +91,33 @@ TEST(Parity, ClippingMatters) {
   EXPECT_FALSE(same_bits(clipped.parameters, train(run).parameters));
 }
 
+TEST(Parity, HoldsWhereParametersAreRoundedAtRandom) {
+  SmallRun one = reference(4);
+  one.dtype = DType::kBFloat16;
+  const SmallResult to_the_nearest = train(one);
+  one.stochastic_rounding = true;
+  const SmallResult expected = train(one);
+  EXPECT_NE(expected.losses, to_the_nearest.losses);
+  SmallRun four{.ranks = 4, .steps = kSteps, .dtype = DType::kBFloat16};
+  four.stochastic_rounding = true;
+  for (const Strategy& strategy : strategies()) {
+    SCOPED_TRACE(strategy.name);
+    four.strategy = strategy.name;
+    expect_same(expected, train(four));
+  }
+}
+
+// Without clipping, as the norm is added unit by unit.
+TEST(Parity, WhatIsRoundedAtRandomDoesNotDependOnUnits) {
+  SmallRun run{.ranks = 2, .steps = kSteps, .dtype = DType::kBFloat16, .clip_norm = 0.0};
+  run.stochastic_rounding = true;
+  const SmallResult expected = train(run);
+  run.wrap = {.kind = WrapPolicy::Kind::kNone};
+  const SmallResult actual = train(run);
+  EXPECT_EQ(expected.losses, actual.losses);
+  EXPECT_TRUE(same_bits(expected.parameters, actual.parameters));
+}
+
 TEST(Parity, HoldsWithTwoThreadsPerRank) {
   SmallRun one = reference(2);
   one.threads = 2;

@@ -71,6 +71,7 @@ struct SmallRun {
   bool ignores_some = true;
   float dropout = 0.0F;
   double clip_norm = 0.5;
+  bool stochastic_rounding = false;
   int threads = 1;                            ///< per rank
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
   std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
@@ -122,6 +123,7 @@ inline SmallResult train(const SmallRun& run) {
   require_valid(result.schedule);
   ExecutorOptions options;
   options.optimizer.clip_norm = run.clip_norm;
+  options.optimizer.stochastic_rounding = run.stochastic_rounding;
   options.seed = 42;
   options.micro_batch = 2;
   options.threads = run.threads;

@@ -125,7 +125,8 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   config.read_file(write(R"({"ranks": 4, "replicas": 2, "strategy": "HSDP", "precision": "bf16",
     "optimizer_placement": "replicate+shard", "wrap": "size:1000", "recompute": "selective",
     "learning_rate": 0.02, "learning_rate_schedule": "wsd", "steps": 50, "clip_norm": 0,
-    "beta2": 0.99, "timeout": 1.5, "reduction_order": "hierarchical", "accumulate": 3})"));
+    "beta2": 0.99, "timeout": 1.5, "reduction_order": "hierarchical", "accumulate": 3,
+    "stochastic_rounding": true})"));
   const TrainerOptions options = trainer_options(config);
   EXPECT_EQ(options.strategy, "hybrid_shard");
   EXPECT_EQ(options.replicas, 2);
@@ -143,6 +144,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_DOUBLE_EQ(options.learning_rate.minimum, 0.002);
   EXPECT_EQ(options.optimizer.clip_norm, 0.0);
   EXPECT_FLOAT_EQ(options.optimizer.beta2, 0.99F);
+  EXPECT_TRUE(options.optimizer.stochastic_rounding);
   EXPECT_EQ(options.timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(options.accumulate, 3);
 

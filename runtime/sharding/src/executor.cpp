@@ -13,6 +13,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
+#include "tessera/kernels/philox.h"
 
 namespace tessera {
 
@@ -76,11 +77,15 @@ class Executor::Impl {
   std::vector<bool> waited_for_;
   std::vector<Event> events_;
   std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
+  /// By unit: the place of its first element if all units were one.
+  std::vector<std::int64_t> first_elements_;
+  RandomKey rounding_key_{};  ///< of the step
   std::vector<ActionSpan> spans_;
 };
 
 /// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
 void Executor::Impl::plan_segments() {
+  std::int64_t elements = 0;
   for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
     const Range shard = state_.optimizer_range(u);
     std::vector<AdamWSegment> segments;
@@ -94,6 +99,9 @@ void Executor::Impl::plan_segments() {
            .weight_decay = options_.optimizer.weight_decay * tensor.spec.weight_decay_scale});
     }
     segments_.push_back(std::move(segments));
+    first_elements_.push_back(elements);
+    const std::int64_t numel = state_.flat(u, true).numel;
+    elements += (numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
   }
 }
 
@@ -102,12 +110,13 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   try {
     layers_.begin_step(step);
     const OptimizerOptions& o = options_.optimizer;
+    rounding_key_ = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))};
     exchange_.begin_step(layers_.items(), adamw_scalars(static_cast<float>(learning_rate), o.beta1,
                                                         o.beta2, step + 1));
     if (graph_ == nullptr) {
       issue_step();
     } else {
-      graph_->run([this] { issue_step(); }, layers_.draws_random());
+      graph_->run([this] { issue_step(); }, layers_.draws_random() || o.stochastic_rounding);
     }
   } catch (const std::exception& error) {
     abandon(error.what());
@@ -248,7 +257,11 @@ void Executor::Impl::update(int unit, Stream& stream) {
                   .scalars = exchange_.adamw_scalars(),
                   .beta1 = o.beta1,
                   .beta2 = o.beta2,
-                  .epsilon = o.epsilon},
+                  .epsilon = o.epsilon,
+                  .stochastic_rounding = o.stochastic_rounding,
+                  .rounding_key = rounding_key_,
+                  .first_index = first_elements_[static_cast<std::size_t>(unit)] +
+                                 state_.optimizer_range(unit).begin},
                  stream);
 }
 

@@ -32,6 +32,13 @@ void check_optimizer(const OptimizerOptions& optimizer) {
   check("clip_norm", optimizer.clip_norm, optimizer.clip_norm >= 0, "at least 0; 0 clips never");
 }
 
+void check_rounding(const TrainerOptions& options) {
+  require(!options.optimizer.stochastic_rounding || options.precision == DType::kBFloat16,
+          ErrorCode::kConfig,
+          "stochastic_rounding is true, but parameters of fp32 are not rounded; use --precision "
+          "bf16, or leave --stochastic-rounding out");
+}
+
 void check_attention(const TrainerOptions& options) {
   if (options.attention != AttentionBackend::kCudnn) return;
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
@@ -70,6 +77,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_float_dtype("reduce_dtype", options.reduce_dtype);
   check_attention(options);
   check_optimizer(options.optimizer);
+  check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);
 

@@ -191,6 +191,11 @@ std::vector<Setting> optimizer_settings() {
        .fallback = 1.0,
        .help = "gradients are scaled down to this global norm; 0: never",
        .minimum = 0},
+      {.name = "stochastic_rounding",
+       .type = kFlag,
+       .fallback = false,
+       .help = "bf16 parameters are rounded up or down at random, so that small updates move them "
+               "too; the same bits for every strategy"},
   };
 }
 
@@ -239,7 +244,8 @@ std::vector<Setting> machine_settings() {
       {.name = "timeout",
        .type = kNumber,
        .fallback = 120.0,
-       .help = "seconds that a rank waits for its peers",
+       .help = "seconds that a rank waits for its peers; not in a step that is replayed as a CUDA "
+               "graph",
        .minimum = 0.001,
        .maximum = 1e6},
       {.name = "check_collectives",
@@ -363,6 +369,7 @@ TrainerOptions trainer_options(const Config& config) {
   options.optimizer.epsilon = config.get<float>("epsilon");
   options.optimizer.weight_decay = config.get<float>("weight_decay");
   options.optimizer.clip_norm = config.get<double>("clip_norm");
+  options.optimizer.stochastic_rounding = config.get<bool>("stochastic_rounding");
   options.learning_rate = learning_rate(config, options.steps);
 
   options.device = parse_device(config.get<std::string>("device"));
