@@ -236,5 +236,24 @@ TEST(Simulate, SixteenThousandRanksNeedNoMemory) {
             account_memory(schedule)[MemoryCategory::kOptimizer]);
 }
 
+/// CUDA's attention takes its scratch from the stream; the CPU's threads have some each.
+TEST(Simulate, OnlyTheCpusAttentionNeedsScratchForItsThreads) {
+  const SmallRun run{.ranks = 1};
+  const Model model = make_gpt(small_gpt());
+  const RandomTokens source(11, 61, false);
+  const ModelLayout layout = make_layout(model, run.wrap, run.ranks);
+  const Schedule schedule = plan(layout, plan_options(run));
+  const auto workspace = [&](DeviceKind device, int threads) {
+    ExecutorOptions options;
+    options.micro_batch = 2;
+    options.threads = threads;
+    options.device = device;
+    return predict_memory(schedule, layout, model, source, options)
+        .by_category[MemoryCategory::kWorkspace];
+  };
+  EXPECT_LT(workspace(DeviceKind::kCpu, 1), workspace(DeviceKind::kCpu, 64));
+  EXPECT_EQ(workspace(DeviceKind::kCuda, 1), workspace(DeviceKind::kCuda, 64));
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -24,9 +24,11 @@ Sizes sizes_of(const Value& qkv, std::int64_t heads) {
       .batch = shape[0], .length = shape[1], .heads = heads, .head_dim = shape[2] / (3 * heads)};
 }
 
+/// CUDA's kernels have theirs from the stream.
 Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype) {
+  const int threads = tape.options().device == DeviceKind::kCuda ? 0 : tape.options().threads;
   return tape.workspace(attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads,
-                                                  sizes.head_dim, dtype, tape.options().threads),
+                                                  sizes.head_dim, dtype, threads),
                         "attention scratch");
 }
 
