@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
+#include "tessera/core/cuda_device.h"
 
 // What an emulated GPU counts in a step, and what its delays must not change.
 namespace tessera {
@@ -64,6 +65,24 @@ TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {
     const auto launches = after_steps(options, &fake_cuda::Counters::graph_launches);
     EXPECT_EQ(launches.back() - launches.front(), graph ? options.steps - 1 : 0);
   }
+}
+
+TEST_F(CudaWaits, AGraphKeepsTheScratchThatItCaptured) {
+  constexpr std::size_t kSmall = 1024, kLarge = 4096;
+  const auto device = make_cuda_device();
+  const auto stream = device->create_stream({.name = "test"});
+  auto& cuda = dynamic_cast<CudaStream&>(*stream);
+  void* const captured = cuda.scratch(kSmall);
+  cuda.begin_capture();
+  EXPECT_EQ(cuda.scratch(kSmall), captured);
+  const auto graph = cuda.end_capture(nullptr);
+  const auto bytes_of_growing_to = [&](std::size_t bytes) {
+    const std::int64_t before = fake_cuda::counters().live_bytes;
+    cuda.scratch(bytes);
+    return fake_cuda::counters().live_bytes - before;
+  };
+  EXPECT_EQ(bytes_of_growing_to(kLarge), kLarge);
+  EXPECT_EQ(bytes_of_growing_to(2 * kLarge), kLarge) << "scratch of no graph was kept";
 }
 
 class DelayedCudaStep : public test::EmulatedGpu {

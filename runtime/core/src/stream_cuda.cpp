@@ -102,6 +102,7 @@ StreamCuda::~StreamCuda() {
     device_.timed_events->give_back(span.end);
   }
   static_cast<void>(cudaFree(scratch_));
+  for (void* scratch : scratch_of_graphs_) static_cast<void>(cudaFree(scratch));
   static_cast<void>(cudaStreamDestroy(stream_));
 }
 
@@ -222,14 +223,23 @@ void StreamCuda::launch(CudaGraph& graph) {
 }
 
 void* StreamCuda::scratch(std::size_t bytes) {
-  if (bytes <= scratch_bytes_) return scratch_;
-  require(!capturing(), ErrorCode::kInvalidArgument, "stream '", options_.name, "' needs ", bytes,
+  const bool captured = capturing();
+  if (bytes <= scratch_bytes_) {
+    scratch_is_captured_ = scratch_is_captured_ || captured;
+    return scratch_;
+  }
+  require(!captured, ErrorCode::kInvalidArgument, "stream '", options_.name, "' needs ", bytes,
           " bytes of scratch while it captures a graph; run the same work once without capture");
   device_.host_waits += 2;
   TESSERA_CUDA_CHECK(cudaSetDevice(device_.ordinal));
   TESSERA_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  TESSERA_CUDA_CHECK(cudaFree(std::exchange(scratch_, nullptr)));
   scratch_bytes_ = 0;
+  void* const outgrown = std::exchange(scratch_, nullptr);
+  if (std::exchange(scratch_is_captured_, false)) {
+    scratch_of_graphs_.push_back(outgrown);  // graphs go on using it
+  } else {
+    TESSERA_CUDA_CHECK(cudaFree(outgrown));
+  }
   TESSERA_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
   scratch_bytes_ = bytes;
   return scratch_;

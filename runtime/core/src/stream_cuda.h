@@ -96,6 +96,8 @@ class StreamCuda : public CudaStream {
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;
+  bool scratch_is_captured_ = false;
+  std::vector<void*> scratch_of_graphs_;  ///< outgrown, but captured
   std::array<std::shared_ptr<void>, 3> libraries_;
   std::vector<Span> spans_;  ///< not yet reported
   std::optional<Deferred> deferred_;
