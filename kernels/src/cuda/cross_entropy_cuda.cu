@@ -27,7 +27,8 @@ namespace {
 
 using simt::Vec16;
 
-constexpr int kThreads = 512;  // some 100 logits each for a vocabulary of 50257; 4 blocks fit
+constexpr int kThreads = 512;  // some 100 logits each for a vocabulary of 50257
+constexpr int kBlocks = 4;     // on a multiprocessor: all its threads, with 32 registers each
 
 template <typename T>
 struct Problem {
@@ -144,7 +145,7 @@ __device__ void zero(T* row, int n) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) softmax_cross_entropy(const Problem<T> p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) softmax_cross_entropy(const Problem<T> p) {
   const std::int64_t i = blockIdx.x;
   T* const row = p.logits + i * p.stride;
   const std::int32_t target = p.targets[i];
