@@ -93,73 +93,98 @@ bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& pla
   return true;
 }
 
-/// Runs all of it in one product; false if cuBLASLt cannot.
-bool run_fused(const GemmArgs& args, const GemmSizes& sizes, GemmPlans& plans, void* workspace,
-               CudaStream& stream) {
-  if (sizes.k == 0 || !may_fuse(args, sizes, plans)) return false;
-  const Call call = make_call(args, sizes);
-  if (!plans.supports(call.problem, call.pointers)) return false;
-  plans.run(call.problem, call.pointers, workspace, stream);
-  return true;
-}
-
 void run_bias_gradient(const GemmArgs& args, CudaStream& stream) {
   bias_gradient(
       {.dy = args.a, .db = args.bias_gradient, .accumulate = args.accumulate_bias_gradient},
       stream);
 }
 
-/// The product with its bias, by whatever can compute it.
-void run_product(const GemmArgs& args, const GemmSizes& sizes, GemmPlans& plans,
-                 CudaStream& stream) {
-  void* workspace = stream.scratch(plans.workspace_bytes());
-  if (run_fused(args, sizes, plans, workspace, stream)) return;
-  if (args.bias && args.c.dtype == DType::kFloat32 && sizes.k > 0) {
-    // C = [C +] bias first, to which the product is added: nothing is rounded in between.
+/// A product on a stream. What cuBLASLt cannot take along is left to a kernel of ours, one thing at
+/// a time, and the rest is tried again.
+class Gemm {
+ public:
+  Gemm(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stream)
+      : sizes_(sizes), plans_(GemmPlans::of(stream)), stream_(stream) {
+    const std::size_t bytes = plans_.workspace_bytes();
+    const std::size_t vector_bytes =
+        args.accumulate_bias_gradient ? static_cast<std::size_t>(sizes.m) * sizeof(float) : 0;
+    workspace_ = static_cast<std::byte*>(stream.scratch(bytes + vector_bytes));
+    vector_ = workspace_ + bytes;
+  }
+
+  void run(const GemmArgs& args) {
+    if (fused(args)) return;
+    if (args.bias_gradient) {
+      if (!with_added_bias_gradient(args)) with_bias_gradient_after(args);
+    } else if (args.gelu || args.gelu_backward_input) {
+      with_gelu_after(args);
+    } else if (!with_bias_before(args)) {
+      gemm_plain(args, sizes_, stream_);
+    }
+  }
+
+ private:
+  /// All of it in one call; false if cuBLASLt cannot.
+  bool fused(const GemmArgs& args) {
+    if (sizes_.k == 0 || !may_fuse(args, sizes_, plans_)) return false;
+    const Call call = make_call(args, sizes_);
+    if (!plans_.supports(call.problem, call.pointers)) return false;
+    plans_.run(call.problem, call.pointers, workspace_, stream_);
+    return true;
+  }
+
+  /// A bias gradient by way of scratch, where it can be fused into the product in fp32 but not
+  /// added to what is there. False if cuBLASLt cannot.
+  bool with_added_bias_gradient(const GemmArgs& args) {
+    if (!args.accumulate_bias_gradient || args.c.dtype != DType::kFloat32) return false;
+    GemmArgs overwriting = args;
+    overwriting.bias_gradient = TensorView(vector_, DType::kFloat32, Shape{sizes_.m});
+    overwriting.accumulate_bias_gradient = false;
+    if (!fused(overwriting)) return false;
+    add({.src = overwriting.bias_gradient, .dst = args.bias_gradient.flat()}, stream_);
+    return true;
+  }
+
+  void with_bias_gradient_after(const GemmArgs& args) {
+    GemmArgs product = args;
+    product.bias_gradient = {};
+    run(product);
+    run_bias_gradient(args, stream_);
+  }
+
+  void with_gelu_after(const GemmArgs& args) {
+    GemmArgs product = args;
+    product.gelu = false;
+    product.gelu_input = {};
+    product.gelu_backward_input = {};
+    if (args.gelu_input) product.c = args.gelu_input;
+    run(product);
+    if (args.gelu) return gelu_forward({.x = product.c, .y = args.c}, stream_);
+    gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream_);
+  }
+
+  /// C = [C +] bias first, to which the product is added: in fp32, where nothing is rounded in
+  /// between. False if that is not so, or cuBLASLt cannot.
+  bool with_bias_before(const GemmArgs& args) {
+    if (!args.bias || args.c.dtype != DType::kFloat32 || sizes_.k == 0) return false;
     GemmArgs product = args;
     product.bias = {};
     product.accumulate = true;
-    const Call call = make_call(product, sizes);
-    if (plans.supports(call.problem, call.pointers)) {
-      GemmSizes none = sizes;
-      none.k = 0;
-      gemm_plain(args, none, stream);
-      return plans.run(call.problem, call.pointers, workspace, stream);
-    }
+    const Call call = make_call(product, sizes_);
+    if (!plans_.supports(call.problem, call.pointers)) return false;
+    GemmSizes none = sizes_;
+    none.k = 0;
+    gemm_plain(args, none, stream_);
+    plans_.run(call.problem, call.pointers, workspace_, stream_);
+    return true;
   }
-  gemm_plain(args, sizes, stream);
-}
 
-/// The product, with GELU or its derivative.
-void run_with_gelu(const GemmArgs& args, const GemmSizes& sizes, GemmPlans& plans,
-                   CudaStream& stream) {
-  if (!args.gelu && !args.gelu_backward_input) return run_product(args, sizes, plans, stream);
-  if (run_fused(args, sizes, plans, stream.scratch(plans.workspace_bytes()), stream)) return;
-  GemmArgs product = args;
-  product.gelu = false;
-  product.gelu_input = {};
-  product.gelu_backward_input = {};
-  if (args.gelu_input) product.c = args.gelu_input;
-  run_product(product, sizes, plans, stream);
-  if (args.gelu) return gelu_forward({.x = product.c, .y = args.c}, stream);
-  gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream);
-}
-
-/// A bias gradient in scratch behind the workspace, where it can be fused into the product in fp32
-/// but not added to what is there. False if cuBLASLt cannot.
-bool run_with_added_bias_gradient(const GemmArgs& args, const GemmSizes& sizes, GemmPlans& plans,
-                                  CudaStream& stream) {
-  if (!args.accumulate_bias_gradient || args.c.dtype != DType::kFloat32) return false;
-  const std::size_t bytes = plans.workspace_bytes();
-  auto* scratch = static_cast<std::byte*>(
-      stream.scratch(bytes + static_cast<std::size_t>(sizes.m) * sizeof(float)));
-  GemmArgs fused = args;
-  fused.bias_gradient = TensorView(scratch + bytes, DType::kFloat32, Shape{sizes.m});
-  fused.accumulate_bias_gradient = false;
-  if (!run_fused(fused, sizes, plans, scratch, stream)) return false;
-  add({.src = fused.bias_gradient, .dst = args.bias_gradient.flat()}, stream);
-  return true;
-}
+  const GemmSizes& sizes_;
+  GemmPlans& plans_;
+  CudaStream& stream_;
+  std::byte* workspace_ = nullptr;
+  void* vector_ = nullptr;  ///< (m) fp32 behind it, if a bias gradient is added to
+};
 
 }  // namespace
 
@@ -168,21 +193,12 @@ void gemm(const GemmArgs& args, Stream& stream) {
   auto* const cuda = dynamic_cast<CudaStream*>(&stream);
   if (cuda == nullptr)
     fail(ErrorCode::kInvalidArgument, "gemm: a CUDA kernel was given a stream of another device");
-  CudaStream& cuda_stream = *cuda;
   if (sizes.m == 0) return;
   if (sizes.n == 0) {
-    if (args.bias_gradient) run_bias_gradient(args, cuda_stream);
+    if (args.bias_gradient) run_bias_gradient(args, *cuda);
     return;
   }
-  GemmPlans& plans = GemmPlans::of(cuda_stream);
-  if (!args.bias_gradient) return run_with_gelu(args, sizes, plans, cuda_stream);
-  void* workspace = cuda_stream.scratch(plans.workspace_bytes());
-  if (run_fused(args, sizes, plans, workspace, cuda_stream)) return;
-  if (run_with_added_bias_gradient(args, sizes, plans, cuda_stream)) return;
-  GemmArgs product = args;
-  product.bias_gradient = {};
-  run_with_gelu(product, sizes, plans, cuda_stream);
-  run_bias_gradient(args, cuda_stream);
+  Gemm(args, sizes, *cuda).run(args);
 }
 
 }  // namespace tessera::cuda
