@@ -34,6 +34,12 @@ std::string to_string(const OperationName& name);
 /// what they have enqueued, and aborts them all when an operation takes too long or NCCL reports an
 /// error. The streams are told first, so whoever waits for one that an abort has set free finds the
 /// reason there.
+///
+/// [Note: locks] There are three, taken in this order: the family's, one communicator's, the
+/// reason's. The watcher holds the first while it asks communicators for problems; a communicator
+/// that is locked asks why it was aborted. So nobody who has locked a communicator may abort the
+/// family, and an abort lets go of the family before it aborts communicators. `aborted_` is set
+/// under the first, once the reason is written, and read under any or none.
 class NcclFamily {
  public:
   explicit NcclFamily(const NcclGroupOptions& options);
@@ -45,7 +51,7 @@ class NcclFamily {
   int gpu() const { return options_.gpu; }
 
   void add(std::weak_ptr<NcclComm> comm);
-  /// The first reason counts. Must not be called with a communicator locked.
+  /// The first reason counts. See [Note: locks].
   void abort(ErrorCode code, std::string_view reason) noexcept;
   /// Throws Error{kAborted} with the reason if the family is aborted.
   void check_alive(std::string_view what) const;
@@ -104,11 +110,9 @@ class NcclFamily {
   std::vector<cudaEvent_t> free_events_;
   std::vector<std::weak_ptr<NcclComm>> comms_;
   bool stopping_ = false;
-  /// Why; guarded by a mutex of its own, as communicators ask while they are locked and the watcher
-  /// asks them while it holds the other.
   mutable std::mutex reason_mutex_;
-  std::string reason_;
-  std::atomic<bool> aborted_{false};
+  std::string reason_;                ///< of the abort; guarded by reason_mutex_
+  std::atomic<bool> aborted_{false};  ///< see [Note: locks]
   std::thread watcher_;
 };
 

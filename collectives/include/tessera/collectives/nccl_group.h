@@ -23,7 +23,7 @@ struct NcclId {
 struct NcclGroupOptions {
   int gpu = 0;  ///< ordinal of this rank's GPU
   /// How long an operation waits for its peers once its stream has reached it; also for making and
-  /// splitting groups.
+  /// splitting groups. Not an operation that a CUDA graph replays, see NcclGroup.
   std::chrono::milliseconds timeout{30000};
   /// Sums in rank order, with the bits of the thread group: parts travel as in an all-to-all and
   /// are added here. Otherwise fp32 and fp64 sums are NCCL's, in its own order.
@@ -43,6 +43,9 @@ struct NcclGroupOptions {
 ///   every rank sends before it receives needs two groups.
 /// - `abort` ends this rank at once. Others learn of it from the network, or when an operation of
 ///   theirs times out, and then the error cannot name the rank that failed; or by
+///   NcclGroupOptions::failure.
+/// - An operation that a CUDA graph replays has no deadline: a peer that hangs without ending holds
+///   the others until somebody ends it. One that ends is noticed: by the network, or by
 ///   NcclGroupOptions::failure.
 /// - `split` takes colors from 0 on.
 ///
