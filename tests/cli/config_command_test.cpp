@@ -97,10 +97,19 @@ INSTANTIATE_TEST_SUITE_P(
     Paths, ConfigPath,
     ::testing::Values(
         Path{.name = "OneProcess",
-             .answers = {"No distributed training", "yes", ""},
+             .answers = {"No distributed training", "yes", "", ""},
              .written = {"\ndistributed_type: 'NO'", "\nuse_cpu: true", "\nnum_processes: 1",
                          "\nmixed_precision: 'no'"},
              .meant = {"ranks = 1", "device = cpu", "precision = fp32"}},
+        Path{.name = "OneGpu",
+             .answers = {"No distributed training", "no", "", "1", "bf16"},
+             .written = {"\ngpu_ids: '1'", "\nuse_cpu: false", "\nnum_processes: 1"},
+             .meant = {"ranks = 1", "precision = bf16"}},
+        Path{.name = "OneProcessDeepSpeed",
+             .answers = {"No distributed training", "yes", "yes", "", "1", "4", "", "yes", "2", ""},
+             .written = {"\ndistributed_type: DEEPSPEED", "\nuse_cpu: true", "\n  zero_stage: 1",
+                         "\n  zero3_init_flag: true", "\nnum_processes: 2"},
+             .meant = {"strategy = zero1", "accumulate = 4", "ranks = 2", "device = cpu"}},
         Path{.name = "Cpu",
              .answers = {"multi-CPU", "", "yes", "", "", "3", ""},
              .written = {"\ndistributed_type: MULTI_CPU", "\nuse_cpu: true", "\ndebug: true",
@@ -218,7 +227,7 @@ TEST_F(ConfigCommand, WritesJsonIfTheNameSaysSo) {
 }
 
 TEST_F(ConfigCommand, DefaultPlaceIsAccelerates) {
-  give_input(lines({"No distributed training", "", ""}));
+  give_input(lines({"No distributed training", "yes", "", ""}));
   const ProgramResult result = run({"config"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string file = path("home/accelerate/default_config.yaml");
@@ -363,6 +372,8 @@ TEST_F(ConfigTerminal, NoColourIfNotWanted) {
   ASSERT_TRUE(terminal.shows("2. multi-GPU"));
   terminal.type("0\r");
   ASSERT_TRUE(terminal.shows("CPU only"));
+  terminal.type("yes\n");
+  ASSERT_TRUE(terminal.shows("use DeepSpeed?"));
   terminal.type("\n");
   ASSERT_TRUE(terminal.shows("1. bf16"));
   terminal.type("\r");

@@ -13,6 +13,7 @@
 #include "machine.h"
 #include "questionnaire/prompter.h"
 #include "questionnaire/questionnaire.h"
+#include "questionnaire/questionnaire_checks.h"
 #include "questionnaire/questionnaire_document.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"

@@ -80,19 +80,23 @@ std::string prompt(const Question& question, const json& fallback) {
   return question.text + " [" + shown + "]: ";
 }
 
-Reading ask_once(const Question& question, const json& fallback, Prompter& prompter) {
-  if (question.kind != AnswerKind::kMenu) {
-    const std::string text = prompter.type(prompt(question, fallback));
-    if (!text.empty()) return read(question, text);
-    return {fallback, fallback.is_null() ? "An answer is needed here." : ""};
-  }
+Reading ask_menu(const Question& question, const json& fallback, const Answers& answers,
+                 Prompter& prompter) {
+  const std::vector<Choice> choices =
+      question.choices_from ? question.choices_from(answers) : question.choices;
   std::vector<std::string> names;
   std::size_t chosen = 0;
-  for (const Choice& choice : question.choices) {
+  for (const Choice& choice : choices) {
     if (choice.value == fallback) chosen = names.size();
     names.push_back(choice.name);
   }
-  return {question.choices[prompter.choose(question.text, names, chosen)].value};
+  return {choices[prompter.choose(question.text, names, chosen)].value};
+}
+
+Reading ask_line(const Question& question, const json& fallback, Prompter& prompter) {
+  const std::string text = prompter.type(prompt(question, fallback));
+  if (!text.empty()) return read(question, text);
+  return {fallback, fallback.is_null() ? "An answer is needed here." : ""};
 }
 
 json ask_until_right(const Question& question, const Answers& answers, Prompter& prompter) {
@@ -100,7 +104,9 @@ json ask_until_right(const Question& question, const Answers& answers, Prompter&
       question.fallback_from ? question.fallback_from(answers) : question.fallback;
   if (!question.note.empty()) prompter.say(question.note);
   for (;;) {
-    Reading reading = ask_once(question, fallback, prompter);
+    Reading reading = question.kind == AnswerKind::kMenu
+                          ? ask_menu(question, fallback, answers, prompter)
+                          : ask_line(question, fallback, prompter);
     if (reading.problem.empty() && question.check) {
       reading.problem = question.check(reading.value, answers);
     }

@@ -30,7 +30,9 @@ struct Question {
   std::string text;  ///< without the default, which is added
   AnswerKind kind = AnswerKind::kText;
   std::vector<Choice> choices{};  ///< of a menu
-  nlohmann::json fallback{};      ///< what Enter alone means; null: an answer is needed
+  /// Instead of `choices`, if they depend on other answers.
+  std::function<std::vector<Choice>(const Answers&)> choices_from{};
+  nlohmann::json fallback{};  ///< what Enter alone means; null: an answer is needed
   /// Instead of `fallback`, if it depends on other answers.
   std::function<nlohmann::json(const Answers&)> fallback_from{};
   std::function<bool(const Answers&)> asked_if{};  ///< absent: always
@@ -52,8 +54,5 @@ std::vector<Question> config_questions(const MachineFacts& machine);
 
 /// Asks what applies, in order. A wrong answer is told and asked for again.
 Answers ask(const std::vector<Question>& questions, Prompter& prompter);
-
-/// The number of processes that fits the machine and the answers so far.
-std::int64_t default_processes(const MachineFacts& machine, const Answers& answers);
 
 }  // namespace tessera::cli
