@@ -266,26 +266,54 @@ TEST_F(ConfigCommand, DefaultAsksNothingAndOverwritesNothing) {
 }
 
 TEST_F(ConfigCommand, UpdateAddsWhatIsMissing) {
-  const std::string file = write("a.yaml",
-                                 "num_processes: 4\ndistributed_type: FSDP\nfsdp_config:\n"
-                                 "  offload_params: false\n  fsdp_version: 2\n");
+  const std::string before =
+      "# for the lab's machine\nnum_processes: 4  # all\ndistributed_type: FSDP\nfsdp_config:\n"
+      "  offload_params: false\n  fsdp_version: 2";
+  const std::string file = write("a.yaml", before);
   const ProgramResult result = run({"config", "update", "--config_file", file});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(read_file(file),
-            "compute_environment: LOCAL_MACHINE\n"
-            "debug: false\n"
-            "distributed_type: FSDP\n"
-            "enable_cpu_affinity: false\n"
-            "fsdp_config:\n"
-            "  fsdp_version: 2\n"
-            "  offload_params: false\n"
-            "machine_rank: 0\n"
-            "main_training_function: main\n"
-            "mixed_precision: 'no'\n"
-            "num_machines: 1\n"
-            "num_processes: 4\n"
-            "use_cpu: false\n");
+  EXPECT_EQ(read_file(file), before +
+                                 "\ncompute_environment: LOCAL_MACHINE\n"
+                                 "debug: false\n"
+                                 "enable_cpu_affinity: false\n"
+                                 "machine_rank: 0\n"
+                                 "main_training_function: main\n"
+                                 "mixed_precision: 'no'\n"
+                                 "num_machines: 1\n"
+                                 "use_cpu: false\n");
+  EXPECT_THAT(result.out, HasSubstr("added: compute_environment, debug, enable_cpu_affinity, "));
   explain("a.yaml");
+  const ProgramResult again = run({"config", "update", "--config_file", file});
+  EXPECT_EQ(again.exit_code, 0);
+  EXPECT_THAT(again.out, HasSubstr("lacks nothing; it stays as it is"));
+}
+
+TEST_F(ConfigCommand, UpdateSaysThatCommentsAreLost) {
+  // Keys cannot be added behind these.
+  for (const char* text : {"{distributed_type: FSDP}  # all in one line\n",
+                           "  distributed_type: FSDP  # two spaces before\n",
+                           "---\ndistributed_type: FSDP # an end follows\n...\n"}) {
+    SCOPED_TRACE(text);
+    const std::string file = write("a.yaml", text);
+    const ProgramResult result = run({"config", "update", "--config_file", file});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("without the comments that it may have had"));
+    EXPECT_THAT(read_file(file), HasSubstr("\ndistributed_type: FSDP\nenable_cpu_affinity: "));
+    explain("a.yaml");
+  }
+  const std::string file = write("a.json", R"({"distributed_type": "FSDP"})");
+  const ProgramResult result = run({"config", "update", "--config_file", file});
+  EXPECT_THAT(result.out, Not(HasSubstr("comments")));
+  EXPECT_EQ(nlohmann::json::parse(read_file(file)).at("machine_rank"), 0);
+}
+
+TEST_F(ConfigCommand, UpdateLeavesJudgingToARun) {
+  const std::string file =
+      write("a.yaml", "distributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 4\n");
+  const ProgramResult result = run({"config", "update", "--config_file", file});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(read_file(file),
+              AllOf(HasSubstr("mixed_precision: fp16\n"), HasSubstr("\nnum_machines: 1\n")));
 }
 
 TEST_F(ConfigCommand, UpdateNamesWhatIsWrong) {

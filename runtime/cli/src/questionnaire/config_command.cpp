@@ -6,6 +6,8 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <sstream>
 #include <string>
 
 #include "commands.h"
@@ -18,6 +20,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/config_contents.h"
 #include "tessera/trainer/config_sources.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -52,13 +55,13 @@ void check_writable(const fs::path& path) {
 }
 
 /// All of it or nothing: under another name first. Makes the folder, and follows links.
-void save(const json& document, const fs::path& path) {
+void save(const std::string& text, const fs::path& path) {
   const fs::path target = fs::weakly_canonical(path);
   std::error_code error;
   fs::create_directories(target.parent_path(), error);
   const fs::path draft = target.string() + ".draft" + std::to_string(getpid());
   std::ofstream file(draft, std::ios::binary);
-  file << config_text(document, path.string()) << std::flush;
+  file << text << std::flush;
   const bool written = file.good();
   file.close();
   if (written) fs::rename(draft, target, error);
@@ -106,7 +109,7 @@ int ask_and_save(const std::string& given) {
     std::cout << "\nstopped; nothing was written\n";
     return kExitSignal + SIGINT;
   }
-  save(config_document(answers), path);
+  save(config_text(config_document(answers), path), path);
   return kExitGood;
 }
 
@@ -130,28 +133,27 @@ int save_default(const std::string& given, const std::string& precision) {
   answers[kMachineType] = found.gpus > 1 ? "MULTI_GPU" : "NO";
   if (found.gpus == 0) answers["use_cpu"] = true;
   answers["num_processes"] = default_processes(found, answers);
-  save(config_document(answers), path);
+  save(config_text(config_document(answers), path), path);
   return kExitGood;
 }
 
-/// The document of a file of Accelerate that can be used here.
+/// What the file says. Whether a run can use that is not for an update to judge.
 json read_accelerate(const std::string& path) {
-  const std::vector<Setting> table =
-      joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
-  const ConfigTranslation translation =
-      translate_file(path, {.table = table,
-                            .overrides = nlohmann::ordered_json::object(),
-                            .launch = {.launcher = kOwnLauncher}});
-  require(translation.dialect == ConfigDialect::kAccelerate, ErrorCode::kConfig, path,
-          " has settings of ", to_string(translation.dialect),
+  const ConfigContents contents = read_config(
+      path,
+      joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));
+  require(contents.dialect == ConfigDialect::kAccelerate, ErrorCode::kConfig, path,
+          " has settings of ", to_string(contents.dialect),
           ", and only files of Accelerate are updated; write one with 'tessera config'");
-  json document = json::object();
-  for (const ConfigEntry& entry : translation.entries) {
-    const bool section_key = entry.key.find('.') != std::string::npos;
-    if (entry.file != path || section_key || entry.outcome == KeyOutcome::kDerived) continue;
-    document[entry.key] = entry.value;
-  }
-  return document;
+  return contents.values;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  require(file.good(), ErrorCode::kIo, "cannot read ", path);
+  return text.str();
 }
 
 int update(const std::string& given) {
@@ -161,9 +163,27 @@ int update(const std::string& given) {
   require(fs::exists(path), ErrorCode::kNotFound, "there is no config file at ", path,
           "; write one with 'tessera config', or give --config-file");
   check_writable(path);
-  json document = read_accelerate(path);
-  fill_defaults(document);
-  save(document, path);
+  const json before = read_accelerate(path);
+  json after = before;
+  fill_defaults(after);
+  json added = json::object();
+  std::string names;
+  for (const auto& [key, value] : after.items()) {
+    if (before.contains(key)) continue;
+    added[key] = value;
+    names += (names.empty() ? "" : ", ") + key;
+  }
+  if (added.empty()) {
+    std::cout << path << " lacks nothing; it stays as it is\n";
+    return kExitGood;
+  }
+  const std::string text = text_of(path);
+  const std::optional<std::string> longer = text_with(text, added);
+  std::cout << "added: " << names << "\n";
+  if (!longer && text.find_first_of("#/") != std::string::npos) {
+    std::cout << "the file is written anew, without the comments that it may have had\n";
+  }
+  save(longer ? *longer : config_text(after, path), path);
   return kExitGood;
 }
 

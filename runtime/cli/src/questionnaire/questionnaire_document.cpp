@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <vector>
 
 namespace tessera::cli {
 namespace {
@@ -124,6 +125,21 @@ std::string config_text(const json& document, const std::string& path) {
   YAML::Emitter out;
   emit(out, document);
   return std::string(out.c_str()) + "\n";
+}
+
+std::optional<std::string> text_with(const std::string& text, const json& more) {
+  const std::string longer =
+      text + (text.empty() || text.ends_with('\n') ? "" : "\n") + config_text(more, "");
+  // Whether the keys have landed beside the others is for a reader of YAML to say.
+  try {
+    const std::vector<YAML::Node> before = YAML::LoadAll(text);
+    const std::vector<YAML::Node> after = YAML::LoadAll(longer);
+    const bool landed = before.size() == 1 && after.size() == 1 && after.front().IsMap() &&
+                        after.front().size() == before.front().size() + more.size();
+    return landed ? std::optional(longer) : std::nullopt;
+  } catch (const YAML::Exception&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace tessera::cli

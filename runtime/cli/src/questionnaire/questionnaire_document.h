@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,5 +25,9 @@ void fill_defaults(nlohmann::json& document);
 
 /// As `accelerate config` writes it: JSON if the path ends in .json, else YAML.
 std::string config_text(const nlohmann::json& document, const std::string& path);
+
+/// A file's text with more top-level keys after its own, so that comments and order stay. Nothing
+/// if they cannot stand there: in JSON, or in YAML that is not a plain list of keys.
+std::optional<std::string> text_with(const std::string& text, const nlohmann::json& more);
 
 }  // namespace tessera::cli
