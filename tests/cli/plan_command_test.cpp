@@ -28,6 +28,30 @@ TEST_F(PlanCommand, PlansALargeRunAtOnce) {
                                 HasSubstr("more actions")));
 }
 
+// Sizes in range that no machine could hold, or 64 bits count: an answer at once.
+TEST_F(PlanCommand, HugeSizesAreRefusedAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto refused = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"plan", "--no-default-config"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--width", "16777216"}),
+              AllOf(HasSubstr("parameters"), HasSubstr("take a smaller width")));
+  EXPECT_THAT(refused({"--micro-batch", "2147483647", "--sequence-length", "64"}),
+              AllOf(HasSubstr("pieces of"), HasSubstr("smaller micro-batch")));
+  EXPECT_THAT(refused({"--layers", "1000", "--accumulate", "65536"}),
+              AllOf(HasSubstr("micro-steps"), HasSubstr("accumulate less")));
+  EXPECT_THAT(refused({"--layers", "16777216"}), HasSubstr("--layers"));
+  const ProgramResult large =
+      run({"plan", "--no-default-config", "--width", "400000", "--format", "summary"});
+  EXPECT_EQ(large.exit_code, 0) << large.err;
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin);
+  EXPECT_LT(seconds.count(), 20.0);  // all take 0.1 s; the machine may be busy
+}
+
 TEST_F(PlanCommand, ShowsEveryActionOnRequest) {
   const ProgramResult shorter = run({"plan", "--model", "gpt2-124m", "--ranks", "2"});
   const ProgramResult longer = run({"plan", "--model", "gpt2-124m", "--ranks", "2", "--actions"});

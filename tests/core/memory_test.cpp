@@ -50,6 +50,22 @@ TEST(MemoryTest, BuffersMove) {
   EXPECT_EQ(memory.current(), MemoryUse{});
 }
 
+TEST(MemoryTest, SumsStayWithin64Bits) {
+  SimDevice device;
+  Memory memory(device);
+  constexpr std::int64_t kHalf = std::int64_t{1} << 61;
+  const Buffer a = memory.allocate(kHalf, MemoryCategory::kActivations, "a");
+  const Buffer b = memory.allocate(kHalf, MemoryCategory::kActivations, "b");
+  try {
+    memory.allocate(64, MemoryCategory::kActivations, "one more");
+    FAIL() << "did not throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::string(error.what()).find("one more"), std::string::npos);
+  }
+  EXPECT_EQ(memory.peak().total, 2 * kHalf);
+}
+
 TEST(MemoryTest, TheLimitIsNamed) {
   SimDevice device;
   Memory memory(device, 256);

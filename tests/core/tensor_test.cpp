@@ -26,6 +26,20 @@ TEST(ShapeTest, RejectsNegativeSizesAndTooManyDimensions) {
   EXPECT_THROW((Shape{1, 1, 1, 1, 1, 1}), Error);
 }
 
+TEST(ShapeTest, SaysThatAProductIsTooLarge) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 29;
+  EXPECT_EQ((Shape{kLarge, kLarge}).numel(), std::int64_t{1} << 58);
+  for (const Shape& shape : {Shape{kLarge, kLarge, 2}, Shape{kLarge, kLarge, kLarge, kLarge},
+                             Shape{(std::int64_t{1} << 62) + 1, 4}}) {
+    try {
+      ADD_FAILURE() << "counted as " << shape.numel();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(to_string(shape)), std::string::npos);
+    }
+  }
+}
+
 TEST(TensorViewTest, NarrowKeepsStridesAndMovesData) {
   std::vector<float> data(24);
   std::iota(data.begin(), data.end(), 0.0F);

@@ -255,5 +255,29 @@ TEST(Simulate, OnlyTheCpusAttentionNeedsScratchForItsThreads) {
   EXPECT_EQ(workspace(DeviceKind::kCuda, 1), workspace(DeviceKind::kCuda, 64));
 }
 
+// Parameters of 16 TiB, and a batch of 64 GiB: counted, not made.
+TEST(Simulate, NothingOfALargeRunIsMade) {
+  const Model model = make_gpt({.vocab_size = 1 << 20,
+                                .context_length = 1 << 20,
+                                .layers = 1,
+                                .heads = 1,
+                                .width = 1 << 19});
+  const RandomTokens source(1 << 20, 1 << 20, false);
+  const ModelLayout layout = make_layout(model, {}, 1);
+  const Schedule schedule = plan(layout, plan_options({.strategy = "no_shard"}));
+  const MemoryPeak parameters = predict_memory(schedule, layout, model, source, {});
+  EXPECT_GT(parameters.by_category[MemoryCategory::kParameters], std::int64_t{1} << 43);
+
+  const Model narrow =
+      make_gpt({.vocab_size = 61, .context_length = 1 << 20, .layers = 1, .heads = 1, .width = 8});
+  const ModelLayout narrow_layout = make_layout(narrow, {}, 1);
+  const Schedule narrow_schedule = plan(narrow_layout, plan_options({.strategy = "no_shard"}));
+  ExecutorOptions options;
+  options.micro_batch = 1 << 13;
+  const MemoryPeak batches =
+      predict_memory(narrow_schedule, narrow_layout, narrow, source, options);
+  EXPECT_EQ(batches.by_category[MemoryCategory::kData], std::int64_t{1} << 36);  // 2 of int32
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -14,9 +14,30 @@ std::int64_t parameter_count(const Model& model) {
   return count;
 }
 
+namespace {
+
+// 8.8 trillion: the bytes that a step keeps and sends then fit 64 bits.
+constexpr std::int64_t kMaxParameters = std::int64_t{1} << 43;
+
+void check_size(const Model& model) {
+  std::int64_t count = 0;
+  for (const auto& layer : model.layers) {
+    for (const ParameterSpec& parameter : layer->parameters()) {
+      const std::int64_t numel = parameter.shape.numel();
+      require(numel <= kMaxParameters - count, ErrorCode::kConfig, "model '", model.name,
+              "' has more than ", kMaxParameters, " parameters (up to '", parameter.name,
+              "', which has ", numel, "); take a smaller width or vocabulary, or fewer layers");
+      count += numel;
+    }
+  }
+}
+
+}  // namespace
+
 void check(const Model& model) {
   require(!model.layers.empty(), ErrorCode::kInvalidArgument, "model '", model.name,
           "' has no layers");
+  check_size(model);
   std::unordered_set<std::string> layers;
   std::unordered_set<std::string> parameters;
   for (const auto& layer : model.layers) {

@@ -15,6 +15,8 @@ constexpr double kSoftmaxFlops = 8.0;
 // 1.2 GB, where 320 rows each would move 16.
 constexpr std::int64_t kCpuChunkElements = std::int64_t{16} << 20;   // 64 MiB of fp32 logits
 constexpr std::int64_t kGpuChunkElements = std::int64_t{256} << 20;  // 512 MiB of bf16 logits
+// More would be days of products, and minutes of a plan.
+constexpr std::int64_t kMaxChunks = std::int64_t{1} << 17;
 
 void check_targets(const char* op, const TensorView& targets, std::int64_t rows) {
   require(targets.dtype == DType::kInt32 && targets.numel() == rows, ErrorCode::kInvalidArgument,
@@ -150,6 +152,9 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
   {
     const std::int64_t chunk_rows =
         cross_entropy_chunk_rows(rows, w.shape[0], tape.options().device);
+    require(rows / chunk_rows < kMaxChunks, ErrorCode::kConfig, kOp, ": a micro-batch of ", rows,
+            " tokens is more than ", kMaxChunks, " pieces of ", chunk_rows,
+            " rows of logits; take a smaller micro-batch, sequence length or vocabulary");
     const TensorView flat_targets = targets.flat();
     const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
     ChunkedLoss loss(tape, as_matrix(x.tensor), weight, std::min(rows, chunk_rows));

@@ -8,6 +8,7 @@ namespace {
 using enum SettingType;
 
 constexpr double kMaxSize = 1 << 24;
+constexpr double kMaxLayers = 1 << 16;
 
 void check_below_one(const nlohmann::json& value) {
   require(value.get<double>() < 1.0, ErrorCode::kConfig, value.dump(),
@@ -26,13 +27,13 @@ void read_size(Config& config, std::string_view name, std::int64_t& size) {
 }  // namespace
 
 std::vector<Setting> model_settings() {
-  const auto size = [](const char* name, const char* what) {
+  const auto size = [](const char* name, const char* what, double maximum = kMaxSize) {
     return Setting{.name = name,
                    .type = kInteger,
                    .help = std::string(what) + " [the model's]",
                    .group = "Model",
                    .minimum = 1,
-                   .maximum = kMaxSize};
+                   .maximum = maximum};
   };
   return {
       {.name = "model",
@@ -40,7 +41,7 @@ std::vector<Setting> model_settings() {
        .help = "a preset; the sizes below change it",
        .group = "Model",
        .choices = gpt_preset_names()},
-      size("layers", "transformer blocks"),
+      size("layers", "transformer blocks", kMaxLayers),
       size("heads", "attention heads"),
       size("width", "channels; a multiple of the heads"),
       size("vocab_size", "tokens that the model knows; bytes need 256"),

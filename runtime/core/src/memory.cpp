@@ -6,6 +6,12 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
+namespace {
+
+// Sums of a ledger stay within 64 bits, also of what is only counted.
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+
+}  // namespace
 
 std::string_view to_string(MemoryCategory category) {
   switch (category) {
@@ -66,6 +72,9 @@ Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string
             "no room for ", counted, " bytes of ", to_string(category), " for ", what, ": ", total_,
             " bytes are in use and the limit is ", limit_bytes_,
             "; shard more states, use smaller micro-batches, or raise the limit");
+    require(counted <= kMaxBytes - total_, ErrorCode::kOutOfMemory, "no room for ", counted,
+            " bytes of ", to_string(category), " for ", what, ": beside the ", total_,
+            " bytes in use they are more than 2^62; use smaller micro-batches or a smaller model");
     try {
       data = static_cast<std::byte*>(device_.allocate(static_cast<std::size_t>(counted)));
     } catch (const Error& error) {

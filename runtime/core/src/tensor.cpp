@@ -7,6 +7,9 @@
 namespace tessera {
 namespace {
 
+// Bytes of any dtype, and a shape padded for any number of ranks, then fit 64 bits.
+constexpr std::int64_t kMaxNumel = std::int64_t{1} << 58;
+
 std::int64_t checked_dim(std::int64_t dim) {
   require(dim >= 0, ErrorCode::kInvalidArgument, "a shape cannot have the negative size ", dim);
   return dim;
@@ -30,7 +33,15 @@ Shape::Shape(const std::vector<std::int64_t>& dims) : rank_(checked_rank(dims.si
 
 std::int64_t Shape::numel() const {
   std::int64_t product = 1;
-  for (int i = 0; i < rank_; ++i) product *= (*this)[i];
+  bool fits = true;
+  for (int i = 0; i < rank_; ++i) {
+    fits = fits && !__builtin_mul_overflow(product, (*this)[i], &product) && product <= kMaxNumel;
+  }
+  if (!fits) {
+    fail(ErrorCode::kInvalidArgument, "a tensor of shape ", to_string(*this),
+         " would have more than 2^58 elements; make it smaller (for a model: fewer samples or "
+         "tokens per micro-batch, a smaller width or vocabulary)");
+  }
   return product;
 }
 

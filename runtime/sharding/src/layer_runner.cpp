@@ -111,7 +111,7 @@ void LayerRunner::allocate_batches() {
                                   source_.target_dtype(), MemoryCategory::kData, "targets");
     batches_.push_back(std::move(batch));
     Device& device = memory_.device();
-    if (device.host_accessible()) continue;
+    if (device.host_accessible() || device.kind() == DeviceKind::kSim) continue;
     staged_.push_back(std::make_unique<StagedBatch>(device, batches_.back()));
   }
 }

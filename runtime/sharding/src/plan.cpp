@@ -28,6 +28,9 @@
 namespace tessera {
 namespace {
 
+// A list of a few times as many actions is planned and checked within half a minute.
+constexpr std::int64_t kMaxPasses = std::int64_t{1} << 20;
+
 void append_unique(std::vector<int>& list, int value) {
   if (std::ranges::find(list, value) == list.end()) list.push_back(value);
 }
@@ -72,6 +75,10 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
     schedule.units.push_back({unit.name, unit.trainable.padded_numel, unit.frozen.padded_numel});
   }
   schedule.layers = schedule_layers(layout);
+  const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;
+  require(passes <= kMaxPasses, ErrorCode::kConfig, schedule.layers.size(), " layers in each of ",
+          options.micro_steps, " micro-steps are more than the ", kMaxPasses,
+          " passes that a step may have; accumulate less, or use fewer layers");
   const auto trains = [](const ScheduleLayer& layer) { return !layer.gradients.empty(); };
   const auto first = std::ranges::find_if(schedule.layers, trains);
   require(first != schedule.layers.end(), ErrorCode::kConfig,

@@ -133,6 +133,7 @@ void RankState::set_parameters(const ParameterValues& values_of, Stream& stream)
 /// Writes this rank's part of a flat parameter and of its master weights, in chunks that `produce`
 /// makes.
 void RankState::write(int index, bool trainable, Stream& stream, const ProduceChunk& produce) {
+  if (device_.kind() == DeviceKind::kSim) return;  // its memory has no contents
   const std::int64_t most = write_chunk(device_);
   DeviceArray<float> chunk(device_, most);
   const auto write_range = [&](const FlatTensor& tensor, const TensorView& view,

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// The shapes of another source, and no samples: there is no memory to fill.
+/// The shapes of another source, and no samples: the sim device's memory has no contents.
 class ShapesOnly : public BatchSource {
  public:
   explicit ShapesOnly(const BatchSource& source) : source_(source) {}

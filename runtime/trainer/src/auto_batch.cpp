@@ -45,7 +45,8 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
   };
   const auto budget =
       static_cast<std::int64_t>(static_cast<double>(bytes_per_rank) * (1.0 - margin));
-  const std::vector<std::int64_t> sizes = divisors(samples);
+  std::vector<std::int64_t> sizes = divisors(samples);
+  std::erase_if(sizes, [&](std::int64_t size) { return samples / size > kMaxAccumulate; });
   BatchChoice choice{.budget_bytes = budget};
   for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
     choice.predicted_bytes = predicted(*size);
@@ -57,9 +58,11 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
     choice.next_micro_batch = *size;
     choice.next_bytes = choice.predicted_bytes;
   }
-  fail(ErrorCode::kOutOfMemory, "no micro-batch fits: one sample at a time needs ",
-       format_bytes(predicted(1)), " per rank, and ", format_bytes(budget), " may be used (",
-       format_bytes(bytes_per_rank), " less a margin of ", margin * 100.0,
+  fail(ErrorCode::kOutOfMemory, "no micro-batch fits: ", sizes.front(),
+       sizes.front() == 1 ? " sample" : " samples", " at a time need",
+       sizes.front() == 1 ? "s " : " ", format_bytes(choice.predicted_bytes), " per rank, and ",
+       format_bytes(budget), " may be used (", format_bytes(bytes_per_rank), " less a margin of ",
+       margin * 100.0,
        " %); shard more with --strategy, recompute with --recompute full, or use a smaller model");
 }
 

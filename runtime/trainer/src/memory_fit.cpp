@@ -55,6 +55,7 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
   for (std::int64_t parts = 2; parts <= base.options.micro_batch; parts *= 2) {
     const std::int64_t samples = base.options.micro_batch * base.options.accumulate;
     const std::int64_t micro_batch = base.options.micro_batch / parts;
+    if (samples / micro_batch > kMaxAccumulate) break;
     if (samples % micro_batch != 0) continue;
     Remedy remedy = base;
     remedy.options.micro_batch = micro_batch;
@@ -93,9 +94,13 @@ std::optional<std::string> first_that_fits(const TrainingPlan& plan, const Model
                                            const BatchSource& source, std::int64_t allowed,
                                            std::int64_t& smallest) {
   for (const Remedy& remedy : remedies_for(plan.options)) {
-    const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
-    smallest = std::min(smallest, total);
-    if (total <= allowed) return remedy.words + concat(" (", format_bytes(total), " per rank)");
+    try {
+      const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
+      smallest = std::min(smallest, total);
+      if (total <= allowed) return remedy.words + concat(" (", format_bytes(total), " per rank)");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig) throw;  // else it is no remedy: too many micro-steps
+    }
   }
   return std::nullopt;
 }
@@ -124,6 +129,12 @@ std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSour
                                : "take a smaller model or sequence length");
 }
 
+/// Or as many bytes as there can be.
+std::int64_t times(std::int64_t bytes, int ranks) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return bytes > kMost / ranks ? kMost : bytes * ranks;
+}
+
 std::string where_free(const TrainerOptions& options) {
   return options.device == DeviceChoice::kCuda ? "that the GPUs have free"
                                                : "that this machine has free";
@@ -148,8 +159,8 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
       over_limit
           ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
           : concat(" and ", ranks_on_host(options), " ranks together ",
-                   format_bytes(plan.memory.total * ranks_on_host(options)), ", more than the ",
-                   format_bytes(available_bytes), " ", where_free(options));
+                   format_bytes(times(plan.memory.total, ranks_on_host(options))),
+                   ", more than the ", format_bytes(available_bytes), " ", where_free(options));
   fail(ErrorCode::kOutOfMemory, needs(plan), excess, "; ",
        remedy(plan, model, source, allowed, over_limit));
 }

@@ -68,6 +68,8 @@ TrainerOptions resolved(TrainerOptions options) {
   check_at_least("steps", options.steps, 1);
   check_at_least("micro_batch", options.micro_batch, 1);
   check_at_least("accumulate", options.accumulate, 1);
+  require(options.accumulate <= kMaxAccumulate, ErrorCode::kConfig, "accumulate is ",
+          options.accumulate, "; it must be at most ", kMaxAccumulate);
   check_at_least("prefetch_forward", options.prefetch_forward, 0);
   check_at_least("prefetch_backward", options.prefetch_backward, 0);
   check_at_least("threads_per_rank", options.threads_per_rank, 0);

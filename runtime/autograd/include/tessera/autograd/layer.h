@@ -56,7 +56,7 @@ struct Model {
 /// Number of parameter elements, tied ones counted once.
 std::int64_t parameter_count(const Model& model);
 
-/// Throws Error{kInvalidArgument} if names repeat, a tied name is unknown or the chain is empty.
+/// Throws Error if names repeat, a tied name is unknown, no layer is there or over 2^43 parameters.
 void check(const Model& model);
 
 /// Where micro-batches come from. Thread-safe: every rank reads for itself.

@@ -24,7 +24,7 @@ class Shape {
 
   int rank() const { return rank_; }
   std::int64_t operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
-  std::int64_t numel() const;
+  std::int64_t numel() const;  ///< Throws Error{kInvalidArgument} above 2^58.
   /// The same shape with another size of dimension `dim`.
   Shape with(int dim, std::int64_t size) const {
     Shape result = *this;

@@ -31,6 +31,9 @@ enum class GroupChoice : std::uint8_t {
   kNccl,
 };
 
+/// The most micro-steps of a step.
+inline constexpr int kMaxAccumulate = 65536;
+
 /// All of a training run but the model and the data.
 struct TrainerOptions {
   // How the training state is spread over ranks.
