@@ -11,6 +11,24 @@ endfunction()
 file(REMOVE_RECURSE "${WORK}")
 run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${WORK}/first" --strip)
 
+# `./run build` makes the library, the program and its modules. That must do: every binary that is installed has to
+# come with these targets.
+if(GENERATOR STREQUAL "Ninja")
+  execute_process(COMMAND ninja -C "${BUILD}" -t commands tessera tessera_cli tessera_modules
+                  OUTPUT_VARIABLE commands COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB_RECURSE binaries "${WORK}/first/*.so" "${WORK}/first/*.a" "${WORK}/first/bin/*")
+  list(LENGTH binaries count)
+  if(count LESS 2)
+    message(FATAL_ERROR "the library and the program should be installed, not: ${binaries}")
+  endif()
+  foreach(binary IN LISTS binaries)
+    get_filename_component(name "${binary}" NAME)
+    if(NOT commands MATCHES "[ /]${name} ")
+      message(FATAL_ERROR "${name} is installed, but './run build' does not make it")
+    endif()
+  endforeach()
+endif()
+
 # The package must not remember where it was installed to, nor where it was built.
 file(RENAME "${WORK}/first" "${WORK}/prefix")
 file(GLOB_RECURSE package_files "${WORK}/prefix/*tessera*.cmake")
@@ -27,9 +45,13 @@ foreach(file IN LISTS package_files)
   endforeach()
 endforeach()
 
+file(GLOB_RECURSE modules "${WORK}/prefix/*.so")
+list(TRANSFORM modules REPLACE ".*/" "")
+list(JOIN modules "," modules)  # a list would not survive run()
 run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" -G "${GENERATOR}"
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release
-    -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA})
+    -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA}
+    -D TESSERA_MODULES=${modules})
 run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)
 run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK}/build" --output-on-failure --no-tests=error)
 file(REMOVE_RECURSE "${WORK}")
