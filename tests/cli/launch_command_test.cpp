@@ -8,6 +8,8 @@
 
 #include "cli/launched_program.h"
 #include "cli/pseudo_terminal.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/placement.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
 namespace tessera {
@@ -62,6 +64,39 @@ TEST_F(LaunchCommand, ProcessesTrainAsThreadsDo) {
       EXPECT_EQ(numbers("apart.jsonl").back()["parameters_sha256"],
                 numbers("threads.jsonl").back()["parameters_sha256"]);
     }
+  }
+}
+
+TEST_F(LaunchCommand, EveryStrategyGivesTheSameBitsInSeveralProcesses) {
+  const std::string settings =
+      write("settings.json", R"({"steps": 3, "quiet": true,
+      "threads_per_rank": 1, "sample_tokens": 0, "data": ")" +
+                                 write_text() + R"(", "log": ")" + path("run.jsonl") + "\"}");
+  const auto arguments = [&](const std::string& strategy, const std::string& depth) {
+    return std::vector<std::string>{"--config",           settings, "--strategy",          strategy,
+                                    "--prefetch-forward", depth,    "--prefetch-backward", depth};
+  };
+  std::vector<std::string> threads = arguments("no_shard", "1");
+  threads.insert(threads.end(), {"--ranks", "4"});
+  ASSERT_EQ(train(threads).exit_code, 0);
+  const auto bits = [&] {
+    const std::vector<nlohmann::json> lines = read_log("run.jsonl");
+    nlohmann::json result;
+    for (const auto& line : lines) {
+      if (line["kind"] == "step") result.push_back({line["loss"], line["grad_norm"]});
+    }
+    result.push_back(lines.back()["parameters_sha256"]);
+    return result;
+  };
+  const auto expected = bits();
+  int depth = 2;
+  for (const Strategy& strategy : strategies()) {
+    depth = 2 - depth;
+    SCOPED_TRACE(concat(strategy.name, ", depth ", depth));
+    const ProgramResult result = launch({"--processes", "2", "--ranks-per-process", "2"},
+                                        arguments(strategy.name, std::to_string(depth)));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(bits(), expected);
   }
 }
 

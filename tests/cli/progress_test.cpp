@@ -19,13 +19,13 @@ using testing::ScopedVariables;
 class ProgressOutput : public testing::LaunchTest {
  protected:
   /// A small training in a terminal, to its end; returns what was shown.
-  std::string in_terminal(const std::vector<std::string>& more) {
+  std::string in_terminal(const std::vector<std::string>& more, unsigned short columns = 80) {
     std::vector<std::string> arguments{TESSERA_PROGRAM};
     for (const std::string& word : small_training()) arguments.push_back(word);
     for (const char* word : {"--steps", "20", "--data"}) arguments.emplace_back(word);
     arguments.push_back(write_text());
     arguments.insert(arguments.end(), more.begin(), more.end());
-    PseudoTerminal terminal(arguments);
+    PseudoTerminal terminal(arguments, columns);
     EXPECT_EQ(terminal.exit_code(), 0) << terminal.shown();
     return terminal.shown();
   }
@@ -45,6 +45,26 @@ TEST_F(ProgressOutput, IsABarInATerminal) {
   EXPECT_THAT(shown, AllOf(HasSubstr("\r\033[Kstep 20/20"), HasSubstr("━"), HasSubstr("ETA 0"),
                            HasSubstr("tokens/s"), HasSubstr("\033[32m")));
   EXPECT_THAT(shown, Not(HasSubstr("gradient norm")));
+}
+
+TEST_F(ProgressOutput, FitsANarrowTerminal) {
+  const ScopedVariables variables{{"NO_COLOR", "1"}};
+  constexpr const char* kRedraw = "\r\033[K";
+  for (const std::uint8_t columns : {std::uint8_t{50}, std::uint8_t{38}, std::uint8_t{12}}) {
+    const std::string shown = in_terminal({}, columns);
+    int drawn = 0;
+    for (std::size_t at = shown.find(kRedraw); at != std::string::npos; ++drawn) {
+      at += std::string(kRedraw).size();
+      const std::string line = shown.substr(at, shown.find_first_of("\r\n", at) - at);
+      EXPECT_LE(line.size(), columns) << line;
+      EXPECT_THAT(line, ::testing::StartsWith("step "));
+      if (columns >= 38) {
+        EXPECT_THAT(line, AllOf(HasSubstr("loss "), HasSubstr("ETA ")));
+      }
+      at = shown.find(kRedraw, at);
+    }
+    EXPECT_GT(drawn, 0) << shown;
+  }
 }
 
 TEST_F(ProgressOutput, HasNoColourIfNoneIsWanted) {

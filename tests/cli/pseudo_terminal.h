@@ -18,11 +18,11 @@ namespace tessera::testing {
 /// A program that believes to run in a terminal, and the person before it.
 class PseudoTerminal {
  public:
-  explicit PseudoTerminal(std::vector<std::string> arguments) {
+  explicit PseudoTerminal(std::vector<std::string> arguments, unsigned short columns = 80) {
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    winsize size{.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
+    winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
     pid_ = forkpty(&terminal_, nullptr, nullptr, &size);
     if (pid_ == 0) {
       execv(argv[0], argv.data());

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -89,6 +90,18 @@ TEST_F(TrainCommand, AHashThatIsNotWantedIsNull) {
   EXPECT_THAT(result.out, Not(HasSubstr("sha256")));
 }
 
+TEST_F(TrainCommand, TheLogSaysWhatAutoCameToBe) {
+  ASSERT_EQ(train({"--data", write_text(), "--device", "cpu", "--steps", "1", "--quiet", "--log",
+                   path("log.jsonl")})
+                .exit_code,
+            0);
+  const auto settings = read_log("log.jsonl").at(0);
+  EXPECT_EQ(settings["group"], "thread");
+  EXPECT_EQ(settings["attention"], "own");
+  EXPECT_EQ(settings["data_kind"], "text");
+  for (const auto& [key, value] : settings.items()) EXPECT_NE(value, "auto") << key;
+}
+
 TEST_F(TrainCommand, EveryFlagOfHelpIsAKey) {
   const ProgramResult help = run({"train", "--help"});
   EXPECT_EQ(help.exit_code, 0);
@@ -169,6 +182,14 @@ TEST_F(TrainCommand, MemoryThatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
   const ProgramResult huge = run({"train", "--data", write_text(), "--model", "gpt2-1558m",
                                   "--vocab-size", "256", "--ranks", "4096"});
   EXPECT_THAT(error_of(huge, 1), HasSubstr("this machine has free"));
+  const auto begin = std::chrono::steady_clock::now();
+  const ProgramResult wide =
+      run({"train", "--no-default-config", "--data", write_text(), "--width", "500000", "--heads",
+           "10", "--layers", "1", "--memory-limit", "1GiB", "--micro-batch", "1024"});
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin);
+  EXPECT_THAT(error_of(wide, 1),
+              AllOf(HasSubstr("limit of 1.00 GiB"), HasSubstr("take a smaller model")));
+  EXPECT_LT(seconds.count(), 20.0);
 }
 
 TEST_F(TrainCommand, ALogThatCannotBeWrittenIsAnErrorAtOnce) {
@@ -182,6 +203,38 @@ TEST_F(TrainCommand, ABadSettingLeavesTheOldLogAlone) {
   const std::string log = write("log.jsonl", "precious\n");
   usage_error({"--data", path("missing.txt"), "--log", log});
   EXPECT_EQ(testing::read_file(log), "precious\n");
+}
+
+// 64 ranks need more threads and stacks than the limit leaves.
+TEST_F(TrainCommand, ARunThatCannotStartLeavesTheOldLogAlone) {
+  const std::string log = write("log.jsonl", "precious\n");
+  const std::string csv = write("log.csv", "precious\n");
+  const std::vector<std::string> arguments{"--data", write_text(), "--ranks", "64",
+                                           "--log",  log,          "--csv",   csv};
+  const ProgramResult result = train(arguments, [](pid_t pid) {
+    const rlimit limit{.rlim_cur = 400 << 20, .rlim_max = 400 << 20};
+    EXPECT_EQ(prlimit(pid, RLIMIT_AS, &limit, nullptr), 0);
+  });
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_EQ(testing::read_file(log), "precious\n");
+  EXPECT_EQ(testing::read_file(csv), "precious\n");
+}
+
+// The longer context's other positions were never trained: they must not be sampled with.
+TEST_F(TrainCommand, TheSampleStaysWithinTheTrainedLength) {
+  const auto sample = [&](const std::string& context) {
+    const ProgramResult result =
+        run({"train", "--layers",         "2",          "--heads",           "2",  "--width",
+             "16",    "--context-length", context,      "--sequence-length", "16", "--micro-batch",
+             "2",     "--data",           write_text(), "--steps",           "8",  "--clip-norm",
+             "0",     "--sample-tokens",  "40"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::size_t at = result.out.find("\nsample\n");
+    return at == std::string::npos ? std::string() : result.out.substr(at);
+  };
+  const std::string expected = sample("16");
+  EXPECT_GT(expected.size(), 40U);
+  EXPECT_EQ(sample("64"), expected);
 }
 
 TEST_F(TrainCommand, DivergenceIsAnError) {

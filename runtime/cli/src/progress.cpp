@@ -51,16 +51,24 @@ void Progress::draw(const StepRecord& record) {
   const double mean =
       record.step > 1 ? seconds_ / static_cast<double>(record.step - 1) : record.seconds;
   const std::string left = "step " + std::to_string(record.step) + "/" + std::to_string(steps_);
-  const std::string right = "loss " + fixed(record.loss, 4) + "  " + with_prefix(rate_) +
-                            " tokens/s  peak " + format_bytes(record.peak_bytes) + "  ETA " +
-                            as_clock(mean * static_cast<double>(steps_ - record.step));
-  const int room = terminal_.columns - static_cast<int>(left.size() + right.size()) - 4;
+  const std::string loss = "loss " + fixed(record.loss, 4);
+  const std::string rate = "  " + with_prefix(rate_) + " tokens/s";
+  const std::string peak = "  peak " + format_bytes(record.peak_bytes);
+  const std::string eta = "  ETA " + as_clock(mean * static_cast<double>(steps_ - record.step));
+  // A line that wraps cannot be rewritten: what does not fit is left out, the peak first.
+  const int columns = inspect(stderr).columns;  // people resize windows
+  const auto width = static_cast<std::size_t>(columns);
+  std::string right = loss + rate + peak + eta;
+  if (left.size() + 2 + right.size() > width) right = loss + rate + eta;
+  if (left.size() + 2 + right.size() > width) right = loss + eta;
+  const int room = columns - static_cast<int>(left.size() + right.size()) - 4;
   std::string line = left + "  ";
   if (room >= 5) {
     const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
     line += paint(terminal_, Colour::kGreen, bar(done, std::min(room, 40))) + "  ";
   }
   line += right;
+  if (room < 0) line.resize(std::min(line.size(), width));
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);
   line_open_ = true;

@@ -1,8 +1,14 @@
 #include "run_outputs.h"
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/trainer/metrics.h"
 
 namespace tessera::cli {
@@ -17,24 +23,48 @@ std::string settings_table(const Config& config) {
   return text;
 }
 
-}  // namespace
-
-RunOutputs::RunOutputs(const Config& config, const Model& model) : model_(model) {
-  if (!config.is_null("log")) log_.emplace(config.get<std::string>("log"));
-  if (!config.is_null("csv")) csv_.emplace(config.get<std::string>("csv"));
-  if (!config.is_null("tensorboard")) board_.emplace(config.get<std::string>("tensorboard"));
+/// Opens for appending, which changes nothing, and takes back a file that this has made.
+void check_writable(const Config& config, const char* name) {
+  if (config.is_null(name)) return;
+  const auto path = config.get<std::string>(name);
+  std::error_code failed;
+  const auto folder = std::filesystem::path(path).parent_path();
+  // CsvLog makes its folder.
+  if (name == std::string_view("csv") && !folder.empty() && !exists(folder, failed)) return;
+  const bool was_there = std::filesystem::exists(path, failed);
+  errno = 0;
+  const bool writable = std::ofstream(path, std::ios::app).is_open();
+  require(writable, ErrorCode::kIo, path, ": cannot be written (", std::strerror(errno), "); give ",
+          flag_name(name), " a path in a folder that exists and is writable");
+  if (!was_there) std::filesystem::remove(path, failed);
 }
 
-void RunOutputs::begin(const Config& config) {
-  if (log_) log_->run(config.values());
-  if (board_) board_->text("settings", settings_table(config));
+}  // namespace
+
+RunOutputs::RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {
+  for (const char* name : {"log", "csv"}) check_writable(config, name);
+}
+
+void RunOutputs::open() {
+  if (std::exchange(is_open_, true)) return;
+  if (!config_.is_null("log")) {
+    log_.emplace(config_.get<std::string>("log"));
+    log_->run(config_.values());
+  }
+  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"));
+  if (!config_.is_null("tensorboard")) {
+    board_.emplace(config_.get<std::string>("tensorboard"));
+    board_->text("settings", settings_table(config_));
+  }
 }
 
 void RunOutputs::note(const std::string& text) {
+  open();
   if (log_) log_->note(text);
 }
 
 void RunOutputs::step(const StepRecord& record, double peak_flops) {
+  open();
   const double mfu = model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
   if (log_) log_->step(record);
   if (csv_) csv_->step(record, mfu);

@@ -15,12 +15,13 @@
 namespace tessera::cli {
 
 /// The files that a run writes while it trains: as many of output_settings() as were asked for.
+/// They are made with the first step, so that a run that cannot start leaves older ones as they
+/// are.
 class RunOutputs {
  public:
-  /// Creates them; throws Error{kIo} before anything is trained.
+  /// Throws Error{kIo} if one cannot be written. Both arguments outlive this.
   RunOutputs(const Config& config, const Model& model);
 
-  void begin(const Config& config);
   void note(const std::string& text);
   /// `peak_flops`: what MFU is told against.
   void step(const StepRecord& record, double peak_flops);
@@ -28,7 +29,11 @@ class RunOutputs {
            const RunMeasurements& measurements);
 
  private:
+  void open();
+
+  const Config& config_;
   const Model& model_;
+  bool is_open_ = false;
   std::optional<RunLog> log_;
   std::optional<CsvLog> csv_;
   std::optional<TensorBoardLog> board_;

@@ -67,7 +67,7 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
 
   GenerateOptions options;
   options.tokens = config.get<std::int64_t>("sample_tokens");
-  options.context_length = choice.config.context_length;
+  options.context_length = choice.sequence_length;  // positions beyond were never trained
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
   options.seed = config.get<std::uint64_t>("seed");

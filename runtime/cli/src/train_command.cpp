@@ -82,6 +82,91 @@ double machine_flops(TrainerOptions options) {
   return times * measure_matmul_flops(options);
 }
 
+/// The options of the run, as far as the data, the other processes and memory decide them.
+TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
+                                const TokenDataset& dataset) {
+  check_outputs(config, dataset.files());
+  TrainerOptions options = trainer_options(config);
+  options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  options.world = join_world(launcher, options);
+  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
+  return options;
+}
+
+/// A planned run. Everything that can be wrong is found here, before a file is written.
+struct PreparedRun {
+  explicit PreparedRun(Config settings)
+      : config(std::move(settings)),
+        choice(choose_gpt(config)),
+        model(make_model(choice)),
+        dataset(open_dataset(config, choice)),
+        trainer(model, dataset, complete_options(config, launcher, model, dataset)) {
+    config.set_effective("data_kind", to_string(dataset.kind()));
+    set_effective(config, plan().options);
+  }
+  const TrainingPlan& plan() const { return trainer.plan(); }
+
+  const Launcher launcher = find_launcher(std::getenv);
+  Config config;
+  const GptChoice choice;
+  const Model model;
+  const TokenDataset dataset;
+  const Trainer trainer;
+};
+
+/// Trains to the end or to a signal, and tells and writes every step.
+TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_flops,
+                      const InterruptGuard& interrupt) {
+  Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
+                    run.config.get<bool>("verbose"));
+  return run.trainer.train(
+      [&](const StepRecord& record) {
+        outputs.step(record, peak_flops);
+        progress.show(record);
+        return interrupt.signal() == 0;
+      },
+      [&](const std::string& note) {
+        outputs.note(note);
+        progress.note(note);
+      });
+}
+
+/// What the run was, beside what was predicted, and what the model has to say.
+void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary, double peak_flops,
+            bool interrupted) {
+  const TrainingPlan& plan = run.plan();
+  const RunMeasurements measurements{
+      .matmul_flops_per_second = peak_flops,
+      .mfu = model_flops_utilisation(run.model, summary.tokens_per_second, peak_flops)};
+  outputs.end(plan, summary, measurements);
+  if (run.config.get<bool>("quiet")) return;
+  if (interrupted) {
+    std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
+  }
+  std::cout << "\n";
+  print_summary(std::cout, plan, summary, measurements);
+  if (!plan.options.gather_parameters || interrupted) return;
+  const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
+  std::cout << "\nsample\n"
+            << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)))
+            << "\n";
+}
+
+int run_train(Config config) {
+  const PreparedRun run(std::move(config));
+  RunOutputs outputs(run.config, run.model);
+  if (!run.config.get<bool>("quiet")) print_header(run.config, run.model, run.dataset, run.plan());
+  if (run.config.get<bool>("verbose")) print_settings(std::cout, run.config);
+
+  const bool reports = run.launcher.process == 0;
+  const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
+  const InterruptGuard interrupt;
+  TrainingSummary summary = train(run, outputs, peak_flops, interrupt);
+  const bool interrupted = interrupt.signal() != 0;
+  if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupted);
+  return interrupted ? kExitSignal + interrupt.signal() : kExitGood;
+}
+
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
@@ -107,69 +192,6 @@ std::vector<Setting> train_only_settings() {
                  .group = "Output"});
   return all;
 }
-
-namespace {
-
-int run_train(Config config) {
-  // Everything that can be wrong is found before a file is written.
-  const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
-  const Model model = make_model(choice);
-  const TokenDataset dataset = open_dataset(config, choice);
-  check_outputs(config, dataset.files());
-  options.gather_parameters = sample_tokens(config, model, dataset) > 0;
-  const Launcher launcher = find_launcher(std::getenv);
-  options.world = join_world(launcher, options);
-  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
-  const Trainer trainer(model, dataset, options);
-  const TrainingPlan& plan = trainer.plan();
-  set_effective(config, plan.options);
-  const bool quiet = config.get<bool>("quiet");
-  RunOutputs outputs(config, model);
-  outputs.begin(config);
-  if (!quiet) print_header(config, model, dataset, plan);
-  if (config.get<bool>("verbose")) print_settings(std::cout, config);
-
-  const double peak_flops = launcher.process == 0 ? machine_flops(plan.options) : 0.0;
-  const InterruptGuard interrupt;
-  TrainingSummary summary;
-  {
-    Progress progress(plan.options.steps, quiet, config.get<bool>("verbose"));
-    summary = trainer.train(
-        [&](const StepRecord& record) {
-          progress.show(record);
-          outputs.step(record, peak_flops);
-          return interrupt.signal() == 0;
-        },
-        [&](const std::string& note) {
-          progress.note(note);
-          outputs.note(note);
-        });
-  }
-  if (launcher.process != 0) {
-    return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();
-  }
-  const RunMeasurements measurements{
-      .matmul_flops_per_second = peak_flops,
-      .mfu = model_flops_utilisation(model, summary.tokens_per_second, peak_flops)};
-  outputs.end(plan, summary, measurements);
-  if (!quiet) {
-    if (interrupt.signal() != 0) {
-      std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
-    }
-    std::cout << "\n";
-    print_summary(std::cout, plan, summary, measurements);
-    if (options.gather_parameters && interrupt.signal() == 0) {
-      const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
-      std::cout << "\nsample\n"
-                << make_sample(config, choice, threads, by_name(std::move(summary.parameters)))
-                << "\n";
-    }
-  }
-  return interrupt.signal() == 0 ? kExitGood : kExitSignal + interrupt.signal();
-}
-
-}  // namespace
 
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
   std::vector<Setting> all;

@@ -158,6 +158,10 @@ TrainerOptions on_this_machine(TrainerOptions options) {
   } else if (on_gpus) {
     check_gpus(options, gpu_count());
   }
+  if (!on_gpus) {
+    options.group = GroupChoice::kThread;
+    options.attention = AttentionBackend::kOwn;
+  }
   if (on_gpus && options.group == GroupChoice::kAuto) {
     const bool own_gpus = options.world != nullptr || options.ranks <= gpu_count();
     options.group = options.ranks > 1 && own_gpus ? GroupChoice::kNccl : GroupChoice::kThread;

@@ -111,7 +111,7 @@ std::vector<Setting> step_settings() {
        .fallback = 1,
        .help = "micro-steps per step",
        .minimum = 1,
-       .maximum = 65536},
+       .maximum = kMaxAccumulate},
       {.name = "accumulate_unsharded",
        .type = kFlag,
        .fallback = false,
@@ -213,7 +213,7 @@ std::vector<Setting> machine_settings() {
       {.name = "deterministic_collectives",
        .type = kFlag,
        .fallback = false,
-       .help = "NCCL adds in rank order: the same bits as without it, but slower"},
+       .help = "NCCL adds in rank order, for the bits of every other group, but slower"},
       {.name = "attention",
        .fallback = "auto",
        .help =
@@ -400,6 +400,8 @@ void set_effective(Config& config, const TrainerOptions& resolved) {
   config.set_effective("decay_steps", resolved.learning_rate.decay_steps);
   config.set_effective("threads_per_rank", resolved.threads_per_rank);
   config.set_effective("device", to_string(resolved.device));
+  config.set_effective("group", to_string(resolved.group));
+  config.set_effective("attention", to_string(resolved.attention));
   if (resolved.trace) config.set_effective("trace", *resolved.trace);
 }
 
