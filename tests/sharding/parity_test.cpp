@@ -181,6 +181,47 @@ TEST(Parity, RecomputationAndDropoutChangeNoBit) {
   }
 }
 
+// Masks are drawn by micro-batch and element, not by rank.
+TEST(Parity, DropoutDoesNotDependOnTheWorldSize) {
+  SmallRun one = reference(4);
+  const SmallResult without = train(one);
+  one.dropout = 0.2F;
+  const SmallResult expected = train(one);
+  EXPECT_FALSE(same_bits(expected.parameters, without.parameters));
+  for (const Strategy& strategy : strategies()) {
+    SCOPED_TRACE(strategy.name);
+    expect_same(
+        expected,
+        train({.ranks = 4, .strategy = strategy.name, .steps = kSteps, .dropout = one.dropout}));
+  }
+  expect_same(expected, train({.ranks = 2,
+                               .strategy = "full_shard",
+                               .steps = kSteps,
+                               .micro_steps = 2,
+                               .dropout = one.dropout}));
+}
+
+// The norm is summed unit by unit: with other units its last bits differ, and with them what is
+// clipped by it.
+TEST(Parity, WrapPoliciesClipByTheSameNorm) {
+  SmallRun run{.ranks = 3, .steps = kSteps};
+  const SmallResult expected = train(run);
+  EXPECT_GT(expected.norms.front(), run.clip_norm) << "nothing was clipped";
+  for (const WrapPolicy wrap :
+       {WrapPolicy{WrapPolicy::Kind::kNone}, WrapPolicy{WrapPolicy::Kind::kSize, 3000}}) {
+    run.wrap = wrap;
+    const SmallResult actual = train(run);
+    EXPECT_EQ(expected.losses.front(), actual.losses.front());
+    ASSERT_EQ(expected.norms.size(), actual.norms.size());
+    for (std::size_t step = 0; step < expected.norms.size(); ++step) {
+      EXPECT_NEAR(actual.norms[step] / expected.norms[step], 1.0, 1e-5) << step;
+      EXPECT_NEAR(actual.losses[step], expected.losses[step], 1e-5) << step;
+    }
+    EXPECT_EQ(actual.predicted, actual.measured);
+    EXPECT_EQ(actual.predicted_traffic, actual.counted_traffic);
+  }
+}
+
 TEST(Parity, WrapPoliciesGiveTheSameParametersUpToTheNormsOrder) {
   SmallRun run{.ranks = 3, .steps = kSteps, .clip_norm = 0.0};
   const SmallResult expected = train(run);

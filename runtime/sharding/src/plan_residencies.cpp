@@ -54,8 +54,8 @@ std::vector<Residency> ParameterPlan::run() {
   }
   merge_and_issue();
   for (Residency& r : parameters_) {
-    r.begin = 2 * r.issue;
-    r.end = 2 * r.last + 1;
+    r.begin = before(r.issue);
+    r.end = during(r.last);
   }
   schedule_.parameter_slots = assign_slots(parameters_);
   return std::move(parameters_);
@@ -86,9 +86,9 @@ void ParameterPlan::merge_and_issue() {
       const auto depth = static_cast<std::size_t>(backward ? options_.prefetch_backward
                                                            : options_.prefetch_forward);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
-      int& before = previous[static_cast<std::size_t>(r.unit)];
-      if (before >= 0 && r.issue <= kept[static_cast<std::size_t>(before)].last) {
-        Residency& last = kept[static_cast<std::size_t>(before)];
+      int& earlier = previous[static_cast<std::size_t>(r.unit)];
+      if (earlier >= 0 && r.issue <= kept[static_cast<std::size_t>(earlier)].last) {
+        Residency& last = kept[static_cast<std::size_t>(earlier)];
         if (computes_[static_cast<std::size_t>(last.last)].micro_step == r.micro_step) {
           last.last = r.last;
           merged = true;
@@ -97,7 +97,7 @@ void ParameterPlan::merge_and_issue() {
         r.issue = last.last + 1;  // micro-steps gather anew: their bytes do not depend on depth
       }
       last_issue = r.issue;
-      before = static_cast<int>(kept.size());
+      earlier = static_cast<int>(kept.size());
       kept.push_back(r);
     }
     parameters_ = std::move(kept);
@@ -137,14 +137,14 @@ std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& opt
   }
   const auto depth = static_cast<std::size_t>(options.prefetch_backward);
   for (Residency& r : in_slots) {
-    r.begin = 2 * r.first;
-    r.end = 2 * r.last + 1;
+    r.begin = before(r.first);
+    r.end = during(r.last);
     if (!every || depth == 0) continue;
     // in_slots is ordered by first write: the residencies that begin after r's last write ...
     const auto later = std::ranges::upper_bound(in_slots, r.last, {}, &Residency::first);
     // ... may be `depth` ahead of r's reduction.
     const auto remaining = static_cast<std::size_t>(in_slots.end() - later);
-    r.end = remaining > depth ? 2 * (later + static_cast<std::ptrdiff_t>(depth))->first - 1
+    r.end = remaining > depth ? before((later + static_cast<std::ptrdiff_t>(depth))->first) - 1
                               : std::numeric_limits<std::int64_t>::max();
   }
   schedule.gradient_slots = assign_slots(in_slots);

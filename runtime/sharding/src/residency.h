@@ -5,6 +5,10 @@
 
 namespace tessera {
 
+// Positions on the compute lane: before an action, and during it.
+constexpr std::int64_t before(std::int64_t compute) { return 2 * compute; }
+constexpr std::int64_t during(std::int64_t compute) { return 2 * compute + 1; }
+
 /// A stretch of compute actions [first, last] during which a unit occupies a slot.
 struct Residency {
   int unit = 0;
@@ -14,7 +18,7 @@ struct Residency {
   int issue = 0;  ///< compute action before which the unshard is issued
   int micro_step = 0;
   int slot = -1;
-  std::int64_t begin = 0, end = 0;  ///< occupied interval; compute action c is at 2c + 1
+  std::int64_t begin = 0, end = 0;  ///< occupied, both inclusive: positions as above
 };
 
 /// Gives each residency the lowest slot that is free during its interval, and returns the slots'

@@ -256,7 +256,8 @@ class StructureCheck {
     }
   }
 
-  // The compute lane is fixed by the model.
+  // The compute lane is fixed by the model. The planner's own list is not used here on purpose: a
+  // mistake in it would pass.
   void check_computation() {
     struct Pass {
       ActionKind kind;
