@@ -166,6 +166,36 @@ TEST(Trainer, LearningRateSpansTheStepsUnlessToldOtherwise) {
   EXPECT_EQ(Trainer(model, data, {.steps = 40}).plan().options.learning_rate.total_steps, 40);
 }
 
+/// The parameters after `steps` steps of a run that was planned to be longer.
+std::string hash_after(const TrainerOptions& options, std::int64_t steps) {
+  const Model model = tiny_model();
+  const TinyData data;
+  return Trainer(model, data, options)
+      .train([&](const StepRecord& record) { return record.step < steps; })
+      .parameters_sha256;
+}
+
+TEST(Trainer, TheScheduledRateIsWhatTheOptimizerUses) {
+  using Kind = LearningRateSchedule::Kind;
+  TrainerOptions scheduled = options_for("full_shard", 2);
+  const auto constant = [&](double rate) {
+    TrainerOptions options = scheduled;
+    options.learning_rate = {.kind = Kind::kConstant, .peak = rate};
+    return options;
+  };
+  // The first step of the warm-up is one at half the peak, the second is not.
+  const TrainerOptions half = constant(scheduled.learning_rate.peak / 2);
+  EXPECT_EQ(hash_after(scheduled, 1), hash_after(half, 1));
+  EXPECT_NE(hash_after(scheduled, 2), hash_after(half, 2));
+  EXPECT_NE(hash_after(scheduled, 1), hash_after(constant(scheduled.learning_rate.peak), 1));
+  // Schedules that part after the third step give parameters that do.
+  TrainerOptions other = scheduled;
+  scheduled.learning_rate.kind = Kind::kConstant;
+  other.learning_rate.kind = Kind::kLinear;
+  EXPECT_EQ(hash_after(scheduled, 3), hash_after(other, 3));
+  EXPECT_NE(hash_after(scheduled, 4), hash_after(other, 4));
+}
+
 TEST(Trainer, TwiceIsTheSameRun) {
   const Model model = tiny_model();
   const TinyData data;

@@ -68,9 +68,10 @@ class Trainer {
 
   /// Trains from freshly initialised parameters; each call gives the same numbers. `on_step` is
   /// called after each step from another thread, while all ranks wait, and so is `on_note`; what
-  /// they throw ends the training and comes out of here. If a rank fails, the others are stopped,
-  /// and the Error names the rank and the cause; if memory is why, also what the plan had predicted
-  /// and what would fit.
+  /// they throw ends the training and comes out of here. In several processes they must return
+  /// within TrainerOptions::timeout, for the other processes wait no longer. If a rank fails, the
+  /// others are stopped, and the Error names the rank and the cause; if memory is why, also what
+  /// the plan had predicted and what would fit.
   TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {}) const;
 
  private:
