@@ -117,7 +117,11 @@ class CheckedGroup : public ProcessGroup {
     return make_checked_group(group_->split(color, key));
   }
   void abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  Traffic traffic() const override { return traffic_; }
+  Traffic traffic() const override {
+    Traffic result = traffic_;
+    result.copied_bytes = group_->traffic().copied_bytes;  // the wrapped group's to count
+    return result;
+  }
 
  private:
   // [Note: checks before signatures] What this rank can see to be wrong by itself is thrown at the
