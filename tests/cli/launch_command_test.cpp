@@ -3,9 +3,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <iterator>
-#include <sstream>
-
 #include "cli/launched_program.h"
 #include "cli/pseudo_terminal.h"
 #include "tessera/core/error.h"
@@ -110,13 +107,6 @@ TEST_F(LaunchCommand, OutputComesInWholeLinesWithTheirRanks) {
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("\033")));
 }
 
-/// The processes that `parent` has started, in that order.
-std::vector<pid_t> children_of(pid_t parent) {
-  std::istringstream list(read_file("/proc/" + std::to_string(parent) + "/task/" +
-                                    std::to_string(parent) + "/children"));
-  return {std::istream_iterator<pid_t>(list), {}};
-}
-
 /// Kills a process once training runs, and tells how long all others lived on.
 class Killer {
  public:
@@ -126,7 +116,7 @@ class Killer {
     while (read_file(log_).find("\"step\":3,") == std::string::npos) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    killed_ = children_of(launcher).at(index);
+    killed_ = testing::children_of(launcher).at(index);
     kill(killed_, SIGKILL);
     since_ = std::chrono::steady_clock::now();
   }

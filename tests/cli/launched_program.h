@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,13 @@ class ScopedVariables {
  private:
   std::vector<std::string> names_;
 };
+
+/// The processes that `parent` has started, in that order.
+inline std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream list(read_file("/proc/" + std::to_string(parent) + "/task/" +
+                                    std::to_string(parent) + "/children"));
+  return {std::istream_iterator<pid_t>(list), {}};
+}
 
 /// Runs of several processes.
 class LaunchTest : public ProgramTest {

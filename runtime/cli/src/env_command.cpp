@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -9,11 +10,13 @@
 
 #include "commands.h"
 #include "config_in_force.h"
+#include "launch/launch_environment.h"
 #include "machine.h"
 #include "peer_matrix.h"
 #include "terminal.h"
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/byte_size.h"
 
@@ -81,6 +84,19 @@ void add_mpi(Rows& rows) {
   rows.emplace_back("MPI", module ? module->string() : "not found: mpirun cannot start this build");
 }
 
+void add_launcher(Rows& rows) {
+  std::string text;
+  try {
+    const Launcher launcher = find_launcher(std::getenv);
+    text = launcher.name.empty() ? "none, this is the only process"
+                                 : concat(launcher.name, ", this is process ", launcher.process,
+                                          " of ", launcher.processes);
+  } catch (const Error& error) {
+    text = concat("no run can start: ", error.what());
+  }
+  rows.emplace_back("launcher", text);
+}
+
 /// Variables of launchers and libraries that change what a run does.
 void add_environment(Rows& rows) {
   constexpr std::array kPrefixes{"ACCELERATE_",
@@ -99,6 +115,8 @@ void add_environment(Rows& rows) {
                                  "SLURM_PROCID=",
                                  "SLURM_NTASKS=",
                                  "OMPI_COMM_WORLD_",
+                                 "MV2_COMM_WORLD_",
+                                 "TORCHELASTIC_",
                                  "PMI_",
                                  "HF_HOME="};
   std::vector<std::string> found;
@@ -120,6 +138,7 @@ int run_env(const std::string& given, bool json) {
   add_machine(rows);
   add_cuda(rows, cuda);
   add_mpi(rows);
+  add_launcher(rows);
   add_environment(rows);
   rows.emplace_back("config", config.description);
   // The report is whole in any case; a file that was named and is of no use is a usage error.

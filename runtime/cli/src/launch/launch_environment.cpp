@@ -1,5 +1,7 @@
 #include "launch/launch_environment.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -34,28 +36,44 @@ int machines_with(int processes, std::optional<int> here) {
   return here && *here > 0 && processes % *here == 0 ? processes / *here : 0;
 }
 
-Launcher by_mpi(const Environment& environment, const char* name, const char* process,
-                const char* processes) {
+/// What an MPI launcher calls the rank of a process, their number, and that on this machine.
+struct MpiNames {
+  const char* launcher;
+  const char* process;
+  const char* processes;
+  const char* here;
+};
+
+Launcher by_mpi(const Environment& environment, const MpiNames& names) {
   Launcher launcher{.kind = Launcher::Kind::kMpi,
-                    .name = name,
-                    .process = needed(environment, process, name),
-                    .processes = needed(environment, processes, name)};
-  launcher.machines =
-      machines_with(launcher.processes, number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"));
+                    .name = names.launcher,
+                    .process = needed(environment, names.process, names.launcher),
+                    .processes = needed(environment, names.processes, names.launcher)};
+  launcher.machines = machines_with(launcher.processes, number(environment, names.here));
   if (launcher.machines == 0) launcher.machines = number(environment, "SLURM_NNODES").value_or(0);
   return launcher;
 }
 
-/// torchrun's own store listens at MASTER_PORT while the processes run.
-int free_port_of(const Environment& environment, int port) {
-  const char* const taken = environment("TORCHELASTIC_USE_AGENT_STORE");
-  return taken != nullptr && std::string_view(taken) == "True" ? port + 1 : port;
+Launcher by_open_mpi(const Environment& environment) {
+  return by_mpi(environment, {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                              "OMPI_COMM_WORLD_LOCAL_SIZE"});
 }
 
-Launcher by_sockets(const Environment& environment) {
-  const bool ours = environment(kRanksPerProcess) != nullptr;
-  const bool torch = environment("TORCHELASTIC_RUN_ID") != nullptr;
-  const std::string name = ours ? kOwnLauncher : torch ? "torchrun" : "a launcher";
+Launcher by_mvapich(const Environment& environment) {
+  return by_mpi(environment, {"mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+                              "MV2_COMM_WORLD_LOCAL_SIZE"});
+}
+
+Launcher by_pmi(const Environment& environment) {
+  return by_mpi(environment, {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"});
+}
+
+Launcher by_slurm_pmix(const Environment& environment) {
+  return by_mpi(environment,
+                {"srun", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+}
+
+Launcher by_sockets(const Environment& environment, const char* name) {
   const char* const address = environment("MASTER_ADDR");
   require(address != nullptr, ErrorCode::kConfig, "environment: WORLD_SIZE is set but MASTER_ADDR ",
           "is not; set the address of the machine of RANK 0, or unset WORLD_SIZE");
@@ -66,13 +84,31 @@ Launcher by_sockets(const Environment& environment) {
           .processes = processes,
           .machines = machines_with(processes, number(environment, "LOCAL_WORLD_SIZE")),
           .address = address,
-          .port = free_port_of(environment, needed(environment, "MASTER_PORT", name)),
-          .listener = number(environment, kListener).value_or(-1)};
+          .port = needed(environment, "MASTER_PORT", name)};
 }
+
+Launcher by_ours(const Environment& environment) {
+  Launcher launcher = by_sockets(environment, kOwnLauncher);
+  launcher.ranks_per_process = needed(environment, kRanksPerProcess, kOwnLauncher);
+  launcher.listener = number(environment, kListener).value_or(-1);
+  return launcher;
+}
+
+Launcher by_torchrun(const Environment& environment) {
+  Launcher launcher = by_sockets(environment, "torchrun");
+  // torchrun's own store listens at MASTER_PORT while the processes run.
+  const char* const taken = environment("TORCHELASTIC_USE_AGENT_STORE");
+  if (taken != nullptr && std::string_view(taken) == "True") ++launcher.port;
+  return launcher;
+}
+
+Launcher by_hand(const Environment& environment) { return by_sockets(environment, "a launcher"); }
 
 /// srun without an MPI plug-in: processes meet on the machine that srun was called on, or where
 /// MASTER_ADDR says, at a port that two jobs do not share.
 Launcher by_slurm(const Environment& environment) {
+  // In a shell of a job (sbatch, salloc) there is a SLURM_NTASKS, but no step has been started.
+  if (number(environment, "SLURM_NTASKS").value_or(1) == 1) return {};
   const char* const master = environment("MASTER_ADDR");
   const char* const first = environment("SLURM_LAUNCH_NODE_IPADDR");
   const char* const address = master != nullptr ? master : first;
@@ -91,23 +127,52 @@ Launcher by_slurm(const Environment& environment) {
           .port = number(environment, "MASTER_PORT").value_or(kFirstPort + job % kPorts)};
 }
 
+/// An MPI that does not know the launcher's variables takes the process for the only one.
+std::shared_ptr<World> join_mpi(const Launcher& launcher, const WorldOptions& options) {
+  std::shared_ptr<World> world = make_mpi_world(options);
+  require(world->processes() == launcher.processes, ErrorCode::kConfig, launcher.name,
+          " has started ", launcher.processes, " processes, but the MPI of this build knows of ",
+          world->processes(), "; use the ", launcher.name,
+          " of the MPI that it was built with, or 'tessera launch'");
+  return world;
+}
+
+/// A launcher, and the variables that all its processes have.
+struct KnownLauncher {
+  std::array<const char*, 2> recognised_by;  ///< null: one is enough
+  Launcher (*read)(const Environment& environment);
+};
+
+/// The first that is recognised has started this process. Launchers are nested: srun or mpirun
+/// starts one torchrun or `tessera launch` on each machine, which starts the processes, and a
+/// process has the variables of both. The inner one knows the processes, so it stands first. Ours
+/// and torchrun start programs of one machine, so they are inside of the others; an MPI is inside
+/// of the Slurm job whose machines it uses.
+constexpr std::array kKnownLaunchers{
+    KnownLauncher{{kRanksPerProcess, "RANK"}, by_ours},
+    KnownLauncher{{"TORCHELASTIC_RUN_ID", "RANK"}, by_torchrun},
+    KnownLauncher{{"RANK", "WORLD_SIZE"}, by_hand},
+    KnownLauncher{{"OMPI_COMM_WORLD_SIZE", nullptr}, by_open_mpi},
+    KnownLauncher{{"MV2_COMM_WORLD_SIZE", nullptr}, by_mvapich},
+    KnownLauncher{{"PMI_SIZE", nullptr}, by_pmi},
+    KnownLauncher{{"PMIX_RANK", "SLURM_NTASKS"}, by_slurm_pmix},
+    KnownLauncher{{"SLURM_STEP_ID", "SLURM_NTASKS"}, by_slurm},
+};
+
+/// Of variables, the beginnings by which some launcher is recognised, or says more.
+constexpr std::array kLaunchersPrefixes{"OMPI_", "PMI_",          "PMIX_",       "PRTE_",
+                                        "MV2_",  "TORCHELASTIC_", "SLURM_PROCID"};
+
 Launcher find(const Environment& environment) {
-  const auto has = [&](const char* name) { return environment(name) != nullptr; };
-  if (has("OMPI_COMM_WORLD_SIZE")) {
-    return by_mpi(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  const auto has = [&](const char* name) {
+    return name == nullptr || environment(name) != nullptr;
+  };
+  for (const KnownLauncher& known : kKnownLaunchers) {
+    if (std::ranges::all_of(known.recognised_by, has)) return known.read(environment);
   }
-  if (has("PMI_SIZE")) return by_mpi(environment, "mpirun", "PMI_RANK", "PMI_SIZE");
-  if (has("PMIX_RANK") && has("SLURM_NTASKS")) {
-    return by_mpi(environment, "srun", "SLURM_PROCID", "SLURM_NTASKS");
-  }
-  if (has("RANK") && has("WORLD_SIZE")) return by_sockets(environment);
   const int processes = number(environment, "WORLD_SIZE").value_or(1);
   require(processes == 1, ErrorCode::kConfig, "environment: WORLD_SIZE is ", processes,
           ", but there is no RANK; set both in every process, or unset WORLD_SIZE");
-  // In a shell of a job (sbatch, salloc) there is a SLURM_NTASKS, but no step has been started.
-  if (has("SLURM_STEP_ID") && number(environment, "SLURM_NTASKS").value_or(1) > 1) {
-    return by_slurm(environment);
-  }
   return {};
 }
 
@@ -115,12 +180,16 @@ Launcher find(const Environment& environment) {
 
 Launcher find_launcher(const Environment& environment) {
   Launcher launcher = find(environment);
-  launcher.ranks_per_process = number(environment, kRanksPerProcess).value_or(0);
   require(launcher.processes >= 1 && launcher.process < launcher.processes, ErrorCode::kConfig,
           "environment: ", launcher.name, " says that this is process ", launcher.process, " of ",
           launcher.processes);
   if (launcher.processes == 1) launcher.kind = Launcher::Kind::kNone;
   return launcher;
+}
+
+bool is_of_other_launcher(std::string_view variable) {
+  return std::ranges::any_of(kLaunchersPrefixes,
+                             [&](const char* prefix) { return variable.starts_with(prefix); });
 }
 
 LaunchFacts facts_of(const Launcher& launcher) {
@@ -160,7 +229,7 @@ std::shared_ptr<World> join_world(const Launcher& launcher, const TrainerOptions
                            .timeout = options.timeout,
                            .check = options.check_collectives,
                            .apart = apart != nullptr && std::string_view(apart) == "1"};
-  if (launcher.kind == Launcher::Kind::kMpi) return make_mpi_world(world);
+  if (launcher.kind == Launcher::Kind::kMpi) return join_mpi(launcher, world);
   return make_socket_world({.process = launcher.process,
                             .processes = launcher.processes,
                             .address = launcher.address,

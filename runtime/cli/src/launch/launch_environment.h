@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tessera/collectives/world.h"
 #include "tessera/trainer/config.h"
@@ -31,10 +32,15 @@ struct Launcher {
   int listener = -1;
 };
 
-/// Recognises mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*), and torchrun, `accelerate launch`
-/// and `tessera launch` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+/// Recognises `tessera launch`, torchrun, `accelerate launch` and scripts like them (RANK,
+/// WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, PMI_*) and
+/// srun (SLURM_*): of several, in this order, the first.
 /// Throws Error{kConfig} that names the variable that is missing or makes no sense.
 Launcher find_launcher(const Environment& environment);
+
+/// True if another launcher than ours sets the variable for its own processes. Those that
+/// `tessera launch` starts do not get it.
+bool is_of_other_launcher(std::string_view variable);
 
 /// What it decides of what a config file means.
 LaunchFacts facts_of(const Launcher& launcher);

@@ -152,6 +152,7 @@ class Launch {
     if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
+      if (is_of_other_launcher(text)) continue;
       all.emplace(text.substr(0, text.find('=')), text.substr(text.find('=') + 1));
     }
     std::vector<std::string> assignments;

@@ -1,0 +1,148 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "cli/launched_program.h"
+
+// Launchers inside of launchers: a process has the variables of all, and the inner one has started
+// it.
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::ProgramResult;
+using testing::ScopedVariables;
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// What each launcher sets for process 1 of 2; of the outer ones, for the only process there is.
+const Variables kOurs{{"TESSERA_RANKS_PER_PROCESS", "1"},
+                      {"RANK", "1"},
+                      {"WORLD_SIZE", "2"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", "29500"}};
+const Variables kTorchrun{{"TORCHELASTIC_RUN_ID", "none"},
+                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                          {"RANK", "1"},
+                          {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", "29500"}};
+const Variables kByHand{
+    {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
+const Variables kMvapich{{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}};
+const Variables kPmi{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}};
+const Variables kSlurm{{"SLURM_STEP_ID", "0"},
+                       {"SLURM_PROCID", "1"},
+                       {"SLURM_NTASKS", "3"},
+                       {"SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"}};
+const Variables kSlurmPmix{
+    {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"PMIX_RANK", "0"}};
+
+struct Nesting {
+  const char* name;
+  const Variables& outer;
+  const Variables& inner;
+  const char* found;
+};
+
+const Variables kNone;
+const Nesting kNestings[] = {
+    {"nothing", kNone, kNone, "none, this is the only process"},
+    {"torchrun alone", kNone, kTorchrun, "torchrun, this is process 1 of 2"},
+    {"mpirun alone", kNone, kOpenMpi, "mpirun, this is process 0 of 1"},
+    {"MVAPICH's mpirun alone", kNone, kMvapich, "mpirun, this is process 0 of 1"},
+    {"srun alone", kNone, kSlurm, "srun, this is process 1 of 3"},
+    {"mpirun, tessera launch", kOpenMpi, kOurs, "tessera launch, this is process 1 of 2"},
+    {"MVAPICH's mpirun, tessera launch", kMvapich, kOurs, "tessera launch, this is process 1 of 2"},
+    {"srun --mpi=pmi2, tessera launch", kPmi, kOurs, "tessera launch, this is process 1 of 2"},
+    {"srun --mpi=pmix, tessera launch", kSlurmPmix, kOurs,
+     "tessera launch, this is process 1 of 2"},
+    {"srun, tessera launch", kSlurm, kOurs, "tessera launch, this is process 1 of 2"},
+    {"torchrun, tessera launch", kTorchrun, kOurs, "tessera launch, this is process 1 of 2"},
+    {"mpirun, torchrun", kOpenMpi, kTorchrun, "torchrun, this is process 1 of 2"},
+    {"srun --mpi=pmi2, torchrun", kPmi, kTorchrun, "torchrun, this is process 1 of 2"},
+    {"srun --mpi=pmix, torchrun", kSlurmPmix, kTorchrun, "torchrun, this is process 1 of 2"},
+    {"srun, torchrun", kSlurm, kTorchrun, "torchrun, this is process 1 of 2"},
+    {"mpirun, a script", kOpenMpi, kByHand, "a launcher, this is process 1 of 2"},
+    {"srun --mpi=pmix, a script", kSlurmPmix, kByHand, "a launcher, this is process 1 of 2"},
+    {"srun, mpirun", kSlurm, kOpenMpi, "mpirun, this is process 0 of 1"},
+};
+
+/// The environment of the first process that `launcher` starts, once it runs our program.
+std::string environment_of_child(pid_t launcher) {
+  std::vector<pid_t> children;
+  std::string all;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (all.find("TESSERA_RANKS_PER_PROCESS") == std::string::npos) {
+    if (std::chrono::steady_clock::now() > deadline) return "no child";
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    children = testing::children_of(launcher);
+    if (!children.empty()) {
+      all = testing::read_file("/proc/" + std::to_string(children.front()) + "/environ");
+    }
+  }
+  std::ranges::replace(all, '\0', '\n');  // variables are apart by zeros
+  return all;
+}
+
+class NestedLaunchers : public testing::LaunchTest {};
+
+TEST_F(NestedLaunchers, TheInnerOneCounts) {
+  for (const Nesting& nesting : kNestings) {
+    SCOPED_TRACE(nesting.name);
+    ScopedVariables variables{};
+    for (const Variables* all : {&nesting.outer, &nesting.inner}) {
+      for (const auto& [name, value] : *all) variables.set(name, value);
+    }
+    const ProgramResult result = run({"env", "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(nlohmann::json::parse(result.out)["launcher"], nesting.found);
+  }
+}
+
+TEST_F(NestedLaunchers, LaunchStartsItsOwnRunWhateverHasStartedIt) {
+  const std::string data = write_text();
+  for (const Variables* outer : {&kOpenMpi, &kMvapich, &kPmi, &kSlurmPmix, &kSlurm, &kTorchrun}) {
+    SCOPED_TRACE(outer->front().first);
+    ScopedVariables variables{};
+    for (const auto& [name, value] : *outer) variables.set(name, value);
+    const ProgramResult result =
+        launch({"--processes", "2"}, {"--data", data, "--steps", "1", "--log", path("log.jsonl")});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
+  }
+}
+
+TEST_F(NestedLaunchers, AProcessDoesNotGetTheVariablesOfOtherLaunchers) {
+  ScopedVariables variables{{"TORCHELASTIC_RUN_ID", "none"}};
+  for (const Variables* outer : {&kOpenMpi, &kMvapich, &kPmi, &kSlurmPmix}) {
+    for (const auto& [name, value] : *outer) variables.set(name, value);
+  }
+  std::string inherited;
+  const ProgramResult result =
+      launch({}, {"--data", write_text(), "--steps", "1000000"}, [&](pid_t launcher) {
+        inherited = environment_of_child(launcher);
+        kill(launcher, SIGTERM);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_THAT(inherited, HasSubstr("TESSERA_RANKS_PER_PROCESS=1"));
+  EXPECT_THAT(inherited, HasSubstr("SLURM_NTASKS=1"));  // also says what the job has
+  for (const char* name : {"OMPI_", "MV2_", "PMI_", "PMIX_", "SLURM_PROCID", "TORCHELASTIC_"}) {
+    EXPECT_THAT(inherited, ::testing::Not(HasSubstr(name)));
+  }
+}
+
+TEST_F(NestedLaunchers, AnMpiThatDoesNotKnowItsLauncherEndsTheRun) {
+  const auto module = std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
+  if (!std::filesystem::exists(module)) GTEST_SKIP() << "built without MPI";
+  const ScopedVariables mvapich{{"MV2_COMM_WORLD_RANK", "0"},
+                                {"MV2_COMM_WORLD_SIZE", "2"},
+                                {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  EXPECT_THAT(error_of(train({"--data", write_text(), "--steps", "1"})),
+              HasSubstr("mpirun has started 2 processes, but the MPI of this build knows of 1"));
+}
+
+}  // namespace
+}  // namespace tessera
