@@ -70,6 +70,45 @@ TEST_F(LaunchConfig, AFlagOfTheCommandDecidesWhatTheFileMayNot) {
   EXPECT_EQ(read_log("log.jsonl").at(0)["precision"], "bf16");
 }
 
+TEST_F(LaunchConfig, EveryFlagOfTheCommandReachesTheFile) {
+  // Each would end the launch before a process starts, if the file alone decided.
+  const std::string data = write_text();
+  const std::vector<std::string> shape{"train", "--layers",         "2",  "--heads", "2", "--width",
+                                       "16",    "--context-length", "16", "--data",  data};
+  const auto with = [&](const std::string& file, const std::vector<std::string>& more) {
+    std::vector<std::string> all{"launch", "--processes", "2", "--config", file, "--"};
+    all.insert(all.end(), shape.begin(), shape.end());
+    all.insert(all.end(), more.begin(), more.end());
+    const ProgramResult result = run(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return read_log("log.jsonl").at(0);
+  };
+  const std::string warm =
+      write("warm.json",
+            R"({"train_micro_batch_size_per_gpu": 1, "scheduler": {"type": "WarmupLR",
+                "params": {"warmup_num_steps": 150, "warmup_max_lr": 0.001}}})");
+  const nlohmann::json steps =
+      with(warm, {"--steps", "151", "--log", path("log.jsonl"), "--quiet"});
+  EXPECT_EQ(steps["steps"], 151);
+  EXPECT_EQ(steps["warmup_steps"], 150);
+  const std::string batch =
+      write("batch.json", R"({"train_batch_size": 24, "zero_optimization": {"stage": 1}})");
+  const nlohmann::json sizes = with(
+      batch, {"--micro-batch", "4", "--accumulate=3", "--steps", "1", "--log", path("log.jsonl")});
+  EXPECT_EQ(sizes["micro_batch"], 4);
+  EXPECT_EQ(sizes["accumulate"], 3);
+}
+
+TEST_F(LaunchConfig, TheCommandsOwnFlagsAreCheckedBeforeAnythingStarts) {
+  const std::string unknown = error_of(launch({"--processes", "2"}, {"--stepz", "2"}));
+  EXPECT_THAT(unknown, HasSubstr("unknown flag '--stepz'; did you mean '--steps'"));
+  EXPECT_THAT(unknown, Not(HasSubstr("rank")));
+  EXPECT_THAT(error_of(launch({"--processes", "2"}, {"--ranks", "-2"})), HasSubstr("--ranks"));
+  const ProgramResult help = run({"launch", "--", "train", "--help"});
+  EXPECT_EQ(help.exit_code, 0) << help.err;
+  EXPECT_THAT(help.out, AllOf(HasSubstr("--learning-rate"), Not(HasSubstr("[rank 0]"))));
+}
+
 TEST_F(LaunchConfig, TwoNodesMeetAsTheFileSays) {
   // Both are this machine, and exchange messages as if they were not.
   const ScopedVariables apart{{"TESSERA_APART", "1"}};

@@ -88,16 +88,21 @@ void SettingsCommand::reject_extras() const {
   refuse_flag(word, names);
 }
 
-// The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a
-// machine once should not have to say so again. What it says counts less than any flag, as in every
-// file, and it is never taken in silence, which would make two machines differ without a trace.
-Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
-                               const std::string& path) const {
+Config SettingsCommand::flags() const {
   reject_extras();
   std::vector<Setting> table = flags_;
   table.insert(table.end(), keys_only_.begin(), keys_only_.end());
   Config config(std::move(table));
   for (const auto& [name, text] : texts_) config.set_text(name, text);
+  return config;
+}
+
+// The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a
+// machine once should not have to say so again. What it says counts less than any flag, as in every
+// file, and it is never taken in silence, which would make two machines differ without a trace.
+Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
+                               const std::string& path) const {
+  Config config = flags();
   config.set_launch(launch);
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   config.read_environment(environment, environment_names());

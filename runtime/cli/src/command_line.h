@@ -21,6 +21,13 @@ class SettingsCommand {
 
   bool parsed() const { return command_->parsed(); }
   CLI::App& command() { return *command_; }
+
+  // What the command line alone has said, after parsing.
+  const std::string& config_path() const { return config_path_; }  ///< empty: it names none
+  bool takes_default_config() const { return !no_default_config_; }
+  /// Its settings; all others have their defaults. Throws Error{kConfig}.
+  Config flags() const;
+
   /// The values after parsing: flag, else config file, else what a launcher exported, else default.
   /// `path` is the config file if --config names none. Without either, Accelerate's own default
   /// file is taken, and that is said on `notes`; --no-default-config forbids it.

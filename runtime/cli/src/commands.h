@@ -3,6 +3,7 @@
 #include <functional>
 #include <initializer_list>
 #include <iosfwd>
+#include <memory>
 #include <vector>
 
 #include "tessera/trainer/config.h"
@@ -39,6 +40,12 @@ struct Command {
   CLI::App* app = nullptr;
   std::function<int()> run;
 };
+
+class SettingsCommand;
+
+// The flags of the two commands that can be launched.
+std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& program);
+std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program);
 
 // Each adds one to the program; <name>_command.cpp has it.
 Command add_train(CLI::App& program);            ///< trains

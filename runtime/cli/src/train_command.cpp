@@ -199,10 +199,14 @@ std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) 
   return all;
 }
 
-Command add_train(CLI::App& program) {
-  const auto command = std::make_shared<SettingsCommand>(
+std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& program) {
+  return std::make_shared<SettingsCommand>(
       program, "train", "Train a GPT on text or tokens",
       joined({model_settings(), trainer_settings(), train_only_settings()}));
+}
+
+Command add_train(CLI::App& program) {
+  const auto command = add_train_flags(program);
   return {&command->command(), [command] {
             const Launcher launcher = find_launcher(std::getenv);
             Config config = command->config(std::cerr, facts_of(launcher));

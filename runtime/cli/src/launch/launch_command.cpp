@@ -9,12 +9,15 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <string_view>
 #include <thread>
 #include <utility>
 
+#include "commands.h"
 #include "launch/launch_environment.h"
 #include "launch/launch_processes.h"
+#include "launch/launched_command.h"
 #include "spelling.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
@@ -136,7 +139,12 @@ std::vector<std::string> take_launched(int& argc, const char* const* argv) {
 }
 
 int run_launch(const LaunchRequest& request) {
-  const LaunchLayout layout = make_layout(request);
+  const LaunchedCommand command(request.command);
+  if (!command.help().empty()) {
+    std::cout << command.help();
+    return kExitGood;
+  }
+  const LaunchLayout layout = make_layout(request, command);
   check_address(layout.main_address);
   int port = layout.main_port.value;
   const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port, port) : -1;

@@ -1,7 +1,5 @@
 #include "launch/launch_layout.h"
 
-#include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -25,27 +23,6 @@ std::size_t count_of(const std::string& list) {
   return count;
 }
 
-/// What `flag` has in the launched command, or "".
-std::string text_in(const std::vector<std::string>& command, const std::string& flag) {
-  for (std::size_t i = 0; i < command.size(); ++i) {
-    if (command[i] == flag && i + 1 < command.size()) return command[i + 1];
-    if (command[i].rfind(flag + "=", 0) == 0) return command[i].substr(flag.size() + 1);
-  }
-  return "";
-}
-
-/// 0 if the command has it not; the command itself would refuse what is no number.
-int number_in(const std::vector<std::string>& command, const std::string& flag) {
-  const std::string text = text_in(command, flag);
-  if (text.empty()) return 0;
-  int number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  require(error == std::errc() && stop == end && number >= 0, ErrorCode::kConfig, flag, ": '", text,
-          "' is not a number that can be; it must be at least 0");
-  return number;
-}
-
 template <typename T>
 Stated<T> stated(const std::optional<T>& flag, const char* name,
                  const std::optional<Stated<T>>& file, T fallback) {
@@ -60,28 +37,14 @@ std::vector<Setting> all_settings() {
       {model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
 }
 
-/// Texts such as --precision, that the launched command gives: a key of the file that it overrides
-/// is not refused.
-nlohmann::ordered_json texts_of(const std::vector<std::string>& command,
-                                const std::vector<Setting>& table) {
-  nlohmann::ordered_json texts = nlohmann::ordered_json::object();
-  for (const Setting& setting : table) {
-    if (setting.type != SettingType::kText) continue;
-    const std::string text = text_in(command, flag_name(setting.name));
-    if (!text.empty()) texts[setting.name] = text;
-  }
-  return texts;
-}
-
 /// `ranks`: 0 for as many as the file says.
 ConfigTranslation translate(const std::string& path, const std::vector<Setting>& table,
-                            const LaunchLayout& layout, int ranks) {
-  nlohmann::ordered_json overrides = texts_of(layout.command, table);
+                            const LaunchedCommand& command, int machines, int ranks) {
+  nlohmann::ordered_json overrides = command.given();
   if (ranks > 0) overrides["ranks"] = ranks;
-  return translate_file(path,
-                        {.table = table,
-                         .overrides = std::move(overrides),
-                         .launch = {.launcher = kOwnLauncher, .machines = layout.nodes.value}});
+  return translate_file(path, {.table = table,
+                               .overrides = std::move(overrides),
+                               .launch = {.launcher = kOwnLauncher, .machines = machines}});
 }
 
 /// Processes of one machine, from the ranks of all that the file asks for.
@@ -102,15 +65,6 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
 }
 
 // ---- Checks -------------------------------------------------------------------------------------
-
-void check_command(const LaunchRequest& r) {
-  require(!r.command.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
-          r.config.empty() ? "--processes 2" : concat("--config ", r.config),
-          " -- train --data FOLDER'");
-  const std::string& word = r.command.front();
-  require(word == "train" || word == "test", ErrorCode::kConfig, "'", word,
-          "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
-}
 
 void check_counts(const LaunchLayout& r) {
   const auto at_least = [](const Stated<int>& value, int minimum) {
@@ -138,7 +92,7 @@ void check_meeting(const LaunchLayout& r) {
           ", which every node takes for itself; give the address of node 0");
 }
 
-void check_ranks(const LaunchLayout& r) {
+void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
   require(r.processes.value >= 1, ErrorCode::kConfig, r.processes.name, " is ", r.processes.value,
           "; it must be at least 1");
   const std::size_t gpus = count_of(r.gpu_ids.value);
@@ -150,42 +104,39 @@ void check_ranks(const LaunchLayout& r) {
   const std::string sum =
       concat("--nodes ", r.nodes.value, " x --processes ", r.processes.value,
              " x --ranks-per-process ", r.ranks_per_process, " is ", total, " ranks");
-  const int ranks = number_in(r.command, "--ranks");
+  const int ranks = command.number("ranks");
   require(ranks == 0 || ranks == total, ErrorCode::kConfig, sum, ", but the command has --ranks ",
           ranks, "; leave it out");
-  const int replicas = number_in(r.command, "--replicas");
+  const int replicas = command.number("replicas");
   require(replicas == 0 || total % replicas == 0, ErrorCode::kConfig, sum, ", which --replicas ",
           replicas, " does not divide");
 }
 
-}  // namespace
-
-std::string launch_config(const LaunchRequest& request) {
-  const std::string own = text_in(request.command, "--config");
+/// The file that holds; empty: none.
+std::string config_of(const LaunchRequest& request, const LaunchedCommand& command) {
+  const std::string& own = command.config_path();
   if (!request.config.empty() || !own.empty()) {
     require(request.config.empty() || own.empty(), ErrorCode::kConfig, "--config is there twice, ",
-            "for launch and for ", request.command.front(), "; give it once, to launch");
+            "for launch and for ", command.name(), "; give it once, to launch");
     return request.config.empty() ? own : request.config;
   }
-  const auto& command = request.command;
-  const bool forbidden =
-      std::find(command.begin(), command.end(), "--no-default-config") != command.end();
-  if (forbidden) return "";
+  if (!command.takes_default_config()) return "";
   const auto file = default_accelerate_config([](const char* name) { return std::getenv(name); });
   if (file) {
     std::cerr << "note: settings of " << *file << ", Accelerate's default file, are used; "
-              << "--no-default-config behind " << command.front() << " turns that off\n";
+              << "--no-default-config behind " << command.name() << " turns that off\n";
   }
   return file.value_or("");
 }
 
-LaunchLayout make_layout(const LaunchRequest& request) {
-  check_command(request);
-  const std::string path = launch_config(request);
+}  // namespace
+
+LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& command) {
+  const std::string path = config_of(request, command);
   const std::vector<Setting> table = all_settings();
   LauncherKeys file;
   if (!path.empty()) file = read_launcher_keys(path, table);
-  LaunchLayout layout{.ranks_per_process = request.ranks_per_process, .command = request.command};
+  LaunchLayout layout{.ranks_per_process = request.ranks_per_process, .command = command.words()};
   layout.nodes = stated(request.nodes, "--nodes", file.machines, 1);
   layout.node_rank = stated(request.node_rank, "--node-rank", file.machine_rank, 0);
   layout.gpu_ids = stated<std::string>(request.gpu_ids, "--gpu-ids", file.gpu_ids, "");
@@ -199,16 +150,16 @@ LaunchLayout make_layout(const LaunchRequest& request) {
   check_meeting(layout);
   layout.processes = {request.processes.value_or(1), "--processes"};
   if (!path.empty()) {
-    if (request.processes) check_ranks(layout);
+    if (request.processes) check_ranks(layout, command);
     const ConfigTranslation translation =
-        translate(path, table, layout, request.processes ? layout.ranks() : 0);
+        translate(path, table, command, layout.nodes.value, request.processes ? layout.ranks() : 0);
     if (!request.processes) layout.processes = processes_of(translation, layout);
     layout.exported = exported_variables(translation);
-    if (text_in(request.command, "--config").empty()) {
+    if (command.config_path().empty()) {
       layout.command.insert(layout.command.end(), {"--config", path});
     }
   }
-  check_ranks(layout);
+  check_ranks(layout, command);
   return layout;
 }
 

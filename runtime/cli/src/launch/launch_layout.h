@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "launch/launch_processes.h"
+#include "launch/launched_command.h"
 #include "tessera/trainer/launcher_keys.h"
 
 namespace tessera::cli {
@@ -38,12 +39,10 @@ struct LaunchLayout {
   int ranks() const { return processes.value * nodes.value * ranks_per_process; }
 };
 
-/// The config file that holds for the launch and the command: --config of either, or Accelerate's
-/// default file, which is said on stderr. Empty: none.
-std::string launch_config(const LaunchRequest& request);
-
-/// Reads the file, and checks everything that can be known before a process starts.
+/// Reads the config file that holds for the launch and the command (--config of either, or
+/// Accelerate's default file, which is said on stderr), and checks everything that can be known
+/// before a process starts. `command`: what `request` launches.
 /// Throws Error{kConfig} that names the flag, or the key with its file and line.
-LaunchLayout make_layout(const LaunchRequest& request);
+LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& command);
 
 }  // namespace tessera::cli

@@ -86,11 +86,15 @@ int run_self_test(Config& config, const Launcher& launcher) {
 
 }  // namespace
 
-Command add_self_test(CLI::App& program) {
-  const auto command = std::make_shared<SettingsCommand>(
+std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program) {
+  return std::make_shared<SettingsCommand>(
       program, "test",
       "Test that every strategy works here, or that the processes of a launcher work together",
       trainer_settings(), joined({model_settings(), train_only_settings(), plan_only_settings()}));
+}
+
+Command add_self_test(CLI::App& program) {
+  const auto command = add_self_test_flags(program);
   return {&command->command(), [command] {
             const Launcher launcher = find_launcher(std::getenv);
             Config config = command->config(std::cerr, facts_of(launcher));

@@ -1,0 +1,29 @@
+#include "launch/launched_command.h"
+
+#include "commands.h"
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+
+LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
+    : words_(std::move(words)), program_(std::make_unique<CLI::App>("", "tessera")) {
+  require(!words_.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
+          "--processes 2 -- train --data FOLDER'");
+  require(name() == "train" || name() == "test", ErrorCode::kConfig, "'", name(),
+          "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
+  settings_ = name() == "train" ? add_train_flags(*program_) : add_self_test_flags(*program_);
+  try {
+    program_->parse(std::vector<std::string>(words_.rbegin(), words_.rend()));
+  } catch (const CLI::CallForHelp&) {
+    help_ = program_->help();
+    return;
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorCode::kConfig, error.what(), "; see tessera ", name(), " --help");
+  }
+  const Config flags = settings_->flags();
+  for (const Setting& setting : flags.table()) {
+    if (flags.given(setting.name)) given_[setting.name] = flags.values()[setting.name];
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "command_line.h"
+
+namespace tessera::cli {
+
+/// `train` or `test` with its flags, parsed as each of the processes will parse it.
+class LaunchedCommand {
+ public:
+  /// `words`: the arguments of the program. Throws Error{kConfig} on what cannot be launched, and
+  /// on what the command would refuse.
+  explicit LaunchedCommand(std::vector<std::string> words);
+
+  const std::vector<std::string>& words() const { return words_; }
+  const std::string& name() const { return words_.front(); }
+  /// What --help prints; empty if it is not there.
+  const std::string& help() const { return help_; }
+  const std::string& config_path() const { return settings_->config_path(); }
+  bool takes_default_config() const { return settings_->takes_default_config(); }
+  /// The settings that are given, by name.
+  const nlohmann::ordered_json& given() const { return given_; }
+  /// One that is an integer; 0 if it is not given.
+  int number(const char* name) const { return given_.value(name, 0); }
+
+ private:
+  std::vector<std::string> words_;
+  std::unique_ptr<CLI::App> program_;
+  std::shared_ptr<SettingsCommand> settings_;
+  std::string help_;
+  nlohmann::ordered_json given_ = nlohmann::ordered_json::object();
+};
+
+}  // namespace tessera::cli
