@@ -71,7 +71,92 @@ constexpr Habit kHabits[] = {
     {"--master-addr", "--main-address"},
     {"--main-process-port", "--main-port"},
     {"--master-port", "--main-port"},
+    {"--num-cpu-threads-per-process", "--threads-per-rank"},
+    {"--parallelism-config-dp-shard-size", "--replicas"},
+    {"--use-fsdp", "--strategy"},
+    {"--use-deepspeed", "--strategy"},
+    {"--use-parallelism-config", "--replicas"},
 };
+
+/// Flags of Accelerate's launcher and of torchrun that nothing here does: the first beginning that
+/// fits counts.
+struct Missing {
+  std::string_view beginning;
+  std::string_view why;
+};
+
+constexpr std::string_view kOtherParallelism =
+    "a model is sharded and replicated (--strategy, --replicas), not split in other ways";
+constexpr std::string_view kTpu = "TPUs are not supported";
+constexpr std::string_view kOneMeeting =
+    "processes meet where --main-address and --main-port of 'tessera launch' say";
+constexpr std::string_view kOffload =
+    "nothing is offloaded; shard more (--strategy full_shard), or recompute (--recompute)";
+constexpr std::string_view kHosts =
+    "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
+constexpr std::string_view kNoRestart = "a run that has failed is not started again";
+constexpr std::string_view kOutput =
+    "the output of all processes comes with their ranks in front; send it to a file";
+constexpr std::string_view kNoPython =
+    "what is launched is this program: 'tessera launch FLAGS -- train FLAGS'";
+constexpr std::string_view kNoCompiler = "there is no Python code to compile";
+constexpr std::string_view kSameStart = "all ranks compute the same first parameters from the seed";
+
+constexpr Missing kMissing[] = {
+    {"--multi-gpu", "each rank takes a GPU if there are GPUs; say how many ranks: --processes"},
+    {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy"},
+    {"--fsdp-offload-params", kOffload},
+    {"--fsdp-activation-checkpointing-offload", kOffload},
+    {"--offload-", kOffload},
+    {"--fsdp-state-dict-type", "parameters and state are not saved yet"},
+    {"--fsdp-use-orig-params", "parameters keep their names and shapes always"},
+    {"--fsdp-cpu-ram-efficient-loading", "no weights are loaded from a checkpoint"},
+    {"--fsdp-sync-module-states", kSameStart},
+    {"--zero3-init-flag", "every rank makes only its own part of the parameters, always"},
+    {"--zero3-save-16bit-model", "parameters and state are not saved yet"},
+    {"--deepspeed-moe-layer-cls-names", "there are no layers with experts"},
+    {"--deepspeed-", kHosts},
+    {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
+    {"--dynamo-", kNoCompiler},
+    {"--fp8-", "computation is in fp32 or bf16 (--precision)"},
+    {"--use-megatron-lm", kOtherParallelism},
+    {"--megatron-lm-", kOtherParallelism},
+    {"--parallelism-config-", kOtherParallelism},
+    {"--tpu", kTpu},
+    {"--no-tpu-cluster", kTpu},
+    {"--vm", kTpu},
+    {"--env", kTpu},
+    {"--downcast-bf16", kTpu},
+    {"--aws-", "runs are not sent to Amazon SageMaker"},
+    {"--enable-cpu-affinity", "processes are not bound to cores; numactl or taskset can do that"},
+    {"--same-network", kOneMeeting},
+    {"--rdzv-", kOneMeeting},
+    {"--local-addr", kOneMeeting},
+    {"--standalone", "a run on one machine needs no flag"},
+    {"--max-restarts", kNoRestart},
+    {"--monitor-interval", kNoRestart},
+    {"--tee", kOutput},
+    {"--log-dir", kOutput},
+    {"--redirects", kOutput},
+    {"--local-ranks-filter", kOutput},
+    {"--role", "all processes do the same"},
+    {"--no-python", kNoPython},
+    {"--module", kNoPython},
+    {"-m", kNoPython},
+    {"--run-path", kNoPython},
+    {"--main-training-function", kNoPython},
+    {"--start-method", kNoPython},
+};
+
+/// Our flag for theirs among `names`; empty if there is none.
+std::string_view ours_for(std::string_view theirs, const std::vector<std::string>& names) {
+  for (const Habit& habit : kHabits) {
+    if (theirs == habit.theirs && std::ranges::find(names, habit.ours) != names.end()) {
+      return habit.ours;
+    }
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -89,12 +174,20 @@ std::vector<std::string> spelt_as_ours(std::vector<std::string> arguments) {
   return arguments;
 }
 
-void refuse_flag(std::string_view word, const std::vector<std::string>& names) {
+void refuse_flag(std::string_view word, const std::vector<std::string>& names,
+                 const FollowingCommand& following) {
   word = word.substr(0, word.find('='));
-  for (const Habit& habit : kHabits) {
-    if (word == habit.theirs && std::ranges::find(names, habit.ours) != names.end()) {
-      fail(ErrorCode::kConfig, "unknown flag '", word, "'; here it is '", habit.ours, "'");
-    }
+  const std::string_view here = ours_for(word, names);
+  require(here.empty(), ErrorCode::kConfig, "unknown flag '", word, "'; here it is '", here, "'");
+  const std::string_view behind = ours_for(word, following.flags);
+  require(behind.empty(), ErrorCode::kConfig, "unknown flag '", word, "'; here it is '", behind,
+          "', behind '", following.name, "'");
+  const bool too_early = std::ranges::find(following.flags, word) != following.flags.end();
+  require(!too_early, ErrorCode::kConfig, "unknown flag '", word, "'; it belongs behind '",
+          following.name, "'");
+  for (const Missing& missing : kMissing) {
+    require(!word.starts_with(missing.beginning), ErrorCode::kConfig, "'", word,
+            "' has no counterpart: ", missing.why);
   }
   fail(ErrorCode::kConfig, unknown_name("flag", word, names));
 }

@@ -15,12 +15,14 @@
 #include <utility>
 
 #include "commands.h"
+#include "gpt_settings.h"
 #include "launch/launch_environment.h"
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
 #include "spelling.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -88,6 +90,15 @@ ProcessOptions process_options(const LaunchLayout& layout, int local, int port, 
   return options;
 }
 
+std::vector<std::string> flags_of_train() {
+  std::vector<std::string> names;
+  for (const Setting& setting :
+       joined({model_settings(), trainer_settings(), train_only_settings()})) {
+    names.push_back(flag_name(setting.name));
+  }
+  return names;
+}
+
 }  // namespace
 
 LaunchCommand::LaunchCommand(CLI::App& app)
@@ -119,7 +130,7 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
     for (const CLI::Option* option : command_->get_options()) names.push_back(option->get_name());
     require(extras.front().rfind('-', 0) == 0, ErrorCode::kConfig, "'", extras.front(),
             "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
-    refuse_flag(extras.front(), names);
+    refuse_flag(extras.front(), names, {.name = "train", .flags = flags_of_train()});
   }
   LaunchRequest request = request_;
   request.command = std::move(command);
