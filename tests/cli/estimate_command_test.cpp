@@ -6,7 +6,9 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::ProgramResult;
 
 class EstimateCommand : public testing::ProgramTest {};
@@ -44,6 +46,53 @@ TEST_F(EstimateCommand, PrintsTheTableAndOneLineForEachStrategy) {
   EXPECT_THAT(result.out, HasSubstr("no_shard"));
   EXPECT_THAT(result.out, HasSubstr("full_shard"));
   EXPECT_EQ(run({"estimate-memory", "gpt3"}).exit_code, 2);
+}
+
+TEST_F(EstimateCommand, HybridsHaveTheReplicasThatTrainingGivesThem) {
+  const auto peaks = [&](const std::string& ranks) {
+    const ProgramResult result = run({"estimate-memory", "gpt2", "--json", "--ranks", ranks,
+                                      "--strategies", "hybrid_shard,full_shard"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const json nine = peaks("9");
+  ASSERT_EQ(nine["training"].size(), 6U);
+  EXPECT_EQ(nine["training"][0]["strategy"], "hybrid_shard");
+  EXPECT_TRUE(nine["impossible"].empty());
+  const ProgramResult plan =
+      run({"plan", "--model", "gpt2-124m", "--ranks", "9", "--strategy", "hybrid_shard",
+           "--replicas", "3", "--precision", "bf16", "--micro-batch", "1", "--format", "json"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out, HasSubstr(nine["training"][0]["peak_bytes"]["total"].dump()));
+
+  const json prime = peaks("7");
+  EXPECT_EQ(prime["training"].size(), 3U);
+  ASSERT_EQ(prime["impossible"].size(), 1U);
+  EXPECT_THAT(prime["impossible"][0]["why"].get<std::string>(), HasSubstr("7 ranks do not make"));
+  const ProgramResult text = run({"estimate-memory", "gpt2", "--ranks", "3"});
+  EXPECT_THAT(text.out, HasSubstr("note: hybrid_shard needs several replicas"));
+  const ProgramResult none =
+      run({"estimate-memory", "gpt2", "--ranks", "3", "--strategies", "hybrid_shard"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("3 ranks do not make; 4, 6 or 9 ranks do"));
+}
+
+TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
+  const auto error = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"estimate-memory", "gpt2"});
+    const ProgramResult result = run(more);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_LT(result.err.size(), 200U);
+    return result.err;
+  };
+  EXPECT_THAT(error({"--precision", "fp16"}),
+              AllOf(HasSubstr("--precision"), HasSubstr("fp32"), Not(HasSubstr("fp64"))));
+  EXPECT_THAT(error({"--ranks", "100000000"}), HasSubstr("--ranks"));
+  EXPECT_THAT(error({"--ranks", "0"}), HasSubstr("--ranks"));
+  EXPECT_THAT(error({"--micro-batch", "0"}), HasSubstr("--micro-batch"));
+  EXPECT_THAT(error({"--micro-batch", "999999999999"}), HasSubstr("--micro-batch"));
+  EXPECT_THAT(error({"--library_name", "transformers"}), HasSubstr("this program's own presets"));
+  EXPECT_THAT(error({"--rank", "2"}), HasSubstr("did you mean '--ranks'"));
 }
 
 }  // namespace

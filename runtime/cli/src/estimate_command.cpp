@@ -10,10 +10,12 @@
 
 #include "commands.h"
 #include "gpt_settings.h"
+#include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
+#include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
 #include "text_table.h"
 
@@ -111,36 +113,60 @@ std::vector<std::string> strategies_of(const Request& request) {
   return names;
 }
 
-std::vector<PlanRow> plan_rows(const Model& model, const Request& request,
-                               std::int64_t sequence_length) {
-  const TokenShapes shapes(sequence_length);
-  std::vector<PlanRow> rows;
+/// A strategy that the ranks cannot form: it would be another one.
+struct Impossible {
+  std::string strategy;
+  int ranks = 1;
+
+  std::string why() const {
+    return concat(strategy, " needs several replicas of several ranks each, which ", ranks,
+                  ranks == 1 ? " rank does" : " ranks do", " not make");
+  }
+};
+
+struct PlanRows {
+  std::vector<PlanRow> rows{};
+  std::vector<Impossible> impossible{};
+};
+
+PlanRow plan_row(const Model& model, const Request& request, const TrainerOptions& options) {
+  PlanRow row{.strategy = options.strategy,
+              .precision = std::string(to_string(options.precision)),
+              .ranks = options.ranks};
+  const TokenShapes shapes(request.sequence_length);
+  for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
+    TrainerOptions recomputing = options;
+    recomputing.recompute = kRecomputes[r];
+    row.peaks[r] = make_training_plan(model, shapes, recomputing).memory;
+  }
+  return row;
+}
+
+PlanRows plan_rows(const Model& model, const Request& request) {
+  PlanRows all;
   for (const int ranks : request.ranks) {
-    for (const std::string& precision : request.precisions) {
-      for (const std::string& name : strategies_of(request)) {
-        const Strategy& strategy = find_strategy(name);
-        // A hybrid needs at least two replicas, of two ranks each.
-        if (strategy.hybrid && (ranks < 4 || ranks % 2 != 0)) continue;
-        PlanRow row{.strategy = strategy.name, .precision = precision, .ranks = ranks};
-        for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
-          row.peaks[r] = make_training_plan(model, shapes,
-                                            {.strategy = strategy.name,
-                                             .ranks = ranks,
-                                             .replicas = strategy.hybrid ? 2 : 0,
-                                             .micro_batch = request.micro_batch,
-                                             .recompute = kRecomputes[r],
-                                             .precision = parse_dtype(precision)})
-                             .memory;
-        }
-        rows.push_back(std::move(row));
+    for (const std::string& name : strategies_of(request)) {
+      const Strategy& strategy = find_strategy(name);
+      if (strategy.hybrid && default_replicas(strategy, ranks) == 1) {
+        all.impossible.push_back({strategy.name, ranks});
+        continue;
+      }
+      for (const std::string& precision : request.precisions) {
+        all.rows.push_back(plan_row(model, request,
+                                    {.strategy = strategy.name,
+                                     .ranks = ranks,
+                                     .micro_batch = request.micro_batch,
+                                     .precision = parse_dtype(precision)}));
       }
     }
   }
-  return rows;
+  require(!all.rows.empty(), ErrorCode::kConfig,
+          all.impossible.empty() ? "" : all.impossible.front().why(),
+          "; 4, 6 or 9 ranks do, for instance (--ranks)");
+  return all;
 }
 
-void print_json(const Request& request, const std::vector<LoadRow>& loads,
-                const std::vector<PlanRow>& plans, std::int64_t sequence_length) {
+void print_json(const Request& request, const std::vector<LoadRow>& loads, const PlanRows& plans) {
   auto loading = nlohmann::ordered_json::array();
   for (const LoadRow& row : loads) {
     loading.push_back({{"dtype", row.dtype},
@@ -150,7 +176,7 @@ void print_json(const Request& request, const std::vector<LoadRow>& loads,
                                                            : nlohmann::ordered_json()}});
   }
   auto training = nlohmann::ordered_json::array();
-  for (const PlanRow& row : plans) {
+  for (const PlanRow& row : plans.rows) {
     for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
       training.push_back({{"strategy", row.strategy},
                           {"ranks", row.ranks},
@@ -159,17 +185,21 @@ void print_json(const Request& request, const std::vector<LoadRow>& loads,
                           {"peak_bytes", to_json(row.peaks[r])}});
     }
   }
+  auto impossible = nlohmann::ordered_json::array();
+  for (const Impossible& one : plans.impossible) {
+    impossible.push_back({{"strategy", one.strategy}, {"ranks", one.ranks}, {"why", one.why()}});
+  }
   const nlohmann::ordered_json object{{"kind", "estimate-memory"},
                                       {"model", request.model},
                                       {"micro_batch", request.micro_batch},
-                                      {"sequence_length", sequence_length},
+                                      {"sequence_length", request.sequence_length},
                                       {"loading", loading},
-                                      {"training", training}};
+                                      {"training", training},
+                                      {"impossible", impossible}};
   std::cout << object.dump(2) << "\n";
 }
 
-void print_text(const Request& request, const std::vector<LoadRow>& loads,
-                const std::vector<PlanRow>& plans, std::int64_t sequence_length) {
+void print_text(const Request& request, const std::vector<LoadRow>& loads, const PlanRows& plans) {
   std::cout << "Memory Usage for loading `" << request.model << "`\n";
   TextTable loading({"dtype", "Largest Layer", "Total Size", "Training using Adam"});
   for (const LoadRow& row : loads) {
@@ -181,34 +211,53 @@ void print_text(const Request& request, const std::vector<LoadRow>& loads,
       << "\nThat table is Accelerate's (and bfloat16, which that lacks), without activations or "
          "sharding.\nWhat one rank needs in training, from the plan (what a run measures, to "
          "the byte): micro-batch "
-      << request.micro_batch << ",\nsequences of " << sequence_length
+      << request.micro_batch << ",\nsequences of " << request.sequence_length
       << ", fp32 master weights and moments, gradients reduced in fp32, by recomputation:\n\n";
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
-  for (const PlanRow& row : plans) {
+  for (const PlanRow& row : plans.rows) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};
     for (const MemoryPeak& peak : row.peaks) cells.push_back(format_bytes(peak.total));
     training.add(cells);
   }
   training.print(std::cout);
+  for (const Impossible& one : plans.impossible) std::cout << "note: " << one.why() << "\n";
   std::cout
       << "\n'tessera plan' has one of these by category; 'tessera train --auto-batch' chooses the "
          "largest\nmicro-batch that fits.\n";
 }
 
-int run_estimate(Request request) {
+/// The limits and the words of `train`.
+void check_settings(const Request& request) {
+  Config config(trainer_settings());
+  for (const int ranks : request.ranks) config.set_text("ranks", std::to_string(ranks));
+  for (const std::string& precision : request.precisions) config.set_text("precision", precision);
+  config.set_text("micro_batch", std::to_string(request.micro_batch));
+  // Beyond that, sizes in bytes would not fit into an integer.
+  constexpr std::int64_t kMost = 1 << 20;
+  require(request.micro_batch <= kMost, ErrorCode::kConfig, "--micro-batch is ",
+          request.micro_batch, "; it must be at most ", kMost);
+}
+
+int run_estimate(const CLI::App& app, Request request) {
+  const std::vector<std::string> extras = app.remaining();
+  if (!extras.empty()) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) names.push_back(option->get_name());
+    require(extras.front().starts_with("-"), ErrorCode::kConfig, "unexpected argument '",
+            extras.front(), "'; one model at a time");
+    refuse_flag(extras.front(), names);
+  }
   const GptConfig config = gpt_preset(preset_of(request.model));
   if (request.sequence_length == 0) request.sequence_length = config.context_length;
   require(request.sequence_length > 0 && request.sequence_length <= config.context_length,
           ErrorCode::kConfig, "--sequence-length is ", request.sequence_length,
           "; it must be from 1 to the model's context of ", config.context_length);
-  for (const int ranks : request.ranks) {
-    require(ranks >= 1, ErrorCode::kConfig, "--ranks is ", ranks, "; it must be at least 1");
-  }
+  check_settings(request);
   const Model model = make_model(
       {.name = request.model, .config = config, .sequence_length = request.sequence_length});
   const auto loads = load_rows(model, request);
-  const auto plans = plan_rows(model, request, request.sequence_length);
-  (request.json ? print_json : print_text)(request, loads, plans, request.sequence_length);
+  const PlanRows plans = plan_rows(model, request);
+  (request.json ? print_json : print_text)(request, loads, plans);
   return kExitGood;
 }
 
@@ -224,11 +273,11 @@ Command add_estimate_memory(CLI::App& program) {
   app->add_option("--ranks", request->ranks, "numbers of ranks")->delimiter(',');
   app->add_option("--strategies", request->strategies, "[all]")->delimiter(',');
   app->add_option("--precision", request->precisions, "fp32, bf16 or both")->delimiter(',');
-  app->add_option("--micro-batch", request->micro_batch, "samples per micro-step and rank")
-      ->check(CLI::PositiveNumber);
+  app->add_option("--micro-batch", request->micro_batch, "samples per micro-step and rank");
   app->add_option("--sequence-length", request->sequence_length, "[the model's context]");
   app->add_flag("--json", request->json, "print one JSON object");
-  return {app, [request] { return run_estimate(*request); }};
+  app->allow_extras();  // so that an unknown flag is answered
+  return {app, [app, request] { return run_estimate(*app, *request); }};
 }
 
 }  // namespace tessera::cli

@@ -146,6 +146,8 @@ constexpr Missing kMissing[] = {
     {"--run-path", kNoPython},
     {"--main-training-function", kNoPython},
     {"--start-method", kNoPython},
+    {"--library-name", "the models are this program's own presets"},
+    {"--trust-remote-code", "the models are this program's own presets"},
 };
 
 /// Our flag for theirs among `names`; empty if there is none.
