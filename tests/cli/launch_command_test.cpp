@@ -180,6 +180,12 @@ TEST_F(LaunchCommand, WrongFlagsAreNamedBeforeAnythingStarts) {
               AllOf(HasSubstr("--main-address"), HasSubstr("no.such.host.invalid")));
   EXPECT_THAT(error_of(launch({"--processes", "2", "--gpu-ids", "0"}, {})),
               AllOf(HasSubstr("--gpu-ids"), HasSubstr("--processes")));
+  for (const char* wrong : {"foo,bar", "all,0", "0,-1", "0,,1"}) {
+    EXPECT_THAT(error_of(launch({"--gpu-ids", wrong}, {})),
+                AllOf(HasSubstr("--gpu-ids: '"), HasSubstr("is no GPU")));
+  }
+  EXPECT_THAT(error_of(launch({"--gpu-ids", "0,0"}, {})),
+              HasSubstr("--gpu-ids: names GPU 0 twice"));
   EXPECT_THAT(error_of(launch({"--processes", "2"}, {"--ranks", "3"})),
               AllOf(HasSubstr("--ranks 3"), HasSubstr("is 2 ranks")));
   EXPECT_THAT(error_of(launch({"--processes", "3"}, {"--replicas", "2"})),

@@ -1,5 +1,7 @@
 #include "launch/launch_layout.h"
 
+#include <strings.h>
+
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -95,6 +97,8 @@ void check_meeting(const LaunchLayout& r) {
 void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
   require(r.processes.value >= 1, ErrorCode::kConfig, r.processes.name, " is ", r.processes.value,
           "; it must be at least 1");
+  const std::string problem = problem_of_gpu_ids(r.gpu_ids.value);
+  require(problem.empty(), ErrorCode::kConfig, r.gpu_ids.name, ": ", problem);
   const std::size_t gpus = count_of(r.gpu_ids.value);
   require(
       gpus == 0 || r.gpu_ids.value == "all" || gpus >= static_cast<std::size_t>(r.processes.value),
@@ -140,6 +144,7 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   layout.nodes = stated(request.nodes, "--nodes", file.machines, 1);
   layout.node_rank = stated(request.node_rank, "--node-rank", file.machine_rank, 0);
   layout.gpu_ids = stated<std::string>(request.gpu_ids, "--gpu-ids", file.gpu_ids, "");
+  if (strcasecmp(layout.gpu_ids.value.c_str(), "all") == 0) layout.gpu_ids.value = "all";
   const bool several = layout.nodes.value > 1;
   layout.main_port = stated(request.main_port, "--main-port", file.port, several ? kUsualPort : 0);
   // On one machine Accelerate's launcher takes no address from the file either.

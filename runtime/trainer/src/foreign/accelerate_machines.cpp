@@ -48,23 +48,10 @@ bool is_index(const std::string& id) {
          std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// "all", or what CUDA_VISIBLE_DEVICES takes: different numbers, or names such as GPU-4d2a.
 void check_gpu_ids(const Section& top) {
   const auto text = top.text(kGpus);
-  if (!text || lower(*text) == "all") return;
-  std::vector<std::string> seen;
-  std::istringstream list(*text);
-  for (std::string id; std::getline(list, id, ',');) {
-    id.erase(0, id.find_first_not_of(' '));
-    id.erase(id.find_last_not_of(' ') + 1);
-    if (!is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
-      top.refuse(kGpus, "'", id, "' is no GPU; give numbers with commas between them, or all");
-    }
-    if (std::ranges::find(seen, id) != seen.end()) {
-      top.refuse(kGpus, "names GPU ", id, " twice; name each GPU once");
-    }
-    seen.push_back(id);
-  }
+  const std::string problem = text ? problem_of_gpu_ids(*text) : "";
+  if (!problem.empty()) top.refuse(kGpus, problem);
 }
 
 /// What `tessera launch` would refuse, too, unless its flags say otherwise.
@@ -165,6 +152,24 @@ std::int64_t translate_machines(Section& top, const std::string& path, std::int6
 }  // namespace tessera::foreign
 
 namespace tessera {
+
+std::string problem_of_gpu_ids(const std::string& list) {
+  if (foreign::lower(list) == "all") return "";
+  std::vector<std::string> seen;
+  std::istringstream parts(list);
+  for (std::string id; std::getline(parts, id, ',');) {
+    id.erase(0, id.find_first_not_of(' '));
+    id.erase(id.find_last_not_of(' ') + 1);
+    if (!foreign::is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
+      return concat("'", id, "' is no GPU; give numbers with commas between them, or all");
+    }
+    if (std::ranges::find(seen, id) != seen.end()) {
+      return concat("names GPU ", id, " twice; name each GPU once");
+    }
+    seen.push_back(id);
+  }
+  return "";
+}
 
 LauncherKeys read_launcher_keys(const std::string& path, const std::vector<Setting>& table) {
   using namespace foreign;

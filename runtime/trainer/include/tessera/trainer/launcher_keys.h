@@ -28,4 +28,8 @@ struct LauncherKeys {
 /// file, the line and the key.
 LauncherKeys read_launcher_keys(const std::string& path, const std::vector<Setting>& table);
 
+/// What is wrong with a list of GPUs, which is "all" or what CUDA_VISIBLE_DEVICES takes: different
+/// numbers, or names such as GPU-4d2a. Empty if nothing is.
+std::string problem_of_gpu_ids(const std::string& list);
+
 }  // namespace tessera
