@@ -198,6 +198,38 @@ TEST_F(LaunchCommand, WrongFlagsAreNamedBeforeAnythingStarts) {
   EXPECT_THAT(error_of(run({"launch", "--", "plan"})), HasSubstr("'plan' cannot be launched"));
 }
 
+bool has_ipv6() {
+  const int listener = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool good =
+      bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  close(listener);
+  return good;
+}
+
+TEST_F(LaunchCommand, NodesMeetOverIpv6) {
+  if (!has_ipv6()) GTEST_SKIP() << "no IPv6 here";
+  const testing::ScopedVariables apart{{"TESSERA_APART", "1"}};  // both nodes are this machine
+  const std::string data = write_text();
+  const auto flags = [&](const char* node) {
+    return std::vector<std::string>{"--nodes",        "2",   "--node-rank", node,
+                                    "--main-address", "::1", "--main-port", port_of_test()};
+  };
+  std::vector<std::string> second = flags("1");
+  second.insert(second.begin(), "launch");
+  second.emplace_back("--");
+  for (const std::string& word : small_training()) second.push_back(word);
+  second.insert(second.end(), {"--data", data, "--steps", "1"});
+  int exit_code = -1;
+  const ProgramResult first = launch(flags("0"), {"--data", data, "--steps", "1"}, [&](pid_t) {
+    exit_code = std::system((in_shell(second) + " >" + path("second") + " 2>&1").c_str());
+  });
+  EXPECT_EQ(exit_code, 0) << read_file(path("second"));
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+}
+
 TEST_F(LaunchCommand, ServesWhatTorchrunExports) {
   const std::string data = write_text();
   ASSERT_EQ(train({"--data", data, "--steps", "3", "--ranks", "2", "--quiet", "--log",

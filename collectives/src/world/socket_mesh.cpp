@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
 
 // The language of the meeting is a line each: "tessera-1 PROCESS PROCESSES PORT" to process 0,
@@ -76,35 +77,11 @@ void set_up(int fd) {
 
 /// Listens on every address of this machine; `port` 0 picks one.
 Socket listen_on(int port) {
-  Socket listener(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const bool six = static_cast<bool>(listener);
-  if (!six) listener = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  const int off = 0;
-  setsockopt(listener.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in6 address6{};
-  sockaddr_in address4{};
-  address6.sin6_family = AF_INET6;
-  address6.sin6_port = htons(static_cast<std::uint16_t>(port));
-  address4.sin_family = AF_INET;
-  address4.sin_port = address6.sin6_port;
-  if (six) setsockopt(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  const auto* const address = six ? reinterpret_cast<const sockaddr*>(&address6)
-                                  : reinterpret_cast<const sockaddr*>(&address4);
-  const socklen_t length = six ? sizeof(address6) : sizeof(address4);
-  const bool good =
-      bind(listener.fd(), address, length) == 0 && listen(listener.fd(), SOMAXCONN) == 0;
-  require(good, ErrorCode::kUnavailable, "cannot listen on port ", port, " of ", host_name(), " (",
-          std::strerror(errno), "); choose another port, or 0 for a free one (--main-port)");
+  Socket listener(listening_socket(port));
+  require(static_cast<bool>(listener), ErrorCode::kUnavailable, "cannot listen on port ", port,
+          " of ", host_name(), " (", std::strerror(errno),
+          "); choose another port, or 0 for a free one (--main-port)");
   return listener;
-}
-
-int port_of(const Socket& socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                             : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
 std::string address_of_peer(const Socket& socket) {
@@ -203,7 +180,8 @@ void gather_processes(const SocketRendezvous& rendezvous, const Deadline& deadli
   for (int waiting = rendezvous.processes - 1; waiting > 0;) {
     Socket socket = accept_one(listener, deadline);
     require(socket || !deadline.over(), ErrorCode::kUnavailable, "process 0 on ", host_name(),
-            " waited ", rendezvous.patience.count() / 1000, " s at port ", port_of(listener),
+            " waited ", rendezvous.patience.count() / 1000, " s at port ",
+            port_of_listener(listener.fd()),
             " but these processes did not come: ", missing(mesh, 1),
             "; start them, or look whether a firewall is between (--main-address, --main-port)");
     if (!socket) continue;
@@ -323,7 +301,7 @@ std::vector<Socket> connect_mesh(const SocketRendezvous& rendezvous) {
   } else {
     const Socket listener = listen_on(0);
     const std::string table =
-        report_to_first(rendezvous, port_of(listener), deadline, mesh.front());
+        report_to_first(rendezvous, port_of_listener(listener.fd()), deadline, mesh.front());
     connect_to_earlier(rendezvous, table, deadline, mesh);
     accept_later(rendezvous, listener, deadline, mesh);
   }

@@ -1,7 +1,6 @@
 #include "launch/launch_command.h"
 
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
 #include "spelling.h"
+#include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -41,21 +41,10 @@ void check_address(const Stated<std::string>& stated) {
 }
 
 /// A socket that listens at the port. Process 0 takes it over, so nobody can come in between.
-int listen_at(const Stated<int>& stated, int& port) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof(address);
-  const bool good = bind(listener, any, length) == 0 && listen(listener, SOMAXCONN) == 0 &&
-                    getsockname(listener, any, &length) == 0;
-  require(good, ErrorCode::kConfig, stated.name, " ", port, " cannot be used (",
+int listen_at(const Stated<int>& port) {
+  const int listener = listening_socket(port.value);
+  require(listener >= 0, ErrorCode::kConfig, port.name, " ", port.value, " cannot be used (",
           std::strerror(errno), "); choose another, or 0 for a free one");
-  port = ntohs(address.sin_port);
   return listener;
 }
 
@@ -158,7 +147,8 @@ int run_launch(const LaunchRequest& request) {
   const LaunchLayout layout = make_layout(request, command);
   check_address(layout.main_address);
   int port = layout.main_port.value;
-  const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port, port) : -1;
+  const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port) : -1;
+  if (listener >= 0) port = port_of_listener(listener);
   std::vector<ProcessOptions> processes;
   for (int local = 0; local < layout.processes.value; ++local) {
     processes.push_back(process_options(layout, local, port, listener));
