@@ -97,9 +97,14 @@ TEST_F(Preflight, AProcessThatDoesNotComeIsNamed) {
                                  {"WORLD_SIZE", "2"},
                                  {"MASTER_ADDR", "127.0.0.1"},
                                  {"MASTER_PORT", port_of_test()}};
-  const ProgramResult result = run({"test"});
+  const auto start = std::chrono::steady_clock::now();
+  const ProgramResult result = run({"test", "--timeout", "3"});
+  const auto waited = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("processes: "), HasSubstr("127.0.0.1")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("processes: "), HasSubstr("127.0.0.1"), HasSubstr("for 3 s")));
+  EXPECT_GE(waited, std::chrono::seconds(3));
+  EXPECT_LT(waited, std::chrono::seconds(20));  // not half a minute, whatever --timeout says
 }
 
 TEST_F(Preflight, WorksUnderMpirun) {

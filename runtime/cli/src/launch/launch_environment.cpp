@@ -234,7 +234,8 @@ std::shared_ptr<World> join_world(const Launcher& launcher, const TrainerOptions
                             .processes = launcher.processes,
                             .address = launcher.address,
                             .port = launcher.port,
-                            .listener = launcher.listener},
+                            .listener = launcher.listener,
+                            .patience = options.timeout},
                            world);
 }
 
