@@ -230,6 +230,32 @@ TEST_F(LaunchCommand, NodesMeetOverIpv6) {
   EXPECT_EQ(first.exit_code, 0) << first.err;
 }
 
+TEST_F(LaunchCommand, ThreadsOfARankAreThoseOfTheEnvironment) {
+  const std::string data = write_text();
+  const std::vector<std::string> rest{"--data", data, "--steps", "1", "--log", path("log.jsonl")};
+  const auto threads_with = [&](const char* text, std::vector<std::string> more) {
+    const testing::ScopedVariables threads{{"OMP_NUM_THREADS", text}};
+    more.insert(more.end(), rest.begin(), rest.end());
+    const ProgramResult result = train(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return read_log("log.jsonl").at(0)["threads_per_rank"].get<int>();
+  };
+  EXPECT_EQ(threads_with("3", {"--ranks", "2"}), 3);
+  EXPECT_EQ(threads_with("5,2", {}), 5);
+  EXPECT_EQ(threads_with("3", {"--threads-per-rank", "1"}), 1);
+  const testing::ScopedVariables threads{{"OMP_NUM_THREADS", "3"}};
+  const ProgramResult launched = launch({"--processes", "2"}, rest);
+  ASSERT_EQ(launched.exit_code, 0) << launched.err;
+  EXPECT_EQ(read_log("log.jsonl").at(0)["threads_per_rank"], 3);
+  for (const char* wrong : {"0", "many", "-1"}) {
+    const testing::ScopedVariables bad{{"OMP_NUM_THREADS", wrong}};
+    for (const ProgramResult& result : {train(rest), launch({}, rest)}) {
+      EXPECT_EQ(result.exit_code, 2);  // libgomp may have said a line before
+      EXPECT_THAT(result.err, HasSubstr("tessera: error: environment: OMP_NUM_THREADS is '"));
+    }
+  }
+}
+
 TEST_F(LaunchCommand, ServesWhatTorchrunExports) {
   const std::string data = write_text();
   ASSERT_EQ(train({"--data", data, "--steps", "3", "--ranks", "2", "--quiet", "--log",

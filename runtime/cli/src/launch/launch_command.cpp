@@ -49,8 +49,7 @@ int listen_at(const Stated<int>& port) {
 }
 
 std::string threads_of(const LaunchLayout& layout) {
-  const char* const given = std::getenv("OMP_NUM_THREADS");
-  if (given != nullptr) return given;
+  if (threads_of_environment(std::getenv) > 0) return std::getenv("OMP_NUM_THREADS");
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::to_string(std::max(1, cores / (layout.processes.value * layout.ranks_per_process)));
 }

@@ -180,6 +180,7 @@ Launcher find(const Environment& environment) {
 
 Launcher find_launcher(const Environment& environment) {
   Launcher launcher = find(environment);
+  launcher.threads = threads_of_environment(environment);
   require(launcher.processes >= 1 && launcher.process < launcher.processes, ErrorCode::kConfig,
           "environment: ", launcher.name, " says that this is process ", launcher.process, " of ",
           launcher.processes);
@@ -192,6 +193,17 @@ bool is_of_other_launcher(std::string_view variable) {
                              [&](const char* prefix) { return variable.starts_with(prefix); });
 }
 
+int threads_of_environment(const Environment& environment) {
+  constexpr const char* kName = "OMP_NUM_THREADS";
+  const char* const text = environment(kName);
+  if (text == nullptr || *text == '\0') return 0;
+  const std::string first = std::string(text).substr(0, std::string_view(text).find(','));
+  const std::optional<int> threads = number([&](const char*) { return first.c_str(); }, kName);
+  require(threads && *threads > 0, ErrorCode::kConfig, "environment: ", kName, " is '", text,
+          "'; it must be a number, at least 1");
+  return *threads;
+}
+
 LaunchFacts facts_of(const Launcher& launcher) {
   if (launcher.name.empty()) return {};
   return {.launcher = launcher.name,
@@ -200,6 +212,9 @@ LaunchFacts facts_of(const Launcher& launcher) {
 }
 
 void adopt_launcher(const Launcher& launcher, Config& config) {
+  if (launcher.threads > 0 && !config.given("threads_per_rank")) {
+    config.set_effective("threads_per_rank", launcher.threads);
+  }
   const int each = launcher.ranks_per_process;
   if (launcher.kind == Launcher::Kind::kNone && each == 0) return;
   const int processes = launcher.processes;

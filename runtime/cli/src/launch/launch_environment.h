@@ -27,6 +27,7 @@ struct Launcher {
   int processes = 1;
   int machines = 0;  ///< 0: not said, as the next
   int ranks_per_process = 0;
+  int threads = 0;        ///< of each rank's kernels, as OMP_NUM_THREADS says
   std::string address{};  ///< kSockets only, as the next two
   int port = 0;
   int listener = -1;
@@ -42,11 +43,16 @@ Launcher find_launcher(const Environment& environment);
 /// `tessera launch` starts do not get it.
 bool is_of_other_launcher(std::string_view variable);
 
+/// OMP_NUM_THREADS, which OpenMP lets be a list, "4,2", by depth; 0 if it is not set. Throws
+/// Error{kConfig} if it is no number above 0.
+int threads_of_environment(const Environment& environment);
+
 /// What it decides of what a config file means.
 LaunchFacts facts_of(const Launcher& launcher);
 
-/// Gives `config` the number of ranks if it was not given, and keeps every process but the first
-/// from printing and logging. Throws Error{kConfig} if the ranks cannot be split evenly.
+/// Gives `config` the number of ranks and their threads if they were not given, and keeps every
+/// process but the first from printing and logging. Throws Error{kConfig} if the ranks cannot be
+/// split evenly.
 void adopt_launcher(const Launcher& launcher, Config& config);
 
 /// Joins the other processes; null if there are none.
