@@ -107,17 +107,17 @@ TEST_F(LaunchCommand, OutputComesInWholeLinesWithTheirRanks) {
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("\033")));
 }
 
-/// Kills a process once training runs, and tells how long all others lived on.
+/// Sends a process a signal once training runs, and tells how long all others lived on.
 class Killer {
  public:
-  explicit Killer(std::string log) : log_(std::move(log)) {}
+  explicit Killer(std::string log, int signal = SIGKILL) : log_(std::move(log)), signal_(signal) {}
 
   void kill_child(pid_t launcher, std::size_t index) {
     while (read_file(log_).find("\"step\":3,") == std::string::npos) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     killed_ = testing::children_of(launcher).at(index);
-    kill(killed_, SIGKILL);
+    kill(killed_, signal_);
     since_ = std::chrono::steady_clock::now();
   }
   pid_t killed() const { return killed_; }
@@ -125,6 +125,7 @@ class Killer {
 
  private:
   std::string log_;
+  int signal_;
   pid_t killed_ = 0;
   std::chrono::steady_clock::time_point since_{};
 };
@@ -155,6 +156,44 @@ TEST_F(LaunchCommand, CtrlCEndsAllAfterTheStep) {
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
   EXPECT_THAT(result.out, HasSubstr("stopped after step"));
   EXPECT_EQ(read_log("log").back()["kind"], "summary");
+}
+
+TEST_F(LaunchCommand, CtrlCBeforeTheTrainingIsNoError) {
+  const ProgramResult result = launch(
+      {"--processes", "3"}, {"--data", write_text(), "--steps", "1000000"}, [&](pid_t launcher) {
+        while (testing::children_of(launcher).size() < 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        kill(launcher, SIGINT);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("tessera: stopped, as asked\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("was killed by signal")));
+}
+
+TEST_F(LaunchCommand, AStoppedRankDoesNotHoldUpTheEnd) {
+  Killer killer(path("log"), SIGSTOP);
+  const ProgramResult result =
+      launch({"--processes", "2", "--grace", "60"},
+             {"--data", write_text(), "--steps", "1000000", "--log", path("log"), "--timeout", "3"},
+             [&](pid_t launcher) { killer.kill_child(launcher, 1); });
+  EXPECT_LT(killer.elapsed(), kSoon + std::chrono::seconds(3));
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 0 (process 0"), HasSubstr("failed with exit code"),
+                    HasSubstr("; rank 1 (process 1, pid " + std::to_string(killer.killed())),
+                    HasSubstr("was stopped by signal 19")));
+}
+
+TEST_F(LaunchCommand, InATerminalErrorsOfProcess0HaveTheirRankToo) {
+  std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--processes", "2", "--"};
+  for (const std::string& word : small_training()) command.push_back(word);
+  command.insert(command.end(), {"--data", path("missing.txt")});
+  testing::PseudoTerminal terminal(command);
+  EXPECT_EQ(terminal.exit_code(), 2);
+  EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 0\\][^\n]*tessera: "));
+  EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 1\\][^\n]*tessera: "));
 }
 
 TEST_F(LaunchCommand, TheFirstFailureIsReturned) {

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -9,6 +10,7 @@
 #include "commands.h"
 #include "foreign_commands.h"
 #include "launch/launch_command.h"
+#include "launch/launch_environment.h"
 #include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -19,7 +21,9 @@ namespace {
 
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
-  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
+  const char* const prefix = std::getenv(kMessagePrefix);
+  std::cerr << (prefix == nullptr ? "" : prefix)
+            << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
   return exit_code;
 }
 

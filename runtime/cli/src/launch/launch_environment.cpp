@@ -199,8 +199,9 @@ int threads_of_environment(const Environment& environment) {
   if (text == nullptr || *text == '\0') return 0;
   const std::string first = std::string(text).substr(0, std::string_view(text).find(','));
   const std::optional<int> threads = number([&](const char*) { return first.c_str(); }, kName);
-  require(threads && *threads > 0, ErrorCode::kConfig, "environment: ", kName, " is '", text,
-          "'; it must be a number, at least 1");
+  constexpr int kMost = 4096;  // as of --threads-per-rank
+  require(threads && *threads > 0 && *threads <= kMost, ErrorCode::kConfig, "environment: ", kName,
+          " is '", text, "'; it must be a number from 1 to ", kMost);
   return *threads;
 }
 

@@ -15,6 +15,8 @@ namespace tessera::cli {
 inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
 /// A file descriptor of process 0 that listens at MASTER_PORT already.
 inline constexpr const char* kListener = "TESSERA_LISTENER";
+/// What the process that writes to the terminal itself puts before its messages: "[rank 0] ".
+inline constexpr const char* kMessagePrefix = "TESSERA_MESSAGE_PREFIX";
 /// For tests on one machine: "1" lets processes exchange messages as if each had its own.
 inline constexpr const char* kApart = "TESSERA_APART";
 

@@ -34,13 +34,15 @@ std::string ranks_of(const ProcessOptions& options) {
   return concat("ranks ", options.first_rank, "-", options.last_rank);
 }
 
+std::string prefix_of(const Terminal& terminal, const std::string& ranks) {
+  return paint(terminal, Colour::kDim, "[" + ranks + "]") + " ";
+}
+
 /// One output of a process: takes what comes through a pipe and prints whole lines.
 class LinePrinter {
  public:
   LinePrinter(int pipe, std::FILE* to, const std::string& ranks)
-      : pipe_(pipe), to_(to), terminal_(inspect(to)) {
-    prefix_ = paint(terminal_, Colour::kDim, "[" + ranks + "]") + " ";
-  }
+      : pipe_(pipe), to_(to), terminal_(inspect(to)), prefix_(prefix_of(terminal_, ranks)) {}
   int pipe() const { return pipe_; }
 
   /// False at the end of the output.
@@ -81,6 +83,7 @@ struct Child {
   ProcessOptions options;
   pid_t pid = 0;
   bool running = false;
+  int stopped_by = 0;  ///< the signal that has stopped it for now, such as SIGSTOP
 };
 
 struct Failure {
@@ -91,6 +94,12 @@ struct Failure {
 /// Between fork and exec: only what a signal handler might call, so all memory is made before.
 [[noreturn]] void become(const ProcessOptions& options, char** argv, char** variables, int out,
                          int err, pid_t parent) {
+  // The launcher's handlers would swallow what comes before exec.
+  sigset_t all_signals;
+  sigfillset(&all_signals);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  sigprocmask(SIG_UNBLOCK, &all_signals, nullptr);
   setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);
@@ -126,19 +135,23 @@ class Launch {
       forward_output();
       reap();
       pass_on_signal();
+      kill_stopped();
       escalate();
     }
     if (failure_.has_value()) {
-      const Terminal terminal = inspect(stderr);
-      const std::string line =
-          "tessera: " + paint(terminal, Colour::kRed, "error:") + " " + failure_->what + "\n";
-      std::fwrite(line.data(), 1, line.size(), stderr);
+      say(paint(inspect(stderr), Colour::kRed, "error:") + " " + failure_->what);
       return failure_->exit_code;
     }
+    if (cut_short_) say("stopped, as asked");
     return passed_on_ == 0 ? kExitGood : kExitSignal + passed_on_;
   }
 
  private:
+  static void say(const std::string& text) {
+    const std::string line = "tessera: " + text + "\n";
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+
   bool any_running() const {
     return std::any_of(children_.begin(), children_.end(),
                        [](const Child& child) { return child.running; });
@@ -150,6 +163,10 @@ class Launch {
     arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
     Variables all = options.variables;
     if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
+    // Process 0 has the progress bar, which wants the terminal itself.
+    const Terminal terminal = inspect(stderr);
+    const bool bar = options.process == 0 && terminal.interactive;
+    if (bar) all[kMessagePrefix] = prefix_of(terminal, ranks_of(options));
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
       if (is_of_other_launcher(text)) continue;
@@ -166,13 +183,16 @@ class Launch {
     std::vector<char*> argv = pointers(arguments);
     std::vector<char*> variables = pointers(assignments);
 
-    // Process 0 has the progress bar, which wants the terminal itself.
-    const bool bar = options.process == 0 && inspect(stderr).interactive;
     std::array<int, 2> out = make_pipe();
     std::array<int, 2> err = bar ? std::array<int, 2>{-1, -1} : make_pipe();
     const pid_t parent = getpid();
+    sigset_t all_signals;
+    sigset_t before;
+    sigfillset(&all_signals);
+    sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
     if (child.pid == 0) become(options, argv.data(), variables.data(), out[1], err[1], parent);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
             std::strerror(errno));
     child.running = true;
@@ -204,35 +224,58 @@ class Launch {
 
   void reap() {
     int status = 0;
-    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       const auto child = std::find_if(children_.begin(), children_.end(),
                                       [&](const Child& c) { return c.pid == pid; });
       if (child == children_.end()) continue;
-      child->running = false;
-      note_end(*child, status);
+      const bool ended = WIFEXITED(status) || WIFSIGNALED(status);
+      child->running = !ended;
+      child->stopped_by = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+      if (ended) note_end(*child, status);
     }
   }
 
-  /// Keeps the first failure: the others follow from it.
-  void note_end(const Child& child, int status) {
+  std::string describe(const Child& child) const {
     std::array<char, 256> host{};
     gethostname(host.data(), host.size() - 1);
-    const std::string who = concat(ranks_of(child.options), " (process ", child.options.process,
-                                   ", pid ", child.pid, " on ", host.data(), ")");
+    return concat(ranks_of(child.options), " (process ", child.options.process, ", pid ", child.pid,
+                  " on ", host.data(), ")");
+  }
+
+  /// Keeps the first failure: the others follow from it. After a signal that was passed on nothing
+  /// is one: a process that had no handler yet dies of it, and its neighbours miss it.
+  void note_end(const Child& child, int status) {
+    if (failure_.has_value()) return;
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
+      cut_short_ = cut_short_ || (passed_on_ != 0 && signal == passed_on_);
       const bool by_us = stopping_ && (signal == SIGTERM || signal == SIGKILL);
-      if (failure_.has_value() || by_us) return;
-      failure_ = {concat(who, " was killed by signal ", signal, " (", strsignal(signal), ")"),
-                  kExitSignal + signal};
+      if (by_us || cut_short_) return;
+      failure_ = {
+          concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal), ")"),
+          kExitSignal + signal};
     } else if (WEXITSTATUS(status) != 0) {
       const int code = WEXITSTATUS(status);
-      if (failure_.has_value() || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
-      failure_ = {concat(who, " failed with exit code ", code, "; its message is above"), code};
+      if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
+      failure_ = {
+          concat(describe(child), " failed with exit code ", code, "; its message is above"), code};
     } else {
       return;
     }
     if (!deadline_) deadline_ = Clock::now() + grace_;
+  }
+
+  /// After a failure, one that is stopped would wait for the last signal; it is said that it was,
+  /// since the others have failed for want of it.
+  void kill_stopped() {
+    if (!failure_) return;
+    for (Child& child : children_) {
+      if (!child.running || child.stopped_by == 0) continue;
+      failure_->what += concat("; ", describe(child), " was stopped by signal ", child.stopped_by,
+                               " (", strsignal(child.stopped_by), ")");
+      kill(-child.pid, SIGKILL);
+      child.stopped_by = 0;
+    }
   }
 
   void pass_on_signal() {
@@ -263,7 +306,8 @@ class Launch {
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
   int passed_on_ = 0;
-  bool stopping_ = false;  // SIGTERM has been sent
+  bool cut_short_ = false;  // a process has died of the signal that was passed on
+  bool stopping_ = false;   // SIGTERM has been sent
 };
 
 }  // namespace
