@@ -91,6 +91,9 @@ void add_launcher(Rows& rows) {
     text = launcher.name.empty() ? "none, this is the only process"
                                  : concat(launcher.name, ", this is process ", launcher.process,
                                           " of ", launcher.processes);
+    if (!launcher.address.empty()) {
+      text += concat(", meeting at ", launcher.address, " port ", launcher.port);
+    }
   } catch (const Error& error) {
     text = concat("no run can start: ", error.what());
   }

@@ -104,17 +104,25 @@ Launcher by_torchrun(const Environment& environment) {
 
 Launcher by_hand(const Environment& environment) { return by_sockets(environment, "a launcher"); }
 
-/// srun without an MPI plug-in: processes meet on the machine that srun was called on, or where
-/// MASTER_ADDR says, at a port that two jobs do not share.
+/// Where process 0 of a step runs. srun gives it the first machine of the step, which need not be
+/// the one that srun was called on.
+std::string first_machine(const Environment& environment) {
+  if (const char* const master = environment("MASTER_ADDR")) return master;
+  for (const char* const name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    const char* const list = environment(name);
+    const std::string host = list == nullptr ? "" : first_host(list);
+    if (!host.empty()) return host;
+  }
+  fail(ErrorCode::kConfig,
+       "environment: srun has set no SLURM_STEP_NODELIST; export MASTER_ADDR, the first machine of "
+       "the job, or use srun --mpi=pmix");
+}
+
+/// srun without an MPI plug-in: processes meet on the machine of the first, at a port that two jobs
+/// do not share.
 Launcher by_slurm(const Environment& environment) {
   // In a shell of a job (sbatch, salloc) there is a SLURM_NTASKS, but no step has been started.
   if (number(environment, "SLURM_NTASKS").value_or(1) == 1) return {};
-  const char* const master = environment("MASTER_ADDR");
-  const char* const first = environment("SLURM_LAUNCH_NODE_IPADDR");
-  const char* const address = master != nullptr ? master : first;
-  require(address != nullptr, ErrorCode::kConfig,
-          "environment: srun has set no SLURM_LAUNCH_NODE_IPADDR; export MASTER_ADDR, the first "
-          "machine of the job, or use srun --mpi=pmix");
   constexpr int kFirstPort = 20000;
   constexpr int kPorts = 10000;
   const int job = number(environment, "SLURM_JOB_ID").value_or(0);
@@ -123,7 +131,7 @@ Launcher by_slurm(const Environment& environment) {
           .process = needed(environment, "SLURM_PROCID", "srun"),
           .processes = needed(environment, "SLURM_NTASKS", "srun"),
           .machines = number(environment, "SLURM_NNODES").value_or(0),
-          .address = address,
+          .address = first_machine(environment),
           .port = number(environment, "MASTER_PORT").value_or(kFirstPort + job % kPorts)};
 }
 
@@ -191,6 +199,21 @@ Launcher find_launcher(const Environment& environment) {
 bool is_of_other_launcher(std::string_view variable) {
   return std::ranges::any_of(kLaunchersPrefixes,
                              [&](const char* prefix) { return variable.starts_with(prefix); });
+}
+
+std::string first_host(std::string_view list) {
+  const std::size_t bracket = list.find('[');
+  const std::size_t comma = list.find(',');
+  if (bracket == std::string_view::npos || comma < bracket) {
+    return std::string(list.substr(0, comma));
+  }
+  const std::size_t close = list.find(']', bracket);
+  if (close == std::string_view::npos) return "";
+  const std::string_view inside = list.substr(bracket + 1, close - bracket - 1);
+  std::string host(list.substr(0, bracket));
+  host += inside.substr(0, inside.find_first_of(",-"));
+  const std::string_view rest = list.substr(close + 1);
+  return host + first_host(rest.substr(0, rest.find(',')));
 }
 
 int threads_of_environment(const Environment& environment) {

@@ -45,6 +45,9 @@ Launcher find_launcher(const Environment& environment);
 /// `tessera launch` starts do not get it.
 bool is_of_other_launcher(std::string_view variable);
 
+/// "node01" of Slurm's "node[01-03,7],other"; empty if there is none.
+std::string first_host(std::string_view list);
+
 /// OMP_NUM_THREADS, which OpenMP lets be a list, "4,2", by depth; 0 if it is not set. Throws
 /// Error{kConfig} if it is no number above 0.
 int threads_of_environment(const Environment& environment);
