@@ -120,7 +120,8 @@ class Scheduler {
     } else {
       const std::int64_t count = params_.integer(key).value_or(1000);
       if (count < 0) params_.refuse(key, "is ", count, "; it must be at least 0");
-      if (!known_.override_integer("warmup_steps") && count > steps) {
+      const bool fits = known_.override_integer("warmup_steps") || count <= steps;
+      if (!fits && are_steps_given()) {
         params_.refuse(key, count, " warm-up steps",
                        params_.has(key) ? "" : ", DeepSpeed's default,", " do not fit into ", steps,
                        " steps; change it, or give --steps");
@@ -130,8 +131,25 @@ class Scheduler {
       } else {
         params_.derive(key, "warmup_steps", count, "DeepSpeed's default is 1000");
       }
+      if (!fits) lengthen(key, steps, count);
     }
     shape();
+  }
+
+  bool are_steps_given() const {
+    return known_.override_integer("steps") || params_.integer("total_num_steps");
+  }
+
+  /// Nobody has said how long the run is, so it is not the file that is wrong.
+  void lengthen(const char* key, std::int64_t usual, std::int64_t steps) {
+    const std::string note =
+        concat("the usual ", usual, " steps are fewer than these ", steps, " of warm-up, so that ",
+               "there are ", steps, "; give --steps for the whole run");
+    if (params_.has(key)) {
+      params_.translate(key, "steps", steps, note);
+    } else {
+      params_.derive(key, "steps", steps, note, true);
+    }
   }
 
   void shape() {
