@@ -4,7 +4,9 @@
 #include <ostream>
 
 #include "terminal.h"
+#include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/rank_device.h"
 #include "text_table.h"
 
 namespace tessera::cli {
@@ -86,6 +88,20 @@ std::string describe_ranks(const TrainerOptions& options) {
   }
   return text + ", " + std::string(to_string(options.precision)) + ", " +
          plural(options.threads_per_rank, "thread") + " per rank";
+}
+
+std::string device_note(const Config& config, const TrainerOptions& options) {
+  if (config.given("device") || resolved_device(options.device) != DeviceChoice::kCpu) return "";
+  for (const ConfigTranslation& file : config.translations()) {
+    for (const ConfigEntry& entry : file.entries) {
+      if (entry.key != "distributed_type" || !entry.value.is_string()) continue;
+      const auto type = entry.value.get<std::string>();
+      if (type == "NO" || type == "MULTI_CPU") continue;
+      return concat(entry.where(), ": ", entry.key, ": ", type,
+                    " asks for GPUs; there is none, so the run is on the CPU");
+    }
+  }
+  return "";
 }
 
 std::string describe_shape(const Schedule& schedule) {

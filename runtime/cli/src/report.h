@@ -3,6 +3,7 @@
 #include <iosfwd>
 #include <string>
 
+#include "tessera/trainer/config.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer.h"
 
@@ -10,6 +11,8 @@ namespace tessera::cli {
 
 /// "full_shard on 4 ranks (1 replica of 4), fp32, 1 thread per rank".
 std::string describe_ranks(const TrainerOptions& options);
+/// Says so if a file asks for GPUs and the run is on the CPU because there is none; else "".
+std::string device_note(const Config& config, const TrainerOptions& options);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
 std::string describe_shape(const Schedule& schedule);
 /// "0.82 M parameters in 6 units".

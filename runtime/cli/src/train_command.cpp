@@ -38,6 +38,8 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
+  const std::string device = device_note(config, options);
+  if (!device.empty()) std::cout << "note: " << device << "\n";
   std::cout << std::flush;
 }
 
