@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 
 #include "cli/program.h"
 
@@ -79,6 +80,57 @@ TEST_F(ExplainCommand, WrongFilesAreUsageErrors) {
   EXPECT_THAT(run({"explain"}).err, HasSubstr("nothing to explain"));
 }
 
+constexpr const char* kRefused =
+    "distributed_type: FSDP\n"
+    "num_processes: 2\n"
+    "main_proces_port: 1\n"
+    "fsdp_config:\n"
+    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    "  fsdp_offload_params: true\n"
+    "  fsdp_activation_checkpointing: true\n";
+
+TEST_F(ExplainCommand, TellsEveryKeyOfARefusedFile) {
+  const std::string file = write("a.yaml", kRefused);
+  const ProgramResult result = run({"explain", file});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("2 keys need a change"), HasSubstr(file + ":3: main_pro"),
+                                HasSubstr(file + ":6: fsdp_config.fsdp_offload_params")));
+  EXPECT_THAT(
+      result.out,
+      AllOf(HasSubstr("main_proces_port: 1\n      -> refused: unknown key; did you mean 'main_"),
+            HasSubstr("-> refused: 'true' asks for keeping the state in the host's memory"),
+            HasSubstr("use more ranks"), HasSubstr("-> wrap = layer"),
+            HasSubstr("-> recompute = full"), HasSubstr("-> ranks = 2")));
+  EXPECT_THAT(result.out, Not(HasSubstr("effective settings")));
+}
+
+TEST_F(ExplainCommand, TellsARefusedFileInJson) {
+  const std::string file = write("a.yaml", kRefused);
+  const ProgramResult result = run({"explain", file, "--json"});
+  EXPECT_EQ(result.exit_code, 2);
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_TRUE(json["settings"].is_null());
+  std::map<std::string, std::string> outcomes;
+  for (const auto& entry : json["files"][0]["entries"]) {
+    outcomes[entry["key"]] = entry["outcome"];
+    if (entry["key"] == "main_proces_port") {
+      EXPECT_EQ(entry["line"], 3);
+      EXPECT_THAT(entry["note"].get<std::string>(), HasSubstr("did you mean"));
+    }
+  }
+  EXPECT_EQ(outcomes.at("main_proces_port"), "refused");
+  EXPECT_EQ(outcomes.at("fsdp_config.fsdp_offload_params"), "refused");
+  EXPECT_EQ(outcomes.at("fsdp_config.fsdp_activation_checkpointing"), "honoured");
+  EXPECT_EQ(outcomes.at("num_processes"), "honoured");
+}
+
+TEST_F(ExplainCommand, AKeyThatDependsOnARefusedOneIsNotJudged) {
+  const ProgramResult result =
+      run({"explain", write("a.yaml", "distributed_type: FSPD\nnum_processes: 2\n")});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.out, HasSubstr("num_processes: 2\n      -> not judged"));
+}
+
 TEST_F(ExplainCommand, TrainsWithAForeignFileAndSaysWhatItTranslated) {
   const std::string file = write("a.yaml", kFile);
   const ProgramResult result =
@@ -87,6 +139,10 @@ TEST_F(ExplainCommand, TrainsWithAForeignFileAndSaysWhatItTranslated) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("note: " + file + ":4: fsdp_config.fsdp_reshard"),
                                 HasSubstr("note: " + file + ":6: rdzv_backend")));
   EXPECT_EQ(read_log("log.jsonl").at(0)["strategy"], "shard_grad_op");
+  if (read_log("log.jsonl").at(0)["device"] != "cuda") {
+    EXPECT_THAT(result.out, HasSubstr(file + ":1: distributed_type: FSDP asks for GPUs; there is "
+                                             "none, so the run is on the CPU"));
+  }
   EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
 }
 

@@ -23,6 +23,7 @@ constexpr const char* kDifferences = R"json({
  "accelerate_fsdp1_backward_prefetch_number_3.yaml": {"refused": "ValueError: 3 is not a valid BackwardPrefetch"},
  "accelerate_fsdp1_forward_prefetch.yaml": {"prefetch_backward": [1, 0]},
  "accelerate_fsdp1_hybrid_two_machines.yaml": {"prefetch_backward": [1, 0]},
+ "accelerate_fsdp1_loading_without_sync.yaml": {"refused": "ValueError: When using `--fsdp_cpu_ram_efficient_loading` set `--fsdp_sync_module_states` to `True`"},
  "accelerate_fsdp1_questionnaire_shard_grad_op.yaml": {"strategy": ["shard_grad_op", "full_shard"]},
  "accelerate_fsdp1_quoted_booleans.yaml": {"prefetch_backward": [1, 0]},
  "accelerate_fsdp1_reshard_is_boolean.yaml": {"strategy": ["shard_grad_op", "full_shard"]},
@@ -40,7 +41,8 @@ constexpr const char* kDifferences = R"json({
  "accelerate_fsdp1_wrap_absent.yaml": {"prefetch_backward": [1, 0]},
  "accelerate_fsdp1_wrap_number.yaml": {"refused": "ValueError: Invalid auto wrap policy: 1. Must be one of ['TRANSFORMER_BASED_WRAP', 'SIZE_BASED_WRAP', 'NO_WRAP']"},
  "accelerate_fsdp2_forward_prefetch_on_cpu.yaml": {"device": ["cpu", "any"]},
- "accelerate_fsdp2_mesh_unprefixed.yaml": {"strategy": ["hybrid_shard", "no_shard"]},
+ "accelerate_fsdp2_mesh_replicate_only.yaml": {"refused": "ValueError: FSDP is enabled but the parallelism config has no dimension for FSDP to shard across (both `dp_shard_size` and `cp_size` are 1). This usually means a model that is already parallelized another way -- e.g. loaded with `DistributedConfig(tp_size=N)` or `enable_expert_parallel=True`, which makes the whole world size tensor/expert parallel -- was launched under an FSDP config. Either launch it without the FSDP config, or leave ranks for FSDP to use by lowering `tp_size`."},
+ "accelerate_fsdp2_mesh_unprefixed.yaml": {"strategy": ["hybrid_shard", "full_shard"], "replicas": [2, 1]},
  "accelerate_fsdp2_no_prefetch.yaml": {"prefetch_backward": [0, 1]},
  "accelerate_fsdp2_strategy_only.yaml": {"strategy": ["shard_grad_op", "full_shard"]},
  "accelerate_ipex.yaml": {"refused": "ValueError: The config file at accelerate_ipex.yaml had unknown keys (['ipex_config']), please try upgrading your `accelerate` version or fix (and potentially remove) these keys from your config file."},
@@ -94,11 +96,9 @@ void tell_fsdp_strategy(const json& record, json& settings) {
     settings["strategy"] = reshard ? "full_shard" : "shard_grad_op";
     return;
   }
+  // What the launcher exports, and so what its worker reads: ones where the file says nothing. A
+  // mesh of ones is none.
   const auto replicas = std::stoll(text(environment, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"));
-  if (text(environment, "PARALLELISM_CONFIG_DP_SHARD_SIZE") == "1") {
-    settings["strategy"] = "no_shard";
-    return;
-  }
   settings["replicas"] = replicas;
   settings["strategy"] = replicas > 1 ? (reshard ? "hybrid_shard" : "hybrid_shard_zero2")
                                       : (reshard ? "full_shard" : "shard_grad_op");

@@ -6,16 +6,19 @@
 
 Each file goes the way that `accelerate launch --config_file FILE` goes: its parser, its merging of
 file and flags, its choice of a launcher, the number of processes and the environment that this one
-would start them with, and the FSDP plugin that a worker builds from that.
+would start them with, the FSDP plugin that a worker builds from that, and its check of the mesh.
 The result is accelerate_golden.json; golden_test.cpp holds our reader to it. No GPU is needed.
 """
 
 import json
 import os
 import pathlib
+import types
 
 import accelerate
 from accelerate.commands import launch
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType
 from accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import (
     prepare_deepspeed_cmd_env,
@@ -54,6 +57,8 @@ class Recorder:
         self.result = {"launcher": launcher, "processes": processes, "environment": environment}
         if args.use_fsdp:
             self.result["fsdp"] = plugin_of(environment)
+        if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG") == "true":
+            check_mesh(environment, processes, args.use_fsdp)
 
     def deepspeed(self, args) -> None:
         _, environment = prepare_deepspeed_cmd_env(args)
@@ -102,6 +107,24 @@ def plugin_of(environment: dict) -> dict:
             "forward_prefetch": plugin.forward_prefetch,
             "reduce_dtype": None if policy is None else str(policy.reduce_dtype),
         }
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def check_mesh(environment: dict, processes: int, fsdp: bool) -> None:
+    """Raises what a worker's Accelerator raises; it stands in for one, which needs its processes."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        worker = types.SimpleNamespace(
+            num_processes=processes,
+            multi_device=not fsdp,
+            is_fsdp2=fsdp and environment["FSDP_VERSION"] == "2",
+            is_main_process=True,
+            distributed_type=DistributedType.FSDP if fsdp else DistributedType.MULTI_GPU,
+        )
+        ParallelismConfig()._validate_accelerator(worker)
     finally:
         os.environ.clear()
         os.environ.update(before)

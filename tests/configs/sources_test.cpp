@@ -168,7 +168,7 @@ TEST_F(ConfigSources, NoVariableOfAccelerateIsSilent) {
   }
 }
 
-TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNameOfItsKey) {
+TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNamesOfVariableAndKey) {
   const auto error = [](std::map<std::string, std::string> values) -> std::string {
     const Variables environment(std::move(values));
     try {
@@ -181,12 +181,73 @@ TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNameOfItsKey) {
     return "accepted";
   };
   EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "fp16"}}),
-              AllOf(HasSubstr("environment"), HasSubstr("mixed_precision"), HasSubstr("bf16")));
+              AllOf(HasSubstr("environment: ACCELERATE_MIXED_PRECISION: mixed_precision: fp16"),
+                    HasSubstr("bf16")));
+  EXPECT_THAT(error({{"ACCELERATE_CPU_AFFINITY", "1"}}),
+              HasSubstr("environment: ACCELERATE_CPU_AFFINITY: enable_cpu_affinity: asks for"));
   EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "true"}}),
-              HasSubstr("fsdp_offload_params"));
+              HasSubstr("environment: FSDP_OFFLOAD_PARAMS: fsdp_config.fsdp_offload_params"));
   EXPECT_THAT(
       error({{"ACCELERATE_USE_DEEPSPEED", "true"}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "7"}}),
-      HasSubstr("zero_stage"));
+      HasSubstr("environment: ACCELERATE_DEEPSPEED_ZERO_STAGE: deepspeed_config.zero_stage"));
+}
+
+/// `accelerate launch --use_deepspeed --deepspeed_config_file ... --zero_stage 3 ...` exports what
+/// "auto" stands for in that file.
+TEST_F(ConfigSources, VariablesFillInTheAutoOfADeepSpeedFile) {
+  const auto read = [&](const std::string& text, std::map<std::string, std::string> more) {
+    more.insert({{"ACCELERATE_USE_DEEPSPEED", "true"},
+                 {"ACCELERATE_DEEPSPEED_CONFIG_FILE", write("ds.json", text)},
+                 {"ACCELERATE_MIXED_PRECISION", "bf16"},
+                 {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"},
+                 {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"},
+                 {"ACCELERATE_GRADIENT_CLIPPING", "0.5"}});
+    const Variables environment(std::move(more));
+    Config config(trainer_settings());
+    config.read_environment(environment.get(), environment.names());
+    return config;
+  };
+  const Config filled = read(R"({"train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+      "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}})",
+                             {});
+  EXPECT_EQ(filled.get<std::string>("strategy"), "full_shard");
+  EXPECT_EQ(filled.get<std::string>("precision"), "bf16");
+  EXPECT_EQ(filled.get<std::string>("reduce_dtype"), "bf16");
+  EXPECT_EQ(filled.get<int>("accumulate"), 4);
+  EXPECT_EQ(filled.get<double>("clip_norm"), 0.5);
+
+  // What the file says itself stays.
+  const Config said = read(R"({"train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": 2, "gradient_clipping": 2.0,
+      "bf16": {"enabled": false}, "zero_optimization": {"stage": 1}})",
+                           {});
+  EXPECT_EQ(said.get<std::string>("strategy"), "zero1");
+  EXPECT_EQ(said.get<std::string>("precision"), "fp32");
+  EXPECT_EQ(said.get<int>("accumulate"), 2);
+  EXPECT_EQ(said.get<double>("clip_norm"), 2.0);
+
+  const Config absent =
+      read(R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {}})", {});
+  EXPECT_EQ(absent.get<std::string>("precision"), "bf16");  // as Accelerate adds it
+
+  const auto error = [&](const std::string& text, std::map<std::string, std::string> more) {
+    try {
+      read(text, std::move(more));
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  const std::string offload = R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization":
+      {"stage": 2, "offload_optimizer": {"device": "auto"}}})";
+  EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu"}}),
+              AllOf(HasSubstr("offload_optimizer.device"), HasSubstr("'cpu'")));
+  EXPECT_EQ(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none"}}),
+            "accepted");
+  EXPECT_THAT(
+      error(R"({"train_micro_batch_size_per_gpu": 2})", {{"ACCELERATE_DEEPSPEED_ZERO_STAGE", "7"}}),
+      HasSubstr("ACCELERATE_DEEPSPEED_ZERO_STAGE: '7' is not a stage"));
 }
 
 TEST_F(ConfigSources, TheDefaultFileOfAccelerateIsWhereAccelerateLooks) {

@@ -13,6 +13,8 @@
 namespace tessera::cli {
 namespace {
 
+constexpr const char* kNotJudged = "not judged";
+
 std::string in_words(const ConfigTranslation& translation) {
   std::string text =
       translation.path + ": settings of " + std::string(to_string(translation.dialect));
@@ -27,12 +29,18 @@ std::string show(const nlohmann::ordered_json& value) {
 /// "strategy = full_shard, replicas = 2", or what stands for it.
 std::string meaning(const ConfigEntry& entry) {
   std::string text;
+  if (!entry.outcome) return concat(kNotJudged, ": it depends on a key that is refused");
   for (const auto& [name, value] : entry.settings.items()) {
     text += (text.empty() ? "" : ", ") + name + " = " + show(value);
   }
   if (text.empty() && entry.outcome == KeyOutcome::kNoEffect) text = "no effect";
+  if (entry.outcome == KeyOutcome::kRefused) text = "refused";
   if (entry.note.empty()) return text;
   return text.empty() ? entry.note : text + ": " + entry.note;
+}
+
+std::string outcome_of(const ConfigEntry& entry) {
+  return entry.outcome ? std::string(to_string(*entry.outcome)) : kNotJudged;
 }
 
 /// In the order of the file; what is not in it last.
@@ -48,7 +56,8 @@ std::vector<ConfigEntry> sorted(const ConfigTranslation& translation) {
 
 void print_entries(std::ostream& out, const ConfigTranslation& translation) {
   for (const ConfigEntry& entry : sorted(translation)) {
-    const bool absent = entry.outcome == KeyOutcome::kDerived;
+    const bool absent = entry.outcome == KeyOutcome::kDerived ||
+                        (entry.outcome == KeyOutcome::kRefused && entry.value.is_null());
     const bool section = entry.value.is_structured();
     out << "  " << entry.where() << "  " << entry.key
         << (absent    ? " (absent)"
@@ -78,7 +87,7 @@ nlohmann::ordered_json to_json(const ConfigEntry& entry) {
                               {"file", entry.file},
                               {"line", entry.line},
                               {"value", entry.value},
-                              {"outcome", to_string(*entry.outcome)},
+                              {"outcome", outcome_of(entry)},
                               {"settings", entry.settings},
                               {"note", entry.note},
                               {"difference", entry.difference},
@@ -86,16 +95,18 @@ nlohmann::ordered_json to_json(const ConfigEntry& entry) {
   return json;
 }
 
+nlohmann::ordered_json to_json(const ConfigTranslation& translation) {
+  auto entries = nlohmann::ordered_json::array();
+  for (const ConfigEntry& entry : sorted(translation)) entries.push_back(to_json(entry));
+  return {{"path", translation.path},
+          {"dialect", to_string(translation.dialect)},
+          {"recognised_by", translation.recognised_by},
+          {"entries", entries}};
+}
+
 nlohmann::ordered_json to_json(const Config& config) {
   auto files = nlohmann::ordered_json::array();
-  for (const ConfigTranslation& translation : config.translations()) {
-    auto entries = nlohmann::ordered_json::array();
-    for (const ConfigEntry& entry : sorted(translation)) entries.push_back(to_json(entry));
-    files.push_back({{"path", translation.path},
-                     {"dialect", to_string(translation.dialect)},
-                     {"recognised_by", translation.recognised_by},
-                     {"entries", entries}});
-  }
+  for (const ConfigTranslation& file : config.translations()) files.push_back(to_json(file));
   auto settings = nlohmann::ordered_json::object();
   for (const auto& [name, value] : config.values().items()) {
     settings[name] = {{"value", value}, {"source", config.source(name)}};
@@ -103,15 +114,27 @@ nlohmann::ordered_json to_json(const Config& config) {
   return {{"kind", "explain"}, {"files", files}, {"settings", settings}};
 }
 
-}  // namespace
-
-namespace {
-
 /// What is asked of `tessera explain`.
 struct ExplainRequest {
   std::string path{};
   bool json = false;
 };
+
+void print_keys(std::ostream& out, const ConfigTranslation& translation) {
+  out << in_words(translation) << "\n";
+  print_entries(out, translation);
+  print_differences(out, translation);
+}
+
+/// Its keys, of which no settings follow.
+void print_refused(std::ostream& out, const ConfigTranslation& translation, bool json) {
+  if (!json) return print_keys(out, translation);
+  const nlohmann::ordered_json object{
+      {"kind", "explain"},
+      {"files", nlohmann::ordered_json::array({to_json(translation)})},
+      {"settings", nullptr}};
+  out << object.dump(2) << "\n";
+}
 
 int run_explain(Config config, const ExplainRequest& request) {
   require(!config.translations().empty(), ErrorCode::kConfig,
@@ -126,9 +149,7 @@ int run_explain(Config config, const ExplainRequest& request) {
     return kExitGood;
   }
   for (const ConfigTranslation& translation : config.translations()) {
-    std::cout << in_words(translation) << "\n";
-    print_entries(std::cout, translation);
-    print_differences(std::cout, translation);
+    print_keys(std::cout, translation);
   }
   print_settings(std::cout, config);
   return kExitGood;
@@ -161,7 +182,13 @@ Command add_explain(CLI::App& program) {
                                 "a config file of Tessera, Accelerate or DeepSpeed");
   command->command().add_flag("--json", request->json, "print one JSON object");
   return {&command->command(), [command, request] {
-            return run_explain(command->config(std::cerr, kForAnyMachine, request->path), *request);
+            try {
+              return run_explain(command->config(std::cerr, kForAnyMachine, request->path),
+                                 *request);
+            } catch (const ConfigRefused& refused) {
+              print_refused(std::cout, refused.translation(), request->json);
+              throw;
+            }
           }};
 }
 

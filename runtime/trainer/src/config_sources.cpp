@@ -1,6 +1,7 @@
 #include "tessera/trainer/config_sources.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "foreign/accelerate.h"
 #include "foreign/deepspeed.h"
@@ -33,7 +34,42 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
   }
 }
 
+/// True if the key is missing only because it is misspelt, which another refusal says.
+bool is_misspelt(const ConfigEntry& missing, const ConfigTranslation& translation) {
+  const std::string name = concat("'", missing.key.substr(missing.key.rfind('.') + 1), "'");
+  return missing.value.is_null() &&
+         std::ranges::any_of(translation.entries, [&](const ConfigEntry& other) {
+           return &other != &missing && other.outcome == KeyOutcome::kRefused &&
+                  other.note.find(name) != std::string::npos;
+         });
+}
+
+/// All that is wrong at once, so that a file is mended at once.
+std::string refusals_of(const ConfigTranslation& translation) {
+  std::vector<const ConfigEntry*> refused;
+  for (const ConfigEntry& entry : translation.entries) {
+    const bool counts = entry.outcome == KeyOutcome::kRefused && !is_misspelt(entry, translation);
+    if (counts) refused.push_back(&entry);
+  }
+  const auto place = [&](const ConfigEntry* entry) {
+    return std::tuple(entry->file != translation.path, entry->file, entry->line);
+  };
+  std::ranges::stable_sort(refused, {}, place);
+  std::string all;
+  for (const ConfigEntry* entry : refused) {
+    all += concat(refused.size() > 1 ? "\n  " : "", entry->where(), ": ", entry->key, ": ",
+                  entry->note);
+  }
+  return refused.size() < 2
+             ? all
+             : concat(translation.path, ": ", refused.size(), " keys need a change:", all);
+}
+
 }  // namespace
+
+ConfigRefused::ConfigRefused(ConfigTranslation translation)
+    : Error(ErrorCode::kConfig, refusals_of(translation)),
+      translation_(std::make_shared<const ConfigTranslation>(std::move(translation))) {}
 
 std::string_view to_string(ConfigDialect dialect) {
   switch (dialect) {
@@ -57,6 +93,8 @@ std::string_view to_string(KeyOutcome outcome) {
       return "no effect";
     case KeyOutcome::kDerived:
       return "derived";
+    case KeyOutcome::kRefused:
+      return "refused";
   }
   return "unknown";
 }
@@ -94,7 +132,7 @@ ConfigTranslation translate_file(const std::string& path, const TranslationConte
       translate_own(document, context.table, translation);
       break;
     case ConfigDialect::kAccelerate:
-      foreign::translate_accelerate(document, foreign::AccelerateSource::kFile, context,
+      foreign::translate_accelerate(document, foreign::AccelerateSource::kFile, {}, context,
                                     translation);
       break;
     case ConfigDialect::kDeepSpeed:

@@ -16,6 +16,8 @@ constexpr const char* kType = "distributed_type";
 constexpr const char* kPrecision = "mixed_precision";
 constexpr const char* kProcesses = "num_processes";
 constexpr const char* kUseCpu = "use_cpu";
+constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
+constexpr const char* kShard = "parallelism_config_dp_shard_size";
 
 const Node& empty_map() {
   static const Node node{.kind = Node::Kind::kMap};
@@ -24,32 +26,35 @@ const Node& empty_map() {
 
 class Accelerate {
  public:
-  Accelerate(const Document& document, AccelerateSource source, const TranslationContext& context,
-             ConfigTranslation& translation)
+  Accelerate(const Document& document, AccelerateSource source, const AutoValues& autos,
+             const TranslationContext& context, ConfigTranslation& translation)
       : path_(document.path),
         source_(source),
         known_(context),
         translation_(translation),
-        top_(translation, path_, document.root, accelerate_keys(), {.name = "", .known = &known_}) {
-  }
+        top_(translation, path_, document.root, accelerate_keys(), {.name = "", .known = &known_}),
+        autos_(autos) {}
 
   void translate() {
-    const DistributedType& type = read_type();
-    read_ranks(type);
-    machines_ = translate_machines(top_, path_, ranks_, known_.launch());
+    attempt([this] { type_ = &read_type(); });
+    if (type_ == nullptr) return;
+    attempt([this] { read_ranks(*type_); });
+    attempt([this] { machines_ = translate_machines(top_, path_, ranks_, known_.launch()); });
     if (top_.has("ipex_config")) {
       top_.differ("ipex_config", "Accelerate 1.15 refuses the key, which it knew before");
     }
     if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
+    attempt([this] { read_affinity(); });
     read_device();
     read_small_sections();
-    const bool fsdp = std::string_view(type.name) == "FSDP";
-    const bool deepspeed = std::string_view(type.name) == "DEEPSPEED";
-    if (type.strategy != nullptr) top_.honour(kType, "strategy", type.strategy);
+    const bool fsdp = is_type("FSDP");
+    const bool deepspeed = is_type("DEEPSPEED");
     if (fsdp || deepspeed) top_.agree(kType, fsdp ? "see fsdp_config" : "see deepspeed_config");
-    read_fsdp(fsdp);
-    read_deepspeed(deepspeed);
-    if (!followed_) read_precision(fsdp || deepspeed);
+    attempt([&] { read_fsdp(fsdp); });
+    attempt([&] { read_deepspeed(deepspeed); });
+    attempt([&] {
+      if (!followed_) read_precision(fsdp || deepspeed);
+    });
   }
 
  private:
@@ -81,6 +86,8 @@ class Accelerate {
 
   /// Who says how many ranks there are: the first of these that says anything.
   enum class RanksFrom : std::uint8_t { kByFlag, kByKey, kByLauncher, kByType, kByNobody };
+
+  bool is_type(std::string_view name) const { return name == type_->name; }
 
   static bool is_one_process(const DistributedType& type) {
     return std::string_view(type.name) == "NO";
@@ -182,6 +189,24 @@ class Accelerate {
     }
   }
 
+  /// Its launcher reads the flag and the variable, but not the key.
+  void read_affinity() {
+    const char* key = "enable_cpu_affinity";
+    if (!top_.has(key)) return;
+    if (!top_.flag(key).value_or(false)) {
+      top_.agree(key, "asks for nothing");
+    } else if (source_ == AccelerateSource::kFile) {
+      top_.no_effect(key,
+                     concat("Accelerate's launcher ignores the key in a file, too; to bind ",
+                            "processes to NUMA nodes, start the program under numactl"),
+                     true);
+    } else {
+      top_.refuse(key,
+                  "asks for binding processes to NUMA nodes, which Tessera does not have; set ",
+                  "it to false and start the program under numactl");
+    }
+  }
+
   void read_device() {
     if (!top_.has(kUseCpu)) return;
     if (top_.flag(kUseCpu).value_or(false)) {
@@ -197,8 +222,11 @@ class Accelerate {
                            {.name = "dynamo_config", .prefix = "dynamo_"});
     }
     if (const Node* node = top_.node("mpirun_config")) {
-      const Section mpirun(translation_, path_, *node, mpirun_keys(),
-                           {.name = "mpirun_config", .prefix = "mpirun_"});
+      Section mpirun(translation_, path_, *node, mpirun_keys(),
+                     {.name = "mpirun_config", .prefix = "mpirun_"});
+      if (!is_type("MULTI_CPU") && !is_type("NO")) {
+        mpirun.switch_off("is read only with distributed_type: MULTI_CPU, as in Accelerate");
+      }
     }
     for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
                             "deepspeed_config"}) {
@@ -220,9 +248,10 @@ class Accelerate {
       if (fsdp_node != nullptr) {
         Section(translation_, path_, *fsdp_node, fsdp_keys(),
                 {.name = "fsdp_config", .prefix = "fsdp_"})
-            .leave_unused("is read only with distributed_type: FSDP, as in Accelerate", true);
+            .switch_off("is read only with distributed_type: FSDP, as in Accelerate");
       }
-      if (mesh) refuse_mesh(*mesh);
+      if (type_->strategy != nullptr) top_.honour(kType, "strategy", type_->strategy);
+      if (mesh) read_replicas(*mesh);
       return;
     }
     Section fsdp(translation_, path_, fsdp_node != nullptr ? *fsdp_node : empty_map(), fsdp_keys(),
@@ -230,15 +259,23 @@ class Accelerate {
     translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_);
   }
 
-  void refuse_mesh(Section& mesh) {
-    for (const char* key :
-         {"parallelism_config_dp_shard_size", "parallelism_config_dp_replicate_size"}) {
-      if (mesh.integer(key).value_or(1) != 1) {
-        mesh.refuse(key,
-                    "parallelism_config needs distributed_type: FSDP and fsdp_version: 2, in "
-                    "Accelerate as well");
+  /// Without FSDP there is nothing to shard over, but DDP is a mesh of replicas.
+  void read_replicas(Section& mesh) {
+    const std::int64_t replicas = mesh.integer(kReplicate).value_or(1);
+    const bool ddp = is_type("MULTI_GPU") || is_type("MULTI_CPU");
+    for (const char* key : {kShard, kReplicate}) {
+      const std::int64_t size = mesh.integer(key).value_or(1);
+      if (size < 1) mesh.refuse(key, "is ", size, "; it must be at least 1");
+      if (size > 1 && !(ddp && key == kReplicate)) {
+        mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
       }
     }
+    if (replicas > 1 && ranks_ != kUnknownRanks && replicas != ranks_) {
+      mesh.refuse(
+          kReplicate, "is ", replicas, ", but there are ", ranks_,
+          " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
+    }
+    if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
     mesh.leave_unused("an axis of one rank", false);
   }
 
@@ -247,7 +284,7 @@ class Accelerate {
     Section section(translation_, path_, node != nullptr ? *node : empty_map(),
                     accelerate_deepspeed_keys(), {.name = "deepspeed_config"});
     if (!wanted) {
-      section.leave_unused("is read only with distributed_type: DEEPSPEED, as in Accelerate", true);
+      section.switch_off("is read only with distributed_type: DEEPSPEED, as in Accelerate");
       return;
     }
     if (section.has("deepspeed_config_file")) {
@@ -305,18 +342,27 @@ class Accelerate {
     }
     section.agree(key, concat("is read: ", path));
     section.leave_unused("the DeepSpeed file decides", false);
-    translate_deepspeed(read_document(path), ranks_, known_, translation_);
+    translate_deepspeed(
+        read_named(section, key, path),
+        ThroughAccelerate{.ranks = ranks_ == kUnknownRanks ? known_.integer("ranks") : ranks_,
+                          .autos = autos_},
+        known_, translation_);
     followed_ = true;
   }
 
+  static Document read_named(const Section& section, const char* key, const std::string& path) {
+    try {
+      return read_document(path);
+    } catch (const Error& error) {
+      section.refuse(key, error.what());
+    }
+  }
+
   /// Accelerate's own rule and words: two files must not say the same thing.
-  void refuse_conflicts(Section& section) {
+  void refuse_conflicts(const Section& section) const {
     std::vector<std::string> names;
-    int line = 0;
-    const auto collect = [&](Section& where, const char* key) {
-      if (!where.has(key)) return;
-      if (names.empty()) line = where.line(key);
-      names.emplace_back(key);
+    const auto collect = [&](const Section& where, const char* key) {
+      if (where.has(key)) names.emplace_back(key);
     };
     for (const char* key :
          {"gradient_accumulation_steps", "gradient_clipping", "zero_stage",
@@ -325,12 +371,13 @@ class Accelerate {
       collect(section, key);
     }
     collect(top_, kPrecision);
-    require(
-        names.empty(), ErrorCode::kConfig, at_line(path_, line),
-        "deepspeed_config.deepspeed_config_file: When using deepspeed_config_file, the following "
-        "accelerate config variables will be ignored: [",
-        joined(names), "]; remove them here and set them in ",
-        section.text("deepspeed_config_file").value_or(""));
+    const char* file = "deepspeed_config_file";
+    if (names.empty()) return;
+    section.refuse(file,
+                   "When using deepspeed_config_file, the following accelerate config variables "
+                   "will be ignored: [",
+                   joined(names), "]; remove them here and set them in ",
+                   section.text(file).value_or(""));
   }
 
   void read_precision(bool low_precision_reduction) {
@@ -357,7 +404,9 @@ class Accelerate {
   KnownSettings known_;
   ConfigTranslation& translation_;
   Section top_;
-  std::int64_t ranks_ = 1;
+  const AutoValues& autos_;
+  const DistributedType* type_ = nullptr;
+  std::int64_t ranks_ = kUnknownRanks;
   std::int64_t machines_ = 1;
   bool followed_ = false;
 };
@@ -374,8 +423,9 @@ std::string beside(const std::string& of, const std::string& named) {
 }
 
 void translate_accelerate(const Document& document, AccelerateSource source,
-                          const TranslationContext& context, ConfigTranslation& translation) {
-  Accelerate(document, source, context, translation).translate();
+                          const AutoValues& autos, const TranslationContext& context,
+                          ConfigTranslation& translation) {
+  Accelerate(document, source, autos, context, translation).translate();
 }
 
 }  // namespace tessera::foreign

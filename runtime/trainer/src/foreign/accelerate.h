@@ -1,5 +1,6 @@
 #pragma once
 
+#include "foreign/deepspeed.h"
 #include "foreign/document.h"
 #include "tessera/trainer/config_sources.h"
 
@@ -12,8 +13,10 @@ enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
 /// The path of a file that the file `of` names: from the current folder, or else from beside `of`.
 std::string beside(const std::string& of, const std::string& named);
 
-/// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`.
+/// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`, where
+/// `autos` stands for "auto".
 void translate_accelerate(const Document& document, AccelerateSource source,
-                          const TranslationContext& context, ConfigTranslation& translation);
+                          const AutoValues& autos, const TranslationContext& context,
+                          ConfigTranslation& translation);
 
 }  // namespace tessera::foreign

@@ -14,6 +14,28 @@ constexpr const char* kShardInstead =
     "set it to 1 and shard over those ranks: parallelism_config_dp_shard_size";
 constexpr const char* kOnlyAxis = "belongs to an axis that is not there";
 constexpr const char* kNoNvme = "nothing is kept outside memory";
+constexpr const char* kCompiled = "there is no Python code to compile";
+
+const std::vector<const char*>& dynamo_backends() {
+  static const std::vector<const char*> names{"NO",
+                                              "EAGER",
+                                              "AOT_EAGER",
+                                              "INDUCTOR",
+                                              "AOT_TS_NVFUSER",
+                                              "NVPRIMS_NVFUSER",
+                                              "CUDAGRAPHS",
+                                              "OFI",
+                                              "FX2TRT",
+                                              "ONNXRT",
+                                              "TENSORRT",
+                                              "AOT_TORCHXLA_TRACE_ONCE",
+                                              "TORCHXLA_TRACE_ONCE",
+                                              "IPEX",
+                                              "TVM",
+                                              "HPU_BACKEND",
+                                              "NEURON"};
+  return names;
+}
 
 }  // namespace
 
@@ -74,11 +96,7 @@ const std::vector<KeyRule>& accelerate_keys() {
        .harmless = {"static"}},
       {.name = "same_network", .type = kFlag, .use = kQuiet, .why = kOneMeeting},
       {.name = "gpu_ids", .type = kText, .use = kUsed},
-      {.name = "enable_cpu_affinity",
-       .type = kFlag,
-       .use = kRefused,
-       .asks_for = "binding processes to NUMA nodes",
-       .instead = "set it to false and start the program under numactl"},
+      {.name = "enable_cpu_affinity", .type = kFlag, .use = kUsed},
       {.name = "use_cpu", .type = kFlag, .use = kUsed},
       {.name = "debug", .type = kFlag, .use = kUsed},
       {.name = "main_training_function",
@@ -97,7 +115,8 @@ const std::vector<KeyRule>& accelerate_keys() {
       {.name = "dynamo_backend",
        .type = kText,
        .use = kSaid,
-       .why = "there is no Python code to compile",
+       .why = kCompiled,
+       .allowed = dynamo_backends(),
        .harmless = {"NO"}},
       {.name = "dynamo_config", .type = kSection, .use = kUsed},
       {.name = "fsdp_config", .type = kSection, .use = kUsed},
@@ -106,15 +125,12 @@ const std::vector<KeyRule>& accelerate_keys() {
       {.name = "mpirun_config", .type = kSection, .use = kUsed},
       {.name = "megatron_lm_config",
        .type = kAny,
-       .use = kRefused,
-       .asks_for = "Megatron-LM",
-       .instead = "remove it; distributed_type: FSDP shards the same state over all ranks"},
+       .use = kSaid,
+       .why = "is read only with distributed_type: MEGATRON_LM, as in Accelerate"},
       {.name = "fp8_config",
        .type = kAny,
-       .use = kRefused,
-       .asks_for = "fp8",
-       .lifted_by = "precision",
-       .instead = "remove it and use mixed_precision: bf16"},
+       .use = kSaid,
+       .why = "is read only with mixed_precision: fp8, as in Accelerate"},
       {.name = "ipex_config", .type = kAny, .use = kQuiet, .why = "there is no PyTorch to extend"},
   };
   return table;
@@ -305,10 +321,18 @@ const std::vector<KeyRule>& accelerate_deepspeed_keys() {
 }
 
 const std::vector<KeyRule>& dynamo_keys() {
-  constexpr const char* kCompiled = "there is no Python code to compile";
   static const std::vector<KeyRule> table{
-      {.name = "dynamo_backend", .type = kText, .use = kSaid, .why = kCompiled, .harmless = {"NO"}},
-      {.name = "dynamo_mode", .type = kText, .use = kQuiet, .why = kCompiled},
+      {.name = "dynamo_backend",
+       .type = kText,
+       .use = kSaid,
+       .why = kCompiled,
+       .allowed = dynamo_backends(),
+       .harmless = {"NO"}},
+      {.name = "dynamo_mode",
+       .type = kText,
+       .use = kQuiet,
+       .why = kCompiled,
+       .allowed = {"default", "reduce-overhead", "max-autotune"}},
       {.name = "dynamo_use_fullgraph", .type = kFlag, .use = kQuiet, .why = kCompiled},
       {.name = "dynamo_use_dynamic", .type = kFlag, .use = kQuiet, .why = kCompiled},
       {.name = "dynamo_use_regional_compilation", .type = kFlag, .use = kQuiet, .why = kCompiled},

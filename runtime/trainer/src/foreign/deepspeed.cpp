@@ -19,23 +19,24 @@ std::optional<std::int64_t> launched_ranks(const KnownSettings& known) {
 
 class DeepSpeed {
  public:
-  DeepSpeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
+  DeepSpeed(const Document& document, const std::optional<ThroughAccelerate>& accelerate,
             const KnownSettings& known, ConfigTranslation& translation)
       : path_(document.path),
         known_(known),
         translation_(translation),
-        through_accelerate_(accelerate_ranks.has_value()),
-        ranks_(through_accelerate_ ? accelerate_ranks : launched_ranks(known)),
+        through_accelerate_(accelerate.has_value()),
+        autos_(accelerate ? accelerate->autos : AutoValues{}),
+        ranks_(accelerate ? accelerate->ranks : launched_ranks(known)),
         top_(translation, path_, document.root, deepspeed_keys(), {.name = "", .known = &known}) {}
 
   void translate() {
-    ranks_ = translate_batch(top_, ranks_, known_);
-    read_zero();
-    read_precision();
-    read_clipping();
-    read_updates();
-    translate_monitors(top_, path_, known_, translation_);
-    read_checked_sections();
+    attempt([this] { ranks_ = translate_batch(top_, ranks_, autos_.accumulate, known_); });
+    attempt([this] { read_zero(); });
+    attempt([this] { read_precision(); });
+    attempt([this] { read_clipping(); });
+    attempt([this] { read_updates(); });
+    attempt([this] { translate_monitors(top_, path_, known_, translation_); });
+    attempt([this] { read_checked_sections(); });
   }
 
  private:
@@ -48,8 +49,8 @@ class DeepSpeed {
   void read_zero() {
     const Node* node = open("zero_optimization");
     if (node == nullptr) {
-      top_.derive("zero_optimization", "strategy", strategy_of_stage(0),
-                  "without it DeepSpeed shards nothing");
+      top_.derive("zero_optimization", "strategy", strategy_of_stage(0), without_zero(),
+                  through_accelerate_ && !top_.has("zero_optimization"));
       return;
     }
     Section zero(translation_, path_, *node, zero_keys(), {.name = "zero_optimization"});
@@ -58,6 +59,9 @@ class DeepSpeed {
       if (const Node* offload = zero.node(key)) {
         const std::string name = concat("zero_optimization.", key);
         const Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
+        refuse_offload(checked, std::string_view(key) == "offload_param"
+                                    ? autos_.offload_parameters
+                                    : autos_.offload_optimizer);
       }
     }
     if (zero.flag("overlap_comm") == false) {
@@ -69,13 +73,30 @@ class DeepSpeed {
     read_stage(zero);
   }
 
+  std::string without_zero() const {
+    constexpr const char* kNothing = "without it DeepSpeed shards nothing";
+    return through_accelerate_ && !top_.has("zero_optimization")
+               ? concat(kNothing, "; Accelerate refuses a file of DeepSpeed's without it")
+               : kNothing;
+  }
+
+  /// Its "auto" is what the launcher was told.
+  static void refuse_offload(const Section& offload, const std::string& exported) {
+    if (!offload.is_auto("device") || exported.empty() || lower(exported) == "none") return;
+    offload.refuse("device", "\"auto\" is '", exported, "', as Accelerate's launcher exports, and ",
+                   "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
+                   "more ranks");
+  }
+
   void read_stage(Section& zero) {
     const char* key = "stage";
     if (zero.is_auto(key)) {
       if (!through_accelerate_) {
         zero.refuse(key, "\"auto\" means something only in Accelerate; set 0 to 3");
       }
-      set_stage(zero, 2, "\"auto\": Accelerate's default is 2");
+      set_stage(zero, autos_.stage.value_or(2),
+                autos_.stage ? "\"auto\": is ACCELERATE_DEEPSPEED_ZERO_STAGE"
+                             : "\"auto\": Accelerate's default is 2");
     } else if (const auto text = zero.text(key)) {
       const bool legacy = *text == "true" || *text == "false";
       const std::int64_t stage = legacy ? (*text == "true" ? 1 : 0) : std::stoll(*text);
@@ -105,41 +126,71 @@ class DeepSpeed {
       zero.agree(key, "MiCS is off");
       return false;
     }
-    if (size < 1 || *ranks_ % size != 0) {
-      zero.refuse(key, "is ", size, ", which does not divide ", *ranks_,
+    const std::int64_t ranks = ranks_.value_or(known_.integer("ranks"));
+    if (size < 1 || ranks % size != 0) {
+      zero.refuse(key, "is ", size, ", which does not divide ", ranks,
                   " ranks; change it, or give --ranks");
     }
     if (stage != 3) zero.refuse(key, "MiCS needs stage 3; set it, or set this key to -1");
-    zero.honour(key, "replicas", *ranks_ / size);
+    zero.honour(key, "replicas", ranks / size);
     return true;
   }
 
-  /// True if the section `key` is there and enabled.
+  /// True if "auto", or a section that is absent, stands for this precision.
+  bool is_exported(const char* key) const {
+    const std::string& precision = autos_.precision;
+    if (std::string_view(key) == "fp16") return precision == "fp16";
+    return precision == "bf16";
+  }
+
+  /// True if the section `key` is there and enabled, or if Accelerate would enable it.
   bool is_enabled(const char* key) {
     const Node* node = open(key);
-    if (node == nullptr) return false;
+    if (node == nullptr) {
+      if (top_.has(key) || !is_exported(key)) return false;
+      if (std::string_view(key) == "fp16") {
+        if (known_.is_overridden("precision")) return false;
+        refuse_fp16(top_, key);
+      }
+      top_.derive(key, "precision", "bf16", "is ACCELERATE_MIXED_PRECISION");
+      if (!top_.has(kCommunication)) {
+        top_.derive(key, "reduce_dtype", "bf16", "is ACCELERATE_MIXED_PRECISION");
+      }
+      return true;
+    }
     Section section(translation_, path_, *node, half_precision_keys(),
                     {.name = key, .known = &known_});
-    const bool enabled = section.flag("enabled").value_or(false);
+    const bool automatic = section.is_auto("enabled");
+    const bool enabled = automatic ? is_exported(key) : section.flag("enabled").value_or(false);
     if (enabled && std::string_view(key) == "fp16") {
       if (section.overridden("enabled", "precision", "fp16 is not supported")) return false;
-      section.refuse("enabled", "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
-                     "needs no loss scaling");
+      refuse_fp16(section, "enabled");
     }
     if (enabled) {
-      section.honour("enabled", "precision", "bf16");
+      const char* note = automatic ? "\"auto\": is ACCELERATE_MIXED_PRECISION" : "";
+      section.honour("enabled", "precision", "bf16", note);
       if (!top_.has(kCommunication)) section.honour("enabled", "reduce_dtype", "bf16");
     } else if (section.has("enabled")) {
-      section.agree("enabled", section.is_auto("enabled")
-                                   ? "\"auto\" follows mixed_precision, which no file sets"
-                                   : concat(key, " is off"));
+      section.agree("enabled",
+                    !automatic ? concat(key, " is off")
+                    : autos_.precision.empty()
+                        ? "\"auto\" follows mixed_precision, which no file sets"
+                        : concat("\"auto\": ACCELERATE_MIXED_PRECISION is ", autos_.precision));
     }
     return enabled;
+  }
+
+  [[noreturn]] static void refuse_fp16(const Section& section, const char* key) {
+    section.refuse(key, "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
+                   "needs no loss scaling");
   }
 
   void read_precision() {
     if (top_.has("bf16") && top_.has("bfloat16")) {
       top_.refuse("bfloat16", "is the old name of bf16, which is there, too; keep one");
+    }
+    if (autos_.precision == "fp8" && !known_.is_overridden("precision")) {
+      top_.refuse("bf16", "ACCELERATE_MIXED_PRECISION is fp8, which is not supported; use bf16");
     }
     is_enabled("fp16");
     const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
@@ -164,7 +215,9 @@ class DeepSpeed {
       if (*norm < 0) top_.refuse(key, "is ", *norm, "; it must be at least 0");
       top_.honour(key, "clip_norm", *norm);
     } else if (top_.has(key)) {
-      top_.honour(key, "clip_norm", 1.0, "\"auto\": Accelerate takes 1.0");
+      top_.honour(key, "clip_norm", autos_.clip_norm.value_or(1.0),
+                  autos_.clip_norm ? "\"auto\": is ACCELERATE_GRADIENT_CLIPPING"
+                                   : "\"auto\": Accelerate takes 1.0");
     } else {
       top_.derive(key, "clip_norm", 0.0, "DeepSpeed's default is 0, never");
     }
@@ -209,6 +262,7 @@ class DeepSpeed {
   const KnownSettings& known_;
   ConfigTranslation& translation_;
   bool through_accelerate_;
+  AutoValues autos_;
   std::optional<std::int64_t> ranks_;
   Section top_;
 };
@@ -220,9 +274,9 @@ const char* strategy_of_stage(std::int64_t stage) {
   return kStrategies.at(static_cast<std::size_t>(stage));
 }
 
-void translate_deepspeed(const Document& document, std::optional<std::int64_t> accelerate_ranks,
+void translate_deepspeed(const Document& document, std::optional<ThroughAccelerate> accelerate,
                          const KnownSettings& known, ConfigTranslation& translation) {
-  DeepSpeed(document, accelerate_ranks, known, translation).translate();
+  DeepSpeed(document, accelerate, known, translation).translate();
 }
 
 }  // namespace tessera::foreign

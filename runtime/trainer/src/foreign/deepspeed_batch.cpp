@@ -9,12 +9,17 @@ constexpr const char* kAccumulate = "gradient_accumulation_steps";
 
 class Batch {
  public:
-  Batch(Section& top, std::optional<std::int64_t> ranks, const KnownSettings& known)
+  Batch(Section& top, std::optional<std::int64_t> ranks, std::optional<std::int64_t> accumulate,
+        const KnownSettings& known)
       : top_(top), known_(known), ranks_(ranks) {
     train_ = positive(kTrain);
     micro_ = known.override_integer("micro_batch");
     if (!micro_) micro_ = positive(kMicro);
     accumulate_ = known.override_integer("accumulate");
+    if (!accumulate_ && top_.is_auto(kAccumulate)) {
+      accumulate_ = accumulate;
+      exported_ = accumulate.has_value();
+    }
     if (!accumulate_) accumulate_ = positive(kAccumulate);
   }
 
@@ -88,7 +93,9 @@ class Batch {
   }
 
   void report_size(const char* key, const char* setting, std::int64_t value) {
-    if (top_.is_auto(key)) {
+    if (exported_ && std::string_view(key) == kAccumulate) {
+      top_.honour(key, setting, value, "\"auto\": is ACCELERATE_GRADIENT_ACCUMULATION_STEPS");
+    } else if (top_.is_auto(key)) {
       top_.honour(key, setting, value,
                   train_ ? "\"auto\": follows from train_batch_size"
                          : concat("\"auto\": is ", flag_name(setting)));
@@ -105,13 +112,14 @@ class Batch {
   std::optional<std::int64_t> train_;
   std::optional<std::int64_t> micro_;
   std::optional<std::int64_t> accumulate_;
+  bool exported_ = false;  // a variable fills in "auto"
 };
 
 }  // namespace
 
 std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
-                             const KnownSettings& known) {
-  return Batch(top, ranks, known).resolve();
+                             std::optional<std::int64_t> accumulate, const KnownSettings& known) {
+  return Batch(top, ranks, accumulate, known).resolve();
 }
 
 }  // namespace tessera::foreign

@@ -10,6 +10,7 @@ extern char** environ;  // POSIX leaves its declaration to the program
 namespace tessera {
 namespace {
 
+using foreign::AutoValues;
 using foreign::Node;
 using foreign::SectionSwitch;
 using foreign::Variable;
@@ -19,6 +20,7 @@ constexpr const char* kMegatron = "ACCELERATE_USE_MEGATRON_LM";
 constexpr const char* kAccumulation = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 constexpr const char* kBackend = "ACCELERATE_DYNAMO_BACKEND";
 constexpr const char* kDynamo = "dynamo_config";
+constexpr const char* kUseDeepSpeed = "ACCELERATE_USE_DEEPSPEED";
 constexpr const char* kDeepSpeedFile = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
 
 std::string text_of(const Environment& environment, const char* name) {
@@ -70,24 +72,24 @@ class Exported {
 
   /// The file that the launcher may have read.
   const Node& as_file() const { return root_; }
+  /// What stands for "auto" in a file of DeepSpeed's.
+  const AutoValues& autos() const { return autos_; }
 
  private:
   bool is_on(const char* name) const { return !is_off(text_of(environment_, name)); }
 
   void take(const Variable& variable, const std::string& text) {
     if (variable.is_switch && is_off(text)) return;
-    if (variable.name == kAccumulation && !is_on("ACCELERATE_USE_DEEPSPEED")) {
+    if (variable.name == kAccumulation && !is_on(kUseDeepSpeed)) {
       accumulate(text);
+    } else if (fills_in(variable)) {
+      fill_in(variable, text);
     } else if (variable.section == kDynamo && !is_on(kBackend)) {
       const bool asks = !is_off(text) && foreign::lower(text) != "default";
       if (asks) ignore(variable.name, concat(kBackend, " is NO"), true);
     } else if (!counts(variable)) {
-      const SectionSwitch* const section = switch_of(variable.section);
-      const bool decided = section == nullptr || is_on(section->variable);
-      ignore(
-          variable.name,
-          decided ? concat(kDeepSpeedFile, " decides") : concat(section->variable, " is not true"),
-          !decided && !is_off(text));
+      const char* off = switch_of(variable.section)->variable;
+      ignore(variable.name, concat(off, " is not true"), !is_off(text));
     } else {
       Node& map = variable.section.empty() ? root_ : child(root_, variable.section);
       map.members.push_back({.key = variable.key, .value = scalar(text)});
@@ -95,13 +97,54 @@ class Exported {
   }
 
   bool counts(const Variable& variable) const {
-    const bool file_decides =
-        is_on("ACCELERATE_USE_DEEPSPEED") && !text_of(environment_, kDeepSpeedFile).empty();
-    if (file_decides && (variable.section == "deepspeed_config" || variable.section.empty())) {
-      return variable.name == kDeepSpeedFile || variable.is_switch;
-    }
     const SectionSwitch* section = switch_of(variable.section);
     return section == nullptr || is_on(section->variable);
+  }
+
+  /// With a file of DeepSpeed's own, what others say is only what its "auto" stands for.
+  bool fills_in(const Variable& variable) const {
+    const bool file_decides =
+        is_on(kUseDeepSpeed) && !text_of(environment_, kDeepSpeedFile).empty();
+    const bool about_it = variable.section == "deepspeed_config" || variable.section.empty();
+    return file_decides && about_it && variable.name != kDeepSpeedFile && !variable.is_switch;
+  }
+
+  void fill_in(const Variable& variable, const std::string& text) {
+    const Node value = scalar(text);
+    const std::string& key = variable.key;
+    if (key == "zero_stage") autos_.stage = foreign::as_integer(value);
+    if (key == "gradient_accumulation_steps") autos_.accumulate = foreign::as_integer(value);
+    if (key == "gradient_clipping") autos_.clip_norm = foreign::as_number(value);
+    if (key == "mixed_precision") autos_.precision = foreign::lower(text);
+    if (key == "offload_optimizer_device") autos_.offload_optimizer = text;
+    if (key == "offload_param_device") autos_.offload_parameters = text;
+    check_filled_in(variable, text);
+    translation_.entries.push_back(
+        {.key = variable.name,
+         .file = kPath,
+         .value = text,
+         .outcome = KeyOutcome::kHonoured,
+         .note = concat(kDeepSpeedFile, " decides; this is what its \"auto\" stands for")});
+  }
+
+  void check_filled_in(const Variable& variable, const std::string& text) const {
+    constexpr std::int64_t kLastStage = 3;
+    const std::string& key = variable.key;
+    const bool is_auto = foreign::lower(text) == "auto";
+    const auto check = [&](bool good, const char* what) {
+      require(good, ErrorCode::kConfig, kPath, ": ", variable.name, ": '", text, "' is not ", what);
+    };
+    if (key == "zero_stage") {
+      check(autos_.stage && *autos_.stage >= 0 && *autos_.stage <= kLastStage,
+            "a stage; use 0, 1, 2 or 3");
+    }
+    if (key == "gradient_accumulation_steps" && !is_auto) {
+      check(autos_.accumulate && *autos_.accumulate >= 1,
+            "a number of steps; it must be at least 1");
+    }
+    if (key == "gradient_clipping" && !is_auto) {
+      check(autos_.clip_norm && *autos_.clip_norm >= 0, "a norm; it must be at least 0");
+    }
   }
 
   static const SectionSwitch* switch_of(const std::string& section) {
@@ -168,6 +211,7 @@ class Exported {
   const Environment& environment_;
   ConfigTranslation& translation_;
   Node root_{.kind = Node::Kind::kMap};
+  AutoValues autos_;
 };
 
 /// Puts the variable's name where a file would have a path, so that messages name it.
@@ -176,6 +220,10 @@ void name_variables(ConfigTranslation& translation) {
     if (entry.file != kPath || entry.value.is_null()) continue;
     for (const Variable& variable : foreign::variables()) {
       if (entry.key == path_of(variable)) entry.file = concat(kPath, ": ", variable.name);
+    }
+    for (const SectionSwitch& section : foreign::section_switches()) {
+      const bool type = entry.key == "distributed_type" && section.type != nullptr;
+      if (type && entry.value == section.type) entry.file = concat(kPath, ": ", section.variable);
     }
     if (entry.key == kAccumulation) entry.file = concat(kPath, ": ", kAccumulation);
   }
@@ -215,12 +263,12 @@ std::optional<ConfigTranslation> translate_environment(const Environment& enviro
   const Exported exported(environment, names, translation);
   if (!exported.as_file().members.empty()) {
     const foreign::Document document{.path = kPath, .root = exported.as_file()};
-    foreign::translate_accelerate(document, foreign::AccelerateSource::kEnvironment, context,
-                                  translation);
+    foreign::translate_accelerate(document, foreign::AccelerateSource::kEnvironment,
+                                  exported.autos(), context, translation);
   }
   if (translation.entries.empty()) return std::nullopt;
-  foreign::check_complete(translation);
   name_variables(translation);
+  foreign::check_complete(translation);
   return translation;
 }
 
@@ -245,6 +293,7 @@ std::map<std::string, std::string> exported_variables(const ConfigTranslation& f
         entry.value.is_structured()) {
       continue;
     }
+    if (entry.key == "enable_cpu_affinity") continue;  // its launcher does not read it in a file
     const auto of_section = [&](const SectionSwitch& s) { return s.section == variable->section; };
     const auto& sections = foreign::section_switches();
     const auto section = std::ranges::find_if(sections, of_section);

@@ -130,17 +130,15 @@ void check_mesh(const Section& parallelism, std::int64_t replicate, std::int64_t
                      "; make their product ", ranks, " or change num_processes");
 }
 
-/// A mesh with nothing to shard over, which Accelerate also takes for a mesh of ones.
+/// A mesh with nothing to shard over.
 void replicate_only(Section& fsdp, Section& parallelism, const Choice& choice) {
   constexpr const char* kNote =
-      "there are replicas only, as in Accelerate, so nothing is sharded; to shard, give "
+      "there are replicas only, so nothing is sharded; to shard, give "
       "parallelism_config_dp_shard_size";
+  constexpr const char* kRefuses = "Accelerate refuses a mesh with nothing to shard over";
   set_strategy(fsdp, choice, "no_shard");
-  if (parallelism.has(kReplicate)) {
-    parallelism.translate(kReplicate, "strategy", "no_shard", kNote);
-  } else {
-    parallelism.derive(kReplicate, "strategy", "no_shard", kNote, true);
-  }
+  parallelism.translate(kReplicate, "strategy", "no_shard", kNote);
+  parallelism.differ(kReplicate, kRefuses);
 }
 
 void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::int64_t version,
@@ -149,11 +147,11 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
   const std::int64_t shard = axis(parallelism, kShard);
   if (version == 1 && replicate * shard > 1) {
     parallelism.refuse(shard > 1 ? kShard : kReplicate,
-                       "parallelism_config needs fsdp_version: 2, in Accelerate as well; set it, "
+                       "parallelism_config needs fsdp_version: 2; set it, "
                        "or use fsdp_sharding_strategy: HYBRID_SHARD");
   }
   check_mesh(parallelism, replicate, shard, ranks);
-  if (shard == 1 && (ranks > 1 || replicate > 1)) {
+  if (shard == 1 && replicate > 1) {
     replicate_only(fsdp, parallelism, choice);
   } else {
     if (choice.row == kNoShard && shard > 1) {
@@ -168,7 +166,10 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
       parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
     }
   }
-  if (parallelism.has(kShard)) parallelism.agree(kShard, "the ranks of a replica");
+  if (parallelism.has(kShard)) {
+    parallelism.agree(kShard, replicate * shard == 1 ? "a mesh of ones is none: all ranks shard"
+                                                     : "the ranks of a replica");
+  }
   parallelism.leave_unused("says nothing of the mesh", false);
 }
 
@@ -300,6 +301,15 @@ void translate_prefetch(Section& fsdp, std::int64_t version) {
   }
 }
 
+/// Its ranks would get no weights.
+void tell_loading(Section& fsdp) {
+  constexpr const char* kLoading = "fsdp_cpu_ram_efficient_loading";
+  constexpr const char* kSync = "fsdp_sync_module_states";
+  if (fsdp.flag(kLoading).value_or(true) && fsdp.flag(kSync) == false) {
+    fsdp.differ(kSync, concat("Accelerate refuses false unless ", kLoading, " is false, too"));
+  }
+}
+
 void translate_state_dict(Section& fsdp, std::int64_t version) {
   constexpr const char* kType = "fsdp_state_dict_type";
   const auto type = fsdp.text(kType);
@@ -327,6 +337,7 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
   translate_wrap(fsdp);
   translate_prefetch(fsdp, version);
   translate_state_dict(fsdp, version);
+  tell_loading(fsdp);
   if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");
   }

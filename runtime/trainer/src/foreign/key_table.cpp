@@ -124,6 +124,14 @@ std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
 
 }  // namespace
 
+void attempt(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const Refusal&) {
+    return;  // its entry says it
+  }
+}
+
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
   for (const std::string& word : words) all += (all.empty() ? "" : ", ") + word;
@@ -145,21 +153,7 @@ std::string unknown_value(const std::string& word, const std::vector<std::string
 Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
                  const std::vector<KeyRule>& rules, Options options)
     : translation_(translation), file_(file), options_(options), map_line_(map.line) {
-  std::vector<std::string> errors;
-  for (const Node::Member& member : map.members) {
-    try {
-      read_member(member, rules);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kConfig) throw;
-      errors.emplace_back(error.what());
-    }
-  }
-  if (errors.empty()) return;
-  // All that is wrong at once, so that a file is mended at once.
-  if (errors.size() == 1) fail(ErrorCode::kConfig, errors.front());
-  std::string all;
-  for (const std::string& error : errors) all += "\n  " + error;
-  fail(ErrorCode::kConfig, file, ": ", errors.size(), " keys need a change:", all);
+  for (const Node::Member& member : map.members) read_member(member, rules);
 }
 
 std::string Section::path_of(std::string_view key) const {
@@ -174,18 +168,18 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   auto rule = named(member.key);
   const bool prefixed = rule != rules.end();
   if (!prefixed && !options_.prefix.empty()) rule = named(concat(options_.prefix, member.key));
-  if (rule == rules.end()) refuse_unknown(member, rules);
-  const auto before = items_.find(rule->name);
-  require(before == items_.end(), ErrorCode::kConfig, at_line(file_, member.line),
-          path_of(member.key), ": is there twice, also on line ",
-          before == items_.end() ? 0 : translation_.entries[before->second.entry].line,
-          "; keep one");
-  translation_.entries.push_back({.key = path_of(member.key),
-                                  .file = file_,
-                                  .line = member.line,
-                                  .value = member.value.json()});
+  if (rule == rules.end()) {
+    refuse_member(member, unknown_key(member, rules));
+    return;
+  }
+  if (const auto before = items_.find(rule->name); before != items_.end()) {
+    const int line = translation_.entries[before->second.entry].line;
+    refuse_member(member, concat("is there twice, also on line ", line, "; keep one"));
+    return;
+  }
+  add_entry(member);
   Item& item = items_[rule->name];
-  item = {.node = &member.value, .rule = &*rule, .entry = translation_.entries.size() - 1};
+  item = {.node = &member.value, .rule = &*rule, .entry = entries_.back()};
   if (!prefixed && options_.apart_from_prefix) {
     differ(rule->name, concat("Accelerate ignores the key unless it is spelt ", rule->name));
   }
@@ -196,13 +190,53 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
     if (rule->use != KeyUse::kUsed || says_nothing) agree(rule->name, "asks for nothing");
     return;
   }
-  const auto shown = canonical(*rule, member.value);
-  if (!shown) refuse_type(*rule, member.value);
-  apply(*rule, item, *shown);
-  item.canonical = rule->allowed.empty() ? *shown : match(*shown, rule->allowed);
+  attempt([&] {
+    const auto shown = canonical(*rule, member.value);
+    if (!shown) refuse_type(*rule, member.value);
+    apply(*rule, item, *shown);
+    item.canonical = rule->allowed.empty() ? *shown : match(*shown, rule->allowed);
+  });
 }
 
-void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) const {
+void Section::add_entry(const Node::Member& member) {
+  entries_.push_back(translation_.entries.size());
+  translation_.entries.push_back({.key = path_of(member.key),
+                                  .file = file_,
+                                  .line = member.line,
+                                  .value = member.value.json()});
+}
+
+void Section::refuse_member(const Node::Member& member, const std::string& why) {
+  add_entry(member);
+  translation_.entries.back().outcome = KeyOutcome::kRefused;
+  translation_.entries.back().note = why;
+}
+
+void Section::refuse_key(std::string_view key, const std::string& why) const {
+  const auto found = items_.find(key);
+  if (found == items_.end()) {
+    translation_.entries.push_back({.key = path_of(key),
+                                    .file = file_,
+                                    .line = map_line_,
+                                    .outcome = KeyOutcome::kRefused,
+                                    .note = why});
+  } else if (!is_refused(key)) {
+    ConfigEntry& e = translation_.entries[found->second.entry];
+    e.outcome = KeyOutcome::kRefused;
+    e.note = why;
+    e.settings.clear();
+  }
+  throw Refusal(ErrorCode::kConfig, concat(at_line(file_, line(key)), path_of(key), ": ", why));
+}
+
+bool Section::is_refused(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found != items_.end() &&
+         translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
+}
+
+std::string Section::unknown_key(const Node::Member& member,
+                                 const std::vector<KeyRule>& rules) const {
   std::vector<std::string> names;
   for (const KeyRule& known : rules) names.emplace_back(known.name);
   const std::string word = concat(options_.prefix, member.key);
@@ -213,8 +247,7 @@ void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRu
                                  ? concat("the nearest of the ", names.size(), " keys here are ",
                                           joined(nearest_names(word, names, 3)))
                                  : std::string(options_.hint);
-  fail(ErrorCode::kConfig, at_line(file_, member.line), path_of(member.key), ": unknown key; ",
-       remedy);
+  return "unknown key; " + remedy;
 }
 
 void Section::refuse_type(const KeyRule& rule, const Node& node) const {
@@ -234,13 +267,14 @@ void Section::refuse_type(const KeyRule& rule, const Node& node) const {
 }
 
 void Section::apply(const KeyRule& rule, const Item& item, const std::string& shown) {
+  if (!rule.allowed.empty() && match(shown, rule.allowed).empty()) {
+    refuse(rule.name, unknown_value(shown, strings(rule.allowed)));
+  }
   switch (rule.use) {
     case KeyUse::kUsed:
+      break;
     case KeyUse::kQuiet:
-      if (!rule.allowed.empty() && match(shown, rule.allowed).empty()) {
-        refuse(rule.name, unknown_value(shown, strings(rule.allowed)));
-      }
-      if (rule.use == KeyUse::kQuiet) no_effect(rule.name, rule.why);
+      no_effect(rule.name, rule.why);
       break;
     case KeyUse::kSaid:
       if (asks(rule, *item.node, shown)) {
@@ -277,7 +311,7 @@ bool Section::overridden(std::string_view key, const char* setting, const std::s
 
 const Section::Item* Section::find(std::string_view key) const {
   const auto found = items_.find(key);
-  if (found == items_.end()) return nullptr;
+  if (found == items_.end() || is_refused(key)) return nullptr;
   const Node& node = *found->second.node;
   return node.kind == Node::Kind::kScalar && is_empty(node) ? nullptr : &found->second;
 }
@@ -285,6 +319,7 @@ const Section::Item* Section::find(std::string_view key) const {
 ConfigEntry& Section::entry(std::string_view key) {
   const auto found = items_.find(key);
   require(found != items_.end(), ErrorCode::kInternal, "the key '", key, "' is not in the file");
+  if (is_refused(key)) return thrown_away_;
   return translation_.entries[found->second.entry];
 }
 
@@ -363,6 +398,7 @@ void Section::differ(std::string_view key, const std::string& difference, bool q
 
 void Section::derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
                      const std::string& note, bool announce) {
+  if (is_refused(key)) return;
   translation_.entries.push_back({.key = path_of(key),
                                   .file = file_,
                                   .outcome = KeyOutcome::kDerived,
@@ -372,6 +408,7 @@ void Section::derive(std::string_view key, const std::string& setting, nlohmann:
 }
 
 void Section::absent(std::string_view key, const std::string& note, bool announce) {
+  if (is_refused(key)) return;
   translation_.entries.push_back({.key = path_of(key),
                                   .file = file_,
                                   .outcome = KeyOutcome::kDerived,
@@ -389,7 +426,19 @@ void Section::leave_unused(const std::string& note, bool announce, KeyOutcome ou
   }
 }
 
+void Section::switch_off(const std::string& note) {
+  for (const std::size_t index : entries_) {
+    ConfigEntry& e = translation_.entries[index];
+    if (e.outcome && e.outcome != KeyOutcome::kRefused) continue;
+    e.outcome = KeyOutcome::kNoEffect;
+    e.note = note;
+    e.announce = true;
+  }
+}
+
 void check_complete(const ConfigTranslation& translation) {
+  const auto refused = [](const ConfigEntry& e) { return e.outcome == KeyOutcome::kRefused; };
+  if (std::ranges::any_of(translation.entries, refused)) throw ConfigRefused(translation);
   std::map<std::string, nlohmann::ordered_json> settings;
   for (const ConfigEntry& entry : translation.entries) {
     require(entry.outcome.has_value(), ErrorCode::kInternal, "nothing was made of ", entry.where(),

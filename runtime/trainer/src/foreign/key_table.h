@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -33,7 +34,7 @@ struct KeyRule {
   const char* why = "";        ///< kQuiet, kSaid: it has no effect
   const char* asks_for = "";   ///< kRefused
   const char* lifted_by = "";  ///< kRefused: the setting that, on the command line, decides instead
-  /// kUsed, kQuiet: values, in any case; none: all.
+  /// Not kRefused: values, in any case; none: all.
   std::vector<const char*> allowed{};
   /// kSaid, kRefused: values that ask for nothing, besides those that asks() knows by the type.
   std::vector<const char*> harmless{};
@@ -44,6 +45,16 @@ struct KeyRule {
 };
 
 class KnownSettings;
+
+/// Thrown by Section::refuse, once the key's entry says why.
+class Refusal : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Runs a part of a translation. If that refuses a key, the parts after it are still read, so that
+/// all that is wrong is told at once.
+void attempt(const std::function<void()>& part);
 
 /// The keys of one section of a file, checked against its table and noted in a translation.
 class Section {
@@ -57,8 +68,9 @@ class Section {
     const KnownSettings* known = nullptr;  ///< whose command line lifts refusals; null: none does
   };
 
-  /// Throws Error{kConfig} for keys that are unknown, there twice, of a wrong type or value, or
-  /// refused. `map` must outlive this.
+  /// Keys that are unknown, there twice, of a wrong type or value, or that ask for what we do not
+  /// have become KeyOutcome::kRefused; for all that is below they are absent. `map` must outlive
+  /// this.
   Section(ConfigTranslation& translation, const std::string& file, const Node& map,
           const std::vector<KeyRule>& rules, Options options);
 
@@ -97,10 +109,13 @@ class Section {
   /// Gives all used keys that have no outcome yet this one.
   void leave_unused(const std::string& note, bool announce,
                     KeyOutcome outcome = KeyOutcome::kNoEffect);
+  /// Nobody reads this section: whatever it asks for, or whatever is wrong with it, has no effect.
+  void switch_off(const std::string& note);
 
+  /// Makes the key KeyOutcome::kRefused, unless it is already. Throws Refusal.
   template <typename... Args>
   [[noreturn]] void refuse(std::string_view key, const Args&... args) const {
-    fail(ErrorCode::kConfig, at_line(file_, line(key)), path_of(key), ": ", args...);
+    refuse_key(key, concat(args...));
   }
 
  private:
@@ -111,13 +126,17 @@ class Section {
     std::string canonical{};  ///< of a text: as the table spells it
   };
   const Item* find(std::string_view key) const;
+  /// Of a refused key: one that is thrown away, so that the refusal stays.
   ConfigEntry& entry(std::string_view key);
+  bool is_refused(std::string_view key) const;
   std::string path_of(std::string_view key) const;
   void read_member(const Node::Member& member, const std::vector<KeyRule>& rules);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);
   void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
-  [[noreturn]] void refuse_unknown(const Node::Member& member,
-                                   const std::vector<KeyRule>& rules) const;
+  std::string unknown_key(const Node::Member& member, const std::vector<KeyRule>& rules) const;
+  void add_entry(const Node::Member& member);
+  void refuse_member(const Node::Member& member, const std::string& why);
+  [[noreturn]] void refuse_key(std::string_view key, const std::string& why) const;
   [[noreturn]] void refuse_type(const KeyRule& rule, const Node& node) const;
 
   ConfigTranslation& translation_;
@@ -125,10 +144,12 @@ class Section {
   Options options_;
   int map_line_ = 0;
   std::map<std::string, Item, std::less<>> items_;
+  std::vector<std::size_t> entries_;  ///< of all members, known or not
+  ConfigEntry thrown_away_;
 };
 
-/// Fails if a used key was forgotten, or two keys say different things of a setting: nothing may be
-/// dropped in silence.
+/// Throws ConfigRefused if a key is refused. Fails if a used key was forgotten, or two keys say
+/// different things of a setting: nothing may be dropped in silence.
 void check_complete(const ConfigTranslation& translation);
 
 /// The word of `candidates` that is meant, or "" if none is near. Very short words are near

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/trainer/setting.h"
 
 namespace tessera {
@@ -27,6 +29,7 @@ enum class KeyOutcome : std::uint8_t {
   kTranslated,  ///< our settings come near it; the note tells the difference
   kNoEffect,    ///< nothing here depends on it; the note says why
   kDerived,     ///< not in the file: what its program takes if the key is absent
+  kRefused,     ///< no run can have it; the note says why, and what to do
 };
 std::string_view to_string(KeyOutcome outcome);
 
@@ -36,7 +39,7 @@ struct ConfigEntry {
   std::string file;  ///< the path as it was given, or "environment"
   int line = 0;      ///< 0 if there is none: a variable, or a key that is absent
   nlohmann::ordered_json value{};
-  std::optional<KeyOutcome> outcome{};
+  std::optional<KeyOutcome> outcome{};  ///< none: not judged, because of a key that is refused
   nlohmann::ordered_json settings = nlohmann::ordered_json::object();  ///< ours, by name
   std::string note{};
   std::string difference{};  ///< what Accelerate or DeepSpeed does with it, if something else
@@ -46,7 +49,7 @@ struct ConfigEntry {
   std::string where() const;
 };
 
-/// A file or an environment in our terms. Whatever could not be said here was an error.
+/// A file or an environment in our terms.
 struct ConfigTranslation {
   std::string path;
   ConfigDialect dialect = ConfigDialect::kTessera;
@@ -55,6 +58,17 @@ struct ConfigTranslation {
 
   /// What a run prints about it, one line each: translations, and the keys without effect.
   std::vector<std::string> announcements() const;
+};
+
+/// A file or an environment with keys that are refused: the text names all of them.
+class ConfigRefused : public Error {
+ public:
+  explicit ConfigRefused(ConfigTranslation translation);
+  /// What became of all its keys.
+  const ConfigTranslation& translation() const { return *translation_; }
+
+ private:
+  std::shared_ptr<const ConfigTranslation> translation_;  // shared: exceptions are copied
 };
 
 inline constexpr const char* kOwnLauncher = "tessera launch";
@@ -75,7 +89,8 @@ struct TranslationContext {
 };
 
 /// Reads a file of any dialect, YAML or JSON.
-/// Throws Error{kConfig} that names the file, the line, the key and the remedy.
+/// Throws ConfigRefused, which names the file, the line, the key and the remedy, or Error{kConfig}
+/// if it cannot be read.
 ConfigTranslation translate_file(const std::string& path, const TranslationContext& context);
 
 /// A variable's value, or null: std::getenv, or a test's own.
@@ -86,8 +101,8 @@ std::vector<std::string> environment_names();
 
 /// What Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION, FSDP_SHARDING_STRATEGY, ...), or
 /// nothing if it did not start us. `names`: of all variables; those that begin as Accelerate's do
-/// and have no effect are told of. Throws Error{kConfig} that names the variable, or the key a file
-/// would have.
+/// and have no effect are told of. Throws Error{kConfig} that names the variable and the key that a
+/// file would have.
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
                                                        const std::vector<std::string>& names,
                                                        const TranslationContext& context);
