@@ -21,7 +21,7 @@ class ForeignFlags : public testing::LaunchTest {
 };
 
 TEST_F(ForeignFlags, EveryFlagOfAcceleratesLauncherIsAnswered) {
-  std::ifstream list(std::filesystem::path(__FILE__).parent_path() / "accelerate_launch_flags.txt");
+  std::ifstream list(std::string(TESSERA_SOURCE_DIR) + "/tests/cli/accelerate_launch_flags.txt");
   int answered = 0;
   for (std::string flag; std::getline(list, flag);) {
     const bool ours = flag == "--config_file" || flag == "--gpu_ids" || flag == "--help";
