@@ -44,8 +44,8 @@ namespace testing {
 
 Groups make_groups(int size, std::chrono::milliseconds) { return first_ranks(size); }
 Device& device_under_test() { return *device; }
-void* allocate(std::size_t bytes) { return ::operator new(bytes); }
-void deallocate(void* address, std::size_t) { ::operator delete(address); }
+void* allocate(std::size_t bytes) { return device->allocate(bytes); }
+void deallocate(void* address, std::size_t bytes) { device->deallocate(address, bytes); }
 void delay_device(std::chrono::microseconds) {}  // run_ranks delays the lanes themselves
 bool testing_cuda() { return false; }
 bool testing_nccl() { return false; }
