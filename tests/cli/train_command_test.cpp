@@ -274,9 +274,9 @@ TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {
 
 TEST_F(TrainCommand, TheSecondCtrlCKills) {
   const std::string log = path("log.jsonl");
-  // One step of so many micro-steps that the first signal cannot end it soon.
+  // Steps of so many micro-steps that the first signal cannot end one soon.
   const ProgramResult result =
-      run({"train", "--data", write_text(), "--steps", "1000", "--accumulate", "500", "--width",
+      run({"train", "--data", write_text(), "--steps", "1000", "--accumulate", "100", "--width",
            "16", "--context-length", "16", "--micro-batch", "200", "--log", log},
           [&](pid_t pid) {
             EXPECT_TRUE(wait_for_lines(log, 1));
