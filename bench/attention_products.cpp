@@ -7,28 +7,13 @@
 #include <span>
 
 #include "cpu/attention_blocks.h"
-#include "support.h"
-#include "tessera/kernels/kernel_table.h"
+#include "tessera/core/error.h"
 
 namespace tessera::bench {
 namespace {
 
 using cpu::kKeyBlock;
 using cpu::kQueryBlock;
-
-Tensor random(Memory& memory, Shape shape, DType dtype, std::uint64_t seed) {
-  NoStream stream;
-  const auto tensor = [&](DType type) {
-    return Tensor::empty(memory, shape, type, MemoryCategory::kActivations, "operand");
-  };
-  const Tensor numbers = tensor(DType::kFloat32);
-  cpu_kernels().fill_normal({.dst = numbers.view().flat(), .stddev = 1.0F, .key = {seed, 2}},
-                            stream);
-  if (dtype == DType::kFloat32) return numbers;
-  const Tensor result = tensor(dtype);
-  cpu_kernels().cast({.src = numbers.view().flat(), .dst = result.view().flat()}, stream);
-  return result;
-}
 
 /// Of element `index`.
 std::byte* address(const Tensor& tensor, std::int64_t index) {
@@ -48,8 +33,8 @@ AttentionProducts::AttentionProducts(const GptConfig& gpt, std::int64_t micro_ba
       heads_(gpt.heads),
       head_dim_(gpt.width / gpt.heads),
       dtype_(dtype),
-      qkv_(random(memory, {micro_batch * length, 3 * gpt.width}, dtype, 1)),
-      gradient_(random(memory, {micro_batch * length, gpt.width}, dtype, 2)) {
+      qkv_(random_operand(memory, {micro_batch * length, 3 * gpt.width}, dtype, 1.0F, 1)),
+      gradient_(random_operand(memory, {micro_batch * length, gpt.width}, dtype, 1.0F, 2)) {
   add_forward();
   add_backward();
   threads_.resize(static_cast<std::size_t>(omp_get_max_threads()));
@@ -170,9 +155,9 @@ void AttentionProducts::prepare(Thread& thread, Memory& memory) const {
   const std::int64_t queries = std::min(length_, kQueryBlock);
   const std::int64_t keys = std::min(length_, kKeyBlock);
   const std::int64_t scores = std::max(queries * score_stride(keys), keys * score_stride(queries));
-  thread.scores = random(memory, {scores}, DType::kFloat32, 3);
-  thread.rounded = random(memory, {scores}, dtype_, 4);
-  thread.sums = random(memory, {keys, head_dim_}, DType::kFloat32, 5);
+  thread.scores = random_operand(memory, {scores}, DType::kFloat32, 1.0F, 3);
+  thread.rounded = random_operand(memory, {scores}, dtype_, 1.0F, 4);
+  thread.sums = random_operand(memory, {keys, head_dim_}, DType::kFloat32, 1.0F, 5);
   for (std::size_t i = 0; i < shapes_.size(); ++i) {
     const auto of_shape = [&](const Call& call) { return call.product == i; };
     auto call = std::ranges::find_if(forward_, of_shape);

@@ -12,7 +12,7 @@
 #include <unordered_map>
 
 #include "support.h"
-#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
 
 namespace tessera::bench {
 namespace {
@@ -209,6 +209,21 @@ void check(const ProductShape& s, const Operands& o, Way& way, const std::string
 }
 
 }  // namespace
+
+Tensor random_operand(Memory& memory, const Shape& shape, DType dtype, float stddev,
+                      std::uint64_t seed) {
+  NoStream stream;
+  const auto tensor = [&](DType type) {
+    return Tensor::empty(memory, shape, type, MemoryCategory::kActivations, "operand");
+  };
+  const Tensor numbers = tensor(DType::kFloat32);
+  cpu_kernels().fill_normal({.dst = numbers.view().flat(), .stddev = stddev, .key = {seed, 1}},
+                            stream);
+  if (dtype == DType::kFloat32) return numbers;
+  const Tensor result = tensor(dtype);
+  cpu_kernels().cast({.src = numbers.view().flat(), .dst = result.view().flat()}, stream);
+  return result;
+}
 
 DirectProduct::DirectProduct(const ProductShape& shape, std::span<const Operands> samples,
                              Memory& memory)

@@ -8,6 +8,7 @@
 
 #include "tessera/core/dtype.h"
 #include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
 
 // A matrix product as oneDNN does it when it is called directly: the yardstick of step_bench.
 namespace tessera::bench {
@@ -31,6 +32,10 @@ struct Operands {
   const void* b = nullptr;
   void* c = nullptr;
 };
+
+/// Normal random numbers with mean 0, different for each seed.
+Tensor random_operand(Memory& memory, const Shape& shape, DType dtype, float stddev,
+                      std::uint64_t seed);
 
 enum class Layouts {
   kPlain,   ///< operands as they lie in memory; what oneDNN repacks, it repacks within the call

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "support.h"
 #include "tessera/autograd/ops.h"
-#include "tessera/kernels/kernel_table.h"
 
 namespace tessera::bench {
 namespace {
@@ -42,20 +40,8 @@ double StepProducts::flops() const {
 }
 
 Tensor StepProducts::random(Shape shape, DType dtype, float stddev) {
-  NoStream stream;
-  const auto tensor = [&](DType type) {
-    return Tensor::empty(memory_, shape, type, MemoryCategory::kActivations, "operand");
-  };
-  Tensor result = tensor(dtype);
-  const Tensor numbers = dtype == DType::kFloat32 ? result : tensor(DType::kFloat32);
   const auto seed = static_cast<std::uint64_t>(tensors_.size());
-  cpu_kernels().fill_normal({.dst = numbers.view().flat(), .stddev = stddev, .key = {seed, 1}},
-                            stream);
-  if (dtype != DType::kFloat32) {
-    cpu_kernels().cast({.src = numbers.view().flat(), .dst = result.view().flat()}, stream);
-  }
-  tensors_.push_back(result);
-  return result;
+  return tensors_.emplace_back(random_operand(memory_, shape, dtype, stddev, seed));
 }
 
 const Tensor& StepProducts::shared(const char* role, std::int64_t width) {
