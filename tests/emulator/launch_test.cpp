@@ -43,6 +43,7 @@ std::string refusal(dim3 grid, dim3 block, std::size_t shared) {
   const TestStream stream;
   try {
     simt::launch(&nothing, grid, block, shared, stream);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);  // nothing is left when the test ends
   } catch (const Error& error) {
     return error.what();
   }
