@@ -11,8 +11,9 @@ namespace {
 
 void check_contiguous(const CollectiveCall& call) {
   for (const TensorView* view : {&call.input, &call.output}) {
-    require(view->is_contiguous(), ErrorCode::kInvalidArgument, to_string(call.kind),
-            ": a buffer of shape ", to_string(view->shape), " is not contiguous");
+    if (view->is_contiguous()) continue;
+    fail(ErrorCode::kInvalidArgument, to_string(call.kind), ": a buffer of shape ",
+         to_string(view->shape), " is not contiguous");
   }
 }
 

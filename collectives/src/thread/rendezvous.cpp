@@ -1,23 +1,10 @@
 #include "thread/rendezvous.h"
 
-#include <thread>
 #include <utility>
 
+#include "spin_wait.h"
+
 namespace tessera {
-namespace {
-
-// Peers of a step arrive within microseconds of each other, which a short spin catches. There may
-// be many more ranks than cores, so the core is offered to others soon, and then given up.
-constexpr int kSpins = 64;
-constexpr int kYields = 32;
-
-void pause_core() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace
 
 void Counter::raise(std::uint64_t value) {
   // Sequentially consistent, as is the other side: either this thread sees the sleeper, or the
@@ -28,14 +15,9 @@ void Counter::raise(std::uint64_t value) {
 
 Counter::Wait Counter::wait(std::uint64_t target, SteadyTime deadline,
                             const std::atomic<bool>& aborted) {
-  for (int i = 0; i < kSpins + kYields; ++i) {
-    if (value_.load(std::memory_order_acquire) >= target) return Wait::kReached;
-    if (aborted.load(std::memory_order_acquire)) return Wait::kAborted;
-    if (i < kSpins) {
-      pause_core();
-    } else {
-      std::this_thread::yield();
-    }
+  const auto reached = [&] { return value_.load(std::memory_order_acquire) >= target; };
+  if (spin_until([&] { return reached() || aborted.load(std::memory_order_acquire); })) {
+    return reached() ? Wait::kReached : Wait::kAborted;
   }
   std::unique_lock lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

@@ -6,20 +6,11 @@
 
 #include <climits>
 #include <ctime>
-#include <thread>
+
+#include "spin_wait.h"
 
 namespace tessera {
 namespace {
-
-// As in rendezvous.cpp: peers come within microseconds, and there may be more ranks than cores.
-constexpr int kSpins = 64;
-constexpr int kYields = 32;
-
-void pause_core() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 /// A futex is 32 bits wide: the lower half of the count, which changes whenever the count rises.
 std::uint32_t* lower_half(std::atomic<std::uint64_t>& value) {
@@ -39,14 +30,8 @@ void SharedCounter::raise(std::uint64_t value) {
 }
 
 bool SharedCounter::wait(std::uint64_t target, std::chrono::milliseconds patience) {
-  for (int i = 0; i < kSpins + kYields; ++i) {
-    if (value_.load(std::memory_order_acquire) >= target) return true;
-    if (i < kSpins) {
-      pause_core();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  const auto reached = [&] { return value_.load(std::memory_order_acquire) >= target; };
+  if (spin_until(reached)) return true;
   const auto deadline = std::chrono::steady_clock::now() + patience;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   std::uint64_t seen = value();

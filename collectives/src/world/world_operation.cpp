@@ -174,9 +174,10 @@ void WorldOperation::expect(int peer, const TensorView& destination) {
 }
 
 void WorldOperation::check_same(int peer, const CallSummary& other) const {
-  require(other == own_summary_, ErrorCode::kInvalidArgument, name(), ": rank ", rank(), " issued ",
-          describe(own_summary_), " but rank ", peer, " issued ", describe(other),
-          "; all ranks must issue the same operations in the same order");
+  if (other == own_summary_) return;  // the usual case must not pay for the text
+  fail(ErrorCode::kInvalidArgument, name(), ": rank ", rank(), " issued ", describe(own_summary_),
+       " but rank ", peer, " issued ", describe(other),
+       "; all ranks must issue the same operations in the same order");
 }
 
 void WorldOperation::meet() {
@@ -261,8 +262,10 @@ void WorldOperation::receive_from_peer() {
   const auto missing = [&] { return list_ranks({peer}); };
   wait(channel.taken, sequence_, missing);
   wait(channel.posted, sequence_ + 1, missing);
-  require(channel.call == own_summary_, ErrorCode::kInvalidArgument, name(), ": expected ",
-          describe(own_summary_), " but rank ", peer, " issued ", describe(channel.call));
+  if (channel.call != own_summary_) {
+    fail(ErrorCode::kInvalidArgument, name(), ": expected ", describe(own_summary_), " but rank ",
+         peer, " issued ", describe(channel.call));
+  }
   if (call_.input.bytes() > 0) {
     copy_bytes(call_.input.data, state_.core().at(channel.buffer.process, channel.buffer.offset),
                static_cast<std::size_t>(call_.input.bytes()));
