@@ -21,6 +21,12 @@ struct ArenaHeader {
 /// A file in memory that a process maps as a whole: its own to allocate from, or a peer's to read.
 /// An address is the same offset in every process, so a buffer in it needs no copy to be seen.
 /// It reserves addresses only; pages are taken when they are first written.
+///
+/// [Note: why not MPI's windows] A shared window of MPI has one size, given before there is a
+/// tensor; Open MPI's is a file in /dev/shm, which is half of a machine's memory, and 64 MiB in a
+/// container: "not enough space" is the answer to more. And processes that torchrun, srun or
+/// `tessera launch` started would need MPI to share memory. The reads and sums are the same loads
+/// from the same pages.
 class SharedMapping {
  public:
   /// A new one.
