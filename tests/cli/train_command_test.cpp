@@ -37,8 +37,8 @@ TEST_F(TrainCommand, TrainsAndTellsTheTruth) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("step 1/20"), HasSubstr("step 20/20")));
   EXPECT_THAT(result.err, Not(HasSubstr("\033")));  // no terminal, no escapes
-  EXPECT_THAT(result.out, AllOf(HasSubstr("full_shard on 2 ranks"), HasSubstr("MFU"),
-                                HasSubstr("equal"), HasSubstr("sample\nthe ")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("full_shard on 2 ranks"), HasSubstr("from 1 file, "),
+                                HasSubstr("MFU"), HasSubstr("equal"), HasSubstr("sample\nthe ")));
 
   const auto log = read_log("log.jsonl");
   ASSERT_EQ(log.size(), 22U);

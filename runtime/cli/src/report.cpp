@@ -12,10 +12,6 @@
 namespace tessera::cli {
 namespace {
 
-std::string plural(std::int64_t count, const std::string& noun) {
-  return with_commas(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string in_words(std::string_view key) {
   std::string text(key);
   for (char& c : text) {
@@ -81,13 +77,13 @@ std::string exposed_share(const TimelineSummary& timeline) {
 }  // namespace
 
 std::string describe_ranks(const TrainerOptions& options) {
-  std::string text = options.strategy + " on " + plural(options.ranks, "rank");
+  std::string text = options.strategy + " on " + counted(options.ranks, "rank");
   if (options.replicas > 1) {
     text += " (" + std::to_string(options.replicas) + " replicas of " +
             std::to_string(options.ranks / options.replicas) + ")";
   }
   return text + ", " + std::string(to_string(options.precision)) + ", " +
-         plural(options.threads_per_rank, "thread") + " per rank";
+         counted(options.threads_per_rank, "thread") + " per rank";
 }
 
 std::string device_note(const Config& config, const TrainerOptions& options) {
@@ -115,15 +111,15 @@ std::string describe_shape(const Schedule& schedule) {
              in_words(to_string(static_cast<ActionKind>(i)));
   }
   const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
-  return plural(size(schedule.actions), "action") + " per step (" + kinds + "); " +
-         plural(size(schedule.units), "unit") + ", " +
-         plural(size(schedule.parameter_slots), "parameter slot") + ", " +
-         plural(size(schedule.gradient_slots), "gradient slot");
+  return counted(size(schedule.actions), "action") + " per step (" + kinds + "); " +
+         counted(size(schedule.units), "unit") + ", " +
+         counted(size(schedule.parameter_slots), "parameter slot") + ", " +
+         counted(size(schedule.gradient_slots), "gradient slot");
 }
 
 std::string describe_model(const Model& model, const TrainingPlan& plan) {
   return with_prefix(static_cast<double>(parameter_count(model))) + " parameters in " +
-         plural(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+         counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
 void print_memory(std::ostream& out, const MemoryPeak& predicted) {
@@ -153,7 +149,7 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
                    const RunMeasurements& measurements) {
   out << "schedule  " << describe_shape(plan.schedule) << "\n";
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
-      << " in " << plural(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
+      << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   out << "speed     " << with_prefix(summary.tokens_per_second) << " tokens/s";
   if (measurements.mfu > 0.0) {
     out << ", MFU " << fixed(100.0 * measurements.mfu, 1) << " % of the "

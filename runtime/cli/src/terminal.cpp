@@ -47,6 +47,11 @@ std::string with_commas(long long number) {
   return text;
 }
 
+std::string counted(long long number, const std::string& one, const std::string& several) {
+  const std::string noun = number == 1 ? one : several.empty() ? one + "s" : several;
+  return with_commas(number) + " " + noun;
+}
+
 std::string fixed(double number, int digits) {
   if (std::isnan(number)) return "nan";  // without a sign
   std::array<char, 64> text{};

@@ -21,6 +21,8 @@ std::string paint(const Terminal& terminal, Colour colour, const std::string& te
 
 /// 1234567 as "1,234,567".
 std::string with_commas(long long number);
+/// "1 file", "2,000 files"; `several` where the plural is not made with an s.
+std::string counted(long long number, const std::string& one, const std::string& several = "");
 /// "12.3 k", "4.56 M", "102 G": three digits and a prefix of 1000.
 std::string with_prefix(double number);
 /// `digits` after the point.

@@ -34,7 +34,7 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
   std::cout << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(options)
             << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
-            << with_commas(static_cast<long long>(dataset.files().size())) << " files, "
+            << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";

@@ -21,10 +21,6 @@
 namespace tessera::cli {
 namespace {
 
-std::string counted(int number, const char* one, const char* several) {
-  return concat(number, " ", number == 1 ? one : several);
-}
-
 class Preflight {
  public:
   Preflight(const Config& config, TrainerOptions options, const Launcher& launcher)
@@ -83,7 +79,7 @@ class Preflight {
         if (world().machine_of(rank) != machine) continue;
         if (ranks++ == 0) host = identity_of(rank).host;
       }
-      text += concat(machine == 0 ? "" : ", ", counted(ranks, "rank", "ranks"), " on ", host);
+      text += concat(machine == 0 ? "" : ", ", counted(ranks, "rank"), " on ", host);
     }
     return "all are there: " + text;
   }
@@ -187,7 +183,7 @@ class Preflight {
     }
     const std::string all =
         concat(options_.ranks == 1 ? "The one rank" : concat("All ", options_.ranks, " ranks"),
-               " on ", counted(machines_, "machine", "machines"), " work");
+               " on ", counted(machines_, "machine"), " work");
     if (machines_ == 1) return all + " and give the same bits.";
     return concat(all, " and give the same bits; the slowest link: ", describe(slowest_), ".");
   }
