@@ -62,6 +62,15 @@ TEST_F(ConfigTest, EverySettingRoundTripsThroughAFile) {
   for (const Setting& setting : config.table()) EXPECT_TRUE(config.given(setting.name));
 }
 
+TEST_F(ConfigTest, DefaultsAreThoseOfTheLibraryAsAPersonWouldWriteThem) {
+  const Config config(trainer_settings());
+  EXPECT_EQ(config.values()["strategy"], TrainerOptions{}.strategy);
+  EXPECT_EQ(config.values()["beta1"].dump(), "0.9");
+  EXPECT_EQ(config.values()["beta2"].dump(), "0.95");
+  EXPECT_EQ(config.values()["epsilon"].dump(), "1e-08");
+  EXPECT_EQ(config.values()["timeout"].dump(), "120.0");
+}
+
 TEST_F(ConfigTest, EverySettingIsExplained) {
   for (const Setting& setting : trainer_settings()) {
     EXPECT_FALSE(setting.help.empty()) << setting.name;

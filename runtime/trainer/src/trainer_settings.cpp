@@ -1,6 +1,8 @@
 #include "tessera/trainer/trainer_settings.h"
 
 #include <array>
+#include <charconv>
+#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -14,6 +16,21 @@ namespace {
 constexpr double kMaxRanks = 1 << 20;
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+/// The defaults of the library: those of the settings, but for a few that are the program's own.
+const TrainerOptions& defaults() {
+  static const TrainerOptions options{};
+  return options;
+}
+
+/// The double of the shortest text for `value`: 0.9 and not 0.8999999761581421.
+double as_written(float value) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  double result = 0.0;
+  std::from_chars(text.data(), end, result);
+  return result;
+}
 
 std::string strategy_help() {
   std::string text = "how the training state is spread over ranks:";
@@ -49,18 +66,18 @@ std::vector<Setting> sharding_settings() {
   return {
       {.name = "ranks",
        .type = kInteger,
-       .fallback = 1,
+       .fallback = defaults().ranks,
        .help =
            "ranks that train together: threads of this process, or those that a launcher starts",
        .minimum = 1,
        .maximum = kMaxRanks},
       {.name = "strategy",
-       .fallback = "full_shard",
+       .fallback = defaults().strategy,
        .help = strategy_help(),
        .check = check_strategy},
       {.name = "replicas",
        .type = kInteger,
-       .fallback = 0,
+       .fallback = defaults().replicas,
        .help =
            "copies of the sharded state; ranks / replicas share one (0: as the strategy has it)",
        .minimum = 0,
@@ -73,24 +90,24 @@ std::vector<Setting> sharding_settings() {
        .fallback = nullptr,
        .help = "release gathered parameters after forward [as the strategy has it]"},
       {.name = "reduction_order",
-       .fallback = "rank",
+       .fallback = to_string(defaults().reduction_order),
        .help =
            "how gradients are added: by rank (same bits for every strategy), or inside replicas "
            "first (fewer bytes between them)",
        .choices = {"rank", "hierarchical"}},
       {.name = "wrap",
-       .fallback = "layer",
+       .fallback = to_string(defaults().wrap),
        .help = "what is gathered together: layer, size:N (at least N parameters) or none (all)",
        .check = check_wrap},
       {.name = "prefetch_forward",
        .type = kInteger,
-       .fallback = 1,
+       .fallback = defaults().prefetch_forward,
        .help = "unshards issued ahead of use in forward",
        .minimum = 0,
        .maximum = 1024},
       {.name = "prefetch_backward",
        .type = kInteger,
-       .fallback = 1,
+       .fallback = defaults().prefetch_backward,
        .help = "unshards ahead, and reductions behind, in backward",
        .minimum = 0,
        .maximum = 1024},
@@ -99,39 +116,43 @@ std::vector<Setting> sharding_settings() {
 
 std::vector<Setting> step_settings() {
   return {
-      {.name = "steps", .type = kInteger, .fallback = 100, .help = "optimizer steps", .minimum = 1},
+      {.name = "steps",
+       .type = kInteger,
+       .fallback = defaults().steps,
+       .help = "optimizer steps",
+       .minimum = 1},
       {.name = "micro_batch",
        .type = kInteger,
-       .fallback = 4,
+       .fallback = 4,  // the program's own
        .help = "samples per micro-step and rank",
        .minimum = 1,
        .maximum = kMaxInt},
       {.name = "accumulate",
        .type = kInteger,
-       .fallback = 1,
+       .fallback = defaults().accumulate,
        .help = "micro-steps per step",
        .minimum = 1,
        .maximum = kMaxAccumulate},
       {.name = "accumulate_unsharded",
        .type = kFlag,
-       .fallback = false,
+       .fallback = defaults().accumulate_unsharded,
        .help = "keep whole gradients until the last micro-step and reduce them once"},
       {.name = "recompute",
-       .fallback = "none",
+       .fallback = to_string(defaults().recompute),
        .help = "activations to compute again in backward: none, selective (attention and GELU) or "
                "full",
        .choices = {"none", "selective", "full"}},
       {.name = "precision",
-       .fallback = "fp32",
+       .fallback = to_string(defaults().precision),
        .help = "of parameters and activations",
        .choices = {"fp32", "bf16"}},
       {.name = "reduce_dtype",
-       .fallback = "fp32",
+       .fallback = to_string(defaults().reduce_dtype),
        .help = "of gradients on their way",
        .choices = {"fp32", "bf16"}},
       {.name = "seed",
        .type = kInteger,
-       .fallback = 0,
+       .fallback = defaults().seed,
        .help = "of initialisation, dropout and the order of data",
        .minimum = 0},
   };
@@ -141,7 +162,7 @@ std::vector<Setting> optimizer_settings() {
   return {
       {.name = "learning_rate",
        .type = kNumber,
-       .fallback = 1e-3,
+       .fallback = 1e-3,  // the program's own
        .help = "peak learning rate",
        .minimum = 0},
       {.name = "minimum_learning_rate",
@@ -150,7 +171,7 @@ std::vector<Setting> optimizer_settings() {
        .help = "where the decay ends [a tenth of the peak]",
        .minimum = 0},
       {.name = "learning_rate_schedule",
-       .fallback = "cosine",
+       .fallback = to_string(defaults().learning_rate.kind),
        .help = "shape after warm-up; wsd is stable, then decays over the last --decay-steps",
        .choices = {"constant", "linear", "cosine", "wsd"}},
       {.name = "warmup_steps",
@@ -165,35 +186,35 @@ std::vector<Setting> optimizer_settings() {
        .minimum = 0},
       {.name = "weight_decay",
        .type = kNumber,
-       .fallback = 0.1,
+       .fallback = as_written(defaults().optimizer.weight_decay),
        .help = "of matrices",
        .minimum = 0},
       {.name = "beta1",
        .type = kNumber,
-       .fallback = 0.9,
+       .fallback = as_written(defaults().optimizer.beta1),
        .help = "of AdamW's first moment",
        .minimum = 0,
        .check = check_below_one},
       {.name = "beta2",
        .type = kNumber,
-       .fallback = 0.95,
+       .fallback = as_written(defaults().optimizer.beta2),
        .help = "of AdamW's second moment",
        .minimum = 0,
        .check = check_below_one},
       {.name = "epsilon",
        .type = kNumber,
-       .fallback = 1e-8,
+       .fallback = as_written(defaults().optimizer.epsilon),
        .help = "of AdamW's denominator",
        .minimum = 0,
        .check = check_positive},
       {.name = "clip_norm",
        .type = kNumber,
-       .fallback = 1.0,
+       .fallback = 1.0,  // the program's own
        .help = "gradients are scaled down to this global norm; 0: never",
        .minimum = 0},
       {.name = "stochastic_rounding",
        .type = kFlag,
-       .fallback = false,
+       .fallback = defaults().optimizer.stochastic_rounding,
        .help = "bf16 parameters are rounded up or down at random, so that small updates move them "
                "too; the same bits for every strategy"},
   };
@@ -202,55 +223,55 @@ std::vector<Setting> optimizer_settings() {
 std::vector<Setting> machine_settings() {
   return {
       {.name = "device",
-       .fallback = "auto",
+       .fallback = "auto",  // the program's own
        .help = "where ranks compute; auto: a GPU if there is one",
        .choices = {"auto", "cpu", "cuda"}},
       {.name = "group",
-       .fallback = "auto",
+       .fallback = to_string(defaults().group),
        .help = "what ranks of one process talk through: nccl if each has a GPU of its own, thread "
                "if they share GPUs or are on the CPU; auto: as there are GPUs",
        .choices = {"auto", "thread", "nccl"}},
       {.name = "deterministic_collectives",
        .type = kFlag,
-       .fallback = false,
+       .fallback = defaults().deterministic_collectives,
        .help = "NCCL adds in rank order, for the bits of every other group, but slower"},
       {.name = "attention",
-       .fallback = "auto",
+       .fallback = to_string(defaults().attention),
        .help =
            "whose attention a GPU runs; auto: cuDNN's where it fits and our own elsewhere, with "
            "a note; cudnn: cuDNN's or an error",
        .choices = {"auto", "own", "cudnn"}},
       {.name = "deterministic_attention",
        .type = kFlag,
-       .fallback = true,
+       .fallback = defaults().deterministic_attention,
        .help =
            "cuDNN's attention gives the same bits every time; that takes memory that grows with "
            "the square of the length"},
       {.name = "cuda_graph",
        .type = kFlag,
-       .fallback = true,
+       .fallback = defaults().cuda_graph,
        .help = "replay steps as a CUDA graph where that is possible"},
       {.name = "threads_per_rank",
        .type = kInteger,
-       .fallback = 0,
+       .fallback = defaults().threads_per_rank,
        .help = "threads of a rank's kernels (0: the machine's, divided by the ranks)",
        .minimum = 0,
        .maximum = 4096},
       {.name = "memory_limit",
        .type = kBytes,
-       .fallback = 0,
+       .fallback = defaults().memory_limit_bytes,
        .help = "of one rank, like 4GiB; a run that is predicted to need more is refused (0: what "
                "the machine has)"},
       {.name = "timeout",
        .type = kNumber,
-       .fallback = 120.0,
+       .fallback = std::chrono::duration<double>(defaults().timeout).count(),
        .help = "seconds that a rank waits for its peers; not in a step that is replayed as a CUDA "
                "graph",
        .minimum = 0.001,
        .maximum = 1e6},
       {.name = "check_collectives",
        .type = kFlag,
-       .fallback = false,
+       .fallback = defaults().check_collectives,
        .help = "compare every collective over all ranks before it runs"},
       {.name = "trace",
        .type = kFlag,
@@ -260,11 +281,11 @@ std::vector<Setting> machine_settings() {
            "[true where they are none anyway]"},
       {.name = "allow_non_finite",
        .type = kFlag,
-       .fallback = false,
+       .fallback = defaults().allow_non_finite,
        .help = "go on when the loss is nan or infinite"},
       {.name = "parameters_hash",
        .type = kFlag,
-       .fallback = true,
+       .fallback = defaults().hash_parameters,
        .help = "after the last step gather the parameters once more, for their SHA-256"},
   };
 }
