@@ -194,9 +194,31 @@ TEST_F(TrainCommand, MemoryThatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
 
 TEST_F(TrainCommand, ALogThatCannotBeWrittenIsAnErrorAtOnce) {
   const std::string data = write_text();
-  EXPECT_THAT(error_of(train({"--data", data, "--log", path("no/such/log.jsonl")}), 1),
-              HasSubstr("no/such/log.jsonl"));
+  for (const char* flag : {"--log", "--csv", "--tensorboard"}) {
+    const std::string target = data + "/in/a/file";  // which is no folder
+    const ProgramResult result = train({"--data", data, flag, target});
+    EXPECT_THAT(error_of(result, 1),
+                AllOf(HasSubstr(target), HasSubstr("Not a directory"), HasSubstr(flag)));
+    EXPECT_THAT(result.out, Not(HasSubstr("loss")));
+  }
   EXPECT_THAT(error_of(train({"--data", data, "--log", "/dev/full"}), 1), HasSubstr("/dev/full"));
+}
+
+TEST_F(TrainCommand, OutputsMakeTheirFoldersWithTheFirstStep) {
+  const std::vector<std::string> outputs{
+      "--log", path("a/b/log.jsonl"), "--csv", path("c/d/log.csv"), "--tensorboard", path("e/f")};
+  const auto run_with = [&](const char* data) {
+    std::vector<std::string> arguments{"--data", data, "--steps", "1"};
+    arguments.insert(arguments.end(), outputs.begin(), outputs.end());
+    return train(arguments);
+  };
+  EXPECT_NE(run_with("missing.txt").exit_code, 0);
+  for (const char* folder : {"a", "c", "e"}) EXPECT_FALSE(std::filesystem::exists(path(folder)));
+  const ProgramResult result = run_with(write_text().c_str());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::exists(path("a/b/log.jsonl")));
+  EXPECT_TRUE(std::filesystem::exists(path("c/d/log.csv")));
+  EXPECT_FALSE(std::filesystem::is_empty(path("e/f")));
 }
 
 TEST_F(TrainCommand, ABadSettingLeavesTheOldLogAlone) {

@@ -100,11 +100,11 @@ TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {
 
 TEST_F(RunLogTest, FailuresToWriteAreErrors) {
   try {
-    RunLog("/nonexistent/folder/log.jsonl");
+    RunLog("/dev/null/log.jsonl");
     FAIL() << "opened";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("/nonexistent/folder/log.jsonl"));
+    EXPECT_THAT(error.what(), HasSubstr("/dev/null/log.jsonl"));
   }
   RunLog full("/dev/full");  // opens, and has no room
   EXPECT_THROW(full.step({}), Error);

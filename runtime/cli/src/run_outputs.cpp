@@ -1,15 +1,12 @@
 #include "run_outputs.h"
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "tessera/core/error.h"
 #include "tessera/trainer/metrics.h"
+#include "tessera/trainer/output_file.h"
+#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -23,26 +20,16 @@ std::string settings_table(const Config& config) {
   return text;
 }
 
-/// Opens for appending, which changes nothing, and takes back a file that this has made.
-void check_writable(const Config& config, const char* name) {
-  if (config.is_null(name)) return;
-  const auto path = config.get<std::string>(name);
-  std::error_code failed;
-  const auto folder = std::filesystem::path(path).parent_path();
-  // CsvLog makes its folder.
-  if (name == std::string_view("csv") && !folder.empty() && !exists(folder, failed)) return;
-  const bool was_there = std::filesystem::exists(path, failed);
-  errno = 0;
-  const bool writable = std::ofstream(path, std::ios::app).is_open();
-  require(writable, ErrorCode::kIo, path, ": cannot be written (", std::strerror(errno), "); give ",
-          flag_name(name), " a path in a folder that exists and is writable");
-  if (!was_there) std::filesystem::remove(path, failed);
-}
-
 }  // namespace
 
 RunOutputs::RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {
-  for (const char* name : {"log", "csv"}) check_writable(config, name);
+  for (const Setting& setting : output_settings()) {
+    if (config.is_null(setting.name)) continue;
+    const auto path = config.get<std::string>(setting.name);
+    // TensorBoard's is a folder, for a file whose name its time decides.
+    const bool is_folder = setting.name == "tensorboard";
+    check_writable(is_folder ? path + "/events" : path, flag_name(setting.name));
+  }
 }
 
 void RunOutputs::open() {

@@ -1,7 +1,5 @@
 #include "tessera/trainer/log.h"
 
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -39,21 +37,11 @@ nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
   return by_collective(traffic.calls);
 }
 
-RunLog::RunLog(std::string path) : path_(std::move(path)) {
-  errno = 0;
-  file_.open(path_, std::ios::binary | std::ios::trunc);
-  require(file_.is_open(), ErrorCode::kIo, path_, ": cannot be written (", std::strerror(errno),
-          "); give --log a path in a folder that exists and is writable");
-}
+RunLog::RunLog(std::string path) : file_(std::move(path), "--log") {}
 
 void RunLog::write(const nlohmann::ordered_json& line) {
   // A name or path that is not UTF-8 must not end the run.
-  const std::string text =
-      line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  errno = 0;
-  file_.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file_.flush();
-  require(file_.good(), ErrorCode::kIo, path_, ": writing failed (", std::strerror(errno), ")");
+  file_.write(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 void RunLog::run(const nlohmann::ordered_json& settings) {

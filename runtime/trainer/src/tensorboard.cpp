@@ -4,7 +4,6 @@
 
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -103,22 +102,17 @@ std::uint32_t masked_crc(std::string_view data) {
   return std::rotr(crc32c(data), 15) + 0xa282ead8U;
 }
 
-}  // namespace
-
-TensorBoardLog::TensorBoardLog(const std::string& folder) {
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  require(!failed, ErrorCode::kIo, folder, ": cannot be made (", failed.message(),
-          "); give --tensorboard a folder that can be written");
-  // TensorBoard orders files by the seconds in their names; two of one second differ in the
-  // process.
+/// TensorBoard orders files by the seconds in their names; two of one second differ in the process.
+std::string event_file(const std::string& folder) {
   const auto name = concat("events.out.tfevents.", static_cast<std::int64_t>(wall_seconds()), ".",
                            host_name(), ".", getpid(), ".0");
-  path_ = (std::filesystem::path(folder) / name).string();
-  errno = 0;
-  file_.open(path_, std::ios::binary | std::ios::trunc);
-  require(file_.is_open(), ErrorCode::kIo, path_, ": cannot be written (", std::strerror(errno),
-          "); give --tensorboard a folder that can be written");
+  return (std::filesystem::path(folder) / name).string();
+}
+
+}  // namespace
+
+TensorBoardLog::TensorBoardLog(const std::string& folder)
+    : file_(event_file(folder), "--tensorboard") {
   std::string first;
   append_key(first, event::kWallTime, Wire::kFixed64);
   append_fixed(first, wall_seconds());
@@ -157,10 +151,7 @@ void TensorBoardLog::write_record(std::string_view data) {
   append_fixed(record, masked_crc(length));
   record += data;
   append_fixed(record, masked_crc(data));
-  errno = 0;
-  file_.write(record.data(), static_cast<std::streamsize>(record.size()));
-  file_.flush();
-  require(file_.good(), ErrorCode::kIo, path_, ": writing failed (", std::strerror(errno), ")");
+  file_.write(record);
 }
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <fstream>
 #include <string>
 
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer.h"
 
 namespace tessera {
@@ -11,16 +11,13 @@ namespace tessera {
 /// infinity are spelt so. Every row is flushed before the call returns. Throws Error{kIo}.
 class CsvLog {
  public:
-  /// Creates or empties the file, and creates its folder.
+  /// Creates or empties the file, and makes its folder.
   explicit CsvLog(std::string path);
   /// `mfu`: see model_flops_utilisation.
   void step(const StepRecord& record, double mfu);
 
  private:
-  void write(const std::string& row);
-
-  std::string path_;
-  std::ofstream file_;
+  OutputFile file_;
 };
 
 }  // namespace tessera

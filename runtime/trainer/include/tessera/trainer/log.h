@@ -1,10 +1,10 @@
 #pragma once
 
-#include <fstream>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "tessera/core/memory.h"
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer.h"
 
 namespace tessera {
@@ -21,7 +21,7 @@ struct RunMeasurements {
 /// returns. Throws Error{kIo} if that fails.
 class RunLog {
  public:
-  /// Creates or empties the file; throws at once if that is not possible.
+  /// Creates or empties the file, and makes its folder; throws at once if that is not possible.
   explicit RunLog(std::string path);
 
   /// `settings`: an object. It is written with "kind" in front.
@@ -34,8 +34,7 @@ class RunLog {
  private:
   void write(const nlohmann::ordered_json& line);
 
-  std::string path_;
-  std::ofstream file_;
+  OutputFile file_;
 };
 
 /// {"total": …, "parameters": …, …}: bytes by category.

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "tessera/trainer/output_file.h"
 
 namespace tessera {
 
@@ -24,14 +25,13 @@ class TensorBoardLog {
   /// A text that TensorBoard shows as Markdown.
   void text(std::string_view tag, std::string_view markdown);
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
 
  private:
   void write_event(std::int64_t step, std::string_view message);
   void write_record(std::string_view data);
 
-  std::string path_;
-  std::ofstream file_;
+  OutputFile file_;
 };
 
 }  // namespace tessera

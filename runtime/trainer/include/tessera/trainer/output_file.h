@@ -1,0 +1,29 @@
+#pragma once
+
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// A file that a run writes as it goes: what was written is in it when the call returns.
+class OutputFile {
+ public:
+  /// Creates or empties the file, and makes its folder if need be. `flag` is what the user named
+  /// it with ("--log"), for the error. Throws Error{kIo}.
+  OutputFile(std::string path, std::string_view flag);
+
+  /// Throws Error{kIo} if there is no room, or the file cannot be written any more.
+  void write(std::string_view bytes);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+/// Whether an OutputFile could be made, without making or changing anything: throws as it would.
+void check_writable(const std::string& path, std::string_view flag);
+
+}  // namespace tessera
