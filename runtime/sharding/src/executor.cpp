@@ -6,6 +6,7 @@
 
 #include "lanes.h"
 #include "layer_runner.h"
+#include "micro_batches.h"
 #include "rank_state.h"
 #include "registration.h"
 #include "step_exchange.h"
@@ -31,7 +32,8 @@ class Executor::Impl {
         lanes_(memory.device(), groups, options_),
         state_(schedule, layout, groups.rank(), memory, lanes_.of(Lane::kCompute), options_.seed),
         exchange_(schedule, state_, groups.control(), memory),
-        layers_(schedule, layout, model, source, state_, memory, options_),
+        batches_(schedule, source, state_, memory, options_.micro_batch),
+        layers_(schedule, layout, model, batches_, state_, memory, options_),
         graph_(StepGraph::make(memory.device(), lanes_, options_)),
         waited_for_(schedule.actions.size()),
         events_(schedule.actions.size()) {
@@ -72,6 +74,7 @@ class Executor::Impl {
   Lanes lanes_;
   RankState state_;
   StepExchange exchange_;
+  MicroBatches batches_;
   LayerRunner layers_;
   std::unique_ptr<StepGraph> graph_;
   std::vector<bool> waited_for_;
@@ -108,11 +111,11 @@ void Executor::Impl::plan_segments() {
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
   lanes_.take_spans();  // of what ran between steps
   try {
-    layers_.begin_step(step);
+    batches_.read(step);
     const OptimizerOptions& o = options_.optimizer;
     rounding_key_ = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))};
-    exchange_.begin_step(layers_.items(), adamw_scalars(static_cast<float>(learning_rate), o.beta1,
-                                                        o.beta2, step + 1));
+    exchange_.begin_step(batches_.items(), adamw_scalars(static_cast<float>(learning_rate), o.beta1,
+                                                         o.beta2, step + 1));
     if (graph_ == nullptr) {
       issue_step();
     } else {
@@ -134,7 +137,7 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
 
 void Executor::Impl::issue_step() {
   Stream& compute = lanes_.of(Lane::kCompute);
-  layers_.send_batches(compute);
+  batches_.send(compute);
   exchange_.send_scalars(compute);
   for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
 }

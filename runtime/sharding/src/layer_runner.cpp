@@ -15,48 +15,13 @@ bool is_layer_action(ActionKind kind) {
 
 }  // namespace
 
-/// A micro-batch in host memory, on its way to a device that the host cannot write to.
-class LayerRunner::StagedBatch {
- public:
-  StagedBatch(Device& device, const Batch& batch)
-      : device_(device), inputs_(host_view(batch.inputs)), targets_(host_view(batch.targets)) {}
-  ~StagedBatch() {
-    for (const TensorView& view : {inputs_, targets_}) {
-      device_.deallocate_host(view.data, static_cast<std::size_t>(view.bytes()));
-    }
-  }
-  StagedBatch(const StagedBatch&) = delete;
-  StagedBatch& operator=(const StagedBatch&) = delete;
-
-  const TensorView& inputs() const { return inputs_; }
-  const TensorView& targets() const { return targets_; }
-  void send(const Batch& batch, Stream& stream) const {
-    const auto copy = [&](const TensorView& to, const TensorView& from) {
-      stream.copy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
-    };
-    copy(batch.inputs, inputs_);
-    copy(batch.targets, targets_);
-  }
-
- private:
-  TensorView host_view(const TensorView& view) {
-    return TensorView(device_.allocate_host(static_cast<std::size_t>(view.bytes())), view.dtype,
-                      view.shape);
-  }
-
-  Device& device_;
-  TensorView inputs_, targets_;
-};
-
-LayerRunner::~LayerRunner() = default;
-
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                         const BatchSource& source, const RankState& state, Memory& memory,
+                         const MicroBatches& batches, const RankState& state, Memory& memory,
                          const ExecutorOptions& options)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
-      source_(source),
+      batches_(batches),
       state_(state),
       memory_(memory),
       options_(options),
@@ -66,7 +31,6 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   }
   for (const Unit& unit : layout.units) written_.emplace_back(unit.trainable.tensors.size());
   plan_bindings();
-  allocate_batches();
 }
 
 void LayerRunner::plan_bindings() {
@@ -99,41 +63,6 @@ void LayerRunner::plan_bindings() {
   for (const auto& [key, index] : last_writer) {
     bindings_[static_cast<std::size_t>(index)].gradients_end.push_back(key.second);
   }
-}
-
-void LayerRunner::allocate_batches() {
-  items_.resize(static_cast<std::size_t>(schedule_.micro_steps));
-  for (int m = 0; m < schedule_.micro_steps; ++m) {
-    Batch batch;
-    batch.inputs = Tensor::empty(memory_, source_.input_shape(options_.micro_batch),
-                                 source_.input_dtype(), MemoryCategory::kData, "inputs");
-    batch.targets = Tensor::empty(memory_, source_.target_shape(options_.micro_batch),
-                                  source_.target_dtype(), MemoryCategory::kData, "targets");
-    batches_.push_back(std::move(batch));
-    Device& device = memory_.device();
-    if (device.host_accessible() || device.kind() == DeviceKind::kSim) continue;
-    staged_.push_back(std::make_unique<StagedBatch>(device, batches_.back()));
-  }
-}
-
-void LayerRunner::begin_step(std::int64_t step) {
-  const ShardNesting& nesting = state_.nesting();
-  const std::int64_t world = schedule_.mesh.world_size();
-  const std::int64_t index = nesting.index(nesting.all_axes(), state_.rank());
-  for (std::int64_t m = 0; m < schedule_.micro_steps; ++m) {
-    Batch& batch = batches_[static_cast<std::size_t>(m)];
-    batch.index = (step * schedule_.micro_steps + m) * world + index;
-    const StagedBatch* staged =
-        staged_.empty() ? nullptr : staged_[static_cast<std::size_t>(m)].get();
-    batch.items = source_.fill(batch.index * options_.micro_batch, options_.micro_batch,
-                               staged != nullptr ? staged->inputs() : batch.inputs.view(),
-                               staged != nullptr ? staged->targets() : batch.targets.view());
-    items_[static_cast<std::size_t>(m)] = batch.items;
-  }
-}
-
-void LayerRunner::send_batches(Stream& stream) {
-  for (std::size_t m = 0; m < staged_.size(); ++m) staged_[m]->send(batches_[m], stream);
 }
 
 bool LayerRunner::recomputes(int layer) const {
@@ -218,7 +147,7 @@ void LayerRunner::end_gradients(int index, Stream& stream) {
 std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                                              const TensorView& loss_scale, Stream& stream) {
   return std::make_unique<Tape>(
-      memory_, stream, batches_[static_cast<std::size_t>(a.micro_step)],
+      memory_, stream, batches_.at(a.micro_step),
       TapeOptions{.record = record,
                   .selective = schedule_.recompute == Recompute::kSelective,
                   .training = true,

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "micro_batches.h"
 #include "rank_state.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/sharding/executor.h"
@@ -10,23 +11,15 @@
 namespace tessera {
 
 /// The compute lane's part of a step: runs layers forward and backward on whole parameters, keeps
-/// the tapes in between. Its methods but `begin_step` run as tasks of the compute lane, in schedule
-/// order.
+/// the tapes in between. Its methods run as tasks of the compute lane, in schedule order.
 class LayerRunner {
  public:
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-              const BatchSource& source, const RankState& state, Memory& memory,
+              const MicroBatches& batches, const RankState& state, Memory& memory,
               const ExecutorOptions& options);
-  ~LayerRunner();
 
-  /// Reads the step's micro-batches of this rank. Host thread, between steps.
-  void begin_step(std::int64_t step);
-  /// Issues their way to the device, on the compute lane.
-  void send_batches(Stream& stream);
   /// True once a layer has drawn random numbers: its kernels are given other keys in each step.
   bool draws_random() const { return draws_random_; }
-  /// Items that count, per micro-step.
-  const std::vector<std::int64_t>& items() const { return items_; }
 
   /// `action` is the index of a kForward, kLoss or kBackward.
   void forward(int action, Stream& stream);
@@ -42,10 +35,7 @@ class LayerRunner {
     std::vector<int> gradients_end;    ///< ... is complete after this
   };
 
-  class StagedBatch;
-
   void plan_bindings();
-  void allocate_batches();
   /// Points the layer's parameters (and gradients) to where they are during `action`.
   std::span<Parameter> bind(int action, bool gradients);
   void begin_gradients(int action, Stream& stream);
@@ -62,28 +52,27 @@ class LayerRunner {
   const Schedule& schedule_;
   const ModelLayout& layout_;
   const Model& model_;
-  const BatchSource& source_;
+  const MicroBatches& batches_;
   const RankState& state_;
   Memory& memory_;
   const ExecutorOptions& options_;
-  std::vector<Binding> bindings_;                   ///< by action
-  std::vector<int> gradient_slots_;                 ///< by micro-step and unit; -1: the buffer
-  std::vector<std::vector<Parameter>> parameters_;  ///< by layer
-  std::vector<std::vector<char>> written_;          ///< by unit and trainable tensor
-  std::vector<Batch> batches_;                      ///< by micro-step
-  /// Where the host writes them, by micro-step: empty if it writes to the device itself.
-  std::vector<std::unique_ptr<StagedBatch>> staged_;
-  std::vector<std::int64_t> items_;
   bool draws_random_ = false;
 
-  /// What a layer's forward left for its backward, by layer. Micro-steps follow one another, so one
-  /// of each is enough.
+  // Fixed by the schedule.
+  std::vector<Binding> bindings_;    ///< by action
+  std::vector<int> gradient_slots_;  ///< by micro-step and unit; -1: the buffer
+
+  /// What a layer's forward leaves for its backward, which takes it away.
   struct Kept {
     std::unique_ptr<Tape> tape;
     Value output;  ///< without its tensor
     Tensor input;  ///< kept for recomputation only
   };
-  std::vector<Kept> kept_;
+
+  // Of the micro-step that runs. They follow one another, so one of each is enough.
+  std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
+  std::vector<std::vector<char>> written_;          ///< gradients, by unit and trainable tensor
+  std::vector<Kept> kept_;                          ///< by layer
   Tensor flowing_;  ///< activation on the way forward, its gradient on the way back
 };
 
