@@ -339,6 +339,32 @@ TEST_F(TrainCommand, NothingIsWrittenOverWhatIsRead) {
   EXPECT_EQ(testing::read_file(config), settings);
 }
 
+TEST_F(TrainCommand, FlagsOfTheLearningRateThatItsScheduleDoesNotUseAreTold) {
+  const std::string data = write_text();
+  const auto said = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--data", data, "--steps", "1", "--warmup-steps", "0"});
+    const ProgramResult result = train(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string decay = "note: --decay-steps has no effect: the learning rate is ";
+  const std::string minimum = "note: --minimum-learning-rate has no effect: the learning rate is ";
+  const std::string both = said({"--learning-rate-schedule", "constant", "--decay-steps", "1",
+                                 "--minimum-learning-rate", "0"});
+  EXPECT_THAT(both, AllOf(HasSubstr(decay + "constant"), HasSubstr(minimum + "constant")));
+  const std::string cosine = said({"--decay-steps", "1", "--minimum-learning-rate", "0"});
+  EXPECT_THAT(cosine, AllOf(HasSubstr(decay + "cosine"), Not(HasSubstr(minimum))));
+  EXPECT_THAT(said({"--learning-rate-schedule", "wsd", "--decay-steps", "1",
+                    "--minimum-learning-rate", "0"}),
+              Not(HasSubstr("has no effect")));
+
+  // Files hold more than one schedule uses: all settings, as a log does, or those of another tool.
+  const std::string file = write(
+      "c.json",
+      R"({"learning_rate_schedule": "constant", "decay_steps": 1, "minimum_learning_rate": 0})");
+  EXPECT_THAT(said({"--config", file}), Not(HasSubstr("has no effect")));
+}
+
 TEST_F(TrainCommand, EachOutputHasAFileOfItsOwn) {
   const std::string data = write_text();
   std::filesystem::create_symlink(path("."), path("link"));

@@ -100,6 +100,22 @@ std::string device_note(const Config& config, const TrainerOptions& options) {
   return "";
 }
 
+std::vector<std::string> learning_rate_notes(const Config& config,
+                                             const LearningRateSchedule& schedule) {
+  using Kind = LearningRateSchedule::Kind;
+  std::vector<std::string> notes;
+  const auto useless = [&](const char* setting, const char* why) {
+    if (!config.is_typed(setting)) return;
+    notes.push_back(concat(flag_name(setting), " has no effect: the learning rate is ",
+                           to_string(schedule.kind), ", and ", why));
+  };
+  if (schedule.kind == Kind::kConstant) useless("minimum_learning_rate", "does not decay");
+  if (schedule.kind != Kind::kWsd) {
+    useless("decay_steps", "only that of --learning-rate-schedule wsd decays at the end");
+  }
+  return notes;
+}
+
 std::string describe_shape(const Schedule& schedule) {
   std::array<std::int64_t, kActionKinds> counts{};
   for (const Action& action : schedule.actions) ++counts[static_cast<std::size_t>(action.kind)];

@@ -2,6 +2,7 @@
 
 #include <iosfwd>
 #include <string>
+#include <vector>
 
 #include "tessera/trainer/config.h"
 #include "tessera/trainer/log.h"
@@ -13,6 +14,10 @@ namespace tessera::cli {
 std::string describe_ranks(const TrainerOptions& options);
 /// Says so if a file asks for GPUs and the run is on the CPU because there is none; else "".
 std::string device_note(const Config& config, const TrainerOptions& options);
+/// One for each typed flag of the learning rate that its schedule has no use for. A file may hold
+/// settings for several schedules, as that of an earlier run does: it is not told of.
+std::vector<std::string> learning_rate_notes(const Config& config,
+                                             const LearningRateSchedule& schedule);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
 std::string describe_shape(const Schedule& schedule);
 /// "0.82 M parameters in 6 units".

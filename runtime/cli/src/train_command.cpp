@@ -40,6 +40,9 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
   for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
   const std::string device = device_note(config, options);
   if (!device.empty()) std::cout << "note: " << device << "\n";
+  for (const std::string& note : learning_rate_notes(config, options.learning_rate)) {
+    std::cout << "note: " << note << "\n";
+  }
   std::cout << std::flush;
 }
 

@@ -59,6 +59,11 @@ bool Config::given(std::string_view name) const {
   return found != origins_.end() && found->second.giver != Giver::kDefault;
 }
 
+bool Config::is_typed(std::string_view name) const {
+  const auto found = origins_.find(setting(name).name);
+  return found != origins_.end() && found->second.giver == Giver::kCommandLine;
+}
+
 void Config::store(const Setting& setting, const nlohmann::json& value, const std::string& label,
                    Origin origin) {
   nlohmann::json checked;

@@ -38,6 +38,8 @@ class Config {
   const std::vector<Setting>& table() const { return table_; }
   /// True if a file, the environment or the command line gave it.
   bool given(std::string_view name) const;
+  /// True if the command line gave it: somebody typed it for this run.
+  bool is_typed(std::string_view name) const;
   /// True if it has no value: not given, and the default is null.
   bool is_null(std::string_view name) const { return value(name).is_null(); }
   template <typename T>
