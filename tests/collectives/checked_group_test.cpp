@@ -65,6 +65,38 @@ TEST(CheckedGroupTest, PassesOnWhatAgreesAndCountsItOnce) {
   }
 }
 
+/// One rank alone, which says that it copies 7 bytes for each all-reduce.
+class CopyingGroup : public ProcessGroup {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_gather(TensorView, TensorView, Stream&) override {}
+  void reduce_scatter(TensorView, TensorView, bool, Stream&) override {}
+  void all_reduce(TensorView, Stream&) override { traffic_.copied_bytes += 7; }
+  void broadcast(TensorView, int, Stream&) override {}
+  void all_to_all(TensorView, TensorView, Stream&) override {}
+  void send(TensorView, int, Stream&) override {}
+  void recv(TensorView, int, Stream&) override {}
+  void barrier(Stream&) override {}
+  std::unique_ptr<ProcessGroup> split(int, int) override { return nullptr; }
+  void abort(std::string_view) noexcept override {}
+  Traffic traffic() const override { return traffic_; }
+
+ private:
+  Traffic traffic_;
+};
+
+TEST(CheckedGroupTest, PassesOnWhatItsGroupCopied) {
+  const auto stream = testing::device_under_test().create_stream({.name = "s"});
+  const auto group = make_checked_group(std::make_unique<CopyingGroup>());
+  Vector<float> data(3);
+  group->all_reduce(view_of(data), *stream);
+  group->all_reduce(view_of(data), *stream);
+  stream->synchronize();
+  EXPECT_EQ(group->traffic().copied_bytes, 14);
+  EXPECT_EQ(group->traffic().calls_of(CollectiveKind::kAllReduce), 2);
+}
+
 TEST(CheckedGroupTest, FindsDifferentSizes) {
   Groups groups = make_checked(3);
   expect_mismatch(run_ranks(groups,
