@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include "autograd/op_check.h"
+#include "autograd/oracles.h"
 #include "tessera/core/sim_device.h"
 
 namespace tessera {
@@ -9,6 +10,8 @@ namespace {
 using test::check_op;
 using test::copy_to;
 using test::Doubles;
+using test::gelu_oracle;
+using test::linear_oracle;
 using test::OwnedParameter;
 using test::random_floats;
 using test::run_on;
@@ -16,30 +19,9 @@ using test::to_floats;
 
 class Mlp : public test::TapeTest {};
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-/// x (rows, I) w (O, I)^T + b
-Doubles linear_oracle(const Doubles& x, const Doubles& w, const Doubles& b, std::int64_t inputs) {
-  const std::int64_t rows = std::ssize(x) / inputs;
-  const std::int64_t outputs = std::ssize(w) / inputs;
-  Doubles y;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t o = 0; o < outputs; ++o) {
-      double sum = b.empty() ? 0.0 : b[at(o)];
-      for (std::int64_t i = 0; i < inputs; ++i) {
-        sum += x[at(r * inputs + i)] * w[at(o * inputs + i)];
-      }
-      y.push_back(sum);
-    }
-  }
-  return y;
-}
-
 Doubles mlp_oracle(const Doubles& x, const Doubles& w1, const Doubles& b1, const Doubles& w2,
                    const Doubles& b2, std::int64_t inputs, std::int64_t hidden) {
-  Doubles h = linear_oracle(x, w1, b1, inputs);
-  for (double& v : h) v *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
-  return linear_oracle(h, w2, b2, hidden);
+  return linear_oracle(gelu_oracle(linear_oracle(x, w1, b1, inputs)), w2, b2, hidden);
 }
 
 TEST_F(Mlp, FollowsTheFormulaForwardAndBackward) {

@@ -1,18 +1,8 @@
+#include "kernels/gelu_oracle.h"
 #include "kernels/support.h"
 
 namespace tessera {
 namespace {
-
-double gelu(double x) {
-  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-double gelu_slope(double x) {
-  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
-  const double du = std::sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
-  const double t = std::tanh(u);
-  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du;
-}
 
 /// Both tails, where exp under- or overflows, and all between.
 template <typename T>

@@ -1,20 +1,10 @@
+#include "kernels/gelu_oracle.h"
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
 // What GemmArgs takes along with a product: GELU, its derivative, a bias gradient.
 namespace tessera {
 namespace {
-
-double gelu(double x) {
-  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-double gelu_slope(double x) {
-  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
-  const double du = std::sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
-  const double t = std::tanh(u);
-  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du;
-}
 
 constexpr double kSteepest = 1.13;  // of |gelu'|
 constexpr double kGeluError =
