@@ -61,8 +61,9 @@ RankGroups RankGroups::simulated(int rank, const Schedule& schedule) {
 
 ProcessGroup& RankGroups::of(Lane lane, AxisSet axes) const {
   const auto& group = groups_[static_cast<std::size_t>(lane)][bits_of(axes)];
-  require(group != nullptr, ErrorCode::kInternal, "no process group for the ", to_string(lane),
-          " lane over ", to_string(axes));
+  if (group == nullptr)
+    fail(ErrorCode::kInternal, "no process group for the ", to_string(lane), " lane over ",
+         to_string(axes));
   return *group;
 }
 
