@@ -26,7 +26,7 @@ struct Signature {
 constexpr std::int64_t kSignatureNumel = sizeof(Signature) / sizeof(std::int64_t);
 
 Signature signature_of(const CollectiveCall& call) {
-  const bool pairwise = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
+  const bool pairwise = is_pairwise(call.kind);
   return {.kind = static_cast<std::int64_t>(pairwise ? CollectiveKind::kSend : call.kind),
           .input_dtype = static_cast<std::int64_t>(call.input.dtype),
           .input_numel = call.input.numel(),

@@ -102,6 +102,23 @@ void check_call(const CollectiveCall& call, int rank, int size) {
   }
 }
 
+CallSummary summary_of(const CollectiveCall& call) {
+  const bool pairwise = is_pairwise(call.kind);
+  return {.kind = static_cast<std::int32_t>(pairwise ? CollectiveKind::kSend : call.kind),
+          .peer = pairwise ? -1 : call.peer,
+          .numel = call.input.numel(),
+          .dtype = static_cast<std::int32_t>(call.input.dtype),
+          .on_gpu = call.gpu >= 0 ? 1 : 0};
+}
+
+std::string describe(const CallSummary& summary) {
+  const auto kind = static_cast<CollectiveKind>(summary.kind);
+  if (kind == CollectiveKind::kBarrier) return "barrier";
+  return concat(to_string(kind), " of ", summary.numel, " ",
+                to_string(static_cast<DType>(summary.dtype)),
+                summary.on_gpu != 0 ? " on a GPU" : "");
+}
+
 void count_call(const CollectiveCall& call, int size, Traffic& traffic) {
   traffic.calls_of(call.kind) += 1;
   traffic.sent_of(call.kind) += sent_bytes(call.kind, call.buffer_bytes(), size);

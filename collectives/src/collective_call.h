@@ -8,6 +8,11 @@
 
 namespace tessera {
 
+/// True for send and recv, which concern two ranks; the other calls concern the whole group.
+constexpr bool is_pairwise(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+
 /// One call of a ProcessGroup, as every backend sees it: what to check, count and compare.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -22,6 +27,32 @@ struct CollectiveCall {
     return kind == CollectiveKind::kAllGather ? output.bytes() : input.bytes();
   }
 };
+
+/// What must be the same in the calls of all ranks, or of both ends of a pair. Without pointers, so
+/// that it can be sent.
+struct CallSummary {
+  std::int32_t kind;  ///< send for both ends of a pair
+  std::int32_t peer;  ///< root; -1 for pairs
+  std::int64_t numel;
+  std::int32_t dtype;
+  std::int32_t on_gpu;  ///< 1 if the buffers are in a GPU's memory
+  bool operator==(const CallSummary&) const = default;
+};
+CallSummary summary_of(const CollectiveCall& call);
+/// "all_gather of 12 fp32".
+std::string describe(const CallSummary& summary);
+
+/// How far a rank of a group that reads its peers' buffers is within one operation.
+enum class Stage : std::uint64_t {
+  kPublished = 1,  ///< its buffers may be read
+  kReduced = 2,    ///< all_reduce: its own chunk holds the sum
+  kDone = 3,       ///< it reads nobody's buffers any more
+};
+inline constexpr std::uint64_t kStages = 4;
+/// A rank's progress counter at `stage` of its operation number `sequence`: it only ever rises.
+constexpr std::uint64_t progress_at(std::uint64_t sequence, Stage stage) {
+  return sequence * kStages + static_cast<std::uint64_t>(stage);
+}
 
 /// Throws Error{kInvalidArgument} unless `rank` of `size` may issue `call`: contiguous views whose
 /// sizes and dtypes fit, buffers that are apart or in place, peers that exist.

@@ -227,9 +227,6 @@ struct Issue {
   CollectiveCall call;
   CudaStream& stream;
 
-  bool pairwise() const {
-    return call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-  }
   ThreadGroupState::Channel& channel() const {
     return call.kind == CollectiveKind::kSend ? state->channel(rank, call.peer)
                                               : state->channel(call.peer, rank);
@@ -240,7 +237,7 @@ struct Issue {
     try {
       op.run([&](ThreadOperation&) { body(enqueuer); });
     } catch (const std::exception&) {
-      enqueuer.wait_for_readers(pairwise() ? &channel() : nullptr, sequence);
+      enqueuer.wait_for_readers(is_pairwise(call.kind) ? &channel() : nullptr, sequence);
       throw;
     }
   }
@@ -253,7 +250,7 @@ void enqueue_operation(const std::shared_ptr<ThreadGroupState>& state, int rank,
   Issue issue{.state = state, .rank = rank, .sequence = sequence, .call = call, .stream = stream};
   issue.call.gpu = stream.ordinal();
   const Work work{.name = to_string(call.kind)};
-  if (!issue.pairwise()) {
+  if (!is_pairwise(call.kind)) {
     stream.submit(work, [&] { issue.run([](Enqueuer& e) { e.run_collective(); }); });
     return;
   }

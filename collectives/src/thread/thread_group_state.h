@@ -16,20 +16,11 @@
 
 namespace tessera {
 
-/// How far a rank is within one operation. A rank's progress counter is
-/// sequence * kStages + stage, so it only ever rises.
-enum class Stage : std::uint64_t {
-  kPublished = 1,  ///< its buffers may be read
-  kReduced = 2,    ///< all_reduce: its own chunk holds the sum
-  kDone = 3,       ///< it reads nobody's buffers any more
-};
-inline constexpr std::uint64_t kStages = 4;
-
 /// What the ranks of one group share. A rank writes its own member only.
 class ThreadGroupState : public Wakeable {
  public:
   struct Member {
-    Counter progress;
+    Counter progress;             ///< see progress_at()
     Counter finished;             ///< operations that this rank has left
     std::atomic<int> reading{0};  ///< how many of its lanes read buffers of peers now
     CollectiveCall call;          ///< valid from kPublished until every rank is kDone

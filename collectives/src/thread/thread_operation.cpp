@@ -9,24 +9,14 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
-
-std::string describe(const CollectiveCall& call) {
-  if (call.kind == CollectiveKind::kBarrier) return "barrier";
-  const std::string text =
-      concat(to_string(call.kind), " of ", call.input.numel(), " ", to_string(call.input.dtype));
-  return call.gpu < 0 ? text : concat(text, " on GPU ", call.gpu);
-}
-
-}  // namespace
-
 ThreadOperation::ThreadOperation(ThreadGroupState& state, int rank, std::uint64_t sequence,
                                  const CollectiveCall& call)
     : state_(state),
       rank_(rank),
       sequence_(sequence),
       call_(call),
-      deadline_(std::chrono::steady_clock::now() + state.timeout()) {}
+      deadline_(std::chrono::steady_clock::now() + state.timeout()),
+      own_summary_(summary_of(call)) {}
 
 std::string ThreadOperation::name() const {
   return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank_, " of ", size());
@@ -86,23 +76,18 @@ void ThreadOperation::await_all(Stage stage) {
 }
 
 void ThreadOperation::check_same(int peer) const {
-  const CollectiveCall& other = call_of(peer);
-  const bool same = other.kind == call_.kind && other.peer == call_.peer &&
-                    other.input.dtype == call_.input.dtype &&
-                    other.input.numel() == call_.input.numel() &&
-                    (other.gpu < 0) == (call_.gpu < 0);
-  if (same) return;  // the usual case must not pay for the text
-  fail(ErrorCode::kInvalidArgument, name(), ": rank ", rank_, " issued ", describe(call_),
+  const CallSummary other = summary_of(call_of(peer));
+  if (other == own_summary_) return;  // the usual case must not pay for the text
+  fail(ErrorCode::kInvalidArgument, name(), ": rank ", rank_, " issued ", describe(own_summary_),
        " but rank ", peer, " issued ", describe(other),
        "; all ranks must issue the same operations in the same order");
 }
 
-void ThreadOperation::check_pair(int peer, const CollectiveCall& other) const {
-  const bool fit = other.input.dtype == call_.input.dtype &&
-                   other.input.numel() == call_.input.numel() && (other.gpu < 0) == (call_.gpu < 0);
-  if (fit) return;
-  fail(ErrorCode::kInvalidArgument, name(), ": expected ", describe(call_), " but rank ", peer,
-       " issued ", describe(other));
+void ThreadOperation::check_pair(int peer, const CollectiveCall& call) const {
+  const CallSummary other = summary_of(call);
+  if (other == own_summary_) return;
+  fail(ErrorCode::kInvalidArgument, name(), ": expected ", describe(own_summary_), " but rank ",
+       peer, " issued ", describe(other));
 }
 
 void ThreadOperation::await_transfer(ThreadGroupState::Channel& channel) {
@@ -141,9 +126,7 @@ void ThreadOperation::run(const std::function<void(ThreadOperation&)>& body) {
     await_readers();
     throw;
   }
-  if (call_.kind != CollectiveKind::kSend && call_.kind != CollectiveKind::kRecv) {
-    state_.member(rank_).finished.raise(sequence_ + 1);
-  }
+  if (!is_pairwise(call_.kind)) state_.member(rank_).finished.raise(sequence_ + 1);
 }
 
 void ThreadOperation::await_readers() const {

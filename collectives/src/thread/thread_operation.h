@@ -37,7 +37,7 @@ class ThreadOperation {
   void check_same(int peer) const;
 
   /// Throws Error{kInvalidArgument} unless a send and its recv, this and the peer's, fit.
-  void check_pair(int peer, const CollectiveCall& other) const;
+  void check_pair(int peer, const CollectiveCall& call) const;
   /// Until transfer `sequence` of the channel to or from `call.peer` has been enqueued.
   void await_transfer(ThreadGroupState::Channel& channel);
 
@@ -61,9 +61,7 @@ class ThreadOperation {
   };
 
  private:
-  std::uint64_t target(Stage stage) const {
-    return sequence_ * kStages + static_cast<std::uint64_t>(stage);
-  }
+  std::uint64_t target(Stage stage) const { return progress_at(sequence_, stage); }
   std::string name() const;
   void wait(Counter& counter, std::uint64_t target, const std::function<std::string()>& missing);
   void await_readers() const;
@@ -74,6 +72,7 @@ class ThreadOperation {
   const std::uint64_t sequence_;
   const CollectiveCall& call_;
   const SteadyTime deadline_;
+  const CallSummary own_summary_;
 };
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ void for_each_near(const WorldOperation& op, const Do& each) {
 }
 
 void finish(WorldOperation& op) {
-  op.arrive(WorldStage::kDone);
-  op.await_all(WorldStage::kDone);
+  op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
 }
 
 void all_gather_body(WorldOperation& op) {
@@ -85,7 +85,7 @@ void all_reduce_body(WorldOperation& op, Stream& stream) {
   const TensorView data = op.call().input;
   const TensorView reduced = chunk(op.offered(), op.rank());
   sum_in_order(sources, reduced, false, stream);
-  op.arrive(WorldStage::kReduced);
+  op.arrive(Stage::kReduced);
   for (int peer : op.far_peers()) {
     op.expect(peer, chunk(data, peer));
     op.send(peer, reduced);
@@ -93,7 +93,7 @@ void all_reduce_body(WorldOperation& op, Stream& stream) {
   op.unstage(reduced, chunk(data, op.rank()));
   for_each_near(op, [&](int peer) {
     if (peer == op.rank()) return;
-    op.await(peer, WorldStage::kReduced);
+    op.await(peer, Stage::kReduced);
     copy(chunk(op.offered_by(peer), peer), chunk(data, peer));
   });
   op.deliver();

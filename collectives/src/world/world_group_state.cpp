@@ -15,22 +15,6 @@ constexpr std::uint32_t kGroupBits = 31 - 2 * kLocalRankBits - 1;
 
 }  // namespace
 
-CallSummary summary_of(const CollectiveCall& call) {
-  const bool pairwise = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-  return {.kind = static_cast<std::int32_t>(pairwise ? CollectiveKind::kSend : call.kind),
-          .peer = pairwise ? -1 : call.peer,
-          .numel = call.input.numel(),
-          .dtype = static_cast<std::int32_t>(call.input.dtype),
-          .accumulate = 0};  // a rank's own affair
-}
-
-std::string describe(const CallSummary& summary) {
-  const auto kind = static_cast<CollectiveKind>(summary.kind);
-  if (kind == CollectiveKind::kBarrier) return "barrier";
-  return concat(to_string(kind), " of ", summary.numel, " ",
-                to_string(static_cast<DType>(summary.dtype)));
-}
-
 WorldGroupState::WorldGroupState(std::shared_ptr<WorldCore> core, std::uint32_t id,
                                  std::vector<int> ranks, int rank, SharedBuffer shared)
     : core_(std::move(core)), id_(id), ranks_(std::move(ranks)), rank_(rank) {

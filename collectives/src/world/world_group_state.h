@@ -16,21 +16,8 @@ struct SharedBuffer {
   std::uint64_t offset;  ///< in the arena of `process`
 };
 
-/// What every rank must know about another one's operation.
-struct CallSummary {
-  std::int32_t kind;
-  std::int32_t peer;
-  std::int64_t numel;
-  std::int32_t dtype;
-  std::int32_t accumulate;
-  bool operator==(const CallSummary&) const = default;
-};
-CallSummary summary_of(const CollectiveCall& call);
-/// "all_gather of 12 fp32".
-std::string describe(const CallSummary& summary);
-
 /// One rank's part of a group's state, in memory that its machine's processes share; zero at first.
-/// A rank writes its own only. `progress` is sequence * kWorldStages + stage.
+/// A rank writes its own only. See progress_at().
 struct SharedMember {
   SharedCounter progress;
   SharedCounter finished;  ///< operations that this rank has left

@@ -36,10 +36,6 @@ WorldOperation::~WorldOperation() {
   state_.core().arena().deallocate(staging_, static_cast<std::size_t>(call_.input.bytes()));
 }
 
-bool WorldOperation::pairwise() const {
-  return call_.kind == CollectiveKind::kSend || call_.kind == CollectiveKind::kRecv;
-}
-
 std::string WorldOperation::name() const {
   return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank(), " of ", size());
 }
@@ -80,15 +76,13 @@ void WorldOperation::wait(const std::function<bool()>& done,
   }
 }
 
-void WorldOperation::arrive(WorldStage stage) {
-  state_.member(rank()).progress.raise(target(stage));
-}
+void WorldOperation::arrive(Stage stage) { state_.member(rank()).progress.raise(target(stage)); }
 
-void WorldOperation::await(int peer, WorldStage stage) {
+void WorldOperation::await(int peer, Stage stage) {
   wait(state_.member(peer).progress, target(stage), [&] { return list_ranks({peer}); });
 }
 
-void WorldOperation::await_all(WorldStage stage) {
+void WorldOperation::await_all(Stage stage) {
   const auto missing = [&] {
     std::vector<int> ranks;
     for (int peer = 0; peer < size(); ++peer) {
@@ -164,6 +158,24 @@ void WorldOperation::ask_for_summaries() {
   }
 }
 
+void WorldOperation::send_summaries() {
+  if (far_.empty()) ask_for_summaries();
+  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
+    const int peer = far_peers_[i];
+    far_[i].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
+                                                  state_.tag(rank(), peer, pairwise()),
+                                                  &own_summary_, sizeof(CallSummary));
+  }
+}
+
+void WorldOperation::check_summaries() {
+  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
+    wait([&] { return far_[i].received->done() && far_[i].sent->done(); },
+         [&] { return list_ranks({far_peers_[i]}); });
+    check_same(far_peers_[i], far_[i].theirs);
+  }
+}
+
 void WorldOperation::expect(int peer, const TensorView& destination) {
   if (far_.empty()) ask_for_summaries();  // they come first
   if (destination.bytes() == 0) return;
@@ -185,21 +197,11 @@ void WorldOperation::meet() {
   SharedMember& own = state_.member(rank());
   own.buffer = offer();
   own.call = own_summary_;
-  arrive(WorldStage::kPublished);
+  arrive(Stage::kPublished);
 
-  if (far_.empty()) ask_for_summaries();
-  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
-    const int peer = far_peers_[i];
-    far_[i].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
-                                                  state_.tag(rank(), peer, pairwise()),
-                                                  &own_summary_, sizeof(CallSummary));
-  }
-  await_all(WorldStage::kPublished);
-  for (std::size_t i = 0; i < far_peers_.size(); ++i) {
-    wait([&] { return far_[i].received->done() && far_[i].sent->done(); },
-         [&] { return list_ranks({far_peers_[i]}); });
-    check_same(far_peers_[i], far_[i].theirs);
-  }
+  send_summaries();
+  await_all(Stage::kPublished);
+  check_summaries();
   for (int peer = 0; peer < size(); ++peer) {
     if (near(peer)) check_same(peer, state_.member(peer).call);
   }
@@ -225,13 +227,8 @@ void WorldOperation::deliver() {
 void WorldOperation::send_to_peer() {
   const int peer = call_.peer;
   if (!near(peer)) {
-    ask_for_summaries();
-    far_[0].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
-                                                  state_.tag(rank(), peer, true), &own_summary_,
-                                                  sizeof(CallSummary));
-    wait([&] { return far_[0].received->done() && far_[0].sent->done(); },
-         [&] { return list_ranks({peer}); });
-    check_same(peer, far_[0].theirs);
+    send_summaries();
+    check_summaries();
     send(peer, call_.input);
     return deliver();
   }
@@ -250,12 +247,8 @@ void WorldOperation::receive_from_peer() {
   const int peer = call_.peer;
   if (!near(peer)) {
     expect(peer, call_.input);
-    far_[0].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
-                                                  state_.tag(rank(), peer, true), &own_summary_,
-                                                  sizeof(CallSummary));
-    wait([&] { return far_[0].received->done() && far_[0].sent->done(); },
-         [&] { return list_ranks({peer}); });
-    check_same(peer, far_[0].theirs);
+    send_summaries();
+    check_summaries();
     return deliver();
   }
   SharedChannel& channel = state_.channel(peer, rank());

@@ -11,14 +11,6 @@
 
 namespace tessera {
 
-/// How far a rank is within one operation.
-enum class WorldStage : std::uint64_t {
-  kPublished = 1,  ///< its buffer may be read
-  kReduced = 2,    ///< all_reduce: its own chunk holds the sum
-  kDone = 3,       ///< it reads nobody's buffers any more
-};
-inline constexpr std::uint64_t kWorldStages = 4;
-
 /// One rank's run through one operation of a group, on its lane.
 ///
 /// Peers are near or far. A near one's buffer is read where it lies. Far ones get and send
@@ -62,9 +54,9 @@ class WorldOperation {
   /// Waits until everything that was sent and expected is through.
   void deliver();
 
-  void arrive(WorldStage stage);
-  void await(int peer, WorldStage stage);
-  void await_all(WorldStage stage);
+  void arrive(Stage stage);
+  void await(int peer, Stage stage);
+  void await_all(Stage stage);
 
   /// The two ends of a pair: `sequence` counts the calls on it.
   void send_to_peer();
@@ -74,10 +66,10 @@ class WorldOperation {
   void run(const std::function<void(WorldOperation&)>& body);
 
  private:
-  bool pairwise() const;
+  bool pairwise() const { return is_pairwise(call_.kind); }
   std::string name() const;
-  std::uint64_t target(WorldStage stage) const {
-    return sequence_ * kWorldStages + static_cast<std::uint64_t>(stage);
+  std::uint64_t target(Stage stage) const {
+    return sequence_ * kStages + static_cast<std::uint64_t>(stage);
   }
   void stage_input();
   SharedBuffer offer() const;
@@ -95,6 +87,9 @@ class WorldOperation {
     std::shared_ptr<Messenger::Transfer> sent{};
   };
   void ask_for_summaries();
+  void send_summaries();
+  /// Waits for those of far peers, and compares them.
+  void check_summaries();
 
   const WorldGroupState& state_;
   const std::uint64_t sequence_;
