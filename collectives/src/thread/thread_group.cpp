@@ -147,7 +147,7 @@ class ThreadGroup : public CallGroup<> {
   int size() const override { return state_->size(); }
 
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
-    auto [state, rank] = state_->split(rank_, splits_++, color, key);
+    auto [state, rank] = state_->splits().join(rank_, splits_++, {.color = color, .key = key});
     return std::make_unique<ThreadGroup>(std::move(state), rank);
   }
 

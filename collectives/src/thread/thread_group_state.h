@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "collective_call.h"
 #include "thread/rendezvous.h"
+#include "thread/split_rounds.h"
 
 namespace tessera {
 
@@ -50,12 +50,6 @@ class ThreadGroupState : public Wakeable {
     std::map<std::uint64_t, Transfer> transfers;  ///< that lack an end; guarded by mutex
   };
 
-  /// One rank's part in split round `sequence`: (color, key) in, new state and rank in it out.
-  struct SplitResult {
-    std::shared_ptr<ThreadGroupState> state;
-    int rank = 0;
-  };
-
   ThreadGroupState(int size, std::chrono::milliseconds timeout, std::shared_ptr<Family> family);
 
   int size() const { return size_; }
@@ -66,34 +60,17 @@ class ThreadGroupState : public Wakeable {
     return channels_[static_cast<std::size_t>(source * size_ + destination)];
   }
 
-  SplitResult split(int rank, std::uint64_t sequence, int color, int key);
+  SplitRounds& splits() { return splits_; }
 
   void wake_all() override;
 
  private:
-  struct Seat {
-    int color = 0;
-    int key = 0;
-  };
-  struct SplitRound {
-    std::vector<std::optional<Seat>> seats;
-    std::vector<SplitResult> results;  // empty until the last rank has arrived
-    int arrived = 0;
-    int taken = 0;
-  };
-
-  std::vector<SplitResult> assign(const std::vector<std::optional<Seat>>& seats) const;
-  [[noreturn]] void fail_split(int rank, const SplitRound& round);
-
   const int size_;
   const std::chrono::milliseconds timeout_;
   const std::shared_ptr<Family> family_;
   const std::unique_ptr<Member[]> members_;
   const std::unique_ptr<Channel[]> channels_;
-
-  std::mutex split_mutex_;
-  std::condition_variable split_changed_;
-  std::map<std::uint64_t, SplitRound> split_rounds_;  // guarded by split_mutex_
+  SplitRounds splits_;
 };
 
 /// A group's state, registered with its family.

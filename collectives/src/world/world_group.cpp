@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <utility>
 
 #include "call_group.h"
 #include "copy_bytes.h"
 #include "ordered_sum.h"
+#include "split_groups.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "world/world_operation.h"
@@ -213,23 +213,24 @@ class WorldGroup : public CallGroup<> {
 /// first rank on each machine makes the memory of that machine's ranks.
 std::unique_ptr<ProcessGroup> WorldGroup::split(int color, int key) {
   enum { kColor, kKey, kJoined };
-  const auto seats = gather<3>({color, key, joined_->load()});
-  std::map<std::int64_t, std::vector<std::pair<std::int64_t, int>>> groups;  // color -> (key, rank)
+  const auto gathered = gather<3>({color, key, joined_->load()});
+  std::vector<SplitSeat> seats;
   std::int64_t first_id = 0;
-  for (int r = 0; r < size(); ++r) {
-    const auto& seat = seats[static_cast<std::size_t>(r)];
-    groups[seat[kColor]].emplace_back(seat[kKey], r);
-    first_id = std::max(first_id, seat[kJoined]);
+  for (const auto& said : gathered) {
+    seats.push_back({.color = static_cast<int>(said[kColor]), .key = static_cast<int>(said[kKey])});
+    first_id = std::max(first_id, said[kJoined]);
   }
+  const std::vector<std::vector<int>> groups = split_groups(seats);
   joined_->store(first_id + static_cast<std::int64_t>(groups.size()));
-  const auto mine = groups.find(color);
+  const auto mine = std::find_if(groups.begin(), groups.end(), [&](const std::vector<int>& ranks) {
+    return seats[static_cast<std::size_t>(ranks.front())].color == color;
+  });
   const std::int64_t id = first_id + std::distance(groups.begin(), mine);
-  std::sort(mine->second.begin(), mine->second.end());
 
   std::vector<int> world_ranks;
   int new_rank = 0;
   int leader = -1;  // of the new group's ranks on this machine, as a rank of this group
-  for (const auto& [k, r] : mine->second) {
+  for (const int r : *mine) {
     if (r == rank()) new_rank = static_cast<int>(world_ranks.size());
     if (leader < 0 && state_->near(r)) leader = r;
     world_ranks.push_back(state_->world_rank(r));
