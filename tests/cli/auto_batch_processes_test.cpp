@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
+using test::ScopedVariables;
 using ::testing::HasSubstr;
-using testing::ProgramResult;
-using testing::read_file;
-using testing::ScopedVariables;
 
-class AutoBatchProcesses : public testing::LaunchTest {
+class AutoBatchProcesses : public test::LaunchTest {
  protected:
   void SetUp() override {
     LaunchTest::SetUp();

@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::PseudoTerminal;
+using test::read_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::PseudoTerminal;
-using testing::read_file;
 
 std::string lines(const std::vector<std::string>& answers) {
   std::string text;
@@ -21,7 +21,7 @@ std::string lines(const std::vector<std::string>& answers) {
   return text;
 }
 
-class ConfigCommand : public testing::ProgramTest {
+class ConfigCommand : public test::ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();

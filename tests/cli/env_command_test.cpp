@@ -11,16 +11,16 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
+using test::ProgramResult;
+using test::ScopedVariables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::ScopedVariables;
 
 constexpr const char* kFile = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 4\n";
 
 /// Without the default file of the person who runs the test.
-class EnvCommand : public testing::LaunchTest {
+class EnvCommand : public test::LaunchTest {
  protected:
   json report(const std::vector<std::string>& more, int exit_code = 0) {
     std::vector<std::string> arguments{"env", "--json"};

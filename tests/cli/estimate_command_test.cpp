@@ -6,17 +6,17 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
+using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
 
-class EstimateCommand : public testing::ProgramTest {};
+class EstimateCommand : public test::ProgramTest {};
 
 /// estimate_golden.json is from Accelerate's own function; see make_estimate_golden.py.
 TEST_F(EstimateCommand, TheTableForLoadingIsAccelerates) {
   const std::string file = std::string(TESSERA_SOURCE_DIR) + "/tests/cli/estimate_golden.json";
-  const json golden = json::parse(testing::read_file(file));
+  const json golden = json::parse(test::read_file(file));
   ASSERT_EQ(golden["models"].size(), 4U);
   for (const auto& [name, dtypes] : golden["models"].items()) {
     SCOPED_TRACE(name);

@@ -13,7 +13,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class ForeignFlags : public testing::LaunchTest {
+class ForeignFlags : public test::LaunchTest {
  protected:
   std::string answer(const std::string& flag) const {
     return error_of(run({"launch", flag, "--", "train"}));

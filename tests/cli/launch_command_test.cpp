@@ -12,13 +12,13 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::read_file;
 
-class LaunchCommand : public testing::LaunchTest {};
+class LaunchCommand : public test::LaunchTest {};
 
 struct Variant {
   const char* strategy;
@@ -116,7 +116,7 @@ class Killer {
     while (read_file(log_).find("\"step\":3,") == std::string::npos) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    killed_ = testing::children_of(launcher).at(index);
+    killed_ = test::children_of(launcher).at(index);
     kill(killed_, signal_);
     since_ = std::chrono::steady_clock::now();
   }
@@ -161,7 +161,7 @@ TEST_F(LaunchCommand, CtrlCEndsAllAfterTheStep) {
 TEST_F(LaunchCommand, CtrlCBeforeTheTrainingIsNoError) {
   const ProgramResult result = launch(
       {"--processes", "3"}, {"--data", write_text(), "--steps", "1000000"}, [&](pid_t launcher) {
-        while (testing::children_of(launcher).size() < 3) {
+        while (test::children_of(launcher).size() < 3) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -190,7 +190,7 @@ TEST_F(LaunchCommand, InATerminalErrorsOfProcess0HaveTheirRankToo) {
   std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--processes", "2", "--"};
   for (const std::string& word : small_training()) command.push_back(word);
   command.insert(command.end(), {"--data", path("missing.txt")});
-  testing::PseudoTerminal terminal(command);
+  test::PseudoTerminal terminal(command);
   EXPECT_EQ(terminal.exit_code(), 2);
   EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 0\\][^\n]*tessera: "));
   EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 1\\][^\n]*tessera: "));
@@ -250,7 +250,7 @@ bool has_ipv6() {
 
 TEST_F(LaunchCommand, NodesMeetOverIpv6) {
   if (!has_ipv6()) GTEST_SKIP() << "no IPv6 here";
-  const testing::ScopedVariables apart{{"TESSERA_APART", "1"}};  // both nodes are this machine
+  const test::ScopedVariables apart{{"TESSERA_APART", "1"}};  // both nodes are this machine
   const std::string data = write_text();
   const auto flags = [&](const char* node) {
     return std::vector<std::string>{"--nodes",        "2",   "--node-rank", node,
@@ -273,7 +273,7 @@ TEST_F(LaunchCommand, ThreadsOfARankAreThoseOfTheEnvironment) {
   const std::string data = write_text();
   const std::vector<std::string> rest{"--data", data, "--steps", "1", "--log", path("log.jsonl")};
   const auto threads_with = [&](const char* text, std::vector<std::string> more) {
-    const testing::ScopedVariables threads{{"OMP_NUM_THREADS", text}};
+    const test::ScopedVariables threads{{"OMP_NUM_THREADS", text}};
     more.insert(more.end(), rest.begin(), rest.end());
     const ProgramResult result = train(more);
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -282,12 +282,12 @@ TEST_F(LaunchCommand, ThreadsOfARankAreThoseOfTheEnvironment) {
   EXPECT_EQ(threads_with("3", {"--ranks", "2"}), 3);
   EXPECT_EQ(threads_with("5,2", {}), 5);
   EXPECT_EQ(threads_with("3", {"--threads-per-rank", "1"}), 1);
-  const testing::ScopedVariables threads{{"OMP_NUM_THREADS", "3"}};
+  const test::ScopedVariables threads{{"OMP_NUM_THREADS", "3"}};
   const ProgramResult launched = launch({"--processes", "2"}, rest);
   ASSERT_EQ(launched.exit_code, 0) << launched.err;
   EXPECT_EQ(read_log("log.jsonl").at(0)["threads_per_rank"], 3);
   for (const char* wrong : {"0", "many", "-1"}) {
-    const testing::ScopedVariables bad{{"OMP_NUM_THREADS", wrong}};
+    const test::ScopedVariables bad{{"OMP_NUM_THREADS", wrong}};
     for (const ProgramResult& result : {train(rest), launch({}, rest)}) {
       EXPECT_EQ(result.exit_code, 2);  // libgomp may have said a line before
       EXPECT_THAT(result.err, HasSubstr("tessera: error: environment: OMP_NUM_THREADS is '"));
@@ -302,7 +302,7 @@ TEST_F(LaunchCommand, ServesWhatTorchrunExports) {
                 .exit_code,
             0);
   const std::string port = port_of_test();
-  testing::ScopedVariables variables{};  // all that torchrun 2.x sets
+  test::ScopedVariables variables{};  // all that torchrun 2.x sets
   for (const auto& [name, value] :
        {std::pair("WORLD_SIZE", "2"), std::pair("MASTER_ADDR", "127.0.0.1"),
         std::pair("MASTER_PORT", port.c_str()), std::pair("LOCAL_WORLD_SIZE", "2"),
@@ -370,7 +370,7 @@ TEST_F(LaunchCommand, AKilledProcessEndsAllSoonUnderMpirun) {
   for (const char* word : {"--steps", "1000000", "--data"}) command.emplace_back(word);
   command.push_back(write_text());
   command.insert(command.end(), {"--log", path("log")});
-  testing::PseudoTerminal mpirun(command);
+  test::PseudoTerminal mpirun(command);
   Killer killer(path("log"));
   killer.kill_child(mpirun.pid(), 1);
   EXPECT_NE(mpirun.exit_code(), 0);

@@ -8,14 +8,14 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
+using test::ScopedVariables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::read_file;
-using testing::ScopedVariables;
 
-class LaunchConfig : public testing::LaunchTest {
+class LaunchConfig : public test::LaunchTest {
  protected:
   /// The numbers of the same run with its ranks as threads.
   std::vector<nlohmann::json> as_threads(std::vector<std::string> more) const {

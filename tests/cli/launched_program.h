@@ -13,7 +13,7 @@
 
 #include "cli/program.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Variables of the environment, gone again at the end of the scope.
 class ScopedVariables {
@@ -103,4 +103,4 @@ class LaunchTest : public ProgramTest {
   }
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::ScopedVariables;
 using ::testing::HasSubstr;
-using testing::ProgramResult;
-using testing::ScopedVariables;
 using ::testing::StartsWith;
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -78,16 +78,16 @@ std::string environment_of_child(pid_t launcher) {
   while (all.find("TESSERA_RANKS_PER_PROCESS") == std::string::npos) {
     if (std::chrono::steady_clock::now() > deadline) return "no child";
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    children = testing::children_of(launcher);
+    children = test::children_of(launcher);
     if (!children.empty()) {
-      all = testing::read_file("/proc/" + std::to_string(children.front()) + "/environ");
+      all = test::read_file("/proc/" + std::to_string(children.front()) + "/environ");
     }
   }
   std::ranges::replace(all, '\0', '\n');  // variables are apart by zeros
   return all;
 }
 
-class NestedLaunchers : public testing::LaunchTest {};
+class NestedLaunchers : public test::LaunchTest {};
 
 TEST_F(NestedLaunchers, TheInnerOneCounts) {
   for (const Nesting& nesting : kNestings) {

@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
 
-class PlanCommand : public testing::ProgramTest {};
+class PlanCommand : public test::ProgramTest {};
 
 TEST_F(PlanCommand, PlansALargeRunAtOnce) {
   const auto begin = std::chrono::steady_clock::now();

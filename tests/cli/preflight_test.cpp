@@ -9,14 +9,14 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
+using test::ScopedVariables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::read_file;
-using testing::ScopedVariables;
 
-class Preflight : public testing::LaunchTest {
+class Preflight : public test::LaunchTest {
  protected:
   /// Runs two processes as torchrun would, the second with `more` flags, of the program `second`.
   ProgramResult run_two(const std::string& second, const std::vector<std::string>& more) {

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-namespace tessera::testing {
+namespace tessera::test {
 
 struct ProgramResult {
   int exit_code = -1;  ///< 128 + signal if one killed it
@@ -112,4 +112,4 @@ class ProgramTest : public ::testing::Test {
   std::string input_ = "/dev/null";
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

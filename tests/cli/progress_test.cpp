@@ -9,14 +9,14 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::PseudoTerminal;
+using test::ScopedVariables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
-using testing::PseudoTerminal;
-using testing::ScopedVariables;
 
-class ProgressOutput : public testing::LaunchTest {
+class ProgressOutput : public test::LaunchTest {
  protected:
   /// A small training in a terminal, to its end; returns what was shown.
   std::string in_terminal(const std::vector<std::string>& more, unsigned short columns = 80) {

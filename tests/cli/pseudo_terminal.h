@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// A program that believes to run in a terminal, and the person before it.
 class PseudoTerminal {
@@ -104,4 +104,4 @@ class PseudoTerminal {
   std::size_t seen_ = 0;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -11,10 +11,10 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
 using ::testing::HasSubstr;
-using testing::ProgramResult;
 
-class SelfTest : public testing::ProgramTest {
+class SelfTest : public test::ProgramTest {
  protected:
   ProgramResult test(std::vector<std::string> flags) {
     flags.insert(flags.begin(), {"test", "--device", "cpu", "--no-default-config"});

@@ -9,12 +9,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
 
-class TrainCommand : public testing::ProgramTest {
+class TrainCommand : public test::ProgramTest {
  protected:
   /// A run that must fail, with one line of error and nothing that looks like a crash.
   std::string error_of(const ProgramResult& result, int exit_code) {
@@ -224,7 +224,7 @@ TEST_F(TrainCommand, OutputsMakeTheirFoldersWithTheFirstStep) {
 TEST_F(TrainCommand, ABadSettingLeavesTheOldLogAlone) {
   const std::string log = write("log.jsonl", "precious\n");
   usage_error({"--data", path("missing.txt"), "--log", log});
-  EXPECT_EQ(testing::read_file(log), "precious\n");
+  EXPECT_EQ(test::read_file(log), "precious\n");
 }
 
 // 64 ranks need more threads and stacks than the limit leaves.
@@ -238,8 +238,8 @@ TEST_F(TrainCommand, ARunThatCannotStartLeavesTheOldLogAlone) {
     EXPECT_EQ(prlimit(pid, RLIMIT_AS, &limit, nullptr), 0);
   });
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_EQ(testing::read_file(log), "precious\n");
-  EXPECT_EQ(testing::read_file(csv), "precious\n");
+  EXPECT_EQ(test::read_file(log), "precious\n");
+  EXPECT_EQ(test::read_file(csv), "precious\n");
 }
 
 // The longer context's other positions were never trained: they must not be sampled with.
@@ -270,7 +270,7 @@ TEST_F(TrainCommand, DivergenceIsAnError) {
 /// Waits until the log has `lines` lines, at most a minute; then the run has come that far.
 bool wait_for_lines(const std::string& log, int lines) {
   for (int i = 0; i < 6000; ++i) {
-    const std::string text = testing::read_file(log);
+    const std::string text = test::read_file(log);
     if (std::count(text.begin(), text.end(), '\n') >= lines) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -320,7 +320,7 @@ TEST_F(TrainCommand, VersionAndHelp) {
 
 TEST_F(TrainCommand, NothingIsWrittenOverWhatIsRead) {
   const std::string data = write_text();
-  const std::string before = testing::read_file(data);
+  const std::string before = test::read_file(data);
   std::filesystem::create_hard_link(data, path("hard"));
   std::filesystem::create_symlink(path("."), path("link"));
   for (const char* flag : {"--log", "--csv"}) {
@@ -330,13 +330,13 @@ TEST_F(TrainCommand, NothingIsWrittenOverWhatIsRead) {
                         HasSubstr("the data")));
     }
   }
-  EXPECT_EQ(testing::read_file(data), before);
+  EXPECT_EQ(test::read_file(data), before);
 
   const std::string settings = R"({"steps": 2})";
   const std::string config = write("c.json", settings);
   EXPECT_THAT(usage_error({"--data", data, "--config", config, "--log", config}),
               HasSubstr("the settings are read"));
-  EXPECT_EQ(testing::read_file(config), settings);
+  EXPECT_EQ(test::read_file(config), settings);
 }
 
 TEST_F(TrainCommand, FlagsOfTheLearningRateThatItsScheduleDoesNotUseAreTold) {

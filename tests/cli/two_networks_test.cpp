@@ -11,12 +11,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::ProgramResult;
-using testing::read_file;
 
-class TwoNetworks : public testing::LaunchTest {
+class TwoNetworks : public test::LaunchTest {
  protected:
   void SetUp() override {
     LaunchTest::SetUp();

@@ -7,18 +7,18 @@
 namespace tessera {
 namespace {
 
-using testing::expect_success;
-using testing::Groups;
-using testing::kWorldSizes;
-using testing::Outcome;
-using testing::RankContext;
-using testing::run_ranks;
-using testing::Vector;
-using testing::view_of;
+using test::expect_success;
+using test::Groups;
+using test::kWorldSizes;
+using test::Outcome;
+using test::RankContext;
+using test::run_ranks;
+using test::Vector;
+using test::view_of;
 
 Groups make_checked(int size) {
   Groups groups;
-  for (auto& group : testing::make_groups(size, std::chrono::milliseconds(5000))) {
+  for (auto& group : test::make_groups(size, std::chrono::milliseconds(5000))) {
     groups.push_back(make_checked_group(std::move(group)));
   }
   return groups;
@@ -87,7 +87,7 @@ class CopyingGroup : public ProcessGroup {
 };
 
 TEST(CheckedGroupTest, PassesOnWhatItsGroupCopied) {
-  const auto stream = testing::device_under_test().create_stream({.name = "s"});
+  const auto stream = test::device_under_test().create_stream({.name = "s"});
   const auto group = make_checked_group(std::make_unique<CopyingGroup>());
   Vector<float> data(3);
   group->all_reduce(view_of(data), *stream);

@@ -9,7 +9,7 @@
 #include "tessera/core/cuda_device.h"
 
 // What the programs on GPUs share, emulated or real; included once by each.
-namespace tessera::testing {
+namespace tessera::test {
 
 Device& device_under_test() {
   static const std::unique_ptr<CudaDevice> device = make_cuda_device({.nvtx = false});
@@ -28,4 +28,4 @@ void enqueue(Stream& stream, std::function<void()> task) {
   cudaLaunchHostFunc(dynamic_cast<CudaStream&>(stream).handle(), run, owned);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -2,7 +2,7 @@
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 Groups make_groups(int size, std::chrono::milliseconds timeout) {
   return make_thread_group(size, {.timeout = timeout});
@@ -27,4 +27,4 @@ void enqueue(Stream& stream, std::function<void()> task) {
   stream.submit({.name = "task"}, std::move(task));
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

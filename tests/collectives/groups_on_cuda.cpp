@@ -1,7 +1,7 @@
 #include "collectives/emulated_gpu.h"
 #include "tessera/collectives/thread_group.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 Groups make_groups(int size, std::chrono::milliseconds timeout) {
   return make_thread_group(size, {.timeout = timeout});
@@ -9,4 +9,4 @@ Groups make_groups(int size, std::chrono::milliseconds timeout) {
 
 bool testing_nccl() { return false; }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

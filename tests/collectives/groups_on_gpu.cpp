@@ -8,7 +8,7 @@
 #include "tessera/collectives/thread_group.h"
 
 // Threads that share a real GPU.
-namespace tessera::testing {
+namespace tessera::test {
 namespace {
 
 /// Page-locked memory, which the GPU reads and writes in place. To take it from the driver and to
@@ -56,4 +56,4 @@ void delay_device(std::chrono::microseconds) {}  // run_ranks delays the lanes t
 
 bool testing_nccl() { return false; }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -3,7 +3,7 @@
 #include "collectives/emulated_gpu.h"
 #include "tessera/collectives/nccl_group.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 // In rank order, so that the oracles are the same as for threads.
 Groups make_groups(int size, std::chrono::milliseconds timeout) {
@@ -22,4 +22,4 @@ Groups make_groups(int size, std::chrono::milliseconds timeout) {
 
 bool testing_nccl() { return true; }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

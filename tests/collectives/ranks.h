@@ -19,7 +19,7 @@
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/error.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 7};
 inline constexpr std::int64_t kNumels[] = {0, 1, 4, 100, 1000, 10007};
@@ -47,8 +47,8 @@ struct DeviceAllocator {
   DeviceAllocator() = default;
   template <typename U>
   DeviceAllocator(const DeviceAllocator<U>&) {}  // NOLINT: as allocators convert
-  T* allocate(std::size_t n) { return static_cast<T*>(testing::allocate(n * sizeof(T))); }
-  void deallocate(T* address, std::size_t n) { testing::deallocate(address, n * sizeof(T)); }
+  T* allocate(std::size_t n) { return static_cast<T*>(test::allocate(n * sizeof(T))); }
+  void deallocate(T* address, std::size_t n) { test::deallocate(address, n * sizeof(T)); }
   bool operator==(const DeviceAllocator&) const = default;
 };
 template <typename T>
@@ -177,4 +177,4 @@ inline std::string describe(int size, std::int64_t numel, int rank) {
          std::to_string(rank);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

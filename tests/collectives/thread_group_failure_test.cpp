@@ -16,16 +16,16 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using testing::Groups;
-using testing::make_groups;
-using testing::Outcome;
-using testing::RankContext;
-using testing::run_ranks;
-using testing::Vector;
-using testing::view_of;
+using test::Groups;
+using test::make_groups;
+using test::Outcome;
+using test::RankContext;
+using test::run_ranks;
+using test::Vector;
+using test::view_of;
 
-using testing::device_under_test;
-using testing::testing_cuda;
+using test::device_under_test;
+using test::testing_cuda;
 
 constexpr int kSizes[] = {2, 3, 4, 7};
 constexpr milliseconds kTimeout{200};

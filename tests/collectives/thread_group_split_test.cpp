@@ -8,15 +8,15 @@
 namespace tessera {
 namespace {
 
-using testing::enqueue;
-using testing::expect_success;
-using testing::Groups;
-using testing::kWorldSizes;
-using testing::make_groups;
-using testing::random_delays;
-using testing::RankContext;
-using testing::Vector;
-using testing::view_of;
+using test::enqueue;
+using test::expect_success;
+using test::Groups;
+using test::kWorldSizes;
+using test::make_groups;
+using test::random_delays;
+using test::RankContext;
+using test::Vector;
+using test::view_of;
 
 Vector<std::int64_t> gathered_ranks(ProcessGroup& group, std::int64_t own, Stream& stream) {
   Vector<std::int64_t> input{own};

@@ -8,24 +8,24 @@
 namespace tessera {
 namespace {
 
-using testing::describe;
-using testing::device_under_test;
-using testing::enqueue;
-using testing::exact_value;
-using testing::expect_same_bits;
-using testing::expect_success;
-using testing::Groups;
-using testing::kNumels;
-using testing::kWorldSizes;
-using testing::make_groups;
-using testing::ordered_sum_oracle;
-using testing::random_value;
-using testing::RankContext;
-using testing::testing_nccl;
-using testing::ValueOf;
-using testing::values;
-using testing::Vector;
-using testing::view_of;
+using test::describe;
+using test::device_under_test;
+using test::enqueue;
+using test::exact_value;
+using test::expect_same_bits;
+using test::expect_success;
+using test::Groups;
+using test::kNumels;
+using test::kWorldSizes;
+using test::make_groups;
+using test::ordered_sum_oracle;
+using test::random_value;
+using test::RankContext;
+using test::testing_nccl;
+using test::ValueOf;
+using test::values;
+using test::Vector;
+using test::view_of;
 
 /// Calls check(context, numel) on every rank for every world size and numel.
 void for_each_size(const std::function<void(RankContext, std::int64_t)>& check) {

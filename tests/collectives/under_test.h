@@ -11,7 +11,7 @@
 // The kind of group that a test program checks, and the device that its streams are of: threads on
 // the CPU (groups_on_cpu.cpp), threads that share an emulated GPU (groups_on_cuda.cpp) or a real
 // one (groups_on_gpu.cpp), or NCCL with a fake library on emulated GPUs (groups_on_nccl.cpp).
-namespace tessera::testing {
+namespace tessera::test {
 
 using Groups = std::vector<std::unique_ptr<ProcessGroup>>;
 
@@ -27,4 +27,4 @@ bool testing_nccl();
 /// Runs `task` in stream order, on a thread of the device.
 void enqueue(Stream& stream, std::function<void()> task);
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

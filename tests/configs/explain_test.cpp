@@ -9,10 +9,10 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::ProgramResult;
 
 constexpr const char* kFile =
     "distributed_type: FSDP\n"
@@ -22,7 +22,7 @@ constexpr const char* kFile =
     "num_processes: 2\n"
     "rdzv_backend: c10d\n";
 
-class ExplainCommand : public testing::ProgramTest {
+class ExplainCommand : public test::ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();

@@ -9,12 +9,12 @@
 namespace tessera {
 namespace {
 
+using test::ProgramResult;
+using test::read_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::ProgramResult;
-using testing::read_file;
 
-class CudaProcesses : public testing::ProgramTest {
+class CudaProcesses : public test::ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();

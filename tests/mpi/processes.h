@@ -15,7 +15,7 @@
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/collectives/world.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// How a test program that runs as several processes is started.
 struct ProcessArguments {
@@ -93,4 +93,4 @@ class Meeting {
   std::vector<pid_t> children_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

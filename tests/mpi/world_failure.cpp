@@ -36,7 +36,7 @@ std::string outcome_of(ProcessGroup& group, Stream& stream) {
   }
 }
 
-void run_rank(ProcessGroup& group, const testing::ProcessArguments& arguments) {
+void run_rank(ProcessGroup& group, const test::ProcessArguments& arguments) {
   const auto device = make_cpu_device();
   const auto stream = device->create_stream({});
   group.barrier(*stream);
@@ -56,8 +56,8 @@ void run_rank(ProcessGroup& group, const testing::ProcessArguments& arguments) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const auto arguments = tessera::testing::parse_process_arguments(argc, argv);
-  const tessera::testing::Meeting meeting(arguments);
+  const auto arguments = tessera::test::parse_process_arguments(argc, argv);
+  const tessera::test::Meeting meeting(arguments);
   try {
     const auto world = meeting.make();
     std::vector<std::thread> threads;

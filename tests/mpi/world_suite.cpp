@@ -21,10 +21,10 @@ Device* device = nullptr;
 
 /// This process's ends of a group of the world's first `size` ranks, none if it has no such rank,
 /// or if there are not so many.
-testing::Groups first_ranks(int size) {
+test::Groups first_ranks(int size) {
   const auto& ends = world->groups();
-  testing::Groups all(ends.size());
-  testing::Groups result;
+  test::Groups all(ends.size());
+  test::Groups result;
   if (size > world->size()) return result;
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -57,15 +57,15 @@ void enqueue(Stream& stream, std::function<void()> task) {
 
 namespace {
 
-using testing::expect_same_bits;
-using testing::expect_success;
-using testing::Groups;
-using testing::ordered_sum_oracle;
-using testing::random_value;
-using testing::RankContext;
-using testing::values;
-using testing::Vector;
-using testing::view_of;
+using test::expect_same_bits;
+using test::expect_success;
+using test::Groups;
+using test::ordered_sum_oracle;
+using test::random_value;
+using test::RankContext;
+using test::values;
+using test::Vector;
+using test::view_of;
 
 /// The device of the tests: of the world, or one whose memory nobody else can read.
 Device* own_device();
@@ -173,7 +173,7 @@ std::unique_ptr<Device> made_device;
 Device* own_device() { return made_device.get(); }
 
 /// Tests of thread groups that look into all ranks' memory, or hold copies to none.
-void choose_tests(const testing::ProcessArguments& arguments) {
+void choose_tests(const test::ProcessArguments& arguments) {
   const bool copies = arguments.options.apart || arguments.mode == "staged";
   std::string& filter = ::testing::FLAGS_gtest_filter;
   if (filter != "*") return;
@@ -187,8 +187,8 @@ void choose_tests(const testing::ProcessArguments& arguments) {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  const auto arguments = tessera::testing::parse_process_arguments(argc, argv);
-  const tessera::testing::Meeting meeting(arguments);
+  const auto arguments = tessera::test::parse_process_arguments(argc, argv);
+  const tessera::test::Meeting meeting(arguments);
   int result = 1;
   try {
     const std::unique_ptr<tessera::World> made = meeting.make();

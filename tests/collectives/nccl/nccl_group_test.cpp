@@ -14,17 +14,17 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using testing::expect_same_bits;
-using testing::expect_success;
-using testing::Groups;
-using testing::kWorldSizes;
-using testing::Outcome;
-using testing::random_value;
-using testing::RankContext;
-using testing::run_ranks;
-using testing::values;
-using testing::Vector;
-using testing::view_of;
+using test::expect_same_bits;
+using test::expect_success;
+using test::Groups;
+using test::kWorldSizes;
+using test::Outcome;
+using test::random_value;
+using test::RankContext;
+using test::run_ranks;
+using test::values;
+using test::Vector;
+using test::view_of;
 
 constexpr milliseconds kTimeout{200};
 constexpr milliseconds kPatience{5000};
@@ -96,12 +96,12 @@ TEST(NcclSumTest, Bf16IsSummedInFp32AndRankOrderAlways) {
       c.group.all_reduce(view_of(all), c.stream);
       c.stream.synchronize();
       expect_same_bits(output,
-                       testing::ordered_sum_oracle<bfloat16, float>(
+                       test::ordered_sum_oracle<bfloat16, float>(
                            random_value, size, c.rank() * kNumel, (c.rank() + 1) * kNumel, nullptr),
                        "reduce_scatter");
       expect_same_bits(all,
-                       testing::ordered_sum_oracle<bfloat16, bfloat16>(random_value, size, 0,
-                                                                       kNumel * size, nullptr),
+                       test::ordered_sum_oracle<bfloat16, bfloat16>(random_value, size, 0,
+                                                                    kNumel * size, nullptr),
                        "all_reduce");
     });
   }
@@ -150,7 +150,7 @@ TEST(NcclFailureTest, TimeBehindOtherWorkOfTheStreamDoesNotCount) {
   Groups groups = make_nccl(2, {.timeout = kTimeout});
   expect_success(groups, [](RankContext c) {
     Vector<float> data(10);
-    testing::enqueue(c.stream, [] { std::this_thread::sleep_for(3 * kTimeout); });
+    test::enqueue(c.stream, [] { std::this_thread::sleep_for(3 * kTimeout); });
     c.group.all_reduce(view_of(data), c.stream);
     c.stream.synchronize();
   });
