@@ -40,7 +40,7 @@ test::Groups first_ranks(int size) {
 
 }  // namespace
 
-namespace testing {
+namespace test {
 
 Groups make_groups(int size, std::chrono::milliseconds) { return first_ranks(size); }
 Device& device_under_test() { return *device; }
@@ -53,7 +53,7 @@ void enqueue(Stream& stream, std::function<void()> task) {
   stream.submit({.name = "task"}, std::move(task));
 }
 
-}  // namespace testing
+}  // namespace test
 
 namespace {
 
