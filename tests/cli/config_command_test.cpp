@@ -53,14 +53,15 @@ class ConfigCommand : public test::ProgramTest {
 };
 
 TEST_F(ConfigCommand, DdpFileIsWhatAccelerateWrites) {
-  const ProgramResult result = answer("a.yaml", {"multi-GPU", "", "", "", "", "4", "0,1", "bf16"});
+  const ProgramResult result =
+      answer("a.yaml", {"multi-GPU", "", "", "", "", "4", "0,1,2,3", "bf16"});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_EQ(read_file(path("a.yaml")),
             "compute_environment: LOCAL_MACHINE\n"
             "debug: false\n"
             "distributed_type: MULTI_GPU\n"
             "enable_cpu_affinity: false\n"
-            "gpu_ids: '0,1'\n"
+            "gpu_ids: '0,1,2,3'\n"
             "machine_rank: 0\n"
             "main_training_function: main\n"
             "mixed_precision: bf16\n"
@@ -187,7 +188,7 @@ TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
   for (const char* text :
        {"'multi-QPU' is not among the choices; enter one of No distributed training, multi-CPU, "
         "multi-GPU, or an index from 0 to 2\n",
-        "Please enter an integer of at least 1, not '0'.\n", "at least 1, not '1.5'.\n",
+        "Please enter an integer from 1 to 1048576, not '0'.\n", "to 1048576, not '1.5'.\n",
         "Please enter yes or no.\n",
         "There is no layer class 'BertLayer' here; a layer is called GPT2Block, ",
         "There is no layer class 'gptblock' here", "The mesh of 2 x 4 has 8 ranks; enter 8",
@@ -195,6 +196,41 @@ TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
   EXPECT_THAT(explain("a.yaml"), HasSubstr("strategy = hybrid_shard"));
+}
+
+TEST_F(ConfigCommand, GpusMustBeEnoughAndDifferent) {
+  const ProgramResult result = answer(
+      "a.yaml", {"multi-GPU", "", "", "", "", "2", "0,,1", "0,0", "1", "GPU 1", "1,0", "no"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const char* text : {"'' is no GPU", "names GPU 0 twice", "'GPU 1' is no GPU",
+                           "That is 1 GPU for 2 processes on this machine"}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  EXPECT_THAT(read_file(path("a.yaml")), HasSubstr("gpu_ids: '1,0'\n"));
+}
+
+TEST_F(ConfigCommand, TextIsPlain) {
+  const ProgramResult result = answer(
+      "a.yaml", {"multi-CPU", "2", "0", "node\x01", "\x1b[A", "node0", "", "", "", "", "", "", ""});
+  EXPECT_THAT(result.out, HasSubstr("Please enter plain text, without control characters."));
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(read_file(path("a.yaml")), HasSubstr("main_process_ip: node0\n"));
+}
+
+TEST_F(ConfigCommand, AnswersThatNeverEndLeaveNothing) {
+  std::vector<std::string> wrong(1000, "what?");
+  const ProgramResult menu = answer("a.yaml", wrong);
+  EXPECT_EQ(menu.exit_code, 2);
+  EXPECT_THAT(menu.err, HasSubstr("none of 20 answers was right for 'Which type of machine"));
+  wrong.front() = "multi-GPU";
+  const ProgramResult line = answer("a.yaml", wrong);
+  EXPECT_EQ(line.exit_code, 2);
+  EXPECT_THAT(line.err, HasSubstr("none of 20 answers was right for 'How many different machines"));
+  give_input(std::string(10'000'000, 'y'));
+  const ProgramResult endless = run({"config", "--config-file", path("a.yaml")});
+  EXPECT_EQ(endless.exit_code, 2);
+  EXPECT_THAT(endless.err, HasSubstr("longer than 4096 characters; nothing was written"));
+  EXPECT_TRUE(nothing_was_written());
 }
 
 TEST_F(ConfigCommand, EndOfInputLeavesNothing) {
@@ -357,7 +393,7 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   ASSERT_TRUE(terminal.shows("How many different machines"));
   EXPECT_TRUE(terminal.is_as_before());  // lines are edited by the terminal
   terminal.type("many\n");
-  ASSERT_TRUE(terminal.shows("Please enter an integer of at least 1, not 'many'."));
+  ASSERT_TRUE(terminal.shows("Please enter an integer from 1 to 1048576, not 'many'."));
   for (const char* question :
        {"How many different machines", "Should distributed operations", "use DeepSpeed?"}) {
     ASSERT_TRUE(terminal.shows(question)) << terminal.shown();

@@ -3,7 +3,8 @@
 // <name>.expected.json holds, for a file that is wrong, the exact "error"; else the "dialect", the
 // "settings" that are not at their default, each with its source, and the lines that are
 // "announced". "arguments" are given as on the command line, "launch" says what started the
-// processes: {"launcher": "torchrun", "machines": 2, "ranks": 4}. To write the expectations of new
+// processes: {"launcher": "torchrun", "machines": 2, "ranks": 4}; "unlike_accelerate" is for
+// golden_test.cpp. To write the expectations of new
 // files, run with TESSERA_UPDATE_EXPECTATIONS=1 and read the difference.
 #include <gtest/gtest.h>
 
@@ -88,7 +89,7 @@ Config read(
 ordered_json outcome_of(const std::string& name, const ordered_json& expected) {
   const InsideCorpus inside;
   ordered_json result = ordered_json::object();
-  for (const char* given : {"arguments", "launch"}) {
+  for (const char* given : {"arguments", "launch", "unlike_accelerate"}) {
     if (expected.contains(given)) result[given] = expected[given];
   }
   try {

@@ -89,6 +89,20 @@ TEST_F(ConfigSources, HostileFilesAreOneClearErrorEach) {
   EXPECT_THAT(error_of(write("keys.yaml", lines)), HasSubstr("this is no file of Tessera"));
 }
 
+TEST_F(ConfigSources, OfAListOfMergedMapsTheFirstCountsMost) {
+  const std::string path = write("merge.yaml",
+                                 "distributed_type: FSDP\n"
+                                 "num_processes: 2\n"
+                                 "fsdp_config:\n"
+                                 "  <<: [{fsdp_version: 2, fsdp_activation_checkpointing: true},\n"
+                                 "       {fsdp_version: 1, fsdp_reshard_after_forward: false}]\n"
+                                 "  fsdp_activation_checkpointing: false\n");
+  Config config(trainer_settings());
+  config.read_file(path);
+  EXPECT_EQ(config.get<std::string>("strategy"), "shard_grad_op");
+  EXPECT_EQ(config.get<std::string>("recompute"), "none");
+}
+
 TEST_F(ConfigSources, CommandLineWinsOverFileOverEnvironmentOverDefault) {
   const Variables environment({{"ACCELERATE_MIXED_PRECISION", "bf16"},
                                {"ACCELERATE_DEBUG_MODE", "true"},

@@ -125,6 +125,49 @@ TEST_F(CudaProcesses, ThatWouldShareAGpuAreRefused) {
   EXPECT_THAT(threads.err, HasSubstr("group thread joins ranks of one process"));
 }
 
+TEST_F(CudaProcesses, UseOnlyGpusThatAreThere) {
+  setenv("FAKE_GPUS", "2", 1);
+  const std::vector<std::string> run{"--data", write_text(), "--steps", "1"};
+  const ProgramResult flag = launch({"--processes", "2", "--gpu-ids", "0,7"}, run);
+  EXPECT_EQ(flag.exit_code, 2) << flag.err;
+  EXPECT_THAT(flag.err, HasSubstr("--gpu-ids: there is no GPU 7 here; there are 0, 1; "));
+  const std::string file =
+      write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 2\ngpu_ids: 2,1\n");
+  const ProgramResult key = launch({"--config", file}, run);
+  EXPECT_EQ(key.exit_code, 2) << key.err;
+  EXPECT_THAT(key.err, HasSubstr(file + ":3: gpu_ids: there is no GPU 2 here; there are 0, 1; "));
+  const ProgramResult good = launch({"--processes", "2", "--gpu-ids", "1,0"}, run);
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+
+  setenv("CUDA_VISIBLE_DEVICES", "4,5", 1);  // the emulation sees its GPUs in any case
+  const ProgramResult hidden = launch({"--processes", "2", "--gpu-ids", "0,4"}, run);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(hidden.exit_code, 2) << hidden.err;
+  EXPECT_THAT(hidden.err, HasSubstr("--gpu-ids: there is no GPU 0 here; there are 4, 5, as "
+                                    "CUDA_VISIBLE_DEVICES says"));
+}
+
+TEST_F(CudaProcesses, AreToldOfTheGpusInFields) {
+  setenv("FAKE_GPUS", "2", 1);
+  const ProgramResult result = run({"env", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json cuda = nlohmann::json::parse(result.out)["cuda"];
+  EXPECT_EQ(cuda["usable"], true);
+  EXPECT_TRUE(cuda["problem"].is_null());
+  ASSERT_EQ(cuda["gpus"].size(), 2U);
+  EXPECT_EQ(cuda["gpus"][1]["ordinal"], 1);
+  EXPECT_GT(cuda["gpus"][1]["total_bytes"].get<std::int64_t>(), 0);
+  EXPECT_TRUE(cuda["gpus"][1]["free_bytes"].is_number_integer());
+  EXPECT_TRUE(cuda["gpus"][1]["uuid"].is_string());
+}
+
+TEST_F(CudaProcesses, ThatAskForGpusHearOfTheMissingDriverFirst) {
+  setenv("TESSERA_CUDA_MODULE", path("none.so").c_str(), 1);
+  const ProgramResult result = launch({"--gpu-ids", "7"}, {"--data", write_text(), "--steps", "1"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("device cuda: "), ::testing::Not(HasSubstr("GPU 7"))));
+}
+
 TEST_F(CudaProcesses, ThatAreHostsOfTheirOwnShareAGpu) {
   setenv("FAKE_GPUS", "1", 1);
   const std::vector<std::string> common{"--data", write_text(), "--steps",    "2",    "--device",

@@ -5,6 +5,7 @@
 #include "config_values.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/trainer/config_file.h"
 
 namespace tessera {
 std::string flag_name(std::string_view setting) {
@@ -107,7 +108,7 @@ void Config::set_launch(LaunchFacts launch) {
 }
 
 void Config::read_file(const std::string& path) {
-  take(translate_file(path, context()), Giver::kFile);
+  take(ConfigFile(path).translate(context()), Giver::kFile);
 }
 
 void Config::read_environment(const Environment& environment,

@@ -3,36 +3,11 @@
 #include <algorithm>
 #include <tuple>
 
-#include "foreign/accelerate.h"
-#include "foreign/deepspeed.h"
-#include "foreign/dialect.h"
 #include "foreign/key_table.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
-
-void translate_own(const foreign::Document& document, const std::vector<Setting>& table,
-                   ConfigTranslation& translation) {
-  std::vector<std::string> names;
-  for (const Setting& setting : table) names.push_back(setting.name);
-  for (const foreign::Node::Member& member : document.root.members) {
-    const std::string name = setting_name(member.key);
-    const std::string where = foreign::at_line(document.path, member.line);
-    const bool known = std::ranges::find(names, name) != names.end();
-    require(known, ErrorCode::kConfig, where, unknown_name("key", member.key, names));
-    for (const ConfigEntry& entry : translation.entries) {
-      require(!entry.settings.contains(name), ErrorCode::kConfig, where, "'", name,
-              "' is there twice, also on line ", entry.line, "; keep one");
-    }
-    translation.entries.push_back({.key = member.key,
-                                   .file = document.path,
-                                   .line = member.line,
-                                   .value = member.value.json(),
-                                   .outcome = KeyOutcome::kHonoured,
-                                   .settings = {{name, member.value.json()}}});
-  }
-}
 
 /// True if the key is missing only because it is misspelt, which another refusal says.
 bool is_misspelt(const ConfigEntry& missing, const ConfigTranslation& translation) {
@@ -120,28 +95,6 @@ std::vector<std::string> ConfigTranslation::announcements() const {
                            "; 'tessera explain' says why"));
   }
   return lines;
-}
-
-ConfigTranslation translate_file(const std::string& path, const TranslationContext& context) {
-  const foreign::Document document = foreign::read_document(path);
-  const foreign::Recognition recognised = foreign::recognise(document, context.table);
-  ConfigTranslation translation{
-      .path = path, .dialect = recognised.dialect, .recognised_by = recognised.by};
-  switch (recognised.dialect) {
-    case ConfigDialect::kTessera:
-      translate_own(document, context.table, translation);
-      break;
-    case ConfigDialect::kAccelerate:
-      foreign::translate_accelerate(document, foreign::AccelerateSource::kFile, {}, context,
-                                    translation);
-      break;
-    case ConfigDialect::kDeepSpeed:
-      foreign::translate_deepspeed(document, std::nullopt, foreign::KnownSettings(context),
-                                   translation);
-      break;
-  }
-  foreign::check_complete(translation);
-  return translation;
 }
 
 }  // namespace tessera

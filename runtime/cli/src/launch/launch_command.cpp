@@ -127,14 +127,16 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
 
 std::vector<std::string> take_launched(int& argc, const char* const* argv) {
   if (argc < 2 || std::string_view(argv[1]) != "launch") return {};
-  for (int i = 2; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word != "--" && word != "train" && word != "test") continue;
-    std::vector<std::string> command(argv + i + (word == "--" ? 1 : 0), argv + argc);
-    argc = i;
-    return command;
+  // With "--" nobody has to guess whether "test" is the command or a file of that name.
+  const std::vector<std::string> words(argv + 2, argv + argc);
+  auto command = std::ranges::find(words, "--");
+  const bool marked = command != words.end();
+  if (!marked) {
+    command = std::ranges::find_if(
+        words, [](const std::string& word) { return word == "train" || word == "test"; });
   }
-  return {};
+  argc = 2 + static_cast<int>(command - words.begin());
+  return {command + (marked ? 1 : 0), words.end()};
 }
 
 int run_launch(const LaunchRequest& request) {

@@ -4,10 +4,10 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <sstream>
 
 #include "commands.h"
 #include "gpt_settings.h"
+#include "launch/launch_gpus.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config_sources.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -17,13 +17,7 @@ namespace {
 
 constexpr int kUsualPort = 29500;
 constexpr int kLastPort = 65535;
-
-std::size_t count_of(const std::string& list) {
-  std::istringstream stream(list);
-  std::size_t count = 0;
-  for (std::string part; std::getline(stream, part, ',');) count += part.empty() ? 0 : 1;
-  return count;
-}
+constexpr int kMostRanks = 1 << 20;
 
 template <typename T>
 Stated<T> stated(const std::optional<T>& flag, const char* name,
@@ -40,13 +34,13 @@ std::vector<Setting> all_settings() {
 }
 
 /// `ranks`: 0 for as many as the file says.
-ConfigTranslation translate(const std::string& path, const std::vector<Setting>& table,
+ConfigTranslation translate(const ConfigFile& file, const std::vector<Setting>& table,
                             const LaunchedCommand& command, int machines, int ranks) {
   nlohmann::ordered_json overrides = command.given();
   if (ranks > 0) overrides["ranks"] = ranks;
-  return translate_file(path, {.table = table,
-                               .overrides = std::move(overrides),
-                               .launch = {.launcher = kOwnLauncher, .machines = machines}});
+  return file.translate({.table = table,
+                         .overrides = std::move(overrides),
+                         .launch = {.launcher = kOwnLauncher, .machines = machines}});
 }
 
 /// Processes of one machine, from the ranks of all that the file asks for.
@@ -55,24 +49,26 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
   for (const ConfigEntry& entry : file.entries) {
     if (!entry.settings.contains("ranks")) continue;
     const int ranks = entry.settings["ranks"].get<int>();
-    const int parts = layout.nodes.value * layout.ranks_per_process;
+    const std::int64_t parts = std::int64_t{layout.nodes.value} * layout.ranks_per_process;
     processes.name = concat(entry.where(), ": ", entry.key);
     require(ranks % parts == 0, ErrorCode::kConfig, processes.name, ": ", ranks,
             " ranks cannot be divided evenly over ", layout.nodes.value, " machines (",
             layout.nodes.name, ") of processes with ", layout.ranks_per_process,
             " ranks (--ranks-per-process); change one of them, or give --processes");
-    processes.value = ranks / parts;
+    processes.value = static_cast<int>(ranks / parts);
   }
   return processes;
 }
 
 // ---- Checks -------------------------------------------------------------------------------------
 
+void at_least(const Stated<int>& value, int minimum) {
+  require(value.value >= minimum && value.value <= kMostRanks, ErrorCode::kConfig, value.name,
+          " is ", value.value, "; it must be at ",
+          value.value < minimum ? concat("least ", minimum) : concat("most ", kMostRanks));
+}
+
 void check_counts(const LaunchLayout& r) {
-  const auto at_least = [](const Stated<int>& value, int minimum) {
-    require(value.value >= minimum, ErrorCode::kConfig, value.name, " is ", value.value,
-            "; it must be at least ", minimum);
-  };
   at_least({r.ranks_per_process, "--ranks-per-process"}, 1);
   at_least(r.nodes, 1);
   at_least(r.node_rank, 0);
@@ -95,15 +91,18 @@ void check_meeting(const LaunchLayout& r) {
 }
 
 void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
-  require(r.processes.value >= 1, ErrorCode::kConfig, r.processes.name, " is ", r.processes.value,
-          "; it must be at least 1");
+  at_least(r.processes, 1);
+  require(std::int64_t{r.processes.value} * r.nodes.value * r.ranks_per_process <= kMostRanks,
+          ErrorCode::kConfig, r.nodes.name, " ", r.nodes.value, " x ", r.processes.name, " ",
+          r.processes.value, " x --ranks-per-process ", r.ranks_per_process, " is more than ",
+          kMostRanks, " ranks; start fewer");
   const std::string problem = problem_of_gpu_ids(r.gpu_ids.value);
   require(problem.empty(), ErrorCode::kConfig, r.gpu_ids.name, ": ", problem);
-  const std::size_t gpus = count_of(r.gpu_ids.value);
-  require(
-      gpus == 0 || r.gpu_ids.value == "all" || gpus >= static_cast<std::size_t>(r.processes.value),
-      ErrorCode::kConfig, r.gpu_ids.name, " names ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ",
-      r.processes.value, " processes; name one for each, or start fewer (--processes)");
+  const bool any = r.gpu_ids.value.empty() || r.gpu_ids.value == "all";
+  const std::size_t gpus = gpu_ids_of(r.gpu_ids.value).size();
+  require(any || gpus >= static_cast<std::size_t>(r.processes.value), ErrorCode::kConfig,
+          r.gpu_ids.name, " names ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ", r.processes.value,
+          " processes; name one for each, or start fewer (--processes)");
   const int total = r.ranks();
   const std::string sum =
       concat("--nodes ", r.nodes.value, " x --processes ", r.processes.value,
@@ -138,8 +137,9 @@ std::string config_of(const LaunchRequest& request, const LaunchedCommand& comma
 LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& command) {
   const std::string path = config_of(request, command);
   const std::vector<Setting> table = all_settings();
-  LauncherKeys file;
-  if (!path.empty()) file = read_launcher_keys(path, table);
+  std::optional<ConfigFile> config;
+  if (!path.empty()) config.emplace(path);
+  LauncherKeys file = config ? config->launcher_keys(table) : LauncherKeys{};
   LaunchLayout layout{.ranks_per_process = request.ranks_per_process, .command = command.words()};
   layout.nodes = stated(request.nodes, "--nodes", file.machines, 1);
   layout.node_rank = stated(request.node_rank, "--node-rank", file.machine_rank, 0);
@@ -154,17 +154,22 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   check_counts(layout);
   check_meeting(layout);
   layout.processes = {request.processes.value_or(1), "--processes"};
-  if (!path.empty()) {
+  if (config) {
     if (request.processes) check_ranks(layout, command);
-    const ConfigTranslation translation =
-        translate(path, table, command, layout.nodes.value, request.processes ? layout.ranks() : 0);
+    const ConfigTranslation translation = translate(*config, table, command, layout.nodes.value,
+                                                    request.processes ? layout.ranks() : 0);
     if (!request.processes) layout.processes = processes_of(translation, layout);
+    for (const ConfigEntry& entry : translation.entries) {
+      layout.device = entry.settings.value("device", layout.device);
+    }
     layout.exported = exported_variables(translation);
     if (command.config_path().empty()) {
       layout.command.insert(layout.command.end(), {"--config", path});
     }
   }
+  layout.device = command.given().value("device", layout.device);
   check_ranks(layout, command);
+  check_gpus(layout.gpu_ids, layout.device);
   return layout;
 }
 

@@ -6,7 +6,7 @@
 
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
-#include "tessera/trainer/launcher_keys.h"
+#include "tessera/trainer/config_file.h"
 
 namespace tessera::cli {
 
@@ -33,7 +33,8 @@ struct LaunchLayout {
   Stated<std::string> main_address{};
   Stated<int> main_port{};  ///< 0: a free one
   Stated<std::string> gpu_ids{};
-  Variables exported{};  ///< what Accelerate's launcher exports for the file
+  std::string device = "auto";  ///< of the run
+  Variables exported{};         ///< what Accelerate's launcher exports for the file
   std::vector<std::string> command{};
 
   int ranks() const { return processes.value * nodes.value * ranks_per_process; }

@@ -27,11 +27,18 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
+/// Nobody types as much, and a file that is no list of answers must not fill the memory.
+constexpr std::size_t kLongestAnswer = 4096;
+/// Wrong answers from a pipe may go on forever (`yes | tessera config`).
+constexpr int kMostWrongAnswers = 20;
+
 /// Reads byte by byte: whatever follows the line is left for who reads next, in another way.
 /// Nothing if the input ended before a line began.
 std::optional<std::string> read_line(int input) {
   std::string line;
   for (;;) {
+    require(line.size() <= kLongestAnswer, ErrorCode::kConfig, "an answer is longer than ",
+            kLongestAnswer, " characters; nothing was written");
     char c = 0;
     const ssize_t count = read(input, &c, 1);
     if (count < 0 && errno == EINTR) continue;
@@ -51,6 +58,13 @@ std::optional<std::size_t> find_choice(const std::string& answer,
     if (answer == std::to_string(i)) return i;
   }
   return std::nullopt;
+}
+
+/// Without its default.
+std::string bare(const std::string& question) {
+  std::string text = question.substr(0, question.find(" ["));
+  text.erase(text.find_last_not_of(" :") + 1);
+  return text;
 }
 
 }  // namespace
@@ -90,14 +104,20 @@ std::string LinePrompter::read_answer(const std::string& prompt, const std::stri
     ended(question);
   }
   if (repeat_) out_ << trimmed(*line) << "\n";
+  times_asked_ = question == asked_ ? times_asked_ + 1 : 1;
+  asked_ = question;
+  if (repeat_ && times_asked_ > kMostWrongAnswers) give_up(question);
   return trimmed(*line);
 }
 
 void LinePrompter::ended(const std::string& question) {
-  std::string text = question.substr(0, question.find(" ["));
-  text.erase(text.find_last_not_of(" :") + 1);
-  fail(ErrorCode::kConfig, "the answers ended at '", text,
+  fail(ErrorCode::kConfig, "the answers ended at '", bare(question),
        "'; nothing was written; 'tessera config default' asks nothing");
+}
+
+void LinePrompter::give_up(const std::string& question) {
+  fail(ErrorCode::kConfig, "none of ", kMostWrongAnswers, " answers was right for '",
+       bare(question), "'; nothing was written; 'tessera config default' asks nothing");
 }
 
 std::unique_ptr<Prompter> make_prompter() {

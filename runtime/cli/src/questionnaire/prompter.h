@@ -12,7 +12,7 @@ namespace tessera::cli {
 struct Interrupted {};
 
 /// Puts questions to a person or to a script.
-/// Throws Error{kConfig} if the answers end, and Interrupted.
+/// Throws Error{kConfig} if the answers end, or go on and on without a right one, and Interrupted.
 class Prompter {
  public:
   virtual ~Prompter() = default;
@@ -47,10 +47,13 @@ class LinePrompter : public Prompter {
  private:
   /// The answer to `question`, of which `prompt` is the last line.
   std::string read_answer(const std::string& prompt, const std::string& question);
+  [[noreturn]] static void give_up(const std::string& question);
 
   int input_;
   std::ostream& out_;
   bool repeat_;
+  std::string asked_;  ///< the last question
+  int times_asked_ = 0;
 };
 
 }  // namespace tessera::cli

@@ -52,6 +52,11 @@ Reading read_integer(const Question& question, const std::string& text) {
   return {integer};
 }
 
+/// Such as an arrow key leaves in a line: no reader of files takes them.
+bool has_control(const std::string& text) {
+  return std::ranges::any_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });
+}
+
 Reading read(const Question& question, const std::string& text) {
   switch (question.kind) {
     case AnswerKind::kYesNo:
@@ -63,8 +68,10 @@ Reading read(const Question& question, const std::string& text) {
       if (read_double(text, number) && number >= 0) return {number};
       return {{}, concat("Please enter a number of at least 0, not '", text, "'.")};
     }
-    case AnswerKind::kMenu:
     case AnswerKind::kText:
+      if (has_control(text)) return {{}, "Please enter plain text, without control characters."};
+      break;
+    case AnswerKind::kMenu:
       break;
   }
   return {text};

@@ -1,14 +1,13 @@
 #include "questionnaire/questionnaire_checks.h"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <sstream>
 
 #include "questionnaire/questionnaire_document.h"
 #include "questionnaire/questionnaire_rows.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/config_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -55,6 +54,9 @@ std::string check_shard_size(const json& size, const Answers& answers) {
   const std::int64_t replicas = number(answers, kReplicate);
   const auto shard = size.get<std::int64_t>();
   const std::int64_t machines = number(answers, kNumMachines);
+  if (replicas * shard > kMostRanks) {
+    return concat(describe_mesh(replicas, shard), ", more than ", kMostRanks, ".");
+  }
   if (replicas * shard == 1 || replicas * shard % machines == 0) return "";
   return concat(describe_mesh(replicas, shard), ", which ", machines,
                 " machines cannot share evenly.");
@@ -77,11 +79,16 @@ std::string check_processes(const json& answer, const Answers& answers) {
                 ", or start again for another mesh.");
 }
 
-std::string check_gpu_ids(const json& ids, const Answers&) {
-  const std::string text = ids;
-  const bool list = text.find_first_not_of("0123456789, ") == std::string::npos &&
-                    std::isdigit(static_cast<unsigned char>(text.front())) != 0;
-  return list || text == "all" ? "" : "Please enter 'all', or ids such as 0,1.";
+std::string check_gpu_ids(const json& ids, const Answers& answers) {
+  const std::string list = ids;
+  if (const std::string problem = problem_of_gpu_ids(list); !problem.empty()) {
+    return concat("Please enter 'all', or ids such as 0,1: ", problem, ".");
+  }
+  const std::int64_t processes = number(answers, "num_processes") / number(answers, kNumMachines);
+  const std::int64_t gpus = std::ranges::count(list, ',') + 1;
+  if (list == "all" || gpus >= processes) return "";
+  return concat("That is ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ", processes,
+                " processes on this machine; name one for each, or enter 'all'.");
 }
 
 std::int64_t default_processes(const MachineFacts& machine, const Answers& answers) {

@@ -2,6 +2,7 @@
 #include "questionnaire/questionnaire_document.h"
 #include "questionnaire/questionnaire_rows.h"
 #include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/trainer_options.h"
 
 // [Note: questions left out] Accelerate asks more than this program can do: other accelerators,
 // torch dynamo, mpirun, offloading, Megatron-LM, NUMA, tensor and context parallelism, mixtures of
@@ -16,7 +17,6 @@ namespace {
 using nlohmann::json;
 using enum AnswerKind;
 
-constexpr std::int64_t kMostRanks = 1 << 20;
 /// A menu of more machines would not fit into a terminal.
 constexpr std::int64_t kMostInMenu = 16;
 
@@ -124,7 +124,8 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .kind = kInteger,
        .fallback = 1,
        .asked_if = distributed,
-       .minimum = 1},
+       .minimum = 1,
+       .maximum = kMostRanks},
       {.key = kRank,
        .text = "What is the rank of this machine?",
        .kind = kMenu,
@@ -186,7 +187,8 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .kind = kInteger,
        .fallback = 1,
        .asked_if = own_stage,
-       .minimum = 1},
+       .minimum = 1,
+       .maximum = kMaxAccumulate},
       yes_or_no(kUseClipping, "Do you want to use gradient clipping?", false, own_stage),
       {.key = "deepspeed_config.gradient_clipping",
        .text = "What is the gradient clipping value?",

@@ -144,7 +144,7 @@ class Accelerate {
     }
   }
 
-  void refuse_ranks(const DistributedType& type, RanksFrom from) const {
+  void refuse_ranks(const DistributedType& type, RanksFrom from) {
     const auto key = top_.integer(kProcesses);
     const LaunchFacts& launch = known_.launch();
     const bool one = is_one_process(type);
@@ -180,7 +180,7 @@ class Accelerate {
       top_.differ(top_.has(kProcesses) ? kProcesses : kType,
                   concat("'accelerate launch' starts one process for MULTI_CPU, unless ",
                          "mpirun_hostfile is given; here there are ", ranks_, " ranks"),
-                  true);
+                  Told::kByExplain);
     }
     const bool on_gpus = name == "FSDP" || name == "DEEPSPEED" || name == "MULTI_GPU";
     if (on_gpus && top_.flag(kUseCpu).value_or(false)) {
@@ -199,7 +199,7 @@ class Accelerate {
       top_.no_effect(key,
                      concat("Accelerate's launcher ignores the key in a file, too; to bind ",
                             "processes to NUMA nodes, start the program under numactl"),
-                     true);
+                     Told::kByRun);
     } else {
       top_.refuse(key,
                   "asks for binding processes to NUMA nodes, which Tessera does not have; set ",
@@ -270,13 +270,14 @@ class Accelerate {
         mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
       }
     }
+    need_all_axes(mesh);
     if (replicas > 1 && ranks_ != kUnknownRanks && replicas != ranks_) {
       mesh.refuse(
           kReplicate, "is ", replicas, ", but there are ", ranks_,
           " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
     }
     if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
-    mesh.leave_unused("an axis of one rank", false);
+    mesh.leave_unused("an axis of one rank", Told::kByExplain);
   }
 
   void read_deepspeed(bool wanted) {
@@ -341,7 +342,7 @@ class Accelerate {
       section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
     }
     section.agree(key, concat("is read: ", path));
-    section.leave_unused("the DeepSpeed file decides", false);
+    section.leave_unused("the DeepSpeed file decides", Told::kByExplain);
     translate_deepspeed(
         read_named(section, key, path),
         ThroughAccelerate{.ranks = ranks_ == kUnknownRanks ? known_.integer("ranks") : ranks_,
@@ -350,7 +351,7 @@ class Accelerate {
     followed_ = true;
   }
 
-  static Document read_named(const Section& section, const char* key, const std::string& path) {
+  static Document read_named(Section& section, const char* key, const std::string& path) {
     try {
       return read_document(path);
     } catch (const Error& error) {
@@ -359,7 +360,7 @@ class Accelerate {
   }
 
   /// Accelerate's own rule and words: two files must not say the same thing.
-  void refuse_conflicts(const Section& section) const {
+  void refuse_conflicts(Section& section) const {
     std::vector<std::string> names;
     const auto collect = [&](const Section& where, const char* key) {
       if (where.has(key)) names.emplace_back(key);

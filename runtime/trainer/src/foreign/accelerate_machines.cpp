@@ -1,12 +1,9 @@
 #include "foreign/accelerate_machines.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "foreign/accelerate_keys.h"
-#include "foreign/dialect.h"
 #include "foreign/fsdp.h"
-#include "tessera/trainer/launcher_keys.h"
 
 namespace tessera::foreign {
 namespace {
@@ -17,15 +14,19 @@ constexpr const char* kAddress = "main_process_ip";
 constexpr const char* kPort = "main_process_port";
 constexpr const char* kGpus = "gpu_ids";
 constexpr std::int64_t kLastPort = 65535;
+constexpr std::int64_t kMostMachines = 1 << 20;
 
-std::int64_t machines_in(const Section& top) {
+std::int64_t machines_in(Section& top) {
   const std::int64_t machines = top.integer(kMachines).value_or(1);
   if (machines < 1) top.refuse(kMachines, "is ", machines, "; it must be at least 1");
+  if (machines > kMostMachines) {
+    top.refuse(kMachines, "is ", machines, "; it must be at most ", kMostMachines);
+  }
   return machines;
 }
 
 /// Flags of a launcher may say how many machines there are, if the file does not.
-std::int64_t machine_rank_in(const Section& top, bool launched) {
+std::int64_t machine_rank_in(Section& top, bool launched) {
   const std::int64_t rank = top.integer(kRank).value_or(0);
   const std::int64_t machines = machines_in(top);
   if (rank < 0 || (rank >= machines && (top.has(kMachines) || !launched))) {
@@ -34,7 +35,7 @@ std::int64_t machine_rank_in(const Section& top, bool launched) {
   return rank;
 }
 
-std::optional<std::int64_t> port_in(const Section& top) {
+std::optional<std::int64_t> port_in(Section& top) {
   const auto port = top.integer(kPort);
   if (port && (*port < 0 || *port > kLastPort)) {
     top.refuse(kPort, "is ", *port, "; it may be 1 to ", kLastPort, ", or 0 for a free one");
@@ -44,18 +45,18 @@ std::optional<std::int64_t> port_in(const Section& top) {
 
 bool is_index(const std::string& id) {
   constexpr std::size_t kDigits = 4;
-  return !id.empty() && id.size() <= kDigits &&
+  return !id.empty() && id.size() <= kDigits && (id == "0" || id.front() != '0') &&
          std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-void check_gpu_ids(const Section& top) {
+void check_gpu_ids(Section& top) {
   const auto text = top.text(kGpus);
   const std::string problem = text ? problem_of_gpu_ids(*text) : "";
   if (!problem.empty()) top.refuse(kGpus, problem);
 }
 
 /// What `tessera launch` would refuse, too, unless its flags say otherwise.
-void check_division(const Section& top, std::int64_t ranks, const LaunchFacts& launch) {
+void check_division(Section& top, std::int64_t ranks, const LaunchFacts& launch) {
   const std::int64_t machines = machines_in(top);
   if (launch.machines > 0 || ranks == kUnknownRanks || ranks % machines == 0) return;
   top.refuse(kMachines, "is ", machines, ", but ", ranks, ranks == 1 ? " rank" : " ranks",
@@ -91,7 +92,8 @@ void tell_launched(Section& top, const LaunchFacts& launch) {
   if (ours || !asks_for_gpus(top)) {
     tell(kGpus, "--gpu-ids");
   } else {
-    top.no_effect(kGpus, concat(launch.launcher, " decides; set CUDA_VISIBLE_DEVICES"), true);
+    top.no_effect(kGpus, concat(launch.launcher, " decides; set CUDA_VISIBLE_DEVICES"),
+                  Told::kByRun);
   }
 }
 
@@ -107,19 +109,19 @@ void tell_alone(Section& top, const std::string& path, std::int64_t ranks) {
     top.no_effect(kMachines,
                   concat("all ", ranks, " ranks run in this process; 'tessera launch' starts them ",
                          "on several machines"),
-                  true);
+                  Told::kByRun);
   } else if (top.has(kMachines)) {
     top.agree(kMachines, "all ranks run in this process");
   }
   constexpr const char* kMeeting = "used by 'tessera launch'; one process has nobody to find";
-  if (top.has(kAddress)) top.no_effect(kAddress, kMeeting, true);
+  if (top.has(kAddress)) top.no_effect(kAddress, kMeeting, Told::kByRun);
   if (const auto port = port_in(top)) {
     constexpr std::int64_t kUsual = 29500;
-    top.no_effect(kPort, kMeeting, *port != 0 && *port != kUsual);
+    top.no_effect(kPort, kMeeting, told_if(*port != 0 && *port != kUsual));
   }
   if (asks_for_gpus(top)) {
     top.no_effect(kGpus, "used by 'tessera launch'; for one process set CUDA_VISIBLE_DEVICES",
-                  true);
+                  Told::kByRun);
   } else if (top.has(kGpus)) {
     top.agree(kGpus, "every GPU may be used");
   }
@@ -130,10 +132,10 @@ void tell_alone(Section& top, const std::string& path, std::int64_t ranks) {
 std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
                                 const LaunchFacts& launch) {
   const bool launched = !launch.launcher.empty();
-  machine_rank_in(top, launched);
-  port_in(top);
-  check_gpu_ids(top);
-  check_division(top, ranks, launch);
+  attempt([&] { machine_rank_in(top, launched); });
+  attempt([&] { port_in(top); });
+  attempt([&] { check_gpu_ids(top); });
+  attempt([&] { check_division(top, ranks, launch); });
   if (launched) {
     tell_launched(top, launch);
     tell_half(top, launch);
@@ -144,22 +146,56 @@ std::int64_t translate_machines(Section& top, const std::string& path, std::int6
     top.differ(kMachines, "Accelerate stops at a null here; leave the key out");
   }
   for (const char* key : {"rdzv_backend", "same_network"}) {
-    if (top.has(key)) top.differ(key, "Accelerate's launcher ignores the key in a file", true);
+    if (top.has(key))
+      top.differ(key, "Accelerate's launcher ignores the key in a file", Told::kByExplain);
   }
   return launch.machines > 0 ? launch.machines : machines_in(top);
+}
+
+LauncherKeys read_launcher_keys(const Document& document) {
+  ConfigTranslation unused;
+  Section top(unused, document.path, document.root, accelerate_keys(), {.name = ""});
+  const auto named = [&](const char* key) {
+    return concat(at_line(document.path, top.line(key)), key);
+  };
+  const auto number = [&](const char* key, std::optional<std::int64_t> value,
+                          std::optional<Stated<int>>& to) {
+    if (value) to = {static_cast<int>(*value), named(key)};
+  };
+  const auto text = [&](const char* key, std::optional<Stated<std::string>>& to) {
+    if (const auto value = top.text(key)) to = {*value, named(key)};
+  };
+  LauncherKeys keys;
+  if (top.has(kMachines)) number(kMachines, machines_in(top), keys.machines);
+  if (top.has(kRank)) number(kRank, machine_rank_in(top, true), keys.machine_rank);
+  check_gpu_ids(top);
+  number(kPort, port_in(top), keys.port);
+  text(kAddress, keys.address);
+  text(kGpus, keys.gpu_ids);
+  return keys;
 }
 
 }  // namespace tessera::foreign
 
 namespace tessera {
 
-std::string problem_of_gpu_ids(const std::string& list) {
-  if (foreign::lower(list) == "all") return "";
-  std::vector<std::string> seen;
-  std::istringstream parts(list);
-  for (std::string id; std::getline(parts, id, ',');) {
+std::vector<std::string> gpu_ids_of(const std::string& list) {
+  std::vector<std::string> ids;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    std::string id = list.substr(begin, end - begin);
     id.erase(0, id.find_first_not_of(' '));
     id.erase(id.find_last_not_of(' ') + 1);
+    ids.push_back(std::move(id));
+    begin = end + 1;
+  }
+  return ids;
+}
+
+std::string problem_of_gpu_ids(const std::string& list) {
+  if (list.empty() || foreign::lower(list) == "all") return "";
+  std::vector<std::string> seen;
+  for (const std::string& id : gpu_ids_of(list)) {
     if (!foreign::is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
       return concat("'", id, "' is no GPU; give numbers with commas between them, or all");
     }
@@ -169,30 +205,6 @@ std::string problem_of_gpu_ids(const std::string& list) {
     seen.push_back(id);
   }
   return "";
-}
-
-LauncherKeys read_launcher_keys(const std::string& path, const std::vector<Setting>& table) {
-  using namespace foreign;
-  const Document document = read_document(path);
-  LauncherKeys keys;
-  if (recognise(document, table).dialect != ConfigDialect::kAccelerate) return keys;
-  ConfigTranslation unused;
-  const Section top(unused, path, document.root, accelerate_keys(), {.name = ""});
-  const auto named = [&](const char* key) { return concat(path, ":", top.line(key), ": ", key); };
-  const auto number = [&](const char* key, std::optional<std::int64_t> value,
-                          std::optional<Stated<int>>& to) {
-    if (value) to = {static_cast<int>(*value), named(key)};
-  };
-  const auto text = [&](const char* key, std::optional<Stated<std::string>>& to) {
-    if (const auto value = top.text(key)) to = {*value, named(key)};
-  };
-  if (top.has(kMachines)) number(kMachines, machines_in(top), keys.machines);
-  if (top.has(kRank)) number(kRank, machine_rank_in(top, true), keys.machine_rank);
-  check_gpu_ids(top);
-  number(kPort, port_in(top), keys.port);
-  text(kAddress, keys.address);
-  text(kGpus, keys.gpu_ids);
-  return keys;
 }
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "foreign/key_table.h"
-#include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/config_file.h"
 
 namespace tessera::foreign {
 
@@ -13,5 +13,8 @@ namespace tessera::foreign {
 /// number of machines.
 std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
                                 const LaunchFacts& launch);
+
+/// What an Accelerate file says to its launcher, with the lines. Throws Refusal.
+LauncherKeys read_launcher_keys(const Document& document);
 
 }  // namespace tessera::foreign

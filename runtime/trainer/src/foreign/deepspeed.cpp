@@ -50,7 +50,7 @@ class DeepSpeed {
     const Node* node = open("zero_optimization");
     if (node == nullptr) {
       top_.derive("zero_optimization", "strategy", strategy_of_stage(0), without_zero(),
-                  through_accelerate_ && !top_.has("zero_optimization"));
+                  told_if(through_accelerate_ && !top_.has("zero_optimization")));
       return;
     }
     Section zero(translation_, path_, *node, zero_keys(), {.name = "zero_optimization"});
@@ -58,7 +58,7 @@ class DeepSpeed {
       if (zero.has(key)) zero.agree(key, zero.node(key) != nullptr ? "see its keys" : "is empty");
       if (const Node* offload = zero.node(key)) {
         const std::string name = concat("zero_optimization.", key);
-        const Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
+        Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
         refuse_offload(checked, std::string_view(key) == "offload_param"
                                     ? autos_.offload_parameters
                                     : autos_.offload_optimizer);
@@ -68,7 +68,7 @@ class DeepSpeed {
       zero.differ("overlap_comm",
                   "DeepSpeed then reduces after each backward, not during it; the "
                   "sums are the same",
-                  true);
+                  Told::kByExplain);
     }
     read_stage(zero);
   }
@@ -81,7 +81,7 @@ class DeepSpeed {
   }
 
   /// Its "auto" is what the launcher was told.
-  static void refuse_offload(const Section& offload, const std::string& exported) {
+  static void refuse_offload(Section& offload, const std::string& exported) {
     if (!offload.is_auto("device") || exported.empty() || lower(exported) == "none") return;
     offload.refuse("device", "\"auto\" is '", exported, "', as Accelerate's launcher exports, and ",
                    "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
@@ -126,13 +126,14 @@ class DeepSpeed {
       zero.agree(key, "MiCS is off");
       return false;
     }
-    const std::int64_t ranks = ranks_.value_or(known_.integer("ranks"));
-    if (size < 1 || ranks % size != 0) {
-      zero.refuse(key, "is ", size, ", which does not divide ", ranks,
+    if (size < 1) zero.refuse(key, "is ", size, "; it must be at least 1, or -1 for none");
+    if (stage != 3) zero.refuse(key, "MiCS needs stage 3; set it, or set this key to -1");
+    if (!ranks_) return true;  // a key of the batch is refused
+    if (*ranks_ % size != 0) {
+      zero.refuse(key, "is ", size, ", which does not divide ", *ranks_,
                   " ranks; change it, or give --ranks");
     }
-    if (stage != 3) zero.refuse(key, "MiCS needs stage 3; set it, or set this key to -1");
-    zero.honour(key, "replicas", ranks / size);
+    zero.honour(key, "replicas", *ranks_ / size);
     return true;
   }
 
@@ -180,7 +181,7 @@ class DeepSpeed {
     return enabled;
   }
 
-  [[noreturn]] static void refuse_fp16(const Section& section, const char* key) {
+  [[noreturn]] static void refuse_fp16(Section& section, const char* key) {
     section.refuse(key, "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
                    "needs no loss scaling");
   }
@@ -237,7 +238,7 @@ class DeepSpeed {
           concat("DeepSpeed then keeps the learning rate unless the script changes it; here ",
                  "learning_rate_schedule shapes it, give --learning-rate-schedule constant "
                  "--warmup-steps 0 for the same"),
-          true);
+          Told::kByRun);
     }
   }
 

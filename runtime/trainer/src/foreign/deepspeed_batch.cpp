@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "foreign/deepspeed_parts.h"
 
 namespace tessera::foreign {
@@ -6,6 +8,7 @@ namespace {
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulate = "gradient_accumulation_steps";
+constexpr std::int64_t kMost = std::numeric_limits<int>::max();
 
 class Batch {
  public:
@@ -24,6 +27,7 @@ class Batch {
   }
 
   std::int64_t resolve() {
+    top_.need_all_of({kTrain, kMicro, kAccumulate});
     if (!train_ && !micro_ && !top_.has(kTrain) && !top_.has(kMicro)) {
       top_.refuse(kTrain, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be ",
                   "provided; set one of them, or give --micro-batch");
@@ -39,17 +43,18 @@ class Batch {
   std::optional<std::int64_t> positive(const char* key) const {
     const auto value = top_.integer(key);
     if (value && *value < 1) top_.refuse(key, "is ", *value, "; it must be at least 1");
+    if (value && *value > kMost) top_.refuse(key, "is ", *value, "; it must be at most ", kMost);
     return value;
   }
 
   void find_ranks() {
     if (ranks_) return;
-    if (train_ && micro_ && accumulate_ && *train_ % (*micro_ * *accumulate_) == 0) {
-      ranks_ = *train_ / (*micro_ * *accumulate_);
+    if (train_ && micro_ && accumulate_ && *train_ % product({*micro_, *accumulate_}) == 0) {
+      ranks_ = *train_ / product({*micro_, *accumulate_});
       top_.derive(kTrain, "ranks", *ranks_,
                   concat(*train_, " samples per step / ", *micro_, " per micro-step / ",
                          *accumulate_, " micro-steps; DeepSpeed takes the ranks from its launcher"),
-                  true);
+                  Told::kByRun);
     } else {
       ranks_ = known_.integer("ranks");
     }
@@ -57,11 +62,12 @@ class Batch {
 
   /// `whole` divided by two factors, which must leave no rest.
   std::int64_t divided(std::int64_t whole, std::int64_t factor, const char* name) const {
-    if (whole % (factor * *ranks_) != 0) {
+    const std::int64_t divisor = product({factor, *ranks_});
+    if (whole % divisor != 0) {
       top_.refuse(kTrain, whole, " samples cannot be divided by ", name, " ", factor, " x ",
                   *ranks_, " ranks; change one of them, or give --ranks");
     }
-    return whole / (factor * *ranks_);
+    return whole / divisor;
   }
 
   void find_sizes() {
@@ -75,11 +81,11 @@ class Batch {
   }
 
   void check() const {
-    const std::int64_t product = *micro_ * *accumulate_ * *ranks_;
-    if (!train_ || *train_ == product) return;
+    const std::int64_t whole = product({*micro_, *accumulate_, *ranks_});
+    if (!train_ || *train_ == whole) return;
     top_.refuse(kTrain, "Check batch related parameters. train_batch_size is not equal to ",
                 "micro_batch_per_gpu * gradient_acc_step * world_size ", *train_, " != ", *micro_,
-                " * ", *accumulate_, " * ", *ranks_, "; set it to ", product,
+                " * ", *accumulate_, " * ", *ranks_, "; set it to ", whole,
                 ", or change --micro-batch, --accumulate or --ranks");
   }
 
@@ -87,8 +93,8 @@ class Batch {
     report_size(kMicro, "micro_batch", *micro_);
     report_size(kAccumulate, "accumulate", *accumulate_);
     if (top_.has(kTrain)) {
-      top_.agree(kTrain, concat(*micro_ * *accumulate_ * *ranks_, " = ", *micro_, " samples x ",
-                                *accumulate_, " micro-steps x ", *ranks_, " ranks"));
+      top_.agree(kTrain, concat(product({*micro_, *accumulate_, *ranks_}), " = ", *micro_,
+                                " samples x ", *accumulate_, " micro-steps x ", *ranks_, " ranks"));
     }
   }
 

@@ -28,13 +28,13 @@ class MonitorSection {
 
   void translate(const KnownSettings& known) {
     if (!section_.flag("enabled").value_or(false)) {
-      section_.leave_unused("it is off", false, KeyOutcome::kHonoured);
+      section_.leave_unused("it is off", Told::kByExplain, KeyOutcome::kHonoured);
     } else if (!known.has(monitor_.setting)) {
-      section_.leave_unused("this program writes no such file", true);
+      section_.leave_unused("this program writes no such file", Told::kByRun);
     } else {
       const std::string file = path();
       section_.translate("enabled", monitor_.setting, file, monitor_.note + file);
-      section_.leave_unused("part of the path", false, KeyOutcome::kHonoured);
+      section_.leave_unused("part of the path", Told::kByExplain, KeyOutcome::kHonoured);
     }
   }
 

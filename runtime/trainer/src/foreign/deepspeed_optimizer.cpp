@@ -26,7 +26,7 @@ void learning_rate(Section& params, const PeakRate& peak) {
     params.honour(key, "learning_rate", *rate);
   } else if (params.has(key)) {
     params.no_effect(key, concat("the scheduler's warmup_max_lr decides: ", peak.in_file),
-                     rate.has_value());
+                     told_if(rate.has_value()));
   }
 }
 

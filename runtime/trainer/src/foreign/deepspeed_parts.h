@@ -36,8 +36,7 @@ struct PeakRate {
   double in_file = 0;         ///< what the file says; --learning-rate where it leaves it to that
   double value = 0;           ///< of the run, in which flags win
 };
-PeakRate decide_peak(const TypedSection* optimizer, const TypedSection* scheduler,
-                     const KnownSettings& known);
+PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known);
 
 void translate_optimizer(TypedSection& optimizer, const PeakRate& peak);
 void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known);

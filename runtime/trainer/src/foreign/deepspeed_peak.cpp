@@ -16,7 +16,7 @@ const Node& params_of(const Section& section) {
 }
 
 /// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.
-std::string read_type(const Section& section, const std::vector<std::string>& ours,
+std::string read_type(Section& section, const std::vector<std::string>& ours,
                       const std::vector<std::string>& others) {
   const auto type = section.text("type");
   if (!type) section.refuse("type", "is missing; use ", joined(ours));
@@ -52,14 +52,14 @@ std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vect
 }
 
 /// A rate that is given and no "auto".
-std::optional<double> rate_in(const Section& params, const char* key) {
+std::optional<double> rate_in(Section& params, const char* key) {
   const auto rate = params.number(key);
   if (rate && *rate < 0) params.refuse(key, "is ", *rate, "; it must be at least 0");
   return rate;
 }
 
 /// What a scheduler sets the peak to, whatever the optimizer's lr is; nothing if it takes that.
-std::optional<double> scheduled_peak(const TypedSection* scheduler) {
+std::optional<double> scheduled_peak(TypedSection* scheduler) {
   if (scheduler == nullptr) return std::nullopt;
   const auto rate = rate_in(scheduler->params, kMaximum);
   const bool has_default = scheduler->type == "WarmupDecayLR" && !scheduler->params.has(kMaximum);
@@ -87,8 +87,7 @@ std::optional<TypedSection> open_scheduler(Section& top, const std::string& file
   return open(top, kind, scheduler_keys(), scheduler_params_keys(), file, translation);
 }
 
-PeakRate decide_peak(const TypedSection* optimizer, const TypedSection* scheduler,
-                     const KnownSettings& known) {
+PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {
   PeakRate peak;
   const auto scheduled = scheduled_peak(scheduler);
   const auto lr = optimizer == nullptr ? std::nullopt : rate_in(optimizer->params, kLr);

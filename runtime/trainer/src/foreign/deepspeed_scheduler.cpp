@@ -44,7 +44,7 @@ class Scheduler {
     const char* ratio = "cos_min_ratio";
     reject({"warmup_min_lr", "warmup_max_lr"});
     scheduler_.honour("type", "learning_rate_schedule", "cosine");
-    scheduler_.differ("type", "DeepSpeed is one step ahead on its cosine", true);
+    scheduler_.differ("type", "DeepSpeed is one step ahead on its cosine", Told::kByExplain);
     const double floor = params_.number(ratio).value_or(1e-4);
     if (floor < 0 || floor > 1) params_.refuse(ratio, "is ", floor, "; it must be from 0 to 1");
     const std::string note = concat(floor, " x the learning rate");
@@ -86,7 +86,8 @@ class Scheduler {
     if (from == 0.0) {
       params_.agree(key, "the warm-up begins near 0");
     } else {
-      params_.no_effect(key, concat("the warm-up begins near 0 here, at ", from, " there"), true);
+      params_.no_effect(key, concat("the warm-up begins near 0 here, at ", from, " there"),
+                        Told::kByRun);
     }
   }
 
@@ -148,7 +149,7 @@ class Scheduler {
     if (params_.has(key)) {
       params_.translate(key, "steps", steps, note);
     } else {
-      params_.derive(key, "steps", steps, note, true);
+      params_.derive(key, "steps", steps, note, Told::kByRun);
     }
   }
 
@@ -158,11 +159,12 @@ class Scheduler {
         "the warm-up is a straight line here; DeepSpeed's rises with the logarithm of the step";
     if (params_.text(key) == "linear") {
       params_.agree(key, "the warm-up is a straight line");
-      params_.differ(key, "DeepSpeed's first step has rate 0; here each step is one further", true);
+      params_.differ(key, "DeepSpeed's first step has rate 0; here each step is one further",
+                     Told::kByExplain);
     } else if (params_.has(key)) {
-      params_.no_effect(key, kLine, true);
+      params_.no_effect(key, kLine, Told::kByRun);
     } else {
-      params_.absent(key, kLine, true);
+      params_.absent(key, kLine, Told::kByRun);
     }
   }
 

@@ -27,15 +27,20 @@ const Node::Member* find(const std::vector<Node::Member>& members, const std::st
   return found == members.end() ? nullptr : &*found;
 }
 
-/// YAML's merge key: `<<: *defaults` takes what the map does not say itself.
+/// YAML's merge key: `<<: *defaults` takes what the map does not say itself; of a list of maps, the
+/// first counts most.
 void merge(Node& map) {
   const Node::Member* found = find(map.members, "<<");
-  if (found == nullptr || found->value.kind != Node::Kind::kMap) return;
-  const std::vector<Node::Member> defaults = found->value.members;
+  if (found == nullptr || found->value.kind == Node::Kind::kScalar) return;
+  const Node defaults = found->value;
   std::erase_if(map.members, [](const Node::Member& member) { return member.key == "<<"; });
-  for (const Node::Member& member : defaults) {
-    if (find(map.members, member.key) == nullptr) map.members.push_back(member);
-  }
+  const auto take = [&](const Node& from) {
+    for (const Node::Member& member : from.members) {
+      if (find(map.members, member.key) == nullptr) map.members.push_back(member);
+    }
+  };
+  take(defaults);
+  for (const Node& item : defaults.items) take(item);
 }
 
 /// Length of the UTF-8 sequence that begins at `i`, or 0.
@@ -159,7 +164,7 @@ void TreeBuilder::scalar(nlohmann::json value, std::string text, int line, std::
 void TreeBuilder::begin(Node::Kind kind, int line, std::size_t anchor) {
   count(1, line);
   require(open_.size() < kMaxDepth, ErrorCode::kConfig, at_line(path_, line),
-          "is nested deeper than ", kMaxDepth, " levels");
+          "is nested deeper than ", kMaxDepth, " levels, too deep for settings");
   open_.push_back({.node = {.kind = kind, .line = line}, .anchor = anchor});
 }
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <filesystem>
 
 #include "foreign/accelerate.h"
 #include "foreign/key_table.h"
@@ -11,8 +10,11 @@ namespace tessera {
 namespace {
 
 using foreign::AutoValues;
+using foreign::kDeepSpeedFile;
 using foreign::Node;
 using foreign::SectionSwitch;
+using foreign::text_of;
+using foreign::Told;
 using foreign::Variable;
 
 constexpr const char* kPath = "environment";
@@ -21,12 +23,6 @@ constexpr const char* kAccumulation = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 constexpr const char* kBackend = "ACCELERATE_DYNAMO_BACKEND";
 constexpr const char* kDynamo = "dynamo_config";
 constexpr const char* kUseDeepSpeed = "ACCELERATE_USE_DEEPSPEED";
-constexpr const char* kDeepSpeedFile = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
-
-std::string text_of(const Environment& environment, const char* name) {
-  const char* value = environment(name);
-  return value == nullptr ? "" : value;
-}
 
 Node scalar(const std::string& text) { return {.scalar = text, .text = text}; }
 
@@ -40,10 +36,6 @@ Node& child(Node& map, const std::string& key) {
   }
   map.members.push_back({.key = key, .value = {.kind = Node::Kind::kMap}});
   return map.members.back().value;
-}
-
-std::string path_of(const Variable& variable) {
-  return variable.section.empty() ? variable.key : concat(variable.section, ".", variable.key);
 }
 
 /// What the variables say, sorted into what a file would say and the rest.
@@ -86,10 +78,10 @@ class Exported {
       fill_in(variable, text);
     } else if (variable.section == kDynamo && !is_on(kBackend)) {
       const bool asks = !is_off(text) && foreign::lower(text) != "default";
-      if (asks) ignore(variable.name, concat(kBackend, " is NO"), true);
+      if (asks) ignore(variable.name, concat(kBackend, " is NO"), Told::kByRun);
     } else if (!counts(variable)) {
       const char* off = switch_of(variable.section)->variable;
-      ignore(variable.name, concat(off, " is not true"), !is_off(text));
+      ignore(variable.name, concat(off, " is not true"), foreign::told_if(!is_off(text)));
     } else {
       Node& map = variable.section.empty() ? root_ : child(root_, variable.section);
       map.members.push_back({.key = variable.key, .value = scalar(text)});
@@ -177,12 +169,12 @@ class Exported {
     if (is_off(text_of(environment_, name.c_str()))) return;
     const auto& harmless = foreign::variables_without_effect();
     if (std::ranges::find(harmless, name) != harmless.end()) {
-      return ignore(name, "says nothing of how to train", false);
+      return ignore(name, "says nothing of how to train", Told::kByExplain);
     }
     const std::string nearest = nearest_variable(name);
     require(nearest.empty(), ErrorCode::kConfig, kPath, ": ", name,
             ": unknown variable; did you mean '", nearest, "'? Unset it, or spell it so");
-    ignore(name, "is no variable that is known here", true);
+    ignore(name, "is no variable that is known here", Told::kByRun);
   }
 
   /// Of those that count and begin alike; the beginnings would make all of them near.
@@ -199,13 +191,13 @@ class Exported {
     return nearest.empty() ? "" : beginning + nearest;
   }
 
-  void ignore(const std::string& name, const std::string& note, bool announce) {
+  void ignore(const std::string& name, const std::string& note, Told told) {
     translation_.entries.push_back({.key = name,
                                     .file = kPath,
                                     .value = text_of(environment_, name.c_str()),
                                     .outcome = KeyOutcome::kNoEffect,
                                     .note = "has no effect: " + note,
-                                    .announce = announce});
+                                    .announce = told == Told::kByRun});
   }
 
   const Environment& environment_;
@@ -219,7 +211,7 @@ void name_variables(ConfigTranslation& translation) {
   for (ConfigEntry& entry : translation.entries) {
     if (entry.file != kPath || entry.value.is_null()) continue;
     for (const Variable& variable : foreign::variables()) {
-      if (entry.key == path_of(variable)) entry.file = concat(kPath, ": ", variable.name);
+      if (entry.key == variable.path()) entry.file = concat(kPath, ": ", variable.name);
     }
     for (const SectionSwitch& section : foreign::section_switches()) {
       const bool type = entry.key == "distributed_type" && section.type != nullptr;
@@ -227,22 +219,6 @@ void name_variables(ConfigTranslation& translation) {
     }
     if (entry.key == kAccumulation) entry.file = concat(kPath, ": ", kAccumulation);
   }
-}
-
-/// The variable of a key of a file, if it has one.
-const Variable* variable_of(const std::string& path) {
-  for (const Variable& variable : foreign::variables()) {
-    if (path == path_of(variable)) return &variable;
-    for (const SectionSwitch& section : foreign::section_switches()) {
-      if (variable.section == section.section &&
-          concat(section.prefix, path.substr(path.find('.') + 1)) == variable.key &&
-          path.starts_with(variable.section + ".")) {
-        return &variable;
-      }
-    }
-  }
-  // The one key of a section that may also stand at the top.
-  return path == "dynamo_backend" ? variable_of("dynamo_config.dynamo_backend") : nullptr;
 }
 
 }  // namespace
@@ -270,73 +246,6 @@ std::optional<ConfigTranslation> translate_environment(const Environment& enviro
   name_variables(translation);
   foreign::check_complete(translation);
   return translation;
-}
-
-std::map<std::string, std::string> exported_variables(const ConfigTranslation& file) {
-  std::map<std::string, std::string> exported;
-  if (file.dialect != ConfigDialect::kAccelerate) return exported;
-  std::string type;
-  for (const ConfigEntry& entry : file.entries) {
-    if (entry.key == "distributed_type" && entry.value.is_string()) {
-      type = foreign::upper(entry.value.get<std::string>());
-    }
-  }
-  const auto counts = [&](const SectionSwitch& section) {
-    return type == (section.type != nullptr ? section.type : "FSDP");
-  };
-  for (const SectionSwitch& section : foreign::section_switches()) {
-    if (section.type != nullptr && counts(section)) exported[section.variable] = "true";
-  }
-  for (const ConfigEntry& entry : file.entries) {
-    const Variable* variable = variable_of(entry.key);
-    if (variable == nullptr || entry.file != file.path || entry.value.is_null() ||
-        entry.value.is_structured()) {
-      continue;
-    }
-    if (entry.key == "enable_cpu_affinity") continue;  // its launcher does not read it in a file
-    const auto of_section = [&](const SectionSwitch& s) { return s.section == variable->section; };
-    const auto& sections = foreign::section_switches();
-    const auto section = std::ranges::find_if(sections, of_section);
-    if (section != sections.end()) {
-      if (!counts(*section)) continue;
-      exported[section->variable] = "true";
-    }
-    std::string text =
-        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
-    if (entry.value == false && entry.key == "mixed_precision") text = "no";  // a YAML boolean
-    if (variable->name == kDeepSpeedFile) text = foreign::beside(file.path, text);
-    exported[variable->name] = text;
-  }
-  return exported;
-}
-
-std::optional<std::string> default_accelerate_path(const Environment& environment) {
-  namespace fs = std::filesystem;
-  const std::string hugging_face = text_of(environment, "HF_HOME");
-  const std::string cache = text_of(environment, "XDG_CACHE_HOME");
-  const std::string home = text_of(environment, "HOME");
-  fs::path folder;
-  if (!hugging_face.empty()) {
-    folder = hugging_face;
-  } else if (!cache.empty()) {
-    folder = fs::path(cache) / "huggingface";
-  } else if (!home.empty()) {
-    folder = fs::path(home) / ".cache" / "huggingface";
-  } else {
-    return std::nullopt;
-  }
-  return (folder / "accelerate" / "default_config.yaml").string();
-}
-
-std::optional<std::string> default_accelerate_config(const Environment& environment) {
-  const auto yaml = default_accelerate_path(environment);
-  if (!yaml) return std::nullopt;
-  const auto json = std::filesystem::path(*yaml).replace_extension(".json").string();
-  for (const std::string& path : {*yaml, json}) {  // in Accelerate's order
-    std::error_code error;
-    if (std::filesystem::is_regular_file(path, error)) return path;
-  }
-  return std::nullopt;
 }
 
 }  // namespace tessera

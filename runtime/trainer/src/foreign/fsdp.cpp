@@ -63,7 +63,7 @@ Choice choose_version_1(Section& fsdp) {
   if (strategy) {
     if (from_reshard != nullptr) {
       fsdp.no_effect(kReshard, "fsdp_sharding_strategy decides, as in Accelerate",
-                     from_reshard != find_row(*strategy));
+                     told_if(from_reshard != find_row(*strategy)));
     }
     return {find_row(*strategy), kStrategy};
   }
@@ -92,7 +92,7 @@ Choice choose_version_2(Section& fsdp) {
           kStrategy,
           "with fsdp_version 2 fsdp_reshard_after_forward decides, as in Accelerate, and "
           "parallelism_config_dp_replicate_size makes replicas",
-          !same);
+          told_if(!same));
     }
     return {*reshard ? kFullShard : kShardGradOp, kReshard};
   }
@@ -114,20 +114,21 @@ void set_strategy(Section& fsdp, const Choice& choice, const char* strategy) {
   }
 }
 
-std::int64_t axis(const Section& parallelism, const char* key) {
+std::int64_t axis(Section& parallelism, const char* key) {
   const std::int64_t size = parallelism.integer(key).value_or(1);
   if (size < 1) parallelism.refuse(key, "is ", size, "; it must be at least 1");
   return size;
 }
 
 /// The product must be the number of ranks; all ones is no mesh yet.
-void check_mesh(const Section& parallelism, std::int64_t replicate, std::int64_t shard,
+void check_mesh(Section& parallelism, std::int64_t replicate, std::int64_t shard,
                 std::int64_t ranks) {
-  if (ranks == kUnknownRanks || replicate * shard == ranks || replicate * shard == 1) return;
+  const std::int64_t whole = product({replicate, shard});
+  if (ranks == kUnknownRanks || whole == ranks || whole == 1) return;
   parallelism.refuse(parallelism.has(kShard) ? kShard : kReplicate,
                      "the mesh of dp_replicate_size ", replicate, " x dp_shard_size ", shard,
-                     " has ", replicate * shard, " ranks, but there are ", ranks,
-                     "; make their product ", ranks, " or change num_processes");
+                     " has ", whole, " ranks, but there are ", ranks, "; make their product ",
+                     ranks, " or change num_processes");
 }
 
 /// A mesh with nothing to shard over.
@@ -145,7 +146,8 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                 std::int64_t ranks) {
   const std::int64_t replicate = axis(parallelism, kReplicate);
   const std::int64_t shard = axis(parallelism, kShard);
-  if (version == 1 && replicate * shard > 1) {
+  need_all_axes(parallelism);
+  if (version == 1 && (replicate > 1 || shard > 1)) {
     parallelism.refuse(shard > 1 ? kShard : kReplicate,
                        "parallelism_config needs fsdp_version: 2; set it, "
                        "or use fsdp_sharding_strategy: HYBRID_SHARD");
@@ -167,10 +169,11 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
     }
   }
   if (parallelism.has(kShard)) {
-    parallelism.agree(kShard, replicate * shard == 1 ? "a mesh of ones is none: all ranks shard"
-                                                     : "the ranks of a replica");
+    parallelism.agree(kShard, replicate == 1 && shard == 1
+                                  ? "a mesh of ones is none: all ranks shard"
+                                  : "the ranks of a replica");
   }
-  parallelism.leave_unused("says nothing of the mesh", false);
+  parallelism.leave_unused("says nothing of the mesh", Told::kByExplain);
 }
 
 /// Without a mesh, HYBRID_SHARD shards inside a machine and replicates across.
@@ -195,14 +198,14 @@ void apply_machines(Section& fsdp, const Choice& choice, std::int64_t ranks,
 }
 
 /// FSDP stops at a class that the model lacks; so do we, with the names that it has.
-void check_block_classes(const Section& fsdp, const char* key) {
+void check_block_classes(Section& fsdp, const char* key) {
   const std::vector<std::string> blocks = block_class_names();
   const std::string names = fsdp.text(key).value_or("");
   for (std::size_t begin = 0; begin <= names.size();) {
     const std::size_t end = std::min(names.find(',', begin), names.size());
     std::string name = names.substr(begin, end - begin);
-    name.erase(0, name.find_first_not_of(" \t"));
-    name.erase(name.find_last_not_of(" \t") + 1);
+    name.erase(0, name.find_first_not_of(" \t\r\n"));
+    name.erase(name.find_last_not_of(" \t\r\n") + 1);
     if (!name.empty() && std::ranges::find(blocks, name) == blocks.end()) {
       fsdp.refuse(key, "the model has no layer class '", name, "'; use ", joined(blocks),
                   ", or leave the key out");
@@ -231,7 +234,7 @@ void translate_wrap(Section& fsdp) {
     fsdp.derive(kPolicy, "wrap", "none",
                 "Accelerate's default is NO_WRAP: the whole model is gathered at once; to gather "
                 "layer by layer, use TRANSFORMER_BASED_WRAP",
-                true);
+                Told::kByRun);
   } else if (layers) {
     fsdp.honour(kPolicy, "wrap", "layer");
   } else if (!size) {
@@ -251,7 +254,7 @@ void translate_wrap(Section& fsdp) {
     fsdp.differ(kPolicy,
                 "FSDP wraps modules above that size; here successive layers make a unit of at "
                 "least that size",
-                true);
+                Told::kByExplain);
     return;
   }
   if (fsdp.has(kSize)) fsdp.no_effect(kSize, "only SIZE_BASED_WRAP reads it, as in Accelerate");
@@ -263,7 +266,7 @@ void translate_prefetch(Section& fsdp, std::int64_t version) {
   constexpr const char* kForward = "fsdp_forward_prefetch";
   const char* key = fsdp.has(kBackward) ? kBackward : kLegacy;
   if (fsdp.has(kBackward) && fsdp.has(kLegacy)) {
-    fsdp.no_effect(kLegacy, "fsdp_backward_prefetch decides", true);
+    fsdp.no_effect(kLegacy, "fsdp_backward_prefetch decides", Told::kByRun);
   }
   if (const auto policy = fsdp.text(key)) {
     const bool ahead = *policy == "BACKWARD_PRE" || *policy == "1";
@@ -282,14 +285,14 @@ void translate_prefetch(Section& fsdp, std::int64_t version) {
         kBackward, "prefetch_backward", 1,
         "FSDP1 then gathers nothing ahead in backward; here the default stays, which changes "
         "no result",
-        true);
+        Told::kByRun);
   }
   if (const auto ahead = fsdp.flag(kForward)) {
     if (version == 2) {
       fsdp.differ(
           kForward,
           concat("FSDP2 under Accelerate ignores the key", *ahead ? "; here it is honoured" : ""),
-          !*ahead);
+          told_if(*ahead));
     }
     if (*ahead) {
       fsdp.honour(kForward, "prefetch_forward", 1);
@@ -322,6 +325,12 @@ void translate_state_dict(Section& fsdp, std::int64_t version) {
 
 }  // namespace
 
+void need_all_axes(const Section& parallelism) {
+  parallelism.need_all_of({kReplicate, kShard, "parallelism_config_tp_size",
+                           "parallelism_config_cp_size", "parallelism_config_sp_size",
+                           "parallelism_config_pp_size"});
+}
+
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
                     std::int64_t machines) {
   const std::int64_t version = fsdp.integer("fsdp_version").value_or(1);
@@ -329,11 +338,13 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
     fsdp.agree("fsdp_version", "tells how to read the other keys");
   }
   const Choice choice = version == 2 ? choose_version_2(fsdp) : choose_version_1(fsdp);
-  if (parallelism != nullptr) {
-    apply_mesh(fsdp, *parallelism, choice, version, ranks);
-  } else {
-    apply_machines(fsdp, choice, ranks, machines);
-  }
+  attempt([&] {
+    if (parallelism != nullptr) {
+      apply_mesh(fsdp, *parallelism, choice, version, ranks);
+    } else {
+      apply_machines(fsdp, choice, ranks, machines);
+    }
+  });
   translate_wrap(fsdp);
   translate_prefetch(fsdp, version);
   translate_state_dict(fsdp, version);

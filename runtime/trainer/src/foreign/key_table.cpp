@@ -212,7 +212,7 @@ void Section::refuse_member(const Node::Member& member, const std::string& why) 
   translation_.entries.back().note = why;
 }
 
-void Section::refuse_key(std::string_view key, const std::string& why) const {
+void Section::refuse_key(std::string_view key, const std::string& why) {
   const auto found = items_.find(key);
   if (found == items_.end()) {
     translation_.entries.push_back({.key = path_of(key),
@@ -227,6 +227,12 @@ void Section::refuse_key(std::string_view key, const std::string& why) const {
     e.settings.clear();
   }
   throw Refusal(ErrorCode::kConfig, concat(at_line(file_, line(key)), path_of(key), ": ", why));
+}
+
+void Section::need_all_of(std::initializer_list<std::string_view> keys) const {
+  for (const std::string_view key : keys) {
+    if (is_refused(key)) throw Refusal(ErrorCode::kConfig, path_of(key));
+  }
 }
 
 bool Section::is_refused(std::string_view key) const {
@@ -250,7 +256,7 @@ std::string Section::unknown_key(const Node::Member& member,
   return "unknown key; " + remedy;
 }
 
-void Section::refuse_type(const KeyRule& rule, const Node& node) const {
+void Section::refuse_type(const KeyRule& rule, const Node& node) {
   const bool scalar = node.kind == Node::Kind::kScalar;
   std::vector<std::string> items;
   for (const Node& item : node.items) {
@@ -261,6 +267,10 @@ void Section::refuse_type(const KeyRule& rule, const Node& node) const {
     remedy = concat("; allowed: ", joined(strings(rule.allowed)));
   } else if (rule.type == KeyType::kText && !items.empty()) {
     remedy = concat("; write it as one text: \"", joined(items), "\"");
+  } else if (rule.type == KeyType::kInteger || rule.type == KeyType::kNumber) {
+    remedy = "; write it in digits";
+  } else if (rule.type == KeyType::kSection && rule.use == KeyUse::kUsed) {
+    remedy = "; put its keys below it, or leave it out";
   }
   refuse(rule.name, scalar ? concat("'", node.text, "'") : "a list or section", " is not ",
          in_words(rule), remedy);
@@ -278,7 +288,7 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
       break;
     case KeyUse::kSaid:
       if (asks(rule, *item.node, shown)) {
-        no_effect(rule.name, rule.why, true);
+        no_effect(rule.name, rule.why, Told::kByRun);
       } else {
         agree(rule.name, rule.why);
       }
@@ -305,7 +315,7 @@ void Section::apply_refused(const KeyRule& rule, const Item& item, const std::st
 
 bool Section::overridden(std::string_view key, const char* setting, const std::string& refusal) {
   if (options_.known == nullptr || !options_.known->is_overridden(setting)) return false;
-  no_effect(key, concat(refusal, "; ", flag_name(setting), " decides instead"), true);
+  no_effect(key, concat(refusal, "; ", flag_name(setting), " decides instead"), Told::kByRun);
   return true;
 }
 
@@ -382,47 +392,47 @@ void Section::translate(std::string_view key, const std::string& setting,
   e.announce = true;
 }
 
-void Section::no_effect(std::string_view key, const std::string& note, bool announce) {
+void Section::no_effect(std::string_view key, const std::string& note, Told told) {
   ConfigEntry& e = entry(key);
   e.outcome = KeyOutcome::kNoEffect;
   e.settings.clear();
   e.note = note;
-  e.announce = e.announce || announce;
+  e.announce = e.announce || told == Told::kByRun;
 }
 
-void Section::differ(std::string_view key, const std::string& difference, bool quietly) {
+void Section::differ(std::string_view key, const std::string& difference, Told told) {
   ConfigEntry& e = entry(key);
   e.difference += (e.difference.empty() ? "" : "; ") + difference;
-  e.announce = e.announce || !quietly;
+  e.announce = e.announce || told == Told::kByRun;
 }
 
 void Section::derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
-                     const std::string& note, bool announce) {
+                     const std::string& note, Told told) {
   if (is_refused(key)) return;
   translation_.entries.push_back({.key = path_of(key),
                                   .file = file_,
                                   .outcome = KeyOutcome::kDerived,
                                   .settings = {{setting, std::move(value)}},
                                   .note = note,
-                                  .announce = announce});
+                                  .announce = told == Told::kByRun});
 }
 
-void Section::absent(std::string_view key, const std::string& note, bool announce) {
+void Section::absent(std::string_view key, const std::string& note, Told told) {
   if (is_refused(key)) return;
   translation_.entries.push_back({.key = path_of(key),
                                   .file = file_,
                                   .outcome = KeyOutcome::kDerived,
                                   .note = note,
-                                  .announce = announce});
+                                  .announce = told == Told::kByRun});
 }
 
-void Section::leave_unused(const std::string& note, bool announce, KeyOutcome outcome) {
+void Section::leave_unused(const std::string& note, Told told, KeyOutcome outcome) {
   for (auto& [name, item] : items_) {
     ConfigEntry& e = translation_.entries[item.entry];
     if (e.outcome) continue;
     e.outcome = outcome;
     e.note = note;
-    e.announce = announce;
+    e.announce = told == Told::kByRun;
   }
 }
 

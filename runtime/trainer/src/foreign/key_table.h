@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,6 +26,11 @@ enum class KeyUse : std::uint8_t {
   kSaid,     ///< accepted without effect, which is printed: it asks for something
   kRefused,  ///< an error: it asks for something that changes the run and that we do not have
 };
+
+/// Who tells of what became of a key: `tessera explain` alone, or every run as well.
+enum class Told : std::uint8_t { kByExplain, kByRun };
+/// Every run, if `notable`.
+inline Told told_if(bool notable) { return notable ? Told::kByRun : Told::kByExplain; }
 
 /// One key of a foreign file. The tables of these are the policy; see *_keys.cpp.
 struct KeyRule {
@@ -96,25 +102,28 @@ class Section {
   void agree(std::string_view key, const std::string& note);
   void translate(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
                  const std::string& note);
-  void no_effect(std::string_view key, const std::string& note, bool announce = false);
-  /// What Accelerate or DeepSpeed does otherwise; a run prints it unless `quietly`.
-  void differ(std::string_view key, const std::string& difference, bool quietly = false);
+  void no_effect(std::string_view key, const std::string& note, Told told = Told::kByExplain);
+  /// What Accelerate or DeepSpeed does otherwise.
+  void differ(std::string_view key, const std::string& difference, Told told = Told::kByRun);
   /// A setting that follows from a key that is absent.
   void derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
-              const std::string& note, bool announce = false);
+              const std::string& note, Told told = Told::kByExplain);
   /// The same if no setting says it.
-  void absent(std::string_view key, const std::string& note, bool announce = false);
+  void absent(std::string_view key, const std::string& note, Told told = Told::kByExplain);
   /// If the command line gives `setting`, `refusal` does not matter: says so, and is true.
   bool overridden(std::string_view key, const char* setting, const std::string& refusal);
   /// Gives all used keys that have no outcome yet this one.
-  void leave_unused(const std::string& note, bool announce,
-                    KeyOutcome outcome = KeyOutcome::kNoEffect);
+  void leave_unused(const std::string& note, Told told, KeyOutcome outcome = KeyOutcome::kNoEffect);
   /// Nobody reads this section: whatever it asks for, or whatever is wrong with it, has no effect.
   void switch_off(const std::string& note);
 
+  /// Ends the part if one of the keys is refused: what they say together is not known. Throws
+  /// Refusal.
+  void need_all_of(std::initializer_list<std::string_view> keys) const;
+
   /// Makes the key KeyOutcome::kRefused, unless it is already. Throws Refusal.
   template <typename... Args>
-  [[noreturn]] void refuse(std::string_view key, const Args&... args) const {
+  [[noreturn]] void refuse(std::string_view key, const Args&... args) {
     refuse_key(key, concat(args...));
   }
 
@@ -136,8 +145,8 @@ class Section {
   std::string unknown_key(const Node::Member& member, const std::vector<KeyRule>& rules) const;
   void add_entry(const Node::Member& member);
   void refuse_member(const Node::Member& member, const std::string& why);
-  [[noreturn]] void refuse_key(std::string_view key, const std::string& why) const;
-  [[noreturn]] void refuse_type(const KeyRule& rule, const Node& node) const;
+  [[noreturn]] void refuse_key(std::string_view key, const std::string& why);
+  [[noreturn]] void refuse_type(const KeyRule& rule, const Node& node);
 
   ConfigTranslation& translation_;
   std::string file_;

@@ -5,8 +5,16 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 namespace tessera::foreign {
+
+std::int64_t product(std::initializer_list<std::int64_t> sizes) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  std::int64_t result = 1;
+  for (const std::int64_t size : sizes) result = result > kMost / size ? kMost : result * size;
+  return result;
+}
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -30,8 +38,14 @@ std::optional<bool> as_flag(const Node& node) {
   return std::nullopt;
 }
 
+bool has_leading_zero(std::string_view text) {
+  if (text.starts_with('-') || text.starts_with('+')) text.remove_prefix(1);
+  return text.size() > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9';
+}
+
 std::optional<double> as_number(const Node& node) {
   if (node.kind != Node::Kind::kScalar || node.scalar.is_boolean()) return std::nullopt;
+  if (has_leading_zero(node.text)) return std::nullopt;
   double number = 0;
   const char* begin = node.text.data();
   const char* end = begin + node.text.size();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,12 @@ namespace tessera::foreign {
 std::optional<bool> as_flag(const Node& node);
 std::optional<std::int64_t> as_integer(const Node& node);
 std::optional<double> as_number(const Node& node);
+
+/// "010" is 8 to Accelerate, which reads YAML 1.1, and 10 to others: here it is no number.
+bool has_leading_zero(std::string_view text);
+
+/// Of sizes of at least 1; the largest number there is if they make more.
+std::int64_t product(std::initializer_list<std::int64_t> sizes);
 
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);

@@ -41,7 +41,7 @@ std::vector<Variable> make_variables() {
       {"ACCELERATE_DEEPSPEED_ZERO_STAGE", kDeepSpeed, "zero_stage"},
       {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", kDeepSpeed, "gradient_accumulation_steps"},
       {"ACCELERATE_GRADIENT_CLIPPING", kDeepSpeed, "gradient_clipping"},
-      {"ACCELERATE_DEEPSPEED_CONFIG_FILE", kDeepSpeed, "deepspeed_config_file"},
+      {kDeepSpeedFile, kDeepSpeed, "deepspeed_config_file"},
       {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", kDeepSpeed, "offload_optimizer_device"},
       {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", kDeepSpeed, "offload_param_device"},
       {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", kDeepSpeed,

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/trainer/config_sources.h"
+
 namespace tessera::foreign {
 
 /// A variable that Accelerate's launcher exports, and the key of its file that it comes from.
@@ -12,6 +14,9 @@ struct Variable {
   std::string section;     ///< "fsdp_config"; "" at the top
   std::string key;         ///< "fsdp_sharding_strategy"
   bool is_switch = false;  ///< off says no more than its absence
+
+  /// "fsdp_config.fsdp_sharding_strategy", as a translation names the key.
+  std::string path() const { return section.empty() ? key : section + "." + key; }
 };
 
 /// All of them: what is read from the environment, and what is exported for a file.
@@ -31,5 +36,13 @@ const std::vector<std::string_view>& variables_without_effect();
 
 /// True if the name begins as Accelerate's variables do.
 bool is_accelerates(std::string_view name);
+
+inline constexpr const char* kDeepSpeedFile = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
+
+/// What the variable holds; empty if it is not set.
+inline std::string text_of(const Environment& environment, const char* name) {
+  const char* value = environment(name);
+  return value == nullptr ? "" : value;
+}
 
 }  // namespace tessera::foreign

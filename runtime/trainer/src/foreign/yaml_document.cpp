@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "foreign/document.h"
+#include "foreign/scalar.h"
 #include "tessera/core/error.h"
 
 namespace tessera::foreign {
@@ -40,10 +41,19 @@ nlohmann::json plain_value(const std::string& text) {
     return false;
   }
   const char first = text[text[0] == '-' || text[0] == '+' || text[0] == '.' ? text.size() > 1 : 0];
-  if (first < '0' || first > '9') return text;
+  if (first < '0' || first > '9' || has_leading_zero(text)) return text;
   if (std::int64_t integer = 0; parse_whole(text, integer)) return integer;
   if (double number = 0; parse_whole(text, number) && std::isfinite(number)) return number;
   return text;
+}
+
+/// `line`: from 1.
+bool is_indented_with_tab(const std::string& text, int line) {
+  std::istringstream lines(text);
+  std::string found;
+  for (int i = 0; i < line && std::getline(lines, found); ++i) {
+  }
+  return found.substr(0, found.find_first_not_of(" \t")).find('\t') != std::string::npos;
 }
 
 class YamlEvents : public YAML::EventHandler {
@@ -62,16 +72,19 @@ class YamlEvents : public YAML::EventHandler {
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& text) override {
+    check_tag(tag, mark);
     // "?" is a plain scalar, "!" a quoted one; "!!str" and the like are read as quoted.
     value(mark, tag == "?" ? plain_value(text) : nlohmann::json(text), text, anchor);
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
+    check_tag(tag, mark);
     begin(Node::Kind::kList, mark, anchor);
   }
   void OnSequenceEnd() override { builder_.end(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
+    check_tag(tag, mark);
     begin(Node::Kind::kMap, mark, anchor);
   }
   void OnMapEnd() override { builder_.end(); }
@@ -80,6 +93,21 @@ class YamlEvents : public YAML::EventHandler {
 
  private:
   static int line(const YAML::Mark& mark) { return mark.line + 1; }
+  /// YAML's own tags only; others would make objects of some program.
+  void check_tag(const std::string& tag, const YAML::Mark& mark) const {
+    constexpr std::array kOwn{"",
+                              "?",
+                              "!",
+                              "tag:yaml.org,2002:str",
+                              "tag:yaml.org,2002:int",
+                              "tag:yaml.org,2002:float",
+                              "tag:yaml.org,2002:bool",
+                              "tag:yaml.org,2002:null",
+                              "tag:yaml.org,2002:seq",
+                              "tag:yaml.org,2002:map"};
+    require(any_of(tag, kOwn), ErrorCode::kConfig, at_line(path_, line(mark)), "the tag '", tag,
+            "' means nothing here; write the plain value");
+  }
   void value(const YAML::Mark& mark, nlohmann::json value, const std::string& text,
              YAML::anchor_t anchor) {
     if (builder_.wants_key()) {
@@ -110,11 +138,13 @@ Node parse_yaml(const std::string& path, const std::string& text) {
     YamlEvents ignored(path);
     require(!any || !parser.HandleNextDocument(ignored), ErrorCode::kConfig, path,
             ": holds more than one YAML document; keep one");
-    require(!root.is_null(), ErrorCode::kConfig, path, ": is empty");
+    require(!root.is_null(), ErrorCode::kConfig, path,
+            ": is empty; write settings into it, or run 'tessera config'");
     return root;
   } catch (const YAML::Exception& error) {
-    fail(ErrorCode::kConfig, at_line(path, error.mark.is_null() ? 0 : error.mark.line + 1),
-         "not valid YAML: ", error.msg);
+    const int line = error.mark.is_null() ? 0 : error.mark.line + 1;
+    fail(ErrorCode::kConfig, at_line(path, line), "not valid YAML: ", error.msg,
+         is_indented_with_tab(text, line) ? "; indent with spaces, YAML allows no tabs there" : "");
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A file as it stands, without a word on whether a run can use it: that is translate_file's.
+/// A file as it stands, without a word on whether a run can use it: that is ConfigFile's.
 struct ConfigContents {
   ConfigDialect dialect = ConfigDialect::kTessera;
   nlohmann::ordered_json values = nlohmann::ordered_json::object();

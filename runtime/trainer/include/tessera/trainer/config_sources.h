@@ -88,11 +88,6 @@ struct TranslationContext {
   LaunchFacts launch{};
 };
 
-/// Reads a file of any dialect, YAML or JSON.
-/// Throws ConfigRefused, which names the file, the line, the key and the remedy, or Error{kConfig}
-/// if it cannot be read.
-ConfigTranslation translate_file(const std::string& path, const TranslationContext& context);
-
 /// A variable's value, or null: std::getenv, or a test's own.
 using Environment = std::function<const char*(const char* name)>;
 

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/trainer/config_sources.h"
+
+namespace tessera {
+
+namespace foreign {
+struct Document;
+}
+
+/// A value and who says it, for messages: "--nodes", or "x.yaml:3: num_machines".
+template <typename T>
+struct Stated {
+  T value{};
+  std::string name{};
+};
+
+/// What a file of Accelerate says to its launcher, besides num_processes, which is our `ranks`.
+struct LauncherKeys {
+  std::optional<Stated<int>> machines{};
+  std::optional<Stated<int>> machine_rank{};
+  std::optional<Stated<std::string>> address{};
+  std::optional<Stated<int>> port{};
+  std::optional<Stated<std::string>> gpu_ids{};
+};
+
+/// A file of any dialect, YAML or JSON, which is read once: what it says of the launch decides how
+/// the rest of it is to be understood.
+class ConfigFile {
+ public:
+  /// Throws Error{kConfig} that names the file and the line if it cannot be read.
+  explicit ConfigFile(const std::string& path);
+
+  const std::string& path() const;
+  /// Nothing of a file that is not Accelerate's. `table`: all settings. Throws Error{kConfig} that
+  /// names the file, the line and the key.
+  LauncherKeys launcher_keys(const std::vector<Setting>& table) const;
+  /// In our terms. Throws ConfigRefused, which names the file, the line, the key and the remedy.
+  ConfigTranslation translate(const TranslationContext& context) const;
+
+ private:
+  std::shared_ptr<const foreign::Document> document_;  // shared: what it points to is private
+};
+
+/// The entries of a list with commas between them, without blanks around them.
+std::vector<std::string> gpu_ids_of(const std::string& list);
+
+/// What is wrong with a list of GPUs, which is empty, "all" or what CUDA_VISIBLE_DEVICES takes:
+/// different numbers, or names such as GPU-4d2a. Empty if nothing is.
+std::string problem_of_gpu_ids(const std::string& list);
+
+}  // namespace tessera

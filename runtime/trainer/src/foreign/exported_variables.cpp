@@ -1,0 +1,69 @@
+#include <algorithm>
+
+#include "foreign/accelerate.h"
+#include "foreign/scalar.h"
+#include "foreign/variables.h"
+
+namespace tessera {
+namespace {
+
+using foreign::SectionSwitch;
+using foreign::Variable;
+
+/// The variable of a key of a file, if it has one.
+const Variable* variable_of(const std::string& path) {
+  for (const Variable& variable : foreign::variables()) {
+    if (path == variable.path()) return &variable;
+    for (const SectionSwitch& section : foreign::section_switches()) {
+      if (variable.section == section.section &&
+          concat(section.prefix, path.substr(path.find('.') + 1)) == variable.key &&
+          path.starts_with(variable.section + ".")) {
+        return &variable;
+      }
+    }
+  }
+  // The one key of a section that may also stand at the top.
+  return path == "dynamo_backend" ? variable_of("dynamo_config.dynamo_backend") : nullptr;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> exported_variables(const ConfigTranslation& file) {
+  std::map<std::string, std::string> exported;
+  if (file.dialect != ConfigDialect::kAccelerate) return exported;
+  std::string type;
+  for (const ConfigEntry& entry : file.entries) {
+    if (entry.key == "distributed_type" && entry.value.is_string()) {
+      type = foreign::upper(entry.value.get<std::string>());
+    }
+  }
+  const auto counts = [&](const SectionSwitch& section) {
+    return type == (section.type != nullptr ? section.type : "FSDP");
+  };
+  for (const SectionSwitch& section : foreign::section_switches()) {
+    if (section.type != nullptr && counts(section)) exported[section.variable] = "true";
+  }
+  for (const ConfigEntry& entry : file.entries) {
+    const Variable* variable = variable_of(entry.key);
+    if (variable == nullptr || entry.file != file.path || entry.value.is_null() ||
+        entry.value.is_structured()) {
+      continue;
+    }
+    if (entry.key == "enable_cpu_affinity") continue;  // its launcher does not read it in a file
+    const auto of_section = [&](const SectionSwitch& s) { return s.section == variable->section; };
+    const auto& sections = foreign::section_switches();
+    const auto section = std::ranges::find_if(sections, of_section);
+    if (section != sections.end()) {
+      if (!counts(*section)) continue;
+      exported[section->variable] = "true";
+    }
+    std::string text =
+        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
+    if (entry.value == false && entry.key == "mixed_precision") text = "no";  // a YAML boolean
+    if (variable->name == foreign::kDeepSpeedFile) text = foreign::beside(file.path, text);
+    exported[variable->name] = text;
+  }
+  return exported;
+}
+
+}  // namespace tessera
