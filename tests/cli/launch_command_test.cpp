@@ -196,6 +196,42 @@ TEST_F(LaunchCommand, InATerminalErrorsOfProcess0HaveTheirRankToo) {
   EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 1\\][^\n]*tessera: "));
 }
 
+TEST_F(LaunchCommand, InATerminalNotesOfProcess0HaveTheirRankAndItsBarHasNone) {
+  const std::string config =
+      write("a.yaml", "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 1}\n");
+  std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--config", config, "--"};
+  for (const std::string& word : small_training()) command.push_back(word);
+  command.insert(command.end(), {"--data", write_text(), "--steps", "5"});
+  testing::PseudoTerminal terminal(command);
+  EXPECT_EQ(terminal.exit_code(), 0) << terminal.shown();
+  int notes = 0;
+  std::istringstream shown(terminal.shown());
+  for (std::string line; std::getline(shown, line);) {
+    const bool tells = line.find("note: ") != std::string::npos;
+    notes += tells ? 1 : 0;
+    if (tells || line.find("parameters sha256") != std::string::npos) {
+      EXPECT_THAT(line, HasSubstr("[rank 0]"));
+    }
+  }
+  EXPECT_GT(notes, 0) << terminal.shown();
+  EXPECT_THAT(terminal.shown(), AllOf(HasSubstr("\r\033[Kstep 5/5"), HasSubstr("━")));
+}
+
+TEST_F(LaunchCommand, GpusThatNobodyUsesAreSaid) {
+  const ProgramResult result =
+      launch({"--gpu-ids", "0"}, {"--data", write_text(), "--steps", "1", "--device", "cpu"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("note: --gpu-ids 0 has no effect: the ranks compute on the CPU\n"));
+}
+
+TEST_F(LaunchCommand, AFileMayBeCalledAsACommand) {
+  // The program runs in the folder of the test, where there is no such file: it is read as one.
+  const ProgramResult result = launch({"--config", "test"}, {"--data", write_text()});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("test: cannot be opened"));
+}
+
 TEST_F(LaunchCommand, TheFirstFailureIsReturned) {
   const ProgramResult result =
       launch({"--processes", "2"}, {"--data", path("missing.txt"), "--steps", "1"});

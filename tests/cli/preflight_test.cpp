@@ -81,6 +81,25 @@ TEST_F(Preflight, OtherSettingsAreNamed) {
   EXPECT_THAT(first.out, HasSubstr("Do not train with these processes yet: settings: process 1"));
 }
 
+TEST_F(Preflight, OtherThreadsAreNamed) {
+  const ScopedVariables threads{{"OMP_NUM_THREADS", "2"}};
+  const ProgramResult first = run_two(TESSERA_PROGRAM, {"--threads-per-rank", "3"});
+  EXPECT_EQ(first.exit_code, 1) << first.out << first.err;
+  EXPECT_NE(second_exit_code_, 0);
+  for (const std::string& text : {first.out, second_output()}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("settings: process 1 (rank 1 on "),
+                            HasSubstr("has 3 threads per rank, but process 0 (rank 0 on "),
+                            HasSubstr(" has 2, and the bits depend on that"),
+                            HasSubstr("--threads-per-rank 2")));
+  }
+}
+
+TEST_F(Preflight, ThreadsMayBeSaidInDifferentWays) {
+  const ScopedVariables threads{{"OMP_NUM_THREADS", "2"}};
+  const ProgramResult first = run_two(TESSERA_PROGRAM, {"--threads-per-rank", "2"});
+  EXPECT_EQ(first.exit_code, 0) << first.out << first.err << second_output();
+}
+
 TEST_F(Preflight, AnotherBuildIsNamed) {
   const std::string other = path("tessera");
   std::filesystem::copy_file(TESSERA_PROGRAM, other);

@@ -21,9 +21,7 @@ namespace {
 
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
-  const char* const prefix = std::getenv(kMessagePrefix);
-  std::cerr << (prefix == nullptr ? "" : prefix)
-            << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
+  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
   return exit_code;
 }
 

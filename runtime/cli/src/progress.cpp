@@ -1,7 +1,9 @@
 #include "progress.h"
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "launch/launch_environment.h"
 #include "tessera/trainer/byte_size.h"
 
 namespace tessera::cli {
@@ -17,13 +19,20 @@ std::string bar(double done, int width) {
   return text;
 }
 
+std::FILE* open_bar() {
+  const char* const terminal = std::getenv(kBarTerminal);
+  std::FILE* const bar = terminal == nullptr ? nullptr : fdopen(std::atoi(terminal), "w");
+  return bar == nullptr ? stderr : bar;
+}
+
 }  // namespace
 
 Progress::Progress(std::int64_t steps, bool quiet, bool verbose)
-    : steps_(steps), quiet_(quiet), verbose_(verbose), terminal_(inspect(stderr)) {}
+    : steps_(steps), quiet_(quiet), verbose_(verbose), bar_(open_bar()), terminal_(inspect(bar_)) {}
 
 Progress::~Progress() {
-  if (line_open_) std::fputc('\n', stderr);
+  end_line();
+  if (bar_ != stderr) std::fclose(bar_);
 }
 
 void Progress::show(const StepRecord& record) {
@@ -40,7 +49,14 @@ void Progress::show(const StepRecord& record) {
 
 void Progress::note(const std::string& text) {
   if (quiet_) return;
-  std::fprintf(stderr, "%snote: %s\n", line_open_ ? "\n" : "", text.c_str());
+  end_line();
+  std::fprintf(stderr, "note: %s\n", text.c_str());
+}
+
+void Progress::end_line() {
+  if (!line_open_) return;
+  std::fputc('\n', bar_);
+  std::fflush(bar_);
   line_open_ = false;
 }
 
@@ -56,7 +72,7 @@ void Progress::draw(const StepRecord& record) {
   const std::string peak = "  peak " + format_bytes(record.peak_bytes);
   const std::string eta = "  ETA " + as_clock(mean * static_cast<double>(steps_ - record.step));
   // A line that wraps cannot be rewritten: what does not fit is left out, the peak first.
-  const int columns = inspect(stderr).columns;  // people resize windows
+  const int columns = inspect(bar_).columns;  // people resize windows
   const auto width = static_cast<std::size_t>(columns);
   std::string right = loss + rate + peak + eta;
   if (left.size() + 2 + right.size() > width) right = loss + rate + eta;
@@ -69,8 +85,8 @@ void Progress::draw(const StepRecord& record) {
   }
   line += right;
   if (room < 0) line.resize(std::min(line.size(), width));
-  std::fprintf(stderr, "\r\033[K%s", line.c_str());
-  std::fflush(stderr);
+  std::fprintf(bar_, "\r\033[K%s", line.c_str());
+  std::fflush(bar_);
   line_open_ = true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 #include "terminal.h"
@@ -9,8 +10,9 @@
 
 namespace tessera::cli {
 
-/// Shows a training run on stderr: one line that rewrites itself in a terminal, else a plain line
-/// for the first step, the last, and every tenth of the way (verbose: for every step, always).
+/// Shows a training run on stderr: one line that rewrites itself in a terminal (under `tessera
+/// launch`, in the launcher's: see kBarTerminal), else a plain line for the first step, the last,
+/// and every tenth of the way (verbose: for every step, always).
 class Progress {
  public:
   Progress(std::int64_t steps, bool quiet, bool verbose);
@@ -26,10 +28,12 @@ class Progress {
  private:
   void draw(const StepRecord& record);
   void print(const StepRecord& record);
+  void end_line();
 
   std::int64_t steps_;
   bool quiet_;
   bool verbose_;
+  std::FILE* bar_;  ///< where the line that rewrites itself is drawn
   Terminal terminal_;
   std::chrono::steady_clock::time_point last_drawn_{};
   double seconds_ = 0.0;  ///< of all steps but the first

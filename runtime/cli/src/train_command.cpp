@@ -93,7 +93,7 @@ TrainerOptions complete_options(Config& config, const Launcher& launcher, const 
   check_outputs(config, dataset.files());
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
-  options.world = join_world(launcher, options);
+  join_world(launcher, config, options);
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   return options;
 }

@@ -261,21 +261,25 @@ void adopt_launcher(const Launcher& launcher, Config& config) {
   }
 }
 
-std::shared_ptr<World> join_world(const Launcher& launcher, const TrainerOptions& options) {
-  if (launcher.kind == Launcher::Kind::kNone) return nullptr;
+void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {
+  if (launcher.kind == Launcher::Kind::kNone) return;
   const char* const apart = std::getenv(kApart);
   const WorldOptions world{.local_ranks = options.ranks / launcher.processes,
                            .timeout = options.timeout,
                            .check = options.check_collectives,
                            .apart = apart != nullptr && std::string_view(apart) == "1"};
-  if (launcher.kind == Launcher::Kind::kMpi) return join_mpi(launcher, world);
-  return make_socket_world({.process = launcher.process,
-                            .processes = launcher.processes,
-                            .address = launcher.address,
-                            .port = launcher.port,
-                            .listener = launcher.listener,
-                            .patience = options.timeout},
-                           world);
+  options.world = launcher.kind == Launcher::Kind::kMpi
+                      ? join_mpi(launcher, world)
+                      : make_socket_world({.process = launcher.process,
+                                           .processes = launcher.processes,
+                                           .address = launcher.address,
+                                           .port = launcher.port,
+                                           .listener = launcher.listener,
+                                           .patience = options.timeout},
+                                          world);
+  // Until now all ranks were taken for this machine's.
+  options.threads_per_rank = config.get<int>("threads_per_rank");
+  options = resolved(std::move(options));
 }
 
 }  // namespace tessera::cli

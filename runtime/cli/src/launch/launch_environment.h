@@ -15,8 +15,9 @@ namespace tessera::cli {
 inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
 /// A file descriptor of process 0 that listens at MASTER_PORT already.
 inline constexpr const char* kListener = "TESSERA_LISTENER";
-/// What the process that writes to the terminal itself puts before its messages: "[rank 0] ".
-inline constexpr const char* kMessagePrefix = "TESSERA_MESSAGE_PREFIX";
+/// A file descriptor of process 0: the terminal, where its progress bar goes. What it says goes
+/// through the launcher, as with all processes, which puts its ranks in front.
+inline constexpr const char* kBarTerminal = "TESSERA_BAR_TERMINAL";
 /// For tests on one machine: "1" lets processes exchange messages as if each had its own.
 inline constexpr const char* kApart = "TESSERA_APART";
 
@@ -60,7 +61,8 @@ LaunchFacts facts_of(const Launcher& launcher);
 /// split evenly.
 void adopt_launcher(const Launcher& launcher, Config& config);
 
-/// Joins the other processes; null if there are none.
-std::shared_ptr<World> join_world(const Launcher& launcher, const TrainerOptions& options);
+/// Joins the other processes, if there are any: options.world. The machine's threads are then
+/// divided by its own ranks, unless `config` says how many a rank has.
+void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options);
 
 }  // namespace tessera::cli

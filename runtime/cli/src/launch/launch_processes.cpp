@@ -34,15 +34,14 @@ std::string ranks_of(const ProcessOptions& options) {
   return concat("ranks ", options.first_rank, "-", options.last_rank);
 }
 
-std::string prefix_of(const Terminal& terminal, const std::string& ranks) {
-  return paint(terminal, Colour::kDim, "[" + ranks + "]") + " ";
-}
-
 /// One output of a process: takes what comes through a pipe and prints whole lines.
 class LinePrinter {
  public:
   LinePrinter(int pipe, std::FILE* to, const std::string& ranks)
-      : pipe_(pipe), to_(to), terminal_(inspect(to)), prefix_(prefix_of(terminal_, ranks)) {}
+      : pipe_(pipe),
+        to_(to),
+        terminal_(inspect(to)),
+        prefix_(paint(terminal_, Colour::kDim, "[" + ranks + "]") + " ") {}
   int pipe() const { return pipe_; }
 
   /// False at the end of the output.
@@ -92,8 +91,9 @@ struct Failure {
 };
 
 /// Between fork and exec: only what a signal handler might call, so all memory is made before.
+/// `terminal`: one that the process inherits, for its progress bar; -1: none.
 [[noreturn]] void become(const ProcessOptions& options, char** argv, char** variables, int out,
-                         int err, pid_t parent) {
+                         int err, int terminal, pid_t parent) {
   // The launcher's handlers would swallow what comes before exec.
   sigset_t all_signals;
   sigfillset(&all_signals);
@@ -105,8 +105,9 @@ struct Failure {
   if (getppid() != parent) _exit(127);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   dup2(null, STDIN_FILENO);
-  if (out >= 0) dup2(out, STDOUT_FILENO);
-  if (err >= 0) dup2(err, STDERR_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  if (terminal >= 0) fcntl(terminal, F_SETFD, 0);
   if (options.listener >= 0) {
     if (options.listener == kInheritedListener) {
       fcntl(kInheritedListener, F_SETFD, 0);
@@ -163,10 +164,8 @@ class Launch {
     arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
     Variables all = options.variables;
     if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
-    // Process 0 has the progress bar, which wants the terminal itself.
-    const Terminal terminal = inspect(stderr);
-    const bool bar = options.process == 0 && terminal.interactive;
-    if (bar) all[kMessagePrefix] = prefix_of(terminal, ranks_of(options));
+    const int terminal = options.process == 0 ? terminal_for_bar() : -1;
+    if (terminal >= 0) all[kBarTerminal] = std::to_string(terminal);
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
       if (is_of_other_launcher(text)) continue;
@@ -184,23 +183,31 @@ class Launch {
     std::vector<char*> variables = pointers(assignments);
 
     std::array<int, 2> out = make_pipe();
-    std::array<int, 2> err = bar ? std::array<int, 2>{-1, -1} : make_pipe();
+    std::array<int, 2> err = make_pipe();
     const pid_t parent = getpid();
     sigset_t all_signals;
     sigset_t before;
     sigfillset(&all_signals);
     sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
-    if (child.pid == 0) become(options, argv.data(), variables.data(), out[1], err[1], parent);
+    if (child.pid == 0) {
+      become(options, argv.data(), variables.data(), out[1], err[1], terminal, parent);
+    }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
             std::strerror(errno));
     child.running = true;
+    if (terminal >= 0) close(terminal);
     close(out[1]);
     printers_.emplace_back(out[0], stdout, ranks_of(options));
-    if (bar) return;
     close(err[1]);
     printers_.emplace_back(err[0], stderr, ranks_of(options));
+  }
+
+  /// The terminal under a number that no process uses for anything else; -1 if there is none.
+  static int terminal_for_bar() {
+    constexpr int kFirst = 10;
+    return inspect(stderr).interactive ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kFirst) : -1;
   }
 
   static std::array<int, 2> make_pipe() {

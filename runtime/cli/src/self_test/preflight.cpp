@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
+#include "self_test/preflight_exchange.h"
 #include "self_test/preflight_identity.h"
 #include "self_test/preflight_links.h"
 #include "self_test/self_test_training.h"
@@ -62,7 +63,7 @@ class Preflight {
   }
 
   std::string join() {
-    options_.world = join_world(launcher_, options_);
+    join_world(launcher_, config_, options_);
     for (int rank = 0; rank < world().size(); ++rank) {
       machines_ = std::max(machines_, world().machine_of(rank) + 1);
     }
@@ -113,14 +114,10 @@ class Preflight {
   }
 
   std::string compare_settings() {
-    std::mutex mutex;
-    std::vector<std::uint64_t> all;
     const std::vector<NamedDigest> own = setting_digests(config_);
-    on_ranks([&](ProcessGroup& group, Device& device) {
-      std::vector<std::uint64_t> digests = exchange_digests(group, device, own);
-      const std::lock_guard lock(mutex);
-      all = std::move(digests);
-    });
+    std::vector<std::uint64_t> digests;
+    for (const NamedDigest& setting : own) digests.push_back(setting.digest);
+    const std::vector<std::uint64_t> all = gathered_from_ranks(digests);
     for (int rank = 0; rank < world().size(); ++rank) {
       const std::uint64_t* const theirs = all.data() + static_cast<std::size_t>(rank) * own.size();
       std::string names;
@@ -130,7 +127,35 @@ class Preflight {
       require(names.empty(), ErrorCode::kConfig, describe(rank), " has other settings than ",
               describe(0), ": ", names, "; give all processes the same flags and file");
     }
+    if (!on_gpus()) compare_threads();
     return "the same in every process";
+  }
+
+  /// Matrix products on the CPU are split over a rank's threads: with other threads they add in
+  /// another order.
+  void compare_threads() {
+    const std::vector<int> all = gathered_from_ranks(std::vector<int>{options_.threads_per_rank});
+    const int first = all.front();
+    for (int rank = 0; rank < world().size(); ++rank) {
+      const int threads = all[static_cast<std::size_t>(rank)];
+      require(threads == first, ErrorCode::kConfig, describe(rank), " has ",
+              counted(threads, "thread", "threads"), " per rank, but ", describe(0), " has ", first,
+              ", and the bits depend on that; give all processes --threads-per-rank ",
+              std::min(threads, first), ", or OMP_NUM_THREADS=", std::min(threads, first));
+    }
+  }
+
+  /// The values of rank 0, then of rank 1, ...; the ranks of this process give the same.
+  template <typename T>
+  std::vector<T> gathered_from_ranks(const std::vector<T>& own) const {
+    std::mutex mutex;
+    std::vector<T> all;
+    on_ranks([&](ProcessGroup& group, Device& device) {
+      std::vector<T> values = gathered(group, device, own);
+      const std::lock_guard lock(mutex);
+      all = std::move(values);
+    });
+    return all;
   }
 
   bool measure_links() {

@@ -74,20 +74,13 @@ std::vector<NamedDigest> setting_digests(const Config& config) {
   for (const Setting& setting : config.table()) {
     const std::string& group = setting.group;
     if (group == "Output" || group == "Data" || group == "Sample") continue;
-    if (setting.name == "threads_per_rank") continue;  // machines differ, the bits do not
+    if (setting.name == "threads_per_rank") continue;  // unless given, it follows from the machine
     Digest digest;
     const std::string value = config.values().at(setting.name).dump();
     digest.add(value.data(), value.size());
     digests.push_back({setting.name, digest.value()});
   }
   return digests;
-}
-
-std::vector<std::uint64_t> exchange_digests(ProcessGroup& group, Device& device,
-                                            const std::vector<NamedDigest>& own) {
-  std::vector<std::uint64_t> values;
-  for (const NamedDigest& digest : own) values.push_back(digest.digest);
-  return gathered(group, device, std::move(values));
 }
 
 }  // namespace tessera::cli

@@ -29,11 +29,8 @@ struct NamedDigest {
   std::uint64_t digest = 0;
 };
 
-/// Of the settings that all processes must share: neither where data lie nor what is written.
+/// Of the settings that all processes must give alike: neither where data lie nor what is written.
+/// The threads of a rank are not among them: see TrainerOptions for how many there are.
 std::vector<NamedDigest> setting_digests(const Config& config);
-
-/// Those of rank 0, then of rank 1, ... All ranks must run the same program.
-std::vector<std::uint64_t> exchange_digests(ProcessGroup& group, Device& device,
-                                            const std::vector<NamedDigest>& own);
 
 }  // namespace tessera::cli

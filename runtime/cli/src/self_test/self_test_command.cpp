@@ -71,7 +71,6 @@ class SelfTest {
 int run_self_test(Config& config, const Launcher& launcher) {
   if (!config.given("ranks")) config.set_effective("ranks", kUsualRanks);
   TrainerOptions options = trainer_options(config);
-  options.threads_per_rank = 0;
   options.trace = false;
   if (launcher.kind != Launcher::Kind::kNone) {
     return run_preflight(config, std::move(options), launcher);

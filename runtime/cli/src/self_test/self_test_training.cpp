@@ -17,7 +17,7 @@ constexpr std::int64_t kSteps = 4;
 /// On a GPU heads and lengths that cuDNN's attention takes, in bf16: what users train with is what
 /// is tested.
 GptConfig model_for(DeviceChoice device) {
-  const bool gpu = device != DeviceChoice::kCuda;
+  const bool gpu = device == DeviceChoice::kCuda;
   return {.vocab_size = kVocabulary,
           .context_length = gpu ? 64 : 32,
           .layers = 4,
