@@ -35,36 +35,104 @@ class EnvCommand : public test::LaunchTest {
 TEST_F(EnvCommand, TellsTheMachineTheLibrariesAndWhatALauncherHasSet) {
   const ScopedVariables variables{{"FSDP_VERSION", "2"}, {"OMP_NUM_THREADS", "3"}};
   const json said = report({});
-  for (const char* key : {"tessera", "system", "processor", "cores", "memory", "CUDA", "MPI"}) {
-    ASSERT_TRUE(said.contains(key)) << key;
+  EXPECT_EQ(said["kind"], "env");
+  for (const char* key :
+       {"tessera", "compiler", "system", "kernel", "host", "processor", "onednn", "kernels_use"}) {
+    ASSERT_TRUE(said[key].is_string()) << key;
     EXPECT_NE(said[key], "") << key;
   }
-  EXPECT_THAT(said["environment"].get<std::string>(),
-              AllOf(HasSubstr("FSDP_VERSION=2"), HasSubstr("OMP_NUM_THREADS=3")));
-  EXPECT_EQ(said["config"], "none in force");
+  EXPECT_GT(said["usable_cores"].get<int>(), 0);
+  EXPECT_TRUE(said["physical_cores"].is_null() || said["physical_cores"].get<int>() > 0);
+  EXPECT_GT(said["available_bytes"].get<std::int64_t>(), 0);
+  EXPECT_GE(said["memory_bytes"].get<std::int64_t>(), std::int64_t{1} << 20);
+  EXPECT_TRUE(said["numa_nodes"].is_array() && said["vector_units"].is_array());
+  EXPECT_TRUE(said["mpi"].is_null() || said["mpi"].is_string());
+  const json variables_said = said["environment"];
+  EXPECT_EQ(variables_said["FSDP_VERSION"], "2");
+  EXPECT_EQ(variables_said["OMP_NUM_THREADS"], "3");
+  EXPECT_EQ(said["launcher"]["threads_per_rank"], 3);
+  const json nothing{{"file", nullptr},     {"default", false}, {"dialect", nullptr},
+                     {"strategy", nullptr}, {"ranks", nullptr}, {"precision", nullptr},
+                     {"problem", nullptr}};
+  EXPECT_EQ(said["config"], nothing);
   const ProgramResult text = run({"env"});
   EXPECT_THAT(text.out, AllOf(HasSubstr("- processor: " + said["processor"].get<std::string>()),
                               HasSubstr("- config: none in force")));
 }
 
+TEST_F(EnvCommand, GivesProgramsTheGpusAsGpuInfoDoes) {
+  const json cuda = report({})["cuda"];
+  const json listed = json::parse(run({"gpu-info", "--json"}).out);
+  EXPECT_EQ(cuda["usable"], cuda["problem"].is_null());
+  EXPECT_EQ(cuda["gpus"].size(), listed["gpus"].size());
+  for (const char* key :
+       {"backend", "built_with", "kernel_module", "driver_up_to", "cublaslt", "cudnn", "nccl"}) {
+    ASSERT_TRUE(cuda.contains(key)) << key;
+    EXPECT_TRUE(cuda[key].is_null() || (cuda[key].is_string() && cuda[key] != "")) << key;
+  }
+}
+
+TEST_F(EnvCommand, GivesProgramsTheLauncher) {
+  const json alone = report({})["launcher"];
+  EXPECT_EQ(alone, (json{{"name", nullptr},
+                         {"process", 0},
+                         {"processes", 1},
+                         {"machines", nullptr},
+                         {"ranks_per_process", nullptr},
+                         {"threads_per_rank", nullptr},
+                         {"address", nullptr},
+                         {"port", nullptr},
+                         {"problem", nullptr}}));
+  ScopedVariables started{{"RANK", "1"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "node0"},
+                          {"MASTER_PORT", "29500"}};
+  const json second = report({})["launcher"];
+  EXPECT_EQ(second["process"], 1);
+  EXPECT_EQ(second["processes"], 4);
+  EXPECT_EQ(second["machines"], 2);
+  EXPECT_EQ(second["address"], "node0");
+  EXPECT_EQ(second["port"], 29500);
+  started.set("RANK", "one");
+  const json broken = report({})["launcher"];
+  EXPECT_TRUE(broken["process"].is_null());
+  EXPECT_THAT(broken["problem"].get<std::string>(), HasSubstr("RANK is 'one'"));
+}
+
 TEST_F(EnvCommand, TellsWhatTheConfigInForceMeans) {
   const std::string file = write("a.yaml", kFile);
-  EXPECT_THAT(report({"--config", file})["config"].get<std::string>(),
-              HasSubstr(file + ", settings of Accelerate: strategy full_shard on 4 ranks, bf16"));
+  const json config = report({"--config", file})["config"];
+  EXPECT_EQ(config, (json{{"file", file},
+                          {"default", false},
+                          {"dialect", "Accelerate"},
+                          {"strategy", "full_shard"},
+                          {"ranks", 4},
+                          {"precision", "bf16"},
+                          {"problem", nullptr}}));
+  EXPECT_THAT(run({"env", "--config", file}).out,
+              HasSubstr("- config: " + file +
+                        ", settings of Accelerate: strategy full_shard on 4 ranks, bf16"));
   std::filesystem::create_directories(path("hf/accelerate"));
   const std::string default_file = write("hf/accelerate/default_config.yaml", kFile);
-  EXPECT_THAT(report({})["config"].get<std::string>(),
+  const json standard = report({})["config"];
+  EXPECT_EQ(standard["file"], default_file);
+  EXPECT_EQ(standard["default"], true);
+  EXPECT_THAT(run({"env"}).out,
               HasSubstr(default_file + " (Accelerate's default), settings of Accelerate"));
 }
 
 TEST_F(EnvCommand, TellsOfAFileThatIsMissingOrWrong) {
-  EXPECT_THAT(report({"--config", path("none.yaml")}, 2)["config"].get<std::string>(),
+  const json missing = report({"--config", path("none.yaml")}, 2)["config"];
+  EXPECT_THAT(missing["problem"].get<std::string>(),
               AllOf(HasSubstr("none.yaml"), HasSubstr("cannot be opened")));
+  EXPECT_TRUE(missing["ranks"].is_null());
   std::filesystem::create_directories(path("hf/accelerate"));
   const std::string broken =
       write("hf/accelerate/default_config.yaml", "distributed_type: FSDP\nnum_proceses: 2\n");
-  EXPECT_THAT(report({})["config"].get<std::string>(),
-              AllOf(HasSubstr("no run can use"), HasSubstr(broken + ":2: num_proceses")));
+  EXPECT_THAT(report({})["config"]["problem"].get<std::string>(),
+              HasSubstr(broken + ":2: num_proceses"));
+  EXPECT_THAT(run({"env"}).out, HasSubstr("which no run can use: " + broken + ":2"));
 }
 
 TEST_F(EnvCommand, GpuInfoListsGpusOrSaysWhyThereAreNone) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "env/library_report.h"
 #include "peer_matrix.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/trainer/byte_size.h"
@@ -15,18 +16,7 @@ namespace {
 
 void print_json(const CudaStatus& status) {
   auto gpus = nlohmann::ordered_json::array();
-  for (const CudaGpu& gpu : status.gpus) {
-    gpus.push_back(
-        {{"ordinal", gpu.ordinal},
-         {"name", gpu.name},
-         {"uuid", gpu.uuid},
-         {"pci", gpu.pci},
-         {"compute_capability", std::to_string(gpu.major) + "." + std::to_string(gpu.minor)},
-         {"multiprocessors", gpu.multiprocessors},
-         {"total_bytes", gpu.total_bytes},
-         {"free_bytes", gpu.free_bytes},
-         {"peers", gpu.peers}});
-  }
+  for (const CudaGpu& gpu : status.gpus) gpus.push_back(gpu_fields(gpu));
   const nlohmann::ordered_json object{
       {"kind", "gpu-info"}, {"problem", status.problem}, {"gpus", gpus}};
   std::cout << object.dump(2) << "\n";

@@ -1,0 +1,61 @@
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "commands.h"
+#include "env/config_in_force.h"
+#include "env/launch_report.h"
+#include "env/library_report.h"
+#include "env/machine_report.h"
+#include "peer_matrix.h"
+
+namespace tessera::cli {
+namespace {
+
+ReportPart program_report() {
+  constexpr const char* kCompiler = "GCC-compatible " __VERSION__;
+  return {.rows = {{"tessera", TESSERA_VERSION}, {"compiler", kCompiler}},
+          .fields = {{"kind", "env"}, {"tessera", TESSERA_VERSION}, {"compiler", kCompiler}}};
+}
+
+int run_env(const std::string& given, bool json) {
+  const CudaStatus cuda = cuda_status();
+  const ConfigInForce config = config_in_force(given);
+  ReportPart report = program_report();
+  for (const ReportPart& part :
+       {machine_report(), library_report(cuda), launch_report(), config.report}) {
+    report.rows.insert(report.rows.end(), part.rows.begin(), part.rows.end());
+    report.fields.update(part.fields);
+  }
+  // The report is whole in any case; a file that was named and is of no use is a usage error.
+  const int exit_code = given.empty() || config.readable ? kExitGood : kExitUsage;
+  if (json) {
+    std::cout << report.fields.dump(2) << "\n";
+    return exit_code;
+  }
+  std::cout << "Copy this into a report:\n\n";
+  for (const auto& [name, value] : report.rows) std::cout << "- " << name << ": " << value << "\n";
+  if (cuda.gpus.size() > 1) {
+    std::cout << "\n";
+    peer_matrix(cuda.gpus).print(std::cout);
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+Command add_env(CLI::App& program) {
+  struct Request {
+    std::string config;
+    bool json = false;
+  };
+  const auto request = std::make_shared<Request>();
+  CLI::App* app =
+      program.add_subcommand("env", "Describe this machine and this build, to paste into a report");
+  app->add_option("--config", request->config, "the config file that the report is about");
+  app->add_flag("--json", request->json, "print one JSON object");
+  return {app, [request] { return run_env(request->config, request->json); }};
+}
+
+}  // namespace tessera::cli
