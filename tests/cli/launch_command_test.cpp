@@ -259,6 +259,12 @@ TEST_F(LaunchCommand, WrongFlagsAreNamedBeforeAnythingStarts) {
     EXPECT_THAT(error_of(launch({"--gpu-ids", wrong}, {})),
                 AllOf(HasSubstr("--gpu-ids: '"), HasSubstr("is no GPU")));
   }
+  EXPECT_THAT(error_of(launch({"--grace", "-1"}, {})), HasSubstr("--grace is -1; "));
+  EXPECT_THAT(error_of(launch({"--config", ""}, {})), HasSubstr("--config is empty; "));
+  EXPECT_THAT(error_of(launch({}, {"--config", ""})), HasSubstr("--config is empty; "));
+  EXPECT_THAT(error_of(launch({"--nodes", "2000000"}, {})), HasSubstr("at most 1048576"));
+  EXPECT_THAT(error_of(launch({"--processes", "100000", "--ranks-per-process", "100"}, {})),
+              HasSubstr("is more than 1048576 ranks"));
   EXPECT_THAT(error_of(launch({"--gpu-ids", "0,0"}, {})),
               HasSubstr("--gpu-ids: names GPU 0 twice"));
   EXPECT_THAT(error_of(launch({"--processes", "2"}, {"--ranks", "3"})),

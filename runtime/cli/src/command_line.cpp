@@ -90,6 +90,8 @@ void SettingsCommand::reject_extras() const {
 
 Config SettingsCommand::flags() const {
   reject_extras();
+  require(command_->count("--config") == 0 || !config_path_.empty(), ErrorCode::kConfig,
+          "--config is empty; give the path of a file");
   std::vector<Setting> table = flags_;
   table.insert(table.end(), keys_only_.begin(), keys_only_.end());
   Config config(std::move(table));

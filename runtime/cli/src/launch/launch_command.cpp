@@ -120,6 +120,10 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
             "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
     refuse_flag(extras.front(), names, {.name = "train", .flags = flags_of_train()});
   }
+  require(request_.grace_seconds >= 0, ErrorCode::kConfig, "--grace is ", request_.grace_seconds,
+          "; it must be at least 0");
+  require(command_->count("--config") == 0 || !request_.config.empty(), ErrorCode::kConfig,
+          "--config is empty; give the path of a file");
   LaunchRequest request = request_;
   request.command = std::move(command);
   return request;

@@ -139,7 +139,7 @@ class Preflight {
     for (int rank = 0; rank < world().size(); ++rank) {
       const int threads = all[static_cast<std::size_t>(rank)];
       require(threads == first, ErrorCode::kConfig, describe(rank), " has ",
-              counted(threads, "thread", "threads"), " per rank, but ", describe(0), " has ", first,
+              counted(threads, "thread"), " per rank, but ", describe(0), " has ", first,
               ", and the bits depend on that; give all processes --threads-per-rank ",
               std::min(threads, first), ", or OMP_NUM_THREADS=", std::min(threads, first));
     }
