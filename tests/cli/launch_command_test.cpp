@@ -202,7 +202,7 @@ TEST_F(LaunchCommand, InATerminalNotesOfProcess0HaveTheirRankAndItsBarHasNone) {
   std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--config", config, "--"};
   for (const std::string& word : small_training()) command.push_back(word);
   command.insert(command.end(), {"--data", write_text(), "--steps", "5"});
-  testing::PseudoTerminal terminal(command);
+  test::PseudoTerminal terminal(command);
   EXPECT_EQ(terminal.exit_code(), 0) << terminal.shown();
   int notes = 0;
   std::istringstream shown(terminal.shown());
