@@ -58,6 +58,14 @@ TEST_F(CudaWaits, RanksThatShareAGpuDoNotWaitForEachOther) {
               static_cast<double>(steps * kRanks * kLanes), (kRanks - 1) * kLanes);
 }
 
+TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {
+  constexpr int kRanks = 2;
+  const auto before = fake_cuda::counters();
+  run(small_gpt(), cuda_options("full_shard", kRanks));
+  EXPECT_EQ(fake_cuda::counters().streams - before.streams, kRanks * kLanes);
+  EXPECT_EQ(fake_cuda::counters().urgent_streams - before.urgent_streams, kRanks * (kLanes - 1));
+}
+
 TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {
   for (const bool graph : {false, true}) {
     TrainerOptions options = cuda_options("full_shard", 1);

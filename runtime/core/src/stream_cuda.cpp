@@ -90,7 +90,10 @@ void EventPool::give_back(cudaEvent_t event) noexcept {
 StreamCuda::StreamCuda(DeviceState& device, StreamOptions options)
     : device_(device), options_(std::move(options)) {
   TESSERA_CUDA_CHECK(cudaSetDevice(device_.ordinal));
-  TESSERA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  int least = 0, greatest = 0;
+  TESSERA_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  TESSERA_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                                  options_.urgent ? greatest : least));
 }
 
 StreamCuda::~StreamCuda() {

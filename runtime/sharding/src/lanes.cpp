@@ -31,6 +31,9 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
     // those of the last gradient have the cores for themselves.
     StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
                          .threads = lane == Lane::kGather ? 1 : options.threads,
+                         // A GPU that is full of products would else begin what others wait for
+                         // when there is nothing left to hide it behind.
+                         .urgent = lane != Lane::kCompute,
                          .on_error = [&groups](const std::string& what) { groups.abort(what); }};
     if (options.before_task) {
       stream.before_task = [lane, before = options.before_task] { before(lane); };

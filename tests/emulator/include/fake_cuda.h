@@ -28,6 +28,8 @@ struct Counters {
   std::int64_t live_bytes = 0;        ///< of device and managed memory
   std::int64_t launches = 0;          ///< of kernels, those of graphs included
   std::int64_t graph_launches = 0;
+  std::int64_t streams = 0;         ///< that were asked for
+  std::int64_t urgent_streams = 0;  ///< of them, with the greatest priority
   /// Calls that made the host wait: synchronisations, and copies to or from pageable memory.
   std::int64_t host_waits = 0;
   /// Faults of kernels that no call has thrown so far.

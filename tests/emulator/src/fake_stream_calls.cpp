@@ -6,12 +6,19 @@ using namespace tessera::emulator;
 
 namespace {
 
-cudaError_t create_stream(const char* function, cudaStream_t* stream, unsigned flags) {
+// As an H200 has them.
+constexpr int kLeastPriority = 0, kGreatestPriority = -5;
+
+cudaError_t create_stream(const char* function, cudaStream_t* stream, unsigned flags,
+                          int priority) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
   if (const cudaError_t error = begin_call(function)) return report(error);
   if (flags != cudaStreamNonBlocking) return report(cudaErrorNotSupported);
   *stream = state.new_stream(current_device());
+  ++state.counters.streams;
+  // Without effect on the order of work.
+  if (priority <= kGreatestPriority) ++state.counters.urgent_streams;
   return cudaSuccess;
 }
 
@@ -52,11 +59,17 @@ cudaError_t wait_while_capturing(Capture& capture, cudaStream_t stream, const CU
 }  // namespace
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return create_stream("cudaStreamCreateWithFlags", stream, flags);
+  return create_stream("cudaStreamCreateWithFlags", stream, flags, kLeastPriority);
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
-  return create_stream("cudaStreamCreateWithPriority", stream, flags);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = kLeastPriority;
+  *greatest = kGreatestPriority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  return create_stream("cudaStreamCreateWithPriority", stream, flags, priority);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

@@ -68,6 +68,8 @@ class Stream {
 struct StreamOptions {
   std::string name{};
   int threads = 1;  ///< threads that the kernels of this stream may use (CPU device)
+  /// Where both have work, that of an urgent stream begins first (CUDA device).
+  bool urgent = false;
   /// Called once, on the failing thread, when a task of this stream throws; must not throw.
   std::function<void(const std::string& what)> on_error{};
   /// Called on the executing thread before each task. Tests inject delays here; a throw fails the
