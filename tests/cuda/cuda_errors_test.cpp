@@ -5,6 +5,7 @@
 
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
 #include "tessera/core/memory.h"
 
 // What can be wrong with a GPU: a clear error each.
@@ -87,7 +88,7 @@ void expect_out_of_memory(const Trainer& trainer, const std::vector<std::string>
 }
 
 TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
-  constexpr std::size_t kMemory = std::size_t{1} << 20;
+  constexpr std::size_t kMemory = kCudaScratchBytes + (std::size_t{1} << 20);
   fake_cuda::configure({.memory_bytes = kMemory});
   const test::CountingTokens data;
   const Model model = small_gpt();
@@ -101,7 +102,9 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
     expect_out_of_memory(trainer, advice);
     cudaFree(taken);
   };
-  expect_with(planned * 3 / 4, {"others have taken memory", "this would fit: --"});
+  // A part of what activations need.
+  const std::size_t rest = planned - kCudaScratchBytes;
+  expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: --"});
   // Too little for even the first tensor.
   expect_with(4096, {"bytes of optimizer for embedding", "others have taken memory",
                      "would fit (at least"});

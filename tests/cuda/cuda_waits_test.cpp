@@ -1,8 +1,11 @@
+#include <optional>
 #include <vector>
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
+#include "emulator_blas/fake_cublaslt.h"
 #include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
 
 // What an emulated GPU counts in a step, and what its delays must not change.
 namespace tessera {
@@ -56,6 +59,45 @@ TEST_F(CudaWaits, RanksThatShareAGpuDoNotWaitForEachOther) {
   const std::int64_t steps = static_cast<std::int64_t>(waits.size()) - 2;
   EXPECT_NEAR(static_cast<double>(waits.back() - waits[1]),
               static_cast<double>(steps * kRanks * kLanes), (kRanks - 1) * kLanes);
+}
+
+/// What has been planned and allocated when a step first asks for its samples.
+class PlansSoFar : public test::CountingTokens {
+ public:
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    if (!plans) {
+      plans = fake_cublaslt::heuristics();
+      allocations = fake_cuda::counters().allocations;
+      launches = fake_cuda::counters().launches;
+    }
+    return CountingTokens::fill(first, micro_batch, inputs, targets);
+  }
+  mutable std::optional<std::int64_t> plans, allocations, launches;
+};
+
+/// With every way to recompute, and a second micro-step, which adds to gradients.
+TEST_F(CudaWaits, NoStepPlansOrTakesMemory) {
+  const Model model = small_gpt(0.1F);
+  for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      SCOPED_TRACE(concat(to_string(precision), ", recompute ", to_string(recompute)));
+      TrainerOptions options = cuda_options("full_shard", 1);
+      options.precision = precision;
+      options.recompute = recompute;
+      options.accumulate = 2;
+      options.hash_parameters = false;
+      options.gather_parameters = false;
+      const std::int64_t before = fake_cublaslt::heuristics();
+      const PlansSoFar data;
+      const TrainingSummary summary = Trainer(model, data, options).train();
+      EXPECT_GT(*data.plans, before);
+      EXPECT_EQ(fake_cublaslt::heuristics(), *data.plans);
+      EXPECT_EQ(fake_cuda::counters().allocations, *data.allocations);
+      EXPECT_GT(fake_cuda::counters().launches, *data.launches);
+      EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+    }
+  }
 }
 
 TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {

@@ -48,6 +48,7 @@ class ScratchStream : public CudaStream {
     asked_ = bytes;
     return memory_;
   }
+  void lend_scratch(void*, std::size_t) override {}
   std::shared_ptr<void>& library(Library) override { return library_; }
   const std::shared_ptr<StreamFailure>& failure() override { return failure_; }
 
@@ -240,6 +241,29 @@ TEST_F(CudnnCalls, AShapeIsPlannedOnce) {
   length_ = 512;
   EXPECT_FALSE(forward() || forward());
   EXPECT_EQ(stub().graphs, 4) << "a refusal is remembered, too";
+}
+
+TEST_F(CudnnCalls, APlanIsThereBeforeTheCall) {
+  const AttentionForwardArgs forward_args{.qkv = qkv(), .out = out(), .lse = lse()};
+  const AttentionBackwardArgs backward_args{
+      .d_out = d_out(), .qkv = qkv(), .out = out(), .lse = lse(), .d_qkv = d_qkv()};
+  plan_cudnn_attention(forward_args, stream_);
+  plan_cudnn_attention(backward_args, stream_);
+  EXPECT_EQ(stub().graphs, 2);
+  EXPECT_TRUE(stub().executions.empty());
+  EXPECT_TRUE(forward() && backward());
+  EXPECT_EQ(stub().graphs, 2);
+}
+
+TEST_F(CudnnCalls, TakeTheirScratchFromTheCallersWorkspaceIfItSuffices) {
+  stub().engines = {{.workspace_bytes = 300}};
+  alignas(256) std::byte memory[1024] = {};
+  for (const std::int64_t bytes : {511, 512}) {
+    const TensorView workspace(memory, DType::kUInt8, Shape{bytes});
+    ASSERT_TRUE(cudnn_attention_forward(
+        {.qkv = qkv(), .out = out(), .lse = lse(), .workspace = workspace}, stream_));
+    EXPECT_EQ(stub().executions.back().workspace, bytes == 512 ? memory : stream_.memory());
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "cuda/cudnn_attention_graphs_cuda.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
 
 // cuDNN's plans for attention, made without a GPU for devices described in JSON: that the graphs
 // find a fused kernel, and what scratch it needs. Numbers are checked by tests/kernels on a GPU.
@@ -77,6 +78,25 @@ TEST_P(CudnnPlans, DeterministicBackwardNeedsTwoBytesPerScore) {
   const std::int64_t bytes = plan(s)->workspace_bytes();
   EXPECT_GE(bytes, 2 * s.rows() * s.length);
   EXPECT_LE(bytes, 2 * s.rows() * s.length + kCounters);
+}
+
+TEST_P(CudnnPlans, FitTheWorkspaceThatMemoryIsPlannedWith) {
+  for (const CudnnPass pass :
+       {CudnnPass::kForward, CudnnPass::kBackward, CudnnPass::kBackwardDeterministic}) {
+    const CudnnAttentionShape s = shape(pass);
+    const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    std::int64_t needed = aligned(plan(s)->workspace_bytes());
+    if (pass != CudnnPass::kForward) needed += aligned(4 * s.rows());
+    if (pass == CudnnPass::kBackward) needed += aligned(4 * s.rows() * s.head_dim);
+    EXPECT_LE(needed, cuda_attention_workspace_bytes(
+                          {.batch = s.batch,
+                           .length = s.length,
+                           .heads = s.heads,
+                           .head_dim = s.head_dim,
+                           .backward = pass != CudnnPass::kForward},
+                          {.deterministic = pass == CudnnPass::kBackwardDeterministic}))
+        << static_cast<int>(pass);
+  }
 }
 
 TEST_P(CudnnPlans, TakeLengthsThatAreNoMultipleOfATile) {

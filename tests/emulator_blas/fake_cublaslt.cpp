@@ -1,10 +1,12 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <set>
 
+#include "fake_cublaslt.h"
 #include "product.h"
 
 // cuBLASLt for the emulated GPU: checks a call as the real library does, and runs it on the stream
@@ -116,7 +118,11 @@ cublasStatus_t destroy(T* object) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+std::atomic<std::int64_t> heuristics_asked{0};
+
 }  // namespace
+
+std::int64_t fake_cublaslt::heuristics() { return heuristics_asked; }
 
 extern "C" {
 
@@ -216,6 +222,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t* results,
                                               int* found) {
   *found = 0;
+  ++heuristics_asked;
   if (handle == nullptr || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   if (!consistent(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
   if (!has_kernel(*desc, *a, *b, *c, *d, *preference)) return CUBLAS_STATUS_NOT_SUPPORTED;

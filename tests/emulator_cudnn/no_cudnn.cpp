@@ -18,6 +18,9 @@ bool decline(CudaStream& stream) {
 
 }  // namespace
 
+void plan_cudnn_attention(const AttentionForwardArgs&, CudaStream& stream) { decline(stream); }
+void plan_cudnn_attention(const AttentionBackwardArgs&, CudaStream& stream) { decline(stream); }
+
 bool cudnn_attention_forward(const AttentionForwardArgs&, CudaStream& stream) {
   return decline(stream);
 }

@@ -63,6 +63,9 @@ constexpr KernelTable kOnDevice{
     .add = on_device<&KernelTable::add>,
     .fill = on_device<&KernelTable::fill>,
     .fill_normal = on_device<&KernelTable::fill_normal>,
+    .plan_gemm = on_device<&KernelTable::plan_gemm>,
+    .plan_attention_forward = on_device<&KernelTable::plan_attention_forward>,
+    .plan_attention_backward = on_device<&KernelTable::plan_attention_backward>,
 };
 
 }  // namespace

@@ -5,6 +5,11 @@
 namespace tessera {
 namespace {
 
+/// A kernel on the sim device: nothing to compute, the stream charges the time. A plan that is not
+/// needed.
+template <typename Args>
+void nothing(const Args&, Stream&) {}
+
 constexpr KernelTable kCpuTable{
     .gemm = cpu::gemm,
     .bias_gradient = cpu::bias_gradient,
@@ -29,11 +34,10 @@ constexpr KernelTable kCpuTable{
     .add = cpu::add,
     .fill = cpu::fill,
     .fill_normal = cpu::fill_normal,
+    .plan_gemm = nothing,
+    .plan_attention_forward = nothing,
+    .plan_attention_backward = nothing,
 };
-
-/// A kernel on the sim device: nothing to compute, the stream charges the time.
-template <typename Args>
-void nothing(const Args&, Stream&) {}
 
 constexpr KernelTable kSimTable{
     .gemm = nothing,
@@ -59,11 +63,22 @@ constexpr KernelTable kSimTable{
     .add = nothing,
     .fill = nothing,
     .fill_normal = nothing,
+    .plan_gemm = nothing,
+    .plan_attention_forward = nothing,
+    .plan_attention_backward = nothing,
 };
 
 }  // namespace
 
 const KernelTable& cpu_kernels() { return kCpuTable; }
+
+KernelTable planning(const KernelTable& kernels) {
+  KernelTable table = kSimTable;
+  table.gemm = kernels.plan_gemm;
+  table.attention_forward = kernels.plan_attention_forward;
+  table.attention_backward = kernels.plan_attention_backward;
+  return table;
+}
 
 const KernelTable& kernels_for(const Device& device) {
   switch (device.kind()) {

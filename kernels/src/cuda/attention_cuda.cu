@@ -23,6 +23,16 @@ bool tensor_cores_take(const TensorView& qkv, std::initializer_list<TensorView> 
 
 }  // namespace
 
+void plan_attention_forward(const AttentionForwardArgs& args, Stream& stream) {
+  check_attention(args);
+  if (args.qkv.numel() > 0) plan_cudnn_attention(args, cuda_stream(stream));
+}
+
+void plan_attention_backward(const AttentionBackwardArgs& args, Stream& stream) {
+  check_attention(args);
+  if (args.qkv.numel() > 0) plan_cudnn_attention(args, cuda_stream(stream));
+}
+
 void attention_forward(const AttentionForwardArgs& args, Stream& stream) {
   check_attention(args);
   if (args.qkv.numel() == 0) return;

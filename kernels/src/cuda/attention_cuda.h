@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda_attention_sizes.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/kernel_table.h"
 
@@ -32,10 +33,6 @@ struct AttentionLayout {
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
 };
 
-/// Rows of a head's statistics are padded to a multiple of every tile's height, so that kernels
-/// read them without a bound; a padding query has no weight.
-inline constexpr int kStatisticsPadding = 128;
-
 /// What the backward pass needs of each query besides the tensors: (B * H, padded length) each.
 struct RowStatistics {
   const float* lse2 = nullptr;   ///< lse * log2(e); +inf for padding
@@ -43,7 +40,15 @@ struct RowStatistics {
   std::int64_t stride = 0;       ///< padded length
 };
 
-/// Computes them into the stream's scratch.
+/// `bytes` aligned to 256: the call's workspace, or if that does not suffice the stream's scratch.
+inline void* attention_scratch(const TensorView& workspace, std::size_t bytes, CudaStream& stream) {
+  constexpr std::uintptr_t kAlignment = 256;
+  const bool fits = workspace && static_cast<std::size_t>(workspace.bytes()) >= bytes &&
+                    reinterpret_cast<std::uintptr_t>(workspace.data) % kAlignment == 0;
+  return fits ? workspace.data : stream.scratch(bytes);
+}
+
+/// Computes them into scratch.
 RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream);
 
 /// The tensor-core kernels: bf16, D a multiple of 8 up to kTensorCoreHeadDim, all views aligned to

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "cuda/attention_cuda.h"
 #include "cuda/cudnn_attention_graphs_cuda.h"
 #include "tessera/core/error.h"
 
@@ -11,9 +12,6 @@
 namespace tessera::cuda {
 namespace {
 
-/// Shapes of training are multiples of this. Generation meets every length once, which is not worth
-/// a plan.
-constexpr std::int64_t kLengthStep = 64;
 constexpr std::size_t kScratchAlignment = 256;
 
 /// The library, a handle on the stream, and the plans made so far. A null plan: no engine takes it.
@@ -59,19 +57,7 @@ class CudnnAttention {
   std::map<CudnnAttentionShape, std::unique_ptr<CudnnPlan>> plans_;
 };
 
-/// Why cuDNN does not take these views, or nothing. Only a call with an insistent user has every
-/// length.
-std::string objection(const TensorView& qkv, const AttentionBackend backend) {
-  const std::int64_t length = qkv.shape[1], head_dim = qkv.shape[4];
-  if (qkv.dtype != DType::kBFloat16) return "cuDNN's attention takes bf16 only";
-  if (head_dim != 64 && head_dim != 128)
-    return concat("cuDNN's attention is used for a head size of 64 or 128, not ", head_dim);
-  if (backend == AttentionBackend::kAuto && length % kLengthStep != 0)
-    return concat("a length of ", length, " is no multiple of ", kLengthStep);
-  return {};
-}
-
-std::string objection(std::initializer_list<const TensorView*> views) {
+std::string misalignment(std::initializer_list<const TensorView*> views) {
   for (const TensorView* view : views) {
     if (reinterpret_cast<std::uintptr_t>(view->data) % 16 != 0)
       return "a tensor is not aligned to 16 bytes";
@@ -133,20 +119,6 @@ struct Scratch {
   std::size_t bytes = 0;
 };
 
-/// Records why cuDNN was not used, or throws if it had to be. Returns false.
-bool decline(CudaAttention& state, const std::string& why) {
-  require(state.options.attention != AttentionBackend::kCudnn, ErrorCode::kUnavailable,
-          "attention was to run on cuDNN only: ", why);
-  state.fallback = why;
-  return false;
-}
-
-/// The call ran on cuDNN. Returns true.
-bool accept(CudaAttention& state) {
-  state.fallback.clear();
-  return true;
-}
-
 CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass) {
   return {.batch = qkv.shape[0],
           .length = qkv.shape[1],
@@ -161,55 +133,79 @@ void* part(const TensorView& qkv, std::int64_t index) {
          index * qkv.shape[3] * qkv.shape[4] * static_cast<std::int64_t>(size_of(qkv.dtype));
 }
 
+/// The plan of a pass over `views`, of which the first is qkv. Null: our own kernels must run it,
+/// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
+CudnnPlan* find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
+                     CudaStream& stream) {
+  CudaAttention& state = cuda_attention(stream);
+  if (state.options.attention == AttentionBackend::kOwn) return nullptr;
+  const TensorView& qkv = **views.begin();
+  const CudnnAttentionShape shape = shape_of(qkv, pass);
+  Choice choice{.objection = cudnn_objection({.batch = shape.batch,
+                                              .length = shape.length,
+                                              .heads = shape.heads,
+                                              .head_dim = shape.head_dim,
+                                              .dtype = qkv.dtype,
+                                              .backward = pass != CudnnPass::kForward},
+                                             state.options)};
+  if (choice.objection.empty()) choice.objection = misalignment(views);
+  if (choice.objection.empty()) choice = choose(stream, shape);
+  require(choice.plan != nullptr || state.options.attention != AttentionBackend::kCudnn,
+          ErrorCode::kUnavailable, "attention was to run on cuDNN only: ", choice.objection);
+  state.fallback = choice.objection;
+  return choice.plan;
+}
+
+CudnnPlan* find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
+  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, stream);
+}
+
+CudnnPass backward_pass(CudaStream& stream) {
+  return cuda_attention(stream).options.deterministic ? CudnnPass::kBackwardDeterministic
+                                                      : CudnnPass::kBackward;
+}
+
+CudnnPlan* find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
+  return find_plan(backward_pass(stream),
+                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, stream);
+}
+
 }  // namespace
 
+void plan_cudnn_attention(const AttentionForwardArgs& args, CudaStream& stream) {
+  find_plan(args, stream);
+}
+void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream) {
+  find_plan(args, stream);
+}
+
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  CudaAttention& state = cuda_attention(stream);
-  if (state.options.attention == AttentionBackend::kOwn) return false;
-  std::string why = objection(args.qkv, state.options.attention);
-  if (why.empty()) why = objection({&args.qkv, &args.out, &args.lse});
-  if (!why.empty()) return decline(state, why);
-  const CudnnAttentionShape shape = shape_of(args.qkv, CudnnPass::kForward);
-  const Choice choice = choose(stream, shape);
-  if (choice.plan == nullptr) return decline(state, choice.objection);
-  const Scratch scratch(*choice.plan, shape);
-  choice.plan->execute({{kQ, part(args.qkv, 0)},
-                        {kK, part(args.qkv, 1)},
-                        {kV, part(args.qkv, 2)},
-                        {kOut, args.out.data},
-                        {kLse, args.lse.data}},
-                       stream.scratch(scratch.bytes));
-  return accept(state);
+  CudnnPlan* const plan = find_plan(args, stream);
+  if (plan == nullptr) return false;
+  const Scratch scratch(*plan, shape_of(args.qkv, CudnnPass::kForward));
+  plan->execute({{kQ, part(args.qkv, 0)},
+                 {kK, part(args.qkv, 1)},
+                 {kV, part(args.qkv, 2)},
+                 {kOut, args.out.data},
+                 {kLse, args.lse.data}},
+                attention_scratch(args.workspace, scratch.bytes, stream));
+  return true;
 }
 
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  CudaAttention& state = cuda_attention(stream);
-  const CudaKernelOptions& options = state.options;
-  if (options.attention == AttentionBackend::kOwn) return false;
-  std::string why = objection(args.qkv, options.attention);
-  if (why.empty()) why = objection({&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv});
-  if (!why.empty()) return decline(state, why);
-  const CudnnAttentionShape shape = shape_of(
-      args.qkv, options.deterministic ? CudnnPass::kBackwardDeterministic : CudnnPass::kBackward);
-  const Choice choice = choose(stream, shape);
-  if (choice.plan == nullptr) return decline(state, choice.objection);
-  const Scratch scratch(*choice.plan, shape);
-  if (options.attention == AttentionBackend::kAuto &&
-      static_cast<std::int64_t>(scratch.bytes) > options.attention_scratch_limit)
-    return decline(
-        state, concat("cuDNN's attention backward needs ", scratch.bytes,
-                      " bytes of scratch, over the limit of ", options.attention_scratch_limit,
-                      "; use a smaller --micro-batch, --deterministic-attention false, which needs "
-                      "less, or --attention cudnn, which has no limit"));
-  auto* base = static_cast<std::byte*>(stream.scratch(scratch.bytes));
+  CudnnPlan* const plan = find_plan(args, stream);
+  if (plan == nullptr) return false;
+  const CudnnAttentionShape shape = shape_of(args.qkv, backward_pass(stream));
+  const Scratch scratch(*plan, shape);
+  auto* base = static_cast<std::byte*>(attention_scratch(args.workspace, scratch.bytes, stream));
   std::map<std::int64_t, void*> tensors{{kQ, part(args.qkv, 0)},    {kK, part(args.qkv, 1)},
                                         {kV, part(args.qkv, 2)},    {kOut, args.out.data},
                                         {kLse, args.lse.data},      {kDOut, args.d_out.data},
                                         {kDQ, part(args.d_qkv, 0)}, {kDK, part(args.d_qkv, 1)},
                                         {kDV, part(args.d_qkv, 2)}, {kDelta, base + scratch.delta}};
   if (shape.pass == CudnnPass::kBackward) tensors[kDQAccumulator] = base + scratch.accumulator;
-  choice.plan->execute(tensors, base);
-  return accept(state);
+  plan->execute(tensors, base);
+  return true;
 }
 
 }  // namespace tessera::cuda

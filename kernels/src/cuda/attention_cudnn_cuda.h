@@ -11,4 +11,8 @@ namespace tessera::cuda {
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);
 
+/// Makes the plan that the pass will find, if it will run by cuDNN. Throws as the pass would.
+void plan_cudnn_attention(const AttentionForwardArgs& args, CudaStream& stream);
+void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream);
+
 }  // namespace tessera::cuda

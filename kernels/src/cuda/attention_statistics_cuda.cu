@@ -96,8 +96,8 @@ RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stre
   const AttentionLayout layout(args.qkv);
   const std::int64_t stride = layout.tiles(kStatisticsPadding) * kStatisticsPadding;
   const std::int64_t count = layout.all_heads() * stride;
-  auto* lse2 =
-      static_cast<float*>(stream.scratch(2 * static_cast<std::size_t>(count) * sizeof(float)));
+  auto* lse2 = static_cast<float*>(attention_scratch(
+      args.workspace, 2 * static_cast<std::size_t>(count) * sizeof(float), stream));
   const RowStatistics result{lse2, lse2 + count, stride};
   if (args.qkv.dtype == DType::kBFloat16) {
     launch_statistics<simt::bf16>(args, result, lse2, lse2 + count, stream.handle());

@@ -31,4 +31,9 @@ void add(const AddArgs&, Stream&);
 void fill(const FillArgs&, Stream&);
 void fill_normal(const FillNormalArgs&, Stream&);
 
+// Without a launch: see KernelTable.
+void plan_gemm(const GemmArgs&, Stream&);
+void plan_attention_forward(const AttentionForwardArgs&, Stream&);
+void plan_attention_backward(const AttentionBackwardArgs&, Stream&);
+
 }  // namespace tessera::cuda

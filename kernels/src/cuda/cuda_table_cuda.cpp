@@ -28,6 +28,9 @@ constexpr KernelTable kCudaTable{
     .add = cuda::add,
     .fill = cuda::fill,
     .fill_normal = cuda::fill_normal,
+    .plan_gemm = cuda::plan_gemm,
+    .plan_attention_forward = cuda::plan_attention_forward,
+    .plan_attention_backward = cuda::plan_attention_backward,
 };
 
 }  // namespace

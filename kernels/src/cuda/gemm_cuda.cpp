@@ -99,12 +99,14 @@ void run_bias_gradient(const GemmArgs& args, CudaStream& stream) {
       stream);
 }
 
+enum class Mode : std::uint8_t { kRun, kPlanOnly };
+
 /// A product on a stream. What cuBLASLt cannot take along is left to a kernel of ours, one thing at
 /// a time, and the rest is tried again.
 class Gemm {
  public:
-  Gemm(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stream)
-      : sizes_(sizes), plans_(GemmPlans::of(stream)), stream_(stream) {
+  Gemm(const GemmArgs& args, const GemmSizes& sizes, Mode mode, CudaStream& stream)
+      : sizes_(sizes), mode_(mode), plans_(GemmPlans::of(stream)), stream_(stream) {
     const std::size_t bytes = plans_.workspace_bytes();
     const std::size_t vector_bytes =
         args.accumulate_bias_gradient ? static_cast<std::size_t>(sizes.m) * sizeof(float) : 0;
@@ -119,17 +121,22 @@ class Gemm {
     } else if (args.gelu || args.gelu_backward_input) {
       with_gelu_after(args);
     } else if (!with_bias_before(args)) {
-      gemm_plain(args, sizes_, stream_);
+      launch([&] { gemm_plain(args, sizes_, stream_); });
     }
   }
 
  private:
+  template <typename Kernel>
+  void launch(const Kernel& kernel) {
+    if (mode_ == Mode::kRun) kernel();
+  }
+
   /// All of it in one call; false if cuBLASLt cannot.
   bool fused(const GemmArgs& args) {
     if (sizes_.k == 0 || !may_fuse(args, sizes_, plans_)) return false;
     const Call call = make_call(args, sizes_);
     if (!plans_.supports(call.problem, call.pointers)) return false;
-    plans_.run(call.problem, call.pointers, workspace_, stream_);
+    launch([&] { plans_.run(call.problem, call.pointers, workspace_, stream_); });
     return true;
   }
 
@@ -141,7 +148,9 @@ class Gemm {
     overwriting.bias_gradient = TensorView(vector_, DType::kFloat32, Shape{sizes_.m});
     overwriting.accumulate_bias_gradient = false;
     if (!fused(overwriting)) return false;
-    add({.src = overwriting.bias_gradient, .dst = args.bias_gradient.flat()}, stream_);
+    launch([&] {
+      add({.src = overwriting.bias_gradient, .dst = args.bias_gradient.flat()}, stream_);
+    });
     return true;
   }
 
@@ -149,7 +158,7 @@ class Gemm {
     GemmArgs product = args;
     product.bias_gradient = {};
     run(product);
-    run_bias_gradient(args, stream_);
+    launch([&] { run_bias_gradient(args, stream_); });
   }
 
   void with_gelu_after(const GemmArgs& args) {
@@ -159,8 +168,10 @@ class Gemm {
     product.gelu_backward_input = {};
     if (args.gelu_input) product.c = args.gelu_input;
     run(product);
-    if (args.gelu) return gelu_forward({.x = product.c, .y = args.c}, stream_);
-    gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream_);
+    launch([&] {
+      if (args.gelu) return gelu_forward({.x = product.c, .y = args.c}, stream_);
+      gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream_);
+    });
   }
 
   /// C = [C +] bias first, to which the product is added: in fp32, where nothing is rounded in
@@ -172,33 +183,40 @@ class Gemm {
     product.accumulate = true;
     const Call call = make_call(product, sizes_);
     if (!plans_.supports(call.problem, call.pointers)) return false;
-    GemmSizes none = sizes_;
-    none.k = 0;
-    gemm_plain(args, none, stream_);
-    plans_.run(call.problem, call.pointers, workspace_, stream_);
+    launch([&] {
+      GemmSizes none = sizes_;
+      none.k = 0;
+      gemm_plain(args, none, stream_);
+      plans_.run(call.problem, call.pointers, workspace_, stream_);
+    });
     return true;
   }
 
   const GemmSizes& sizes_;
+  const Mode mode_;
   GemmPlans& plans_;
   CudaStream& stream_;
   std::byte* workspace_ = nullptr;
   void* vector_ = nullptr;  ///< (m) fp32 behind it, if a bias gradient is added to
 };
 
-}  // namespace
-
-void gemm(const GemmArgs& args, Stream& stream) {
+void gemm(const GemmArgs& args, Mode mode, Stream& stream) {
   const GemmSizes sizes = check_gemm(args);
   auto* const cuda = dynamic_cast<CudaStream*>(&stream);
   if (cuda == nullptr)
     fail(ErrorCode::kInvalidArgument, "gemm: a CUDA kernel was given a stream of another device");
   if (sizes.m == 0) return;
   if (sizes.n == 0) {
-    if (args.bias_gradient) run_bias_gradient(args, *cuda);
+    if (args.bias_gradient && mode == Mode::kRun) run_bias_gradient(args, *cuda);
     return;
   }
-  Gemm(args, sizes, *cuda).run(args);
+  Gemm(args, sizes, mode, *cuda).run(args);
 }
+
+}  // namespace
+
+void gemm(const GemmArgs& args, Stream& stream) { gemm(args, Mode::kRun, stream); }
+
+void plan_gemm(const GemmArgs& args, Stream& stream) { gemm(args, Mode::kPlanOnly, stream); }
 
 }  // namespace tessera::cuda

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20U;
 constexpr int kHopper = 9;
 
 /// A training run has a few dozen problems; a limit keeps a sweep of sizes from piling up.
@@ -186,8 +186,8 @@ GemmPlans::GemmPlans(int ordinal) {
   if (asked != cudaSuccess)
     fail(ErrorCode::kInternal, "gemm: cudaDeviceGetAttribute failed with ", cudaGetErrorName(asked),
          " for GPU ", ordinal);
-  // Hopper's kernels want 64 MiB for their split-K sums, as NVIDIA advises.
-  workspace_bytes_ = (major == kHopper ? 64 : 32) * kMiB;
+  constexpr std::size_t kMost = kCudaGemmWorkspaceBytes;
+  workspace_bytes_ = major == kHopper ? kMost : kMost / 2;
   fuses_gelu_ = major >= kHopper;
   const cublasStatus_t created = cublasLtCreate(&handle_);
   if (created != CUBLAS_STATUS_SUCCESS)

@@ -25,12 +25,20 @@ Sizes sizes_of(const Value& qkv, std::int64_t heads) {
       .batch = shape[0], .length = shape[1], .heads = heads, .head_dim = shape[2] / (3 * heads)};
 }
 
-/// CUDA's kernels have theirs from the stream.
-Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype) {
-  const int threads = tape.options().device == DeviceKind::kCuda ? 0 : tape.options().threads;
-  return tape.workspace(attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads,
-                                                  sizes.head_dim, dtype, threads),
-                        "attention scratch");
+Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
+  const TapeOptions& options = tape.options();
+  const std::int64_t bytes =
+      options.device == DeviceKind::kCuda
+          ? cuda_attention_workspace_bytes({.batch = sizes.batch,
+                                            .length = sizes.length,
+                                            .heads = sizes.heads,
+                                            .head_dim = sizes.head_dim,
+                                            .dtype = dtype,
+                                            .backward = backward},
+                                           options.cuda_kernels)
+          : attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads, sizes.head_dim, dtype,
+                                      options.threads);
+  return tape.workspace(bytes, "attention scratch");
 }
 
 /// `products` matrix products over the causal half of the scores.
@@ -43,7 +51,7 @@ Cost attention_cost(const Sizes& s, DType dtype, double products, double tensors
 
 void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const TensorView& out,
                  const TensorView& lse) {
-  const Tensor workspace = scratch(tape, sizes, qkv.dtype);
+  const Tensor workspace = scratch(tape, sizes, qkv.dtype, false);
   tape.kernels().attention_forward({.qkv = qkv.reshape(sizes.qkv()),
                                     .out = out.reshape(sizes.out()),
                                     .lse = lse,
@@ -65,7 +73,7 @@ struct AttentionBackward {
     Tensor d_qkv =
         tape.activation(qkv_tensor.shape(), qkv_tensor.dtype(), "attention input gradient");
     {
-      const Tensor workspace = scratch(tape, sizes, qkv_tensor.dtype());
+      const Tensor workspace = scratch(tape, sizes, qkv_tensor.dtype(), true);
       tape.kernels().attention_backward({.d_out = d_out.view().reshape(sizes.out()),
                                          .qkv = qkv_tensor.view().reshape(sizes.qkv()),
                                          .out = out_tensor.view().reshape(sizes.out()),

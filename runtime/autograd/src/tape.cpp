@@ -39,7 +39,7 @@ struct Tape::Node {
 Tape::Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options)
     : memory_(memory),
       stream_(stream),
-      kernels_(kernels_for(memory.device())),
+      kernels_(options.kernels != nullptr ? *options.kernels : kernels_for(memory.device())),
       batch_(batch),
       options_(options) {}
 

@@ -226,6 +226,7 @@ void StreamCuda::launch(CudaGraph& graph) {
 }
 
 void* StreamCuda::scratch(std::size_t bytes) {
+  if (bytes <= lent_scratch_bytes_) return lent_scratch_;
   const bool captured = capturing();
   if (bytes <= scratch_bytes_) {
     scratch_is_captured_ = scratch_is_captured_ || captured;

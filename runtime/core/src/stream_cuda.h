@@ -65,6 +65,10 @@ class StreamCuda : public CudaStream {
   const KernelTable& kernels() const override { return *device_.kernels; }
   int ordinal() const override { return device_.ordinal; }
   void* scratch(std::size_t bytes) override;
+  void lend_scratch(void* memory, std::size_t bytes) override {
+    lent_scratch_ = memory;
+    lent_scratch_bytes_ = bytes;
+  }
   std::shared_ptr<void>& library(Library which) override {
     return libraries_[static_cast<std::size_t>(which)];
   }
@@ -94,7 +98,9 @@ class StreamCuda : public CudaStream {
   DeviceState& device_;
   const StreamOptions options_;
   cudaStream_t stream_ = nullptr;
-  void* scratch_ = nullptr;
+  void* lent_scratch_ = nullptr;
+  std::size_t lent_scratch_bytes_ = 0;
+  void* scratch_ = nullptr;  ///< for what is larger
   std::size_t scratch_bytes_ = 0;
   bool scratch_is_captured_ = false;
   std::vector<void*> scratch_of_graphs_;  ///< outgrown, but captured

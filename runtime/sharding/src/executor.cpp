@@ -42,6 +42,7 @@ class Executor::Impl {
     }
     plan_segments();
     register_buffers(schedule, state_, groups);
+    prepare(memory);
   }
 
   StepResult run_step(std::int64_t step, double learning_rate);
@@ -62,6 +63,7 @@ class Executor::Impl {
   void reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream);
   void update(int unit, Stream& stream);
   void plan_segments();
+  void prepare(Memory& memory);
   std::vector<float> gather_flat(int unit, bool trainable);
 
   const Schedule& schedule_;
@@ -76,6 +78,7 @@ class Executor::Impl {
   StepExchange exchange_;
   MicroBatches batches_;
   LayerRunner layers_;
+  Tensor scratch_;  ///< of the compute lane, on a CUDA device
   std::unique_ptr<StepGraph> graph_;
   std::vector<bool> waited_for_;
   std::vector<Event> events_;
@@ -106,6 +109,17 @@ void Executor::Impl::plan_segments() {
     const std::int64_t numel = state_.flat(u, true).numel;
     elements += (numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
   }
+}
+
+/// What a GPU's libraries need once: the first step neither plans nor takes memory from the driver.
+void Executor::Impl::prepare(Memory& memory) {
+  if (options_.device != DeviceKind::kCuda) return;
+  scratch_ = Tensor::empty(memory, Shape{kCudaScratchBytes}, DType::kUInt8,
+                           MemoryCategory::kWorkspace, "scratch of matrix products");
+  auto* const compute = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
+  if (compute == nullptr) return;  // simulated
+  compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
+  layers_.prepare(exchange_.loss_scale(), exchange_.loss_sum(0), *compute);
 }
 
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {

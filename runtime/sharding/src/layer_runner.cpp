@@ -25,6 +25,7 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       state_(state),
       memory_(memory),
       options_(options),
+      kernels_(&kernels_for(memory.device())),
       kept_(layout.layers.size()) {
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
@@ -63,6 +64,18 @@ void LayerRunner::plan_bindings() {
   for (const auto& [key, index] : last_writer) {
     bindings_[static_cast<std::size_t>(index)].gradients_end.push_back(key.second);
   }
+}
+
+void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
+                          Stream& stream) {
+  const KernelTable plans = planning(*kernels_);
+  const KernelTable* const real = std::exchange(kernels_, &plans);
+  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) {
+    if (action(i).kind == ActionKind::kForward) forward(i, stream);
+    if (action(i).kind == ActionKind::kLoss) loss(i, loss_scale, loss_sum, stream);
+    if (action(i).kind == ActionKind::kBackward) backward(i, stream);
+  }
+  kernels_ = real;
 }
 
 bool LayerRunner::recomputes(int layer) const {
@@ -107,13 +120,12 @@ std::span<Parameter> LayerRunner::bind(int index, bool gradients) {
 
 /// Slots change hands: what lies between and behind the tensors must not reach a sum.
 void LayerRunner::begin_gradients(int index, Stream& stream) {
-  const KernelTable& kernels = kernels_for(memory_.device());
   for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_begin) {
     std::ranges::fill(written_[static_cast<std::size_t>(unit)], char{0});
     const TensorView gradient = gradient_of(unit, action(index).micro_step);
     std::int64_t end = 0;
     const auto clear_until = [&](std::int64_t begin) {
-      if (begin > end) kernels.fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
+      if (begin > end) kernels_->fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
     };
     for (const FlatTensor& tensor : state_.flat(unit, true).tensors) {
       clear_until(tensor.offset);
@@ -133,13 +145,12 @@ void LayerRunner::end_gradients(int index, Stream& stream) {
     written_[static_cast<std::size_t>(address.unit)][static_cast<std::size_t>(address.tensor)] =
         parameters_[layer][p].gradient_written ? 1 : 0;
   }
-  const KernelTable& kernels = kernels_for(memory_.device());
   for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_end) {
     const auto& tensors = state_.flat(unit, true).tensors;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       if (written_[static_cast<std::size_t>(unit)][t] != 0) continue;
-      kernels.fill({.dst = RankState::tensor_of(gradient_of(unit, a.micro_step), tensors[t])},
-                   stream);
+      kernels_->fill({.dst = RankState::tensor_of(gradient_of(unit, a.micro_step), tensors[t])},
+                     stream);
     }
   }
 }
@@ -155,7 +166,9 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                   .seed = options_.seed,
                   .layer = static_cast<std::uint64_t>(a.layer),
                   .threads = options_.threads,
-                  .device = options_.device});
+                  .device = options_.device,
+                  .cuda_kernels = options_.cuda_kernels,
+                  .kernels = kernels_});
 }
 
 void LayerRunner::forward(int index, Stream& stream) {
@@ -182,7 +195,6 @@ void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView
   const auto layer = static_cast<std::size_t>(a.layer);
   begin_gradients(index, stream);
   const auto tape = make_tape(a, true, loss_scale, stream);
-  const KernelTable& kernels = kernels_for(memory_.device());
   Tensor gradient;
   Value output;
   {
@@ -193,9 +205,9 @@ void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
           model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",
           to_string(output.dtype()));
-  kernels.sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
+  kernels_->sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
   gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
-  kernels.fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
+  kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
   output.tensor = {};
   flowing_ = tape->backward(output, std::move(gradient));
   end_gradients(index, stream);

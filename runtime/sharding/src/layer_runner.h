@@ -18,6 +18,10 @@ class LayerRunner {
               const MicroBatches& batches, const RankState& state, Memory& memory,
               const ExecutorOptions& options);
 
+  /// Runs the layers of a step without their kernels, which only make their plans: what a step
+  /// would have to do once, or take from the device, is done and there. Host thread, before the
+  /// first step; memory comes and goes as in a step.
+  void prepare(const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
   /// True once a layer has drawn random numbers: its kernels are given other keys in each step.
   bool draws_random() const { return draws_random_; }
 
@@ -56,6 +60,7 @@ class LayerRunner {
   const RankState& state_;
   Memory& memory_;
   const ExecutorOptions& options_;
+  const KernelTable* kernels_;
   bool draws_random_ = false;
 
   // Fixed by the schedule.

@@ -9,8 +9,8 @@
 namespace tessera {
 
 /// A step as a CUDA graph: issued once while the lanes record it, and replayed with one call ever
-/// after. The first step always runs as it is: it takes memory from the driver and makes plans,
-/// which cannot be captured.
+/// after. The first step always runs as it is: CUDA loads kernels when they are first launched, and
+/// NCCL connects its ranks, which cannot be captured.
 class StepGraph {
  public:
   /// Null unless the options ask for it and the device can. Throws Error{kInvalidArgument} if a

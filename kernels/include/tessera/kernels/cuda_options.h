@@ -5,8 +5,10 @@
 #include <string>
 
 #include "tessera/core/cuda_device.h"
+#include "tessera/core/dtype.h"
 
-// What a user may choose about the CUDA kernels, per stream.
+// What a user may choose about the CUDA kernels, per stream, and what they take of memory: pure
+// functions, so that a plan made without a GPU knows it.
 namespace tessera {
 
 enum class AttentionBackend : std::uint8_t {
@@ -23,6 +25,29 @@ struct CudaKernelOptions {
   /// kAuto leaves the backward pass to our own kernels where cuDNN would need more scratch.
   std::int64_t attention_scratch_limit = std::int64_t{1} << 30;
 };
+
+/// One pass of attention over qkv (B, L, 3, H, D).
+struct CudaAttentionCall {
+  std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
+  DType dtype = DType::kBFloat16;
+  bool backward = false;
+};
+
+/// Why cuDNN is not asked to run `call`, in one sentence; empty if it is. `options.attention` is
+/// not kOwn.
+std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptions& options);
+
+/// The scratch that `call` takes, whoever runs it: AttentionForwardArgs::workspace and
+/// AttentionBackwardArgs::workspace. What a call is not given, it takes from its stream.
+std::int64_t cuda_attention_workspace_bytes(const CudaAttentionCall& call,
+                                            const CudaKernelOptions& options);
+
+/// The workspace that cuBLASLt may choose its algorithms for: as NVIDIA advises for Hopper, whose
+/// split-K sums need most.
+inline constexpr std::int64_t kCudaGemmWorkspaceBytes = std::int64_t{64} << 20;
+/// What a stream that trains should be lent (CudaStream::lend_scratch): cuBLASLt's, and behind it a
+/// bias gradient on its way into a sum. Partial sums of our own kernels fit, too.
+inline constexpr std::int64_t kCudaScratchBytes = kCudaGemmWorkspaceBytes + (std::int64_t{1} << 20);
 
 /// What a stream keeps for attention, in CudaStream::Library::kAttention.
 struct CudaAttention {

@@ -90,7 +90,7 @@ struct AttentionForwardArgs {
   TensorView qkv{};        // (B, L, 3, H, D); T
   TensorView out{};        // (B, L, H, D); T
   TensorView lse{};        // (B, H, L); fp32: log of the softmax denominator
-  TensorView workspace{};  // uint8; attention_workspace_bytes(...)
+  TensorView workspace{};  // uint8; [cuda_]attention_workspace_bytes(...)
 };
 struct AttentionBackwardArgs {
   TensorView d_out{};      // (B, L, H, D); T
@@ -98,7 +98,7 @@ struct AttentionBackwardArgs {
   TensorView out{};        // (B, L, H, D); T
   TensorView lse{};        // (B, H, L); fp32
   TensorView d_qkv{};      // (B, L, 3, H, D); T
-  TensorView workspace{};  // uint8; attention_workspace_bytes(...)
+  TensorView workspace{};  // uint8; [cuda_]attention_workspace_bytes(...)
 };
 
 /// x (B, L, C) = wte[token] + wpe[position].
@@ -294,11 +294,21 @@ struct KernelTable {
   void (*add)(const AddArgs&, Stream&);
   void (*fill)(const FillArgs&, Stream&);
   void (*fill_normal)(const FillNormalArgs&, Stream&);
+
+  // What libraries do once for a problem, so that no step has to: choose an algorithm, compile a
+  // kernel. A call with these arguments finds it done; nothing is launched, and of addresses only
+  // the alignment counts.
+  void (*plan_gemm)(const GemmArgs&, Stream&);
+  void (*plan_attention_forward)(const AttentionForwardArgs&, Stream&);
+  void (*plan_attention_backward)(const AttentionBackwardArgs&, Stream&);
 };
 
-/// Scratch that attention needs for these sizes: a pure function, the same on every machine, so
-/// that a plan made without a device knows it. CUDA's kernels need none (they take theirs from
-/// CudaStream::scratch): pass 0 threads for them.
+/// A table that plans what `kernels` would run, and does nothing else: work that goes over it first
+/// finds all plans made.
+KernelTable planning(const KernelTable& kernels);
+
+/// Scratch that attention on the CPU needs for these sizes: a pure function, the same on every
+/// machine, so that a plan made without a device knows it. For CUDA see cuda_options.h.
 std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length, std::int64_t heads,
                                        std::int64_t head_dim, DType dtype, int threads);
 

@@ -8,6 +8,7 @@
 
 #include "tessera/autograd/parameter.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/kernel_table.h"
 
 namespace tessera {
@@ -86,6 +87,9 @@ struct TapeOptions {
   int threads = 1;          ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
+  CudaKernelOptions cuda_kernels{};  ///< of the stream; the scratch of kernels depends on them
+  /// Other kernels than those of the tape's device; see planning().
+  const KernelTable* kernels = nullptr;
 };
 
 /// Records what one layer does to one micro-batch, and replays it backward.

@@ -100,6 +100,9 @@ class CudaStream : public Stream {
   /// aligned to 256, allocated by the first call that asks for so much; contents are lost between
   /// calls. Cannot grow while a graph is captured (Error{kInvalidArgument}).
   virtual void* scratch(std::size_t bytes) = 0;
+  /// Memory of this device that `scratch` hands out whenever it suffices: so that it is its owner's
+  /// to account for. Aligned to 256; must outlive the stream's work and its graphs.
+  virtual void lend_scratch(void* memory, std::size_t bytes) = 0;
   /// What a library keeps per stream (handles, plans), made by the first call that needs it and
   /// destroyed with the stream. One slot per kind of library.
   enum class Library : std::uint8_t { kBlas, kAttention, kCollectives };

@@ -1,0 +1,61 @@
+#include "cuda_attention_sizes.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
+
+namespace tessera {
+namespace {
+
+/// Shapes of training are multiples of this. Generation meets every length once, which is not worth
+/// a plan.
+constexpr std::int64_t kLengthStep = 64;
+constexpr std::int64_t kFloatBytes = sizeof(float);
+/// What cuDNN keeps besides, and what it takes to align three pieces.
+constexpr std::int64_t kCounters = 4096;
+
+/// The most that cuDNN's pass takes: a few counters forward; backward also delta, and either two
+/// bytes per score, or an accumulator, of which Ampere has a second one.
+/// tests/cudnn/attention_plans.cpp holds its plans to that.
+std::int64_t cudnn_bytes(const CudaAttentionCall& call, bool deterministic) {
+  if (!call.backward) return kCounters;
+  const std::int64_t rows = call.batch * call.heads * call.length;
+  const std::int64_t sums =
+      deterministic ? 2 * rows * call.length : 2 * rows * call.head_dim * kFloatBytes;
+  return kCounters + rows * kFloatBytes + sums;
+}
+
+/// The statistics of our own backward pass: two numbers per query.
+std::int64_t own_bytes(const CudaAttentionCall& call) {
+  if (!call.backward) return 0;
+  const std::int64_t tiles = (call.length + kStatisticsPadding - 1) / kStatisticsPadding;
+  return 2 * call.batch * call.heads * tiles * kStatisticsPadding * kFloatBytes;
+}
+
+}  // namespace
+
+std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptions& options) {
+  if (call.dtype != DType::kBFloat16) return "cuDNN's attention takes bf16 only";
+  if (call.head_dim != 64 && call.head_dim != 128)
+    return concat("cuDNN's attention is used for a head size of 64 or 128, not ", call.head_dim);
+  if (options.attention == AttentionBackend::kCudnn) return {};  // of every length, at any price
+  if (call.length % kLengthStep != 0)
+    return concat("a length of ", call.length, " is no multiple of ", kLengthStep);
+  const std::int64_t bytes = cudnn_bytes(call, options.deterministic);
+  if (bytes <= options.attention_scratch_limit) return {};
+  return concat("cuDNN's attention backward needs ", bytes, " bytes of scratch, over the limit of ",
+                options.attention_scratch_limit,
+                "; use a smaller --micro-batch, --deterministic-attention false, which needs less, "
+                "or --attention cudnn, which has no limit");
+}
+
+std::int64_t cuda_attention_workspace_bytes(const CudaAttentionCall& call,
+                                            const CudaKernelOptions& options) {
+  const std::int64_t own = own_bytes(call);
+  const bool asks_cudnn =
+      options.attention != AttentionBackend::kOwn && cudnn_objection(call, options).empty();
+  return asks_cudnn ? std::max(own, cudnn_bytes(call, options.deterministic)) : own;
+}
+
+}  // namespace tessera
