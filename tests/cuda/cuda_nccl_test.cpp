@@ -1,4 +1,7 @@
+#include <gmock/gmock.h>
+
 #include <chrono>
+#include <thread>
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
@@ -16,6 +19,10 @@ using test::expect_same_bits;
 using test::run;
 using test::small_gpt;
 using test::Trained;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int kRanks = 4;
 
@@ -70,6 +77,22 @@ TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
     EXPECT_EQ(emulator::nccl_registered_collectives() - before, calls);
     EXPECT_EQ(emulator::nccl_registrations(), 0);  // all taken back
   }
+}
+
+/// It is no reason to fail, and none to be silent.
+TEST_F(CudaNccl, BuffersThatCannotBeRegisteredAreTold) {
+  const Model model = small_gpt();
+  const TrainerOptions options = nccl_options("full_shard");
+  const Trained expected = run(model, options);
+  emulator::refuse_nccl_registrations(true);
+  const test::CountingTokens data;
+  const auto notes = test::notes_of(Trainer(model, data, options));
+  expect_same_bits(run(model, options), expected);
+  emulator::refuse_nccl_registrations(false);
+  EXPECT_THAT(notes, Contains(AllOf(HasSubstr("NCCL has not registered"),
+                                    HasSubstr("NCCL reports 'some NCCL error'"))));
+  EXPECT_THAT(test::notes_of(Trainer(model, data, options)),
+              Not(Contains(HasSubstr("registered"))));
 }
 
 /// Runs until the test makes rank 1 fail after the second step; all must end in time.

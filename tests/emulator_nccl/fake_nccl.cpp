@@ -32,6 +32,7 @@ using tessera::emulator::NcclWorld;
 namespace {
 
 std::atomic<int> failing_rank{-1};
+std::atomic<bool> refuses_registrations{false};
 std::atomic<int> registrations{0};
 std::atomic<long> registered_collectives{0};
 std::atomic<int> violations{0};
@@ -193,6 +194,7 @@ ncclResult_t transfer(ncclComm_t comm, cudaStream_t stream, const NcclTransfer& 
 namespace tessera::emulator {
 
 void fail_next_nccl_operation(int rank) { failing_rank = rank; }
+void refuse_nccl_registrations(bool refuse) { refuses_registrations = refuse; }
 int nccl_registrations() { return registrations; }
 long nccl_registered_collectives() { return registered_collectives; }
 int nccl_violations() { return violations; }
@@ -286,6 +288,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
 
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* address, std::size_t bytes,
                               void** handle) {
+  if (refuses_registrations) return ncclUnhandledCudaError;
   comm->registered[static_cast<const std::byte*>(address)] = bytes;
   *handle = address;
   ++registrations;

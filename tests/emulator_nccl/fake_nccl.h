@@ -5,6 +5,8 @@ namespace tessera::emulator {
 
 /// The next operation of `rank` stalls, and its communicator reports ncclRemoteError.
 void fail_next_nccl_operation(int rank);
+/// From now on, no buffer can be registered, or buffers can be again.
+void refuse_nccl_registrations(bool refuse);
 /// Buffers registered with communicators that still exist.
 int nccl_registrations();
 /// Collectives, of all communicators, that were given registered memory only.

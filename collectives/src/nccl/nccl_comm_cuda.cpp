@@ -85,8 +85,8 @@ NcclComm::~NcclComm() {
                                           : library.comm_abort(comm_));
 }
 
-void NcclComm::call(std::string_view what,
-                    const std::function<ncclResult_t(ncclComm_t)>& function) {
+ncclResult_t NcclComm::answer(std::string_view what,
+                              const std::function<ncclResult_t(ncclComm_t)>& function) {
   const auto deadline = steady_clock::now() + family_.timeout();
   ncclResult_t result = ncclSuccess;
   {
@@ -104,6 +104,12 @@ void NcclComm::call(std::string_view what,
     pause(looks);
     result = result_so_far(what);
   }
+  return result;
+}
+
+void NcclComm::call(std::string_view what,
+                    const std::function<ncclResult_t(ncclComm_t)>& function) {
+  const ncclResult_t result = answer(what, function);
   if (result == ncclSuccess) return;
   const std::string text = concat(what, " over ", size_, " ranks: NCCL reports ", describe(result));
   family_.abort(ErrorCode::kAborted, text);
@@ -118,13 +124,17 @@ ncclResult_t NcclComm::result_so_far(std::string_view what) {
   return asked == ncclSuccess ? result : asked;
 }
 
-bool NcclComm::register_buffer(void* address, std::size_t bytes) {
-  if (nccl().comm_register == nullptr || nccl().comm_deregister == nullptr) return false;
+std::string NcclComm::register_buffer(void* address, std::size_t bytes) {
+  if (nccl().comm_register == nullptr || nccl().comm_deregister == nullptr)
+    return "this NCCL is older than 2.19";
   void* handle = nullptr;
-  call("register_buffer",
-       [&](ncclComm_t comm) { return nccl().comm_register(comm, address, bytes, &handle); });
-  if (handle != nullptr) registrations_.push_back(handle);
-  return true;
+  const ncclResult_t result = answer("register_buffer", [&](ncclComm_t comm) {
+    return nccl().comm_register(comm, address, bytes, &handle);
+  });
+  if (result != ncclSuccess) return concat("NCCL reports ", describe(result));
+  if (handle == nullptr) return "NCCL_LOCAL_REGISTER is 0";
+  registrations_.push_back(handle);
+  return "";
 }
 
 std::optional<std::string> NcclComm::problem() const {

@@ -35,8 +35,8 @@ class NcclComm {
   /// Runs `function` and waits until NCCL has done what it asks for, which for a collective is:
   /// enqueued. If it fails or the deadline passes, the family is aborted and an Error thrown.
   void call(std::string_view what, const std::function<ncclResult_t(ncclComm_t)>& function);
-  /// False if this NCCL has no registration.
-  bool register_buffer(void* address, std::size_t bytes);
+  /// Returns why NCCL did not register it; nothing if it did.
+  std::string register_buffer(void* address, std::size_t bytes);
   /// What has gone wrong in the background.
   std::optional<std::string> problem() const;
   void abort() noexcept;
@@ -45,6 +45,9 @@ class NcclComm {
   explicit NcclComm(NcclFamily& family) : family_(family) {}
   static std::shared_ptr<NcclComm> make_empty(NcclFamily& family);
   void learn_place();
+  /// As `call`, but what NCCL answers in the end is the caller's to judge.
+  ncclResult_t answer(std::string_view what,
+                      const std::function<ncclResult_t(ncclComm_t)>& function);
   ncclResult_t result_so_far(std::string_view what);
   std::string describe(ncclResult_t result) const;
 

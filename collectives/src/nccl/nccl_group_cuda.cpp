@@ -28,7 +28,7 @@ class NcclGroupCuda : public CallGroup<NcclGroup> {
   void abort(std::string_view reason) noexcept override {
     family_->abort(ErrorCode::kAborted, reason);
   }
-  bool register_buffer(void* address, std::size_t bytes) override {
+  std::string register_buffer(void* address, std::size_t bytes) override {
     return comm_->register_buffer(address, bytes);
   }
 

@@ -41,7 +41,7 @@ class Executor::Impl {
       for (const int wait : action.waits) waited_for_[static_cast<std::size_t>(wait)] = true;
     }
     plan_segments();
-    register_buffers(schedule, state_, groups);
+    registration_note_ = register_buffers(schedule, state_, groups);
     prepare(memory);
   }
 
@@ -86,6 +86,7 @@ class Executor::Impl {
   /// By unit: the place of its first element if all units were one.
   std::vector<std::int64_t> first_elements_;
   RandomKey rounding_key_{};  ///< of the step
+  std::string registration_note_;
   std::vector<ActionSpan> spans_;
 };
 
@@ -283,10 +284,14 @@ void Executor::Impl::update(int unit, Stream& stream) {
 }
 
 std::vector<std::string> Executor::Impl::notes() {
+  std::vector<std::string> notes;
+  if (!registration_note_.empty()) notes.push_back(registration_note_);
   auto* const stream = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
-  if (stream == nullptr || cuda_attention(*stream).fallback.empty()) return {};
-  return {concat("attention runs on our own kernels, not on cuDNN: ",
-                 cuda_attention(*stream).fallback)};
+  if (stream != nullptr && !cuda_attention(*stream).fallback.empty()) {
+    notes.push_back(concat("attention runs on our own kernels, not on cuDNN: ",
+                           cuda_attention(*stream).fallback));
+  }
+  return notes;
 }
 
 /// A whole flat parameter in fp32, put together from the finest shards of all ranks.

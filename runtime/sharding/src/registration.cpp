@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/collectives/nccl_group.h"
+#include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +33,10 @@ std::vector<TensorView> buffers_of(const Action& action, const RankState& state)
 
 }  // namespace
 
-void register_buffers(const Schedule& schedule, const RankState& state, const RankGroups& groups) {
+std::string register_buffers(const Schedule& schedule, const RankState& state,
+                             const RankGroups& groups) {
+  int refused = 0;
+  std::string reason;
   std::set<std::pair<NcclGroup*, std::byte*>> known;
   for (const Action& action : schedule.actions) {
     if (action.axes.empty()) continue;
@@ -40,9 +44,17 @@ void register_buffers(const Schedule& schedule, const RankState& state, const Ra
     if (group == nullptr) continue;
     for (const TensorView& buffer : buffers_of(action, state)) {
       if (!buffer || buffer.numel() == 0 || !known.emplace(group, buffer.data).second) continue;
-      group->register_buffer(buffer.data, static_cast<std::size_t>(buffer.bytes()));
+      const std::string why =
+          group->register_buffer(buffer.data, static_cast<std::size_t>(buffer.bytes()));
+      if (why.empty()) continue;
+      ++refused;
+      if (reason.empty()) reason = why;
     }
   }
+  if (refused == 0) return "";
+  return concat(
+      "NCCL has not registered ", refused, " of ", known.size(),
+      " buffers, and copies what they hold through its own where it could do without: ", reason);
 }
 
 }  // namespace tessera

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "rank_state.h"
 #include "tessera/sharding/groups.h"
 
@@ -7,7 +9,9 @@ namespace tessera {
 
 /// Tells NCCL's groups which memory the schedule's collectives read and write, each buffer once per
 /// group, so that it can do so in place where the machine allows it. Other groups need no telling.
-/// Their memory must stay the device's until `groups` are destroyed.
-void register_buffers(const Schedule& schedule, const RankState& state, const RankGroups& groups);
+/// Their memory must stay the device's until `groups` are destroyed. Returns a sentence if NCCL did
+/// not register them all, which costs time and changes nothing else.
+std::string register_buffers(const Schedule& schedule, const RankState& state,
+                             const RankGroups& groups);
 
 }  // namespace tessera

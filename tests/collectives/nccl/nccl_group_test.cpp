@@ -112,7 +112,7 @@ TEST(NcclGroupTest, BuffersAreRegisteredUntilTheGroupDies) {
   expect_success(groups, [](RankContext c) {
     Vector<float> data(64);
     auto& group = dynamic_cast<NcclGroup&>(c.group);
-    EXPECT_TRUE(group.register_buffer(data.data(), data.size() * sizeof(float)));
+    EXPECT_EQ(group.register_buffer(data.data(), data.size() * sizeof(float)), "");
   });
   EXPECT_EQ(emulator::nccl_registrations(), 2);
   groups.clear();

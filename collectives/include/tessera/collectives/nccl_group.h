@@ -55,9 +55,9 @@ struct NcclGroupOptions {
 class NcclGroup : public ProcessGroup {
  public:
   /// Lets NCCL read and write `bytes` from `address` on in place, where it can (NVLink SHARP,
-  /// InfiniBand), until the group is destroyed; the memory must live as long. Returns false, with
-  /// nothing done, if this NCCL cannot (older than 2.19).
-  virtual bool register_buffer(void* address, std::size_t bytes) = 0;
+  /// InfiniBand), until the group is destroyed; the memory must live as long. Returns why NCCL did
+  /// not register it, in a clause, or nothing: collectives work either way.
+  virtual std::string register_buffer(void* address, std::size_t bytes) = 0;
 };
 
 /// Throws Error{kUnavailable} if there is no CUDA backend or no NCCL of 2.18 or newer.

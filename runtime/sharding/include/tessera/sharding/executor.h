@@ -99,8 +99,8 @@ class Executor {
   /// When the actions of the last step ran, if ExecutorOptions::trace.
   const std::vector<ActionSpan>& spans() const;
 
-  /// What a user should know of how the last step ran, a sentence each: why attention is not
-  /// cuDNN's, on a GPU.
+  /// What a user should know of how the last step ran, a sentence each. On a GPU: why attention is
+  /// not cuDNN's, and NCCL's collectives not in place.
   std::vector<std::string> notes();
 
  private:
