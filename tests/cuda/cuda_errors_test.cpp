@@ -5,8 +5,8 @@
 
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/cuda_options.h"
 #include "tessera/core/memory.h"
+#include "tessera/kernels/cuda_options.h"
 
 // What can be wrong with a GPU: a clear error each.
 namespace tessera {

@@ -119,6 +119,41 @@ TEST_F(CudaNccl, ARankThatFailsEndsTheOthersAtOnce) {
   expect_end_of_all(nccl_options("full_shard"));
 }
 
+/// Rank 1 reads the samples of its third step only when others should have given up.
+class LateTokens : public test::CountingTokens {
+ public:
+  static constexpr std::chrono::seconds kTimeout{3};
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    if (first == 2 * kRanks + 1) {
+      const auto longest_step = std::chrono::steady_clock::now() - begin_;  // at most
+      std::this_thread::sleep_for(longest_step + 2 * kTimeout);
+    }
+    return CountingTokens::fill(first, micro_batch, inputs, targets);
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+TEST_F(CudaNccl, AReplayedStepHasADeadline) {
+  const Model model = small_gpt();
+  const LateTokens data;
+  TrainerOptions options = nccl_options("full_shard");
+  options.cuda_graph = true;
+  options.timeout = LateTokens::kTimeout;
+  const std::int64_t before = fake_cuda::counters().graph_launches;
+  try {
+    Trainer(model, data, options).train();
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_THAT(error.what(), HasSubstr("step 3, replayed as a CUDA graph, on rank"));
+    EXPECT_THAT(error.what(), HasSubstr("not all ranks came within"));
+  }
+  EXPECT_GT(fake_cuda::counters().graph_launches, before);
+}
+
 /// Process 1 of two on this machine, with two ranks each.
 class SecondOfTwo : public World {
  public:

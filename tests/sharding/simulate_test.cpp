@@ -236,7 +236,7 @@ TEST(Simulate, SixteenThousandRanksNeedNoMemory) {
             account_memory(schedule)[MemoryCategory::kOptimizer]);
 }
 
-/// CUDA's attention takes its scratch from the stream; the CPU's threads have some each.
+/// The threads of a CPU have some each, a GPU has one.
 TEST(Simulate, OnlyTheCpusAttentionNeedsScratchForItsThreads) {
   const SmallRun run{.ranks = 1};
   const Model model = make_gpt(small_gpt());

@@ -70,7 +70,7 @@ void NcclFamily::abort_with(const Verdict& verdict) noexcept {
       pending.failure->set(make_error(meant ? verdict.code : ErrorCode::kAborted,
                                       meant && verdict.stream != nullptr
                                           ? verdict.text
-                                          : concat(to_string(pending.name), ": ", verdict.text)));
+                                          : concat(pending.what, ": ", verdict.text)));
     }
     for (const auto& captured : captured_) {
       if (const auto failure = captured.lock()) {
@@ -108,19 +108,22 @@ NcclFamily::Watch::~Watch() {
   if (begin_ != nullptr) family_.give_back(begin_);
 }
 
-void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, const OperationName& name) {
+void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, std::string what, int size,
+                            std::chrono::milliseconds deadline) {
   if (begin_ == nullptr) return;
   cudaEvent_t end = family_.take_event();
   check_cuda(cudaEventRecord(end, stream_.handle()), "cudaEventRecord");
   {
     const std::lock_guard lock(family_.mutex_);
     family_.pending_.push_back({.comm = comm,
-                                .name = name,
+                                .what = what,
+                                .size = size,
+                                .deadline = deadline,
                                 .begin = std::exchange(begin_, nullptr),
                                 .end = end,
                                 .failure = stream_.failure()});
     // Aborted before the stream could be told.
-    family_.check_alive(to_string(name));
+    family_.check_alive(what);
   }
   family_.changed_.notify_all();
 }
@@ -207,9 +210,8 @@ std::optional<NcclFamily::Verdict> NcclFamily::check_pending() {
 
 std::optional<NcclFamily::Verdict> NcclFamily::check(Pending& pending) const {
   const auto verdict = [&](ErrorCode code, const auto&... text) {
-    return Verdict{.code = code,
-                   .text = concat(to_string(pending.name), ": ", text...),
-                   .stream = pending.failure.get()};
+    return Verdict{
+        .code = code, .text = concat(pending.what, ": ", text...), .stream = pending.failure.get()};
   };
   const cudaError_t status = cudaEventQuery(pending.begin);
   if (status != cudaSuccess && status != cudaErrorNotReady) {
@@ -220,9 +222,9 @@ std::optional<NcclFamily::Verdict> NcclFamily::check(Pending& pending) const {
   }
   if (status == cudaErrorNotReady) return std::nullopt;
   if (!pending.reached) pending.reached = steady_clock::now();
-  if (steady_clock::now() - *pending.reached < timeout()) return std::nullopt;
-  return verdict(ErrorCode::kTimeout, "not all ranks came within ", timeout().count(),
-                 " ms; NCCL does not tell which of the other ", pending.name.size - 1,
+  if (steady_clock::now() - *pending.reached < pending.deadline) return std::nullopt;
+  return verdict(ErrorCode::kTimeout, "not all ranks came within ", pending.deadline.count(),
+                 " ms; NCCL does not tell which of the other ", pending.size - 1,
                  " are missing: look for one that has ended, or that issues other operations");
 }
 

@@ -57,14 +57,17 @@ class NcclFamily {
   void check_alive(std::string_view what) const;
 
   /// The time in which an operation is watched: from here to `end`, as its stream gets there. What
-  /// a graph captures has no deadline, but its stream is told of an abort, too.
+  /// a graph captures is watched when it is replayed, as a whole; but each of its streams is told
+  /// of an abort.
   class Watch {
    public:
     Watch(NcclFamily& family, CudaStream& stream);
     ~Watch();
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
-    void end(const std::shared_ptr<NcclComm>& comm, const OperationName& name);
+    /// `what`, for messages, is of `size` ranks.
+    void end(const std::shared_ptr<NcclComm>& comm, std::string what, int size,
+             std::chrono::milliseconds deadline);
 
    private:
     NcclFamily& family_;
@@ -78,7 +81,9 @@ class NcclFamily {
  private:
   struct Pending {
     std::shared_ptr<NcclComm> comm;
-    OperationName name;
+    std::string what;
+    int size = 1;
+    std::chrono::milliseconds deadline{};  ///< from when the stream reaches it
     cudaEvent_t begin = nullptr, end = nullptr;
     std::shared_ptr<StreamFailure> failure;
     /// When the stream was first seen to have reached it.

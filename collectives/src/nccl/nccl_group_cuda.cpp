@@ -31,6 +31,13 @@ class NcclGroupCuda : public CallGroup<NcclGroup> {
   std::string register_buffer(void* address, std::size_t bytes) override {
     return comm_->register_buffer(address, bytes);
   }
+  void watch_replay(std::string_view what, std::chrono::milliseconds allowance, CudaStream& stream,
+                    const std::function<void()>& launch) override {
+    NcclFamily::Watch watch(*family_, stream);
+    launch();
+    watch.end(comm_, concat(what, " on rank ", rank(), " of ", size()), size(),
+              family_->timeout() + allowance);
+  }
 
  private:
   std::int64_t issue(const CollectiveCall& call, Stream& stream) override {
@@ -42,7 +49,7 @@ class NcclGroupCuda : public CallGroup<NcclGroup> {
     stream.submit({.name = to_string(call.kind)}, [&] {
       NcclFamily::Watch watch(*family_, *cuda);
       NcclOperation(*comm_, name, call, deterministic_, *cuda).enqueue();
-      watch.end(comm_, name);
+      watch.end(comm_, to_string(name), size(), family_->timeout());
     });
     return staged_bytes(call, size(), deterministic_);
   }

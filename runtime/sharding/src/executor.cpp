@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 
 #include "lanes.h"
@@ -34,7 +35,7 @@ class Executor::Impl {
         exchange_(schedule, state_, groups.control(), memory),
         batches_(schedule, source, state_, memory, options_.micro_batch),
         layers_(schedule, layout, model, batches_, state_, memory, options_),
-        graph_(StepGraph::make(memory.device(), lanes_, options_)),
+        graph_(StepGraph::make(memory.device(), lanes_, groups, options_)),
         waited_for_(schedule.actions.size()),
         events_(schedule.actions.size()) {
     for (const Action& action : schedule.actions) {
@@ -87,6 +88,7 @@ class Executor::Impl {
   std::vector<std::int64_t> first_elements_;
   RandomKey rounding_key_{};  ///< of the step
   std::string registration_note_;
+  std::chrono::milliseconds longest_step_{0};
   std::vector<ActionSpan> spans_;
 };
 
@@ -124,6 +126,8 @@ void Executor::Impl::prepare(Memory& memory) {
 }
 
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
   lanes_.take_spans();  // of what ran between steps
   try {
     batches_.read(step);
@@ -134,7 +138,10 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
     if (graph_ == nullptr) {
       issue_step();
     } else {
-      graph_->run([this] { issue_step(); }, layers_.draws_random() || o.stochastic_rounding);
+      graph_->run({.number = step + 1,
+                   .longest = longest_step_,
+                   .values_change = layers_.draws_random() || o.stochastic_rounding},
+                  [this] { issue_step(); });
     }
   } catch (const std::exception& error) {
     abandon(error.what());
@@ -144,6 +151,8 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
     throw;
   }
   lanes_.synchronize();
+  longest_step_ = std::max(
+      longest_step_, std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin));
   if (options_.trace) spans_ = lanes_.take_spans();
   return {.loss = exchange_.mean_loss(),
           .gradient_norm = exchange_.gradient_norm(),

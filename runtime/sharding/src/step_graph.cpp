@@ -1,10 +1,13 @@
 #include "step_graph.h"
 
+#include <utility>
+
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 
-std::unique_ptr<StepGraph> StepGraph::make(Device& device, Lanes& lanes,
+std::unique_ptr<StepGraph> StepGraph::make(Device& device, Lanes& lanes, const RankGroups& groups,
                                            const ExecutorOptions& options) {
   if (!options.graph) return nullptr;
   require(device.kind() == DeviceKind::kCuda, ErrorCode::kInvalidArgument,
@@ -12,19 +15,26 @@ std::unique_ptr<StepGraph> StepGraph::make(Device& device, Lanes& lanes,
           to_string(device.kind()));
   require(!options.trace, ErrorCode::kInvalidArgument,
           "a captured step has no actions to time: trace without graphs");
-  return std::make_unique<StepGraph>(lanes);
+  return std::make_unique<StepGraph>(lanes, groups);
 }
 
 CudaStream& StepGraph::origin() { return dynamic_cast<CudaStream&>(lanes_.of(Lane::kCompute)); }
 
-void StepGraph::run(const std::function<void()>& issue, bool values_change) {
-  if (!warm_) {
-    issue();
-    warm_ = true;
-    return;
-  }
-  if (graph_ == nullptr || values_change) capture(issue);
-  origin().launch(*graph_);
+void StepGraph::run(const Step& step, const std::function<void()>& issue) {
+  if (!std::exchange(warm_, true)) return issue();
+  if (graph_ == nullptr || step.values_change) capture(issue);
+  replay(step);
+}
+
+/// What a graph holds cannot be watched piece by piece. A whole step takes as long as its work, for
+/// which the longest so far is a measure, and as long as it waits for others, for which there is a
+/// timeout.
+void StepGraph::replay(const Step& step) {
+  auto* const nccl = dynamic_cast<NcclGroup*>(groups_.control());
+  const auto launch = [this] { origin().launch(*graph_); };
+  if (nccl == nullptr) return launch();
+  nccl->watch_replay(concat("step ", step.number, ", replayed as a CUDA graph,"), step.longest,
+                     origin(), launch);
 }
 
 void StepGraph::capture(const std::function<void()>& issue) {

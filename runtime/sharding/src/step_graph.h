@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -15,19 +17,28 @@ class StepGraph {
  public:
   /// Null unless the options ask for it and the device can. Throws Error{kInvalidArgument} if a
   /// trace is asked for, too: a replay has no actions to time.
-  static std::unique_ptr<StepGraph> make(Device& device, Lanes& lanes,
+  static std::unique_ptr<StepGraph> make(Device& device, Lanes& lanes, const RankGroups& groups,
                                          const ExecutorOptions& options);
-  explicit StepGraph(Lanes& lanes) : lanes_(lanes) {}
+  StepGraph(Lanes& lanes, const RankGroups& groups) : lanes_(lanes), groups_(groups) {}
 
-  /// Runs a step that `issue` puts on the lanes. `values_change`: some kernels are given other
-  /// arguments in each step (keys of random numbers), so the graph is recorded anew and updated.
-  void run(const std::function<void()>& issue, bool values_change);
+  /// One step. `number` counts from 1; `longest` is what the longest before it took.
+  /// `values_change`: some kernels are given other arguments in each step (keys of random numbers),
+  /// so the graph is recorded anew and updated.
+  struct Step {
+    std::int64_t number = 1;
+    std::chrono::milliseconds longest{};
+    bool values_change = false;
+  };
+  /// Runs a step that `issue` puts on the lanes.
+  void run(const Step& step, const std::function<void()>& issue);
 
  private:
+  void replay(const Step& step);
   void capture(const std::function<void()>& issue);
   CudaStream& origin();
 
   Lanes& lanes_;
+  const RankGroups& groups_;
   std::unique_ptr<CudaGraph> graph_;
   bool warm_ = false;
 };

@@ -6,6 +6,7 @@
 
 #include "collectives/ranks.h"
 #include "fake_nccl.h"
+#include "tessera/core/cuda_device.h"
 
 // What is NCCL's own: sums in another order, bf16 that it is not given to sum, staging,
 // registration, and failures that it does not tell about.
@@ -154,6 +155,29 @@ TEST(NcclFailureTest, TimeBehindOtherWorkOfTheStreamDoesNotCount) {
     c.group.all_reduce(view_of(data), c.stream);
     c.stream.synchronize();
   });
+}
+
+TEST(NcclFailureTest, AReplayedGraphHasADeadlineOfItsOwn) {
+  constexpr milliseconds kAllowance{50};
+  Groups groups = make_nccl(2, {.timeout = kTimeout});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    Vector<float> data(100);
+    auto& stream = dynamic_cast<CudaStream&>(c.stream);
+    stream.begin_capture();
+    c.group.all_reduce(view_of(data), stream);
+    const auto graph = stream.end_capture(nullptr);
+    auto& group = dynamic_cast<NcclGroup&>(c.group);
+    for (const int step : {1, 2}) {
+      if (step == 2 && c.rank() == 1) return;
+      group.watch_replay("step " + std::to_string(step), kAllowance, stream,
+                         [&] { stream.launch(*graph); });
+      stream.synchronize();
+    }
+  });
+  EXPECT_FALSE(outcomes[1].code.has_value()) << outcomes[1].what;
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(outcomes[0].what, "step 2 on rank 0 of 2")) << outcomes[0].what;
+  EXPECT_TRUE(contains(outcomes[0].what, "250 ms")) << outcomes[0].what;
 }
 
 TEST(NcclFailureTest, AbortReachesPendingAndFutureOperationsOfTheWholeFamily) {

@@ -14,6 +14,8 @@
 
 namespace tessera {
 
+class CudaStream;
+
 /// What the ranks of one group have in common: made by one of them, brought to the others by the
 /// caller (a file, a pipe, MPI).
 struct NcclId {
@@ -23,7 +25,7 @@ struct NcclId {
 struct NcclGroupOptions {
   int gpu = 0;  ///< ordinal of this rank's GPU
   /// How long an operation waits for its peers once its stream has reached it; also for making and
-  /// splitting groups. Not an operation that a CUDA graph replays, see NcclGroup.
+  /// splitting groups. For those that a CUDA graph replays see NcclGroup::watch_replay.
   std::chrono::milliseconds timeout{30000};
   /// Sums in rank order, with the bits of the thread group: parts travel as in an all-to-all and
   /// are added here. Otherwise fp32 and fp64 sums are NCCL's, in its own order.
@@ -44,9 +46,8 @@ struct NcclGroupOptions {
 /// - `abort` ends this rank at once. Others learn of it from the network, or when an operation of
 ///   theirs times out, and then the error cannot name the rank that failed; or by
 ///   NcclGroupOptions::failure.
-/// - An operation that a CUDA graph replays has no deadline: a peer that hangs without ending holds
-///   the others until somebody ends it. One that ends is noticed: by the network, or by
-///   NcclGroupOptions::failure.
+/// - An operation that a CUDA graph replays has no deadline of its own, but what `watch_replay`
+///   gives to the whole graph.
 /// - `split` takes colors from 0 on.
 ///
 /// bf16 is never summed by NCCL, which would round after each addition: bf16 parts travel as in an
@@ -58,6 +59,13 @@ class NcclGroup : public ProcessGroup {
   /// InfiniBand), until the group is destroyed; the memory must live as long. Returns why NCCL did
   /// not register it, in a clause, or nothing: collectives work either way.
   virtual std::string register_buffer(void* address, std::size_t bytes) = 0;
+
+  /// Calls `launch`, which puts a graph on `stream` that holds operations of this group or of
+  /// others from its origin, and watches it: if `stream` has not left it behind when it has been at
+  /// it for `allowance` (what the graph's own work may take) and the timeout together, all these
+  /// groups are aborted, and `stream` fails with Error{kTimeout} that names `what`.
+  virtual void watch_replay(std::string_view what, std::chrono::milliseconds allowance,
+                            CudaStream& stream, const std::function<void()>& launch) = 0;
 };
 
 /// Throws Error{kUnavailable} if there is no CUDA backend or no NCCL of 2.18 or newer.
