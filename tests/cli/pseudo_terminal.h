@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace tessera::test {
@@ -28,7 +30,8 @@ class PseudoTerminal {
       execv(argv[0], argv.data());
       _exit(127);
     }
-    EXPECT_GT(pid_, 0);
+    // Without a child there is nobody to wait for, and a signal to -1 goes to everybody.
+    if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "forkpty");
   }
   ~PseudoTerminal() {
     if (pid_ > 0) {
