@@ -12,7 +12,6 @@ namespace {
 using test::ProgramResult;
 using test::ScopedVariables;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
@@ -44,30 +43,29 @@ struct Nesting {
   const char* name;
   const Variables& outer;
   const Variables& inner;
-  const char* found;
+  nlohmann::json found;  // name, process, processes
 };
 
 const Variables kNone;
 const Nesting kNestings[] = {
-    {"nothing", kNone, kNone, "none, this is the only process"},
-    {"torchrun alone", kNone, kTorchrun, "torchrun, this is process 1 of 2"},
-    {"mpirun alone", kNone, kOpenMpi, "mpirun, this is process 0 of 1"},
-    {"MVAPICH's mpirun alone", kNone, kMvapich, "mpirun, this is process 0 of 1"},
-    {"srun alone", kNone, kSlurm, "srun, this is process 1 of 3"},
-    {"mpirun, tessera launch", kOpenMpi, kOurs, "tessera launch, this is process 1 of 2"},
-    {"MVAPICH's mpirun, tessera launch", kMvapich, kOurs, "tessera launch, this is process 1 of 2"},
-    {"srun --mpi=pmi2, tessera launch", kPmi, kOurs, "tessera launch, this is process 1 of 2"},
-    {"srun --mpi=pmix, tessera launch", kSlurmPmix, kOurs,
-     "tessera launch, this is process 1 of 2"},
-    {"srun, tessera launch", kSlurm, kOurs, "tessera launch, this is process 1 of 2"},
-    {"torchrun, tessera launch", kTorchrun, kOurs, "tessera launch, this is process 1 of 2"},
-    {"mpirun, torchrun", kOpenMpi, kTorchrun, "torchrun, this is process 1 of 2"},
-    {"srun --mpi=pmi2, torchrun", kPmi, kTorchrun, "torchrun, this is process 1 of 2"},
-    {"srun --mpi=pmix, torchrun", kSlurmPmix, kTorchrun, "torchrun, this is process 1 of 2"},
-    {"srun, torchrun", kSlurm, kTorchrun, "torchrun, this is process 1 of 2"},
-    {"mpirun, a script", kOpenMpi, kByHand, "a launcher, this is process 1 of 2"},
-    {"srun --mpi=pmix, a script", kSlurmPmix, kByHand, "a launcher, this is process 1 of 2"},
-    {"srun, mpirun", kSlurm, kOpenMpi, "mpirun, this is process 0 of 1"},
+    {"nothing", kNone, kNone, {nullptr, 0, 1}},
+    {"torchrun alone", kNone, kTorchrun, {"torchrun", 1, 2}},
+    {"mpirun alone", kNone, kOpenMpi, {"mpirun", 0, 1}},
+    {"MVAPICH's mpirun alone", kNone, kMvapich, {"mpirun", 0, 1}},
+    {"srun alone", kNone, kSlurm, {"srun", 1, 3}},
+    {"mpirun, tessera launch", kOpenMpi, kOurs, {"tessera launch", 1, 2}},
+    {"MVAPICH's mpirun, tessera launch", kMvapich, kOurs, {"tessera launch", 1, 2}},
+    {"srun --mpi=pmi2, tessera launch", kPmi, kOurs, {"tessera launch", 1, 2}},
+    {"srun --mpi=pmix, tessera launch", kSlurmPmix, kOurs, {"tessera launch", 1, 2}},
+    {"srun, tessera launch", kSlurm, kOurs, {"tessera launch", 1, 2}},
+    {"torchrun, tessera launch", kTorchrun, kOurs, {"tessera launch", 1, 2}},
+    {"mpirun, torchrun", kOpenMpi, kTorchrun, {"torchrun", 1, 2}},
+    {"srun --mpi=pmi2, torchrun", kPmi, kTorchrun, {"torchrun", 1, 2}},
+    {"srun --mpi=pmix, torchrun", kSlurmPmix, kTorchrun, {"torchrun", 1, 2}},
+    {"srun, torchrun", kSlurm, kTorchrun, {"torchrun", 1, 2}},
+    {"mpirun, a script", kOpenMpi, kByHand, {"a launcher", 1, 2}},
+    {"srun --mpi=pmix, a script", kSlurmPmix, kByHand, {"a launcher", 1, 2}},
+    {"srun, mpirun", kSlurm, kOpenMpi, {"mpirun", 0, 1}},
 };
 
 /// The environment of the first process that `launcher` starts, once it runs our program.
@@ -87,7 +85,14 @@ std::string environment_of_child(pid_t launcher) {
   return all;
 }
 
-class NestedLaunchers : public test::LaunchTest {};
+class NestedLaunchers : public test::LaunchTest {
+ protected:
+  static nlohmann::json launcher_found() {
+    const ProgramResult result = run({"env", "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out)["launcher"];
+  }
+};
 
 TEST_F(NestedLaunchers, TheInnerOneCounts) {
   for (const Nesting& nesting : kNestings) {
@@ -96,10 +101,10 @@ TEST_F(NestedLaunchers, TheInnerOneCounts) {
     for (const Variables* all : {&nesting.outer, &nesting.inner}) {
       for (const auto& [name, value] : *all) variables.set(name, value);
     }
-    const ProgramResult result = run({"env", "--json"});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(nlohmann::json::parse(result.out)["launcher"].get<std::string>(),
-                StartsWith(nesting.found));
+    const nlohmann::json launcher = launcher_found();
+    EXPECT_EQ(launcher["name"], nesting.found[0]);
+    EXPECT_EQ(launcher["process"], nesting.found[1]);
+    EXPECT_EQ(launcher["processes"], nesting.found[2]);
   }
 }
 
@@ -107,22 +112,21 @@ TEST_F(NestedLaunchers, UnderSrunProcessesMeetOnTheFirstMachineOfTheStep) {
   ScopedVariables slurm{{"SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"}};  // a login node: nobody listens
   for (const auto& [name, value] : kSlurm) slurm.set(name, value);
   slurm.set("SLURM_JOB_ID", "12");
-  const auto meeting = [&] {
-    return nlohmann::json::parse(run({"env", "--json"}).out)["launcher"].get<std::string>();
-  };
   for (const auto& [list, host] :
        {std::pair("node7", "node7"), std::pair("node7,node8", "node7"),
         std::pair("node[01-04,7],other", "node01"), std::pair("gpu[3,5]", "gpu3"),
         std::pair("login,node[1-2]", "login"), std::pair("r[1-2]n[05-06]", "r1n05"),
         std::pair("n[1-2].cluster,m1", "n1.cluster")}) {
     slurm.set("SLURM_STEP_NODELIST", list);
-    EXPECT_THAT(meeting(), HasSubstr(std::string(", meeting at ") + host + " port 20012"));
+    EXPECT_EQ(launcher_found()["address"], host);
+    EXPECT_EQ(launcher_found()["port"], 20012);
   }
   slurm.set("MASTER_ADDR", "10.0.0.1");
-  EXPECT_THAT(meeting(), HasSubstr("meeting at 10.0.0.1 port"));
+  EXPECT_EQ(launcher_found()["address"], "10.0.0.1");
   unsetenv("MASTER_ADDR");
   unsetenv("SLURM_STEP_NODELIST");
-  EXPECT_THAT(meeting(), HasSubstr("srun has set no SLURM_STEP_NODELIST"));
+  EXPECT_THAT(launcher_found()["problem"].get<std::string>(),
+              HasSubstr("srun has set no SLURM_STEP_NODELIST"));
 }
 
 TEST_F(NestedLaunchers, LaunchStartsItsOwnRunWhateverHasStartedIt) {
