@@ -87,7 +87,7 @@ std::string environment_of_child(pid_t launcher) {
 
 class NestedLaunchers : public test::LaunchTest {
  protected:
-  static nlohmann::json launcher_found() {
+  nlohmann::json launcher_found() const {
     const ProgramResult result = run({"env", "--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out)["launcher"];
