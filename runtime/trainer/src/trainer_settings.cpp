@@ -265,8 +265,9 @@ std::vector<Setting> machine_settings() {
       {.name = "timeout",
        .type = kNumber,
        .fallback = std::chrono::duration<double>(defaults().timeout).count(),
-       .help = "seconds that a rank waits for its peers; in a step that is replayed as a CUDA graph, "
-               "in all",
+       .help =
+           "seconds that a rank waits for its peers; in a step that is replayed as a CUDA graph, "
+           "in all",
        .minimum = 0.001,
        .maximum = 1e6},
       {.name = "check_collectives",
