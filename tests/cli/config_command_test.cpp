@@ -26,8 +26,6 @@ class ConfigCommand : public test::ProgramTest {
   void SetUp() override {
     ProgramTest::SetUp();
     setenv("HF_HOME", path("home").c_str(), 1);  // no file of the person who tests
-    setenv("TERM", "xterm", 1);
-    unsetenv("NO_COLOR");
   }
 
   ProgramResult answer(const std::string& file, const std::vector<std::string>& answers) {

@@ -39,6 +39,8 @@ class ProgramTest : public ::testing::Test {
               (std::string("tessera_cli_") + info->test_suite_name() + "_" + info->name() + "_" +
                std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
+    setenv("TERM", "xterm", 1);  // not what the person or script that tests has
+    unsetenv("NO_COLOR");
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
