@@ -68,9 +68,7 @@ class WorldOperation {
  private:
   bool pairwise() const { return is_pairwise(call_.kind); }
   std::string name() const;
-  std::uint64_t target(Stage stage) const {
-    return sequence_ * kStages + static_cast<std::uint64_t>(stage);
-  }
+  std::uint64_t target(Stage stage) const { return progress_at(sequence_, stage); }
   void stage_input();
   SharedBuffer offer() const;
   void check_same(int peer, const CallSummary& other) const;
