@@ -1,6 +1,7 @@
 // The module libtessera_mpi.so: the only code that knows MPI. See mpi_group.h.
 
 #include <mpi.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
@@ -51,6 +52,16 @@ class MpiTransfer : public Messenger::Transfer {
   std::vector<MPI_Request> requests_;
 };
 
+/// What each of `processes` can have of a window: of what MPI's folder has free, half is left to
+/// others. Open MPI says on one process only that there is not enough, and the others wait for it.
+std::uint64_t window_bytes(int processes) {
+  constexpr std::uint64_t kGrain = 2U << 20U;
+  struct statvfs folder {};
+  if (statvfs("/dev/shm", &folder) != 0) return 0;
+  const std::uint64_t available = std::uint64_t{folder.f_bavail} * folder.f_frsize;
+  return available / 2 / static_cast<std::uint64_t>(processes) / kGrain * kGrain;
+}
+
 class MpiMessenger : public Messenger {
  public:
   MpiMessenger() {
@@ -77,6 +88,10 @@ class MpiMessenger : public Messenger {
   ~MpiMessenger() override {
     // Finalising waits for all processes; after a failure some of them will not come.
     if (!left_) return;
+    if (window_ != MPI_WIN_NULL) {
+      MPI_Win_unlock_all(window_);
+      MPI_Win_free(&window_);
+    }
     MPI_Comm_free(&messages_);
     MPI_Comm_free(&aborts_);
     MPI_Finalize();
@@ -102,6 +117,16 @@ class MpiMessenger : public Messenger {
           all.substr(static_cast<std::size_t>(offsets[p]), static_cast<std::size_t>(sizes[p])));
     }
     return texts;
+  }
+
+  SharedWindow share_window(const std::vector<int>& neighbours) override {
+    MPI_Comm machine = MPI_COMM_NULL;
+    check(MPI_Comm_split(messages_, neighbours.front(), process_, &machine), "MPI_Comm_split");
+    MPI_Comm_set_errhandler(machine, MPI_ERRORS_RETURN);
+    SharedWindow window;
+    if (neighbours.size() > 1) window = allocate_window(machine, neighbours.size());
+    MPI_Comm_free(&machine);
+    return window;
   }
 
   std::shared_ptr<Transfer> send(int process, std::uint32_t tag, const void* data,
@@ -163,6 +188,34 @@ class MpiMessenger : public Messenger {
   void leave() noexcept override { left_ = true; }
 
  private:
+  SharedWindow allocate_window(MPI_Comm machine, std::size_t processes) {
+    SharedWindow window;
+    std::uint64_t bytes = window_bytes(static_cast<int>(processes));
+    check(MPI_Bcast(&bytes, 1, MPI_UINT64_T, 0, machine), "MPI_Bcast");
+    if (bytes == 0) return window;
+    MPI_Info hints = MPI_INFO_NULL;
+    MPI_Info_create(&hints);
+    MPI_Info_set(hints, "alloc_shared_noncontig", "true");  // each part begins with a page
+    void* own = nullptr;
+    check(MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes), 1, hints, machine,
+                                  static_cast<void*>(&own), &window_),
+          "MPI cannot share memory between the processes of a machine; Open MPI does it by its "
+          "component osc/sm, in /dev/shm");
+    MPI_Info_free(&hints);
+    // Ranks wait for each other by atomics in the shared memory itself: one epoch lasts all along.
+    check(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_), "MPI_Win_lock_all");
+    window.bytes = bytes;
+    for (int i = 0; i < static_cast<int>(processes); ++i) {
+      MPI_Aint size = 0;
+      int unit = 0;
+      void* base = nullptr;
+      check(MPI_Win_shared_query(window_, i, &size, &unit, static_cast<void*>(&base)),
+            "MPI_Win_shared_query");
+      window.bases.push_back(static_cast<std::byte*>(base));
+    }
+    return window;
+  }
+
   template <typename Do>
   static void for_each_part(std::size_t bytes, const Do& each) {
     for (std::size_t begin = 0; begin < bytes; begin += kMaxCount) {
@@ -177,6 +230,7 @@ class MpiMessenger : public Messenger {
 
   MPI_Comm messages_ = MPI_COMM_NULL;
   MPI_Comm aborts_ = MPI_COMM_NULL;
+  MPI_Win window_ = MPI_WIN_NULL;
   int process_ = 0;
   int processes_ = 1;
   std::uint32_t max_tag_ = 32767;

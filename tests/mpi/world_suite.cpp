@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <fstream>
 #include <iostream>
 
 #include "collectives/ranks.h"
@@ -18,6 +19,7 @@ namespace {
 /// Made in main; every test uses it, in the same order in all processes.
 World* world = nullptr;
 Device* device = nullptr;
+bool over_mpi = false;
 
 /// This process's ends of a group of the world's first `size` ranks, none if it has no such rank,
 /// or if there are not so many.
@@ -80,6 +82,34 @@ TEST(WorldTest, NumbersItsRanks) {
   for (int i = 0; i < world->local_ranks(); ++i) {
     EXPECT_EQ(world->groups()[static_cast<std::size_t>(i)]->rank(), world->first_rank() + i);
   }
+}
+
+/// What this process has mapped at an address, as the system tells it: a line of /proc/self/maps.
+std::string mapping_of(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::size_t parsed = 0;
+    const std::uintptr_t begin = std::stoull(line, &parsed, 16);
+    const std::uintptr_t end = std::stoull(line.substr(parsed + 1), nullptr, 16);
+    if (begin <= wanted && wanted < end) return line;
+  }
+  return "nothing";
+}
+
+TEST(WorldTest, BuffersLieInTheWindowOfMpi) {
+  const bool neighbours = world->ranks_on_host() > world->local_ranks();
+  constexpr std::size_t kBytes = 1 << 16;
+  const auto shared = world->make_device();
+  void* const buffer = shared->allocate(kBytes);
+  const std::string mapping = mapping_of(buffer);
+  if (over_mpi && neighbours) {
+    EXPECT_EQ(mapping.find("memfd"), std::string::npos) << mapping;
+    EXPECT_NE(mapping.find("/dev/shm"), std::string::npos) << mapping;
+  } else {
+    EXPECT_NE(mapping.find("memfd:tessera"), std::string::npos) << mapping;
+  }
+  shared->deallocate(buffer, kBytes);
 }
 
 TEST(WorldTest, LargeBuffersAreReadWhereTheyLie) {
@@ -196,6 +226,7 @@ int main(int argc, char** argv) {
     tessera::made_device =
         arguments.mode == "staged" ? tessera::make_cpu_device() : made->make_device();
     tessera::device = tessera::own_device();
+    tessera::over_mpi = arguments.processes == 0;
     tessera::choose_tests(arguments);
     if (made->process() != 0) {
       auto& listeners = ::testing::UnitTest::GetInstance()->listeners();

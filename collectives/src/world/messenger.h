@@ -8,9 +8,15 @@
 
 namespace tessera {
 
+/// Memory that processes of one machine share: of each process as many bytes.
+struct SharedWindow {
+  std::size_t bytes = 0;            ///< of each process; 0: there is no window
+  std::vector<std::byte*> bases{};  ///< where this process sees that of each
+};
+
 /// What connects the processes of a run before they share memory, and those that cannot share it.
 ///
-/// Every function but `exchange` may be called from any thread.
+/// Every function but `exchange` and `share_window` may be called from any thread.
 class Messenger {
  public:
   /// A message on its way. Its memory belongs to the messenger until it is done, or until a failure
@@ -27,6 +33,10 @@ class Messenger {
 
   /// Every process gives a text and gets those of all, in order. Blocks.
   virtual std::vector<std::string> exchange(const std::string& mine) = 0;
+
+  /// Collective, once. `neighbours`: the processes on this one's machine, itself among them, in
+  /// order. The window has its parts in that order and lives as long as the messenger.
+  virtual SharedWindow share_window(const std::vector<int>& neighbours) = 0;
 
   /// Messages from one process to another with one tag arrive in the order of both ends' calls. A
   /// receive that is longer than a cache line or two is asked for before its message is sent.

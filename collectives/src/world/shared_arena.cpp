@@ -30,6 +30,17 @@ std::size_t addresses_to_reserve() {
   return round_up(2 * pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), kHugePage);
 }
 
+/// Takes the pages of a block now, and says whether there were enough: a write to one that a full
+/// file system cannot give ends the process. If not, gives back those that only this block has.
+bool get_pages(std::byte* block, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(block);
+  const std::size_t into_page = address % kPage;
+  if (madvise(block - into_page, into_page + bytes, MADV_POPULATE_WRITE) == 0) return true;
+  const std::size_t skipped = into_page == 0 ? 0 : kPage - into_page;
+  if (skipped < bytes) madvise(block + skipped, bytes - skipped, MADV_REMOVE);
+  return false;
+}
+
 }  // namespace
 
 SharedMapping::SharedMapping(std::size_t reserve) : bytes_(reserve) {
@@ -74,15 +85,41 @@ std::size_t arena_bytes(std::size_t bytes) {
   return bytes < kHugePage ? round_up(bytes, kLine) : round_up(bytes, kPage);
 }
 
-SharedArena::SharedArena() : mapping_(addresses_to_reserve()), used_(kPage) {}
+SharedArena::SharedArena()
+    : mapping_(addresses_to_reserve()),
+      file_{.base = mapping_.base(), .bytes = mapping_.bytes(), .used = kPage} {}
 
-std::byte* SharedArena::take_fresh(std::size_t bytes, std::size_t alignment) {
-  const std::size_t begin = round_up(used_, alignment);
-  require(bytes <= mapping_.bytes() && begin <= mapping_.bytes() - bytes, ErrorCode::kOutOfMemory,
-          "no room for ", bytes, " bytes in shared memory: ", used_, " of ", mapping_.bytes(),
-          " are in use");
-  used_ = begin + bytes;
-  return mapping_.base() + begin;
+void SharedArena::add_window(std::byte* base, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  window_ = {.base = base, .bytes = bytes};
+}
+
+std::byte* SharedArena::Region::take(std::size_t size, std::size_t alignment) {
+  const auto address = reinterpret_cast<std::uintptr_t>(base);
+  const std::size_t begin = round_up(address + used, alignment) - address;
+  if (size > bytes || begin > bytes - size) return nullptr;
+  used = begin + size;
+  return base + begin;
+}
+
+bool SharedArena::Region::contains(const std::byte* address, std::size_t size) const {
+  const std::less_equal<const std::byte*> not_after;
+  return not_after(base, address) && not_after(address + size, base + bytes);
+}
+
+/// Null if the window has no room, or its file system no pages: then it is not asked again.
+std::byte* SharedArena::take_from_window(std::size_t bytes, std::size_t alignment) {
+  std::byte* const block = window_.take(bytes, alignment);
+  if (block == nullptr || get_pages(block, bytes)) return block;
+  window_.used = window_.bytes;
+  return nullptr;
+}
+
+std::byte* SharedArena::take_from_file(std::size_t bytes, std::size_t alignment) {
+  std::byte* const block = file_.take(bytes, alignment);
+  require(block != nullptr, ErrorCode::kOutOfMemory, "no room for ", bytes,
+          " bytes in shared memory: ", file_.used, " of ", file_.bytes, " are in use");
+  return block;
 }
 
 void* SharedArena::allocate(std::size_t bytes) {
@@ -92,7 +129,9 @@ void* SharedArena::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto fit = free_.lower_bound(bytes);
   if (fit == free_.end() || fit->first != bytes) {
-    return take_fresh(bytes, bytes < kHugePage ? kLine : kHugePage);
+    const std::size_t alignment = bytes < kHugePage ? kLine : kHugePage;
+    std::byte* const block = take_from_window(bytes, alignment);
+    return block != nullptr ? block : take_from_file(bytes, alignment);
   }
   std::byte* const block = fit->second;
   free_.erase(fit);
@@ -107,18 +146,18 @@ void SharedArena::deallocate(void* address, std::size_t bytes) noexcept {
 
 void* SharedArena::allocate_for_good(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  return take_fresh(bytes, kPage);
+  return take_from_file(bytes, kPage);  // a window need not be zero at first
 }
 
 bool SharedArena::contains(const void* address, std::size_t bytes) const {
-  const std::less_equal<const std::byte*> not_after;
   const auto* const begin = static_cast<const std::byte*>(address);
-  return not_after(mapping_.base(), begin) &&
-         not_after(begin + bytes, mapping_.base() + mapping_.bytes());
+  return file_.contains(begin, bytes) || window_.contains(begin, bytes);
 }
 
 std::size_t SharedArena::offset_of(const void* address) const {
-  return static_cast<std::size_t>(static_cast<const std::byte*>(address) - mapping_.base());
+  const auto* const begin = static_cast<const std::byte*>(address);
+  return window_.contains(begin, 0) ? file_.bytes + static_cast<std::size_t>(begin - window_.base)
+                                    : static_cast<std::size_t>(begin - file_.base);
 }
 
 }  // namespace tessera

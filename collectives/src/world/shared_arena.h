@@ -21,12 +21,6 @@ struct ArenaHeader {
 /// A file in memory that a process maps as a whole: its own to allocate from, or a peer's to read.
 /// An address is the same offset in every process, so a buffer in it needs no copy to be seen.
 /// It reserves addresses only; pages are taken when they are first written.
-///
-/// [Note: why not MPI's windows] A shared window of MPI has one size, given before there is a
-/// tensor; Open MPI's is a file in /dev/shm, which is half of a machine's memory, and 64 MiB in a
-/// container: "not enough space" is the answer to more. And processes that torchrun, srun or
-/// `tessera launch` started would need MPI to share memory. The reads and sums are the same loads
-/// from the same pages.
 class SharedMapping {
  public:
   /// A new one.
@@ -50,13 +44,25 @@ class SharedMapping {
   std::byte* base_ = nullptr;
 };
 
-/// Hands out parts of this process's own mapping. Thread-safe. What is freed may be handed out
-/// again and stays mapped, so a peer that still reads it reads nonsense but never faults.
+/// Hands out parts of the memory that this process shares with its machine's others. Thread-safe.
+/// What is freed may be handed out again and stays mapped, so a peer that still reads it reads
+/// nonsense but never faults.
+///
+/// [Note: files and windows] A file in memory is always there, and as large as the machine. A
+/// window is what MPI shares between the processes that it started: it has one size, given before
+/// there is a tensor, and lies in /dev/shm, which is half of a machine's memory, and 64 MiB in a
+/// container. Buffers come from the window while it lasts, and from the file after that; where
+/// torchrun, srun or `tessera launch` started the processes there is no window. A read is the same
+/// load in both.
 class SharedArena {
  public:
   SharedArena();
 
+  /// The file.
   const SharedMapping& mapping() const { return mapping_; }
+  /// Buffers come from [base, base + bytes) from now on, which peers can read, too. Once.
+  void add_window(std::byte* base, std::size_t bytes);
+
   /// At least `bytes`, aligned to 64, or to a huge page if it is a large one. Throws
   /// Error{kOutOfMemory}.
   void* allocate(std::size_t bytes);
@@ -66,14 +72,28 @@ class SharedArena {
 
   /// True if all of [address, address + bytes) is in here.
   bool contains(const void* address, std::size_t bytes) const;
+  /// Of an address in here. The window's first offset is mapping().bytes().
   std::size_t offset_of(const void* address) const;
 
  private:
-  std::byte* take_fresh(std::size_t bytes, std::size_t alignment);
+  /// Memory that is handed out from its beginning to its end.
+  struct Region {
+    std::byte* base = nullptr;
+    std::size_t bytes = 0;
+    std::size_t used = 0;
+
+    /// Null if there is no room.
+    std::byte* take(std::size_t size, std::size_t alignment);
+    bool contains(const std::byte* address, std::size_t size) const;
+  };
+
+  std::byte* take_from_window(std::size_t bytes, std::size_t alignment);
+  std::byte* take_from_file(std::size_t bytes, std::size_t alignment);
 
   SharedMapping mapping_;
   std::mutex mutex_;
-  std::size_t used_;                             // end of what was ever handed out
+  Region file_;
+  Region window_{};
   std::multimap<std::size_t, std::byte*> free_;  // by size; a size is reused as it is
 };
 

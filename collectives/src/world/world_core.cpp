@@ -45,6 +45,7 @@ WorldCore::WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& o
           options_.timeout.count(), " ms is not positive");
   meet();
   map_peers();
+  share_window();
   messenger_->exchange("mapped");  // from here on a process may end: what it shared is held by all
   watcher_ = std::thread([this] { watch(); });
 }
@@ -99,6 +100,20 @@ void WorldCore::map_peers() {
   }
 }
 
+void WorldCore::share_window() {
+  const std::string& own = peers_[static_cast<std::size_t>(process())].host;
+  std::vector<int> neighbours;
+  for (int p = 0; p < processes(); ++p) {
+    if (peers_[static_cast<std::size_t>(p)].host == own) neighbours.push_back(p);
+  }
+  const SharedWindow window = messenger_->share_window(neighbours);
+  if (window.bytes == 0) return;
+  for (std::size_t i = 0; i < neighbours.size(); ++i) {
+    peers_[static_cast<std::size_t>(neighbours[i])].window = window.bases[i];
+  }
+  arena_.add_window(peers_[static_cast<std::size_t>(process())].window, window.bytes);
+}
+
 bool WorldCore::share_memory(int world_rank, int other_world_rank) const {
   const auto host = [&](int rank) -> const std::string& {
     return peers_[static_cast<std::size_t>(process_of(rank))].host;
@@ -131,8 +146,9 @@ int WorldCore::machine_of(int world_rank) const {
 }
 
 std::byte* WorldCore::at(int process, std::size_t offset) const {
-  if (process == this->process()) return arena_.mapping().base() + offset;
-  return peers_[static_cast<std::size_t>(process)].mapping->base() + offset;
+  const Peer& peer = peers_[static_cast<std::size_t>(process)];
+  const SharedMapping& file = peer.mapping != nullptr ? *peer.mapping : arena_.mapping();
+  return offset < file.bytes() ? file.base() + offset : peer.window + (offset - file.bytes());
 }
 
 ArenaHeader& WorldCore::board() const {

@@ -54,12 +54,14 @@ class WorldCore {
     int file = -1;                             // of its arena, as it knows it
     std::size_t bytes = 0;                     // of its arena
     std::unique_ptr<SharedMapping> mapping{};  // null: on another machine, or this process
+    std::byte* window = nullptr;               // null: on another machine, or there are none
     int watch = -1;                            // pidfd; -1 if not watched
   };
 
   void meet();
   std::string introduction() const;
   void map_peers();
+  void share_window();
   void watch();
   void check_peer(Peer& peer, int process);
   int processes_on_host(int count) const;

@@ -10,7 +10,9 @@ namespace tessera {
 
 /// The processes that an MPI launcher (mpirun, srun --mpi=pmix) started together. Machines exchange
 /// messages over MPI, so over whatever network it knows; sums are ours, in rank order, since an MPI
-/// adds in an order of its own. Within a machine no message is sent; see World.
+/// adds in an order of its own. Within a machine no message is sent: make_device() hands out memory
+/// of a shared window of MPI (half of what /dev/shm has free) and, when that is used up, of files
+/// that the processes map, as other worlds do from the start; see World.
 ///
 /// MPI lives in a module, libtessera_mpi.so, which is loaded here: a program that does not call
 /// this needs no MPI and pays nothing for it. It is found by $TESSERA_MPI_MODULE, beside the
