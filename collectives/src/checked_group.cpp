@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collective_call.h"
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
@@ -66,9 +67,11 @@ void compare(const std::vector<Signature>& signatures, const std::vector<int>& r
   throw Error(ErrorCode::kInvalidArgument, text);
 }
 
-class CheckedGroup : public ProcessGroup {
+/// `Interface` is ProcessGroup or derives from it.
+template <typename Interface = ProcessGroup>
+class CheckedGroup : public Interface {
  public:
-  explicit CheckedGroup(std::unique_ptr<ProcessGroup> group) : group_(std::move(group)) {
+  explicit CheckedGroup(std::unique_ptr<Interface> group) : group_(std::move(group)) {
     for (int rank = 0; rank < group_->size(); ++rank) all_ranks_.push_back(rank);
   }
 
@@ -122,6 +125,9 @@ class CheckedGroup : public ProcessGroup {
     result.copied_bytes = group_->traffic().copied_bytes;  // the wrapped group's to count
     return result;
   }
+
+ protected:
+  Interface& wrapped() { return *group_; }
 
  private:
   // [Note: checks before signatures] What this rank can see to be wrong by itself is thrown at the
@@ -177,16 +183,32 @@ class CheckedGroup : public ProcessGroup {
     });
   }
 
-  const std::unique_ptr<ProcessGroup> group_;
+  const std::unique_ptr<Interface> group_;
   std::vector<int> all_ranks_;
   Traffic traffic_;
+};
+
+class CheckedNcclGroup : public CheckedGroup<NcclGroup> {
+ public:
+  using CheckedGroup::CheckedGroup;
+  std::string register_buffer(void* address, std::size_t bytes) override {
+    return wrapped().register_buffer(address, bytes);
+  }
+  void watch_replay(std::string_view what, std::chrono::milliseconds allowance, CudaStream& stream,
+                    const std::function<void()>& launch) override {
+    wrapped().watch_replay(what, allowance, stream, launch);
+  }
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> make_checked_group(std::unique_ptr<ProcessGroup> group) {
   require(group != nullptr, ErrorCode::kInvalidArgument, "there is no group to check");
-  return std::make_unique<CheckedGroup>(std::move(group));
+  if (auto* const nccl = dynamic_cast<NcclGroup*>(group.get())) {
+    static_cast<void>(group.release());
+    return std::make_unique<CheckedNcclGroup>(std::unique_ptr<NcclGroup>(nccl));
+  }
+  return std::make_unique<CheckedGroup<>>(std::move(group));
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
@@ -62,10 +63,12 @@ TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
 
 TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
   const Model model = small_gpt();
-  for (const char* strategy : {"zero1", "hybrid_shard"}) {
-    SCOPED_TRACE(strategy);
+  for (const auto& [strategy, checked] :
+       {std::pair{"zero1", false}, {"hybrid_shard", false}, {"hybrid_shard", true}}) {
+    SCOPED_TRACE(concat(strategy, checked ? ", checked" : ""));
     TrainerOptions options = nccl_options(strategy);
     options.reduction_order = ReductionOrder::kHierarchical;
+    options.check_collectives = checked;  // whose own go through scratch, and are not counted
     const long before = emulator::nccl_registered_collectives();
     const Trained trained = run(model, options);
     std::int64_t calls = 0;

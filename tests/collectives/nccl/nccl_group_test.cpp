@@ -6,6 +6,7 @@
 
 #include "collectives/ranks.h"
 #include "fake_nccl.h"
+#include "tessera/collectives/checked_group.h"
 #include "tessera/core/cuda_device.h"
 
 // What is NCCL's own: sums in another order, bf16 that it is not given to sum, staging,
@@ -116,6 +117,27 @@ TEST(NcclGroupTest, BuffersAreRegisteredUntilTheGroupDies) {
     EXPECT_EQ(group.register_buffer(data.data(), data.size() * sizeof(float)), "");
   });
   EXPECT_EQ(emulator::nccl_registrations(), 2);
+  groups.clear();
+  EXPECT_EQ(emulator::nccl_registrations(), 0);
+}
+
+TEST(NcclGroupTest, BuffersOfCheckedGroupsAreRegisteredToo) {
+  Groups groups = make_nccl(2);
+  for (auto& group : groups) group = make_checked_group(std::move(group));
+  expect_success(groups, [](RankContext c) {
+    Vector<float> data(64), all(128);
+    const auto part = c.group.split(0, 0);
+    for (ProcessGroup* const group : {&c.group, part.get()}) {
+      auto& nccl = dynamic_cast<NcclGroup&>(*group);
+      EXPECT_EQ(nccl.register_buffer(data.data(), data.size() * sizeof(float)), "");
+      EXPECT_EQ(nccl.register_buffer(all.data(), all.size() * sizeof(float)), "");
+    }
+    EXPECT_GE(emulator::nccl_registrations(), 4);
+    const long before = emulator::nccl_registered_collectives();
+    part->all_gather(view_of(data), view_of(all), c.stream);
+    c.stream.synchronize();
+    EXPECT_GT(emulator::nccl_registered_collectives(), before);
+  });
   groups.clear();
   EXPECT_EQ(emulator::nccl_registrations(), 0);
 }
