@@ -51,17 +51,17 @@ void load_stub(const char* file, const char* version) {
 
 TEST(LibraryVersions, ThatAreMissingAreNamed) {
   hide_libraries = true;
-  expect_unavailable({"cuDNN is not here (libthat.is.not.here", "install cuDNN 9.10"}, use_cudnn);
+  expect_unavailable({"cuDNN is not here (libthat.is.not.here", "install cuDNN 9.15.1"}, use_cudnn);
   expect_unavailable({"NCCL cannot be loaded (libthat.is.not.here", "install NCCL 2.18"}, use_nccl);
 }
 
 TEST(LibraryVersions, CudnnThatIsTooOldIsRefused) {
-  load_stub(TESSERA_STUB_CUDNN, "90900");
-  expect_unavailable({"version 90900", "older than 91000", "install cuDNN 9.10"}, use_cudnn);
+  load_stub(TESSERA_STUB_CUDNN, "91500");
+  expect_unavailable({"version 91500", "older than 91501", "install cuDNN 9.15.1"}, use_cudnn);
 }
 
 TEST(LibraryVersions, CudnnWithoutAFunctionIsRefused) {
-  load_stub(TESSERA_STUB_CUDNN, "91000");
+  load_stub(TESSERA_STUB_CUDNN, "91501");
   expect_unavailable({"libcudnn.so.9 has no cudnnGetErrorString"}, use_cudnn);
 }
 

@@ -78,7 +78,7 @@ extern "C" {
 
 StubCudnn* stub_cudnn() { return &state(); }
 
-std::size_t cudnnGetVersion() { return 91300; }
+std::size_t cudnnGetVersion() { return 91900; }
 const char* cudnnGetErrorString(cudnnStatus_t) { return "a status of the stub"; }
 void cudnnGetLastErrorString(char* text, std::size_t size) {
   if (size > 0) text[0] = '\0';

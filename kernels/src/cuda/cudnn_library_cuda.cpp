@@ -11,7 +11,8 @@ namespace {
 
 constexpr const char* kFile = "libcudnn.so.9";
 constexpr const char* kRemedy =
-    "install cuDNN 9.10 or newer for CUDA 13 where the loader finds it (LD_LIBRARY_PATH, ldconfig)";
+    "install cuDNN 9.15.1 or newer for CUDA 13 where the loader finds it (LD_LIBRARY_PATH, "
+    "ldconfig)";
 
 template <typename Function>
 void find(void* library, const char* name, Function& function) {

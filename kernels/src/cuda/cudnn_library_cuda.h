@@ -14,7 +14,9 @@ struct CudnnLibrary {
   /// than kOldest.
   CudnnLibrary();
 
-  static constexpr std::size_t kOldest = 91000;  // 9.10: plans for sm_100, fused attention as here
+  /// 9.15.1: until then attention's backward pass accesses invalid memory when a graph replays it
+  /// and the length is no multiple of 128 (release notes of NVIDIA's cudnn-frontend 1.16.0).
+  static constexpr std::size_t kOldest = 91501;
 
   decltype(&cudnnGetVersion) get_version = nullptr;
   decltype(&cudnnGetErrorString) get_error_string = nullptr;
