@@ -14,7 +14,13 @@ namespace {
 
 constexpr std::size_t kScratchAlignment = 256;
 
-/// The library, a handle on the stream, and the plans made so far. A null plan: no engine takes it.
+/// A plan, or why there is none.
+struct Planned {
+  std::unique_ptr<CudnnPlan> plan{};
+  std::string objection{};
+};
+
+/// The library, a handle on the stream, and what has been planned so far.
 class CudnnAttention {
  public:
   explicit CudnnAttention(cudaStream_t stream) {
@@ -32,29 +38,28 @@ class CudnnAttention {
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;
 
-  /// Null if cuDNN has no engine for the shape.
-  CudnnPlan* plan(const CudnnAttentionShape& shape) {
+  const Planned& plan(const CudnnAttentionShape& shape) {
     const auto known = plans_.find(shape);
-    if (known != plans_.end()) return known->second.get();
-    std::unique_ptr<CudnnPlan> plan;
+    if (known != plans_.end()) return known->second;
+    Planned planned;
     try {
-      plan = make_cudnn_attention_plan(library_, {.handle = handle_}, shape);
+      planned.plan = make_cudnn_attention_plan(library_, {.handle = handle_}, shape);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
+      planned.objection = error.what();
     }
-    return (plans_[shape] = std::move(plan)).get();
+    return plans_.emplace(shape, std::move(planned)).first->second;
   }
 
  private:
   void check_available(cudnnStatus_t status, const char* call) const {
     require(status == CUDNN_STATUS_SUCCESS, ErrorCode::kUnavailable,
-            "cuDNN cannot be used here: ", call, " failed with ",
-            library_.get_error_string(status));
+            "cuDNN cannot be used here: ", call, " failed with ", library_.describe(status));
   }
 
   CudnnLibrary library_;
   cudnnHandle_t handle_ = nullptr;
-  std::map<CudnnAttentionShape, std::unique_ptr<CudnnPlan>> plans_;
+  std::map<CudnnAttentionShape, Planned> plans_;
 };
 
 std::string misalignment(std::initializer_list<const TensorView*> views) {
@@ -96,9 +101,8 @@ struct Choice {
 Choice choose(CudaStream& stream, const CudnnAttentionShape& shape) {
   const StreamCudnn& cudnn = stream_cudnn(stream);
   if (!cudnn.attention) return {.objection = cudnn.objection};
-  CudnnPlan* plan = cudnn.attention->plan(shape);
-  if (plan == nullptr) return {.objection = "cuDNN has no kernel for this shape on this GPU"};
-  return {.plan = plan};
+  const Planned& planned = cudnn.attention->plan(shape);
+  return {.plan = planned.plan.get(), .objection = planned.objection};
 }
 
 /// Bytes of a pass's scratch: cuDNN's own, then delta, then the accumulator.

@@ -173,15 +173,15 @@ std::vector<CudnnDescriptor> CudnnGraph::engine_configs(const CudnnDescriptor& g
     library_->check(library_->get_attribute(heuristics.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, room, &count, to),
                     "cudnnBackendGetAttribute");
-    return static_cast<std::size_t>(count);
+    return count;
   };
   std::vector<CudnnDescriptor> configs;
   std::vector<cudnnBackendDescriptor_t> raw;
-  for (std::size_t i = results(0, nullptr); i > 0; --i) {
+  for (std::int64_t i = results(0, nullptr); i > 0; --i) {
     raw.push_back(configs.emplace_back(*library_, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).raw());
   }
-  const std::size_t found = results(static_cast<std::int64_t>(raw.size()), raw.data());
-  configs.erase(configs.begin() + static_cast<std::ptrdiff_t>(found), configs.end());
+  const std::int64_t found = results(std::ssize(raw), raw.data());
+  configs.erase(configs.begin() + std::min(found, std::ssize(configs)), configs.end());
   return configs;
 }
 
@@ -222,7 +222,7 @@ std::unique_ptr<CudnnPlan> CudnnGraph::build(const CudnnTarget& target, bool det
       plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
     }
     if (const cudnnStatus_t status = plan.try_finalize(); status != CUDNN_STATUS_SUCCESS) {
-      why = library_->get_error_string(status);
+      why = library_->describe(status);
       continue;
     }
     std::unique_ptr<CudnnPlan> result(new CudnnPlan(*library_, target.handle, std::move(plan)));

@@ -46,13 +46,18 @@ CudnnLibrary::CudnnLibrary() {
   find(library, "cudnnBackendExecute", execute);
 }
 
-void CudnnLibrary::check(cudnnStatus_t status, const char* what) const {
-  if (status == CUDNN_STATUS_SUCCESS) return;
+std::string CudnnLibrary::describe(cudnnStatus_t status) const {
   std::array<char, 1024> text{};
   get_last_error_string(text.data(), text.size());
+  const char* const name = get_error_string(status);
+  return text[0] == '\0' ? name : concat(name, " (", text.data(), ")");
+}
+
+void CudnnLibrary::check(cudnnStatus_t status, const char* what) const {
+  if (status == CUDNN_STATUS_SUCCESS) return;
   const bool not_supported = CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
   fail(not_supported ? ErrorCode::kUnavailable : ErrorCode::kInternal, "cuDNN: ", what,
-       " failed with ", get_error_string(status), ". ", text.data());
+       " failed with ", describe(status));
 }
 
 }  // namespace tessera::cuda

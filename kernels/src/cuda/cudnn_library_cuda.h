@@ -4,6 +4,7 @@
 #include <cudnn_backend.h>
 
 #include <cstddef>
+#include <string>
 
 namespace tessera::cuda {
 
@@ -31,6 +32,8 @@ struct CudnnLibrary {
   decltype(&cudnnBackendFinalize) finalize = nullptr;
   decltype(&cudnnBackendExecute) execute = nullptr;
 
+  /// The name of a status, and what cuDNN says of this thread's last error if it says anything.
+  std::string describe(cudnnStatus_t status) const;
   /// Throws Error with cuDNN's explanation unless `status` is success: kUnavailable if that is one
   /// of "not supported", which others may do instead, else kInternal.
   void check(cudnnStatus_t status, const char* what) const;
