@@ -12,15 +12,21 @@
 // copy (size / n); of a copy that moves the same reads plus writes its rate is ratio x (1 + 1/n)
 // / 2.
 //
-// Operation and copy are timed in turns, and medians are shown, so that a drift of the machine hits
-// both.
+// Ranks that copy so never wait for each other, as ranks that exchange data must: for their peers'
+// inputs, and until their own has been read. In small operations that is most of the time. `joined`
+// are the same copies with one wait for all ranks after each; the last ratio is to that.
+//
+// Operation and copies are timed in turns, and medians are shown, so that a drift of the machine
+// hits both.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support.h"
@@ -123,6 +129,21 @@ void copy(const Rank& rank, std::int64_t bytes, int threads) {
   }
 }
 
+/// The fastest that a number of threads can wait for each other where each has a core: it never
+/// sleeps, as std::barrier does after a microsecond.
+class Join {
+ public:
+  explicit Join(std::size_t threads) : threads_(threads) {}
+  void arrive_and_wait() {
+    const std::size_t round = arrived_.fetch_add(1) / threads_;
+    while (arrived_.load() < (round + 1) * threads_) std::this_thread::yield();
+  }
+
+ private:
+  const std::size_t threads_;
+  std::atomic<std::size_t> arrived_{0};
+};
+
 void measure(std::vector<Rank>& ranks, const Operation& operation, const Options& options) {
   const std::int64_t wrong = verify(ranks, operation);
   for (Rank& rank : ranks)
@@ -132,23 +153,34 @@ void measure(std::vector<Rank>& ranks, const Operation& operation, const Options
     rank.stream->submit({.name = "copy"},
                         [&rank, copied, &options] { copy(rank, copied, options.threads); });
   };
+  Join all(ranks.size());
+  const auto issue_joined = [&](Rank& rank) {
+    rank.stream->submit({.name = "copy"}, [&rank, &all, copied, &options] {
+      copy(rank, copied, options.threads);
+      all.arrive_and_wait();
+    });
+  };
   // About 4 ms per timing: far above the clock's and the wake-ups' noise.
   const double once = time_calls(ranks, 1, operation.issue) + time_calls(ranks, 1, issue_copy);
   const int calls = std::clamp(static_cast<int>(4e-3 / once * 2), 1, 200);
   std::vector<double> times;
   std::vector<double> copy_times;
+  std::vector<double> joined_times;
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
     times.push_back(time_calls(ranks, calls, operation.issue));
     copy_times.push_back(time_calls(ranks, calls, issue_copy));
+    joined_times.push_back(time_calls(ranks, calls, issue_joined));
   }
   const double seconds = median(times);
   const double copy_seconds = median(copy_times);
+  const double joined_seconds = median(joined_times);
   const auto size = static_cast<double>(ranks[0].whole.bytes());
-  std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7lld %10.1f %6.2f\n",
+  std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7lld %10.1f %6.2f %10.1f %6.2f\n",
               std::string(to_string(operation.kind)).c_str(), ranks.size(),
               static_cast<long long>(size), static_cast<long long>(ranks[0].whole.numel()), "fp32",
               seconds * 1e6, size / seconds * 1e-9, size / seconds * 1e-9 * operation.busbw_factor,
-              static_cast<long long>(wrong), copy_seconds * 1e6, copy_seconds / seconds);
+              static_cast<long long>(wrong), copy_seconds * 1e6, copy_seconds / seconds,
+              joined_seconds * 1e6, joined_seconds / seconds);
   std::fflush(stdout);
 }
 
@@ -177,10 +209,11 @@ std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t
 void run(const Options& options) {
   const auto device = make_cpu_device();
   Memory memory(*device);
-  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s\n", "# operation", "ranks", "size",
-              "count", "type", "time", "algbw", "busbw", "#wrong", "copy", "ratio");
-  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s\n", "#", "", "(B)", "(elems)", "",
-              "(us)", "(GB/s)", "(GB/s)", "", "(us)", "");
+  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s %10s %6s\n", "# operation",
+              "ranks", "size", "count", "type", "time", "algbw", "busbw", "#wrong", "copy", "ratio",
+              "joined", "ratio");
+  std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s %10s %6s\n", "#", "", "(B)",
+              "(elems)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "", "(us)", "");
   for (int n : options.ranks) {
     const double crossing = static_cast<double>(n - 1) / n;
     for (std::int64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= 4) {
