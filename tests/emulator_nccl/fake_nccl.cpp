@@ -36,6 +36,7 @@ std::atomic<bool> refuses_registrations{false};
 std::atomic<int> registrations{0};
 std::atomic<long> registered_collectives{0};
 std::atomic<int> violations{0};
+std::atomic<int> communicators{0};
 
 /// What outlives the handle, as work on streams does.
 struct CommState {
@@ -49,9 +50,15 @@ struct CommState {
 }  // namespace
 
 struct ncclComm {
+  explicit ncclComm(std::shared_ptr<CommState> of)
+      : state(std::move(of)), random(static_cast<unsigned>(state->world.rank()) + 1) {
+    ++communicators;
+  }
   ncclComm(const std::filesystem::path& folder, int rank, int size)
-      : state(std::make_shared<CommState>(folder, rank, size)),
-        random(static_cast<unsigned>(rank) + 1) {}
+      : ncclComm(std::make_shared<CommState>(folder, rank, size)) {}
+  ~ncclComm() { --communicators; }
+  ncclComm(const ncclComm&) = delete;
+  ncclComm& operator=(const ncclComm&) = delete;
   const std::shared_ptr<CommState> state;
   std::uint64_t issued = 0;
   std::uint64_t splits = 0;
@@ -65,6 +72,8 @@ struct ncclComm {
   }
   /// What the last call has left to do; true when it is done.
   std::function<bool()> in_progress;
+  /// Where a split in progress will write the communicator that it makes, whatever comes of it.
+  ncclComm_t* splits_to = nullptr;
   std::minstd_rand random;
   std::atomic<bool> busy{false};
 };
@@ -198,6 +207,7 @@ void refuse_nccl_registrations(bool refuse) { refuses_registrations = refuse; }
 int nccl_registrations() { return registrations; }
 long nccl_registered_collectives() { return registered_collectives; }
 int nccl_violations() { return violations; }
+int nccl_communicators() { return communicators; }
 
 }  // namespace tessera::emulator
 
@@ -233,10 +243,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
   const auto state = comm->state;
   const std::uint64_t sequence = comm->splits++;
   state->world.choose(sequence, color, key);
-  comm->in_progress = [state, sequence, part] {
+  comm->splits_to = part;
+  comm->in_progress = [comm, state, sequence] {
     const auto seat = state->world.part_of(sequence);
     if (!seat) return false;
-    *part = new ncclComm(seat->folder, seat->rank, seat->size);
+    *std::exchange(comm->splits_to, nullptr) = new ncclComm(seat->folder, seat->rank, seat->size);
     return true;
   };
   return ncclInProgress;
@@ -244,6 +255,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const Inside inside(comm);
+  if (comm->in_progress) return ncclInvalidArgument;  // abort it
   comm->in_progress = [state = comm->state, issued = comm->issued] { return state->ran == issued; };
   return ncclInProgress;
 }
@@ -257,6 +269,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     const Inside inside(comm);
     comm->state->world.abort();
+    if (comm->splits_to != nullptr) *comm->splits_to = new ncclComm(comm->state);
     registrations -= static_cast<int>(comm->registered.size());
   }
   delete comm;

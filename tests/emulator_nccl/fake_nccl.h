@@ -11,6 +11,8 @@ void refuse_nccl_registrations(bool refuse);
 int nccl_registrations();
 /// Collectives, of all communicators, that were given registered memory only.
 long nccl_registered_collectives();
+/// Communicators that have been made and not destroyed or aborted.
+int nccl_communicators();
 /// How often two threads were inside NCCL with one communicator: must be 0.
 int nccl_violations();
 

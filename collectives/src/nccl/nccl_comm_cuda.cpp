@@ -51,10 +51,18 @@ std::shared_ptr<NcclComm> NcclComm::make(NcclFamily& family, const ncclUniqueId&
 std::shared_ptr<NcclComm> NcclComm::split(int color, int key) {
   check_cuda(cudaSetDevice(family_.gpu()), "cudaSetDevice");
   auto part = make_empty(family_);
-  call("split", [&](ncclComm_t comm) {
-    ncclConfig_t config = non_blocking();
-    return nccl().comm_split(comm, color, key, &part->comm_, &config);
-  });
+  try {
+    call("split", [&](ncclComm_t comm) {
+      ncclConfig_t config = non_blocking();
+      return nccl().comm_split(comm, color, key, &part->comm_, &config);
+    });
+  } catch (...) {
+    // A thread of NCCL's writes to part->comm_, whatever comes of the split, until this one is
+    // aborted; which may not be done yet by whoever aborts the family.
+    abort();
+    part->abort();
+    throw;
+  }
   part->call("split", [](ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     const ncclResult_t asked = nccl().comm_get_async_error(comm, &result);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "collectives/ranks.h"
@@ -248,6 +249,28 @@ TEST(NcclFailureTest, MakingAndSplittingTimeOut) {
   });
   EXPECT_EQ(outcomes[0].code, ErrorCode::kTimeout);
   EXPECT_TRUE(contains(outcomes[0].what, "split over 2 ranks")) << outcomes[0].what;
+}
+
+/// NCCL makes communicators in a thread of its own, which ends when the one that is split is
+/// aborted.
+TEST(NcclFailureTest, ASplitThatIsAbortedLeavesNothingToNccl) {
+  const int before = emulator::nccl_communicators();
+  std::atomic<bool> gone{false};
+  Groups groups = make_nccl(
+      2, {.failure = [&] { return gone ? "a process is gone" : ""; },
+          .on_abort =
+              [](std::string_view) {
+                std::this_thread::sleep_for(milliseconds(50));  // ranks know, communicators do not
+              }});
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    if (c.rank() == 0) c.group.split(0, 0);
+    std::this_thread::sleep_for(milliseconds(20));
+    gone = true;
+  });
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kAborted);
+  EXPECT_TRUE(contains(outcomes[0].what, "a process is gone")) << outcomes[0].what;
+  groups.clear();
+  EXPECT_EQ(emulator::nccl_communicators(), before);
 }
 
 TEST(NcclFailureTest, OneThreadAtATimeIsInsideNccl) { EXPECT_EQ(emulator::nccl_violations(), 0); }
