@@ -101,26 +101,22 @@ NcclFamily::Watch::Watch(NcclFamily& family, CudaStream& stream)
     return;
   }
   begin_ = family_.take_event();
-  check_cuda(cudaEventRecord(begin_, stream.handle()), "cudaEventRecord");
-}
-
-NcclFamily::Watch::~Watch() {
-  if (begin_ != nullptr) family_.give_back(begin_);
+  check_cuda(cudaEventRecord(begin_.get(), stream.handle()), "cudaEventRecord");
 }
 
 void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, std::string what, int size,
                             std::chrono::milliseconds deadline) {
   if (begin_ == nullptr) return;
-  cudaEvent_t end = family_.take_event();
-  check_cuda(cudaEventRecord(end, stream_.handle()), "cudaEventRecord");
+  FamilyEvent end = family_.take_event();
+  check_cuda(cudaEventRecord(end.get(), stream_.handle()), "cudaEventRecord");
   {
     const std::lock_guard lock(family_.mutex_);
     family_.pending_.push_back({.comm = comm,
                                 .what = what,
                                 .size = size,
                                 .deadline = deadline,
-                                .begin = std::exchange(begin_, nullptr),
-                                .end = end,
+                                .begin = begin_.release(),
+                                .end = end.release(),
                                 .failure = stream_.failure()});
     // Aborted before the stream could be told.
     family_.check_alive(what);
@@ -143,18 +139,18 @@ void NcclFamily::remember_captured(const std::shared_ptr<StreamFailure>& failure
   if (std::none_of(captured_.begin(), captured_.end(), known)) captured_.push_back(failure);
 }
 
-cudaEvent_t NcclFamily::take_event() {
+NcclFamily::FamilyEvent NcclFamily::take_event() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_events_.empty()) {
       cudaEvent_t event = free_events_.back();
       free_events_.pop_back();
-      return event;
+      return {event, {this}};
     }
   }
   cudaEvent_t event = nullptr;
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-  return event;
+  return {event, {this}};
 }
 
 void NcclFamily::give_back(cudaEvent_t event) noexcept {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "tessera/collectives/nccl_group.h"
@@ -56,13 +57,19 @@ class NcclFamily {
   /// Throws Error{kAborted} with the reason if the family is aborted.
   void check_alive(std::string_view what) const;
 
+  /// An event on loan from the family.
+  struct GiveBack {
+    NcclFamily* family;
+    void operator()(cudaEvent_t event) const noexcept { family->give_back(event); }
+  };
+  using FamilyEvent = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, GiveBack>;
+
   /// The time in which an operation is watched: from here to `end`, as its stream gets there. What
   /// a graph captures is watched when it is replayed, as a whole; but each of its streams is told
   /// of an abort.
   class Watch {
    public:
     Watch(NcclFamily& family, CudaStream& stream);
-    ~Watch();
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
     /// `what`, for messages, is of `size` ranks.
@@ -72,7 +79,7 @@ class NcclFamily {
    private:
     NcclFamily& family_;
     CudaStream& stream_;
-    cudaEvent_t begin_ = nullptr;  ///< null once it is the family's, or if nothing is watched
+    FamilyEvent begin_;  ///< null if nothing is watched
   };
 
   /// Until nothing that `comm` has enqueued is pending, or the family is aborted.
@@ -96,7 +103,7 @@ class NcclFamily {
   };
 
   void remember_captured(const std::shared_ptr<StreamFailure>& failure);
-  cudaEvent_t take_event();
+  FamilyEvent take_event();
   void give_back(cudaEvent_t event) noexcept;
   void watch();
   /// What has gone wrong, if anything has. `mutex_` is held, as for the next two.
