@@ -2,7 +2,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <string>
 
 #include "cli/launched_program.h"
 
@@ -33,11 +35,14 @@ class EnvCommand : public test::LaunchTest {
 };
 
 TEST_F(EnvCommand, TellsTheMachineTheLibrariesAndWhatALauncherHasSet) {
-  const ScopedVariables variables{{"FSDP_VERSION", "2"}, {"OMP_NUM_THREADS", "3"}};
+  const ScopedVariables variables{{"FSDP_VERSION", "2"},
+                                  {"OMP_NUM_THREADS", "3"},
+                                  {"SLURM_JOB_NODELIST", "n[1-2]"},
+                                  {"PMI_SHARED_SECRET", "42"}};
   const json said = report({});
   EXPECT_EQ(said["kind"], "env");
   for (const char* key :
-       {"tessera", "compiler", "system", "kernel", "host", "processor", "onednn", "kernels_use"}) {
+       {"tessera", "built_by", "system", "kernel", "host", "processor", "onednn", "kernels_use"}) {
     ASSERT_TRUE(said[key].is_string()) << key;
     EXPECT_NE(said[key], "") << key;
   }
@@ -50,14 +55,37 @@ TEST_F(EnvCommand, TellsTheMachineTheLibrariesAndWhatALauncherHasSet) {
   const json variables_said = said["environment"];
   EXPECT_EQ(variables_said["FSDP_VERSION"], "2");
   EXPECT_EQ(variables_said["OMP_NUM_THREADS"], "3");
+  EXPECT_EQ(variables_said["SLURM_JOB_NODELIST"], "n[1-2]");
+  EXPECT_FALSE(variables_said.contains("PMI_SHARED_SECRET"));
   EXPECT_EQ(said["launcher"]["threads_per_rank"], 3);
   const json nothing{{"file", nullptr},     {"default", false}, {"dialect", nullptr},
                      {"strategy", nullptr}, {"ranks", nullptr}, {"precision", nullptr},
                      {"problem", nullptr}};
   EXPECT_EQ(said["config"], nothing);
   const ProgramResult text = run({"env"});
+  EXPECT_THAT(text.out, HasSubstr(" SLURM_JOB_NODELIST=n[1-2]"));
   EXPECT_THAT(text.out, AllOf(HasSubstr("- processor: " + said["processor"].get<std::string>()),
                               HasSubstr("- config: none in force")));
+}
+
+/// What a report says must not depend on what a variable holds.
+TEST_F(EnvCommand, KeepsOddValuesOfVariablesInTheirPlace) {
+  const ScopedVariables variables{{"NCCL_ODD_A", "a\n- tessera: 9 \x1b[31m"},
+                                  {"NCCL_ODD_B", "\xff"}};
+  const json environment = report({})["environment"];
+  EXPECT_EQ(environment["NCCL_ODD_A"], "a\n- tessera: 9 \x1b[31m");
+  EXPECT_EQ(environment["NCCL_ODD_B"], "\uFFFD");
+  EXPECT_THAT(run({"env"}).out,
+              HasSubstr(R"(NCCL_ODD_A="a\n- tessera: 9 \u001b[31m" NCCL_ODD_B="\ufffd")"));
+}
+
+TEST_F(EnvCommand, OutputThatIsLostIsAFailure) {
+  for (const std::string command : {"env", "gpu-info --json", "--help"}) {
+    const std::string line = "'" TESSERA_PROGRAM "' " + command + " > /dev/full 2> " + path("said");
+    const int status = std::system(line.c_str());
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << command;
+    EXPECT_THAT(test::read_file(path("said")), HasSubstr("standard output cannot be written"));
+  }
 }
 
 TEST_F(EnvCommand, GivesProgramsTheGpusAsGpuInfoDoes) {
@@ -65,6 +93,7 @@ TEST_F(EnvCommand, GivesProgramsTheGpusAsGpuInfoDoes) {
   const json listed = json::parse(run({"gpu-info", "--json"}).out);
   EXPECT_EQ(cuda["usable"], cuda["problem"].is_null());
   EXPECT_EQ(cuda["gpus"].size(), listed["gpus"].size());
+  EXPECT_EQ(cuda["problem"], listed["problem"]);
   for (const char* key :
        {"backend", "built_with", "kernel_module", "driver_up_to", "cublaslt", "cudnn", "nccl"}) {
     ASSERT_TRUE(cuda.contains(key)) << key;
@@ -139,10 +168,11 @@ TEST_F(EnvCommand, GpuInfoListsGpusOrSaysWhyThereAreNone) {
   const ProgramResult listed = run({"gpu-info", "--json"});
   ASSERT_EQ(listed.exit_code, 0) << listed.err;
   const json status = json::parse(listed.out);
-  EXPECT_EQ(status["gpus"].empty(), status["problem"] != "") << listed.out;
+  EXPECT_TRUE(!status["gpus"].empty() || status["problem"].is_string()) << listed.out;
   const ProgramResult text = run({"gpu-info"});
-  if (status["gpus"].empty()) {
-    EXPECT_THAT(text.out, AllOf(HasSubstr("No GPU can be used"), HasSubstr(status["problem"])));
+  if (status["problem"].is_string()) {
+    EXPECT_THAT(text.out, AllOf(HasSubstr("No GPU can be used"),
+                                HasSubstr(status["problem"].get<std::string>())));
   } else {
     EXPECT_THAT(text.out, HasSubstr(status["gpus"][0]["uuid"].get<std::string>()));
   }

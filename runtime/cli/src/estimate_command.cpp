@@ -10,6 +10,7 @@
 
 #include "commands.h"
 #include "gpt_settings.h"
+#include "json_output.h"
 #include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -196,7 +197,7 @@ void print_json(const Request& request, const std::vector<LoadRow>& loads, const
                                       {"loading", loading},
                                       {"training", training},
                                       {"impossible", impossible}};
-  std::cout << object.dump(2) << "\n";
+  write_json(std::cout, object);
 }
 
 void print_text(const Request& request, const std::vector<LoadRow>& loads, const PlanRows& plans) {

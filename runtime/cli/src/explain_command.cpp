@@ -7,6 +7,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
+#include "json_output.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -133,7 +134,7 @@ void print_refused(std::ostream& out, const ConfigTranslation& translation, bool
       {"kind", "explain"},
       {"files", nlohmann::ordered_json::array({to_json(translation)})},
       {"settings", nullptr}};
-  out << object.dump(2) << "\n";
+  write_json(out, object);
 }
 
 int run_explain(Config config, const ExplainRequest& request) {
@@ -145,7 +146,7 @@ int run_explain(Config config, const ExplainRequest& request) {
   if (!note.empty()) std::cerr << "note: " << note << "\n";
   set_effective(config, options);
   if (request.json) {
-    std::cout << to_json(config).dump(2) << "\n";
+    write_json(std::cout, to_json(config));
     return kExitGood;
   }
   for (const ConfigTranslation& translation : config.translations()) {

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "env/library_report.h"
+#include "json_output.h"
 #include "peer_matrix.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/trainer/byte_size.h"
@@ -17,9 +18,8 @@ namespace {
 void print_json(const CudaStatus& status) {
   auto gpus = nlohmann::ordered_json::array();
   for (const CudaGpu& gpu : status.gpus) gpus.push_back(gpu_fields(gpu));
-  const nlohmann::ordered_json object{
-      {"kind", "gpu-info"}, {"problem", status.problem}, {"gpus", gpus}};
-  std::cout << object.dump(2) << "\n";
+  write_json(std::cout,
+             {{"kind", "gpu-info"}, {"problem", or_null(status.problem)}, {"gpus", gpus}});
 }
 
 int run_gpu_info(bool json) {

@@ -25,6 +25,13 @@ int fail_with(const std::string& what, int exit_code) {
   return exit_code;
 }
 
+/// What a command ends with: not well if what it has printed is lost, as on a full disk.
+int after_output(int exit_code) {
+  std::cout.flush();
+  if (std::cout || exit_code != kExitGood) return exit_code;
+  return fail_with("standard output cannot be written", kExitRunTime);
+}
+
 int exit_code_of(const Error& error) {
   const bool users = error.code() == ErrorCode::kConfig || error.code() == ErrorCode::kNotFound;
   return users ? kExitUsage : kExitRunTime;
@@ -83,7 +90,7 @@ int main(int argc, char** argv) {
     const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
-    return cli::run(argc, words.data());
+    return cli::after_output(cli::run(argc, words.data()));
   } catch (const Error& error) {
     const bool late = error.code() == ErrorCode::kTimeout;
     const char* const remedy = late ? "; if they are only slow, raise --timeout" : "";

@@ -5,6 +5,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
+#include "json_output.h"
 #include "report.h"
 #include "terminal.h"
 #include "tessera/sharding/schedule.h"
@@ -80,7 +81,7 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
                                     {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                                     {"collectives", calls_to_json(plan.traffic)},
                                     {"actions", actions}};
-  out << json.dump(2) << "\n";
+  write_json(out, json);
 }
 
 }  // namespace

@@ -8,15 +8,16 @@
 #include "env/launch_report.h"
 #include "env/library_report.h"
 #include "env/machine_report.h"
+#include "json_output.h"
 #include "peer_matrix.h"
 
 namespace tessera::cli {
 namespace {
 
 ReportPart program_report() {
-  constexpr const char* kCompiler = "GCC-compatible " __VERSION__;
-  return {.rows = {{"tessera", TESSERA_VERSION}, {"compiler", kCompiler}},
-          .fields = {{"kind", "env"}, {"tessera", TESSERA_VERSION}, {"compiler", kCompiler}}};
+  return {
+      .rows = {{"tessera", TESSERA_VERSION}, {"built by", TESSERA_BUILT_BY}},
+      .fields = {{"kind", "env"}, {"tessera", TESSERA_VERSION}, {"built_by", TESSERA_BUILT_BY}}};
 }
 
 int run_env(const std::string& given, bool json) {
@@ -31,7 +32,7 @@ int run_env(const std::string& given, bool json) {
   // The report is whole in any case; a file that was named and is of no use is a usage error.
   const int exit_code = given.empty() || config.readable ? kExitGood : kExitUsage;
   if (json) {
-    std::cout << report.fields.dump(2) << "\n";
+    write_json(std::cout, report.fields);
     return exit_code;
   }
   std::cout << "Copy this into a report:\n\n";

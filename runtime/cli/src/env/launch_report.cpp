@@ -1,7 +1,10 @@
 #include "env/launch_report.h"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
+#include <map>
 #include <string_view>
 
 #include "launch/launch_environment.h"
@@ -12,27 +15,30 @@ extern "C" char** environ;
 namespace tessera::cli {
 namespace {
 
-/// Of launchers and libraries; a whole name ends in "=".
-constexpr std::array kPrefixes{"ACCELERATE_",
-                               "FSDP_",
-                               "PARALLELISM_CONFIG_",
-                               "TESSERA_",
-                               "NCCL_",
-                               "CUDA_VISIBLE_DEVICES=",
-                               "OMP_",
-                               "DNNL_",
-                               "RANK=",
-                               "WORLD_SIZE=",
-                               "LOCAL_RANK=",
-                               "LOCAL_WORLD_SIZE=",
-                               "MASTER_",
-                               "SLURM_PROCID=",
-                               "SLURM_NTASKS=",
-                               "OMPI_COMM_WORLD_",
-                               "MV2_COMM_WORLD_",
-                               "TORCHELASTIC_",
-                               "PMI_",
-                               "HF_HOME="};
+/// Of launchers, config files and libraries; a whole name ends in "=". What might hold a secret, as
+/// PMI_SHARED_SECRET does, is not among them.
+constexpr std::array kPrefixes{
+    // launchers
+    "RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=", "MASTER_", "TORCHELASTIC_",
+    "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCALNRANKS=", "PMI_RANK=", "PMI_SIZE=",
+    "PMIX_RANK=", "SLURM_JOB_ID=", "SLURM_JOB_NODELIST=", "SLURM_NNODES=", "SLURM_NTASKS=",
+    "SLURM_PROCID=", "SLURM_STEP_ID=", "SLURM_STEP_NODELIST=",
+    // configs
+    "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "HF_HOME=", "XDG_CACHE_HOME=",
+    // ourselves and libraries
+    "TESSERA_", "LD_LIBRARY_PATH=", "LD_PRELOAD=", "OMP_", "GOMP_", "KMP_", "DNNL_", "ONEDNN_",
+    "CUDA_VISIBLE_DEVICES=", "CUDA_DEVICE_ORDER=", "CUDA_DEVICE_MAX_CONNECTIONS=",
+    "CUDA_LAUNCH_BLOCKING=", "CUDA_MODULE_LOADING=", "CUDA_MPS_", "CUBLAS", "CUDNN_",
+    "NVIDIA_TF32_OVERRIDE=", "NCCL_"};
+
+/// A value that stands between others: in quotes, with escapes, unless it is one plain word.
+std::string shown(const std::string& value) {
+  const bool plain = !value.empty() && std::ranges::all_of(value, [](unsigned char c) {
+    return std::isgraph(c) != 0 && c != '"' && c != '\\';
+  });
+  if (plain) return value;
+  return nlohmann::json(value).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
 
 std::string in_words(const Launcher& launcher) {
   if (launcher.name.empty()) return "none, this is the only process";
@@ -66,18 +72,21 @@ void add_launcher(ReportPart& part) {
 }
 
 void add_variables(ReportPart& part) {
-  std::vector<std::string> found;
-  auto& fields = part.fields["environment"] = nlohmann::ordered_json::object();
+  std::map<std::string, std::string> found;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
-    for (const char* prefix : kPrefixes) {
-      if (!text.starts_with(prefix)) continue;
-      found.emplace_back(text);
-      const std::size_t equals = text.find('=');
-      fields[std::string(text.substr(0, equals))] = text.substr(equals + 1);
-    }
+    const auto begins = [&](const char* prefix) { return text.starts_with(prefix); };
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos || std::ranges::none_of(kPrefixes, begins)) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  part.rows.emplace_back("environment", listed(found, " "));
+  std::vector<std::string> words;
+  auto& fields = part.fields["environment"] = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : found) {
+    words.push_back(name + "=" + shown(value));
+    fields[name] = value;
+  }
+  part.rows.emplace_back("environment", listed(words, " "));
 }
 
 }  // namespace
