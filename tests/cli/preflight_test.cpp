@@ -4,6 +4,7 @@
 #include <regex>
 
 #include "cli/launched_program.h"
+#include "tessera/trainer/trainer_options.h"
 
 // `tessera test` under a launcher: all work, or the one that differs is named.
 namespace tessera {
@@ -95,9 +96,14 @@ TEST_F(Preflight, OtherThreadsAreNamed) {
 }
 
 TEST_F(Preflight, ThreadsMayBeSaidInDifferentWays) {
-  const ScopedVariables threads{{"OMP_NUM_THREADS", "2"}};
-  const ProgramResult first = run_two(TESSERA_PROGRAM, {"--threads-per-rank", "2"});
-  EXPECT_EQ(first.exit_code, 0) << first.out << first.err << second_output();
+  // The first process is told by its environment, then by nobody: it shares the machine's cores.
+  for (const bool told : {true, false}) {
+    const int count = told ? 2 : default_threads_per_rank(2);
+    const ScopedVariables threads{{"OMP_NUM_THREADS", told ? "2" : ""}};
+    const ProgramResult first =
+        run_two(TESSERA_PROGRAM, {"--threads-per-rank", std::to_string(count)});
+    EXPECT_EQ(first.exit_code, 0) << first.out << first.err << second_output();
+  }
 }
 
 TEST_F(Preflight, AnotherBuildIsNamed) {

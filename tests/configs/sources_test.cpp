@@ -90,16 +90,20 @@ TEST_F(ConfigSources, HostileFilesAreOneClearErrorEach) {
 }
 
 TEST_F(ConfigSources, OfAListOfMergedMapsTheFirstCountsMost) {
-  const std::string path = write("merge.yaml",
-                                 "distributed_type: FSDP\n"
-                                 "num_processes: 2\n"
-                                 "fsdp_config:\n"
-                                 "  <<: [{fsdp_version: 2, fsdp_activation_checkpointing: true},\n"
-                                 "       {fsdp_version: 1, fsdp_reshard_after_forward: false}]\n"
-                                 "  fsdp_activation_checkpointing: false\n");
+  const std::string path =
+      write("merge.yaml",
+            "distributed_type: FSDP\n"
+            "num_processes: 2\n"
+            "fsdp_config:\n"
+            "  <<: [{fsdp_version: 2, fsdp_reshard_after_forward: false,\n"
+            "        fsdp_activation_checkpointing: true},\n"
+            "       {fsdp_reshard_after_forward: true,\n"
+            "        fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 7}]\n"
+            "  fsdp_activation_checkpointing: false\n");
   Config config(trainer_settings());
   config.read_file(path);
   EXPECT_EQ(config.get<std::string>("strategy"), "shard_grad_op");
+  EXPECT_EQ(config.get<std::string>("wrap"), "size:7");
   EXPECT_EQ(config.get<std::string>("recompute"), "none");
 }
 
