@@ -13,7 +13,6 @@
 namespace tessera {
 namespace {
 
-constexpr double kMaxRanks = 1 << 20;
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 

@@ -10,6 +10,7 @@
 #include "launch/launch_gpus.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int kUsualPort = 29500;
 constexpr int kLastPort = 65535;
-constexpr int kMostRanks = 1 << 20;
 
 template <typename T>
 Stated<T> stated(const std::optional<T>& flag, const char* name,
@@ -63,9 +63,9 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
 // ---- Checks -------------------------------------------------------------------------------------
 
 void at_least(const Stated<int>& value, int minimum) {
-  require(value.value >= minimum && value.value <= kMostRanks, ErrorCode::kConfig, value.name,
+  require(value.value >= minimum && value.value <= kMaxRanks, ErrorCode::kConfig, value.name,
           " is ", value.value, "; it must be at ",
-          value.value < minimum ? concat("least ", minimum) : concat("most ", kMostRanks));
+          value.value < minimum ? concat("least ", minimum) : concat("most ", kMaxRanks));
 }
 
 void check_counts(const LaunchLayout& r) {
@@ -92,10 +92,10 @@ void check_meeting(const LaunchLayout& r) {
 
 void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
   at_least(r.processes, 1);
-  require(std::int64_t{r.processes.value} * r.nodes.value * r.ranks_per_process <= kMostRanks,
+  require(std::int64_t{r.processes.value} * r.nodes.value * r.ranks_per_process <= kMaxRanks,
           ErrorCode::kConfig, r.nodes.name, " ", r.nodes.value, " x ", r.processes.name, " ",
           r.processes.value, " x --ranks-per-process ", r.ranks_per_process, " is more than ",
-          kMostRanks, " ranks; start fewer");
+          kMaxRanks, " ranks; start fewer");
   const std::string problem = problem_of_gpu_ids(r.gpu_ids.value);
   require(problem.empty(), ErrorCode::kConfig, r.gpu_ids.name, ": ", problem);
   const bool any = r.gpu_ids.value.empty() || r.gpu_ids.value == "all";

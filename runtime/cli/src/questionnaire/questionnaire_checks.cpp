@@ -8,6 +8,7 @@
 #include "questionnaire/questionnaire_rows.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config_file.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {
 namespace {
@@ -54,8 +55,8 @@ std::string check_shard_size(const json& size, const Answers& answers) {
   const std::int64_t replicas = number(answers, kReplicate);
   const auto shard = size.get<std::int64_t>();
   const std::int64_t machines = number(answers, kNumMachines);
-  if (replicas * shard > kMostRanks) {
-    return concat(describe_mesh(replicas, shard), ", more than ", kMostRanks, ".");
+  if (replicas * shard > kMaxRanks) {
+    return concat(describe_mesh(replicas, shard), ", more than ", kMaxRanks, ".");
   }
   if (replicas * shard == 1 || replicas * shard % machines == 0) return "";
   return concat(describe_mesh(replicas, shard), ", which ", machines,

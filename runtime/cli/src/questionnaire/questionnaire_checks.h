@@ -13,9 +13,6 @@ inline constexpr const char* kNumMachines = "num_machines";
 inline constexpr const char* kReplicate = "parallelism_config.parallelism_config_dp_replicate_size";
 inline constexpr const char* kShard = "parallelism_config.parallelism_config_dp_shard_size";
 
-/// What the program takes.
-inline constexpr std::int64_t kMostRanks = 1 << 20;
-
 // Checks for Question::check: what is wrong with an answer and what is allowed; empty if nothing.
 // Accelerate's questionnaire takes these answers, and a run finds out.
 std::string check_is_file(const nlohmann::json& path, const Answers& answers);

@@ -93,7 +93,7 @@ Question how_many(const char* of_what, Condition asked_if, const MachineFacts& m
               [machine](const Answers& answers) { return default_processes(machine, answers); },
           .asked_if = both(has_processes, std::move(asked_if)),
           .minimum = 1,
-          .maximum = kMostRanks,
+          .maximum = kMaxRanks,
           .check = check_processes};
 }
 
@@ -125,7 +125,7 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .fallback = 1,
        .asked_if = distributed,
        .minimum = 1,
-       .maximum = kMostRanks},
+       .maximum = kMaxRanks},
       {.key = kRank,
        .text = "What is the rank of this machine?",
        .kind = kMenu,
@@ -268,7 +268,7 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .fallback = 1,
        .asked_if = is(kUseMesh, true),
        .minimum = 1,
-       .maximum = kMostRanks,
+       .maximum = kMaxRanks,
        .note = "Tensor and context parallelism are not asked about: they are not supported."},
       {.key = kShard,
        .text = "What is the FSDP shard size?",
@@ -277,7 +277,7 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
            [machine](const Answers& answers) { return default_shard_size(machine, answers); },
        .asked_if = is(kUseMesh, true),
        .minimum = 1,
-       .maximum = kMostRanks,
+       .maximum = kMaxRanks,
        .check = check_shard_size},
 
       // The processes and what they compute in.

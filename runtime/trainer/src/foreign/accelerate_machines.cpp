@@ -4,6 +4,7 @@
 
 #include "foreign/accelerate_keys.h"
 #include "foreign/fsdp.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::foreign {
 namespace {
@@ -14,13 +15,12 @@ constexpr const char* kAddress = "main_process_ip";
 constexpr const char* kPort = "main_process_port";
 constexpr const char* kGpus = "gpu_ids";
 constexpr std::int64_t kLastPort = 65535;
-constexpr std::int64_t kMostMachines = 1 << 20;
 
 std::int64_t machines_in(Section& top) {
   const std::int64_t machines = top.integer(kMachines).value_or(1);
   if (machines < 1) top.refuse(kMachines, "is ", machines, "; it must be at least 1");
-  if (machines > kMostMachines) {
-    top.refuse(kMachines, "is ", machines, "; it must be at most ", kMostMachines);
+  if (machines > kMaxRanks) {
+    top.refuse(kMachines, "is ", machines, "; it must be at most ", kMaxRanks);
   }
   return machines;
 }

@@ -31,6 +31,9 @@ enum class GroupChoice : std::uint8_t {
   kNccl,
 };
 
+/// The most ranks of a run.
+inline constexpr int kMaxRanks = 1 << 20;
+
 /// The most micro-steps of a step.
 inline constexpr int kMaxAccumulate = 65536;
 
