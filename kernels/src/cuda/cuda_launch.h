@@ -5,21 +5,13 @@
 #include <initializer_list>
 #include <limits>
 
+#include "cuda/cuda_stream.h"
 #include "simt.h"
-#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
 
 // What the launchers of CUDA kernels share. simt::launch reports launch errors by itself.
 namespace tessera::cuda {
-
-/// The stream as the CudaStream that the CUDA kernels need.
-inline CudaStream& cuda_stream(Stream& stream) {
-  auto* const result = dynamic_cast<CudaStream*>(&stream);
-  require(result != nullptr, ErrorCode::kInvalidArgument,
-          "a CUDA kernel was given a stream of another device");
-  return *result;
-}
 
 inline cudaStream_t handle(Stream& stream) { return cuda_stream(stream).handle(); }
 

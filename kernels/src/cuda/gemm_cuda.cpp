@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/cuda_kernels.h"
+#include "cuda/cuda_stream.h"
 #include "cuda/gemm_plain_cuda.h"
 #include "cuda/gemm_plan_cuda.h"
 #include "gemm_arguments.h"
@@ -202,15 +203,13 @@ class Gemm {
 
 void gemm(const GemmArgs& args, Mode mode, Stream& stream) {
   const GemmSizes sizes = check_gemm(args);
-  auto* const cuda = dynamic_cast<CudaStream*>(&stream);
-  if (cuda == nullptr)
-    fail(ErrorCode::kInvalidArgument, "gemm: a CUDA kernel was given a stream of another device");
+  CudaStream& cuda = cuda_stream(stream);
   if (sizes.m == 0) return;
   if (sizes.n == 0) {
-    if (args.bias_gradient && mode == Mode::kRun) run_bias_gradient(args, *cuda);
+    if (args.bias_gradient && mode == Mode::kRun) run_bias_gradient(args, cuda);
     return;
   }
-  Gemm(args, sizes, mode, *cuda).run(args);
+  Gemm(args, sizes, mode, cuda).run(args);
 }
 
 }  // namespace
