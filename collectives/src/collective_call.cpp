@@ -12,8 +12,8 @@ namespace {
 void check_contiguous(const CollectiveCall& call) {
   for (const TensorView* view : {&call.input, &call.output}) {
     if (view->is_contiguous()) continue;
-    fail(ErrorCode::kInvalidArgument, to_string(call.kind), ": a buffer of shape ",
-         to_string(view->shape), " is not contiguous");
+    fail(ErrorCode::kInvalidArgument, to_string(call.kind), ": a buffer of shape ", view->shape,
+         " is not contiguous");
   }
 }
 

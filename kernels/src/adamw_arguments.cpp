@@ -6,9 +6,8 @@ namespace tessera {
 namespace {
 
 void check(const TensorView& view, std::int64_t n, const char* name, bool dtype_matches) {
-  if (!(view.numel() == n && view.is_contiguous()))
-    fail(ErrorCode::kInvalidArgument, "adamw: ", name, " has shape ", to_string(view.shape),
-         ", expected ", n, " contiguous elements");
+  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, "adamw: ", name,
+          " has shape ", view.shape, ", expected ", n, " contiguous elements");
   require(dtype_matches, ErrorCode::kInvalidArgument, "adamw: ", name, " cannot be ",
           to_string(view.dtype));
 }

@@ -6,18 +6,17 @@ namespace tessera {
 namespace {
 
 void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
-  if (!(view.shape == shape && view.dtype == dtype))
-    fail(ErrorCode::kInvalidArgument, "attention: ", name, " is ", to_string(view.shape), " of ",
-         to_string(view.dtype), ", wanted ", to_string(shape), " of ", to_string(dtype));
+  require(view.shape == shape && view.dtype == dtype, ErrorCode::kInvalidArgument,
+          "attention: ", name, " is ", view.shape, " of ", to_string(view.dtype), ", wanted ",
+          shape, " of ", to_string(dtype));
 }
 
 /// Checks what both passes share.
 void check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
-  if (!(qkv.shape.rank() == 5 && qkv.shape[2] == 3))
-    fail(ErrorCode::kInvalidArgument, "attention: qkv is ", to_string(qkv.shape),
-         ", wanted (B, L, 3, H, D)");
-  if (!(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16))
-    fail(ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
+  require(qkv.shape.rank() == 5 && qkv.shape[2] == 3, ErrorCode::kInvalidArgument,
+          "attention: qkv is ", qkv.shape, ", wanted (B, L, 3, H, D)");
+  require(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16,
+          ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
   const std::int64_t batch = qkv.shape[0], length = qkv.shape[1], heads = qkv.shape[3];
   check(out, "out", Shape{batch, length, heads, qkv.shape[4]}, qkv.dtype);
   check(lse, "lse", Shape{batch, heads, length}, DType::kFloat32);

@@ -6,10 +6,10 @@ namespace tessera {
 
 void check_cross_entropy(const CrossEntropyArgs& args) {
   const Shape& shape = args.logits.shape;
-  if (!(shape.rank() == 2 && args.vocab_size >= 1 && args.vocab_size <= shape[1] &&
-        args.logits.strides[1] == 1 && args.logits.strides[0] >= shape[1]))
-    fail(ErrorCode::kInvalidArgument, "cross_entropy: logits ", to_string(shape),
-         " must have contiguous rows of at least the vocabulary's ", args.vocab_size);
+  require(shape.rank() == 2 && args.vocab_size >= 1 && args.vocab_size <= shape[1] &&
+              args.logits.strides[1] == 1 && args.logits.strides[0] >= shape[1],
+          ErrorCode::kInvalidArgument, "cross_entropy: logits ", shape,
+          " must have contiguous rows of at least the vocabulary's ", args.vocab_size);
   require(args.targets.numel() == shape[0] && args.losses.numel() == shape[0],
           ErrorCode::kInvalidArgument, "cross_entropy: ", shape[0], " rows, ", args.targets.numel(),
           " targets, ", args.losses.numel(), " losses");

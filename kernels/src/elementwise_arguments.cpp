@@ -5,31 +5,28 @@
 namespace tessera {
 namespace {
 
-/// `n` contiguous elements of fp32 or bf16. The text is built for an error only: this is on the
-/// path of every kernel call.
+/// `n` contiguous elements of fp32 or bf16.
 void check_flat(const char* kernel, const char* name, const TensorView& view, std::int64_t n) {
-  if (view.numel() != n || !view.is_contiguous())
-    fail(ErrorCode::kInvalidArgument, kernel, ": ", name, " has shape ", to_string(view.shape),
-         ", expected ", n, " contiguous elements");
-  if (view.dtype != DType::kFloat32 && view.dtype != DType::kBFloat16)
-    fail(ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", to_string(view.dtype),
-         ", expected fp32 or bf16");
+  require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, kernel, ": ",
+          name, " has shape ", view.shape, ", expected ", n, " contiguous elements");
+  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
+          ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", to_string(view.dtype),
+          ", expected fp32 or bf16");
 }
 
 void check_same(const char* kernel, const TensorView& x, const TensorView& other) {
-  if (!(x.numel() == other.numel() && x.dtype == other.dtype))
-    fail(ErrorCode::kInvalidArgument, kernel, ": tensors differ: ", to_string(x.shape), " of ",
-         to_string(x.dtype), " and ", to_string(other.shape), " of ", to_string(other.dtype));
+  require(x.numel() == other.numel() && x.dtype == other.dtype, ErrorCode::kInvalidArgument, kernel,
+          ": tensors differ: ", x.shape, " of ", to_string(x.dtype), " and ", other.shape, " of ",
+          to_string(other.dtype));
 }
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
                      const TensorView& wte, const TensorView& wpe) {
   const std::int64_t length = tokens.shape[1];
-  if (!(tokens.shape.rank() == 2 && x.shape == Shape({tokens.shape[0], length, wte.shape[1]}) &&
-        wpe.shape[1] == wte.shape[1] && wpe.shape[0] >= length))
-    fail(ErrorCode::kInvalidArgument, kernel, ": tokens ", to_string(tokens.shape), ", x ",
-         to_string(x.shape), ", wte ", to_string(wte.shape), " and wpe ", to_string(wpe.shape),
-         " do not fit");
+  require(tokens.shape.rank() == 2 && x.shape == Shape({tokens.shape[0], length, wte.shape[1]}) &&
+              wpe.shape[1] == wte.shape[1] && wpe.shape[0] >= length,
+          ErrorCode::kInvalidArgument, kernel, ": tokens ", tokens.shape, ", x ", x.shape, ", wte ",
+          wte.shape, " and wpe ", wpe.shape, " do not fit");
   require(tokens.is_contiguous() && x.is_contiguous() && wte.is_contiguous() && wpe.is_contiguous(),
           ErrorCode::kInvalidArgument, kernel, ": tensors must be contiguous");
   static_cast<void>(tokens.as<std::int32_t>());
@@ -45,10 +42,10 @@ void check_arguments(const GeluBackwardArgs& args) {
 }
 
 void check_arguments(const DropoutArgs& args) {
-  if (!(args.x.numel() == args.y.numel() && args.x.dtype == args.y.dtype &&
-        args.x.is_contiguous() && args.y.is_contiguous()))
-    fail(ErrorCode::kInvalidArgument, "dropout: x ", to_string(args.x.shape), " and y ",
-         to_string(args.y.shape), " must be contiguous, of one size and dtype");
+  require(args.x.numel() == args.y.numel() && args.x.dtype == args.y.dtype &&
+              args.x.is_contiguous() && args.y.is_contiguous(),
+          ErrorCode::kInvalidArgument, "dropout: x ", args.x.shape, " and y ", args.y.shape,
+          " must be contiguous, of one size and dtype");
   require(args.probability >= 0.0F && args.probability < 1.0F && args.first_index >= 0,
           ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
           " is outside of [0, 1), or first_index ", args.first_index, " is negative");
@@ -84,9 +81,9 @@ void check_arguments(const OrderedSumArgs& args) {
 }
 
 void check_arguments(const BiasGradientArgs& args) {
-  if (!(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1]))
-    fail(ErrorCode::kInvalidArgument, "bias_gradient: dy is ", to_string(args.dy.shape), ", db is ",
-         to_string(args.db.shape));
+  require(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1],
+          ErrorCode::kInvalidArgument, "bias_gradient: dy is ", args.dy.shape, ", db is ",
+          args.db.shape);
 }
 
 void check_arguments(const EmbeddingForwardArgs& args) {

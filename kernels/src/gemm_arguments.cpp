@@ -9,22 +9,20 @@ namespace {
 
 /// Elements from row to row, after checking that those of a row are neighbours.
 std::int64_t checked_row_stride(const TensorView& view, const char* name) {
-  if (!(view.shape.rank() == 2))
-    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ", to_string(view.shape),
-         ", wanted a matrix");
+  require(view.shape.rank() == 2, ErrorCode::kInvalidArgument, "gemm: ", name, " has shape ",
+          view.shape, ", wanted a matrix");
   const std::int64_t columns = view.shape[1];
-  if (!(columns <= 1 || view.strides[1] == 1))
-    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " has a column stride of ", view.strides[1],
-         ", wanted 1");
+  require(columns <= 1 || view.strides[1] == 1, ErrorCode::kInvalidArgument, "gemm: ", name,
+          " has a column stride of ", view.strides[1], ", wanted 1");
   return view.shape[0] > 1 ? view.strides[0] : std::max<std::int64_t>(columns, 1);
 }
 
 /// GELU's operands go through elementwise kernels, which take contiguous tensors of one dtype.
 void check_gelu_operand(const GemmArgs& args, const TensorView& view, const char* name) {
-  if (!(view.shape == args.c.shape && view.dtype == args.a.dtype && view.is_contiguous()))
-    fail(ErrorCode::kInvalidArgument, "gemm: ", name, " is ", to_string(view.shape), " of ",
-         to_string(view.dtype), "; with GELU it must be contiguous, ", to_string(args.c.shape),
-         " of ", to_string(args.a.dtype), " as the operands are");
+  require(view.shape == args.c.shape && view.dtype == args.a.dtype && view.is_contiguous(),
+          ErrorCode::kInvalidArgument, "gemm: ", name, " is ", view.shape, " of ",
+          to_string(view.dtype), "; with GELU it must be contiguous, ", args.c.shape, " of ",
+          to_string(args.a.dtype), " as the operands are");
 }
 
 void check_gelu(const GemmArgs& args) {
@@ -43,12 +41,11 @@ void check_gelu(const GemmArgs& args) {
 
 void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
   const TensorView& db = args.bias_gradient;
-  if (!(args.transpose_a && args.a.is_contiguous()))
-    fail(ErrorCode::kInvalidArgument,
-         "gemm: bias_gradient takes column sums of a: it must be contiguous and transposed");
-  if (!(db.numel() == m && (db.dtype == DType::kFloat32 || db.dtype == DType::kBFloat16)))
-    fail(ErrorCode::kInvalidArgument, "gemm: bias_gradient is ", to_string(db.shape), " of ",
-         to_string(db.dtype), ", wanted ", m, " elements of fp32 or bf16");
+  require(args.transpose_a && args.a.is_contiguous(), ErrorCode::kInvalidArgument,
+          "gemm: bias_gradient takes column sums of a: it must be contiguous and transposed");
+  require(db.numel() == m && (db.dtype == DType::kFloat32 || db.dtype == DType::kBFloat16),
+          ErrorCode::kInvalidArgument, "gemm: bias_gradient is ", db.shape, " of ",
+          to_string(db.dtype), ", wanted ", m, " elements of fp32 or bf16");
 }
 
 }  // namespace
@@ -61,18 +58,18 @@ GemmSizes check_gemm(const GemmArgs& args) {
   sizes.m = args.a.shape[args.transpose_a ? 1 : 0];
   sizes.n = args.b.shape[args.transpose_b ? 0 : 1];
   sizes.k = args.a.shape[args.transpose_a ? 0 : 1];
-  if (!(args.b.shape[args.transpose_b ? 1 : 0] == sizes.k && args.c.shape[0] == sizes.m &&
-        args.c.shape[1] == sizes.n && (!args.bias || args.bias.numel() == sizes.n)))
-    fail(ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", to_string(args.a.shape),
-         args.transpose_a ? " transposed" : "", ", b ", to_string(args.b.shape),
-         args.transpose_b ? " transposed" : "", ", c ", to_string(args.c.shape), ", bias of ",
-         args.bias ? args.bias.numel() : 0);
+  require(args.b.shape[args.transpose_b ? 1 : 0] == sizes.k && args.c.shape[0] == sizes.m &&
+              args.c.shape[1] == sizes.n && (!args.bias || args.bias.numel() == sizes.n),
+          ErrorCode::kInvalidArgument, "gemm: shapes do not fit: a ", args.a.shape,
+          args.transpose_a ? " transposed" : "", ", b ", args.b.shape,
+          args.transpose_b ? " transposed" : "", ", c ", args.c.shape, ", bias of ",
+          args.bias ? args.bias.numel() : 0);
   const DType dtype = args.a.dtype;
-  if (!((dtype == DType::kFloat32 || dtype == DType::kBFloat16) && args.b.dtype == dtype &&
-        (args.c.dtype == dtype || args.c.dtype == DType::kFloat32) &&
-        (!args.bias || args.bias.dtype == dtype)))
-    fail(ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",
-         to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
+  require((dtype == DType::kFloat32 || dtype == DType::kBFloat16) && args.b.dtype == dtype &&
+              (args.c.dtype == dtype || args.c.dtype == DType::kFloat32) &&
+              (!args.bias || args.bias.dtype == dtype),
+          ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",
+          to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
   check_gelu(args);
   if (args.bias_gradient) check_bias_gradient(args, sizes.m);
   return sizes;

@@ -6,9 +6,9 @@ namespace tessera {
 namespace {
 
 void check(const TensorView& view, const char* name, std::int64_t numel, DType dtype) {
-  if (!(view.numel() == numel && view.dtype == dtype))
-    fail(ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.shape), " of ",
-         to_string(view.dtype), ", wanted ", numel, " elements of ", to_string(dtype));
+  require(view.numel() == numel && view.dtype == dtype, ErrorCode::kInvalidArgument,
+          "layer_norm: ", name, " is ", view.shape, " of ", to_string(view.dtype), ", wanted ",
+          numel, " elements of ", to_string(dtype));
 }
 
 LayerNormSizes sizes_of(const TensorView& x) {

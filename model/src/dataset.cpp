@@ -49,8 +49,8 @@ std::int64_t count_samples(const DatasetOptions& options, std::string_view part,
 
 void check_view(const TensorView& view, const Shape& shape, std::string_view what) {
   require(view.dtype == DType::kInt32 && view.shape == shape && view.is_contiguous(),
-          ErrorCode::kInvalidArgument, "the ", what, " of a batch must be contiguous int32 ",
-          to_string(shape), ", not ", to_string(view.dtype), " ", to_string(view.shape));
+          ErrorCode::kInvalidArgument, "the ", what, " of a batch must be contiguous int32 ", shape,
+          ", not ", to_string(view.dtype), " ", view.shape);
 }
 
 }  // namespace

@@ -154,7 +154,7 @@ class Head : public Layer {
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     check_parameters(*this, parameters);
     require(input.shape().rank() == 3, ErrorCode::kInvalidArgument,
-            "layer 'head' takes (B, L, C), ", "got ", to_string(input.shape()));
+            "layer 'head' takes (B, L, C), got ", input.shape());
     Value x = ops::layer_norm(tape, input, parameters[0], parameters[1]);
     const Tensor& targets = tape.batch().targets;
     if (!targets) {
@@ -187,7 +187,7 @@ Tensor gpt_logits(const Model& model, std::span<std::vector<Parameter>> paramete
   require(parameters.size() == model.layers.size(), ErrorCode::kInvalidArgument,
           "gpt_logits: ", model.layers.size(), " layers, but parameters of ", parameters.size());
   require(tokens.shape().rank() == 2 && tokens.shape()[1] > 0, ErrorCode::kInvalidArgument,
-          "gpt_logits: tokens must be (batch, length > 0), got ", to_string(tokens.shape()));
+          "gpt_logits: tokens must be (batch, length > 0), got ", tokens.shape());
   const std::int64_t length = tokens.shape()[1];
   const bool last_only = positions == LogitPositions::kLast;
   require(!last_only || tokens.shape()[0] == 1, ErrorCode::kInvalidArgument,

@@ -15,7 +15,7 @@ ReadParameter read_from(const std::map<std::string, std::vector<float>>& values)
     require(found != values.end(), ErrorCode::kNotFound, "there are no values for parameter '",
             spec.name, "'");
     require(found->second.size() == out.size(), ErrorCode::kInvalidArgument, "parameter '",
-            spec.name, "' ", to_string(spec.shape), " takes ", out.size(), " values, not ",
+            spec.name, "' ", spec.shape, " takes ", out.size(), " values, not ",
             found->second.size());
     std::copy(found->second.begin(), found->second.end(), out.begin());
   };

@@ -13,9 +13,9 @@ namespace {
 
 TEST(ShapeTest, NumelAndText) {
   EXPECT_EQ(Shape{}.numel(), 1);
-  EXPECT_EQ(to_string(Shape{}), "()");
+  EXPECT_EQ(concat(Shape{}), "()");
   EXPECT_EQ((Shape{4, 256, 768}).numel(), 786432);
-  EXPECT_EQ(to_string(Shape{4, 256, 768}), "(4, 256, 768)");
+  EXPECT_EQ(concat(Shape{4, 256, 768}), "(4, 256, 768)");
   EXPECT_EQ((Shape{3, 0, 5}).numel(), 0);
   EXPECT_EQ(Shape(std::vector<std::int64_t>{2, 3}), (Shape{2, 3}));
   EXPECT_NE((Shape{2}), (Shape{2, 1}));
@@ -35,7 +35,7 @@ TEST(ShapeTest, SaysThatAProductIsTooLarge) {
       ADD_FAILURE() << "counted as " << shape.numel();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find(to_string(shape)), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find(concat(shape)), std::string::npos);
     }
   }
 }

@@ -26,7 +26,7 @@ inline std::vector<float> to_floats(const TensorView& view) {
 
 inline void copy_to(const TensorView& view, std::span<const float> values) {
   require(static_cast<std::size_t>(view.numel()) == values.size(), ErrorCode::kInvalidArgument,
-          "copy_to: ", values.size(), " values for ", to_string(view.shape));
+          "copy_to: ", values.size(), " values for ", view.shape);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (view.dtype == DType::kFloat32) {
       view.as<float>()[i] = values[i];

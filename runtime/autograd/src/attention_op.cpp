@@ -14,12 +14,11 @@ struct Sizes {
 
 Sizes sizes_of(const Value& qkv, std::int64_t heads) {
   const Shape& shape = qkv.shape();
-  if (shape.rank() != 3)
-    fail(ErrorCode::kInvalidArgument, "attention: qkv has shape ", to_string(shape),
-         " and must have (batch, length, 3 * channels)");
-  if (!(heads > 0 && shape[2] % (3 * heads) == 0))
-    fail(ErrorCode::kInvalidArgument, "attention: the last dimension of qkv ", to_string(shape),
-         " is not a multiple of 3 * heads = ", 3 * heads);
+  require(shape.rank() == 3, ErrorCode::kInvalidArgument, "attention: qkv has shape ", shape,
+          " and must have (batch, length, 3 * channels)");
+  require(heads > 0 && shape[2] % (3 * heads) == 0, ErrorCode::kInvalidArgument,
+          "attention: the last dimension of qkv ", shape,
+          " is not a multiple of 3 * heads = ", 3 * heads);
   check_compute_dtype("attention", "qkv", qkv.tensor, qkv.dtype());
   return {
       .batch = shape[0], .length = shape[1], .heads = heads, .head_dim = shape[2] / (3 * heads)};

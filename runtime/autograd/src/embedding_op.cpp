@@ -8,13 +8,13 @@ namespace {
 constexpr const char* kOp = "embedding";
 
 void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter& wpe) {
-  if (!(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32))
-    fail(ErrorCode::kInvalidArgument, kOp, ": tokens must be (batch, length) int32, got ",
-         to_string(tokens.shape), " ", to_string(tokens.dtype));
-  if (!(wte.value.shape.rank() == 2 && wpe.value.shape.rank() == 2 &&
-        wte.value.shape[1] == wpe.value.shape[1]))
-    fail(ErrorCode::kInvalidArgument, kOp, ": wte ", to_string(wte.value.shape), " and wpe ",
-         to_string(wpe.value.shape), " must be matrices of equal width");
+  require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
+          kOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
+          to_string(tokens.dtype));
+  require(wte.value.shape.rank() == 2 && wpe.value.shape.rank() == 2 &&
+              wte.value.shape[1] == wpe.value.shape[1],
+          ErrorCode::kInvalidArgument, kOp, ": wte ", wte.value.shape, " and wpe ", wpe.value.shape,
+          " must be matrices of equal width");
   require(tokens.shape[1] <= wpe.value.shape[0], ErrorCode::kInvalidArgument, kOp,
           ": sequences of ", tokens.shape[1], " tokens are longer than the context of ",
           wpe.value.shape[0]);

@@ -5,9 +5,9 @@ namespace tessera::ops {
 void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
                   const Parameter* bias) {
   const TensorView& w = weight.value;
-  if (!(x.rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x)))
-    fail(ErrorCode::kInvalidArgument, op, ": x ", to_string(x), " does not fit the weight ",
-         to_string(w.shape), ", which must be (outputs, inputs)");
+  require(x.rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x),
+          ErrorCode::kInvalidArgument, op, ": x ", x, " does not fit the weight ", w.shape,
+          ", which must be (outputs, inputs)");
   check_compute_dtype(op, "weight", w, dtype);
   if (bias != nullptr) check_operand(op, "bias", bias->value, Shape{w.shape[0]}, dtype);
 }

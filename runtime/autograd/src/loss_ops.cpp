@@ -19,9 +19,9 @@ constexpr std::int64_t kGpuChunkElements = std::int64_t{256} << 20;  // 512 MiB 
 constexpr std::int64_t kMaxChunks = std::int64_t{1} << 17;
 
 void check_targets(const char* op, const TensorView& targets, std::int64_t rows) {
-  if (!(targets.dtype == DType::kInt32 && targets.numel() == rows))
-    fail(ErrorCode::kInvalidArgument, op, ": targets must be ", rows, " int32 (one per row), got ",
-         to_string(targets.shape), " ", to_string(targets.dtype));
+  require(targets.dtype == DType::kInt32 && targets.numel() == rows, ErrorCode::kInvalidArgument,
+          op, ": targets must be ", rows, " int32 (one per row), got ", targets.shape, " ",
+          to_string(targets.dtype));
 }
 
 /// Losses of `rows` rows as a value whose gradient goes on as `input_gradient` to `input_id`. See
@@ -137,9 +137,9 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
                            std::int32_t ignore_index) {
   constexpr const char* kOp = "linear_cross_entropy";
   const TensorView& w = weight.value;
-  if (!(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape())))
-    fail(ErrorCode::kInvalidArgument, kOp, ": x ", to_string(x.shape()),
-         " does not fit the weight ", to_string(w.shape), ", which must be (vocabulary, inputs)");
+  require(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape()),
+          ErrorCode::kInvalidArgument, kOp, ": x ", x.shape(), " does not fit the weight ", w.shape,
+          ", which must be (vocabulary, inputs)");
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_compute_dtype(kOp, "weight", w, x.dtype());
   check_gradient(kOp, "weight", weight);

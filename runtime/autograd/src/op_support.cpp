@@ -12,9 +12,6 @@ Shape with_last_dim(const Shape& shape, std::int64_t last) {
   return Shape(dims);
 }
 
-// In these three and in the operations, texts with shapes are built for an error only: the checks
-// are on the path of every operation.
-
 void check_compute_dtype(const char* op, const char* what, const TensorView& view, DType like) {
   require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
           ErrorCode::kInvalidArgument, op, ": ", what, " must be fp32 or bf16, got ",
@@ -25,17 +22,15 @@ void check_compute_dtype(const char* op, const char* what, const TensorView& vie
 
 void check_operand(const char* op, const char* what, const TensorView& view, const Shape& shape,
                    DType dtype) {
-  if (view.shape != shape)
-    fail(ErrorCode::kInvalidArgument, op, ": ", what, " has shape ", to_string(view.shape),
-         " and must have ", to_string(shape));
+  require(view.shape == shape, ErrorCode::kInvalidArgument, op, ": ", what, " has shape ",
+          view.shape, " and must have ", shape);
   check_compute_dtype(op, what, view, dtype);
 }
 
 void check_gradient(const char* op, const char* what, const Parameter& parameter) {
-  if (parameter.gradient && parameter.gradient.shape != parameter.value.shape)
-    fail(ErrorCode::kInvalidArgument, op, ": the gradient of ", what, " has shape ",
-         to_string(parameter.gradient.shape), " and the parameter ",
-         to_string(parameter.value.shape));
+  require(!parameter.gradient || parameter.gradient.shape == parameter.value.shape,
+          ErrorCode::kInvalidArgument, op, ": the gradient of ", what, " has shape ",
+          parameter.gradient.shape, " and the parameter ", parameter.value.shape);
 }
 
 GradientTarget gradient_target(Parameter& parameter) {

@@ -102,10 +102,10 @@ void Tape::add_gradient(int id, Tensor gradient) {
   if (id < 0) return;
   check_id(id, "add_gradient");
   const Node& node = nodes_[static_cast<std::size_t>(id)];
-  if (!(gradient.shape() == node.shape && gradient.dtype() == node.dtype))
-    fail(ErrorCode::kInvalidArgument, "a gradient of shape ", to_string(gradient.shape()), " and ",
-         to_string(gradient.dtype()), " was given to a value of shape ", to_string(node.shape),
-         " and ", to_string(node.dtype));
+  require(gradient.shape() == node.shape && gradient.dtype() == node.dtype,
+          ErrorCode::kInvalidArgument, "a gradient of shape ", gradient.shape(), " and ",
+          to_string(gradient.dtype()), " was given to a value of shape ", node.shape, " and ",
+          to_string(node.dtype));
   Tensor& sum = gradients_[static_cast<std::size_t>(id)];
   if (!sum) {
     sum = std::move(gradient);

@@ -1,6 +1,7 @@
 #include "tessera/core/tensor.h"
 
 #include <algorithm>
+#include <ostream>
 
 #include "tessera/core/error.h"
 
@@ -38,20 +39,17 @@ std::int64_t Shape::numel() const {
     fits = fits && !__builtin_mul_overflow(product, (*this)[i], &product) && product <= kMaxNumel;
   }
   if (!fits) {
-    fail(ErrorCode::kInvalidArgument, "a tensor of shape ", to_string(*this),
+    fail(ErrorCode::kInvalidArgument, "a tensor of shape ", *this,
          " would have more than 2^58 elements; make it smaller (for a model: fewer samples or "
          "tokens per micro-batch, a smaller width or vocabulary)");
   }
   return product;
 }
 
-std::string to_string(const Shape& shape) {
-  std::string text = "(";
-  for (int i = 0; i < shape.rank(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(shape[i]);
-  }
-  return text + ")";
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << "(";
+  for (int i = 0; i < shape.rank(); ++i) out << (i > 0 ? ", " : "") << shape[i];
+  return out << ")";
 }
 
 TensorView::TensorView(void* data_, DType dtype_, Shape shape_)
@@ -75,11 +73,11 @@ bool TensorView::is_contiguous() const {
 
 TensorView TensorView::narrow(int dim, std::int64_t begin, std::int64_t count) const {
   if (dim < 0 || dim >= shape.rank()) {
-    fail(ErrorCode::kInvalidArgument, "narrow: no dimension ", dim, " in shape ", to_string(shape));
+    fail(ErrorCode::kInvalidArgument, "narrow: no dimension ", dim, " in shape ", shape);
   }
   if (begin < 0 || count < 0 || begin > shape[dim] - count) {
     fail(ErrorCode::kInvalidArgument, "narrow: [", begin, ", ", begin, " + ", count,
-         ") is outside of dimension ", dim, " of shape ", to_string(shape));
+         ") is outside of dimension ", dim, " of shape ", shape);
   }
   TensorView result = *this;
   result.shape = shape.with(dim, count);
@@ -92,12 +90,11 @@ TensorView TensorView::narrow(int dim, std::int64_t begin, std::int64_t count) c
 
 TensorView TensorView::reshape(Shape new_shape) const {
   if (new_shape.numel() != numel()) {
-    fail(ErrorCode::kInvalidArgument, "cannot reshape ", to_string(shape), " to ",
-         to_string(new_shape), ": the element counts ", numel(), " and ", new_shape.numel(),
-         " differ");
+    fail(ErrorCode::kInvalidArgument, "cannot reshape ", shape, " to ", new_shape,
+         ": the element counts ", numel(), " and ", new_shape.numel(), " differ");
   }
   if (!is_contiguous()) {
-    fail(ErrorCode::kInvalidArgument, "cannot reshape a view of shape ", to_string(shape),
+    fail(ErrorCode::kInvalidArgument, "cannot reshape a view of shape ", shape,
          " that is not contiguous");
   }
   return TensorView(data, dtype, new_shape);
@@ -105,8 +102,8 @@ TensorView TensorView::reshape(Shape new_shape) const {
 
 void TensorView::check_dtype(DType wanted) const {
   if (dtype == wanted) return;  // kernels ask often; the text is for those who are wrong
-  fail(ErrorCode::kInvalidArgument, "a tensor of ", to_string(dtype), " ", to_string(shape),
-       " was used as ", to_string(wanted));
+  fail(ErrorCode::kInvalidArgument, "a tensor of ", to_string(dtype), " ", shape, " was used as ",
+       to_string(wanted));
 }
 
 Tensor Tensor::empty(Memory& memory, Shape shape, DType dtype, MemoryCategory category,

@@ -3,8 +3,8 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,8 +38,8 @@ class Shape {
   int rank_ = 0;
 };
 
-/// "(4, 256, 768)".
-std::string to_string(const Shape& shape);
+/// Writes "(4, 256, 768)": a check that holds (see require) makes no text of the shapes it names.
+std::ostream& operator<<(std::ostream& out, const Shape& shape);
 
 /// A typed window on memory that somebody else owns: what kernels and collectives take.
 /// Strides are in elements; a fresh view is contiguous and row-major.
