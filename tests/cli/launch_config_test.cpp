@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <sstream>
 
 #include "cli/launched_program.h"
 
@@ -174,6 +175,28 @@ TEST_F(LaunchConfig, ErrorsNameTheFileTheLineAndTheKey) {
               HasSubstr(file + ":2: num_proceses: unknown key"));
   EXPECT_THAT(error_of(launch({"--config", file}, {"--config", file})),
               HasSubstr("--config is there twice"));
+}
+
+TEST_F(LaunchConfig, WhatAFileMeansIsToldOnce) {
+  const std::string file = write("a.yaml",
+                                 "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"
+                                 "fsdp_config:\n  fsdp_state_dict_type: FULL_STATE_DICT\n");
+  const auto notes = [](const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream all(text);
+    for (std::string line; std::getline(all, line);) {
+      const std::size_t note = line.find("note: ");
+      if (note != std::string::npos) lines.push_back(line.substr(note));
+    }
+    return lines;
+  };
+  const std::string data = write_text();
+  const ProgramResult alone = train({"--config", file, "--data", data, "--steps", "1"});
+  const ProgramResult launched = launch({"--config", file}, {"--data", data, "--steps", "1"});
+  ASSERT_EQ(launched.exit_code, 0) << launched.err;
+  EXPECT_THAT(alone.err, AllOf(HasSubstr("use_cpu"), HasSubstr("fsdp_auto_wrap_policy (absent)"),
+                               HasSubstr("fsdp_state_dict_type")));
+  EXPECT_EQ(notes(launched.err), notes(alone.err));
 }
 
 TEST_F(LaunchConfig, AloneAFileOfALaterMachineIsRefusedButExplained) {

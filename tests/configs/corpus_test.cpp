@@ -186,6 +186,7 @@ TEST(CorpusFiles, TrainAndLaunchAgree) {
     for (const auto& [variable, value] : exported) names.push_back(variable);
     const Config child = read(name, expected, environment, names);
     EXPECT_EQ(effective(child), effective(alone)) << name;
+    EXPECT_EQ(child.announcements(), alone.announcements()) << name;
     for (const std::string& line : child.translations().at(0).announcements()) {
       EXPECT_EQ(line.find("has no effect"), std::string::npos) << name << ": " << line;
     }

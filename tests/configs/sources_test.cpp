@@ -15,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
@@ -136,6 +137,26 @@ TEST_F(ConfigSources, CommandLineWinsOverFileOverEnvironmentOverDefault) {
     EXPECT_TRUE(config.get<bool>("check_collectives"));
     EXPECT_EQ(config.source("seed"), "default");
   }
+}
+
+TEST_F(ConfigSources, WhatAFileAndTheEnvironmentBothSayIsToldOnce) {
+  const Variables environment({{"ACCELERATE_USE_FSDP", "true"},
+                               {"FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT"},
+                               {"FSDP_USE_ORIG_PARAMS", "true"}});
+  // The type of state dict is in both, and both lack a wrap policy and a prefetch.
+  const std::string file = write("c.yaml",
+                                 "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n"
+                                 "  state_dict_type: FULL_STATE_DICT\n"
+                                 "  fsdp_sync_module_states: true\n");
+  Config config(trainer_settings());
+  config.read_environment(environment.get(), environment.names());
+  config.read_file(file);
+  EXPECT_THAT(
+      config.announcements(),
+      ElementsAre(HasSubstr("environment: without effect here: fsdp_use_orig_params;"),
+                  HasSubstr("c.yaml: fsdp_config.fsdp_auto_wrap_policy (absent)"),
+                  HasSubstr("c.yaml: fsdp_config.fsdp_backward_prefetch (absent)"),
+                  HasSubstr("c.yaml: without effect here: state_dict_type, fsdp_sync_module")));
 }
 
 TEST_F(ConfigSources, AnEnvironmentOfNoLauncherIsNone) {

@@ -121,9 +121,7 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
 }
 
 void print_announcements(std::ostream& notes, const Config& config) {
-  for (const ConfigTranslation& translation : config.translations()) {
-    for (const std::string& line : translation.announcements()) notes << "note: " << line << "\n";
-  }
+  for (const std::string& line : config.announcements()) notes << "note: " << line << "\n";
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config_values.h"
+#include "foreign/variables.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
 #include "tessera/trainer/config_file.h"
@@ -126,6 +127,26 @@ void Config::set_text(std::string_view name, const std::string& text) {
     fail(ErrorCode::kConfig, flag_name(name), ": ", error.what());
   }
   store(wanted, parsed, flag_name(name), {Giver::kCommandLine, "command line"});
+}
+
+std::vector<std::string> Config::announcements() const {
+  std::map<std::string, bool> of_files;  // and whether they have an effect there
+  for (const ConfigTranslation& translation : translations_) {
+    if (translation.path == kEnvironmentPath) continue;
+    for (const ConfigEntry& entry : translation.entries) {
+      of_files[foreign::full_path(entry.key)] = entry.outcome != KeyOutcome::kNoEffect;
+    }
+  }
+  const auto is_repeated = [&](const ConfigEntry& entry) {
+    const auto found = of_files.find(foreign::full_path(entry.key));
+    return found != of_files.end() && (found->second || entry.outcome == KeyOutcome::kNoEffect);
+  };
+  std::vector<std::string> lines;
+  for (ConfigTranslation told : translations_) {
+    if (told.path == kEnvironmentPath) std::erase_if(told.entries, is_repeated);
+    for (std::string& line : told.announcements()) lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 std::string Config::source(std::string_view name) const {

@@ -17,7 +17,7 @@ using foreign::text_of;
 using foreign::Told;
 using foreign::Variable;
 
-constexpr const char* kPath = "environment";
+constexpr const char* kPath = kEnvironmentPath;
 constexpr const char* kMegatron = "ACCELERATE_USE_MEGATRON_LM";
 constexpr const char* kAccumulation = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 constexpr const char* kBackend = "ACCELERATE_DYNAMO_BACKEND";

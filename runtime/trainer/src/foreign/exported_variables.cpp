@@ -11,19 +11,11 @@ using foreign::SectionSwitch;
 using foreign::Variable;
 
 /// The variable of a key of a file, if it has one.
-const Variable* variable_of(const std::string& path) {
-  for (const Variable& variable : foreign::variables()) {
-    if (path == variable.path()) return &variable;
-    for (const SectionSwitch& section : foreign::section_switches()) {
-      if (variable.section == section.section &&
-          concat(section.prefix, path.substr(path.find('.') + 1)) == variable.key &&
-          path.starts_with(variable.section + ".")) {
-        return &variable;
-      }
-    }
-  }
-  // The one key of a section that may also stand at the top.
-  return path == "dynamo_backend" ? variable_of("dynamo_config.dynamo_backend") : nullptr;
+const Variable* variable_of(const std::string& key) {
+  const std::string path = foreign::full_path(key);
+  const auto& all = foreign::variables();
+  const auto found = std::ranges::find(all, path, &Variable::path);
+  return found == all.end() ? nullptr : &*found;
 }
 
 }  // namespace

@@ -72,6 +72,20 @@ const std::vector<SectionSwitch>& section_switches() {
   return table;
 }
 
+std::string full_path(const std::string& spelt) {
+  // The one key of a section that may also stand at the top.
+  if (spelt == "dynamo_backend") return concat(kDynamo, ".", spelt);
+  for (const SectionSwitch& section : section_switches()) {
+    const std::string beginning = concat(section.section, ".");
+    const std::string key = spelt.substr(std::min(beginning.size(), spelt.size()));
+    if (!spelt.starts_with(beginning) || key.starts_with(section.prefix)) continue;
+    return concat(beginning, section.prefix, key);
+  }
+  const auto named = [&](const Variable& variable) { return variable.name == spelt; };
+  const auto variable = std::ranges::find_if(variables(), named);
+  return variable == variables().end() ? spelt : variable->path();
+}
+
 const std::vector<std::string_view>& variables_without_effect() {
   static const std::vector<std::string_view> names{"ACCELERATE_LOG_LEVEL",
                                                    "ACCELERATE_DISABLE_RICH",

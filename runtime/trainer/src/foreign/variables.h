@@ -31,6 +31,10 @@ struct SectionSwitch {
 };
 const std::vector<SectionSwitch>& section_switches();
 
+/// The path of a key as it is in the tables, however a file or a variable spells it:
+/// "fsdp_config.fsdp_version" for "fsdp_config.version" and "FSDP_VERSION".
+std::string full_path(const std::string& spelt);
+
 /// Variables of Accelerate, by their whole names, on which no training depends.
 const std::vector<std::string_view>& variables_without_effect();
 

@@ -54,6 +54,9 @@ class Config {
   std::string source(std::string_view name) const;
   /// The files and environments that were read, in that order.
   const std::vector<ConfigTranslation>& translations() const { return translations_; }
+  /// What a run prints about them, one line each. Of what a file and the environment both say, as
+  /// they do where our own launcher has exported the file, the file tells, since it counts.
+  std::vector<std::string> announcements() const;
 
  private:
   /// Who gave a value; the later wins.

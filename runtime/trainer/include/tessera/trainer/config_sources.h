@@ -36,7 +36,7 @@ std::string_view to_string(KeyOutcome outcome);
 /// A key of a file, its value and what it means here.
 struct ConfigEntry {
   std::string key;   ///< "fsdp_config.fsdp_sharding_strategy"
-  std::string file;  ///< the path as it was given, or "environment"
+  std::string file;  ///< the path as it was given, or "environment: " and a variable
   int line = 0;      ///< 0 if there is none: a variable, or a key that is absent
   nlohmann::ordered_json value{};
   std::optional<KeyOutcome> outcome{};  ///< none: not judged, because of a key that is refused
@@ -49,9 +49,12 @@ struct ConfigEntry {
   std::string where() const;
 };
 
+/// The path of what an environment says.
+inline constexpr const char* kEnvironmentPath = "environment";
+
 /// A file or an environment in our terms.
 struct ConfigTranslation {
-  std::string path;
+  std::string path;  ///< as it was given, or kEnvironmentPath
   ConfigDialect dialect = ConfigDialect::kTessera;
   std::string recognised_by{};  ///< the key that told the dialect; empty if none had to
   std::vector<ConfigEntry> entries{};
