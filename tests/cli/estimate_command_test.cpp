@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include "cli/program.h"
+#include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
@@ -91,6 +92,15 @@ TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
   EXPECT_THAT(error({"--ranks", "0"}), HasSubstr("--ranks"));
   EXPECT_THAT(error({"--micro-batch", "0"}), HasSubstr("--micro-batch"));
   EXPECT_THAT(error({"--micro-batch", "999999999999"}), HasSubstr("--micro-batch"));
+  for (const char* wrong : {"abc", "", "1.5", "0x2"}) {
+    for (const char* flag : {"--ranks", "--micro-batch", "--sequence-length"}) {
+      EXPECT_THAT(error({flag, wrong}),
+                  HasSubstr(concat(flag, ": '", wrong, "' is not an integer")));
+    }
+  }
+  EXPECT_THAT(error({"--ranks", "2,x"}), HasSubstr("--ranks: 'x' is not an integer"));
+  EXPECT_THAT(error({"--sequence-length", "0"}), HasSubstr("--sequence-length: 0 is out of range"));
+  EXPECT_THAT(error({"--sequence-length", "1025"}), HasSubstr("the model's context of 1024"));
   EXPECT_THAT(error({"--library_name", "transformers"}), HasSubstr("this program's own presets"));
   EXPECT_THAT(error({"--rank", "2"}), HasSubstr("did you mean '--ranks'"));
 }

@@ -259,10 +259,20 @@ TEST_F(LaunchCommand, WrongFlagsAreNamedBeforeAnythingStarts) {
     EXPECT_THAT(error_of(launch({"--gpu-ids", wrong}, {})),
                 AllOf(HasSubstr("--gpu-ids: '"), HasSubstr("is no GPU")));
   }
-  EXPECT_THAT(error_of(launch({"--grace", "-1"}, {})), HasSubstr("--grace is -1; "));
+  for (const char* flag :
+       {"--processes", "--ranks-per-process", "--nodes", "--node-rank", "--main-port", "--grace"}) {
+    for (const char* wrong : {"abc", "", "1.5", "0x2"}) {
+      EXPECT_THAT(error_of(launch({flag, wrong}, {})),
+                  HasSubstr(concat(flag, ": '", wrong, "' is not an integer")));
+    }
+    EXPECT_THAT(error_of(launch({flag, "-1"}, {})),
+                HasSubstr(concat(flag, ": -1 is out of range; allowed: ")));
+  }
+  // Not octal.
+  EXPECT_THAT(error_of(launch({"--processes", "010"}, {"--ranks", "3"})), HasSubstr("is 10 ranks"));
   EXPECT_THAT(error_of(launch({"--config", ""}, {})), HasSubstr("--config is empty; "));
   EXPECT_THAT(error_of(launch({}, {"--config", ""})), HasSubstr("--config is empty; "));
-  EXPECT_THAT(error_of(launch({"--nodes", "2000000"}, {})), HasSubstr("at most 1048576"));
+  EXPECT_THAT(error_of(launch({"--nodes", "2000000"}, {})), HasSubstr("1 to 1048576"));
   EXPECT_THAT(error_of(launch({"--processes", "100000", "--ranks-per-process", "100"}, {})),
               HasSubstr("is more than 1048576 ranks"));
   EXPECT_THAT(error_of(launch({"--gpu-ids", "0,0"}, {})),

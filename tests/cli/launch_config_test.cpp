@@ -169,6 +169,8 @@ TEST_F(LaunchConfig, ErrorsNameTheFileTheLineAndTheKey) {
                     HasSubstr("--ranks-per-process")));
   EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: 2\ngpu_ids: '0'\n", {}),
               HasSubstr(file + ":3: gpu_ids names 1 GPU for 2 processes"));
+  EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: 4294967296\n", {}),
+              HasSubstr(file + ":2: num_processes: is 4294967296; it must be at most 1048576"));
   EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: -1\n", {}),
               HasSubstr("--processes to 'tessera launch'"));
   EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_proceses: 2\n", {}),

@@ -5,6 +5,8 @@
 #include <iosfwd>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/trainer/config.h"
@@ -46,6 +48,16 @@ class SettingsCommand {
   bool no_default_config_ = false;
   std::map<std::string, std::string> texts_;  // what the command line gave, by setting
 };
+
+/// What the text of a flag comes to, in the limits and the words of `table`'s settings: commands
+/// without a SettingsCommand take their numbers by it, since CLI11 reads 010 as 8, an empty text as
+/// 0, and says of any other no more than that it could not convert it. Throws Error{kConfig}.
+template <typename T>
+T value_of(std::vector<Setting> table, std::string_view name, const std::string& text) {
+  Config config(std::move(table));
+  config.set_text(name, text);
+  return config.get<T>(name);
+}
 
 /// Prints what was translated of foreign files, a line for each key, and the keys without effect.
 void print_announcements(std::ostream& notes, const Config& config);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
@@ -227,12 +228,9 @@ void print_text(const Request& request, const std::vector<LoadRow>& loads, const
          "largest\nmicro-batch that fits.\n";
 }
 
-/// The limits and the words of `train`.
 void check_settings(const Request& request) {
   Config config(trainer_settings());
-  for (const int ranks : request.ranks) config.set_text("ranks", std::to_string(ranks));
   for (const std::string& precision : request.precisions) config.set_text("precision", precision);
-  config.set_text("micro_batch", std::to_string(request.micro_batch));
   // Beyond that, sizes in bytes would not fit into an integer.
   constexpr std::int64_t kMost = 1 << 20;
   require(request.micro_batch <= kMost, ErrorCode::kConfig, "--micro-batch is ",
@@ -250,8 +248,8 @@ int run_estimate(const CLI::App& app, Request request) {
   }
   const GptConfig config = gpt_preset(preset_of(request.model));
   if (request.sequence_length == 0) request.sequence_length = config.context_length;
-  require(request.sequence_length > 0 && request.sequence_length <= config.context_length,
-          ErrorCode::kConfig, "--sequence-length is ", request.sequence_length,
+  require(request.sequence_length <= config.context_length, ErrorCode::kConfig,
+          "--sequence-length is ", request.sequence_length,
           "; it must be from 1 to the model's context of ", config.context_length);
   check_settings(request);
   const Model model = make_model(
@@ -268,14 +266,31 @@ Command add_estimate_memory(CLI::App& program) {
   const auto request = std::make_shared<Request>();
   CLI::App* app = program.add_subcommand(
       "estimate-memory", "Print what loading and training a model would need, by strategy");
+  // In the limits and the words of `train`.
+  const auto number = [&](const char* name, std::int64_t& value, const char* help) {
+    const auto take = [name, &value](const std::string& text) {
+      value = value_of<std::int64_t>(joined({model_settings(), trainer_settings()}), name, text);
+    };
+    app->add_option_function<std::string>(flag_name(name), take, help)->type_name("N");
+  };
   app->add_option("MODEL", request->model, "a preset, or gpt2, gpt2-medium, gpt2-large, gpt2-xl")
       ->required();
   app->add_option("--dtypes", request->dtypes, "of the table for loading")->delimiter(',');
-  app->add_option("--ranks", request->ranks, "numbers of ranks")->delimiter(',');
+  app->add_option_function<std::vector<std::string>>(
+         "--ranks",
+         [request](const std::vector<std::string>& texts) {
+           request->ranks.clear();
+           for (const std::string& text : texts) {
+             request->ranks.push_back(value_of<int>(trainer_settings(), "ranks", text));
+           }
+         },
+         "numbers of ranks")
+      ->delimiter(',')
+      ->type_name("N");
   app->add_option("--strategies", request->strategies, "[all]")->delimiter(',');
   app->add_option("--precision", request->precisions, "fp32, bf16 or both")->delimiter(',');
-  app->add_option("--micro-batch", request->micro_batch, "samples per micro-step and rank");
-  app->add_option("--sequence-length", request->sequence_length, "[the model's context]");
+  number("micro_batch", request->micro_batch, "samples per micro-step and rank");
+  number("sequence_length", request->sequence_length, "[the model's context]");
   app->add_flag("--json", request->json, "print one JSON object");
   app->allow_extras();  // so that an unknown flag is answered
   return {app, [app, request] { return run_estimate(*app, *request); }};

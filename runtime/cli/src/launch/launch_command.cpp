@@ -9,10 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <limits>
 #include <string_view>
 #include <thread>
 #include <utility>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "launch/launch_environment.h"
@@ -26,6 +28,8 @@
 
 namespace tessera::cli {
 namespace {
+
+constexpr int kLastPort = 65535;
 
 // ---- Where the processes meet -------------------------------------------------------------------
 
@@ -94,21 +98,35 @@ LaunchCommand::LaunchCommand(CLI::App& app)
           "launch", "Start the processes of a run on this machine: launch FLAGS -- train FLAGS")) {
   LaunchRequest& r = request_;
   command_->allow_extras();  // so that an unknown flag gets a suggestion
-  const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
-    command_->add_option(name, value, help)->type_name(type);
+  const auto add = [&](const char* flag, auto& value, const char* type, const char* help) {
+    command_->add_option(flag, value, help)->type_name(type);
+  };
+  const auto number = [&](const char* flag, auto& value, double minimum, double maximum,
+                          const char* type, const char* help) {
+    const Setting setting{.name = setting_name(flag),
+                          .type = SettingType::kInteger,
+                          .minimum = minimum,
+                          .maximum = maximum};
+    const auto take = [setting, &value](const std::string& text) {
+      value = value_of<int>({setting}, setting.name, text);
+    };
+    command_->add_option_function<std::string>(flag, take, help)->type_name(type);
   };
   add("--config", r.config, "FILE", "settings of the run, and of the launch if it is Accelerate's");
-  add("--processes", r.processes, "N", "processes on this machine (default: as the file, else 1)");
-  add("--ranks-per-process", r.ranks_per_process, "N", "ranks of each, as threads (default: 1)");
-  add("--nodes", r.nodes, "N", "machines; launch on each of them (default: as the file, else 1)");
-  add("--node-rank", r.node_rank, "N",
-      "which of them this is, from 0 (default: as the file, else 0)");
+  number("--processes", r.processes, 1, kMaxRanks, "N",
+         "processes on this machine (default: as the file, else 1)");
+  number("--ranks-per-process", r.ranks_per_process, 1, kMaxRanks, "N",
+         "ranks of each, as threads (default: 1)");
+  number("--nodes", r.nodes, 1, kMaxRanks, "N",
+         "machines; launch on each of them (default: as the file, else 1)");
+  number("--node-rank", r.node_rank, 0, kMaxRanks - 1, "N",
+         "which of them this is, from 0 (default: as the file, else 0)");
   add("--main-address", r.main_address, "HOST", "a name or IP address of node 0");
-  add("--main-port", r.main_port, "PORT",
-      "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
+  number("--main-port", r.main_port, 0, kLastPort, "PORT",
+         "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
   add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
-  add("--grace", r.grace_seconds, "SECONDS",
-      "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
+  number("--grace", r.grace_seconds, 0, std::numeric_limits<int>::max(), "SECONDS",
+         "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
 }
 
 LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
@@ -120,8 +138,6 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
             "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
     refuse_flag(extras.front(), names, {.name = "train", .flags = flags_of_train()});
   }
-  require(request_.grace_seconds >= 0, ErrorCode::kConfig, "--grace is ", request_.grace_seconds,
-          "; it must be at least 0");
   require(command_->count("--config") == 0 || !request_.config.empty(), ErrorCode::kConfig,
           "--config is empty; give the path of a file");
   LaunchRequest request = request_;

@@ -17,7 +17,6 @@ namespace tessera::cli {
 namespace {
 
 constexpr int kUsualPort = 29500;
-constexpr int kLastPort = 65535;
 
 template <typename T>
 Stated<T> stated(const std::optional<T>& flag, const char* name,
@@ -62,16 +61,7 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
 
 // ---- Checks -------------------------------------------------------------------------------------
 
-void at_least(const Stated<int>& value, int minimum) {
-  require(value.value >= minimum && value.value <= kMaxRanks, ErrorCode::kConfig, value.name,
-          " is ", value.value, "; it must be at ",
-          value.value < minimum ? concat("least ", minimum) : concat("most ", kMaxRanks));
-}
-
-void check_counts(const LaunchLayout& r) {
-  at_least({r.ranks_per_process, "--ranks-per-process"}, 1);
-  at_least(r.nodes, 1);
-  at_least(r.node_rank, 0);
+void check_node_rank(const LaunchLayout& r) {
   require(r.node_rank.value < r.nodes.value, ErrorCode::kConfig, r.node_rank.name, " is ",
           r.node_rank.value, "; with ", r.nodes.name, " ", r.nodes.value, " it may be 0 to ",
           r.nodes.value - 1);
@@ -80,8 +70,6 @@ void check_counts(const LaunchLayout& r) {
 void check_meeting(const LaunchLayout& r) {
   const int port = r.main_port.value;
   const bool several = r.nodes.value > 1;
-  require(port >= 0 && port <= kLastPort, ErrorCode::kConfig, r.main_port.name, " is ", port,
-          "; it may be 1 to 65535, or 0 for a free one");
   require(!several || port != 0, ErrorCode::kConfig, r.main_port.name,
           " 0 takes a free port, which the other nodes cannot know; name one");
   const std::string& address = r.main_address.value;
@@ -91,7 +79,6 @@ void check_meeting(const LaunchLayout& r) {
 }
 
 void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
-  at_least(r.processes, 1);
   require(std::int64_t{r.processes.value} * r.nodes.value * r.ranks_per_process <= kMaxRanks,
           ErrorCode::kConfig, r.nodes.name, " ", r.nodes.value, " x ", r.processes.name, " ",
           r.processes.value, " x --ranks-per-process ", r.ranks_per_process, " is more than ",
@@ -151,7 +138,7 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   if (!several) file.address.reset();
   layout.main_address =
       stated<std::string>(request.main_address, "--main-address", file.address, "127.0.0.1");
-  check_counts(layout);
+  check_node_rank(layout);
   check_meeting(layout);
   layout.processes = {request.processes.value_or(1), "--processes"};
   if (config) {

@@ -8,6 +8,7 @@
 #include "foreign/deepspeed.h"
 #include "foreign/fsdp.h"
 #include "foreign/known_settings.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::foreign {
 namespace {
@@ -150,6 +151,9 @@ class Accelerate {
     const bool one = is_one_process(type);
     if (key && *key < 1 && *key != -1) {
       top_.refuse(kProcesses, "is ", *key, "; it must be at least 1, or -1 to give --ranks");
+    }
+    if (key && *key > kMaxRanks) {
+      top_.refuse(kProcesses, "is ", *key, "; it must be at most ", kMaxRanks);
     }
     if (one && key && *key > 1) {
       top_.refuse(kProcesses, "is ", *key, ", but distributed_type NO is one process; use 1, or ",
