@@ -179,6 +179,31 @@ TEST_F(LaunchConfig, ErrorsNameTheFileTheLineAndTheKey) {
               HasSubstr("--config is there twice"));
 }
 
+TEST_F(LaunchConfig, AllThatIsWrongIsToldAtOnce) {
+  const std::string text =
+      "distributed_type: FSDP\nnum_processes: 4\nnum_machines: 0\nmachine_rank: -1\n"
+      "main_process_port: 70000\ngpu_ids: x\nmixed_precision: fp61\nfsdp_config:\n"
+      "  fsdp_version: 3\n";
+  const std::string file = path("a.yaml");
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{}, {"--processes", "2"}, {"--nodes", "1", "--node-rank", "0"}}) {
+    EXPECT_THAT(error_with(text, flags),
+                AllOf(HasSubstr(file + ": 6 keys need a change"),
+                      HasSubstr(file + ":3: num_machines: is 0; it must be at least 1"),
+                      HasSubstr(file + ":4: machine_rank: is -1; it must be"),
+                      HasSubstr(file + ":5: main_process_port: is 70000; it may be 1 to 65535"),
+                      HasSubstr(file + ":6: gpu_ids: 'x' is no GPU"),
+                      HasSubstr(file + ":7: mixed_precision: unknown value 'fp61'"),
+                      HasSubstr(file + ":9: fsdp_config.fsdp_version: unknown value '3'")));
+  }
+  // What is wrong by itself hides nothing that is wrong with it.
+  EXPECT_THAT(error_with("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: 9999999\n"
+                         "num_machines: two\n",
+                         {"--nodes", "2"}),
+              AllOf(HasSubstr(file + ":3: machine_rank: is 9999999; it must be from 0 to 1048575"),
+                    HasSubstr(file + ":4: num_machines: 'two' is not an integer")));
+}
+
 TEST_F(LaunchConfig, WhatAFileMeansIsToldOnce) {
   const std::string file = write("a.yaml",
                                  "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"

@@ -34,7 +34,7 @@ std::vector<Setting> all_settings() {
 
 /// `ranks`: 0 for as many as the file says.
 ConfigTranslation translate(const ConfigFile& file, const std::vector<Setting>& table,
-                            const LaunchedCommand& command, int machines, int ranks) {
+                            const LaunchedCommand& command, int machines, std::int64_t ranks) {
   nlohmann::ordered_json overrides = command.given();
   if (ranks > 0) overrides["ranks"] = ranks;
   return file.translate({.table = table,
@@ -79,10 +79,9 @@ void check_meeting(const LaunchLayout& r) {
 }
 
 void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
-  require(std::int64_t{r.processes.value} * r.nodes.value * r.ranks_per_process <= kMaxRanks,
-          ErrorCode::kConfig, r.nodes.name, " ", r.nodes.value, " x ", r.processes.name, " ",
-          r.processes.value, " x --ranks-per-process ", r.ranks_per_process, " is more than ",
-          kMaxRanks, " ranks; start fewer");
+  require(r.ranks() <= kMaxRanks, ErrorCode::kConfig, r.nodes.name, " ", r.nodes.value, " x ",
+          r.processes.name, " ", r.processes.value, " x --ranks-per-process ", r.ranks_per_process,
+          " is more than ", kMaxRanks, " ranks; start fewer");
   const std::string problem = problem_of_gpu_ids(r.gpu_ids.value);
   require(problem.empty(), ErrorCode::kConfig, r.gpu_ids.name, ": ", problem);
   const bool any = r.gpu_ids.value.empty() || r.gpu_ids.value == "all";
@@ -90,7 +89,7 @@ void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
   require(any || gpus >= static_cast<std::size_t>(r.processes.value), ErrorCode::kConfig,
           r.gpu_ids.name, " names ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ", r.processes.value,
           " processes; name one for each, or start fewer (--processes)");
-  const int total = r.ranks();
+  const std::int64_t total = r.ranks();
   const std::string sum =
       concat("--nodes ", r.nodes.value, " x --processes ", r.processes.value,
              " x --ranks-per-process ", r.ranks_per_process, " is ", total, " ranks");
@@ -138,13 +137,15 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   if (!several) file.address.reset();
   layout.main_address =
       stated<std::string>(request.main_address, "--main-address", file.address, "127.0.0.1");
+  layout.processes = {request.processes.value_or(1), "--processes"};
+  const std::int64_t ranks = request.processes ? layout.ranks() : 0;
+  if (file.refused) translate(*config, table, command, request.nodes.value_or(0), ranks);
   check_node_rank(layout);
   check_meeting(layout);
-  layout.processes = {request.processes.value_or(1), "--processes"};
   if (config) {
     if (request.processes) check_ranks(layout, command);
-    const ConfigTranslation translation = translate(*config, table, command, layout.nodes.value,
-                                                    request.processes ? layout.ranks() : 0);
+    const ConfigTranslation translation =
+        translate(*config, table, command, layout.nodes.value, ranks);
     if (!request.processes) layout.processes = processes_of(translation, layout);
     for (const ConfigEntry& entry : translation.entries) {
       layout.device = entry.settings.value("device", layout.device);

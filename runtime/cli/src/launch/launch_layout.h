@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,7 +38,9 @@ struct LaunchLayout {
   Variables exported{};         ///< what Accelerate's launcher exports for the file
   std::vector<std::string> command{};
 
-  int ranks() const { return processes.value * nodes.value * ranks_per_process; }
+  std::int64_t ranks() const {
+    return std::int64_t{processes.value} * nodes.value * ranks_per_process;
+  }
 };
 
 /// Reads the config file that holds for the launch and the command (--config of either, or

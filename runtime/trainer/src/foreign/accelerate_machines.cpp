@@ -29,8 +29,11 @@ std::int64_t machines_in(Section& top) {
 std::int64_t machine_rank_in(Section& top, bool launched) {
   const std::int64_t rank = top.integer(kRank).value_or(0);
   const std::int64_t machines = machines_in(top);
-  if (rank < 0 || (rank >= machines && (top.has(kMachines) || !launched))) {
-    top.refuse(kRank, "is ", rank, "; it must be below num_machines, which is ", machines);
+  const bool told = top.has(kMachines) || !(launched || top.is_refused(kMachines));
+  if (rank < 0 || rank >= (told ? machines : kMaxRanks)) {
+    top.refuse(kRank, "is ", rank, "; it must be ",
+               told ? concat("below num_machines, which is ", machines)
+                    : concat("from 0 to ", kMaxRanks - 1));
   }
   return rank;
 }
@@ -53,6 +56,14 @@ void check_gpu_ids(Section& top) {
   const auto text = top.text(kGpus);
   const std::string problem = text ? problem_of_gpu_ids(*text) : "";
   if (!problem.empty()) top.refuse(kGpus, problem);
+}
+
+/// Each by itself: one that is wrong hides no other.
+void check_launcher_keys(Section& top, bool launched) {
+  attempt([&] { machines_in(top); });
+  attempt([&] { machine_rank_in(top, launched); });
+  attempt([&] { port_in(top); });
+  attempt([&] { check_gpu_ids(top); });
 }
 
 /// What `tessera launch` would refuse, too, unless its flags say otherwise.
@@ -132,9 +143,7 @@ void tell_alone(Section& top, const std::string& path, std::int64_t ranks) {
 std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
                                 const LaunchFacts& launch) {
   const bool launched = !launch.launcher.empty();
-  attempt([&] { machine_rank_in(top, launched); });
-  attempt([&] { port_in(top); });
-  attempt([&] { check_gpu_ids(top); });
+  check_launcher_keys(top, launched);
   attempt([&] { check_division(top, ranks, launch); });
   if (launched) {
     tell_launched(top, launch);
@@ -165,13 +174,16 @@ LauncherKeys read_launcher_keys(const Document& document) {
   const auto text = [&](const char* key, std::optional<Stated<std::string>>& to) {
     if (const auto value = top.text(key)) to = {*value, named(key)};
   };
+  check_launcher_keys(top, true);
   LauncherKeys keys;
-  if (top.has(kMachines)) number(kMachines, machines_in(top), keys.machines);
-  if (top.has(kRank)) number(kRank, machine_rank_in(top, true), keys.machine_rank);
-  check_gpu_ids(top);
-  number(kPort, port_in(top), keys.port);
+  number(kMachines, top.integer(kMachines), keys.machines);
+  number(kRank, top.integer(kRank), keys.machine_rank);
+  number(kPort, top.integer(kPort), keys.port);
   text(kAddress, keys.address);
   text(kGpus, keys.gpu_ids);
+  for (const char* key : {kMachines, kRank, kPort, kAddress, kGpus}) {
+    keys.refused = keys.refused || top.is_refused(key);
+  }
   return keys;
 }
 

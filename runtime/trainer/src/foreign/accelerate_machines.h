@@ -14,7 +14,7 @@ namespace tessera::foreign {
 std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
                                 const LaunchFacts& launch);
 
-/// What an Accelerate file says to its launcher, with the lines. Throws Refusal.
+/// What an Accelerate file says to its launcher, with the lines.
 LauncherKeys read_launcher_keys(const Document& document);
 
 }  // namespace tessera::foreign

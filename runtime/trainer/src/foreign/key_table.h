@@ -117,6 +117,7 @@ class Section {
   /// Nobody reads this section: whatever it asks for, or whatever is wrong with it, has no effect.
   void switch_off(const std::string& note);
 
+  bool is_refused(std::string_view key) const;
   /// Ends the part if one of the keys is refused: what they say together is not known. Throws
   /// Refusal.
   void need_all_of(std::initializer_list<std::string_view> keys) const;
@@ -137,7 +138,6 @@ class Section {
   const Item* find(std::string_view key) const;
   /// Of a refused key: one that is thrown away, so that the refusal stays.
   ConfigEntry& entry(std::string_view key);
-  bool is_refused(std::string_view key) const;
   std::string path_of(std::string_view key) const;
   void read_member(const Node::Member& member, const std::vector<KeyRule>& rules);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);

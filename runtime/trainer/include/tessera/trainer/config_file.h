@@ -27,6 +27,8 @@ struct LauncherKeys {
   std::optional<Stated<std::string>> address{};
   std::optional<Stated<int>> port{};
   std::optional<Stated<std::string>> gpu_ids{};
+  /// Some are wrong, and absent here; ConfigFile::translate names them, with all else that is.
+  bool refused = false;
 };
 
 /// A file of any dialect, YAML or JSON, which is read once: what it says of the launch decides how
@@ -37,8 +39,8 @@ class ConfigFile {
   explicit ConfigFile(const std::string& path);
 
   const std::string& path() const;
-  /// Nothing of a file that is not Accelerate's. `table`: all settings. Throws Error{kConfig} that
-  /// names the file, the line and the key.
+  /// Nothing of a file that is not Accelerate's. `table`: all settings. Throws Error{kConfig} if
+  /// the keys tell no dialect, or several.
   LauncherKeys launcher_keys(const std::vector<Setting>& table) const;
   /// In our terms. Throws ConfigRefused, which names the file, the line, the key and the remedy.
   ConfigTranslation translate(const TranslationContext& context) const;
