@@ -232,7 +232,7 @@ class DeepSpeed {
     if (optimizer) translate_optimizer(*optimizer, peak);
     if (scheduler) {
       translate_scheduler(*scheduler, peak, known_);
-    } else if (optimizer) {
+    } else if (optimizer && top_.node("scheduler") == nullptr) {
       top_.absent(
           "scheduler",
           concat("DeepSpeed then keeps the learning rate unless the script changes it; here ",

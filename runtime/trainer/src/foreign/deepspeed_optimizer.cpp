@@ -74,11 +74,11 @@ void check_adam(Section& params, bool adamw) {
 void translate_optimizer(TypedSection& optimizer, const PeakRate& peak) {
   Section& params = optimizer.params;
   optimizer.section.agree("type", "AdamW is the only optimizer here");
-  check_adam(params, optimizer.type == "AdamW");
-  learning_rate(params, peak);
-  betas(params);
-  number(params, "eps", "epsilon", 1e-8);
-  number(params, "weight_decay", "weight_decay", 0.0);
+  attempt([&] { check_adam(params, optimizer.type == "AdamW"); });
+  attempt([&] { learning_rate(params, peak); });
+  attempt([&] { betas(params); });
+  attempt([&] { number(params, "eps", "epsilon", 1e-8); });
+  attempt([&] { number(params, "weight_decay", "weight_decay", 0.0); });
   if (params.number("weight_decay").value_or(0) > 0) {
     params.differ("weight_decay", "DeepSpeed decays every parameter; here only matrices decay");
   }

@@ -23,7 +23,7 @@ struct TypedSection {
   std::string type;  ///< as we spell it
   Section params;
 };
-/// Opens "optimizer" or "scheduler", if `top` has keys in it.
+/// Opens "optimizer" or "scheduler", if `top` has keys in it and its type is not refused.
 std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
                                            ConfigTranslation& translation);
 std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,

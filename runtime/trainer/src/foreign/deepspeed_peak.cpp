@@ -43,7 +43,9 @@ std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vect
   if (top.has(kind.name)) top.agree(kind.name, node != nullptr ? "see its keys" : "is empty");
   if (node == nullptr) return std::nullopt;
   Section section(translation, file, *node, keys, {.name = kind.name});
-  std::string type = read_type(section, kind.ours, kind.others);
+  std::string type;
+  attempt([&] { type = read_type(section, kind.ours, kind.others); });
+  if (type.empty()) return std::nullopt;
   if (section.has("params")) section.agree("params", "see its keys");
   return TypedSection{
       .section = section,
@@ -51,11 +53,13 @@ std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vect
       .params = Section(translation, file, params_of(section), params_keys, {.name = kind.params})};
 }
 
-/// A rate that is given and no "auto".
+/// A rate that is given, no "auto" and not refused.
 std::optional<double> rate_in(Section& params, const char* key) {
-  const auto rate = params.number(key);
-  if (rate && *rate < 0) params.refuse(key, "is ", *rate, "; it must be at least 0");
-  return rate;
+  attempt([&] {
+    const auto rate = params.number(key);
+    if (rate && *rate < 0) params.refuse(key, "is ", *rate, "; it must be at least 0");
+  });
+  return params.number(key);
 }
 
 /// What a scheduler sets the peak to, whatever the optimizer's lr is; nothing if it takes that.

@@ -27,8 +27,8 @@ class Scheduler {
     reject({"total_num_steps", "warmup_min_ratio", "cos_min_ratio"});
     scheduler_.honour("type", "learning_rate_schedule", "constant");
     maximum();
-    warmup(known_.integer("steps"));
-    start("warmup_min_lr");
+    attempt([this] { warmup(known_.integer("steps")); });
+    attempt([this] { start("warmup_min_lr"); });
   }
 
   void warmup_decay_lr() {
@@ -36,15 +36,22 @@ class Scheduler {
     scheduler_.honour("type", "learning_rate_schedule", "linear");
     scheduler_.honour("type", "minimum_learning_rate", 0.0);
     maximum();
-    warmup(total());
-    start("warmup_min_lr");
+    attempt([this] { warmup(total()); });
+    attempt([this] { start("warmup_min_lr"); });
   }
 
   void warmup_cosine_lr() {
-    const char* ratio = "cos_min_ratio";
     reject({"warmup_min_lr", "warmup_max_lr"});
     scheduler_.honour("type", "learning_rate_schedule", "cosine");
     scheduler_.differ("type", "DeepSpeed is one step ahead on its cosine", Told::kByExplain);
+    attempt([this] { minimum(); });
+    attempt([this] { warmup(total()); });
+    attempt([this] { start("warmup_min_ratio"); });
+  }
+
+  /// Where the cosine ends.
+  void minimum() {
+    const char* ratio = "cos_min_ratio";
     const double floor = params_.number(ratio).value_or(1e-4);
     if (floor < 0 || floor > 1) params_.refuse(ratio, "is ", floor, "; it must be from 0 to 1");
     const std::string note = concat(floor, " x the learning rate");
@@ -54,13 +61,13 @@ class Scheduler {
       params_.derive(ratio, "minimum_learning_rate", floor * peak_.value,
                      "DeepSpeed's default: " + note);
     }
-    warmup(total());
-    start("warmup_min_ratio");
   }
 
   void reject(const std::vector<const char*>& keys) const {
     for (const char* key : keys) {
-      if (params_.has(key)) params_.refuse(key, type_, " has no such parameter; remove it");
+      attempt([&] {
+        if (params_.has(key)) params_.refuse(key, type_, " has no such parameter; remove it");
+      });
     }
   }
 
