@@ -89,6 +89,15 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
+/// A CR alone ends a line in YAML, too, but not for its parser here, nor for those who count lines.
+std::string with_line_feeds(std::string text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool alone = i + 1 == text.size() || text[i + 1] != '\n';
+    if (text[i] == '\r' && alone) text[i] = '\n';
+  }
+  return text;
+}
+
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
@@ -119,7 +128,8 @@ std::string at_line(std::string_view path, int line) {
 
 Document parse_document(const std::string& path, const std::string& original) {
   constexpr const char* kByteOrderMark = "\xEF\xBB\xBF";
-  const std::string text = original.rfind(kByteOrderMark, 0) == 0 ? original.substr(3) : original;
+  const std::string text =
+      with_line_feeds(original.rfind(kByteOrderMark, 0) == 0 ? original.substr(3) : original);
   check_is_text(path, text);
   Document document{.path = path};
   const std::size_t first = text.find_first_not_of(" \t\r\n");
