@@ -105,6 +105,13 @@ TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {
   EXPECT_THAT(error_of_file(R"({"trace": 1})"), HasSubstr("true or false"));
   Config config(trainer_settings());
   EXPECT_THROW(config.read_file("/nonexistent/x.json"), Error);
+  try {
+    config.read_file(folder_.write("config.yaml", "seed: 1\nsteps: 010\n"));
+    ADD_FAILURE() << "accepted 010";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(".yaml:2: steps: \"010\" is not an integer; "),
+                                    HasSubstr("leave out the leading zero")));
+  }
 }
 
 TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {

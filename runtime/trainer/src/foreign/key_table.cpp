@@ -268,7 +268,7 @@ void Section::refuse_type(const KeyRule& rule, const Node& node) {
   } else if (rule.type == KeyType::kText && !items.empty()) {
     remedy = concat("; write it as one text: \"", joined(items), "\"");
   } else if (rule.type == KeyType::kInteger || rule.type == KeyType::kNumber) {
-    remedy = "; write it in digits";
+    remedy = number_remedy(node);
   } else if (rule.type == KeyType::kSection && rule.use == KeyUse::kUsed) {
     remedy = "; put its keys below it, or leave it out";
   }

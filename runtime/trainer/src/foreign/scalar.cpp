@@ -8,6 +8,11 @@
 #include <limits>
 
 namespace tessera::foreign {
+namespace {
+
+constexpr double kExact = 9007199254740992.0;  // 2^53: doubles hold every integer below
+
+}  // namespace
 
 std::int64_t product(std::initializer_list<std::int64_t> sizes) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -56,10 +61,16 @@ std::optional<double> as_number(const Node& node) {
 }
 
 std::optional<std::int64_t> as_integer(const Node& node) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53: doubles hold every integer below
   const auto number = as_number(node);
   if (!number || *number != std::floor(*number) || std::abs(*number) > kExact) return std::nullopt;
   return static_cast<std::int64_t>(*number);
+}
+
+std::string number_remedy(const Node& node) {
+  if (has_leading_zero(node.text)) return "; leave out the leading zero, which can mean octal";
+  const auto number = as_number(node);
+  if (!number) return "; write it in digits";
+  return std::abs(*number) > kExact ? "; it is too large" : "; write a whole number";
 }
 
 }  // namespace tessera::foreign

@@ -19,6 +19,9 @@ std::optional<double> as_number(const Node& node);
 /// "010" is 8 to Accelerate, which reads YAML 1.1, and 10 to others: here it is no number.
 bool has_leading_zero(std::string_view text);
 
+/// What to do about a text that is no number, or no integer, behind what says so.
+std::string number_remedy(const Node& node);
+
 /// Of sizes of at least 1; the largest number there is if they make more.
 std::int64_t product(std::initializer_list<std::int64_t> sizes);
 
