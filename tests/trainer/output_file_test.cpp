@@ -15,9 +15,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string refusal(const std::string& path) {
+std::string refusal(const std::string& path, Writing writing = Writing::kInPlace) {
   try {
-    check_writable(path, "--log");
+    check_writable(path, "--log", writing);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
     return error.what();
@@ -54,6 +54,7 @@ TEST(OutputFile, CheckingSaysWhyItCannotBeWritten) {
   const std::string file = folder.write("file", "x");
   EXPECT_THAT(refusal(folder.path()), AllOf(HasSubstr("directory"), HasSubstr("--log")));
   EXPECT_THAT(refusal(file + "/in/it"), AllOf(HasSubstr("in/it"), HasSubstr("Not a directory")));
+  EXPECT_THAT(refusal(folder.path(), Writing::kByReplacing), HasSubstr("directory"));
 }
 
 TEST(OutputFile, CheckingSeesWhatPermissionsForbid) {
@@ -64,6 +65,18 @@ TEST(OutputFile, CheckingSeesWhatPermissionsForbid) {
   std::filesystem::permissions(file, forbid);
   EXPECT_THAT(refusal(file), HasSubstr("Permission denied"));
   EXPECT_THAT(refusal("/usr/a/b"), HasSubstr("Permission denied"));
+}
+
+TEST(OutputFile, WhatIsReplacedNeedsAFolderThatIsWritable) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  const test::TemporaryFolder folder;
+  const std::string file = folder.write("file", "x");
+  const std::string link = folder.path("link");
+  std::filesystem::permissions(file, std::filesystem::perms::owner_read);
+  check_writable(file, "--log", Writing::kByReplacing);
+  std::filesystem::create_symlink("/etc/passwd", link);
+  EXPECT_THAT(refusal(link, Writing::kByReplacing), HasSubstr("Permission denied"));
+  EXPECT_THAT(refusal("/usr/a/b", Writing::kByReplacing), HasSubstr("Permission denied"));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void OutputFile::write(std::string_view bytes) {
   }
 }
 
-void check_writable(const std::string& path, std::string_view flag) {
+void check_writable(const std::string& path, std::string_view flag, Writing writing) {
   std::error_code ignored;
   const std::filesystem::path file = std::filesystem::absolute(path);
   std::filesystem::path nearest = file;  // of what exists: the file itself, or a folder above it
@@ -45,7 +45,9 @@ void check_writable(const std::string& path, std::string_view flag) {
   const bool is_folder = is_directory(nearest, ignored);
   if (nearest == file && is_folder) fail_to_open(path, flag, EISDIR);
   if (nearest != file && !is_folder) fail_to_open(path, flag, ENOTDIR);
-  if (access(nearest.c_str(), is_folder ? W_OK | X_OK : W_OK) != 0) {
+  const bool in_place = !is_folder && writing == Writing::kInPlace;
+  if (!is_folder && !in_place) nearest = canonical(nearest, ignored).parent_path();
+  if (access(nearest.c_str(), in_place ? W_OK : W_OK | X_OK) != 0) {
     fail_to_open(path, flag, errno);
   }
 }

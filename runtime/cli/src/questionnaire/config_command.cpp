@@ -22,6 +22,7 @@
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/config_contents.h"
 #include "tessera/trainer/config_sources.h"
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
@@ -42,16 +43,9 @@ std::string file_or_default(const std::string& given, const std::optional<std::s
   return *standard;
 }
 
-/// Before the questions, so that nobody answers them for nothing.
-void check_writable(const fs::path& path) {
-  std::error_code error;
-  require(!fs::is_directory(path, error), ErrorCode::kConfig, "cannot write ", path.string(),
-          ": it is a folder; give the path of a file");
-  fs::path folder = fs::absolute(path).parent_path();
-  while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
-  require(fs::is_directory(folder, error) && access(folder.c_str(), W_OK | X_OK) == 0,
-          ErrorCode::kConfig, "cannot write ", path.string(), ": ", folder.string(),
-          " is not a folder that you may write to; give another --config-file");
+/// Whether save() can write it: before the questions, so that nobody answers them for nothing.
+void check_place(const std::string& path) {
+  check_writable(path, "--config-file", Writing::kByReplacing);
 }
 
 /// All of it or nothing: under another name first. Makes the folder, and follows links.
@@ -96,7 +90,7 @@ std::string describe(const Machine& machine, const CudaStatus& cuda) {
 
 int ask_and_save(const std::string& given) {
   const std::string path = file_or_default(given, default_accelerate_path(variable));
-  check_writable(path);
+  check_place(path);
   const Machine machine = probe_machine();
   const CudaStatus cuda = cuda_status();
   std::cout << "This machine has " << describe(machine, cuda) << ".\n";
@@ -124,7 +118,7 @@ int save_default(const std::string& given, const std::string& precision) {
   require(!fs::exists(path), ErrorCode::kConfig, "configuration already exists at ", path,
           ", which is not overwritten; remove it, give another --config-file, or answer 'tessera "
           "config'");
-  check_writable(path);
+  check_place(path);
   const Machine machine = probe_machine();
   const CudaStatus cuda = cuda_status();
   std::cout << "This machine has " << describe(machine, cuda) << ".\n";
@@ -162,7 +156,7 @@ int update(const std::string& given) {
       file_or_default(given, present ? present : default_accelerate_path(variable));
   require(fs::exists(path), ErrorCode::kNotFound, "there is no config file at ", path,
           "; write one with 'tessera config', or give --config-file");
-  check_writable(path);
+  check_place(path);
   const json before = read_accelerate(path);
   json after = before;
   fill_defaults(after);

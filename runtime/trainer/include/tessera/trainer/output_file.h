@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -23,7 +24,15 @@ class OutputFile {
   std::ofstream file_;
 };
 
-/// Whether an OutputFile could be made, without making or changing anything: throws as it would.
-void check_writable(const std::string& path, std::string_view flag);
+/// How a file comes to be written.
+enum class Writing : std::uint8_t {
+  kInPlace,      ///< as an OutputFile
+  kByReplacing,  ///< a new one in its folder takes the place of what there is
+};
+
+/// Whether the file could be written so, without making or changing anything: throws as an
+/// OutputFile would.
+void check_writable(const std::string& path, std::string_view flag,
+                    Writing writing = Writing::kInPlace);
 
 }  // namespace tessera
