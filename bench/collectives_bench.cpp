@@ -16,8 +16,13 @@
 // inputs, and until their own has been read. In small operations that is most of the time. `joined`
 // are the same copies with one wait for all ranks after each; the last ratio is to that.
 //
+// A rank of one thread is bound to a core, as far as there are cores: left alone, the system puts
+// two ranks that wait for each other on one core now and then, and the other one idles.
+//
 // Operation and copies are timed in turns, and medians are shown, so that a drift of the machine
 // hits both.
+
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -184,6 +189,21 @@ void measure(std::vector<Rank>& ranks, const Operation& operation, const Options
   std::fflush(stdout);
 }
 
+/// Binds the thread that runs a stream's tasks to one of the cores that this process may use.
+void bind_to_core(Stream& stream, int index) {
+  stream.submit({.name = "bind"}, [index] {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    sched_getaffinity(0, sizeof(allowed), &allowed);
+    int left = index % CPU_COUNT(&allowed);
+    int core = 0;
+    while (!CPU_ISSET(core, &allowed) || left-- > 0) ++core;
+    CPU_ZERO(&allowed);
+    CPU_SET(core, &allowed);
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+  });
+}
+
 std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t bytes,
                              int threads) {
   std::vector<Rank> ranks;
@@ -196,6 +216,7 @@ std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t
   for (auto& group : make_thread_group(n)) {
     Rank rank;
     rank.stream = device.create_stream({.name = "rank", .threads = threads});
+    if (threads == 1) bind_to_core(*rank.stream, static_cast<int>(ranks.size()));
     rank.group = std::move(group);
     rank.whole = tensor(part * n, DType::kFloat32);
     rank.part = tensor(part, DType::kFloat32);
