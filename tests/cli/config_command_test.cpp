@@ -1,4 +1,7 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -281,6 +284,20 @@ TEST_F(ConfigCommand, RefusesAPlaceBeforeItAsks) {
     EXPECT_THAT(result.err, AllOf(HasSubstr("cannot be written ("), HasSubstr("--config-file")));
     EXPECT_THAT(result.out, Not(HasSubstr("?")));
   }
+}
+
+TEST_F(ConfigCommand, WritesIntoAPipeAndLeavesItThere) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  const ProgramResult result = answer("pipe", {"multi-GPU", "", "", "", "", "4", "all", "bf16"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+  std::string text(4096, '\0');
+  const ssize_t bytes = read(reader, text.data(), text.size());
+  close(reader);
+  ASSERT_GT(bytes, 0);
+  EXPECT_THAT(text, HasSubstr("distributed_type: MULTI_GPU\n"));
 }
 
 TEST_F(ConfigCommand, DefaultAsksNothingAndOverwritesNothing) {

@@ -45,7 +45,8 @@ void check_writable(const std::string& path, std::string_view flag, Writing writ
   const bool is_folder = is_directory(nearest, ignored);
   if (nearest == file && is_folder) fail_to_open(path, flag, EISDIR);
   if (nearest != file && !is_folder) fail_to_open(path, flag, ENOTDIR);
-  const bool in_place = !is_folder && writing == Writing::kInPlace;
+  const bool in_place =
+      !is_folder && (writing == Writing::kInPlace || !is_regular_file(nearest, ignored));
   if (!is_folder && !in_place) nearest = canonical(nearest, ignored).parent_path();
   if (access(nearest.c_str(), in_place ? W_OK : W_OK | X_OK) != 0) {
     fail_to_open(path, flag, errno);

@@ -48,20 +48,23 @@ void check_place(const std::string& path) {
   check_writable(path, "--config-file", Writing::kByReplacing);
 }
 
-/// All of it or nothing: under another name first. Makes the folder, and follows links.
+/// All of it or nothing: under another name first, unless it is a device or a pipe. Makes the
+/// folder, and follows links.
 void save(const std::string& text, const fs::path& path) {
-  const fs::path target = fs::weakly_canonical(path);
   std::error_code error;
-  fs::create_directories(target.parent_path(), error);
-  const fs::path draft = target.string() + ".draft" + std::to_string(getpid());
+  const bool replaces = !fs::exists(path, error) || fs::is_regular_file(path, error);
+  const fs::path target = replaces ? fs::weakly_canonical(path) : path;
+  if (replaces) fs::create_directories(target.parent_path(), error);
+  const fs::path draft =
+      replaces ? fs::path(target.string() + ".draft" + std::to_string(getpid())) : target;
   std::ofstream file(draft, std::ios::binary);
   file << text << std::flush;
   const bool written = file.good();
   file.close();
-  if (written) fs::rename(draft, target, error);
+  if (written && replaces) fs::rename(draft, target, error);
   if (!written || error) {
     std::error_code ignored;
-    fs::remove(draft, ignored);
+    if (replaces) fs::remove(draft, ignored);
     fail(ErrorCode::kIo, "cannot write ", path.string(), error ? ": " + error.message() : "",
          "; is the disk full? Give another --config-file");
   }

@@ -27,7 +27,7 @@ class OutputFile {
 /// How a file comes to be written.
 enum class Writing : std::uint8_t {
   kInPlace,      ///< as an OutputFile
-  kByReplacing,  ///< a new one in its folder takes the place of what there is
+  kByReplacing,  ///< a new one in its folder takes its place, if it is a regular file
 };
 
 /// Whether the file could be written so, without making or changing anything: throws as an
