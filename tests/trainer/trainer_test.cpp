@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "support/small_run.h"
+#include "support/threads_of_process.h"
 #include "support/tiny_model.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/parameter_hash.h"
@@ -229,6 +231,25 @@ TEST(Trainer, LeavesOutTheHashOnRequest) {
   const TrainingSummary summary = train(options).summary;
   EXPECT_EQ(summary.parameters_sha256, "");
   EXPECT_EQ(parameters_sha256(summary.parameters), hashed.summary.parameters_sha256);
+}
+
+// OpenMP's threads sleep between regions as soon as there are more of them than cores, so none may
+// be left over from setting up, nor stay with a lane that has nothing to do.
+TEST(Trainer, HasNoThreadsButItsLanesAndTheTeamsAtWork) {
+  const GptConfig gpt{
+      .vocab_size = 4096, .context_length = 16, .layers = 1, .heads = 2, .width = 128};
+  const Model model = make_gpt(gpt);
+  const test::RandomTokens data(gpt.context_length, gpt.vocab_size, false);
+  TrainerOptions options = options_for("no_shard", 1);
+  options.threads_per_rank = 2;
+  options.steps = 3;
+  const int before = test::threads_of_process();
+  constexpr int kRankAndLane = 2;
+  Trainer(model, data, options).train([&](const StepRecord&) {
+    EXPECT_LE(test::threads_of_process(), before + kRankAndLane + 1);
+    EXPECT_TRUE(test::process_has_threads(before + kRankAndLane));
+    return true;
+  });
 }
 
 TEST(Trainer, StopsAfterTheStepThatTheCallbackSays) {

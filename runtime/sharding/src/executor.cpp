@@ -31,7 +31,7 @@ class Executor::Impl {
         device_(memory.device()),
         kernels_(kernels_for(memory.device())),
         lanes_(memory.device(), groups, options_),
-        state_(schedule, layout, groups.rank(), memory, lanes_.of(Lane::kCompute), options_.seed),
+        state_(schedule, layout, groups.rank(), memory),
         exchange_(schedule, state_, groups.control(), memory),
         batches_(schedule, source, state_, memory, options_.micro_batch),
         layers_(schedule, layout, model, batches_, state_, memory, options_),
@@ -42,19 +42,21 @@ class Executor::Impl {
       for (const int wait : action.waits) waited_for_[static_cast<std::size_t>(wait)] = true;
     }
     plan_segments();
+    run_apart([this](Stream& stream) { state_.initialize(stream, options_.seed); });
     registration_note_ = register_buffers(schedule, state_, groups);
     prepare(memory);
   }
 
   StepResult run_step(std::int64_t step, double learning_rate);
   void set_parameters(const ParameterValues& values) {
-    state_.set_parameters(values, lanes_.of(Lane::kCompute));
+    run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
   }
   void gather_parameters(const std::function<void(FullParameter)>& receive);
   const std::vector<ActionSpan>& spans() const { return spans_; }
   std::vector<std::string> notes();
 
  private:
+  void run_apart(const std::function<void(Stream& compute)>& work);
   void abandon(std::string_view reason) noexcept;
   void issue_step();
   void issue(int index);
@@ -123,6 +125,15 @@ void Executor::Impl::prepare(Memory& memory) {
   if (compute == nullptr) return;  // simulated
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
   layers_.prepare(exchange_.loss_scale(), exchange_.loss_sum(0), *compute);
+}
+
+/// Runs kernels of no step, and waits for them. The thread that calls a CPU's kernel runs it, and
+/// keeps OpenMP threads for it (see [Note: teams of threads]): here it is one that ends with them.
+void Executor::Impl::run_apart(const std::function<void(Stream& compute)>& work) {
+  if (device_.kind() != DeviceKind::kCpu) return work(lanes_.of(Lane::kCompute));
+  const auto stream = device_.create_stream({.name = "apart", .threads = options_.threads});
+  stream->submit({.name = "apart"}, [&] { work(lanes_.of(Lane::kCompute)); });
+  stream->synchronize();
 }
 
 StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {

@@ -32,8 +32,7 @@ void check_made_for(const Schedule& schedule, const ModelLayout& layout) {
 
 }  // namespace
 
-RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
-                     Stream& stream, std::uint64_t seed)
+RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory)
     : schedule_(schedule),
       layout_(layout),
       nesting_(schedule.mesh, schedule.placement),
@@ -42,11 +41,7 @@ RankState::RankState(const Schedule& schedule, const ModelLayout& layout, int ra
       kernels_(kernels_for(memory.device())) {
   check_made_for(schedule, layout);
   units_.resize(layout.units.size());
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    allocate_unit(u, memory);
-    initialize(u, true, stream, seed);
-    initialize(u, false, stream, seed);
-  }
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) allocate_unit(u, memory);
   for (const std::int64_t numel : schedule.parameter_slots) {
     parameter_slots_.push_back(Tensor::empty(memory, Shape{numel}, schedule.parameter_dtype,
                                              MemoryCategory::kUnshardedParameters,
@@ -84,6 +79,13 @@ void RankState::allocate_unit(int index, Memory& memory) {
   state.master = dtype == DType::kFloat32
                      ? state.trainable.narrow(0, shard.begin - parameters.begin, shard.numel)
                      : optimizer_state(" master weights");
+}
+
+void RankState::initialize(Stream& stream, std::uint64_t seed) {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    initialize(u, true, stream, seed);
+    initialize(u, false, stream, seed);
+  }
 }
 
 void RankState::initialize(int index, bool trainable, Stream& stream, std::uint64_t seed) {

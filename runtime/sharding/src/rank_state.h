@@ -17,11 +17,13 @@ namespace tessera {
 /// Everything that a rank keeps from step to step, allocated once: account_memory() in the flesh.
 class RankState {
  public:
-  /// Allocates, and initialises the parameters by (seed, name, element).
-  RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory,
-            Stream& stream, std::uint64_t seed);
+  /// Allocates.
+  RankState(const Schedule& schedule, const ModelLayout& layout, int rank, Memory& memory);
 
-  /// Overwrites the parameters, each rank its own part. Host thread, lanes idle.
+  /// Parameters by (seed, name, element), everything else zero. As set_parameters, it is done when
+  /// it returns; no task is on the stream.
+  void initialize(Stream& stream, std::uint64_t seed);
+  /// Overwrites the parameters, each rank its own part.
   void set_parameters(const ParameterValues& values_of, Stream& stream);
 
   const ShardNesting& nesting() const { return nesting_; }
