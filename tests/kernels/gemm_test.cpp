@@ -89,8 +89,8 @@ struct Problem {
     return copy.c.values;
   }
 
-  /// The path for CPUs without bf16 instructions.
-  std::vector<C> run_widened() const {
+  /// One of the ways of a bf16 product, whichever this processor takes.
+  std::vector<C> run_by(void (*way)(const cpu::Product&)) const {
     Problem copy = *this;
     cpu::Product p;
     p.m = shape.m;
@@ -104,7 +104,7 @@ struct Problem {
     p.accumulate = shape.accumulate;
     p.dtype = DType::kBFloat16;
     p.c_dtype = dtype_of<C>();
-    cpu::multiply_without_bf16(p);
+    way(p);
     return copy.c.values;
   }
 
@@ -181,17 +181,29 @@ TYPED_TEST(Gemm, GivesTheSameBitsTwice) {
 }
 
 template <typename C>
-class WidenedGemm : public testing::Test {};
-using ResultTypes = testing::Types<float, bfloat16>;
-TYPED_TEST_SUITE(WidenedGemm, ResultTypes);
-
-TYPED_TEST(WidenedGemm, EqualsTheTripleLoop) {
-  for (const Case& c : cases()) {
-    const Problem<bfloat16, TypeParam> problem(c);
-    Doubles expected, bound;
-    problem.oracle(expected, bound);
-    expect_within(problem.run_widened(), expected, bound, name(c));
+class WaysOfBf16 : public testing::Test {
+ public:
+  static void equals_the_triple_loop(void (*way)(const cpu::Product&)) {
+    for (const Case& c : cases()) {
+      const Problem<bfloat16, C> problem(c);
+      Doubles expected, bound;
+      problem.oracle(expected, bound);
+      expect_within(problem.run_by(way), expected, bound, name(c));
+    }
   }
+};
+using ResultTypes = testing::Types<float, bfloat16>;
+TYPED_TEST_SUITE(WaysOfBf16, ResultTypes);
+
+TYPED_TEST(WaysOfBf16, WidenedEqualsTheTripleLoop) {
+  this->equals_the_triple_loop(cpu::multiply_widened);
+}
+
+TYPED_TEST(WaysOfBf16, ByOneDnnEqualsTheTripleLoop) {
+  if (!cpu::onednn_multiplies_bf16()) {
+    GTEST_SKIP() << "oneDNN multiplies no bf16 matrices on this processor";
+  }
+  this->equals_the_triple_loop(cpu::multiply_bf16);
 }
 
 TEST(GemmErrors, ShapesThatDoNotFitAreNamed) {

@@ -31,10 +31,13 @@ struct Product {
 /// microsecond over the arithmetic.
 void multiply(const Product& product);
 
-/// The same for bf16 operands on a CPU without instructions for them (AVX2, AVX-512 before Cooper
-/// Lake): blocks are widened to fp32 and multiplied there. `multiply` chooses; declared here for
-/// the tests.
-void multiply_without_bf16(const Product& product);
+/// The ways of a product of bf16 operands, between which `multiply` chooses by the processor (see
+/// [Note: bf16 products] in gemm_cpu.cpp); declared here for the tests. The first needs k > 0 and
+/// a processor on which oneDNN multiplies bf16; the second widens blocks to fp32 and multiplies
+/// those, anywhere.
+bool onednn_multiplies_bf16();
+void multiply_bf16(const Product& product);
+void multiply_widened(const Product& product);
 
 /// C = [C +] [bias], where a product starts from; fp32 C, bias of `product.dtype`.
 void start_product(const Product& product);

@@ -11,10 +11,10 @@
 #include "cpu/gemm_cpu.h"
 #include "cpu/parallel.h"
 
-// bf16 GEMM on CPUs without bf16 instructions: blocks of A and B are widened to fp32 and multiplied
-// by the fp32 path, into C itself where it is fp32, else into an fp32 block that is rounded once at
-// the end. Blocks are so large that the conversions cost a few percent of the arithmetic, and so
-// small that the scratch of a thread is 12 MiB whatever the operands' sizes.
+// bf16 GEMM where fp32 instructions are the fastest: blocks of A and B are widened to fp32 and
+// multiplied by the fp32 path, into C itself where it is fp32, else into an fp32 block that is
+// rounded once at the end. Blocks are so large that the conversions cost a few percent of the
+// arithmetic, and so small that the scratch of a thread is 12 MiB whatever the operands' sizes.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -102,7 +102,7 @@ void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blo
 
 }  // namespace
 
-void multiply_without_bf16(const Product& p) {
+void multiply_widened(const Product& p) {
   const auto size = [](std::int64_t rows, std::int64_t columns) {
     return static_cast<std::size_t>(std::min(rows, kBlock) * std::min(columns, kBlock));
   };
