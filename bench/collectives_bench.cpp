@@ -112,12 +112,21 @@ std::int64_t verify(std::vector<Rank>& ranks, const Operation& operation) {
   return wrong;
 }
 
-/// Seconds per call when every rank issues `calls` of them back to back.
+/// Seconds per call when every rank runs `calls` of them back to back. They are issued before: in a
+/// step, too, the thread that issues runs ahead, and where ranks have all the cores it would take
+/// one from them here.
 double time_calls(std::vector<Rank>& ranks, int calls, const std::function<void(Rank&)>& issue) {
+  std::atomic<bool> open{false};
+  for (Rank& rank : ranks) {
+    rank.stream->submit({.name = "gate"}, [&open] {
+      while (!open.load()) std::this_thread::yield();
+    });
+  }
+  for (int i = 0; i < calls; ++i) {
+    for (Rank& rank : ranks) issue(rank);
+  }
   const double elapsed = seconds_of([&] {
-    for (int i = 0; i < calls; ++i) {
-      for (Rank& rank : ranks) issue(rank);
-    }
+    open.store(true);
     synchronize(ranks);
   });
   return elapsed / calls;

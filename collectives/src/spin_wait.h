@@ -5,26 +5,33 @@
 
 namespace tessera {
 
+/// How long a waiting thread keeps its core before it offers it to others, where it has a core to
+/// itself and where it may not have one.
+inline constexpr std::chrono::nanoseconds kOwnCore{2000}, kSharedCore{200};
+
 /// Tries for a moment whether `done()` has become true, before the caller goes to sleep; returns
 /// whether it has. Peers of a step arrive within microseconds of each other, and to sleep and be
-/// woken costs about ten. There may be more ranks than cores, so the core is offered to others at
-/// once. The moment is a time, not a number of tries: where another program wants the core, a
-/// single yield may last for milliseconds.
+/// woken costs about ten. Until `yield_after` the core is kept, then it is offered to others. Both
+/// are times, not numbers of tries: where another program wants the core, a single yield may last
+/// for milliseconds.
 template <typename Done>
-bool spin_until(const Done& done) {
-  constexpr int kPauses = 16;
+bool spin_until(const Done& done, std::chrono::nanoseconds yield_after = kSharedCore) {
+  using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kMoment{100};
-  for (int i = 0; i < kPauses; ++i) {
-    if (done()) return true;
+  constexpr int kPauses = 3;  // who looks less often disturbs less the one who is to write
+  if (done()) return true;
+  const Clock::time_point begin = Clock::now();
+  do {
+    const Clock::duration waited = Clock::now() - begin;
+    if (waited >= kMoment) return false;
+    if (waited >= yield_after) {
+      std::this_thread::yield();
+      continue;
+    }
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+    for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
 #endif
-  }
-  const auto end = std::chrono::steady_clock::now() + kMoment;
-  while (!done()) {
-    if (std::chrono::steady_clock::now() >= end) return false;
-    std::this_thread::yield();
-  }
+  } while (!done());
   return true;
 }
 

@@ -27,7 +27,7 @@ class Enqueuer {
     op_.await_all(Stage::kPublished);
     for_each_peer([&](int peer) {
       op_.check_same(peer);
-      reach(op_.call_of(peer).gpu);
+      reach(op_.gpu_of(peer));
     });
     read(Stage::kDone, [&] { enqueue(); });
     op_.arrive(Stage::kDone);
@@ -113,8 +113,7 @@ class Enqueuer {
     std::vector<CopyRange> copies;
     for (int i = 0; i < op_.size(); ++i) {
       const int peer = (op_.rank() + i) % op_.size();
-      copies.push_back(
-          range(op_.call_of(peer).input, part_of(op_.call().output, peer, op_.size())));
+      copies.push_back(range(op_.input_of(peer), part_of(op_.call().output, peer, op_.size())));
     }
     copy(std::move(copies));
   }
@@ -123,7 +122,7 @@ class Enqueuer {
     wait_for_all(Stage::kPublished);
     std::vector<TensorView> sources;
     for (int peer = 0; peer < op_.size(); ++peer) {
-      sources.push_back(part_of(op_.call_of(peer).input, op_.rank(), op_.size()));
+      sources.push_back(part_of(op_.input_of(peer), op_.rank(), op_.size()));
     }
     sum(sources, op_.call().output.flat(), op_.call().accumulate);
   }
@@ -134,7 +133,7 @@ class Enqueuer {
     // Chunk r is read and written by rank r only, until it is reduced.
     std::vector<TensorView> sources;
     for (int peer = 0; peer < op_.size(); ++peer) {
-      sources.push_back(chunk_of(op_.call_of(peer).input, op_.rank(), op_.size()));
+      sources.push_back(chunk_of(op_.input_of(peer), op_.rank(), op_.size()));
     }
     sum(sources, chunk_of(op_.call().input, op_.rank(), op_.size()), false);
     op_.set_passed(Stage::kReduced, stream_.record());
@@ -143,7 +142,7 @@ class Enqueuer {
     wait_for_all(Stage::kReduced);
     std::vector<CopyRange> copies;
     for_each_peer([&](int peer) {
-      copies.push_back(range(chunk_of(op_.call_of(peer).input, peer, op_.size()),
+      copies.push_back(range(chunk_of(op_.input_of(peer), peer, op_.size()),
                              chunk_of(op_.call().input, peer, op_.size())));
     });
     copy(std::move(copies));
@@ -153,7 +152,7 @@ class Enqueuer {
     const int root = op_.call().peer;
     if (op_.rank() == root) return;
     stream_.wait(op_.passed(root, Stage::kPublished));
-    copy({range(op_.call_of(root).input, op_.call().input)});
+    copy({range(op_.input_of(root), op_.call().input)});
   }
 
   void all_to_all() {
@@ -161,7 +160,7 @@ class Enqueuer {
     std::vector<CopyRange> copies;
     for (int i = 0; i < op_.size(); ++i) {
       const int peer = (op_.rank() + i) % op_.size();
-      copies.push_back(range(part_of(op_.call_of(peer).input, op_.rank(), op_.size()),
+      copies.push_back(range(part_of(op_.input_of(peer), op_.rank(), op_.size()),
                              part_of(op_.call().output, peer, op_.size())));
     }
     copy(std::move(copies));

@@ -14,9 +14,11 @@ void Counter::raise(std::uint64_t value) {
 }
 
 Counter::Wait Counter::wait(std::uint64_t target, SteadyTime deadline,
-                            const std::atomic<bool>& aborted) {
+                            const std::atomic<bool>& aborted,
+                            std::chrono::nanoseconds yield_after) {
   const auto reached = [&] { return value_.load(std::memory_order_acquire) >= target; };
-  if (spin_until([&] { return reached() || aborted.load(std::memory_order_acquire); })) {
+  if (spin_until([&] { return reached() || aborted.load(std::memory_order_acquire); },
+                 yield_after)) {
     return reached() ? Wait::kReached : Wait::kAborted;
   }
   std::unique_lock lock(mutex_);

@@ -23,7 +23,9 @@ class Counter {
   /// Everything written before is visible to whoever sees the new value.
   void raise(std::uint64_t value);
   /// Until value() >= target, `aborted` is set (and `wake` called), or the deadline has passed.
-  Wait wait(std::uint64_t target, SteadyTime deadline, const std::atomic<bool>& aborted);
+  /// `yield_after`: see spin_until.
+  Wait wait(std::uint64_t target, SteadyTime deadline, const std::atomic<bool>& aborted,
+            std::chrono::nanoseconds yield_after);
   /// Makes waiters look at their `aborted` again.
   void wake();
 

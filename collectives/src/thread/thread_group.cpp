@@ -7,6 +7,7 @@
 #include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "thread/block_pool.h"
 #include "thread/enqueued_operation.h"
 #include "thread/thread_operation.h"
 
@@ -27,7 +28,7 @@ void all_gather_body(ThreadOperation& op) {
     for (int i = 0; i < op.size(); ++i) {
       const int peer = (op.rank() + i) % op.size();
       op.check_same(peer);
-      copy(op.call_of(peer).input, part_of(op.call().output, peer, op.size()));
+      copy(op.input_of(peer), part_of(op.call().output, peer, op.size()));
     }
   }
   op.arrive(Stage::kDone);
@@ -42,7 +43,7 @@ void reduce_scatter_body(ThreadOperation& op, Stream& stream) {
     std::vector<TensorView> sources;
     for (int peer = 0; peer < op.size(); ++peer) {
       op.check_same(peer);
-      sources.push_back(part_of(op.call_of(peer).input, op.rank(), op.size()));
+      sources.push_back(part_of(op.input_of(peer), op.rank(), op.size()));
     }
     sum_in_order(sources, op.call().output.flat(), op.call().accumulate, stream);
   }
@@ -59,7 +60,7 @@ void all_reduce_body(ThreadOperation& op, Stream& stream) {
     std::vector<TensorView> sources;
     for (int peer = 0; peer < op.size(); ++peer) {
       op.check_same(peer);
-      sources.push_back(chunk_of(op.call_of(peer).input, op.rank(), op.size()));
+      sources.push_back(chunk_of(op.input_of(peer), op.rank(), op.size()));
     }
     sum_in_order(sources, chunk_of(op.call().input, op.rank(), op.size()), false, stream);
   }
@@ -68,8 +69,7 @@ void all_reduce_body(ThreadOperation& op, Stream& stream) {
     const int peer = (op.rank() + i) % op.size();
     op.await(peer, Stage::kReduced);
     const ThreadOperation::Reading reading(op);
-    copy(chunk_of(op.call_of(peer).input, peer, op.size()),
-         chunk_of(op.call().input, peer, op.size()));
+    copy(chunk_of(op.input_of(peer), peer, op.size()), chunk_of(op.call().input, peer, op.size()));
   }
   op.arrive(Stage::kDone);
   op.await_all(Stage::kDone);
@@ -87,7 +87,7 @@ void broadcast_body(ThreadOperation& op) {
   {
     const ThreadOperation::Reading reading(op);
     op.check_same(root);
-    copy(op.call_of(root).input, op.call().input);
+    copy(op.input_of(root), op.call().input);
   }
   op.arrive(Stage::kDone);
 }
@@ -100,7 +100,7 @@ void all_to_all_body(ThreadOperation& op) {
     for (int i = 0; i < op.size(); ++i) {
       const int peer = (op.rank() + i) % op.size();
       op.check_same(peer);
-      copy(part_of(op.call_of(peer).input, op.rank(), op.size()),
+      copy(part_of(op.input_of(peer), op.rank(), op.size()),
            part_of(op.call().output, peer, op.size()));
     }
   }
@@ -138,6 +138,24 @@ void run_body(ThreadOperation& op, Stream& stream) {
   }
 }
 
+/// An operation as the task of a stream. It shares the state: it may outlive its end of the group.
+struct Issued {
+  std::shared_ptr<ThreadGroupState> state;
+  int rank;
+  std::uint64_t sequence;
+  CollectiveCall call;
+  Stream* stream;
+
+  void operator()() const {
+    ThreadOperation operation(*state, rank, sequence, call);
+    operation.run([&](ThreadOperation& op) { run_body(op, *stream); });
+  }
+
+  // std::function makes its copy with these, at least GCC's.
+  static void* operator new(std::size_t) { return BlockPool<sizeof(Issued)>::take(); }
+  static void operator delete(void* memory) { BlockPool<sizeof(Issued)>::give_back(memory); }
+};
+
 class ThreadGroup : public CallGroup<> {
  public:
   ThreadGroup(std::shared_ptr<ThreadGroupState> state, int rank)
@@ -160,12 +178,10 @@ class ThreadGroup : public CallGroup<> {
       enqueue_operation(state_, rank_, sequence, call, *cuda);
       return 0;
     }
-    // The task shares the state: it may outlive this end of the group.
-    stream.submit({.name = to_string(call.kind)},
-                  [state = state_, rank = rank_, sequence, call, &stream] {
-                    ThreadOperation operation(*state, rank, sequence, call);
-                    operation.run([&](ThreadOperation& op) { run_body(op, stream); });
-                  });
+    stream.submit(
+        {.name = to_string(call.kind)},
+        Issued{
+            .state = state_, .rank = rank_, .sequence = sequence, .call = call, .stream = &stream});
     return 0;
   }
 

@@ -1,6 +1,10 @@
 #include "thread/thread_group_state.h"
 
+#include <omp.h>
+
 #include <utility>
+
+#include "spin_wait.h"
 
 namespace tessera {
 
@@ -8,6 +12,7 @@ ThreadGroupState::ThreadGroupState(int size, std::chrono::milliseconds timeout,
                                    std::shared_ptr<Family> family)
     : size_(size),
       timeout_(timeout),
+      yield_after_(size <= omp_get_num_procs() ? kOwnCore : kSharedCore),
       family_(std::move(family)),
       members_(std::make_unique<Member[]>(static_cast<std::size_t>(size))),
       channels_(std::make_unique<Channel[]>(static_cast<std::size_t>(size * size))),

@@ -19,11 +19,18 @@ namespace tessera {
 /// What the ranks of one group share. A rank writes its own member only.
 class ThreadGroupState : public Wakeable {
  public:
+  /// What peers need of a rank's call: one cache line, since it is news to each of them.
+  struct alignas(64) Published {
+    std::byte* input = nullptr;
+    CallSummary summary{};
+    int gpu = -1;
+  };
+
   struct Member {
     Counter progress;             ///< see progress_at()
     Counter finished;             ///< operations that this rank has left
     std::atomic<int> reading{0};  ///< how many of its lanes read buffers of peers now
-    CollectiveCall call;          ///< valid from kPublished until every rank is kDone
+    Published published;          ///< valid from kPublished until every rank is kDone
     /// On GPUs, by stage: passes when the rank's stream has got as far as its host thread.
     std::array<Event, kStages> passed;
     /// GPUs that this rank's has been given access to; its own business.
@@ -54,6 +61,8 @@ class ThreadGroupState : public Wakeable {
 
   int size() const { return size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  /// How long a rank that waits keeps its core: see spin_until.
+  std::chrono::nanoseconds yield_after() const { return yield_after_; }
   Family& family() const { return *family_; }
   Member& member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   Channel& channel(int source, int destination) const {
@@ -67,6 +76,7 @@ class ThreadGroupState : public Wakeable {
  private:
   const int size_;
   const std::chrono::milliseconds timeout_;
+  const std::chrono::nanoseconds yield_after_;
   const std::shared_ptr<Family> family_;
   const std::unique_ptr<Member[]> members_;
   const std::unique_ptr<Channel[]> channels_;

@@ -24,7 +24,7 @@ std::string ThreadOperation::name() const {
 
 void ThreadOperation::wait(Counter& counter, std::uint64_t target,
                            const std::function<std::string()>& missing) {
-  switch (counter.wait(target, deadline_, state_.family().aborted())) {
+  switch (counter.wait(target, deadline_, state_.family().aborted(), state_.yield_after())) {
     case Counter::Wait::kReached:
       return;
     case Counter::Wait::kAborted:
@@ -43,7 +43,7 @@ void ThreadOperation::publish(Event ready) {
   ThreadGroupState::Member& own = state_.member(rank_);
   wait(own.finished, sequence_, [this] { return concat("its own operation #", sequence_ - 1); });
   if (state_.family().aborted().load(std::memory_order_seq_cst)) fail_aborted();
-  own.call = call_;
+  own.published = {.input = call_.input.data, .summary = own_summary_, .gpu = call_.gpu};
   if (ready.state() != nullptr) set_passed(Stage::kPublished, std::move(ready));
   arrive(Stage::kPublished);
 }
@@ -76,7 +76,7 @@ void ThreadOperation::await_all(Stage stage) {
 }
 
 void ThreadOperation::check_same(int peer) const {
-  const CallSummary other = summary_of(call_of(peer));
+  const CallSummary& other = state_.member(peer).published.summary;
   if (other == own_summary_) return;  // the usual case must not pay for the text
   fail(ErrorCode::kInvalidArgument, name(), ": rank ", rank_, " issued ", describe(own_summary_),
        " but rank ", peer, " issued ", describe(other),

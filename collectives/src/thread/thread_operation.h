@@ -22,7 +22,14 @@ class ThreadOperation {
   int rank() const { return rank_; }
   int size() const { return state_.size(); }
   const CollectiveCall& call() const { return call_; }
-  const CollectiveCall& call_of(int peer) const { return state_.member(peer).call; }
+  /// The input of a peer that has published the same operation (see check_same).
+  TensorView input_of(int peer) const {
+    TensorView input = call_.input;
+    input.data = state_.member(peer).published.input;
+    return input;
+  }
+  /// Whose memory that input is: a GPU's ordinal, or -1.
+  int gpu_of(int peer) const { return state_.member(peer).published.gpu; }
 
   /// Waits for this rank's previous operation, then lets peers see `call` (and `ready`, on GPUs).
   void publish(Event ready = {});
