@@ -44,25 +44,45 @@ HWY_EXPORT(round_row);
 constexpr std::int64_t kBlock = 1024;
 constexpr std::int64_t kRowGrain = 64;
 
-/// op(X)'s block of (rows, columns) at (row, column), as fp32 rows in the layout of X.
-Matrix widen_block(const Matrix& x, std::int64_t row, std::int64_t column, std::int64_t rows,
-                   std::int64_t columns, float* scratch) {
-  if (x.transposed) {
-    std::swap(row, column);
-    std::swap(rows, columns);
+/// The block of an operand that was widened last.
+class WidenedBlock {
+ public:
+  void start(std::int64_t elements) {
+    const auto size = static_cast<std::size_t>(elements);
+    if (block_.size() < size) block_.resize(size);
+    from_ = nullptr;
   }
-  const auto* from = static_cast<const bfloat16*>(x.data) + row * x.stride + column;
-  parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      HWY_DYNAMIC_DISPATCH(widen_row)(from + i * x.stride, scratch + i * columns, columns);
+
+  /// op(X)'s block of (rows, columns) at (row, column), as fp32 rows in the layout of X. Is widened
+  /// anew only if it begins elsewhere than the last one: then it is the same, within a product.
+  Matrix of(const Matrix& x, std::int64_t row, std::int64_t column, std::int64_t rows,
+            std::int64_t columns) {
+    if (x.transposed) {
+      std::swap(row, column);
+      std::swap(rows, columns);
     }
-  });
-  return {scratch, columns, x.transposed};
-}
+    float* const to = block_.data();
+    const auto* from = static_cast<const bfloat16*>(x.data) + row * x.stride + column;
+    if (from != from_) {
+      parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          HWY_DYNAMIC_DISPATCH(widen_row)(from + i * x.stride, to + i * columns, columns);
+        }
+      });
+    }
+    from_ = from;
+    return {to, columns, x.transposed};
+  }
+
+ private:
+  std::vector<float> block_;
+  const bfloat16* from_ = nullptr;
+};
 
 /// Scratch for one block of each operand and of C.
 struct Blocks {
-  std::vector<float> a, b, c;
+  WidenedBlock a, b;
+  std::vector<float> c;
 };
 
 /// The block of C at (p.c, bias and operands of `p` already moved there), p.m and p.n <= kBlock.
@@ -82,15 +102,18 @@ void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blo
       HWY_DYNAMIC_DISPATCH(widen_row)(c16 + i * p.c_stride, blocks.c.data() + i * p.n, p.n);
     }
   }
-  start_product(block);
-  block.bias = nullptr;
-  block.accumulate = true;
+  if (p.bias != nullptr || p.k == 0) {
+    start_product(block);
+    block.bias = nullptr;
+    block.accumulate = true;
+  }
   block.dtype = DType::kFloat32;
   for (std::int64_t k = 0; k < p.k; k += kBlock) {
     block.k = std::min(kBlock, p.k - k);
-    block.a = widen_block(p.a, row, k, p.m, block.k, blocks.a.data());
-    block.b = widen_block(p.b, k, column, block.k, p.n, blocks.b.data());
+    block.a = blocks.a.of(p.a, row, k, p.m, block.k);
+    block.b = blocks.b.of(p.b, k, column, block.k, p.n);
     multiply(block);
+    block.accumulate = true;
   }
   if (direct) return;
   parallel_for(p.m, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -104,15 +127,13 @@ void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blo
 
 void multiply_widened(const Product& p) {
   const auto size = [](std::int64_t rows, std::int64_t columns) {
-    return static_cast<std::size_t>(std::min(rows, kBlock) * std::min(columns, kBlock));
+    return std::min(rows, kBlock) * std::min(columns, kBlock);
   };
   static thread_local Blocks blocks;
-  const auto grow = [](std::vector<float>& v, std::size_t n) {
-    if (v.size() < n) v.resize(n);
-  };
-  grow(blocks.a, size(p.m, p.k));
-  grow(blocks.b, size(p.k, p.n));
-  if (p.c_dtype != DType::kFloat32) grow(blocks.c, size(p.m, p.n));
+  blocks.a.start(size(p.m, p.k));
+  blocks.b.start(size(p.k, p.n));
+  const auto c_size = static_cast<std::size_t>(size(p.m, p.n));
+  if (p.c_dtype != DType::kFloat32 && blocks.c.size() < c_size) blocks.c.resize(c_size);
 
   for (std::int64_t column = 0; column < p.n; column += kBlock) {
     for (std::int64_t row = 0; row < p.m; row += kBlock) {
