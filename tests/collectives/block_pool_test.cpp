@@ -1,10 +1,12 @@
-#include "../../collectives/src/thread/block_pool.h"
+#include "../../collectives/src/block_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -88,6 +90,19 @@ TEST(BlockPool, BlocksThatTravelBetweenThreadsKeepWhatIsWrittenInThem) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST(Pooled, AFunctionKeepsItsTaskInAPool) {
+  const void* lies_at = nullptr;
+  const std::array<std::uint64_t, 30> numbers{7};
+  const Pooled task{[numbers, &lies_at] { lies_at = &numbers; }};
+  {
+    const std::function<void()> function = task;
+    function();
+  }
+  const auto* const block = static_cast<const std::byte*>(BlockPool<sizeof(task)>::take());
+  EXPECT_GE(lies_at, block);
+  EXPECT_LT(lies_at, block + sizeof(task));
 }
 
 }  // namespace

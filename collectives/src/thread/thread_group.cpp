@@ -2,12 +2,12 @@
 
 #include <utility>
 
+#include "block_pool.h"
 #include "call_group.h"
 #include "copy_bytes.h"
 #include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
-#include "thread/block_pool.h"
 #include "thread/enqueued_operation.h"
 #include "thread/thread_operation.h"
 
@@ -138,24 +138,6 @@ void run_body(ThreadOperation& op, Stream& stream) {
   }
 }
 
-/// An operation as the task of a stream. It shares the state: it may outlive its end of the group.
-struct Issued {
-  std::shared_ptr<ThreadGroupState> state;
-  int rank;
-  std::uint64_t sequence;
-  CollectiveCall call;
-  Stream* stream;
-
-  void operator()() const {
-    ThreadOperation operation(*state, rank, sequence, call);
-    operation.run([&](ThreadOperation& op) { run_body(op, *stream); });
-  }
-
-  // std::function makes its copy with these, at least GCC's.
-  static void* operator new(std::size_t) { return BlockPool<sizeof(Issued)>::take(); }
-  static void operator delete(void* memory) { BlockPool<sizeof(Issued)>::give_back(memory); }
-};
-
 class ThreadGroup : public CallGroup<> {
  public:
   ThreadGroup(std::shared_ptr<ThreadGroupState> state, int rank)
@@ -178,10 +160,12 @@ class ThreadGroup : public CallGroup<> {
       enqueue_operation(state_, rank_, sequence, call, *cuda);
       return 0;
     }
-    stream.submit(
-        {.name = to_string(call.kind)},
-        Issued{
-            .state = state_, .rank = rank_, .sequence = sequence, .call = call, .stream = &stream});
+    // The task shares the state: it may outlive this end of the group.
+    stream.submit({.name = to_string(call.kind)},
+                  Pooled{[state = state_, rank = rank_, sequence, call, &stream] {
+                    ThreadOperation operation(*state, rank, sequence, call);
+                    operation.run([&](ThreadOperation& op) { run_body(op, stream); });
+                  }});
     return 0;
   }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <utility>
 
+#include "block_pool.h"
 #include "call_group.h"
 #include "copy_bytes.h"
 #include "ordered_sum.h"
@@ -179,11 +180,11 @@ class WorldGroup : public CallGroup<> {
     const std::uint64_t sequence = numbers_.next(call);
     // The task shares the state: it may outlive this end of the group.
     stream.submit({.name = to_string(call.kind)},
-                  [state = state_, copied = copied_bytes_, sequence, call, &stream] {
+                  Pooled{[state = state_, copied = copied_bytes_, sequence, call, &stream] {
                     WorldOperation operation(*state, sequence, call);
                     operation.run([&](WorldOperation& op) { run_body(op, &stream); });
                     copied->fetch_add(operation.copied_bytes());
-                  });
+                  }});
     return 0;  // counted as it goes
   }
 

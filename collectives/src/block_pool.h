@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <new>
+#include <utility>
 
 namespace tessera {
 
@@ -52,6 +53,15 @@ class BlockPool {
   }
 
   static inline std::atomic<Block*> returned_{nullptr};
+};
+
+/// A task for a stream, in memory of a pool: std::function makes its copy by the operators of the
+/// class, at least GCC's does.
+template <typename Task>
+struct Pooled : Task {
+  explicit Pooled(Task task) : Task(std::move(task)) {}
+  static void* operator new(std::size_t) { return BlockPool<sizeof(Pooled)>::take(); }
+  static void operator delete(void* memory) { BlockPool<sizeof(Pooled)>::give_back(memory); }
 };
 
 }  // namespace tessera
