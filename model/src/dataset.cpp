@@ -43,8 +43,9 @@ std::int64_t count_samples(const DatasetOptions& options, std::string_view part,
   if (tokens > 1) remedy += concat(", or a sequence length of at most ", tokens - 1);
   if (options.validation_fraction > 0.0) remedy += ", or another validation fraction";
   fail(ErrorCode::kConfig, "the ", part, " part of '", options.path, "' has ", tokens,
-       " tokens, but a sample of sequence length ", options.sequence_length, " takes ",
-       static_cast<std::uint64_t>(options.sequence_length) + 1, remedy);
+       tokens == 1 ? " token" : " tokens", ", but a sample of sequence length ",
+       options.sequence_length, " takes ", static_cast<std::uint64_t>(options.sequence_length) + 1,
+       remedy);
 }
 
 void check_view(const TensorView& view, const Shape& shape, std::string_view what) {

@@ -128,7 +128,8 @@ TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of_text("beta1", "1"), HasSubstr("below 1"));
   EXPECT_THAT(error_of_text("epsilon", "0"), HasSubstr("above 0"));
   EXPECT_THAT(error_of_text("precision", "fp16"), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
-  EXPECT_THAT(error_of_text("recompute", "ful"), HasSubstr("did you mean 'full'"));
+  EXPECT_THAT(error_of_text("recompute", "ful"),
+              HasSubstr("unknown value 'ful'; did you mean 'full'? allowed: none"));
   EXPECT_THAT(error_of_text("strategy", "zero9"), HasSubstr("zero"));
   EXPECT_THAT(error_of_text("wrap", "size:0"), HasSubstr("size:N"));
   EXPECT_THAT(error_of_text("parameter_placement", "shards"), HasSubstr("shard"));

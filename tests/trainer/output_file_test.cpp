@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
+#include <string>
 
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
@@ -33,6 +36,30 @@ TEST(OutputFile, MakesItsFolderAndHoldsWhatWasWritten) {
   file.write("one\n");
   EXPECT_EQ(std::filesystem::file_size(path), 4U);
   EXPECT_EQ(file.path(), path);
+}
+
+TEST(OutputFile, HoldsNoPartOfWhatHadNoRoom) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path("file");
+  OutputFile file(path, "--log");
+  file.write("a whole line\n");
+  // In a process of its own: the limit holds for all that it writes.
+  const auto write_too_much = [&] {
+    const rlimit limit{.rlim_cur = 20, .rlim_max = 20};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, SIG_IGN);
+    try {
+      file.write("a line that is too long\n");
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      const bool clear = what.find("writing failed (File too large); make room, or give --log") !=
+                         std::string::npos;
+      _exit(clear ? 0 : 2);
+    }
+    _exit(1);
+  };
+  EXPECT_EXIT(write_too_much(), testing::ExitedWithCode(0), "");
+  EXPECT_EQ(std::filesystem::file_size(path), 13U);
 }
 
 TEST(OutputFile, CheckingMakesAndChangesNothing) {

@@ -367,7 +367,38 @@ TEST(Trainer, RefusesARunAboveWhatTheMachineHas) {
   EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
   EXPECT_THAT(error.what(), HasSubstr("this machine has free"));
   const Error hopeless = error_of([&] { require_memory(plan, model, data, 1000); });
-  EXPECT_THAT(hopeless.what(), HasSubstr("no strategy, recomputation or micro-batch would fit"));
+  EXPECT_THAT(hopeless.what(), HasSubstr("no strategy, recomputation, micro-batch or lower"));
+}
+
+TEST(Trainer, SaysWithHowManyRanksARunWouldFit) {
+  const Model model = tiny_model(40);
+  const TinyData data;
+  TrainerOptions options = options_for("full_shard", 6);
+  options.recompute = Recompute::kFull;
+  options.accumulate = 2;
+  TrainerOptions fewer = options;
+  fewer.ranks = 3;
+  fewer.accumulate = 4;
+  const std::int64_t free = make_training_plan(model, data, fewer).memory.total * 3;
+  const TrainingPlan plan = make_training_plan(model, data, options);
+  ASSERT_GT(plan.memory.total * 6, free);
+  const Error error = error_of([&] { require_memory(plan, model, data, free); });
+  EXPECT_THAT(error.what(), HasSubstr("this would fit: --ranks 3 --accumulate 4"));
+}
+
+TEST(Trainer, SaysWithWhichMicroBatchARunWouldFit) {
+  const Model model = tiny_model(64);
+  const TinyData data;
+  TrainerOptions options = options_for("full_shard", 1);
+  options.recompute = Recompute::kFull;
+  options.micro_batch = 15;
+  options.accumulate = 1;
+  TrainerOptions smaller = options;
+  smaller.micro_batch = 5;
+  smaller.accumulate = 3;
+  options.memory_limit_bytes = make_training_plan(model, data, smaller).memory.total;
+  const Error error = error_of([&] { Trainer(model, data, options); });
+  EXPECT_THAT(error.what(), HasSubstr("this would fit: --micro-batch 5 --accumulate 3"));
 }
 
 TEST(TrainingPlan, MoreRanksThanElements) {

@@ -54,8 +54,9 @@ void* HostMemoryPool::allocate(std::size_t bytes) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), 64);
   const std::lock_guard lock(mutex_);
   void* block = kPooling && bytes >= kLargeBytes ? allocate_large(bytes) : allocate_small(bytes);
-  require(block != nullptr, ErrorCode::kOutOfMemory, "the system refused ", bytes,
-          " bytes of host memory");
+  require(
+      block != nullptr, ErrorCode::kOutOfMemory, "the system refused ", bytes,
+      " bytes of host memory; end other programs, or raise the limit of this process (ulimit -v)");
   return block;
 }
 

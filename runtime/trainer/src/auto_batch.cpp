@@ -4,28 +4,13 @@
 #include <atomic>
 #include <vector>
 
+#include "divisors.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
-namespace {
-
-/// All divisors, ascending.
-std::vector<std::int64_t> divisors(std::int64_t number) {
-  std::vector<std::int64_t> small, large;
-  for (std::int64_t d = 1; d * d <= number; ++d) {
-    if (number % d != 0) continue;
-    small.push_back(d);
-    if (d * d != number) large.push_back(number / d);
-  }
-  small.insert(small.end(), large.rbegin(), large.rend());
-  return small;
-}
-
-}  // namespace
-
 BatchChoice choose_batch(const Model& model, const BatchSource& source,
                          const TrainerOptions& options, std::int64_t bytes_per_rank,
                          double margin) {

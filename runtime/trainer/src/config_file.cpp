@@ -17,6 +17,7 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
   std::vector<std::string> names;
   for (const Setting& setting : table) names.push_back(setting.name);
   for (const foreign::Node::Member& member : document.root.members) {
+    if (member.key == "kind" && member.value.json() == "run") continue;  // the first line of a log
     const std::string name = setting_name(member.key);
     const std::string where = foreign::at_line(document.path, member.line);
     const bool known = std::ranges::find(names, name) != names.end();

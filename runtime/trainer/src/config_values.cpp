@@ -58,8 +58,9 @@ std::string check_choice(const Setting& setting, const std::string& text) {
       std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
   if (known) return text;
   const std::string nearest = nearest_name(text, setting.choices);
-  fail(ErrorCode::kConfig, foreign::unknown_value(text, setting.choices),
-       nearest.empty() ? "" : concat("; did you mean '", nearest, "'?"));
+  fail(ErrorCode::kConfig, "unknown value '", text, "'; ",
+       nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
+       "allowed: ", foreign::joined(setting.choices));
 }
 
 [[noreturn]] void fail_type(const Setting& setting, const nlohmann::json& value) {

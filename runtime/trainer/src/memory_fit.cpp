@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "divisors.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/training_plan.h"
@@ -50,19 +51,46 @@ void add_strategies(const Remedy& base, std::vector<Remedy>& remedies) {
   }
 }
 
+/// Divisors of `number` below `limit`, from the largest to `smallest` or the one next to it. Each
+/// is at most half of the one before, so that few are planned.
+std::vector<std::int64_t> ever_smaller(std::int64_t number, std::int64_t limit,
+                                       std::int64_t smallest) {
+  std::vector<std::int64_t> all = divisors(number);
+  std::erase_if(all, [&](std::int64_t d) { return d < smallest || d >= limit; });
+  std::vector<std::int64_t> chosen;
+  for (auto d = all.rbegin(); d != all.rend(); ++d) {
+    if (*d <= (chosen.empty() ? limit : chosen.back()) / 2 || *d == all.front()) {
+      chosen.push_back(*d);
+    }
+  }
+  return chosen;
+}
+
 /// The same samples per step in smaller micro-batches.
 void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
-  for (std::int64_t parts = 2; parts <= base.options.micro_batch; parts *= 2) {
-    const std::int64_t samples = base.options.micro_batch * base.options.accumulate;
-    const std::int64_t micro_batch = base.options.micro_batch / parts;
-    if (samples / micro_batch > kMaxAccumulate) break;
-    if (samples % micro_batch != 0) continue;
+  const std::int64_t samples = base.options.micro_batch * base.options.accumulate;
+  const std::int64_t smallest = (samples + kMaxAccumulate - 1) / kMaxAccumulate;
+  for (const std::int64_t size : ever_smaller(samples, base.options.micro_batch, smallest)) {
     Remedy remedy = base;
-    remedy.options.micro_batch = micro_batch;
-    remedy.options.accumulate = static_cast<int>(samples / micro_batch);
-    remedy.words +=
-        (remedy.words.empty() ? "" : " ") +
-        concat("--micro-batch ", micro_batch, " --accumulate ", remedy.options.accumulate);
+    remedy.options.micro_batch = size;
+    remedy.options.accumulate = static_cast<int>(samples / size);
+    remedy.words += (remedy.words.empty() ? "" : " ") +
+                    concat("--micro-batch ", size, " --accumulate ", remedy.options.accumulate);
+    remedies.push_back(std::move(remedy));
+  }
+}
+
+/// The same samples per step on fewer ranks: fewer copies of what is not sharded, and of
+/// activations.
+void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
+  if (base.options.world != nullptr) return;  // whoever has started the processes decides
+  const std::int64_t micro_steps = std::int64_t{base.options.ranks} * base.options.accumulate;
+  const std::int64_t fewest = (micro_steps + kMaxAccumulate - 1) / kMaxAccumulate;
+  for (const std::int64_t ranks : ever_smaller(base.options.ranks, base.options.ranks, fewest)) {
+    Remedy remedy = base;
+    remedy.options.ranks = static_cast<int>(ranks);
+    remedy.options.accumulate = static_cast<int>(micro_steps / ranks);
+    remedy.words = concat("--ranks ", ranks, " --accumulate ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
 }
@@ -87,13 +115,15 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
     remedies.push_back(strongest);
   }
   add_strategies(strongest, remedies);
+  if (options.memory_limit_bytes == 0) add_fewer_ranks(unchanged, remedies);
   return remedies;
 }
 
 std::optional<std::string> first_that_fits(const TrainingPlan& plan, const Model& model,
-                                           const BatchSource& source, std::int64_t allowed,
+                                           const BatchSource& source, std::int64_t available,
                                            std::int64_t& smallest) {
   for (const Remedy& remedy : remedies_for(plan.options)) {
+    const std::int64_t allowed = allowed_per_rank(remedy.options, available);
     try {
       const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
       smallest = std::min(smallest, total);
@@ -118,13 +148,13 @@ std::string by_category(const MemoryPeak& peak) {
 
 /// What to change, and what that would cost; what to do if nothing is enough.
 std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                   std::int64_t allowed, bool over_limit) {
+                   std::int64_t available, bool over_limit) {
   std::int64_t smallest = plan.memory.total;
-  const auto fitting = first_that_fits(plan, model, source, allowed, smallest);
+  const auto fitting = first_that_fits(plan, model, source, available, smallest);
   if (fitting) return "this would fit: " + *fitting;
-  const std::string nothing =
-      concat("no strategy, recomputation or micro-batch would fit (at least ",
-             format_bytes(smallest), over_limit ? "" : " per rank", "): ");
+  const std::string nothing = concat(
+      "no strategy, recomputation, micro-batch or lower number of ranks would fit (at least ",
+      format_bytes(smallest), over_limit ? "" : " per rank", "): ");
   return nothing + (over_limit ? "raise --memory-limit, add ranks, or take a smaller model"
                                : "take a smaller model or sequence length");
 }
@@ -133,6 +163,12 @@ std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSour
 std::int64_t times(std::int64_t bytes, int ranks) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   return bytes > kMost / ranks ? kMost : bytes * ranks;
+}
+
+std::string together(const TrainingPlan& plan) {
+  const int ranks = ranks_on_host(plan.options);
+  if (ranks == 1) return "";
+  return concat(" and ", ranks, " ranks together ", format_bytes(times(plan.memory.total, ranks)));
 }
 
 std::string where_free(const TrainerOptions& options) {
@@ -156,13 +192,11 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
   const bool over_limit =
       options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes;
   const std::string excess =
-      over_limit
-          ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
-          : concat(" and ", ranks_on_host(options), " ranks together ",
-                   format_bytes(times(plan.memory.total, ranks_on_host(options))),
-                   ", more than the ", format_bytes(available_bytes), " ", where_free(options));
+      over_limit ? concat(", more than its limit of ", format_bytes(options.memory_limit_bytes))
+                 : concat(together(plan), ", more than the ", format_bytes(available_bytes), " ",
+                          where_free(options));
   fail(ErrorCode::kOutOfMemory, needs(plan), excess, "; ",
-       remedy(plan, model, source, allowed, over_limit));
+       remedy(plan, model, source, available_bytes, over_limit));
 }
 
 std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,
@@ -172,7 +206,7 @@ std::string memory_advice(const TrainingPlan& plan, const Model& model, const Ba
                                  format_bytes(allowed), " per rank are free now");
   if (plan.memory.total > allowed) {
     return concat(now, ": others have taken memory since the run was planned; ",
-                  remedy(plan, model, source, allowed, false));
+                  remedy(plan, model, source, available_bytes, false));
   }
   return now +
          ": it should fit, unless others take memory at times, or libraries need much beside the "

@@ -19,7 +19,8 @@ namespace {
 
 }  // namespace
 
-OutputFile::OutputFile(std::string path, std::string_view flag) : path_(std::move(path)) {
+OutputFile::OutputFile(std::string path, std::string_view flag)
+    : path_(std::move(path)), flag_(flag) {
   const auto folder = std::filesystem::path(path_).parent_path();
   std::error_code ignored;  // if there is no folder in the end, the file cannot be opened
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
@@ -32,9 +33,18 @@ void OutputFile::write(std::string_view bytes) {
   errno = 0;
   file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file_.flush();
-  if (!file_.good()) {
-    fail(ErrorCode::kIo, path_, ": writing failed (", std::strerror(errno), ")");
+  if (file_.good()) {
+    written_ += bytes.size();
+    return;
   }
+  const int error = errno;
+  file_.close();  // and forgets what it still has
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path_, ignored)) {
+    std::filesystem::resize_file(path_, written_, ignored);
+  }
+  fail(ErrorCode::kIo, path_, ": writing failed (", std::strerror(error), "); make room, or give ",
+       flag_, " a path elsewhere");
 }
 
 void check_writable(const std::string& path, std::string_view flag, Writing writing) {

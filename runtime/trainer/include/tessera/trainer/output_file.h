@@ -14,14 +14,17 @@ class OutputFile {
   /// it with ("--log"), for the error. Throws Error{kIo}.
   OutputFile(std::string path, std::string_view flag);
 
-  /// Throws Error{kIo} if there is no room, or the file cannot be written any more.
+  /// Throws Error{kIo} if there is no room, or the file cannot be written any more; what was
+  /// written of `bytes` is then taken back, so that a file of lines holds whole lines.
   void write(std::string_view bytes);
 
   const std::string& path() const { return path_; }
 
  private:
   std::string path_;
+  std::string flag_;
   std::ofstream file_;
+  std::uintmax_t written_ = 0;  ///< bytes
 };
 
 /// How a file comes to be written.
