@@ -89,6 +89,9 @@ TEST_F(ConfigTest, UnknownKeysNameTheNearest) {
   EXPECT_THAT(error_of_file(R"({"micro_bacth": 8})"),
               AllOf(HasSubstr(".json:1: "), HasSubstr("micro_bacth"), HasSubstr("'micro_batch'")));
   EXPECT_THAT(error_of_file(R"({"zzzzzzzzzzzzzz": 8})"), HasSubstr("unknown key"));
+  EXPECT_THAT(error_of_file("{\"ranks\": 2,\n\"stpes\": 8,\n\"sead\": 1}"),
+              AllOf(HasSubstr(".json:2: stpes: unknown key; did you mean 'steps'?"),
+                    HasSubstr(".json:3: sead: unknown key; did you mean 'seed'?")));
 }
 
 TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {

@@ -87,8 +87,8 @@ int run(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   using namespace tessera;
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a file above the limit is an error of the write, as a full disk is
+  // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;

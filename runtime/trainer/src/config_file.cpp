@@ -8,9 +8,16 @@
 #include "foreign/dialect.h"
 #include "foreign/key_table.h"
 #include "tessera/core/error.h"
+#include "tessera/core/nearest_name.h"
 
 namespace tessera {
 namespace {
+
+std::string unknown_key(const std::string& name, const std::vector<std::string>& names) {
+  const std::string nearest = nearest_name(name, names);
+  return concat("unknown key; ", nearest.empty() ? "see --help for all of them"
+                                                 : concat("did you mean '", nearest, "'?"));
+}
 
 void translate_own(const foreign::Document& document, const std::vector<Setting>& table,
                    ConfigTranslation& translation) {
@@ -20,8 +27,15 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
     if (member.key == "kind" && member.value.json() == "run") continue;  // the first line of a log
     const std::string name = setting_name(member.key);
     const std::string where = foreign::at_line(document.path, member.line);
-    const bool known = std::ranges::find(names, name) != names.end();
-    require(known, ErrorCode::kConfig, where, unknown_name("key", member.key, names));
+    if (std::ranges::find(names, name) == names.end()) {
+      translation.entries.push_back({.key = member.key,
+                                     .file = document.path,
+                                     .line = member.line,
+                                     .value = member.value.json(),
+                                     .outcome = KeyOutcome::kRefused,
+                                     .note = unknown_key(name, names)});
+      continue;
+    }
     for (const ConfigEntry& entry : translation.entries) {
       require(!entry.settings.contains(name), ErrorCode::kConfig, where, "'", name,
               "' is there twice, also on line ", entry.line, "; keep one");
