@@ -127,7 +127,7 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
     stream_->read(begin, sample);
     for (std::size_t i = 0; i < sample.size(); ++i) {
       if (sample[i] < limit) continue;
-      stream_->fail_vocabulary(begin + static_cast<std::int64_t>(i), sample[i],
+      stream_->fail_vocabulary(begin + static_cast<std::int64_t>(i), sample[i], sample[i],
                                static_cast<std::int64_t>(limit));
     }
     std::copy_n(sample.begin(), length, inputs.as<std::int32_t>() + row * length);

@@ -69,18 +69,21 @@ std::string TokenStream::place(std::int64_t position) const {
   return concat("token ", position - part.begin, " of '", part.file.file.path(), "'");
 }
 
-void TokenStream::fail_vocabulary(std::int64_t position, std::uint32_t token,
+void TokenStream::fail_vocabulary(std::int64_t position, std::uint32_t token, std::uint32_t largest,
                                   std::int64_t vocab_size) const {
   fail(ErrorCode::kConfig, place(position), " is ", token,
        ", outside of the model's vocabulary of ", vocab_size,
        "; set the vocabulary to the tokenizer's size, at least ",
-       static_cast<std::int64_t>(token) + 1,
+       static_cast<std::int64_t>(largest) + 1,
        kind_ == DataKind::kText ? " (256 for text)" : ", or check that the file holds token ids");
 }
 
 void TokenStream::check_vocabulary(std::int64_t vocab_size) const {
   constexpr std::size_t kChunk = 4096;
   std::array<std::uint32_t, kChunk> chunk;
+  const auto allowed = static_cast<std::uint64_t>(std::max<std::int64_t>(vocab_size, 0));
+  std::int64_t first = -1;  // that is outside
+  std::uint32_t token = 0, largest = 0;
   for (const Part& part : parts_) {
     const std::int64_t values = std::int64_t{1} << (8 * part.file.token_bytes);
     if (vocab_size >= values) continue;
@@ -90,12 +93,17 @@ void TokenStream::check_vocabulary(std::int64_t vocab_size) const {
           std::min(kChunk, static_cast<std::size_t>(part.file.tokens - offset)));
       part.file.read(offset, tokens);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
-        if (tokens[i] < static_cast<std::uint64_t>(std::max<std::int64_t>(vocab_size, 0))) continue;
-        fail_vocabulary(part.begin + offset + static_cast<std::int64_t>(i), tokens[i], vocab_size);
+        if (tokens[i] < allowed) continue;
+        if (first < 0) {
+          first = part.begin + offset + static_cast<std::int64_t>(i);
+          token = tokens[i];
+        }
+        largest = std::max(largest, tokens[i]);
       }
     }
   }
   // The newlines between texts are tokens too, but a vocabulary that lacks them lacks text.
+  if (first >= 0) fail_vocabulary(first, token, largest, vocab_size);
 }
 
 }  // namespace tessera::data

@@ -27,9 +27,10 @@ class TokenStream {
   std::string place(std::int64_t position) const;
   /// See TokenDataset::check_vocabulary.
   void check_vocabulary(std::int64_t vocab_size) const;
-  /// The complaint about one token that is not below `vocab_size`.
+  /// The complaint about one token that is not below `vocab_size`, when `largest` is the largest
+  /// that is known of.
   [[noreturn]] void fail_vocabulary(std::int64_t position, std::uint32_t token,
-                                    std::int64_t vocab_size) const;
+                                    std::uint32_t largest, std::int64_t vocab_size) const;
 
  private:
   /// A file with the stream position of its first token. In text the token before it, if there is

@@ -167,7 +167,7 @@ TEST(TokenDataset, ValidationNeedsAFraction) {
   const std::string path = folder.write("a.txt", "abcdefghij");
   expect_error(ErrorCode::kConfig, {"validation fraction", path},
                [&] { (void)TokenDataset({.path = path, .sequence_length = 3}).validation(); });
-  expect_error(ErrorCode::kConfig, {"validation part", "has 1 tokens", "takes 4"}, [&] {
+  expect_error(ErrorCode::kConfig, {"validation part", "has 1 token,", "takes 4"}, [&] {
     (void)TokenDataset({.path = path, .sequence_length = 3, .validation_fraction = 0.1})
         .validation();
   });
@@ -222,6 +222,8 @@ TEST(TokenDataset, NamesTheTokenOutsideOfTheVocabulary) {
   const std::vector<std::string> parts{"token 8999 of '" + second + "' is 8999", "8999",
                                        "at least 9000"};
   expect_error(ErrorCode::kConfig, parts, [&] { dataset.check_vocabulary(8999); });
+  expect_error(ErrorCode::kConfig, {"token 50 of", "is 50", "at least 9000"},
+               [&] { dataset.check_vocabulary(50); });
 
   DatasetOptions checked = options;
   checked.vocab_size = 8900;
