@@ -37,8 +37,13 @@ TEST(BlockPool, WhatAnotherThreadGivesBackIsTakenAgain) {
   std::thread([&] {
     for (void* const block : first) Pool::give_back(block);
   }).join();
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(first.count(Pool::take()), 1U);
-  EXPECT_EQ(first.count(Pool::take()), 0U);
+  std::set<void*> again;
+  for (int i = 0; i < 10; ++i) again.insert(Pool::take());
+  EXPECT_EQ(again, first);
+  void* const one_more = Pool::take();
+  EXPECT_EQ(first.count(one_more), 0U);
+  Pool::give_back(one_more);
+  for (void* const block : again) Pool::give_back(block);
 }
 
 TEST(BlockPool, AnEndingThreadLeavesItsBlocksToOthers) {
@@ -55,6 +60,7 @@ TEST(BlockPool, AnEndingThreadLeavesItsBlocksToOthers) {
   EXPECT_NE(given, nullptr);
   const std::set<void*> taken{Pool::take(), Pool::take()};
   EXPECT_EQ(taken.count(given), 1U);
+  for (void* const block : taken) Pool::give_back(block);
 }
 
 TEST(BlockPool, BlocksThatTravelBetweenThreadsKeepWhatIsWrittenInThem) {
@@ -100,9 +106,11 @@ TEST(Pooled, AFunctionKeepsItsTaskInAPool) {
     const std::function<void()> function = task;
     function();
   }
-  const auto* const block = static_cast<const std::byte*>(BlockPool<sizeof(task)>::take());
+  using Pool = BlockPool<sizeof(task)>;
+  auto* const block = static_cast<std::byte*>(Pool::take());
   EXPECT_GE(lies_at, block);
   EXPECT_LT(lies_at, block + sizeof(task));
+  Pool::give_back(block);
 }
 
 }  // namespace
