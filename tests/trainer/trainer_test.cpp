@@ -368,6 +368,12 @@ TEST(Trainer, RefusesARunAboveWhatTheMachineHas) {
   EXPECT_THAT(error.what(), HasSubstr("this machine has free"));
   const Error hopeless = error_of([&] { require_memory(plan, model, data, 1000); });
   EXPECT_THAT(hopeless.what(), HasSubstr("no strategy, recomputation, micro-batch or lower"));
+
+  TrainerOptions limited = options_for("zero1", 4);
+  limited.memory_limit_bytes = 1000;
+  const Error each = error_of([&] { Trainer(model, data, limited); });
+  EXPECT_THAT(each.what(), AllOf(HasSubstr("no strategy, recomputation or micro-batch would fit"),
+                                 HasSubstr("add ranks")));
 }
 
 TEST(Trainer, SaysWithHowManyRanksARunWouldFit) {

@@ -83,7 +83,6 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
 /// The same samples per step on fewer ranks: fewer copies of what is not sharded, and of
 /// activations.
 void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
-  if (base.options.world != nullptr) return;  // whoever has started the processes decides
   const std::int64_t micro_steps = std::int64_t{base.options.ranks} * base.options.accumulate;
   const std::int64_t fewest = (micro_steps + kMaxAccumulate - 1) / kMaxAccumulate;
   for (const std::int64_t ranks : ever_smaller(base.options.ranks, base.options.ranks, fewest)) {
@@ -93,6 +92,12 @@ void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
     remedy.words = concat("--ranks ", ranks, " --accumulate ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
+}
+
+/// Not where a limit holds for each rank, which fewer ranks shard less for, nor where whoever has
+/// started the processes decides.
+bool may_use_fewer_ranks(const TrainerOptions& options) {
+  return options.memory_limit_bytes == 0 && options.world == nullptr && options.ranks > 1;
 }
 
 /// From the mildest change to the strongest; none changes which samples a step is made of.
@@ -115,7 +120,7 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
     remedies.push_back(strongest);
   }
   add_strategies(strongest, remedies);
-  if (options.memory_limit_bytes == 0) add_fewer_ranks(unchanged, remedies);
+  if (may_use_fewer_ranks(options)) add_fewer_ranks(unchanged, remedies);
   return remedies;
 }
 
@@ -152,9 +157,11 @@ std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSour
   std::int64_t smallest = plan.memory.total;
   const auto fitting = first_that_fits(plan, model, source, available, smallest);
   if (fitting) return "this would fit: " + *fitting;
-  const std::string nothing = concat(
-      "no strategy, recomputation, micro-batch or lower number of ranks would fit (at least ",
-      format_bytes(smallest), over_limit ? "" : " per rank", "): ");
+  const std::string nothing =
+      concat("no strategy, recomputation",
+             may_use_fewer_ranks(plan.options) ? ", micro-batch or lower number of ranks"
+                                               : " or micro-batch",
+             " would fit (at least ", format_bytes(smallest), over_limit ? "" : " per rank", "): ");
   return nothing + (over_limit ? "raise --memory-limit, add ranks, or take a smaller model"
                                : "take a smaller model or sequence length");
 }
