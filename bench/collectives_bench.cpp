@@ -8,23 +8,26 @@
 //   all_gather (in place)  size (n-1)/n        the parts of its peers
 //   reduce_scatter         size                its part of every input
 //   all_reduce             size + size (n-1)/n both, one after the other
-// ratio = copy time / time: 1.00 is the speed of memcpy. A reduce_scatter writes less than that
-// copy (size / n); of a copy that moves the same reads plus writes its rate is ratio x (1 + 1/n)
-// / 2.
+// `copy` is over when all ranks have copied, as a parallel loop of memcpy is. ratio = copy time /
+// time: 1.00 is the speed of memcpy. A reduce_scatter writes less than that copy (size / n); of a
+// copy that moves the same reads plus writes its rate is ratio x (1 + 1/n) / 2.
 //
-// Ranks that copy so never wait for each other, as ranks that exchange data must: for their peers'
-// inputs, and until their own has been read. In small operations that is most of the time. `joined`
-// are the same copies with one wait for all ranks after each; the last ratio is to that.
+// `loose` are the same copies of ranks that never wait for each other, call after call, as ranks
+// that exchange data must twice: for their peers' inputs, and until their own has been read. The
+// last ratio is to that. In small operations waiting is most of the difference; in all of them it
+// is that a rank whose core is disturbed for a moment holds up the others.
 //
 // A rank of one thread is bound to a core, as far as there are cores: left alone, the system puts
 // two ranks that wait for each other on one core now and then, and the other one idles.
 //
-// Operation and copies are timed in turns, and medians are shown, so that a drift of the machine
-// hits both.
+// Operation and copies are timed in turns, in changing order, and medians are shown, so that a
+// drift of the machine, and what the one leaves in the caches, hits all alike.
 
+#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -43,12 +46,21 @@
 namespace tessera::bench {
 namespace {
 
+/// 2, 4 and 8, as far as every rank has a core: what is measured with more of them is how well the
+/// system changes between threads.
+std::vector<int> ranks_by_cores() {
+  const int cores = omp_get_num_procs();
+  std::vector<int> ranks{2};
+  while (ranks.back() * 2 <= cores && ranks.back() < 8) ranks.push_back(ranks.back() * 2);
+  return ranks;
+}
+
 struct Options {
-  std::vector<int> ranks{2, 4};
+  std::vector<int> ranks = ranks_by_cores();
   std::int64_t min_bytes = std::int64_t{64} << 10;
   std::int64_t max_bytes = std::int64_t{64} << 20;
   int threads = 1;
-  int repeats = 7;
+  int repeats = 9;
 };
 
 /// One rank: its end of the group, a stream and its buffers.
@@ -112,12 +124,13 @@ std::int64_t verify(std::vector<Rank>& ranks, const Operation& operation) {
   return wrong;
 }
 
-/// Seconds per call when every rank runs `calls` of them back to back, after a few that are not
-/// counted: what ran before has taken the cache. They are issued before the clock starts: in a
-/// step, too, the thread that issues runs ahead, and where ranks have all the cores it would take
-/// one from them here.
+/// Seconds per call when every rank runs `calls` of them back to back, after some that are not
+/// counted: what ran before has taken the caches, and the last of them comes back slowly. After
+/// three, copies of 64 MiB were a third slower than the next ones, whatever these were. Calls are
+/// issued before the clock starts: in a step, too, the thread that issues runs ahead, and where
+/// ranks have all the cores it would take one from them here.
 double time_calls(std::vector<Rank>& ranks, int calls, const std::function<void(Rank&)>& issue) {
-  constexpr int kWarmUps = 3;
+  constexpr int kWarmUps = 12;
   std::atomic<bool> open{false};
   for (int i = 0; i < kWarmUps; ++i) {
     for (Rank& rank : ranks) issue(rank);
@@ -168,38 +181,41 @@ void measure(std::vector<Rank>& ranks, const Operation& operation, const Options
   for (Rank& rank : ranks)
     std::memset(rank.whole.view().data, 0, static_cast<std::size_t>(rank.whole.bytes()));
   const auto copied = static_cast<std::int64_t>(operation.bytes_read);
-  const auto issue_copy = [&](Rank& rank) {
+  const auto issue_loose = [&](Rank& rank) {
     rank.stream->submit({.name = "copy"},
                         [&rank, copied, &options] { copy(rank, copied, options.threads); });
   };
   Join all(ranks.size());
-  const auto issue_joined = [&](Rank& rank) {
+  const auto issue_copy = [&](Rank& rank) {
     rank.stream->submit({.name = "copy"}, [&rank, &all, copied, &options] {
       copy(rank, copied, options.threads);
       all.arrive_and_wait();
     });
   };
+  struct Timed {
+    std::function<void(Rank&)> issue;
+    std::vector<double> times;
+  };
+  std::array<Timed, 3> timed{{{operation.issue, {}}, {issue_copy, {}}, {issue_loose, {}}}};
   // About 4 ms per timing, and eight calls: far above the clock's and the wake-ups' noise.
-  const double once = time_calls(ranks, 1, operation.issue) + time_calls(ranks, 1, issue_copy);
+  const double once = time_calls(ranks, 1, operation.issue) + time_calls(ranks, 1, issue_loose);
   const int calls = std::clamp(static_cast<int>(4e-3 / once * 2), 8, 200);
-  std::vector<double> times;
-  std::vector<double> copy_times;
-  std::vector<double> joined_times;
+  std::array<std::size_t, 3> order{0, 1, 2};
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
-    times.push_back(time_calls(ranks, calls, operation.issue));
-    copy_times.push_back(time_calls(ranks, calls, issue_copy));
-    joined_times.push_back(time_calls(ranks, calls, issue_joined));
+    for (const std::size_t i : order)
+      timed[i].times.push_back(time_calls(ranks, calls, timed[i].issue));
+    std::next_permutation(order.begin(), order.end());
   }
-  const double seconds = median(times);
-  const double copy_seconds = median(copy_times);
-  const double joined_seconds = median(joined_times);
+  const double seconds = median(timed[0].times);
+  const double copy_seconds = median(timed[1].times);
+  const double loose_seconds = median(timed[2].times);
   const auto size = static_cast<double>(ranks[0].whole.bytes());
   std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7lld %10.1f %6.2f %10.1f %6.2f\n",
               std::string(to_string(operation.kind)).c_str(), ranks.size(),
               static_cast<long long>(size), static_cast<long long>(ranks[0].whole.numel()), "fp32",
               seconds * 1e6, size / seconds * 1e-9, size / seconds * 1e-9 * operation.busbw_factor,
               static_cast<long long>(wrong), copy_seconds * 1e6, copy_seconds / seconds,
-              joined_seconds * 1e6, joined_seconds / seconds);
+              loose_seconds * 1e6, loose_seconds / seconds);
   std::fflush(stdout);
 }
 
@@ -246,7 +262,7 @@ void run(const Options& options) {
   Memory memory(*device);
   std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s %10s %6s\n", "# operation",
               "ranks", "size", "count", "type", "time", "algbw", "busbw", "#wrong", "copy", "ratio",
-              "joined", "ratio");
+              "loose", "ratio");
   std::printf("%-14s %5s %10s %10s %5s %10s %7s %7s %7s %10s %6s %10s %6s\n", "#", "", "(B)",
               "(elems)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "", "(us)", "");
   for (int n : options.ranks) {
@@ -274,7 +290,10 @@ void run(const Options& options) {
 }
 
 void add_options(Program& program, Options& o) {
-  program.add_option("--ranks", o.ranks, "ranks in the process; one number or more")
+  program
+      .add_option("--ranks", o.ranks,
+                  "ranks in the process; one number or more (default: 2, 4 and 8, as far as there "
+                  "are cores)")
       ->check(positive());
   program.add_option("--min-bytes", o.min_bytes, "smallest whole buffer; sizes grow fourfold")
       ->check(positive());

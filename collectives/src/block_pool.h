@@ -10,13 +10,14 @@ namespace tessera {
 /// Memory for objects of up to `kBytes` that one thread makes and another destroys, over and over.
 /// glibc's free needs the lock of the arena that the memory came from, and fills malloc's lists
 /// with what has to be sorted: of an all-gather of 256 KiB it was a quarter. Here a block goes back
-/// to one list, which a thread that has none left takes as a whole. Blocks are not returned to the
-/// system, so there are as many as have been in use at once.
+/// to one list, which a thread that has none left takes as a whole. To that list a thread gives
+/// several at a time: its head goes from core to core. Blocks are not returned to the system, so
+/// there are as many as have been in use at once, and a few per thread.
 template <std::size_t kBytes>
 class BlockPool {
  public:
   static void* take() {
-    static thread_local Own own;
+    Own& own = own_blocks();
     if (own.first == nullptr) own.first = returned_.exchange(nullptr, std::memory_order_acquire);
     if (own.first == nullptr) return ::operator new(sizeof(Block));
     Block* const block = own.first;
@@ -24,32 +25,43 @@ class BlockPool {
     return block;
   }
 
-  static void give_back(void* memory) noexcept { push(new (memory) Block); }
+  static void give_back(void* memory) noexcept {
+    Own& own = own_blocks();
+    own.first = new (memory) Block{.next = own.first};
+    if (++own.given == kGivenAtOnce) own.leave();
+  }
 
  private:
+  static constexpr int kGivenAtOnce = 16;
+
   union Block {
     Block* next = nullptr;
     alignas(std::max_align_t) std::byte bytes[kBytes];
   };
 
-  /// What a thread has taken; what it has not used goes back when it ends.
+  /// What a thread has taken and not used yet, or been given and not passed on yet.
   struct Own {
     Block* first = nullptr;
-    ~Own() {
-      while (first != nullptr) {
-        Block* const block = first;
-        first = block->next;
-        push(block);
+    int given = 0;
+    ~Own() { leave(); }
+
+    void leave() noexcept {
+      given = 0;
+      if (first == nullptr) return;
+      Block* last = first;
+      while (last->next != nullptr) last = last->next;
+      // The list is only ever taken as a whole, so `next` cannot become stale under the exchange.
+      last->next = returned_.load(std::memory_order_relaxed);
+      while (!returned_.compare_exchange_weak(last->next, first, std::memory_order_release,
+                                              std::memory_order_relaxed)) {
       }
+      first = nullptr;
     }
   };
 
-  static void push(Block* block) noexcept {
-    // The list is only ever taken as a whole, so `next` cannot become stale under the exchange.
-    block->next = returned_.load(std::memory_order_relaxed);
-    while (!returned_.compare_exchange_weak(block->next, block, std::memory_order_release,
-                                            std::memory_order_relaxed)) {
-    }
+  static Own& own_blocks() {
+    static thread_local Own own;
+    return own;
   }
 
   static inline std::atomic<Block*> returned_{nullptr};

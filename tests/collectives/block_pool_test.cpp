@@ -54,7 +54,7 @@ TEST(BlockPool, AnEndingThreadLeavesItsBlocksToOthers) {
     void* const b = Pool::take();
     Pool::give_back(a);
     Pool::give_back(b);
-    given = Pool::take();  // takes both, uses one
+    given = Pool::take();  // of both that it has, uses one
     Pool::give_back(given);
   }).join();
   EXPECT_NE(given, nullptr);

@@ -57,10 +57,8 @@ std::string check_choice(const Setting& setting, const std::string& text) {
   const bool known =
       std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
   if (known) return text;
-  const std::string nearest = nearest_name(text, setting.choices);
-  fail(ErrorCode::kConfig, "unknown value '", text, "'; ",
-       nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
-       "allowed: ", foreign::joined(setting.choices));
+  fail(ErrorCode::kConfig,
+       foreign::unknown_value(text, nearest_name(text, setting.choices), setting.choices));
 }
 
 [[noreturn]] void fail_type(const Setting& setting, const nlohmann::json& value) {

@@ -144,7 +144,11 @@ std::string near_word(const std::string& word, const std::vector<std::string>& c
 }
 
 std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed) {
-  const std::string nearest = near_word(word, allowed);
+  return unknown_value(word, near_word(word, allowed), allowed);
+}
+
+std::string unknown_value(const std::string& word, const std::string& nearest,
+                          const std::vector<std::string>& allowed) {
   return concat("unknown value '", word, "'; ",
                 nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
                 "allowed: ", joined(allowed));

@@ -166,6 +166,9 @@ void check_complete(const ConfigTranslation& translation);
 std::string near_word(const std::string& word, const std::vector<std::string>& candidates);
 /// "unknown value 'x'; did you mean 'y'? allowed: y, z"
 std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed);
+/// With a suggestion of the caller's, or none if it is "".
+std::string unknown_value(const std::string& word, const std::string& nearest,
+                          const std::vector<std::string>& allowed);
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words);
 
