@@ -2,7 +2,7 @@
 
 #include <omp.h>
 
-#include <exception>
+#include <atomic>
 
 #include "attention_arguments.h"
 #include "cpu/cpu_kernels.h"
@@ -40,22 +40,12 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
     fail(ErrorCode::kInvalidArgument, "attention: the workspace has ", workspace.bytes(),
          " bytes, wanted ", scratch_bytes, " per thread (attention_workspace_bytes)");
   const auto threads = static_cast<int>(std::min(limit, fit));
-  std::exception_ptr error;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  std::atomic<std::int64_t> next = 0;
+  on_threads(threads, [&](int thread, int) {
     const OneThread one;
-    std::byte* scratch = workspace.data + omp_get_thread_num() * scratch_bytes;
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t task = 0; task < tasks; ++task) {
-      try {
-        body(task, scratch);
-      } catch (...) {
-#pragma omp critical(tessera_attention_error)
-        error = std::current_exception();
-      }
-    }
-  }
-  if (error) std::rethrow_exception(error);
+    std::byte* scratch = workspace.data + thread * scratch_bytes;
+    for (std::int64_t task = next++; task < tasks; task = next++) body(task, scratch);
+  });
 }
 
 }  // namespace

@@ -1,0 +1,48 @@
+#include "../../kernels/src/cpu/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kCount = 101;
+
+/// Visits every element, and fails at those of `bad`; what parallel_for throws then.
+std::string message_of(const std::vector<std::int64_t>& bad, std::vector<int>& visits) {
+  try {
+    cpu::parallel_for(kCount, 3, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+      for (const std::int64_t b : bad) {
+        if (begin <= b && b < end) fail(ErrorCode::kInternal, "element ", b);
+      }
+    });
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(ParallelForErrors, TheFirstRangesExceptionIsThrownWhenAllAreDone) {
+  const int threads_before = omp_get_max_threads();
+  for (const int threads : {1, 2, 5}) {
+    SCOPED_TRACE(concat(threads, " threads"));
+    omp_set_num_threads(threads);
+    std::vector<int> visits(kCount);
+    EXPECT_EQ(message_of({}, visits), "nothing");
+    for (const std::int64_t bad : {std::int64_t{0}, kCount / 2, kCount - 1}) {
+      EXPECT_EQ(message_of({bad}, visits), concat("element ", bad));
+    }
+    EXPECT_EQ(message_of({0, kCount / 2, kCount - 1}, visits), "element 0");
+    EXPECT_EQ(visits, std::vector<int>(kCount, 5));
+  }
+  omp_set_num_threads(threads_before);
+}
+
+}  // namespace
+}  // namespace tessera
