@@ -9,6 +9,8 @@ void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
   require(view.shape == shape && view.dtype == dtype, ErrorCode::kInvalidArgument,
           "attention: ", name, " is ", view.shape, " of ", to_string(view.dtype), ", wanted ",
           shape, " of ", to_string(dtype));
+  require(view.is_contiguous(), ErrorCode::kInvalidArgument, "attention: ", name,
+          " is not contiguous");
 }
 
 /// Checks what both passes share.
@@ -17,6 +19,7 @@ void check_common(const TensorView& qkv, const TensorView& out, const TensorView
           "attention: qkv is ", qkv.shape, ", wanted (B, L, 3, H, D)");
   require(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16,
           ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
+  require(qkv.is_contiguous(), ErrorCode::kInvalidArgument, "attention: qkv is not contiguous");
   const std::int64_t batch = qkv.shape[0], length = qkv.shape[1], heads = qkv.shape[3];
   check(out, "out", Shape{batch, length, heads, qkv.shape[4]}, qkv.dtype);
   check(lse, "lse", Shape{batch, heads, length}, DType::kFloat32);

@@ -14,10 +14,12 @@ void check_flat(const char* kernel, const char* name, const TensorView& view, st
           ", expected fp32 or bf16");
 }
 
-void check_same(const char* kernel, const TensorView& x, const TensorView& other) {
-  require(x.numel() == other.numel() && x.dtype == other.dtype, ErrorCode::kInvalidArgument, kernel,
-          ": tensors differ: ", x.shape, " of ", to_string(x.dtype), " and ", other.shape, " of ",
-          to_string(other.dtype));
+/// As many contiguous elements as x has, of its dtype.
+void check_like_x(const char* kernel, const TensorView& x, const char* name,
+                  const TensorView& other) {
+  check_flat(kernel, name, other, x.numel());
+  require(other.dtype == x.dtype, ErrorCode::kInvalidArgument, kernel, ": ", name, " is ",
+          to_string(other.dtype), ", but x is ", to_string(x.dtype));
 }
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
@@ -34,11 +36,15 @@ void check_embedding(const char* kernel, const TensorView& tokens, const TensorV
 
 }  // namespace
 
-void check_arguments(const GeluForwardArgs& args) { check_same("gelu_forward", args.x, args.y); }
+void check_arguments(const GeluForwardArgs& args) {
+  check_flat("gelu_forward", "x", args.x, args.x.numel());
+  check_like_x("gelu_forward", args.x, "y", args.y);
+}
 
 void check_arguments(const GeluBackwardArgs& args) {
-  check_same("gelu_backward", args.x, args.dy);
-  check_same("gelu_backward", args.x, args.dx);
+  check_flat("gelu_backward", "x", args.x, args.x.numel());
+  check_like_x("gelu_backward", args.x, "dy", args.dy);
+  check_like_x("gelu_backward", args.x, "dx", args.dx);
 }
 
 void check_arguments(const DropoutArgs& args) {
@@ -84,6 +90,8 @@ void check_arguments(const BiasGradientArgs& args) {
   require(args.dy.shape.rank() == 2 && args.db.numel() == args.dy.shape[1],
           ErrorCode::kInvalidArgument, "bias_gradient: dy is ", args.dy.shape, ", db is ",
           args.db.shape);
+  check_flat("bias_gradient", "dy", args.dy, args.dy.numel());
+  check_flat("bias_gradient", "db", args.db, args.db.numel());
 }
 
 void check_arguments(const EmbeddingForwardArgs& args) {

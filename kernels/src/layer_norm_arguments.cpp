@@ -6,13 +6,23 @@ namespace tessera {
 namespace {
 
 void check(const TensorView& view, const char* name, std::int64_t numel, DType dtype) {
-  require(view.numel() == numel && view.dtype == dtype, ErrorCode::kInvalidArgument,
-          "layer_norm: ", name, " is ", view.shape, " of ", to_string(view.dtype), ", wanted ",
-          numel, " elements of ", to_string(dtype));
+  require(view.numel() == numel && view.dtype == dtype && view.is_contiguous(),
+          ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", view.shape, " of ",
+          to_string(view.dtype), ", wanted ", numel, " contiguous elements of ", to_string(dtype));
+}
+
+void check_parameter_gradient(const TensorView& view, const char* name, std::int64_t width) {
+  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
+          ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.dtype),
+          ", expected fp32 or bf16");
+  check(view, name, width, view.dtype);
 }
 
 LayerNormSizes sizes_of(const TensorView& x) {
   require(x.shape.rank() >= 1, ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
+  require((x.dtype == DType::kFloat32 || x.dtype == DType::kBFloat16) && x.is_contiguous(),
+          ErrorCode::kInvalidArgument, "layer_norm: x is ", x.shape, " of ", to_string(x.dtype),
+          ", expected contiguous fp32 or bf16");
   const std::int64_t width = x.shape[x.shape.rank() - 1];
   return {.rows = width == 0 ? 0 : x.numel() / width, .width = width};
 }
@@ -46,8 +56,8 @@ LayerNormSizes check_layer_norm(const LayerNormBackwardArgs& args) {
   require(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta),
           ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
   if (args.dgamma) {
-    check(args.dgamma, "dgamma", width, args.dgamma.dtype);
-    check(args.dbeta, "dbeta", width, args.dbeta.dtype);
+    check_parameter_gradient(args.dgamma, "dgamma", width);
+    check_parameter_gradient(args.dbeta, "dbeta", width);
   }
   return {rows, width};
 }

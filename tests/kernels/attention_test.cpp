@@ -333,5 +333,33 @@ TEST(AttentionErrors, SmallWorkspaceIsNamed) {
                Error);
 }
 
+TEST(AttentionErrors, ViewsThatAreNotContiguousOrOfAnotherDtypeAreNamed) {
+  const Shape packed{1, 4, 3, 2, 8}, plain{1, 4, 2, 8};
+  std::vector<float> qkv(2 * 192), d_qkv(2 * 192), out(2 * 64), d_out(2 * 64), lse(2 * 8);
+  auto workspace = workspace_for<float>({1, 4, 2, 8});
+  const AttentionForwardArgs forward{.qkv = view_of(qkv, packed),
+                                     .out = view_of(out, plain),
+                                     .lse = view_of(lse, Shape{1, 2, 4}),
+                                     .workspace = view_of(workspace)};
+  const auto f = kernels_under_test().attention_forward;
+  using Forward = AttentionForwardArgs;
+  expect_refused(f, forward, &Forward::qkv, with_gaps(forward.qkv), "attention: qkv ");
+  TensorView doubles = forward.qkv;
+  doubles.dtype = DType::kFloat64;
+  expect_refused(f, forward, &Forward::qkv, doubles, "attention: unsupported dtype fp64");
+  expect_flat_floats(f, forward, &Forward::out, "attention: out ");
+  expect_flat_floats(f, forward, &Forward::lse, "attention: lse ");
+
+  const AttentionBackwardArgs backward{.d_out = view_of(d_out, plain),
+                                       .qkv = forward.qkv,
+                                       .out = forward.out,
+                                       .lse = forward.lse,
+                                       .d_qkv = view_of(d_qkv, packed),
+                                       .workspace = forward.workspace};
+  const auto b = kernels_under_test().attention_backward;
+  expect_flat_floats(b, backward, &AttentionBackwardArgs::d_out, "attention: d_out ");
+  expect_flat_floats(b, backward, &AttentionBackwardArgs::d_qkv, "attention: d_qkv ");
+}
+
 }  // namespace
 }  // namespace tessera

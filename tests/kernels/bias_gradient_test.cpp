@@ -68,5 +68,13 @@ TEST(BiasGradient, RejectsAnotherWidth) {
                Error);
 }
 
+TEST(BiasGradientErrors, ViewsThatAreNotFlatFloatsAreNamed) {
+  std::vector<float> dy(24), db(8);
+  const BiasGradientArgs args{.dy = view_of(dy, Shape{3, 4}), .db = view_of(db, 0, 4)};
+  const auto kernel = kernels_under_test().bias_gradient;
+  expect_flat_floats(kernel, args, &BiasGradientArgs::dy, "bias_gradient: dy ");
+  expect_flat_floats(kernel, args, &BiasGradientArgs::db, "bias_gradient: db ");
+}
+
 }  // namespace
 }  // namespace tessera

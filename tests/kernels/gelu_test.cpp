@@ -94,6 +94,23 @@ TEST(GeluErrors, DifferentSizesAreNamed) {
                Error);
 }
 
+TEST(GeluErrors, ViewsThatAreNotFlatFloatsAreNamed) {
+  std::vector<float> a(16), b(16), c(16);
+  const GeluForwardArgs forward{.x = view_of(a, 0, 8), .y = view_of(b, 0, 8)};
+  const auto f = kernels_under_test().gelu_forward;
+  expect_flat_floats(f, forward, &GeluForwardArgs::x, "gelu_forward: x ");
+  expect_flat_floats(f, forward, &GeluForwardArgs::y, "gelu_forward: y ");
+  std::vector<bfloat16> half(8);
+  expect_refused(f, forward, &GeluForwardArgs::y, view_of(half), "gelu_forward: y is bf16");
+
+  const GeluBackwardArgs backward{
+      .x = view_of(a, 0, 8), .dy = view_of(b, 0, 8), .dx = view_of(c, 0, 8)};
+  const auto g = kernels_under_test().gelu_backward;
+  expect_flat_floats(g, backward, &GeluBackwardArgs::x, "gelu_backward: x ");
+  expect_flat_floats(g, backward, &GeluBackwardArgs::dy, "gelu_backward: dy ");
+  expect_flat_floats(g, backward, &GeluBackwardArgs::dx, "gelu_backward: dx ");
+}
+
 TEST(GeluForward, NanStaysNan) {
   std::vector<float> x(19, std::nanf(""));
   for (const float y : forward(x, false)) EXPECT_TRUE(std::isnan(y));

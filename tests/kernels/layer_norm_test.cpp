@@ -339,5 +339,45 @@ TEST(LayerNormErrors, WrongSizesAreNamed) {
   EXPECT_THROW(kernels_under_test().layer_norm_forward(args, stream), Error);
 }
 
+TEST(LayerNormErrors, ViewsThatAreNotFlatFloatsAreNamed) {
+  const Shape shape{3, 4};
+  std::vector<float> x(24), y(24), residual(24), sum(24), gamma(8), beta(8), mean(6), rstd(6);
+  using Forward = LayerNormForwardArgs;
+  const Forward forward{.x = view_of(x, shape),
+                        .residual = view_of(residual, shape),
+                        .sum = view_of(sum, shape),
+                        .gamma = view_of(gamma, 0, 4),
+                        .beta = view_of(beta, 0, 4),
+                        .y = view_of(y, shape),
+                        .mean = view_of(mean, 0, 3),
+                        .rstd = view_of(rstd, 0, 3)};
+  const auto f = kernels_under_test().layer_norm_forward;
+  expect_flat_floats(f, forward, &Forward::x, "layer_norm: x ");
+  expect_flat_floats(f, forward, &Forward::residual, "layer_norm: residual ");
+  expect_flat_floats(f, forward, &Forward::sum, "layer_norm: sum ");
+  expect_flat_floats(f, forward, &Forward::gamma, "layer_norm: gamma ");
+  expect_flat_floats(f, forward, &Forward::beta, "layer_norm: beta ");
+  expect_flat_floats(f, forward, &Forward::y, "layer_norm: y ");
+  expect_flat_floats(f, forward, &Forward::mean, "layer_norm: mean ");
+  expect_flat_floats(f, forward, &Forward::rstd, "layer_norm: rstd ");
+
+  using Backward = LayerNormBackwardArgs;
+  const Backward backward{.dy = forward.residual,
+                          .x = forward.x,
+                          .mean = forward.mean,
+                          .rstd = forward.rstd,
+                          .gamma = forward.gamma,
+                          .d_residual = forward.sum,
+                          .dx = forward.y,
+                          .dgamma = forward.beta,
+                          .dbeta = forward.beta};
+  const auto b = kernels_under_test().layer_norm_backward;
+  expect_flat_floats(b, backward, &Backward::dy, "layer_norm: dy ");
+  expect_flat_floats(b, backward, &Backward::d_residual, "layer_norm: d_residual ");
+  expect_flat_floats(b, backward, &Backward::dx, "layer_norm: dx ");
+  expect_flat_floats(b, backward, &Backward::dgamma, "layer_norm: dgamma ");
+  expect_flat_floats(b, backward, &Backward::dbeta, "layer_norm: dbeta ");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -105,6 +105,39 @@ auto run_on_any_threads(const Compute& compute) {
   return expected;
 }
 
+/// Every second element in memory: not contiguous.
+inline TensorView with_gaps(TensorView view) {
+  for (std::int64_t& stride : view.strides) stride *= 2;
+  return view;
+}
+
+/// Calls `kernel` with `args`, but `wrong` for the view `member`; expects an Error of a message
+/// that begins with `named`.
+template <typename Args>
+void expect_refused(void (*kernel)(const Args&, Stream&), Args args, TensorView Args::*member,
+                    const TensorView& wrong, const std::string& named) {
+  args.*member = wrong;
+  StreamUnderTest stream;
+  try {
+    kernel(args, stream);
+    ADD_FAILURE() << named << ": was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(std::string(error.what()).substr(0, named.size()), named) << error.what();
+  }
+}
+
+/// Expects that `member` is refused with gaps and as fp64: either reaches to twice its memory,
+/// which must be there to be copied to a device.
+template <typename Args>
+void expect_flat_floats(void (*kernel)(const Args&, Stream&), const Args& args,
+                        TensorView Args::*member, const std::string& named) {
+  TensorView doubles = args.*member;
+  doubles.dtype = DType::kFloat64;
+  expect_refused(kernel, args, member, with_gaps(args.*member), named);
+  expect_refused(kernel, args, member, doubles, named);
+}
+
 /// d f / d x by central differences, where `f` is a scalar function of a vector.
 template <typename Function>
 Doubles numeric_gradient(const Function& f, Doubles x, double step = 1e-5) {
