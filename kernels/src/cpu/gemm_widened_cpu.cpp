@@ -85,7 +85,8 @@ struct Blocks {
   std::vector<float> c;
 };
 
-/// The block of C at (p.c, bias and operands of `p` already moved there), p.m and p.n <= kBlock.
+/// The block (p.m, p.n) of C at (row, column), neither larger than kBlock. C and the bias of `p`
+/// begin at the block already; its operands are whole.
 void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blocks& blocks) {
   const bool direct = p.c_dtype == DType::kFloat32;
   auto* c16 = static_cast<bfloat16*>(p.c);

@@ -36,8 +36,8 @@ void on_threads(int threads, const Body& body) {
 
 /// Calls body(begin, end) on disjoint ranges that cover [0, count), on the OpenMP threads that
 /// oneDNN uses too (one pool, no second set of spinning workers). Every range but the last is a
-/// multiple of `grain`, and there are at most count / grain of them: small work stays on one
-/// thread.
+/// multiple of `grain`, and there are at most count / grain of them, rounded up: small work stays
+/// on one thread.
 ///
 /// The split depends on count, grain and the thread count only. A kernel whose sums cross ranges
 /// must combine them in range order to stay deterministic. Of exceptions, that of the first
