@@ -99,9 +99,11 @@ void multiply_block(const Product& p, std::int64_t row, std::int64_t column, Blo
   block.c_stride = direct ? p.c_stride : p.n;
   block.bias = p.bias;
   if (!direct && p.accumulate) {
-    for (std::int64_t i = 0; i < p.m; ++i) {
-      HWY_DYNAMIC_DISPATCH(widen_row)(c16 + i * p.c_stride, blocks.c.data() + i * p.n, p.n);
-    }
+    parallel_for(p.m, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        HWY_DYNAMIC_DISPATCH(widen_row)(c16 + i * p.c_stride, blocks.c.data() + i * p.n, p.n);
+      }
+    });
   }
   if (p.bias != nullptr || p.k == 0) {
     start_product(block);
