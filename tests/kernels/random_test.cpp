@@ -19,9 +19,7 @@ TEST(Philox, GivesThePublishedVectors) {  // kat_vectors of Random123
       (PhiloxCounter{0xd16cfe09U, 0x94fdccebU, 0x5001e420U, 0x24126ea1U}));
 }
 
-TEST(Philox, UniformsStayInTheirIntervals) {
-  EXPECT_EQ(uniform_from_zero(0), 0.0F);
-  EXPECT_LT(uniform_from_zero(0xffffffffU), 1.0F);
+TEST(Philox, UniformsStayInTheirInterval) {
   EXPECT_EQ(uniform_to_one(0), 0x1p-32F);
   EXPECT_EQ(uniform_to_one(0xffffffffU), 1.0F);
 }

@@ -37,14 +37,13 @@ struct Plus {
     return a + b;
   }
 };
+/// The larger number; NaN only if both are.
 struct Maximum {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
 __device__ inline float warp_sum(float value) { return warp_reduce(value, Plus{}); }
 __device__ inline double warp_sum(double value) { return warp_reduce(value, Plus{}); }
-/// The largest number; NaN only if there is nothing else.
-__device__ inline float warp_max(float value) { return warp_reduce(value, Maximum{}); }
 
 __device__ inline float block_sum(float value) { return block_reduce(value, 0.0F, Plus{}); }
 __device__ inline double block_sum(double value) { return block_reduce(value, 0.0, Plus{}); }

@@ -56,11 +56,6 @@ constexpr std::uint32_t random_word(RandomKey key, std::int64_t index) {
   return philox4x32(philox_counter(key, i / 4), philox_key(key))[i % 4];
 }
 
-/// Uniform in [0, 1), a multiple of 2^-24.
-constexpr float uniform_from_zero(std::uint32_t word) {
-  return static_cast<float>(word >> 8) * 0x1p-24F;
-}
-
 /// Uniform in (0, 1], as small as 2^-32: fit for a logarithm.
 inline float uniform_to_one(std::uint32_t word) {
   return std::fma(static_cast<float>(word >> 1), 0x1p-31F, 0x1p-32F);
