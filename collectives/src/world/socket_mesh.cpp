@@ -17,6 +17,7 @@
 
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 // The language of the meeting is a line each: "tessera-1 PROCESS PROCESSES PORT" to process 0,
 // which answers "ok ADDRESS PORT ADDRESS PORT …" by process or "no REASON"; "tessera-1 PROCESS"
@@ -28,12 +29,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr const char* kGreeting = "tessera-1";
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// What gives up when the time is over.
 class Deadline {

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera {
 namespace {
@@ -27,12 +28,6 @@ std::string host_identity() {
   std::array<char, 256> name{};
   const ssize_t length = readlink("/proc/self/ns/pid", name.data(), name.size() - 1);
   return boot + "/" + std::string(name.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name[0] == '\0' ? "unknown" : name.data();
 }
 
 }  // namespace

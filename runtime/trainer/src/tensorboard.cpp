@@ -10,6 +10,7 @@
 
 #include "crc32c.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera {
 namespace {
@@ -89,12 +90,6 @@ std::string text_value(std::string_view tag, std::string_view text) {
 
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
-  return name.data();
 }
 
 /// A checksum of zeros must not look like data: TFRecord rotates it and adds a constant.

@@ -20,6 +20,7 @@
 #include "launch/launch_environment.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera::cli {
 namespace {
@@ -243,10 +244,8 @@ class Launch {
   }
 
   std::string describe(const Child& child) const {
-    std::array<char, 256> host{};
-    gethostname(host.data(), host.size() - 1);
     return concat(ranks_of(child.options), " (process ", child.options.process, ", pid ", child.pid,
-                  " on ", host.data(), ")");
+                  " on ", host_name(), ")");
   }
 
   /// Keeps the first failure: the others follow from it. After a signal that was passed on nothing

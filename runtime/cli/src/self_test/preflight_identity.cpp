@@ -1,15 +1,13 @@
 #include "self_test/preflight_identity.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
 #include "self_test/preflight_exchange.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera::cli {
 namespace {
@@ -46,11 +44,7 @@ constexpr std::size_t kIdentityBytes = 256;
 }  // namespace
 
 Identity own_identity() {
-  std::array<char, 128> host{};
-  gethostname(host.data(), host.size() - 1);
-  return {.version = TESSERA_VERSION,
-          .host = host[0] == '\0' ? "unknown" : host.data(),
-          .build = digest_of_program()};
+  return {.version = TESSERA_VERSION, .host = host_name(), .build = digest_of_program()};
 }
 
 std::vector<Identity> exchange_identities(ProcessGroup& group, Device& device,
