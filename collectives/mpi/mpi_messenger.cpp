@@ -181,7 +181,7 @@ class MpiMessenger : public Messenger {
     std::string text(static_cast<std::size_t>(length), '\0');
     MPI_Recv(text.data(), length, MPI_CHAR, status.MPI_SOURCE, kAbortTag, aborts_,
              MPI_STATUS_IGNORE);
-    heard_ = text;
+    heard_ = text.empty() ? kNoReason : text;
     return heard_;
   }
 

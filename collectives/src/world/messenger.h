@@ -14,6 +14,10 @@ struct SharedWindow {
   std::vector<std::byte*> bases{};  ///< where this process sees that of each
 };
 
+/// Stands for the reason of an abort that gives none: an empty failure() would say that all is
+/// well.
+inline constexpr const char* kNoReason = "aborted, for no reason that was given";
+
 /// What connects the processes of a run before they share memory, and those that cannot share it.
 ///
 /// Every function but `exchange` and `share_window` may be called from any thread.
@@ -45,7 +49,7 @@ class Messenger {
   virtual std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
                                             std::size_t bytes) = 0;
 
-  /// Tells all other processes; the first reason that they hear wins.
+  /// Tells all other processes; the first reason that they hear wins. An empty one is kNoReason.
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Why the run cannot go on as far as this process was told: another one aborted or was lost.
   /// Empty while all is well. Asked again and again by one thread.

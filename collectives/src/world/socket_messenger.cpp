@@ -377,6 +377,7 @@ void SocketMessenger::end_piece(Connection& connection) {
   if (piece->header.kind == FrameKind::kLeave) connection.left = true;
   if (piece->header.kind == FrameKind::kAbort && failure_.empty()) {
     failure_.assign(reinterpret_cast<const char*>(piece->own.data()), piece->own.size());
+    if (failure_.empty()) failure_ = kNoReason;
   }
 }
 

@@ -163,8 +163,10 @@ void WorldCore::post(std::string_view reason) noexcept {
 }
 
 void WorldCore::abort(std::string_view reason) noexcept {
+  if (reason.empty()) reason = kNoReason;
   post(reason);
-  if (!told_.exchange(true)) messenger_->abort(this->reason());
+  // Without the machine's reason, another rank is just writing it: the own one is as good.
+  if (!told_.exchange(true)) messenger_->abort(aborted() ? this->reason() : std::string(reason));
 }
 
 bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_acquire) == 2; }

@@ -1,0 +1,65 @@
+#include "world/world_core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+
+// What a process tells the others, without any others.
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+/// Process 0 of so many, each a machine of its own that says what this one says.
+class LonelyMessenger : public Messenger {
+ public:
+  /// `told`: where the reasons of aborts are put.
+  LonelyMessenger(int processes, std::vector<std::string>& told)
+      : processes_(processes), told_(told) {}
+
+  int process() const override { return 0; }
+  int processes() const override { return processes_; }
+  std::vector<std::string> exchange(const std::string& mine) override {
+    std::vector<std::string> texts(static_cast<std::size_t>(processes_), mine);
+    for (std::size_t p = 1; p < texts.size(); ++p) {
+      const std::size_t own = mine.find("#0 ");  // in an introduction
+      if (own != std::string::npos) texts[p].replace(own, 3, concat("#", p, " "));
+    }
+    return texts;
+  }
+  SharedWindow share_window(const std::vector<int>&) override { return {}; }
+  std::shared_ptr<Transfer> send(int, std::uint32_t, const void*, std::size_t) override {
+    return nullptr;
+  }
+  std::shared_ptr<Transfer> receive(int, std::uint32_t, void*, std::size_t) override {
+    return nullptr;
+  }
+  void abort(const std::string& reason) noexcept override { told_.push_back(reason); }
+  std::string failure() noexcept override { return ""; }
+  int lost() noexcept override { return -1; }
+  void leave() noexcept override {}
+
+ private:
+  const int processes_;
+  std::vector<std::string>& told_;
+};
+
+TEST(WorldCoreTest, ARankTellsItsOwnReasonWhileAnotherWritesTheMachines) {
+  std::vector<std::string> told;
+  WorldCore core(std::make_unique<LonelyMessenger>(1, told), {});
+  core.arena().mapping().header().abort_state = 1;  // as between the two stores of that rank
+  core.abort("rank 1 failed: the disk is full");
+  EXPECT_THAT(told, ElementsAre("rank 1 failed: the disk is full"));
+}
+
+TEST(WorldCoreTest, NoReasonIsOneToo) {
+  std::vector<std::string> told;
+  WorldCore core(std::make_unique<LonelyMessenger>(1, told), {});
+  core.abort("");
+  EXPECT_THAT(told, ElementsAre(kNoReason));
+  EXPECT_EQ(core.reason(), kNoReason);
+}
+
+}  // namespace
+}  // namespace tessera
