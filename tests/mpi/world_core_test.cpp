@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/error.h"
+#include "world/world_group_state.h"
 
-// What a process tells the others, without any others.
+// What a process tells the others, and which groups it can have, without any others.
 namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// Process 0 of so many, each a machine of its own that says what this one says.
 class LonelyMessenger : public Messenger {
@@ -59,6 +61,46 @@ TEST(WorldCoreTest, NoReasonIsOneToo) {
   core.abort("");
   EXPECT_THAT(told, ElementsAre(kNoReason));
   EXPECT_EQ(core.reason(), kNoReason);
+}
+
+constexpr std::uint32_t kLastGroup = (1U << 14U) - 1;
+
+/// Makes the group of all ranks under a number, as a split does at its end.
+void make_group(const std::shared_ptr<WorldCore>& core, std::uint32_t id) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < core->size(); ++rank) ranks.push_back(rank);
+  SharedArena& arena = core->arena();
+  void* const memory = arena.allocate_for_good(WorldGroupState::shared_bytes(ranks.size()));
+  const SharedBuffer shared{.process = 0, .offset = arena.offset_of(memory)};
+  WorldGroupState(core, id, ranks, 0, shared);
+}
+
+TEST(WorldGroupStateTest, GroupsThatSpanMachinesEndWhereTheirNumbersDo) {
+  std::vector<std::string> told;
+  const auto core = std::make_shared<WorldCore>(std::make_unique<LonelyMessenger>(2, told),
+                                                WorldOptions{.apart = true});
+  EXPECT_NO_THROW(make_group(core, kLastGroup));
+  try {
+    make_group(core, kLastGroup + 1);
+    ADD_FAILURE() << "there is no tag for it";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(error.what(), HasSubstr("a run can have 16384 groups that span machines"));
+  }
+}
+
+TEST(WorldGroupStateTest, GroupsOfOneMachineNeedNoTags) {
+  std::vector<std::string> told;
+  const auto core = std::make_shared<WorldCore>(std::make_unique<LonelyMessenger>(1, told),
+                                                WorldOptions{.local_ranks = 300});
+  EXPECT_NO_THROW(make_group(core, kLastGroup + 1));
+}
+
+TEST(WorldGroupStateTest, ProcessesHaveNoMoreRanksThanTags) {
+  std::vector<std::string> told;
+  const auto core = std::make_shared<WorldCore>(std::make_unique<LonelyMessenger>(2, told),
+                                                WorldOptions{.local_ranks = 257, .apart = true});
+  EXPECT_THROW(make_group(core, 0), Error);
 }
 
 }  // namespace

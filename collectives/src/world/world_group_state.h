@@ -37,7 +37,8 @@ struct SharedChannel {
 class WorldGroupState {
  public:
   /// `ranks`: of the world, by rank in this group. `shared`: the group's part of this machine's
-  /// memory, as `shared_bytes(ranks.size())`; the same for all of its ranks here.
+  /// memory, as `shared_bytes(ranks.size())`; the same for all of its ranks here. Throws
+  /// Error{kUnavailable} if the group spans machines and `id` has no place in a tag.
   WorldGroupState(std::shared_ptr<WorldCore> core, std::uint32_t id, std::vector<int> ranks,
                   int rank, SharedBuffer shared);
 
@@ -64,6 +65,8 @@ class WorldGroupState {
   std::uint32_t tag(int source, int destination, bool pairwise) const;
 
  private:
+  void check_tags() const;
+
   const std::shared_ptr<WorldCore> core_;
   const std::uint32_t id_;
   const std::vector<int> ranks_;
