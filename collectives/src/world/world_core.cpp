@@ -1,17 +1,14 @@
 #include "world/world_core.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "world/host_identity.h"
 
 namespace tessera {
 namespace {
@@ -19,16 +16,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchInterval{20};
-
-/// Equal for processes that can map each other's memory through /proc: one boot of one machine, and
-/// one namespace of process ids.
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 256> name{};
-  const ssize_t length = readlink("/proc/self/ns/pid", name.data(), name.size() - 1);
-  return boot + "/" + std::string(name.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
 
 }  // namespace
 
@@ -52,15 +39,11 @@ WorldCore::~WorldCore() {
     arena_.mapping().header().left.store(1, std::memory_order_seq_cst);
     messenger_->leave();
   }
-  for (const Peer& peer : peers_) {
-    if (peer.watch >= 0) close(peer.watch);
-  }
 }
 
 std::string WorldCore::introduction() const {
   // The fields hold no spaces; what can hold any comes last.
-  const std::string host =
-      host_identity() + (options_.apart ? concat("#", messenger_->process()) : "");
+  const std::string host = host_identity(process(), options_.apart);
   return concat(getpid(), " ", arena_.mapping().file(), " ", arena_.mapping().bytes(), " ",
                 options_.local_ranks, " ", host, " ", host_name());
 }
@@ -91,7 +74,7 @@ void WorldCore::map_peers() {
     Peer& peer = peers_[static_cast<std::size_t>(p)];
     if (p == process() || peer.host != own) continue;
     peer.mapping = std::make_unique<SharedMapping>(peer.pid, peer.file, peer.bytes);
-    peer.watch = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+    peer.watch = std::make_unique<ProcessWatch>(peer.pid, peer.file);
   }
 }
 
@@ -183,11 +166,8 @@ std::string WorldCore::describe(int process) const {
 
 /// Ends the watch of a process that has ended; its death is a failure unless it left well.
 void WorldCore::check_peer(Peer& peer, int process) {
-  if (peer.watch < 0) return;
-  pollfd ended{.fd = peer.watch, .events = POLLIN, .revents = 0};
-  if (poll(&ended, 1, 0) != 1) return;
-  close(peer.watch);
-  peer.watch = -1;
+  if (peer.watch == nullptr || !peer.watch->ended()) return;
+  peer.watch.reset();
   if (peer.mapping->header().left.load(std::memory_order_seq_cst) == 1) return;
   abort(describe(process) + " ended before the run was over");
 }

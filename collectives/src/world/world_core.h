@@ -10,6 +10,7 @@
 
 #include "tessera/collectives/world.h"
 #include "world/messenger.h"
+#include "world/process_watch.h"
 #include "world/shared_arena.h"
 
 namespace tessera {
@@ -55,7 +56,7 @@ class WorldCore {
     std::size_t bytes = 0;                     // of its arena
     std::unique_ptr<SharedMapping> mapping{};  // null: on another machine, or this process
     std::byte* window = nullptr;               // null: on another machine, or there are none
-    int watch = -1;                            // pidfd; -1 if not watched
+    std::unique_ptr<ProcessWatch> watch{};     // null: as `mapping`, or it has ended
   };
 
   void meet();

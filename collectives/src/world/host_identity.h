@@ -1,0 +1,14 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+/// Equal for processes that can map each other's memory through /proc: those of one boot of one
+/// machine, in one namespace of process ids. If the system does not tell both, two machines might
+/// look like one, so every process counts as a machine of its own, as it does if `apart`.
+/// `process`: its number in the run. Holds no blanks.
+std::string host_identity(int process, bool apart, const std::filesystem::path& proc = "/proc");
+
+}  // namespace tessera
