@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -30,10 +31,21 @@ using std::chrono::milliseconds;
 
 constexpr const char* kGreeting = "tessera-1";
 
+/// A process greets as soon as it is connected. What comes to the port by accident and says
+/// nothing, as a scanner does, holds the others up for no longer than this.
+constexpr milliseconds kGreetingPatience{5000};
+constexpr std::size_t kGreetingBytes = 64;   // "tessera-1" and three numbers
+constexpr std::size_t kProblemBytes = 1024;  // "no REASON"
+constexpr std::size_t kPlaceBytes = 80;      // of one process in the table: IPv6, interface, port
+
 /// What gives up when the time is over.
 class Deadline {
  public:
   explicit Deadline(milliseconds patience) : end_(Clock::now() + patience) {}
+  /// The earlier one of this and of `patience` from now.
+  Deadline within(milliseconds patience) const {
+    return Deadline(std::min(patience, milliseconds(milliseconds_left())));
+  }
   int milliseconds_left() const {
     const auto left = std::chrono::duration_cast<milliseconds>(end_ - Clock::now()).count();
     return static_cast<int>(std::max<long long>(left, 0));
@@ -136,8 +148,9 @@ bool write_line(const Socket& socket, std::string line) {
   return true;
 }
 
-/// Empty if the other end did not finish one in time. Reads no further than its end.
-std::string read_line(const Socket& socket, const Deadline& deadline) {
+/// Empty if the other end did not finish one in time, or within `limit` bytes. Reads no further
+/// than its end.
+std::string read_line(const Socket& socket, const Deadline& deadline, std::size_t limit) {
   std::string line;
   while (true) {
     pollfd readable{.fd = socket.fd(), .events = POLLIN, .revents = 0};
@@ -147,8 +160,18 @@ std::string read_line(const Socket& socket, const Deadline& deadline) {
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (n <= 0) return "";
     if (c == '\n') return line;
+    if (line.size() == limit) return "";
     line += c;
   }
+}
+
+/// What a process that has connected says after kGreeting: numbers. None if somebody else knocked.
+std::optional<std::istringstream> greeting_of(const Socket& socket, const Deadline& deadline) {
+  std::istringstream words(read_line(socket, deadline.within(kGreetingPatience), kGreetingBytes));
+  std::string greeting;
+  words >> greeting;
+  if (greeting != kGreeting) return std::nullopt;
+  return words;
 }
 
 Socket accept_one(const Socket& listener, const Deadline& deadline) {
@@ -180,19 +203,18 @@ void gather_processes(const SocketRendezvous& rendezvous, const Deadline& deadli
             " but these processes did not come: ", missing(mesh, 1),
             "; start them, or look whether a firewall is between (--main-address, --main-port)");
     if (!socket) continue;
-    std::istringstream words(
-        read_line(socket, Deadline(std::min(milliseconds(5000), rendezvous.patience))));
-    std::string greeting;
+    auto words = greeting_of(socket, deadline);
     int process = -1;
     int processes = 0;
     int port = 0;
-    words >> greeting >> process >> processes >> port;
-    if (words.fail() || greeting != kGreeting) continue;  // somebody else knocked
+    if (!words || !(*words >> process >> processes >> port)) continue;
     std::string problem;
     if (processes != rendezvous.processes) {
       problem = concat("process ", process, " counts ", processes, " processes but process 0 ",
                        rendezvous.processes);
-    } else if (process < 1 || process >= processes || mesh[static_cast<std::size_t>(process)]) {
+    } else if (process < 0 || process >= processes) {
+      problem = concat("process ", process, " is outside of ", processes, " processes");
+    } else if (process == 0 || mesh[static_cast<std::size_t>(process)]) {
       problem = concat("there are two processes with number ", process);
     }
     if (!problem.empty()) {
@@ -226,7 +248,8 @@ std::string report_to_first(const SocketRendezvous& rendezvous, int own_port,
           " s; is it started, and is the address right (--main-address, --main-port)?");
   write_line(first,
              concat(kGreeting, " ", rendezvous.process, " ", rendezvous.processes, " ", own_port));
-  const std::string answer = read_line(first, deadline);
+  const std::size_t table_bytes = static_cast<std::size_t>(rendezvous.processes) * kPlaceBytes;
+  const std::string answer = read_line(first, deadline, kProblemBytes + table_bytes);
   require(answer.rfind("no ", 0) != 0, ErrorCode::kConfig,
           answer.substr(std::min<std::size_t>(answer.size(), 3)));
   require(answer.rfind("ok ", 0) == 0, ErrorCode::kUnavailable, "process 0 at ", rendezvous.address,
@@ -265,14 +288,11 @@ void accept_later(const SocketRendezvous& rendezvous, const Socket& listener,
             missing(mesh, rendezvous.process + 1),
             "; look whether a firewall is between the machines");
     if (!socket) continue;
-    std::istringstream words(read_line(socket, deadline));
-    std::string greeting;
+    auto words = greeting_of(socket, deadline);
     int process = -1;
-    words >> greeting >> process;
-    if (words.fail() || greeting != kGreeting || process <= rendezvous.process ||
-        process >= rendezvous.processes || mesh[static_cast<std::size_t>(process)]) {
-      continue;
-    }
+    if (!words || !(*words >> process)) continue;
+    const bool later = process > rendezvous.process && process < rendezvous.processes;
+    if (!later || mesh[static_cast<std::size_t>(process)]) continue;
     mesh[static_cast<std::size_t>(process)] = std::move(socket);
     --waiting;
   }
