@@ -161,22 +161,20 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
   std::vector<std::string> texts(connections_.size());
   std::vector<std::uint64_t> sizes(connections_.size());
   const auto deadline = std::chrono::steady_clock::now() + patience_;
-  const auto wait = [&](const std::vector<std::shared_ptr<Transfer>>& transfers, int process) {
-    for (const auto& transfer : transfers) {
-      while (!transfer->done()) {
-        const std::string problem = failure();
-        require(problem.empty(), ErrorCode::kAborted, problem);
-        require(std::chrono::steady_clock::now() < deadline, ErrorCode::kTimeout, "process ",
-                process, " did not answer within ", patience_.count() / 1000, " s");
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-      }
+  const auto wait = [&](Transfer& transfer, int process) {
+    while (!transfer.done()) {
+      const std::string problem = failure();
+      require(problem.empty(), ErrorCode::kAborted, problem);
+      require(std::chrono::steady_clock::now() < deadline, ErrorCode::kTimeout, "process ", process,
+              " did not answer within ", patience_.count() / 1000, " s");
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   };
-  std::vector<std::shared_ptr<Transfer>> sent;
+  std::vector<std::pair<int, std::shared_ptr<Transfer>>> sent;  // to which process
   for (int p = 0; p < processes(); ++p) {
     if (p == process_) continue;
-    sent.push_back(send(p, kExchangeTag, &own_size, sizeof(own_size)));
-    sent.push_back(send(p, kExchangeTag, mine.data(), mine.size()));
+    sent.emplace_back(p, send(p, kExchangeTag, &own_size, sizeof(own_size)));
+    sent.emplace_back(p, send(p, kExchangeTag, mine.data(), mine.size()));
   }
   for (int p = 0; p < processes(); ++p) {
     const auto i = static_cast<std::size_t>(p);
@@ -184,11 +182,11 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
       texts[i] = mine;
       continue;
     }
-    wait({receive(p, kExchangeTag, &sizes[i], sizeof(sizes[i]))}, p);
+    wait(*receive(p, kExchangeTag, &sizes[i], sizeof(sizes[i])), p);
     texts[i].resize(sizes[i]);
-    wait({receive(p, kExchangeTag, texts[i].data(), texts[i].size())}, p);
+    wait(*receive(p, kExchangeTag, texts[i].data(), texts[i].size()), p);
   }
-  wait(sent, -1);
+  for (const auto& [p, transfer] : sent) wait(*transfer, p);
   return texts;
 }
 
