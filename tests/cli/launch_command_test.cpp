@@ -15,6 +15,7 @@ namespace {
 using test::ProgramResult;
 using test::read_file;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -170,6 +171,17 @@ TEST_F(LaunchCommand, CtrlCBeforeTheTrainingIsNoError) {
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
   EXPECT_THAT(result.err, HasSubstr("tessera: stopped, as asked\n"));
   EXPECT_THAT(result.err, Not(HasSubstr("was killed by signal")));
+}
+
+TEST_F(LaunchCommand, ARunThatDivergesEndsAllSoonAndSaysWhy) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ProgramResult result =
+      launch({"--processes", "2", "--grace", "60"},
+             {"--data", write_text(), "--steps", "1000000", "--learning-rate", "1e30"});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("[rank 0] tessera: error: training diverged: step "));
+  EXPECT_THAT(result.err, ContainsRegex("\\[rank 1\\] tessera: error: .*training diverged: step "));
 }
 
 TEST_F(LaunchCommand, AStoppedRankDoesNotHoldUpTheEnd) {

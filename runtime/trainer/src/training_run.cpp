@@ -115,7 +115,10 @@ TrainingSummary TrainingRun::run() {
               concat(error.what(), "; ",
                      memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
   }
-  if (report_error_ != nullptr) std::rethrow_exception(report_error_);
+  if (report_error_ != nullptr) {
+    end_other_processes();
+    std::rethrow_exception(report_error_);
+  }
   return summarise();
 }
 
@@ -216,6 +219,20 @@ bool TrainingRun::report(const StepRecord& record, Executor& executor) {
   } catch (...) {
     report_error_ = std::current_exception();
     return false;
+  }
+}
+
+void TrainingRun::end_other_processes() {
+  if (plan_.options.world == nullptr) return;
+  const auto abort = [this](std::string_view reason) {
+    for (const auto& seat : plan_.options.world->groups()) seat->abort(reason);
+  };
+  try {
+    std::rethrow_exception(report_error_);
+  } catch (const std::exception& error) {
+    abort(error.what());
+  } catch (...) {
+    abort("process 0 gave up");
   }
 }
 

@@ -48,6 +48,8 @@ class TrainingRun {
   /// to throw.
   bool report(const StepRecord& record, Executor& executor);
   void check_loss(const StepRecord& record) const;
+  /// After a report that went wrong: they wait for results of ranks that have left.
+  void end_other_processes();
   TrainingSummary summarise();
 
   const TrainingPlan& plan_;
