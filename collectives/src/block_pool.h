@@ -12,7 +12,7 @@ namespace tessera {
 /// with what has to be sorted: of an all-gather of 256 KiB it was a quarter. Here a block goes back
 /// to one list, which a thread that has none left takes as a whole. To that list a thread gives
 /// several at a time: its head goes from core to core. Blocks are not returned to the system, so
-/// there are as many as have been in use at once, and a few per thread.
+/// each thread that takes may hold as many as have been in use at once.
 template <std::size_t kBytes>
 class BlockPool {
  public:

@@ -116,6 +116,7 @@ std::string describe(const CallSummary& summary) {
   if (kind == CollectiveKind::kBarrier) return "barrier";
   return concat(to_string(kind), " of ", summary.numel, " ",
                 to_string(static_cast<DType>(summary.dtype)),
+                kind == CollectiveKind::kBroadcast ? concat(" from rank ", summary.peer) : "",
                 summary.on_gpu != 0 ? " on a GPU" : "");
 }
 

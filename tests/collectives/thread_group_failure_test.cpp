@@ -72,6 +72,23 @@ TEST(FailureTest, EveryAbsentRankIsListed) {
   EXPECT_TRUE(contains(outcomes[2].what, "ranks 0, 1, 3 did not arrive")) << outcomes[2].what;
 }
 
+TEST(FailureTest, RanksThatMeanDifferentRootsAreNamed) {
+  for (int round = 0; round < 20; ++round) {  // what is wrong may be overtaken by the next call
+    Groups groups = make_groups(3, milliseconds(60000));
+    const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+      Vector<float> first(1), second(1);
+      c.group.broadcast(view_of(first), c.rank() == 2 ? 1 : 0, c.stream);
+      c.group.broadcast(view_of(second), 1, c.stream);
+      c.stream.synchronize();
+    });
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_TRUE(outcome.code.has_value());
+      EXPECT_TRUE(contains(outcome.what, "broadcast of 1 fp32 from rank 0")) << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "broadcast of 1 fp32 from rank 1")) << outcome.what;
+    }
+  }
+}
+
 TEST(FailureTest, AThrowingTaskAbortsThePeers) {
   for (int size : kSizes) {
     Groups groups = make_groups(size, milliseconds(60000));

@@ -78,18 +78,16 @@ void all_reduce_body(ThreadOperation& op, Stream& stream) {
 void broadcast_body(ThreadOperation& op) {
   const int root = op.call().peer;
   op.publish();
-  if (op.rank() == root) {
-    op.arrive(Stage::kDone);
-    op.await_all(Stage::kDone);
-    return;
-  }
-  op.await(root, Stage::kPublished);
+  // Of all, not of the root alone: a rank that means another root would leave, and publish its next
+  // call, while this one is compared.
+  op.await_all(Stage::kPublished);
   {
     const ThreadOperation::Reading reading(op);
-    op.check_same(root);
-    copy(op.input_of(root), op.call().input);
+    for (int peer = 0; peer < op.size(); ++peer) op.check_same(peer);
+    if (op.rank() != root) copy(op.input_of(root), op.call().input);
   }
   op.arrive(Stage::kDone);
+  op.await_all(Stage::kDone);
 }
 
 void all_to_all_body(ThreadOperation& op) {

@@ -32,6 +32,8 @@ WorldOperation::WorldOperation(const WorldGroupState& state, std::uint64_t seque
 }
 
 WorldOperation::~WorldOperation() {
+  transfers_.clear();  // these may still read what is staged
+  far_.clear();
   if (staging_ == nullptr) return;
   state_.core().arena().deallocate(staging_, static_cast<std::size_t>(call_.input.bytes()));
 }
@@ -263,6 +265,7 @@ void WorldOperation::receive_from_peer() {
     copy_bytes(call_.input.data, state_.core().at(channel.buffer.process, channel.buffer.offset),
                static_cast<std::size_t>(call_.input.bytes()));
   }
+  fail_if_aborted();  // see [Note: a failing rank's buffers]
   channel.taken.raise(sequence_ + 1);
 }
 
@@ -279,6 +282,7 @@ void WorldOperation::run(const std::function<void(WorldOperation&)>& body) {
     wait(own.finished, sequence_, [&] { return concat("its own operation #", sequence_ - 1); });
     fail_if_aborted();
     body(*this);
+    fail_if_aborted();  // see [Note: a failing rank's buffers]
     own.finished.raise(sequence_ + 1);
   } catch (const std::exception& error) {
     state_.core().abort(error.what());

@@ -18,8 +18,9 @@ namespace tessera {
 /// its summary, so that data always finds its place.
 ///
 /// [Note: a failing rank's buffers] A rank that fails leaves early and frees its buffers. Near
-/// peers may still read them, since an arena stays mapped for good: what they read is nonsense, but
-/// their operation fails, for the rank never comes to kDone.
+/// peers may still read them, since an arena stays mapped for good, and what they read may be
+/// nonsense. But the rank tells of its failure before it leaves, and an operation ends well only if
+/// nobody has told of one after the last read.
 class WorldOperation {
  public:
   WorldOperation(const WorldGroupState& state, std::uint64_t sequence, const CollectiveCall& call);

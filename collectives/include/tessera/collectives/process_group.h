@@ -38,8 +38,9 @@ std::int64_t sent_bytes(CollectiveKind kind, std::int64_t bytes, int world_size)
 struct Traffic {
   std::array<std::int64_t, kCollectiveKinds> calls{};
   std::array<std::int64_t, kCollectiveKinds> sent_bytes{};
-  /// Staging copies in and out around collectives, for groups that must: NCCL's, for sums in bf16
-  /// or in rank order and to accumulate. Groups of threads read buffers where they lie.
+  /// Bytes of staging copies in and out around collectives, for groups that must: those between
+  /// machines, and NCCL's for sums in bf16 or in rank order and to accumulate. Ranks of one machine
+  /// read buffers where they lie.
   std::int64_t copied_bytes = 0;
 
   std::int64_t& calls_of(CollectiveKind k) { return calls[static_cast<std::size_t>(k)]; }
