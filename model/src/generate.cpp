@@ -87,7 +87,7 @@ std::int32_t sample_token(const GenerateOptions& options, std::span<const float>
 std::vector<std::int32_t> generate(const GenerateOptions& options,
                                    std::span<const std::int32_t> prompt,
                                    const NextLogits& next_logits,
-                                   const std::function<void(std::int32_t)>& on_token) {
+                                   const std::function<bool(std::int32_t)>& on_token) {
   check_options(options);
   require(!prompt.empty(), ErrorCode::kConfig,
           "the prompt is empty; give at least one token to continue from");
@@ -97,7 +97,7 @@ std::vector<std::int32_t> generate(const GenerateOptions& options,
     const std::size_t seen = std::min(text.size(), context_length);
     const std::span<const float> logits = next_logits(std::span(text).last(seen));
     text.push_back(sample_token(options, logits, position));
-    if (on_token) on_token(text.back());
+    if (on_token && !on_token(text.back())) break;
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
 }

@@ -293,7 +293,20 @@ TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {
   EXPECT_EQ(lines.back()["peak_bytes"]["predicted"], lines.back()["peak_bytes"]["measured"]);
 }
 
-TEST_F(TrainCommand, TheSecondCtrlCKills) {
+TEST_F(TrainCommand, ASignalEndsTheSample) {
+  const std::string log = path("log.jsonl");
+  const ProgramResult result =
+      train({"--data", write_text(), "--steps", "2", "--sample-tokens", "1048576", "--log", log},
+            [&](pid_t pid) {
+              EXPECT_TRUE(wait_for_lines(log, 4));
+              kill(pid, SIGTERM);
+            });
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("\nsample\n"));
+  EXPECT_EQ(read_log("log.jsonl").back()["kind"], "summary");
+}
+
+TEST_F(TrainCommand, TheSecondSignalKillsWhicheverItIs) {
   const std::string log = path("log.jsonl");
   // Steps of so many micro-steps that the first signal cannot end one soon.
   const ProgramResult result =
@@ -304,9 +317,9 @@ TEST_F(TrainCommand, TheSecondCtrlCKills) {
             std::this_thread::sleep_for(std::chrono::milliseconds(300));
             kill(pid, SIGINT);
             std::this_thread::sleep_for(std::chrono::milliseconds(300));
-            kill(pid, SIGINT);
+            kill(pid, SIGTERM);
           });
-  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   for (const auto& line : read_log("log.jsonl")) EXPECT_NE(line["kind"], "summary");
 }
 

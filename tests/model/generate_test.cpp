@@ -96,12 +96,22 @@ TEST(Generate, ContinuesThePromptWithinTheContext) {
   const Tokens prompt{0, 1, 2};
   Tokens streamed;
   const Tokens text = generate({.tokens = 6, .context_length = 4, .temperature = 0.5F}, prompt,
-                               std::ref(counter), [&](std::int32_t t) { streamed.push_back(t); });
+                               std::ref(counter), [&](std::int32_t t) {
+                                 streamed.push_back(t);
+                                 return true;
+                               });
   EXPECT_EQ(text, (Tokens{3, 4, 5, 6, 0, 1}));
   EXPECT_EQ(streamed, text);
   EXPECT_THAT(counter.contexts,
               testing::ElementsAre(Tokens{0, 1, 2}, Tokens{0, 1, 2, 3}, Tokens{1, 2, 3, 4},
                                    Tokens{2, 3, 4, 5}, Tokens{3, 4, 5, 6}, Tokens{4, 5, 6, 0}));
+}
+
+TEST(Generate, EndsWhenItsCallerHasSeenEnough) {
+  Counter counter;
+  const Tokens text = generate({.tokens = 1000000, .temperature = 0.5F}, Tokens{0},
+                               std::ref(counter), [](std::int32_t token) { return token < 3; });
+  EXPECT_EQ(text, (Tokens{1, 2, 3}));
 }
 
 TEST(Generate, DependsOnTheSeedAlone) {

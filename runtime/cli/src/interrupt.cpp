@@ -13,7 +13,11 @@ constexpr std::array kSignals{SIGINT, SIGTERM};
 std::atomic<int> received{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-extern "C" void remember(int signal) { received = signal; }
+/// The next signal, of either kind, finds the default: it kills.
+extern "C" void remember(int signal) {
+  received = signal;
+  for (const int other : kSignals) std::signal(other, SIG_DFL);
+}
 
 }  // namespace
 
@@ -21,7 +25,7 @@ InterruptGuard::InterruptGuard() {
   received = 0;
   struct sigaction action {};
   action.sa_handler = remember;
-  action.sa_flags = SA_RESETHAND | SA_RESTART;  // the second one finds the default: it kills
+  action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : kSignals) sigaction(signal, &action, nullptr);
 }

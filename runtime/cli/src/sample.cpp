@@ -62,7 +62,8 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 }
 
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
-                        const std::map<std::string, std::vector<float>>& parameters) {
+                        const std::map<std::string, std::vector<float>>& parameters,
+                        const std::function<bool()>& go_on) {
   GptSampler sampler(choice.config, read_from(parameters), {.threads = threads});
 
   GenerateOptions options;
@@ -72,9 +73,10 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   options.top_k = config.get<int>("top_k");
   options.seed = config.get<std::uint64_t>("seed");
   std::vector<std::int32_t> tokens = to_byte_tokens(config.get<std::string>("prompt"));
-  const auto made = generate(options, tokens, [&](std::span<const std::int32_t> context) {
-    return sampler.next_logits(context);
-  });
+  const auto made = generate(
+      options, tokens,
+      [&](std::span<const std::int32_t> context) { return sampler.next_logits(context); },
+      [&](std::int32_t) { return go_on(); });
   tokens.insert(tokens.end(), made.begin(), made.end());
   return printable(tokens);
 }

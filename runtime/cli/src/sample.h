@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@ std::vector<Setting> sample_settings();
 /// How many tokens to make up; fills in the default, which depends on the model and the data.
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset);
 
-/// What the model continues the prompt with, prompt included, safe to show. `parameters`: values by
-/// name.
+/// What the model continues the prompt with, prompt included, safe to show; asked after each token
+/// whether to go on. `parameters`: values by name.
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
-                        const std::map<std::string, std::vector<float>>& parameters);
+                        const std::map<std::string, std::vector<float>>& parameters,
+                        const std::function<bool()>& go_on);
 
 }  // namespace tessera::cli

@@ -138,7 +138,8 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_f
 
 /// What the run was, beside what was predicted, and what the model has to say.
 void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary, double peak_flops,
-            bool interrupted) {
+            const InterruptGuard& interrupt) {
+  const bool interrupted = interrupt.signal() != 0;
   const TrainingPlan& plan = run.plan();
   const RunMeasurements measurements{
       .matmul_flops_per_second = peak_flops,
@@ -153,7 +154,8 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   if (!plan.options.gather_parameters || interrupted) return;
   const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
   std::cout << "\nsample\n"
-            << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)))
+            << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)),
+                           [&] { return interrupt.signal() == 0; })
             << "\n";
 }
 
@@ -167,9 +169,8 @@ int run_train(Config config) {
   const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
   const InterruptGuard interrupt;
   TrainingSummary summary = train(run, outputs, peak_flops, interrupt);
-  const bool interrupted = interrupt.signal() != 0;
-  if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupted);
-  return interrupted ? kExitSignal + interrupt.signal() : kExitGood;
+  if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupt);
+  return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
 }
 
 }  // namespace

@@ -27,11 +27,12 @@ std::int32_t sample_token(const GenerateOptions& options, std::span<const float>
                           std::int64_t position);
 
 /// Continues `prompt`, token by token; returns the new tokens only. `on_token` sees each as it
-/// comes. Throws Error{kConfig} on options out of range and on an empty prompt.
+/// comes, and says whether to go on. Throws Error{kConfig} on options out of range and on an empty
+/// prompt.
 std::vector<std::int32_t> generate(const GenerateOptions& options,
                                    std::span<const std::int32_t> prompt,
                                    const NextLogits& next_logits,
-                                   const std::function<void(std::int32_t)>& on_token = {});
+                                   const std::function<bool(std::int32_t)>& on_token = {});
 
 /// The bytes of a text as tokens.
 std::vector<std::int32_t> to_byte_tokens(std::string_view text);
