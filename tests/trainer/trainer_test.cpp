@@ -327,6 +327,8 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
   EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }), HasSubstr("fp32 or bf16"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.stochastic_rounding = true; }),
               HasSubstr("leave --stochastic-rounding out"));
+  EXPECT_THAT(refusal([](auto& o) { o.reduce_dtype = DType::kBFloat16; }),
+              HasSubstr("leave --reduce-dtype out"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }), HasSubstr("beta2 is 1"));
   EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }), HasSubstr("learning rate"));
   EXPECT_THAT(refusal([](auto& o) { o.replicas = 8; }), HasSubstr("replicas"));

@@ -39,6 +39,15 @@ void check_rounding(const TrainerOptions& options) {
           "bf16, or leave --stochastic-rounding out");
 }
 
+/// Backward writes gradients in the dtype that they are reduced in, and products of fp32 are fp32.
+void check_reduction(const TrainerOptions& options) {
+  check_float_dtype("reduce_dtype", options.reduce_dtype);
+  require(options.reduce_dtype == DType::kFloat32 || options.precision == DType::kBFloat16,
+          ErrorCode::kConfig,
+          "reduce_dtype is bf16, but with precision fp32 gradients are written and sent in fp32; "
+          "use --precision bf16, or leave --reduce-dtype out");
+}
+
 void check_attention(const TrainerOptions& options) {
   if (options.attention != AttentionBackend::kCudnn) return;
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
@@ -76,7 +85,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_at_least("memory_limit", options.memory_limit_bytes, 0);
   check_at_least("timeout", options.timeout.count(), 1);
   check_float_dtype("precision", options.precision);
-  check_float_dtype("reduce_dtype", options.reduce_dtype);
+  check_reduction(options);
   check_attention(options);
   check_optimizer(options.optimizer);
   check_rounding(options);

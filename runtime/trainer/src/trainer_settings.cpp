@@ -147,7 +147,7 @@ std::vector<Setting> step_settings() {
        .choices = {"fp32", "bf16"}},
       {.name = "reduce_dtype",
        .fallback = to_string(defaults().reduce_dtype),
-       .help = "of gradients on their way",
+       .help = "of gradients on their way; bf16 needs bf16 parameters, too",
        .choices = {"fp32", "bf16"}},
       {.name = "seed",
        .type = kInteger,
