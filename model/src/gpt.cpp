@@ -149,8 +149,6 @@ class Head : public Layer {
     }
   }
 
-  bool forward_writes_gradients() const override { return true; }
-
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     check_parameters(*this, parameters);
     require(input.shape().rank() == 3, ErrorCode::kInvalidArgument,

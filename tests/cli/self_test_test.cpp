@@ -51,6 +51,13 @@ TEST_F(SelfTest, ComparesStrategiesThatDiffer) {
   }
 }
 
+TEST_F(SelfTest, SpeaksForTheStrategiesThatWereRun) {
+  const ProgramResult result = test({"--ranks", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("--  hybrid_shard: needs several replicas"));
+  EXPECT_THAT(result.out, HasSubstr("every strategy that was run gives the same bits"));
+}
+
 TEST_F(SelfTest, SettingsThatChangeTheOrderOfSumsFailNoMachine) {
   const std::string file = write("ds.json",
                                  R"({"train_micro_batch_size_per_gpu": 1,

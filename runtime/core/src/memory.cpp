@@ -113,10 +113,4 @@ MemoryPeak Memory::peak() const {
   return peak_;
 }
 
-void Memory::reset_peak() {
-  const std::lock_guard lock(mutex_);
-  peak_.total = total_;
-  peak_.by_category = current_;
-}
-
 }  // namespace tessera

@@ -28,12 +28,11 @@ class Layer {
   const std::vector<std::string>& tied_parameters() const { return tied_parameters_; }
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
-  /// True if a recording forward already writes gradients (a fused loss, see ops.h): they must be
-  /// in place by then.
-  virtual bool forward_writes_gradients() const { return false; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer
   /// gets an empty input and reads tape.batch().inputs; the last returns one loss per item, fp32.
+  /// Gradients are in place for backward, and for the last layer's recording forward, too, whose
+  /// fused loss writes them (see ops.h); no other layer may use that loss.
   virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;
 
  protected:

@@ -81,8 +81,6 @@ class Memory {
 
   MemoryUse current() const;
   MemoryPeak peak() const;
-  /// Forgets the past: the peak becomes the current use.
-  void reset_peak();
   Device& device() const { return device_; }
 
  private:

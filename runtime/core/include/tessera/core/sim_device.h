@@ -34,7 +34,6 @@ class SimDevice : public Device {
 
   /// What ran when, in the order of submission.
   const std::vector<SimSpan>& spans() const { return spans_; }
-  void clear_spans() { spans_.clear(); }
 
  private:
   friend class SimStream;

@@ -13,7 +13,7 @@ namespace tessera {
 /// (RankGroups::control_bytes).
 Traffic account_traffic(const Schedule& schedule);
 
-/// Bytes that `rank` holds from start to end: parameters, slots, gradients, optimizer state.
+/// Bytes that a rank holds from start to end: parameters, slots, gradients, optimizer state.
 /// Activations, workspace and data depend on the layers and the batch: see predict_memory in
 /// executor.h.
 MemoryUse account_memory(const Schedule& schedule);

@@ -45,7 +45,7 @@ struct Strategy {
   std::string summary;                ///< one line for --help
 };
 
-/// Every preset, in order of increasing sharding.
+/// Every preset: those without replicas in order of increasing sharding, then the hybrids.
 const std::vector<Strategy>& strategies();
 
 /// A preset by its name or one of its aliases (DDP, FULL_SHARD, zero3, ...), in any case and with

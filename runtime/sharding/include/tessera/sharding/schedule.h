@@ -124,7 +124,7 @@ struct Schedule {
   int gradient_slot(int unit, int micro_step) const;
 };
 
-/// A text with one line per unit, layer, slot and action; `parse` is its exact inverse.
+/// A text with one line per unit, layer, slot and action; `parse_schedule` is its exact inverse.
 std::string to_string(const Schedule& schedule);
 /// "reduce-scatter h.3 over shard, slot g1 -> gradient" and the like: one action in words.
 std::string describe(const Schedule& schedule, const Action& action);
