@@ -148,13 +148,26 @@ void WorldCore::post(std::string_view reason) noexcept {
 void WorldCore::abort(std::string_view reason) noexcept {
   if (reason.empty()) reason = kNoReason;
   post(reason);
-  // Without the machine's reason, another rank is just writing it: the own one is as good.
-  if (!told_.exchange(true)) messenger_->abort(aborted() ? this->reason() : std::string(reason));
+  // While another rank is still writing the machine's reason, the own one is as good.
+  if (!told_.exchange(true)) messenger_->abort(is_written() ? board().reason : std::string(reason));
 }
 
-bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_acquire) == 2; }
+bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_seq_cst) != 0; }
 
-std::string WorldCore::reason() const { return aborted() ? board().reason : ""; }
+bool WorldCore::is_written() const {
+  return board().abort_state.load(std::memory_order_acquire) == 2;
+}
+
+std::string WorldCore::reason() const {
+  if (!aborted()) return "";
+  // Who writes it may have been killed.
+  constexpr std::chrono::milliseconds kPatience{100};
+  const auto begin = std::chrono::steady_clock::now();
+  while (!is_written() && std::chrono::steady_clock::now() - begin < kPatience) {
+    std::this_thread::yield();
+  }
+  return is_written() ? board().reason : kNoReason;
+}
 
 std::string WorldCore::describe(int process) const {
   const int first = process * options_.local_ranks;

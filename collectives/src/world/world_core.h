@@ -44,10 +44,13 @@ class WorldCore {
 
   /// The first reason wins. Reaches all ranks of all processes.
   void abort(std::string_view reason) noexcept;
+  /// True from when the first one that fails says so, before it leaves and frees its buffers.
   bool aborted() const;
+  /// Why; "" unless aborted. Waits a moment for who is still writing it.
   std::string reason() const;
 
  private:
+  bool is_written() const;
   struct Peer {
     std::string host{};  // equal for processes that share memory
     std::string name{};  // of the machine, for messages
