@@ -94,6 +94,19 @@ TEST_F(PlanCommand, SaysWhenAStrategyIsAnotherOneOnItsRanks) {
             "");
 }
 
+TEST_F(PlanCommand, SaysWhenTheMemoryLimitIsTooLow) {
+  const std::vector<std::string> sizes{
+      "plan", "--no-default-config", "--layers", "3", "--width", "32", "--ranks",
+      "4",    "--memory-limit"};
+  const auto with = [&](const std::string& limit) {
+    std::vector<std::string> arguments = sizes;
+    arguments.push_back(limit);
+    return run(arguments);
+  };
+  EXPECT_THAT(with("1KiB").err, HasSubstr("more than its limit of 1.00 KiB"));
+  EXPECT_EQ(with("1GiB").err, "");
+}
+
 TEST_F(PlanCommand, PredictsWhatTrainMeasures) {
   const std::string config = write("config.json", R"({
     "layers": 2, "heads": 2, "width": 16, "context_length": 16, "ranks": 3, "strategy": "zero2",

@@ -293,6 +293,14 @@ TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {
   EXPECT_EQ(lines.back()["peak_bytes"]["predicted"], lines.back()["peak_bytes"]["measured"]);
 }
 
+TEST_F(TrainCommand, AnEmptyPathForOutputIsNamed) {
+  for (const std::string flag : {"--log", "--csv", "--tensorboard"}) {
+    const ProgramResult result = train({"--data", write_text(), flag, ""});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(flag + ": is empty; give a path")) << result.err;
+  }
+}
+
 TEST_F(TrainCommand, ASignalEndsTheSample) {
   const std::string log = path("log.jsonl");
   const ProgramResult result =

@@ -9,6 +9,7 @@
 #include "report.h"
 #include "terminal.h"
 #include "tessera/sharding/schedule.h"
+#include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
@@ -111,6 +112,11 @@ int run_plan(Config config) {
   const TokenShapes shapes(choice.sequence_length);
   const TrainingPlan plan = make_training_plan(model, shapes, options);
   for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
+  if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
+    std::cerr << "note: each rank needs " << format_bytes(plan.memory.total)
+              << ", more than its limit of " << format_bytes(options.memory_limit_bytes)
+              << ": training will refuse this\n";
+  }
   set_effective(config, plan.options);
 
   const auto format = config.get<std::string>("format");

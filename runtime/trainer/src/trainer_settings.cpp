@@ -42,6 +42,11 @@ std::string strategy_help() {
 void check_strategy(const nlohmann::json& value) { find_strategy(value.get<std::string>()); }
 void check_axes(const nlohmann::json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const nlohmann::json& value) { parse_wrap_policy(value.get<std::string>()); }
+void check_path(const nlohmann::json& value) {
+  require(!value.get<std::string>().empty(), ErrorCode::kConfig,
+          "is empty; give a path, or leave it out");
+}
+
 void check_positive(const nlohmann::json& value) {
   require(value.get<double>() > 0.0, ErrorCode::kConfig, value.dump(),
           " is out of range; it must be above 0");
@@ -342,11 +347,16 @@ std::vector<Setting> output_settings() {
   const std::string group = "Output";
   return {{.name = "log",
            .help = "write a JSON object per line here: the run, each step, a summary",
-           .group = group},
-          {.name = "csv", .help = "write a table of the steps here", .group = group},
+           .group = group,
+           .check = check_path},
+          {.name = "csv",
+           .help = "write a table of the steps here",
+           .group = group,
+           .check = check_path},
           {.name = "tensorboard",
            .help = "write an event file for TensorBoard in this folder",
-           .group = group}};
+           .group = group,
+           .check = check_path}};
 }
 
 std::vector<Setting> trainer_settings() {
