@@ -8,6 +8,8 @@
 
 namespace tessera {
 
+struct SocketRendezvous;
+
 /// Memory that processes of one machine share: of each process as many bytes.
 struct SharedWindow {
   std::size_t bytes = 0;            ///< of each process; 0: there is no window
@@ -59,5 +61,8 @@ class Messenger {
   /// Called once, last: this process has finished well and needs nobody any more.
   virtual void leave() noexcept = 0;
 };
+
+/// Over TCP; see make_socket_world.
+std::unique_ptr<Messenger> make_socket_messenger(const SocketRendezvous& rendezvous);
 
 }  // namespace tessera

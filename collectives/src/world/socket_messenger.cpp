@@ -1,5 +1,7 @@
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -24,9 +26,18 @@ namespace {
 
 constexpr std::uint32_t kExchangeTag = 0xffffffffU;
 
-enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave };
+/// A message goes in parts of at most so many bytes: 10 ms of a connection of 1 Gbit/s.
+///
+/// [Note: abort between parts] An abort must not wait for the messages before it, nor for their
+/// memory, which failing ranks free. It goes out after the part that is on its way. What is left of
+/// that part is copied if its memory goes; what is left of the message is never sent, so the other
+/// end never takes it for done.
+constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20U;
 
-/// What precedes the bytes of a message. All machines have one byte order.
+enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave, kMore };
+
+/// What precedes the bytes of a part: the first one's (kData), which tells of the whole message, or
+/// a further one's (kMore). All machines have one byte order.
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   std::uint32_t tag = 0;
@@ -36,12 +47,19 @@ struct FrameHeader {
 /// A message of this side, as its thread and the input-output thread share it.
 struct Piece {
   FrameHeader header{};
-  std::byte* data = nullptr;     // the caller's, or in `own`; null: given up, bytes are dropped
+  std::byte* data = nullptr;     // the caller's, or in `own`; null: what comes is dropped
   std::vector<std::byte> own{};  // if it came unasked, or outlives its caller
-  std::uint64_t moved = 0;       // of the header, then of the data
+  std::uint64_t moved = 0;       // of the data
   std::atomic<bool> done{false};
 };
 using PiecePtr = std::shared_ptr<Piece>;
+
+/// The part of a message that is being moved.
+struct Part {
+  FrameHeader header{};
+  std::uint64_t header_bytes = 0;  // moved of it
+  std::uint64_t end = 0;           // in the message
+};
 
 /// A connection to one process and what waits on it. Guarded by the messenger's mutex.
 struct Connection {
@@ -49,9 +67,11 @@ struct Connection {
   bool left = false;    // the other process has finished well
   bool closed = false;  // nothing comes or goes any more
   std::deque<PiecePtr> outgoing{};
+  bool sending = false;  // a part of the first of them
+  Part sent{};
   PiecePtr incoming{};  // being read; null: a header is
-  FrameHeader header{};
-  std::uint64_t header_bytes = 0;                           // read of it so far
+  PiecePtr partial{};   // the message whose next part may follow
+  Part received{};
   std::map<std::uint32_t, std::deque<PiecePtr>> wanted{};   // by tag
   std::map<std::uint32_t, std::deque<PiecePtr>> unasked{};  // by tag; may be still arriving
 };
@@ -70,6 +90,7 @@ class SocketMessenger : public Messenger {
   }
 
   ~SocketMessenger() override {
+    if (aborting_) drain(std::chrono::seconds(1));
     stopping_ = true;
     wake();
     thread_.join();
@@ -94,7 +115,10 @@ class SocketMessenger : public Messenger {
   std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
                                     std::size_t bytes) override;
 
-  void abort(const std::string& reason) noexcept override { broadcast(FrameKind::kAbort, reason); }
+  void abort(const std::string& reason) noexcept override {
+    aborting_ = true;
+    broadcast(FrameKind::kAbort, reason);
+  }
   std::string failure() noexcept override {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -105,11 +129,7 @@ class SocketMessenger : public Messenger {
   }
   void leave() noexcept override {
     broadcast(FrameKind::kLeave, "");
-    // What is queued is small, but must be out before the sockets close.
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (!drained() && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
+    drain(std::chrono::seconds(5));
   }
 
  private:
@@ -119,8 +139,7 @@ class SocketMessenger : public Messenger {
         : messenger_(messenger), piece_(std::move(piece)) {}
     ~Handle() override {
       if (done()) return;
-      const std::lock_guard lock(messenger_.mutex_);
-      piece_->data = nullptr;
+      messenger_.give_up(piece_);
     }
     bool done() override { return piece_->done.load(std::memory_order_acquire); }
 
@@ -137,12 +156,14 @@ class SocketMessenger : public Messenger {
   }
   void enqueue(int process, PiecePtr piece);
   void broadcast(FrameKind kind, const std::string& text) noexcept;
+  void give_up(const PiecePtr& piece);
+  void drain(std::chrono::milliseconds patience);
   bool drained();
   void run();
   bool write_some(Connection& connection);
   bool read_some(Connection& connection, int process);
-  bool begin_piece(Connection& connection, int process);
-  void end_piece(Connection& connection);
+  bool begin_part(Connection& connection, int process);
+  void end_part(Connection& connection);
   void lose(Connection& connection, int process, const std::string& why);
 
   const int process_;
@@ -152,6 +173,7 @@ class SocketMessenger : public Messenger {
   std::vector<Connection> connections_;
   std::string failure_;
   int lost_ = -1;
+  std::atomic<bool> aborting_{false};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
@@ -218,9 +240,32 @@ void SocketMessenger::enqueue(int process, PiecePtr piece) {
     const std::lock_guard lock(mutex_);
     Connection& connection = connections_[static_cast<std::size_t>(process)];
     if (connection.closed) return;  // never done: failure() says why
-    connection.outgoing.push_back(std::move(piece));
+    // See [Note: abort between parts].
+    const bool first = piece->header.kind == FrameKind::kAbort;
+    const auto next = connection.outgoing.begin() + (connection.sending ? 1 : 0);
+    connection.outgoing.insert(first ? next : connection.outgoing.end(), std::move(piece));
   }
   wake();
+}
+
+/// The caller's memory goes: nothing of it is read or written from now on.
+void SocketMessenger::give_up(const PiecePtr& piece) {
+  const std::lock_guard lock(mutex_);
+  for (Connection& connection : connections_) {
+    const auto place = std::find(connection.outgoing.begin(), connection.outgoing.end(), piece);
+    if (place == connection.outgoing.end()) continue;
+    if (place != connection.outgoing.begin() || !connection.sending) {
+      connection.outgoing.erase(place);
+      return;
+    }
+    // It ends with this part.
+    piece->own.assign(piece->data + piece->moved, piece->data + connection.sent.end);
+    piece->data = piece->own.data();
+    piece->moved = 0;
+    piece->header.bytes = connection.sent.end = piece->own.size();
+    return;
+  }
+  piece->data = nullptr;
 }
 
 void SocketMessenger::broadcast(FrameKind kind, const std::string& text) noexcept {
@@ -236,10 +281,23 @@ void SocketMessenger::broadcast(FrameKind kind, const std::string& text) noexcep
   }
 }
 
+/// Waits until what is queued is out: a socket that closes with unread bytes drops unsent ones.
+void SocketMessenger::drain(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!drained() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
 bool SocketMessenger::drained() {
   const std::lock_guard lock(mutex_);
   for (const Connection& connection : connections_) {
-    if (!connection.closed && !connection.outgoing.empty()) return false;
+    if (connection.socket.fd() < 0 || connection.closed) continue;
+    if (!connection.outgoing.empty()) return false;
+    int unacknowledged = 0;
+    if (ioctl(connection.socket.fd(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) {
+      return false;
+    }
   }
   return true;
 }
@@ -274,35 +332,41 @@ void SocketMessenger::run() {
         lose(connection, process_of[i], errno == 0 ? "it ended" : std::strerror(errno));
       }
       if (!connection.closed && ready(POLLOUT) && !write_some(connection)) {
-        lose(connection, process_of[i], std::strerror(errno));
+        // What the other end has said before it went, such as why, is still to be read.
+        shutdown(connection.socket.fd(), SHUT_RDWR);
+        connection.outgoing.clear();
+        connection.sending = false;
       }
     }
   }
 }
 
-/// False if the connection is broken. Writes what the socket takes of the first message.
+/// False if the connection is broken. Writes what the socket takes of the next few parts.
 bool SocketMessenger::write_some(Connection& connection) {
-  while (!connection.outgoing.empty()) {
+  for (int parts = 0; parts < 16 && !connection.outgoing.empty(); ++parts) {
     Piece& piece = *connection.outgoing.front();
-    if (piece.data == nullptr && piece.header.bytes > 0) {
-      errno = ECANCELED;
-      return false;  // its memory is gone: only a rank that fails gives up what it sends
+    Part& part = connection.sent;
+    if (!connection.sending) {
+      part = {.header = piece.header,
+              .end = std::min(piece.header.bytes, piece.moved + kPartBytes)};
+      if (piece.moved > 0) part.header.kind = FrameKind::kMore;
+      connection.sending = true;
     }
-    const std::uint64_t total = sizeof(FrameHeader) + piece.header.bytes;
-    const std::uint64_t header_left =
-        piece.moved < sizeof(FrameHeader) ? sizeof(FrameHeader) - piece.moved : 0;
-    const std::uint64_t data_moved = piece.moved + header_left - sizeof(FrameHeader);
-    std::array<iovec, 2> parts{
-        iovec{reinterpret_cast<std::byte*>(&piece.header) + (sizeof(FrameHeader) - header_left),
-              header_left},
-        iovec{piece.data + data_moved, piece.header.bytes - data_moved}};
+    const std::uint64_t header_left = sizeof(FrameHeader) - part.header_bytes;
+    std::array<iovec, 2> buffers{
+        iovec{reinterpret_cast<std::byte*>(&part.header) + part.header_bytes, header_left},
+        iovec{piece.data + piece.moved, part.end - piece.moved}};
     msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = parts.size();
+    message.msg_iov = buffers.data();
+    message.msg_iovlen = buffers.size();
     const ssize_t n = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
-    piece.moved += static_cast<std::uint64_t>(n);
-    if (piece.moved < total) return true;
+    const std::uint64_t of_header = std::min(static_cast<std::uint64_t>(n), header_left);
+    part.header_bytes += of_header;
+    piece.moved += static_cast<std::uint64_t>(n) - of_header;
+    if (part.header_bytes < sizeof(FrameHeader) || piece.moved < part.end) return true;
+    connection.sending = false;
+    if (piece.moved < piece.header.bytes) continue;
     piece.done.store(true, std::memory_order_release);
     connection.outgoing.pop_front();
   }
@@ -313,11 +377,12 @@ bool SocketMessenger::write_some(Connection& connection) {
 bool SocketMessenger::read_some(Connection& connection, int process) {
   std::array<std::byte, 65536> dropped;
   for (int reads = 0; reads < 16; ++reads) {
-    std::byte* to = reinterpret_cast<std::byte*>(&connection.header) + connection.header_bytes;
-    std::size_t wanted = sizeof(FrameHeader) - connection.header_bytes;
+    Part& part = connection.received;
+    std::byte* to = reinterpret_cast<std::byte*>(&part.header) + part.header_bytes;
+    std::size_t wanted = sizeof(FrameHeader) - part.header_bytes;
     if (connection.incoming != nullptr) {
       Piece& piece = *connection.incoming;
-      const std::uint64_t left = piece.header.bytes - piece.moved;
+      const std::uint64_t left = part.end - piece.moved;
       to = piece.data == nullptr ? dropped.data() : piece.data + piece.moved;
       wanted = piece.data == nullptr ? std::min<std::uint64_t>(left, dropped.size()) : left;
     }
@@ -328,39 +393,50 @@ bool SocketMessenger::read_some(Connection& connection, int process) {
       return false;
     }
     if (connection.incoming == nullptr) {
-      connection.header_bytes += static_cast<std::uint64_t>(n);
-      if (connection.header_bytes == sizeof(FrameHeader) && !begin_piece(connection, process)) {
+      part.header_bytes += static_cast<std::uint64_t>(n);
+      if (part.header_bytes == sizeof(FrameHeader) && !begin_part(connection, process)) {
         errno = EPROTO;
         return false;
       }
     } else {
       connection.incoming->moved += static_cast<std::uint64_t>(n);
     }
-    if (connection.incoming != nullptr &&
-        connection.incoming->moved == connection.incoming->header.bytes) {
-      end_piece(connection);
+    if (connection.incoming != nullptr && connection.incoming->moved == part.end) {
+      end_part(connection);
     }
   }
   return true;
 }
 
 /// A header is there: finds a place for what follows it.
-bool SocketMessenger::begin_piece(Connection& connection, int process) {
-  const FrameHeader header = connection.header;
-  connection.header_bytes = 0;
+bool SocketMessenger::begin_part(Connection& connection, int process) {
+  Part& part = connection.received;
+  const FrameHeader header = part.header;
+  part.header_bytes = 0;
+  if (header.kind < FrameKind::kData || header.kind > FrameKind::kMore) return false;
+  if (header.kind == FrameKind::kMore) {
+    if (connection.partial == nullptr) return false;
+    connection.incoming = std::exchange(connection.partial, nullptr);
+    part.end = std::min(connection.incoming->header.bytes, connection.incoming->moved + kPartBytes);
+    return true;
+  }
+  part.end = std::min(header.bytes, kPartBytes);
   const auto wanted = connection.wanted.find(header.tag);
-  if (header.kind == FrameKind::kData && wanted != connection.wanted.end()) {
+  const bool asked_for = header.kind == FrameKind::kData && wanted != connection.wanted.end();
+  if (asked_for) {
     connection.incoming = wanted->second.front();
     wanted->second.pop_front();
     if (wanted->second.empty()) connection.wanted.erase(wanted);
-    if (connection.incoming->header.bytes == header.bytes) return true;
-    failure_ = concat("process ", process, " sent ", header.bytes, " bytes where ",
-                      connection.incoming->header.bytes, " were expected");
-    return false;
+    const std::uint64_t expected = connection.incoming->header.bytes;
+    if (expected == header.bytes) return true;
+    if (failure_.empty()) {
+      failure_ = concat("process ", process, " sent ", header.bytes, " bytes where ", expected,
+                        " were expected");
+    }
   }
-  if (header.kind < FrameKind::kData || header.kind > FrameKind::kLeave) return false;
   connection.incoming = std::make_shared<Piece>();
   connection.incoming->header = header;
+  if (asked_for) return true;  // what does not fit is dropped
   connection.incoming->own.resize(header.bytes);
   connection.incoming->data = connection.incoming->own.data();
   if (header.kind == FrameKind::kData) {
@@ -369,8 +445,12 @@ bool SocketMessenger::begin_piece(Connection& connection, int process) {
   return true;
 }
 
-void SocketMessenger::end_piece(Connection& connection) {
+void SocketMessenger::end_part(Connection& connection) {
   const PiecePtr piece = std::exchange(connection.incoming, nullptr);
+  if (piece->moved < piece->header.bytes) {
+    connection.partial = piece;
+    return;
+  }
   piece->done.store(true, std::memory_order_release);
   if (piece->header.kind == FrameKind::kLeave) connection.left = true;
   if (piece->header.kind == FrameKind::kAbort && failure_.empty()) {
@@ -379,8 +459,12 @@ void SocketMessenger::end_piece(Connection& connection) {
   }
 }
 
+/// The other end sees that this one is gone, too.
 void SocketMessenger::lose(Connection& connection, int process, const std::string& why) {
   connection.closed = true;
+  shutdown(connection.socket.fd(), SHUT_RDWR);
+  connection.outgoing.clear();
+  connection.sending = false;
   if (connection.left || !failure_.empty()) return;
   failure_ = concat("lost the connection to process ", process, " (", why, ")");
   lost_ = process;
@@ -388,9 +472,13 @@ void SocketMessenger::lose(Connection& connection, int process, const std::strin
 
 }  // namespace
 
+std::unique_ptr<Messenger> make_socket_messenger(const SocketRendezvous& rendezvous) {
+  return std::make_unique<SocketMessenger>(rendezvous);
+}
+
 std::unique_ptr<World> make_socket_world(const SocketRendezvous& rendezvous,
                                          const WorldOptions& options) {
-  return make_world(std::make_unique<SocketMessenger>(rendezvous), options);
+  return make_world(make_socket_messenger(rendezvous), options);
 }
 
 }  // namespace tessera

@@ -49,6 +49,8 @@ class ProcessWorld : public World {
     }
   }
 
+  ~ProcessWorld() override { core_->abort_if_unwinding(); }
+
   int size() const override { return core_->size(); }
   int process() const override { return core_->process(); }
   int processes() const override { return core_->processes(); }

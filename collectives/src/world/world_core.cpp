@@ -35,9 +35,12 @@ WorldCore::WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& o
 WorldCore::~WorldCore() {
   stopping_ = true;
   if (watcher_.joinable()) watcher_.join();
+  abort_if_unwinding();
   if (!aborted()) {
     arena_.mapping().header().left.store(1, std::memory_order_seq_cst);
     messenger_->leave();
+  } else if (!told_.exchange(true)) {
+    messenger_->abort(reason());
   }
 }
 
@@ -150,6 +153,12 @@ void WorldCore::abort(std::string_view reason) noexcept {
   post(reason);
   // While another rank is still writing the machine's reason, the own one is as good.
   if (!told_.exchange(true)) messenger_->abort(is_written() ? board().reason : std::string(reason));
+}
+
+void WorldCore::abort_if_unwinding() noexcept {
+  if (std::uncaught_exceptions() <= exceptions_) return;
+  // The exception itself cannot be seen from here.
+  abort(describe(process()) + " failed; its own output says why");
 }
 
 bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_seq_cst) != 0; }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,6 +45,8 @@ class WorldCore {
 
   /// The first reason wins. Reaches all ranks of all processes.
   void abort(std::string_view reason) noexcept;
+  /// Called where the world ends: if an exception ends it, this process has failed.
+  void abort_if_unwinding() noexcept;
   /// True from when the first one that fails says so, before it leaves and frees its buffers.
   bool aborted() const;
   /// Why; "" unless aborted. Waits a moment for who is still writing it.
@@ -74,6 +77,7 @@ class WorldCore {
   /// Sets the machine's reason unless there is one.
   void post(std::string_view reason) noexcept;
 
+  const int exceptions_ = std::uncaught_exceptions();  // not of this world
   const WorldOptions options_;
   const std::unique_ptr<Messenger> messenger_;
   SharedArena arena_;
