@@ -1,6 +1,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "collectives/ranks.h"
 #include "tessera/collectives/thread_group.h"
 
@@ -121,6 +123,52 @@ TYPED_TEST(AnyDTypeTest, SendAndReceiveInARing) {
     c.second_stream.synchronize();
     expect_same_bits(output, values<TypeParam>(exact_value, previous, numel),
                      describe(c.size(), numel, c.rank()));
+  });
+}
+
+TEST(SendAndReceiveTest, BothDirectionsOfAPairAtTheSameTime) {
+  constexpr int kRounds = 50;
+  Groups groups = make_groups(2);
+  expect_success(groups, [](RankContext c) {
+    const int other = 1 - c.rank();
+    const std::array<std::int64_t, 2> numels{1000, 2000};
+    for (int round = 0; round < kRounds; ++round) {
+      const auto numel = [&](int rank) { return numels[static_cast<std::size_t>(rank)]; };
+      Vector<float> input = values<float>(random_value, c.rank() + round, numel(c.rank()));
+      Vector<float> output(static_cast<std::size_t>(numel(other)));
+      const bool begins = testing_nccl() && c.rank() == 0;  // as in the ring
+      if (begins) c.group.recv(view_of(output), other, c.second_stream);
+      c.group.send(view_of(input), other, c.stream);
+      if (!begins) c.group.recv(view_of(output), other, c.second_stream);
+      c.stream.synchronize();
+      c.second_stream.synchronize();
+      expect_same_bits(output, values<float>(random_value, other + round, numel(other)),
+                       "received");
+    }
+  });
+}
+
+TEST(SendAndReceiveTest, SendsToOnePeerFromTwoStreamsKeepTheirOrder) {
+  constexpr int kRounds = 50;
+  if (testing_nccl()) GTEST_SKIP() << "a group of NCCL does one thing at a time";
+  Groups groups = make_groups(2);
+  expect_success(groups, [](RankContext c) {
+    Vector<float> first = values<float>(random_value, 1, 1000);
+    Vector<float> second = values<float>(random_value, 2, 2000);
+    const auto move = [&](Vector<float>& data, Stream& stream) {
+      if (c.rank() == 0) c.group.send(view_of(data), 1, stream);
+      if (c.rank() == 1) c.group.recv(view_of(data), 0, stream);
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      if (c.rank() == 1) first.assign(first.size(), 0.F);
+      if (c.rank() == 1) second.assign(second.size(), 0.F);
+      move(first, c.stream);
+      move(second, c.second_stream);
+      c.stream.synchronize();
+      c.second_stream.synchronize();
+      expect_same_bits(first, values<float>(random_value, 1, 1000), "the first");
+      expect_same_bits(second, values<float>(random_value, 2, 2000), "the second");
+    }
   });
 }
 

@@ -63,7 +63,7 @@ TEST(WorldCoreTest, NoReasonIsOneToo) {
   EXPECT_EQ(core.reason(), kNoReason);
 }
 
-constexpr std::uint32_t kLastGroup = (1U << 14U) - 1;
+constexpr std::uint32_t kLastGroup = (1U << 13U) - 1;
 
 /// Makes the group of all ranks under a number, as a split does at its end.
 void make_group(const std::shared_ptr<WorldCore>& core, std::uint32_t id) {
@@ -85,7 +85,7 @@ TEST(WorldGroupStateTest, GroupsThatSpanMachinesEndWhereTheirNumbersDo) {
     ADD_FAILURE() << "there is no tag for it";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(error.what(), HasSubstr("a run can have 16384 groups that span machines"));
+    EXPECT_THAT(error.what(), HasSubstr("a run can have 8192 groups that span machines"));
   }
 }
 

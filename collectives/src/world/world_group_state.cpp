@@ -8,10 +8,11 @@ namespace tessera {
 namespace {
 
 // [Note: message tags] An MPI tag has 31 bits. Messages of one pair of processes are told apart by
-// the group, by the two ranks within their processes, and by send/recv or collective. Two groups
-// may share an id only if no pair of ranks is in both; see WorldGroup::split.
+// the group, by the two ranks within their processes, and by their use. Two groups may share an id
+// only if no pair of ranks is in both; see WorldGroup::split.
 constexpr std::uint32_t kLocalRankBits = 8;
-constexpr std::uint32_t kGroupBits = 31 - 2 * kLocalRankBits - 1;
+constexpr std::uint32_t kUseBits = 2;
+constexpr std::uint32_t kGroupBits = 31 - 2 * kLocalRankBits - kUseBits;
 
 }  // namespace
 
@@ -39,14 +40,14 @@ void WorldGroupState::check_tags() const {
           "the groups, not in every step");
 }
 
-std::uint32_t WorldGroupState::tag(int source, int destination, bool pairwise) const {
+std::uint32_t WorldGroupState::tag(int source, int destination, MessageUse use) const {
   const auto local = [&](int rank) {
     return static_cast<std::uint32_t>(world_rank(rank) % core_->options().local_ranks);
   };
   std::uint32_t tag = id_;
   tag = tag << kLocalRankBits | local(source);
   tag = tag << kLocalRankBits | local(destination);
-  return tag << 1U | (pairwise ? 1U : 0U);
+  return tag << kUseBits | static_cast<std::uint32_t>(use);
 }
 
 }  // namespace tessera

@@ -25,7 +25,15 @@ struct SharedMember {
   CallSummary call;
 };
 
-/// From one rank to another of the same machine. Both ends count their own calls.
+/// What messages from one rank to another belong to. Each has an order of its own.
+enum class MessageUse : std::uint32_t {
+  kCollective,
+  kSend,    ///< the summary and the data of a send
+  kAnswer,  ///< the summary of a recv, which goes to the sender
+};
+
+/// From one rank to another. Both ends count their own calls; of a far pair, each machine has the
+/// state of its end, which takes one call after the other.
 struct SharedChannel {
   SharedCounter posted;  ///< sends whose buffer may be read
   SharedCounter taken;   ///< of these, how many have been read
@@ -62,7 +70,7 @@ class WorldGroupState {
   }
 
   /// The tag of messages from one rank of this group to another, of far peers.
-  std::uint32_t tag(int source, int destination, bool pairwise) const;
+  std::uint32_t tag(int source, int destination, MessageUse use) const;
 
  private:
   void check_tags() const;

@@ -150,13 +150,27 @@ TensorView WorldOperation::landing(Shape shape, DType dtype) {
 
 // ---- Meeting ------------------------------------------------------------------------------------
 
+std::uint32_t WorldOperation::tag_to(int peer) const {
+  const MessageUse use = !pairwise()                           ? MessageUse::kCollective
+                         : call_.kind == CollectiveKind::kSend ? MessageUse::kSend
+                                                               : MessageUse::kAnswer;
+  return state_.tag(rank(), peer, use);
+}
+
+std::uint32_t WorldOperation::tag_from(int peer) const {
+  const MessageUse use = !pairwise()                           ? MessageUse::kCollective
+                         : call_.kind == CollectiveKind::kRecv ? MessageUse::kSend
+                                                               : MessageUse::kAnswer;
+  return state_.tag(peer, rank(), use);
+}
+
 void WorldOperation::ask_for_summaries() {
   far_.resize(far_peers_.size());
   for (std::size_t i = 0; i < far_peers_.size(); ++i) {
     const int peer = far_peers_[i];
-    far_[i].received = state_.core().messenger().receive(
-        state_.core().process_of(state_.world_rank(peer)), state_.tag(peer, rank(), pairwise()),
-        &far_[i].theirs, sizeof(CallSummary));
+    far_[i].received =
+        state_.core().messenger().receive(state_.core().process_of(state_.world_rank(peer)),
+                                          tag_from(peer), &far_[i].theirs, sizeof(CallSummary));
   }
 }
 
@@ -165,8 +179,7 @@ void WorldOperation::send_summaries() {
   for (std::size_t i = 0; i < far_peers_.size(); ++i) {
     const int peer = far_peers_[i];
     far_[i].sent = state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
-                                                  state_.tag(rank(), peer, pairwise()),
-                                                  &own_summary_, sizeof(CallSummary));
+                                                  tag_to(peer), &own_summary_, sizeof(CallSummary));
   }
 }
 
@@ -181,10 +194,10 @@ void WorldOperation::check_summaries() {
 void WorldOperation::expect(int peer, const TensorView& destination) {
   if (far_.empty()) ask_for_summaries();  // they come first
   if (destination.bytes() == 0) return;
-  transfers_.emplace_back(peer, state_.core().messenger().receive(
-                                    state_.core().process_of(state_.world_rank(peer)),
-                                    state_.tag(peer, rank(), pairwise()), destination.data,
-                                    static_cast<std::size_t>(destination.bytes())));
+  transfers_.emplace_back(
+      peer, state_.core().messenger().receive(state_.core().process_of(state_.world_rank(peer)),
+                                              tag_from(peer), destination.data,
+                                              static_cast<std::size_t>(destination.bytes())));
 }
 
 void WorldOperation::check_same(int peer, const CallSummary& other) const {
@@ -211,10 +224,9 @@ void WorldOperation::meet() {
 
 void WorldOperation::send(int peer, const TensorView& data) {
   if (data.bytes() == 0) return;
-  transfers_.emplace_back(
-      peer, state_.core().messenger().send(state_.core().process_of(state_.world_rank(peer)),
-                                           state_.tag(rank(), peer, pairwise()), data.data,
-                                           static_cast<std::size_t>(data.bytes())));
+  transfers_.emplace_back(peer, state_.core().messenger().send(
+                                    state_.core().process_of(state_.world_rank(peer)), tag_to(peer),
+                                    data.data, static_cast<std::size_t>(data.bytes())));
 }
 
 void WorldOperation::deliver() {
@@ -228,16 +240,18 @@ void WorldOperation::deliver() {
 
 void WorldOperation::send_to_peer() {
   const int peer = call_.peer;
-  if (!near(peer)) {
-    send_summaries();
-    check_summaries();
-    send(peer, call_.input);
-    return deliver();
-  }
   SharedChannel& channel = state_.channel(rank(), peer);
   const auto missing = [&] { return list_ranks({peer}); };
   wait(channel.taken, sequence_, missing);
   fail_if_aborted();
+  if (!near(peer)) {
+    send_summaries();
+    check_summaries();
+    send(peer, call_.input);
+    deliver();
+    channel.taken.raise(sequence_ + 1);
+    return;
+  }
   stage_input();
   channel.buffer = offer();
   channel.call = own_summary_;
@@ -247,15 +261,17 @@ void WorldOperation::send_to_peer() {
 
 void WorldOperation::receive_from_peer() {
   const int peer = call_.peer;
+  SharedChannel& channel = state_.channel(peer, rank());
+  const auto missing = [&] { return list_ranks({peer}); };
+  wait(channel.taken, sequence_, missing);
   if (!near(peer)) {
     expect(peer, call_.input);
     send_summaries();
     check_summaries();
-    return deliver();
+    deliver();
+    channel.taken.raise(sequence_ + 1);
+    return;
   }
-  SharedChannel& channel = state_.channel(peer, rank());
-  const auto missing = [&] { return list_ranks({peer}); };
-  wait(channel.taken, sequence_, missing);
   wait(channel.posted, sequence_ + 1, missing);
   if (channel.call != own_summary_) {
     fail(ErrorCode::kInvalidArgument, name(), ": expected ", describe(own_summary_), " but rank ",

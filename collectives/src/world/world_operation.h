@@ -68,6 +68,8 @@ class WorldOperation {
 
  private:
   bool pairwise() const { return is_pairwise(call_.kind); }
+  std::uint32_t tag_to(int peer) const;
+  std::uint32_t tag_from(int peer) const;
   std::string name() const;
   std::uint64_t target(Stage stage) const { return progress_at(sequence_, stage); }
   void stage_input();
