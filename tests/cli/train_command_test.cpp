@@ -293,6 +293,23 @@ TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {
   EXPECT_EQ(lines.back()["peak_bytes"]["predicted"], lines.back()["peak_bytes"]["measured"]);
 }
 
+TEST_F(TrainCommand, ALimitedAddressSpaceBreaksNoLibrary) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take address space for themselves";
+#endif
+  const std::string data = write_text();
+  rlimit usual{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &usual), 0);
+  for (const rlim_t megabytes : {220, 260, 300, 340, 380, 500, 700}) {
+    const rlimit limited{.rlim_cur = megabytes << 20U, .rlim_max = usual.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limited), 0);  // the program inherits it
+    const ProgramResult result = train({"--data", data, "--ranks", "8", "--steps", "2"});
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &usual), 0);
+    EXPECT_NE(result.exit_code, 128 + SIGSEGV) << megabytes << " MiB";  // of oneDNN
+    EXPECT_THAT(result.err, Not(HasSubstr("libgcc_s"))) << megabytes << " MiB";
+  }
+}
+
 TEST_F(TrainCommand, AnEmptyPathForOutputIsNamed) {
   for (const std::string flag : {"--log", "--csv", "--tensorboard"}) {
     const ProgramResult result = train({"--data", write_text(), flag, ""});

@@ -1,7 +1,11 @@
 #include "tessera/kernels/cpu_libraries.h"
 
 #include <dnnl.h>
+#include <execinfo.h>
 #include <hwy/targets.h>
+#include <sys/resource.h>
+
+#include <array>
 
 #include "tessera/core/error.h"
 
@@ -16,6 +20,18 @@ std::string vector_target() {
   // The lowest bit is the best target.
   const std::int64_t targets = hwy::SupportedTargets();
   return hwy::TargetName(targets & -targets);
+}
+
+void prepare_cpu_libraries() {
+  rlimit space{};
+  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur == RLIM_INFINITY) return;
+  void* frame = nullptr;
+  backtrace(&frame, 1);
+  constexpr int kSize = 16;  // for one number it makes no code
+  const std::array<float, kSize * kSize> zeros{};
+  std::array<float, kSize * kSize> product{};
+  dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0F, zeros.data(), kSize, zeros.data(), kSize, 0.0F,
+             product.data(), kSize);
 }
 
 }  // namespace tessera

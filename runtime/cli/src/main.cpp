@@ -1,5 +1,3 @@
-#include <execinfo.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
@@ -17,6 +15,7 @@
 #include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/config.h"
 
 namespace tessera::cli {
@@ -91,11 +90,7 @@ int main(int argc, char** argv) {
   using namespace tessera;
   // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
-  // A thread of OpenMP that ends has the C library load what unwinds stacks; if there is no memory
-  // for that by then, the library aborts. It is loaded for good the first time that it is asked
-  // for.
-  void* frame = nullptr;
-  backtrace(&frame, 1);
+  prepare_cpu_libraries();
   try {
     const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;
