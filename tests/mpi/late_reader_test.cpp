@@ -1,13 +1,10 @@
 #include <gtest/gtest.h>
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <thread>
 
-#include "tessera/collectives/listening_socket.h"
+#include "mpi/two_sides.h"
 #include "tessera/collectives/world.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -16,26 +13,6 @@ namespace tessera {
 namespace {
 
 using std::chrono::milliseconds;
-
-/// Two processes' worlds in this process, a rank each. They share memory.
-std::array<std::unique_ptr<World>, 2> two_worlds(milliseconds first_timeout,
-                                                 milliseconds second_timeout) {
-  const int listener = listening_socket(0);
-  const int port = port_of_listener(listener);
-  const auto process = [&](int number, int own_listener, milliseconds timeout) {
-    return make_socket_world({.process = number,
-                              .processes = 2,
-                              .address = "127.0.0.1",
-                              .port = port,
-                              .listener = own_listener},
-                             {.local_ranks = 1, .timeout = timeout});
-  };
-  std::array<std::unique_ptr<World>, 2> worlds;
-  std::thread first([&] { worlds[0] = process(0, listener, first_timeout); });
-  worlds[1] = process(1, -1, second_timeout);
-  first.join();
-  return worlds;
-}
 
 bool succeeds(Stream& stream) {
   try {
@@ -49,7 +26,10 @@ bool succeeds(Stream& stream) {
 TEST(LateReader, DoesNotSucceedOnceTheOwnerOfTheBufferHasGivenUp) {
   // Copying takes longer than the root waits; it then writes over what is being read. Where memory
   // is so fast that the root succeeds, so must the reader.
-  const auto worlds = two_worlds(milliseconds(10), milliseconds(60000));
+  const auto worlds = test::meet<World>([](const SocketRendezvous& rendezvous) {
+    const milliseconds timeout(rendezvous.process == 0 ? 10 : 60000);
+    return make_socket_world(rendezvous, {.local_ranks = 1, .timeout = timeout});
+  });
   constexpr std::int64_t kBytes = std::int64_t{256} << 20;
   const auto root = worlds[0]->make_device();
   const auto reader = worlds[1]->make_device();

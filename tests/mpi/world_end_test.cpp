@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/collectives/listening_socket.h"
+#include "mpi/two_sides.h"
 #include "tessera/collectives/world.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
@@ -21,29 +21,13 @@
 namespace tessera {
 namespace {
 
+using test::meet;
+using test::Two;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 using Transfers = std::vector<std::shared_ptr<Messenger::Transfer>>;
 
-template <typename T>
-using Two = std::array<std::unique_ptr<T>, 2>;
-
 constexpr std::chrono::seconds kPatience{5};
-
-/// Two sides that have met, each made on a thread of its own.
-template <typename T>
-Two<T> meet(const std::function<std::unique_ptr<T>(const SocketRendezvous&)>& make) {
-  const int listener = listening_socket(0);
-  const int port = port_of_listener(listener);
-  Two<T> both;
-  std::thread first([&] {
-    both[0] = make(
-        {.process = 0, .processes = 2, .address = "127.0.0.1", .port = port, .listener = listener});
-  });
-  both[1] = make({.process = 1, .processes = 2, .address = "127.0.0.1", .port = port});
-  first.join();
-  return both;
-}
 
 Two<Messenger> messengers() { return meet<Messenger>(make_socket_messenger); }
 
