@@ -58,9 +58,12 @@ void WorldOperation::check_time(const std::function<std::string()>& missing) con
 
 void WorldOperation::wait(SharedCounter& counter, std::uint64_t target,
                           const std::function<std::string()>& missing) {
+  constexpr std::chrono::milliseconds kNone{0};
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
-    if (counter.wait(target, std::clamp(left, std::chrono::milliseconds(0), kLook))) return;
+    if (counter.wait(target, std::clamp(left, kNone, kLook))) return;
+    // Who failed in what came later has raised the counter before.
+    if (state_.core().aborted() && counter.wait(target, kNone)) return;
     check_time(missing);
   }
 }
@@ -73,12 +76,16 @@ void WorldOperation::wait(const std::function<bool()>& done,
       std::this_thread::yield();
       continue;
     }
+    if (state_.core().aborted() && done()) return;
     check_time(missing);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
-void WorldOperation::arrive(Stage stage) { state_.member(rank()).progress.raise(target(stage)); }
+void WorldOperation::arrive(Stage stage) {
+  if (stage == Stage::kDone) fail_if_aborted();  // see [Note: a failing rank's buffers]
+  state_.member(rank()).progress.raise(target(stage));
+}
 
 void WorldOperation::await(int peer, Stage stage) {
   wait(state_.member(peer).progress, target(stage), [&] { return list_ranks({peer}); });
@@ -298,7 +305,6 @@ void WorldOperation::run(const std::function<void(WorldOperation&)>& body) {
     wait(own.finished, sequence_, [&] { return concat("its own operation #", sequence_ - 1); });
     fail_if_aborted();
     body(*this);
-    fail_if_aborted();  // see [Note: a failing rank's buffers]
     own.finished.raise(sequence_ + 1);
   } catch (const std::exception& error) {
     state_.core().abort(error.what());

@@ -19,8 +19,9 @@ namespace tessera {
 ///
 /// [Note: a failing rank's buffers] A rank that fails leaves early and frees its buffers. Near
 /// peers may still read them, since an arena stays mapped for good, and what they read may be
-/// nonsense. But the rank tells of its failure before it leaves, and an operation ends well only if
-/// nobody has told of one after the last read.
+/// nonsense. But the rank tells of its failure before it leaves: a reader looks for that after its
+/// last read, and only then says that it is done. What a rank tells after all have said so belongs
+/// to what came later, and fails this operation nowhere.
 class WorldOperation {
  public:
   WorldOperation(const WorldGroupState& state, std::uint64_t sequence, const CollectiveCall& call);

@@ -38,9 +38,7 @@ class Preflight {
     }
     // After a failure the processes no longer agree about what comes next.
     const bool good =
-        checks_.check("processes", [this] { return join(); }) &&
-        checks_.check("program", [this] { return compare_programs(); }) &&
-        checks_.check("settings", [this] { return compare_settings(); }) && measure_links() &&
+        checks_.check("processes", [this] { return join(); }) && compare() && measure_links() &&
         checks_.check("collectives", [this] { return test_collectives(); }) && train();
     if (!good && launcher_.process != 0) {
       fail(ErrorCode::kUnavailable, checks_.first_failure());
@@ -97,6 +95,15 @@ class Preflight {
         "process ", rank / each, " (",
         each == 1 ? concat("rank ", first) : concat("ranks ", first, " to ", first + each - 1),
         " on ", identity_of(rank).host, ")");
+  }
+
+  bool compare() {
+    const bool same = checks_.check("program", [this] { return compare_programs(); }) &&
+                      checks_.check("settings", [this] { return compare_settings(); });
+    // All processes compare the same values. Each leaves as at a good end, and tells of no failure,
+    // since that might reach another one before it has come to its own.
+    if (!same) options_.world.reset();
+    return same;
   }
 
   std::string compare_programs() {
