@@ -83,6 +83,9 @@ class MpiMessenger : public Messenger {
     int found = 0;
     MPI_Comm_get_attr(messages_, MPI_TAG_UB, static_cast<void*>(&upper_bound), &found);
     if (found != 0) max_tag_ = static_cast<std::uint32_t>(*upper_bound);
+    constexpr std::size_t kReasonBytes = 4096;
+    abort_text_.reserve(kReasonBytes);
+    abort_sends_.reserve(static_cast<std::size_t>(processes_));
   }
 
   ~MpiMessenger() override {
@@ -155,9 +158,11 @@ class MpiMessenger : public Messenger {
     return transfer;
   }
 
-  void abort(const std::string& reason) noexcept override {
+  void abort(std::string_view reason) noexcept override {
     const std::lock_guard lock(mutex_);
-    abort_text_ = reason;  // lives as long as the messenger: nobody waits for these sends
+    // What was reserved is not exceeded: memory may be short.
+    if (!abort_sends_.empty()) return;
+    abort_text_ = reason.substr(0, abort_text_.capacity());
     for (int p = 0; p < processes_; ++p) {
       if (p == process_) continue;
       MPI_Request request = MPI_REQUEST_NULL;
@@ -169,7 +174,7 @@ class MpiMessenger : public Messenger {
 
   int lost() noexcept override { return -1; }  // mpirun ends all when one is lost
 
-  std::string failure() noexcept override {
+  std::string failure() override {
     const std::lock_guard lock(mutex_);
     if (!heard_.empty()) return heard_;
     int there = 0;
@@ -236,7 +241,7 @@ class MpiMessenger : public Messenger {
   std::uint32_t max_tag_ = 32767;
   bool left_ = false;
   std::mutex mutex_;
-  std::string abort_text_;
+  std::string abort_text_;  // lives as long as the messenger: nobody waits for these sends
   std::vector<MPI_Request> abort_sends_;
   std::string heard_;
 };

@@ -99,7 +99,7 @@ TEST(FailureTest, AThrowingTaskAbortsThePeers) {
       threads.emplace_back([&, r] {
         ProcessGroup& group = *groups[r];
         const auto stream = device_under_test().create_stream(
-            {.on_error = [&](const std::string& what) { group.abort("rank 0: " + what); }});
+            {.on_error = [&](std::string_view what) { group.abort(concat("rank 0: ", what)); }});
         Vector<float> data(10);
         group.barrier(*stream);
         if (r == 0) stream->submit({.name = "bad"}, [] { fail(ErrorCode::kIo, "disk full"); });

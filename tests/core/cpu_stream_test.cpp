@@ -69,7 +69,7 @@ TEST(CpuStreamTest, AFailureDropsLaterTasksButNoWaiterHangs) {
   const auto device = make_cpu_device();
   std::atomic<int> errors{0};
   std::string reported;
-  const auto bad = device->create_stream({.name = "bad", .on_error = [&](const std::string& what) {
+  const auto bad = device->create_stream({.name = "bad", .on_error = [&](std::string_view what) {
                                             ++errors;
                                             reported = what;
                                           }});

@@ -54,7 +54,7 @@ TEST(SimStreamTest, AFailureStopsTheStreamAndIsRethrown) {
   SimDevice device;
   std::string reported;
   const auto stream = device.create_stream(
-      {.name = "compute", .on_error = [&](const std::string& what) { reported += what; }});
+      {.name = "compute", .on_error = [&](std::string_view what) { reported += what; }});
   bool ran = false;
   stream->submit({.name = "bad", .seconds = 1.0}, [] { fail(ErrorCode::kIo, "first"); });
   stream->submit({.name = "later", .seconds = 1.0}, [&] { ran = true; });

@@ -18,7 +18,7 @@ void abort_after_an_exchange(bool apart) {
     return make_socket_world(rendezvous,
                              {.timeout = std::chrono::milliseconds(60000), .apart = apart});
   });
-  const auto exchange = [&](int process, std::int64_t (&all)[2]) {
+  const auto exchange = [&](int process, std::int64_t(&all)[2]) {
     World& world = *worlds[static_cast<std::size_t>(process)];
     const auto stream = world.make_device()->create_stream({});
     std::int64_t own = 10 + process;

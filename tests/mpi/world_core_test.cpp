@@ -37,8 +37,8 @@ class LonelyMessenger : public Messenger {
   std::shared_ptr<Transfer> receive(int, std::uint32_t, void*, std::size_t) override {
     return nullptr;
   }
-  void abort(const std::string& reason) noexcept override { told_.push_back(reason); }
-  std::string failure() noexcept override { return ""; }
+  void abort(std::string_view reason) noexcept override { told_.emplace_back(reason); }
+  std::string failure() override { return ""; }
   int lost() noexcept override { return -1; }
   void leave() noexcept override {}
 

@@ -5,6 +5,7 @@
 
 #include "cuda_check.h"
 #include "nccl/nccl_comm_cuda.h"
+#include "tessera/core/start_thread.h"
 
 namespace tessera::cuda {
 namespace {
@@ -28,7 +29,7 @@ std::string to_string(const OperationName& name) {
 }
 
 NcclFamily::NcclFamily(const NcclGroupOptions& options) : options_(options) {
-  watcher_ = std::thread([this] { watch(); });
+  watcher_ = start_thread("the watch over NCCL", [this] { watch(); });
 }
 
 NcclFamily::~NcclFamily() {

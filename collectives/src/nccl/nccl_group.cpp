@@ -7,6 +7,7 @@
 #include "cuda_collectives.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +69,9 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_groups(World& world,
   };
   {
     std::vector<std::jthread> threads;  // joined when the scope ends
-    for (std::size_t i = 0; i < seats.size(); ++i) threads.emplace_back(make, i);
+    for (std::size_t i = 0; i < seats.size(); ++i) {
+      threads.push_back(start_thread<std::jthread>("a group of NCCL", [&make, i] { make(i); }));
+    }
   }
   if (first != nullptr) std::rethrow_exception(first);
   return groups;

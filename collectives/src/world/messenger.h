@@ -52,10 +52,11 @@ class Messenger {
                                             std::size_t bytes) = 0;
 
   /// Tells all other processes; the first reason that they hear wins. An empty one is kNoReason.
-  virtual void abort(const std::string& reason) noexcept = 0;
+  /// Where memory is too short for that, they see the end of this one.
+  virtual void abort(std::string_view reason) noexcept = 0;
   /// Why the run cannot go on as far as this process was told: another one aborted or was lost.
   /// Empty while all is well. Asked again and again by one thread.
-  virtual std::string failure() noexcept = 0;
+  virtual std::string failure() = 0;
   /// The process whose loss failure() tells, or -1.
   virtual int lost() noexcept = 0;
   /// Called once, last: this process has finished well and needs nobody any more.

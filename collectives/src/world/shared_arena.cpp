@@ -127,21 +127,16 @@ void* SharedArena::allocate(std::size_t bytes) {
           " bytes of shared memory");
   bytes = arena_bytes(bytes);
   const std::lock_guard lock(mutex_);
-  const auto fit = free_.lower_bound(bytes);
-  if (fit == free_.end() || fit->first != bytes) {
-    const std::size_t alignment = bytes < kHugePage ? kLine : kHugePage;
-    std::byte* const block = take_from_window(bytes, alignment);
-    return block != nullptr ? block : take_from_file(bytes, alignment);
-  }
-  std::byte* const block = fit->second;
-  free_.erase(fit);
-  return block;
+  if (void* const block = free_.take(bytes); block != nullptr) return block;
+  const std::size_t alignment = bytes < kHugePage ? kLine : kHugePage;
+  std::byte* const block = take_from_window(bytes, alignment);
+  return block != nullptr ? block : take_from_file(bytes, alignment);
 }
 
 void SharedArena::deallocate(void* address, std::size_t bytes) noexcept {
   if (address == nullptr) return;
   const std::lock_guard lock(mutex_);
-  free_.emplace(arena_bytes(bytes), static_cast<std::byte*>(address));
+  free_.give_back(address, arena_bytes(bytes));
 }
 
 void* SharedArena::allocate_for_good(std::size_t bytes) {

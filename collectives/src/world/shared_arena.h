@@ -5,8 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
+
+#include "tessera/core/free_lists.h"
 
 namespace tessera {
 
@@ -94,7 +95,7 @@ class SharedArena {
   std::mutex mutex_;
   Region file_;
   Region window_{};
-  std::multimap<std::size_t, std::byte*> free_;  // by size; a size is reused as it is
+  FreeLists free_;
 };
 
 /// How many bytes an arena makes of a request: requests that give the same share freed blocks.

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
 #include "world/messenger.h"
 #include "world/socket_mesh.h"
 #include "world/world_core.h"
@@ -33,6 +34,9 @@ constexpr std::uint32_t kExchangeTag = 0xffffffffU;
 /// that part is copied if its memory goes; what is left of the message is never sent, so the other
 /// end never takes it for done.
 constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20U;
+
+/// Reserved for the text of a failure.
+constexpr std::size_t kFailureBytes = 4096;
 
 enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave, kMore };
 
@@ -54,6 +58,19 @@ struct Piece {
 };
 using PiecePtr = std::shared_ptr<Piece>;
 
+/// By tag; none is empty.
+using PieceQueues = std::map<std::uint32_t, std::deque<PiecePtr>>;
+
+void append(PieceQueues& queues, std::uint32_t tag, PiecePtr piece) {
+  std::deque<PiecePtr>& queue = queues[tag];
+  try {
+    queue.push_back(std::move(piece));
+  } catch (const std::bad_alloc&) {
+    if (queue.empty()) queues.erase(tag);
+    throw;
+  }
+}
+
 /// The part of a message that is being moved.
 struct Part {
   FrameHeader header{};
@@ -72,8 +89,8 @@ struct Connection {
   PiecePtr incoming{};  // being read; null: a header is
   PiecePtr partial{};   // the message whose next part may follow
   Part received{};
-  std::map<std::uint32_t, std::deque<PiecePtr>> wanted{};   // by tag
-  std::map<std::uint32_t, std::deque<PiecePtr>> unasked{};  // by tag; may be still arriving
+  PieceQueues wanted{};
+  PieceQueues unasked{};  // may be still arriving
 };
 
 /// Messages over TCP. One thread does all input and output.
@@ -86,7 +103,8 @@ class SocketMessenger : public Messenger {
     std::vector<Socket> mesh = connect_mesh(rendezvous);
     connections_ = std::vector<Connection>(mesh.size());
     for (std::size_t p = 0; p < mesh.size(); ++p) connections_[p].socket = std::move(mesh[p]);
-    thread_ = std::thread([this] { run(); });
+    failure_.reserve(kFailureBytes);
+    thread_ = start_thread("messages to other processes", [this] { run_guarded(); });
   }
 
   ~SocketMessenger() override {
@@ -108,18 +126,20 @@ class SocketMessenger : public Messenger {
     piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
     // Only read from; Piece serves both directions.
     piece->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-    enqueue(process, piece);
-    return std::make_shared<Handle>(*this, std::move(piece));
+    // First, for it may throw: from when a piece is known here, somebody must give it up.
+    auto handle = std::make_shared<Handle>(*this, piece);
+    enqueue(process, std::move(piece));
+    return handle;
   }
 
   std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
                                     std::size_t bytes) override;
 
-  void abort(const std::string& reason) noexcept override {
+  void abort(std::string_view reason) noexcept override {
     aborting_ = true;
-    broadcast(FrameKind::kAbort, reason);
+    tell(FrameKind::kAbort, reason);
   }
-  std::string failure() noexcept override {
+  std::string failure() override {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
@@ -128,7 +148,7 @@ class SocketMessenger : public Messenger {
     return lost_;
   }
   void leave() noexcept override {
-    broadcast(FrameKind::kLeave, "");
+    tell(FrameKind::kLeave, "");
     drain(std::chrono::seconds(5));
   }
 
@@ -155,10 +175,13 @@ class SocketMessenger : public Messenger {
     }
   }
   void enqueue(int process, PiecePtr piece);
-  void broadcast(FrameKind kind, const std::string& text) noexcept;
+  void tell(FrameKind kind, std::string_view text) noexcept;
+  void broadcast(FrameKind kind, std::string_view text);
+  void break_off(Connection& connection);
   void give_up(const PiecePtr& piece);
   void drain(std::chrono::milliseconds patience);
   bool drained();
+  void run_guarded();
   void run();
   bool write_some(Connection& connection);
   bool read_some(Connection& connection, int process);
@@ -171,7 +194,7 @@ class SocketMessenger : public Messenger {
   const Socket wake_;  // tells the thread that there is something to send
   std::mutex mutex_;
   std::vector<Connection> connections_;
-  std::string failure_;
+  std::string failure_;  // guarded by mutex_; may hold kFailureBytes without more memory
   int lost_ = -1;
   std::atomic<bool> aborting_{false};
   std::atomic<bool> stopping_{false};
@@ -215,16 +238,19 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
 std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::uint32_t tag,
                                                               void* data, std::size_t bytes) {
   Connection& connection = connections_[static_cast<std::size_t>(process)];
+  std::shared_ptr<Handle> handle;  // first, as in send; where this throws it goes without the lock
   const std::lock_guard lock(mutex_);
   const auto unasked = connection.unasked.find(tag);
   if (unasked == connection.unasked.end()) {
     auto piece = std::make_shared<Piece>();
     piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
     piece->data = static_cast<std::byte*>(data);
-    connection.wanted[tag].push_back(piece);
-    return std::make_shared<Handle>(*this, std::move(piece));
+    handle = std::make_shared<Handle>(*this, piece);
+    append(connection.wanted, tag, std::move(piece));
+    return handle;
   }
   const PiecePtr piece = unasked->second.front();
+  handle = std::make_shared<Handle>(*this, piece);
   unasked->second.pop_front();
   if (unasked->second.empty()) connection.unasked.erase(unasked);
   require(piece->header.bytes == bytes, ErrorCode::kInternal, "process ", process, " sent ",
@@ -232,7 +258,7 @@ std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::
   // It may still be arriving: what is there moves to its place, and the rest goes there itself.
   std::copy_n(piece->own.begin(), piece->moved, static_cast<std::byte*>(data));
   piece->data = static_cast<std::byte*>(data);
-  return std::make_shared<Handle>(*this, piece);
+  return handle;
 }
 
 void SocketMessenger::enqueue(int process, PiecePtr piece) {
@@ -248,6 +274,13 @@ void SocketMessenger::enqueue(int process, PiecePtr piece) {
   wake();
 }
 
+/// Nothing more is sent. What the other end has said before, such as why, is still to be read.
+void SocketMessenger::break_off(Connection& connection) {
+  shutdown(connection.socket.fd(), SHUT_RDWR);
+  connection.outgoing.clear();
+  connection.sending = false;
+}
+
 /// The caller's memory goes: nothing of it is read or written from now on.
 void SocketMessenger::give_up(const PiecePtr& piece) {
   const std::lock_guard lock(mutex_);
@@ -258,8 +291,12 @@ void SocketMessenger::give_up(const PiecePtr& piece) {
       connection.outgoing.erase(place);
       return;
     }
-    // It ends with this part.
-    piece->own.assign(piece->data + piece->moved, piece->data + connection.sent.end);
+    try {  // it ends with this part
+      piece->own.assign(piece->data + piece->moved, piece->data + connection.sent.end);
+    } catch (const std::bad_alloc&) {
+      break_off(connection);
+      return;
+    }
     piece->data = piece->own.data();
     piece->moved = 0;
     piece->header.bytes = connection.sent.end = piece->own.size();
@@ -268,7 +305,14 @@ void SocketMessenger::give_up(const PiecePtr& piece) {
   piece->data = nullptr;
 }
 
-void SocketMessenger::broadcast(FrameKind kind, const std::string& text) noexcept {
+void SocketMessenger::tell(FrameKind kind, std::string_view text) noexcept {
+  try {
+    broadcast(kind, text);
+  } catch (const std::bad_alloc&) {  // they see that the connection ends
+  }
+}
+
+void SocketMessenger::broadcast(FrameKind kind, std::string_view text) {
   for (int p = 0; p < processes(); ++p) {
     if (p == process_) continue;
     auto piece = std::make_shared<Piece>();
@@ -304,6 +348,20 @@ bool SocketMessenger::drained() {
 
 // ---- The thread ---------------------------------------------------------------------------------
 
+/// Where memory is short, nothing can be said for lack of it but this, for which it is reserved.
+void SocketMessenger::run_guarded() {
+  try {
+    run();
+  } catch (const std::bad_alloc&) {
+    const std::lock_guard lock(mutex_);
+    for (Connection& connection : connections_) {
+      connection.closed = true;
+      if (connection.socket.fd() >= 0) shutdown(connection.socket.fd(), SHUT_RDWR);
+    }
+    if (failure_.empty()) failure_ = "no memory for messages; use fewer ranks or a smaller model";
+  }
+}
+
 void SocketMessenger::run() {
   std::vector<pollfd> polled;
   std::vector<int> process_of;
@@ -332,10 +390,7 @@ void SocketMessenger::run() {
         lose(connection, process_of[i], errno == 0 ? "it ended" : std::strerror(errno));
       }
       if (!connection.closed && ready(POLLOUT) && !write_some(connection)) {
-        // What the other end has said before it went, such as why, is still to be read.
-        shutdown(connection.socket.fd(), SHUT_RDWR);
-        connection.outgoing.clear();
-        connection.sending = false;
+        break_off(connection);
       }
     }
   }
@@ -440,7 +495,7 @@ bool SocketMessenger::begin_part(Connection& connection, int process) {
   connection.incoming->own.resize(header.bytes);
   connection.incoming->data = connection.incoming->own.data();
   if (header.kind == FrameKind::kData) {
-    connection.unasked[header.tag].push_back(connection.incoming);
+    append(connection.unasked, header.tag, connection.incoming);
   }
   return true;
 }
@@ -462,9 +517,7 @@ void SocketMessenger::end_part(Connection& connection) {
 /// The other end sees that this one is gone, too.
 void SocketMessenger::lose(Connection& connection, int process, const std::string& why) {
   connection.closed = true;
-  shutdown(connection.socket.fd(), SHUT_RDWR);
-  connection.outgoing.clear();
-  connection.sending = false;
+  break_off(connection);
   if (connection.left || !failure_.empty()) return;
   failure_ = concat("lost the connection to process ", process, " (", why, ")");
   lost_ = process;

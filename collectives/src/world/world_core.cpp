@@ -8,6 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/core/start_thread.h"
 #include "world/host_identity.h"
 
 namespace tessera {
@@ -29,7 +30,7 @@ WorldCore::WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& o
   map_peers();
   share_window();
   messenger_->exchange("mapped");  // from here on a process may end: what it shared is held by all
-  watcher_ = std::thread([this] { watch(); });
+  watcher_ = start_thread("the watch over other processes", [this] { watch(); });
 }
 
 WorldCore::~WorldCore() {
@@ -40,7 +41,7 @@ WorldCore::~WorldCore() {
     arena_.mapping().header().left.store(1, std::memory_order_seq_cst);
     messenger_->leave();
   } else if (!told_.exchange(true)) {
-    messenger_->abort(reason());
+    messenger_->abort(written_reason());
   }
 }
 
@@ -152,13 +153,17 @@ void WorldCore::abort(std::string_view reason) noexcept {
   if (reason.empty()) reason = kNoReason;
   post(reason);
   // While another rank is still writing the machine's reason, the own one is as good.
-  if (!told_.exchange(true)) messenger_->abort(is_written() ? board().reason : std::string(reason));
+  if (!told_.exchange(true)) messenger_->abort(is_written() ? board().reason : reason);
 }
 
 void WorldCore::abort_if_unwinding() noexcept {
   if (std::uncaught_exceptions() <= exceptions_) return;
   // The exception itself cannot be seen from here.
-  abort(describe(process()) + " failed; its own output says why");
+  try {
+    abort(describe(process()) + " failed; its own output says why");
+  } catch (const std::bad_alloc&) {
+    abort("a process failed; its own output says why");
+  }
 }
 
 bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_seq_cst) != 0; }
@@ -168,7 +173,10 @@ bool WorldCore::is_written() const {
 }
 
 std::string WorldCore::reason() const {
-  if (!aborted()) return "";
+  return std::string(aborted() ? written_reason() : std::string_view());
+}
+
+std::string_view WorldCore::written_reason() const {
   // Who writes it may have been killed.
   constexpr std::chrono::milliseconds kPatience{100};
   const auto begin = std::chrono::steady_clock::now();
@@ -189,21 +197,29 @@ std::string WorldCore::describe(int process) const {
 /// Ends the watch of a process that has ended; its death is a failure unless it left well.
 void WorldCore::check_peer(Peer& peer, int process) {
   if (peer.watch == nullptr || !peer.watch->ended()) return;
+  if (peer.mapping->header().left.load(std::memory_order_seq_cst) != 1) {
+    abort(describe(process) + " ended before the run was over");
+  }
   peer.watch.reset();
-  if (peer.mapping->header().left.load(std::memory_order_seq_cst) == 1) return;
-  abort(describe(process) + " ended before the run was over");
+}
+
+void WorldCore::look() {
+  for (int p = 0; p < processes(); ++p) check_peer(peers_[static_cast<std::size_t>(p)], p);
+  const std::string failure = messenger_->failure();
+  if (!failure.empty()) {
+    const int lost = messenger_->lost();
+    abort(lost < 0 ? failure : concat(describe(lost), ": ", failure));
+  }
+  // Another process of this machine may have been the one to fail.
+  if (aborted() && !told_.exchange(true)) messenger_->abort(written_reason());
 }
 
 void WorldCore::watch() {
   while (!stopping_) {
-    for (int p = 0; p < processes(); ++p) check_peer(peers_[static_cast<std::size_t>(p)], p);
-    const std::string failure = messenger_->failure();
-    if (!failure.empty()) {
-      const int lost = messenger_->lost();
-      abort(lost < 0 ? failure : concat(describe(lost), ": ", failure));
+    try {
+      look();
+    } catch (const std::bad_alloc&) {  // the next look may find memory again
     }
-    // Another process of this machine may have been the one to fail.
-    if (aborted() && !told_.exchange(true)) messenger_->abort(reason());
     std::this_thread::sleep_for(kWatchInterval);
   }
 }

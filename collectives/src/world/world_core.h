@@ -54,6 +54,8 @@ class WorldCore {
 
  private:
   bool is_written() const;
+  /// Once aborted: as reason(), where it lies.
+  std::string_view written_reason() const;
   struct Peer {
     std::string host{};  // equal for processes that share memory
     std::string name{};  // of the machine, for messages
@@ -70,6 +72,8 @@ class WorldCore {
   void map_peers();
   void share_window();
   void watch();
+  /// Once, at what the others do.
+  void look();
   void check_peer(Peer& peer, int process);
   int processes_on_host(int count) const;
   std::string describe(int process) const;

@@ -178,6 +178,15 @@ bool bf16_is_faster_than_fp32() {
   return faster;
 }
 
+[[noreturn]] void fail_in_onednn(const Product& p, dnnl_status_t status) {
+  if (status == dnnl_out_of_memory) {
+    fail(ErrorCode::kOutOfMemory, "no memory for oneDNN to multiply ", p.m, " x ", p.k, " by ", p.k,
+         " x ", p.n, "; use fewer ranks, or raise the limit of this process (ulimit -v)");
+  }
+  fail(ErrorCode::kInternal, "oneDNN failed to multiply ", p.m, " x ", p.k, " by ", p.k, " x ", p.n,
+       ", status ", static_cast<int>(status));
+}
+
 void multiply_fp32(const Product& p) {
   if (p.bias != nullptr) start_product(p);
   const bool add = p.accumulate || p.bias != nullptr;
@@ -185,9 +194,7 @@ void multiply_fp32(const Product& p) {
                                   p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
                                   static_cast<const float*>(p.b.data), p.b.stride,
                                   add ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
-  if (!(status == dnnl::status::success))
-    fail(ErrorCode::kInternal, "oneDNN's sgemm failed for ", p.m, " x ", p.n, " x ", p.k,
-         ", status ", static_cast<int>(status));
+  if (status != dnnl::status::success) fail_in_onednn(p, static_cast<dnnl_status_t>(status));
 }
 
 // [Note: tiles of C] oneDNN's matmul on AMX loses up to half of its speed where it packs a
@@ -230,7 +237,11 @@ Product part_of(const Product& p, std::int64_t row, std::int64_t m, std::int64_t
 
 void run_matmul(const Product& p) {
   static thread_local MatmulCache cache;
-  cache.run(p);
+  try {
+    cache.run(p);
+  } catch (const dnnl::error& error) {
+    fail_in_onednn(p, error.status);
+  }
 }
 
 }  // namespace

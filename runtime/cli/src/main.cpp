@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "error_reserve.h"
 #include "foreign_commands.h"
 #include "launch/launch_command.h"
 #include "launch/launch_environment.h"
@@ -90,6 +91,7 @@ int main(int argc, char** argv) {
   using namespace tessera;
   // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+  cli::keep_memory_for_errors();
   prepare_cpu_libraries();
   try {
     const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});

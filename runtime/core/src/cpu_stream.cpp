@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +21,8 @@ namespace {
 // stream that has been without work for a while ends its team.
 constexpr std::chrono::milliseconds kTeamIdle{20};
 
+constexpr int kYields = 8;
+
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -30,12 +32,7 @@ double steady_seconds() {
 CpuStream::CpuStream(StreamOptions options) : options_(std::move(options)) {
   require(options_.threads >= 1, ErrorCode::kInvalidArgument, "stream '", options_.name,
           "' needs at least one thread, got ", options_.threads);
-  try {
-    worker_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    fail(ErrorCode::kUnavailable, "cannot start a thread for the stream '", options_.name, "' (",
-         error.what(), "); use fewer ranks, or raise the limits of this process (ulimit -u, -v)");
-  }
+  worker_ = start_thread(concat("the stream '", options_.name, "'"), [this] { run(); });
 }
 
 CpuStream::~CpuStream() {
@@ -69,10 +66,20 @@ void CpuStream::copy(void* destination, const void* source, std::size_t bytes) {
   submit({.name = "copy"}, [=] { std::memcpy(destination, source, bytes); });
 }
 
+/// Without an event, which would take memory: this must not fail where a failure is handled.
 void CpuStream::synchronize() {
-  const Event event = record();
-  static_cast<Gate&>(*event.state()).pass();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const std::uint64_t pushes = pushes_;
+  const auto reached = [&] { return executed_.load(std::memory_order_seq_cst) >= pushes; };
+  lock.unlock();
+  // As in Gate: a few yields catch what is about to end.
+  for (int i = 0; i < kYields && !reached(); ++i) std::this_thread::yield();
+  lock.lock();
+  if (!reached()) {
+    synchronizing_.fetch_add(1, std::memory_order_seq_cst);
+    progressed_.wait(lock, reached);
+    synchronizing_.fetch_sub(1, std::memory_order_relaxed);
+  }
   if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -82,6 +89,7 @@ void CpuStream::push(Entry entry) {
     const std::lock_guard lock(mutex_);
     was_empty = queue_.empty();
     queue_.push_back(std::move(entry));
+    ++pushes_;
   }
   // The worker takes the whole queue at once: it can only be asleep if the queue was empty.
   if (was_empty) pushed_.notify_one();
@@ -100,6 +108,7 @@ void CpuStream::run() {
       if (options_.threads > 1 && !pushed_.wait_for(lock, kTeamIdle, woken)) {
         lock.unlock();
         omp_pause_resource_all(omp_pause_soft);  // of this thread alone, in GCC's OpenMP
+        has_team_ = false;
         lock.lock();
       }
       pushed_.wait(lock, woken);
@@ -121,10 +130,16 @@ void CpuStream::execute(Entry& entry) {
   }
   // What the task holds must be gone before a later event says that it is over.
   entry = Entry{};
+  // Either this thread sees who sleeps, or that thread has seen the new number.
+  executed_.fetch_add(1, std::memory_order_seq_cst);
+  if (synchronizing_.load(std::memory_order_seq_cst) == 0) return;
+  { const std::lock_guard lock(mutex_); }
+  progressed_.notify_all();
 }
 
 void CpuStream::run_task(Entry& entry) {
   try {
+    if (options_.threads > 1 && !has_team_) make_way_for_team();
     if (options_.before_task) options_.before_task();
     const double begin = options_.on_span ? steady_seconds() : 0.0;
     if (entry.task) entry.task();
@@ -136,7 +151,18 @@ void CpuStream::run_task(Entry& entry) {
   }
 }
 
-void CpuStream::fail_with(const std::string& what) {
+/// OpenMP would end the program if it could not start its threads.
+void CpuStream::make_way_for_team() {
+  const int others = options_.threads - 1;
+  if (!has_addresses_for_threads(others)) {
+    fail_to_start_thread(
+        concat("the stream '", options_.name, "', which needs ", others, " besides its own"),
+        "no addresses are left");
+  }
+  has_team_ = true;
+}
+
+void CpuStream::fail_with(std::string_view what) {
   failed_ = true;
   {
     const std::lock_guard lock(mutex_);

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -45,15 +48,21 @@ class CpuStream : public Stream {
   void run();
   void execute(Entry& entry);
   void run_task(Entry& entry);
-  void fail_with(const std::string& what);
+  void make_way_for_team();
+  void fail_with(std::string_view what);
 
   const StreamOptions options_;
   std::mutex mutex_;
   std::condition_variable pushed_;
-  std::vector<Entry> queue_;    // guarded by mutex_
-  bool stopping_ = false;       // guarded by mutex_
-  std::exception_ptr failure_;  // guarded by mutex_; set once
-  bool failed_ = false;         // the worker's own copy of "failure_ is set"
+  std::vector<Entry> queue_;                // guarded by mutex_
+  bool stopping_ = false;                   // guarded by mutex_
+  std::exception_ptr failure_;              // guarded by mutex_; set once
+  bool failed_ = false;                     // the worker's own copy of "failure_ is set"
+  bool has_team_ = false;                   // the worker's; see [Note: teams of threads]
+  std::uint64_t pushes_ = 0;                // guarded by mutex_
+  std::atomic<std::uint64_t> executed_{0};  // of these
+  std::atomic<int> synchronizing_{0};       // threads that sleep until executed_ has changed
+  std::condition_variable progressed_;
   std::thread worker_;
 };
 

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <new>
+#include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +32,7 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) {
 /// `bytes` (whole pages) aligned to a huge page, or nullptr.
 void* map_pages(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePageBytes;
+  if (!has_addresses(mapped)) return nullptr;
   void* const raw =
       mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -69,9 +73,11 @@ void HostMemoryPool::deallocate(void* address, std::size_t bytes) noexcept {
   bytes = round_up(std::max<std::size_t>(bytes, 1), 64);
   const std::lock_guard lock(mutex_);
   if (bytes >= kLargeBytes) {
-    free_large_.emplace(large_capacity_.at(address), address);
+    const auto used = used_large_.find(address);
+    free_large_.insert(std::move(used->second));
+    used_large_.erase(used);
   } else {
-    free_small_[bytes].push_back(address);
+    free_small_.give_back(address, bytes);
   }
 }
 
@@ -79,41 +85,40 @@ void* HostMemoryPool::allocate_large(std::size_t bytes) {
   const auto fit = free_large_.lower_bound(bytes);
   if (fit != free_large_.end() && fit->first <= bytes + bytes / 4) {
     void* const block = fit->second;
-    free_large_.erase(fit);
+    LargeBlocks::node_type& node = used_large_[block];  // first: this may throw
+    node = free_large_.extract(fit);
     return block;
   }
   const std::size_t capacity = round_up(bytes, kPageBytes);
+  LargeBlocks blocks;
+  LargeBlocks::node_type node = blocks.extract(blocks.emplace(capacity, nullptr));
   void* block = map_pages(capacity);
   if (block == nullptr) {
     release_cached();
     block = map_pages(capacity);
   }
-  if (block != nullptr) large_capacity_.emplace(block, capacity);
+  if (block == nullptr) return nullptr;
+  node.mapped() = block;
+  try {
+    used_large_.emplace(block, std::move(node));
+  } catch (const std::bad_alloc&) {
+    munmap(block, capacity);
+    throw;
+  }
   return block;
 }
 
 void* HostMemoryPool::allocate_small(std::size_t bytes) {
   if (kPooling) {
-    std::vector<void*>& free_blocks = free_small_[bytes];
-    if (!free_blocks.empty()) {
-      void* const block = free_blocks.back();
-      free_blocks.pop_back();
-      return block;
-    }
+    if (void* const block = free_small_.take(bytes); block != nullptr) return block;
   }
   return std::aligned_alloc(64, bytes);
 }
 
 void HostMemoryPool::release_cached() noexcept {
-  for (const auto& [capacity, block] : free_large_) {
-    munmap(block, capacity);
-    large_capacity_.erase(block);
-  }
+  for (const auto& [capacity, block] : free_large_) munmap(block, capacity);
   free_large_.clear();
-  for (auto& [size, blocks] : free_small_) {
-    for (void* block : blocks) std::free(block);
-    blocks.clear();
-  }
+  free_small_.clear([](void* block) { std::free(block); });
 }
 
 }  // namespace tessera

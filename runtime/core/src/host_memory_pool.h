@@ -4,7 +4,8 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
+
+#include "tessera/core/free_lists.h"
 
 namespace tessera {
 
@@ -29,9 +30,13 @@ class HostMemoryPool {
   void release_cached() noexcept;
 
   std::mutex mutex_;
-  std::unordered_map<void*, std::size_t> large_capacity_;  // of every live or cached large block
-  std::multimap<std::size_t, void*> free_large_;           // by capacity
-  std::unordered_map<std::size_t, std::vector<void*>> free_small_;  // by size
+  using LargeBlocks = std::multimap<std::size_t, void*>;  // by capacity
+
+  // Giving a block back takes no memory, as in FreeLists: the nodes of the list are made with the
+  // blocks, and kept here while these are in use.
+  std::unordered_map<void*, LargeBlocks::node_type> used_large_;
+  LargeBlocks free_large_;
+  FreeLists free_small_;
 };
 
 }  // namespace tessera

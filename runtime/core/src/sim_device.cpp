@@ -63,7 +63,7 @@ class SimStream : public Stream {
   }
 
  private:
-  void fail_with(const std::string& what) {
+  void fail_with(std::string_view what) {
     failure_ = std::current_exception();
     if (options_.on_error) options_.on_error(what);
   }

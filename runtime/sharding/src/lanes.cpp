@@ -34,7 +34,7 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
                          // A GPU that is full of products would else begin what others wait for
                          // when there is nothing left to hide it behind.
                          .urgent = lane != Lane::kCompute,
-                         .on_error = [&groups](const std::string& what) { groups.abort(what); }};
+                         .on_error = [&groups](std::string_view what) { groups.abort(what); }};
     if (options.before_task) {
       stream.before_task = [lane, before = options.before_task] { before(lane); };
     }

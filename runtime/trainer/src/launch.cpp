@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "tessera/core/error.h"
+#include "tessera/core/fixed_text.h"
+#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -74,16 +76,18 @@ void launch(int first, int ranks, const std::function<void(int)>& body,
     std::vector<std::jthread> threads;  // joined when the scope ends
     threads.reserve(static_cast<std::size_t>(ranks));
     for (int rank = first; rank < first + ranks; ++rank) {
-      try {
-        threads.emplace_back([&, rank] { run_rank(rank, body, cause, on_failure); });
-      } catch (const std::system_error& error) {
-        const Error failure(ErrorCode::kUnavailable,
-                            concat("cannot start a thread for rank ", rank, " of ", ranks, " (",
-                                   error.what(), "); use fewer ranks"));
-        cause.add(rank, std::make_exception_ptr(failure), false);
-        on_failure(rank, failure.what());
-        break;
-      }
+      // The ranks that run must not wait for one that does not, whatever else fails here.
+      bool started = false;
+      run_rank(
+          rank,
+          [&](int) {
+            threads.push_back(
+                start_thread<std::jthread>(concat("rank ", rank, " of ", ranks),
+                                           [&, rank] { run_rank(rank, body, cause, on_failure); }));
+            started = true;
+          },
+          cause, on_failure);
+      if (!started) break;
     }
   }
   cause.rethrow_if_any();
@@ -105,7 +109,9 @@ void launch_ranks(const std::vector<std::unique_ptr<ProcessGroup>>& world,
       first, static_cast<int>(world.size()), [&](int rank) { body(rank, group_of(rank)); },
       [&](int rank, const char* what) {
         // All ends: a group of NCCL does not tell its neighbours.
-        for (const auto& group : world) group->abort(concat("rank ", rank, " failed: ", what));
+        FailureText reason;
+        reason << "rank " << rank << " failed: " << what;
+        for (const auto& group : world) group->abort(reason.view());
       });
 }
 

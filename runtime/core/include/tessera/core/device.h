@@ -71,7 +71,7 @@ struct StreamOptions {
   /// Where both have work, that of an urgent stream begins first (CUDA device).
   bool urgent = false;
   /// Called once, on the failing thread, when a task of this stream throws; must not throw.
-  std::function<void(const std::string& what)> on_error{};
+  std::function<void(std::string_view what)> on_error{};
   /// Called on the executing thread before each task. Tests inject delays here; a throw fails the
   /// task.
   std::function<void()> before_task{};
