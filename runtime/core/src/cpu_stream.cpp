@@ -23,6 +23,12 @@ constexpr std::chrono::milliseconds kTeamIdle{20};
 
 constexpr int kYields = 8;
 
+/// Opens a gate when the scope ends, however it ends.
+struct Opener {
+  Gate& gate;
+  ~Opener() { gate.open(); }
+};
+
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -151,15 +157,21 @@ void CpuStream::run_task(Entry& entry) {
   }
 }
 
-/// OpenMP would end the program if it could not start its threads.
+/// OpenMP would end the program if it could not start its threads: the first time, as many are
+/// started and ended before it is asked.
 void CpuStream::make_way_for_team() {
   const int others = options_.threads - 1;
-  if (!has_addresses_for_threads(others)) {
-    fail_to_start_thread(
-        concat("the stream '", options_.name, "', which needs ", others, " besides its own"),
-        "no addresses are left");
-  }
+  const std::string what =
+      concat("the stream '", options_.name, "' of ", options_.threads, " threads");
+  if (!has_addresses_for_threads(others)) fail_to_start_thread(what, "no addresses are left");
   has_team_ = true;
+  if (std::exchange(has_tried_team_, true)) return;
+  Gate all_started;
+  std::vector<std::jthread> team;  // joined once the gate is open
+  const Opener opener{all_started};
+  for (int i = 0; i < others; ++i) {
+    team.push_back(start_thread<std::jthread>(what, [&] { all_started.pass(); }));
+  }
 }
 
 void CpuStream::fail_with(std::string_view what) {

@@ -59,6 +59,7 @@ class CpuStream : public Stream {
   std::exception_ptr failure_;              // guarded by mutex_; set once
   bool failed_ = false;                     // the worker's own copy of "failure_ is set"
   bool has_team_ = false;                   // the worker's; see [Note: teams of threads]
+  bool has_tried_team_ = false;             // the worker\'s
   std::uint64_t pushes_ = 0;                // guarded by mutex_
   std::atomic<std::uint64_t> executed_{0};  // of these
   std::atomic<int> synchronizing_{0};       // threads that sleep until executed_ has changed

@@ -82,7 +82,7 @@ void launch(int first, int ranks, const std::function<void(int)>& body,
           rank,
           [&](int) {
             threads.push_back(
-                start_thread<std::jthread>(concat("rank ", rank, " of ", ranks),
+                start_thread<std::jthread>(concat("rank ", rank),
                                            [&, rank] { run_rank(rank, body, cause, on_failure); }));
             started = true;
           },
