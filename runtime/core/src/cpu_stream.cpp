@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tessera/core/address_space.h"
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 

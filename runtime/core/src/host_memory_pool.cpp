@@ -8,8 +8,8 @@
 #include <new>
 #include <utility>
 
+#include "tessera/core/address_space.h"
 #include "tessera/core/error.h"
-#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {

@@ -1,19 +1,10 @@
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <string_view>
 #include <thread>
 
 namespace tessera {
-
-/// Whether this process may map `bytes` more, and some mebibytes for small allocations besides.
-/// Where addresses are limited (ulimit -v), whoever wants many asks first: then it is these that
-/// are refused, while there is memory to say so, and not a few bytes somewhere in a library.
-bool has_addresses(std::size_t bytes) noexcept;
-
-/// The same for the stacks of so many threads.
-bool has_addresses_for_threads(int count) noexcept;
 
 /// Throws Error{kUnavailable} with `why` and what helps.
 [[noreturn]] void fail_to_start_thread(std::string_view what, std::string_view why);
