@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2U << 20U;
+constexpr const char* kRaiseFiles = "; raise 'ulimit -n', or start fewer processes";
 static_assert(sizeof(ArenaHeader) <= kPage);
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) {
@@ -46,10 +47,13 @@ bool get_pages(std::byte* block, std::size_t bytes) {
 SharedMapping::SharedMapping(std::size_t reserve) : bytes_(reserve) {
   file_ = memfd_create("tessera", MFD_CLOEXEC);
   require(file_ >= 0, ErrorCode::kUnavailable,
-          "cannot create memory to share between processes: ", std::strerror(errno));
+          "cannot create memory to share between processes: ", std::strerror(errno),
+          errno == EMFILE || errno == ENFILE ? kRaiseFiles : "");
   const int failed = ftruncate(file_, static_cast<off_t>(bytes_));
   require(failed == 0, ErrorCode::kUnavailable,
-          "cannot reserve memory to share between processes: ", std::strerror(errno));
+          "cannot reserve memory to share between processes: ", std::strerror(errno),
+          errno == EFBIG ? "; lift 'ulimit -f', or train in one process (tessera train --ranks N)"
+                         : "");
   map();
 }
 
@@ -57,8 +61,10 @@ SharedMapping::SharedMapping(pid_t process, int file, std::size_t bytes) : bytes
   const std::string path = concat("/proc/", process, "/fd/", file);
   file_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
   require(file_ >= 0, ErrorCode::kUnavailable, "cannot map the memory of process ", process, " (",
-          path, ": ", std::strerror(errno),
-          "); processes on one machine must run as one user, with /proc mounted");
+          path, ": ", std::strerror(errno), ")",
+          errno == EMFILE || errno == ENFILE
+              ? kRaiseFiles
+              : "; processes on one machine must run as one user, with /proc mounted");
   map();
 }
 

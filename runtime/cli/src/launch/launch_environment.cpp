@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
@@ -31,6 +32,26 @@ int needed(const Environment& environment, const char* name, const std::string& 
   return *value;
 }
 
+/// A port that leaves room for `offset` more.
+int needed_port(const Environment& environment, const std::string& launcher, int offset = 0) {
+  constexpr int kLastPort = 65535;
+  const int port = needed(environment, "MASTER_PORT", launcher);
+  require(port >= 1 && port <= kLastPort - offset, ErrorCode::kConfig,
+          "environment: MASTER_PORT is ", port, "; it must be 1 to ", kLastPort - offset);
+  return port;
+}
+
+/// `process` and `processes`: the variables that said which process this is, and of how many.
+Launcher checked(Launcher launcher, const char* process, const char* processes) {
+  require(launcher.processes >= 1, ErrorCode::kConfig, "environment: ", processes,
+          " is 0; it must be at least 1");
+  require(launcher.process < launcher.processes, ErrorCode::kConfig, "environment: ", launcher.name,
+          " says that this is process ", launcher.process, " of ", launcher.processes, "; with ",
+          processes, " ", launcher.processes, ", ", process, " must be ",
+          launcher.processes == 1 ? "" : "0 to ", launcher.processes - 1);
+  return launcher;
+}
+
 /// The number of machines that have `here` of `processes` each; 0 if that is not known.
 int machines_with(int processes, std::optional<int> here) {
   return here && *here > 0 && processes % *here == 0 ? processes / *here : 0;
@@ -51,7 +72,7 @@ Launcher by_mpi(const Environment& environment, const MpiNames& names) {
                     .processes = needed(environment, names.processes, names.launcher)};
   launcher.machines = machines_with(launcher.processes, number(environment, names.here));
   if (launcher.machines == 0) launcher.machines = number(environment, "SLURM_NNODES").value_or(0);
-  return launcher;
+  return checked(std::move(launcher), names.process, names.processes);
 }
 
 Launcher by_open_mpi(const Environment& environment) {
@@ -73,18 +94,20 @@ Launcher by_slurm_pmix(const Environment& environment) {
                 {"srun", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"});
 }
 
-Launcher by_sockets(const Environment& environment, const char* name) {
+/// `offset`: from MASTER_PORT to the port where the processes meet.
+Launcher by_sockets(const Environment& environment, const char* name, int offset = 0) {
   const char* const address = environment("MASTER_ADDR");
   require(address != nullptr, ErrorCode::kConfig, "environment: WORLD_SIZE is set but MASTER_ADDR ",
           "is not; set the address of the machine of RANK 0, or unset WORLD_SIZE");
   const int processes = needed(environment, "WORLD_SIZE", name);
-  return {.kind = Launcher::Kind::kSockets,
-          .name = name,
-          .process = needed(environment, "RANK", name),
-          .processes = processes,
-          .machines = machines_with(processes, number(environment, "LOCAL_WORLD_SIZE")),
-          .address = address,
-          .port = needed(environment, "MASTER_PORT", name)};
+  return checked({.kind = Launcher::Kind::kSockets,
+                  .name = name,
+                  .process = needed(environment, "RANK", name),
+                  .processes = processes,
+                  .machines = machines_with(processes, number(environment, "LOCAL_WORLD_SIZE")),
+                  .address = address,
+                  .port = needed_port(environment, name, offset) + offset},
+                 "RANK", "WORLD_SIZE");
 }
 
 Launcher by_ours(const Environment& environment) {
@@ -95,11 +118,10 @@ Launcher by_ours(const Environment& environment) {
 }
 
 Launcher by_torchrun(const Environment& environment) {
-  Launcher launcher = by_sockets(environment, "torchrun");
   // torchrun's own store listens at MASTER_PORT while the processes run.
   const char* const taken = environment("TORCHELASTIC_USE_AGENT_STORE");
-  if (taken != nullptr && std::string_view(taken) == "True") ++launcher.port;
-  return launcher;
+  const bool is_taken = taken != nullptr && std::string_view(taken) == "True";
+  return by_sockets(environment, "torchrun", is_taken ? 1 : 0);
 }
 
 Launcher by_hand(const Environment& environment) { return by_sockets(environment, "a launcher"); }
@@ -126,13 +148,15 @@ Launcher by_slurm(const Environment& environment) {
   constexpr int kFirstPort = 20000;
   constexpr int kPorts = 10000;
   const int job = number(environment, "SLURM_JOB_ID").value_or(0);
-  return {.kind = Launcher::Kind::kSockets,
-          .name = "srun",
-          .process = needed(environment, "SLURM_PROCID", "srun"),
-          .processes = needed(environment, "SLURM_NTASKS", "srun"),
-          .machines = number(environment, "SLURM_NNODES").value_or(0),
-          .address = first_machine(environment),
-          .port = number(environment, "MASTER_PORT").value_or(kFirstPort + job % kPorts)};
+  const bool has_port = number(environment, "MASTER_PORT").has_value();
+  return checked({.kind = Launcher::Kind::kSockets,
+                  .name = "srun",
+                  .process = needed(environment, "SLURM_PROCID", "srun"),
+                  .processes = needed(environment, "SLURM_NTASKS", "srun"),
+                  .machines = number(environment, "SLURM_NNODES").value_or(0),
+                  .address = first_machine(environment),
+                  .port = has_port ? needed_port(environment, "srun") : kFirstPort + job % kPorts},
+                 "SLURM_PROCID", "SLURM_NTASKS");
 }
 
 /// An MPI that does not know the launcher's variables takes the process for the only one.
@@ -189,9 +213,6 @@ Launcher find(const Environment& environment) {
 Launcher find_launcher(const Environment& environment) {
   Launcher launcher = find(environment);
   launcher.threads = threads_of_environment(environment);
-  require(launcher.processes >= 1 && launcher.process < launcher.processes, ErrorCode::kConfig,
-          "environment: ", launcher.name, " says that this is process ", launcher.process, " of ",
-          launcher.processes);
   if (launcher.processes == 1) launcher.kind = Launcher::Kind::kNone;
   return launcher;
 }

@@ -129,7 +129,10 @@ class Launch {
   }
 
   int run() {
-    for (Child& child : children_) start(child);
+    for (Child& child : children_) {
+      if (interrupt_.signal() != 0) break;  // to start many takes a while
+      start(child);
+    }
     for (const Child& child : children_) {
       if (child.options.listener >= 0) close(child.options.listener);
     }
@@ -139,6 +142,9 @@ class Launch {
       pass_on_signal();
       kill_stopped();
       escalate();
+    }
+    if (!failure_ && passed_on_ == 0 && std::ferror(stdout) != 0) {
+      failure_ = {"standard output cannot be written", kExitRunTime};
     }
     if (failure_.has_value()) {
       say(paint(inspect(stderr), Colour::kRed, "error:") + " " + failure_->what);
@@ -196,7 +202,7 @@ class Launch {
     }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
-            std::strerror(errno));
+            std::strerror(errno), "; start fewer --processes, or raise 'ulimit -u'");
     child.running = true;
     if (terminal >= 0) close(terminal);
     close(out[1]);
@@ -213,8 +219,9 @@ class Launch {
 
   static std::array<int, 2> make_pipe() {
     std::array<int, 2> ends{};
-    require(pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kUnavailable,
-            "cannot make a pipe: ", std::strerror(errno));
+    const int failed = pipe2(ends.data(), O_CLOEXEC);
+    require(failed == 0, ErrorCode::kUnavailable, "cannot make a pipe: ", std::strerror(errno),
+            "; start fewer --processes, or raise 'ulimit -n'");
     return ends;
   }
 
@@ -263,8 +270,13 @@ class Launch {
     } else if (WEXITSTATUS(status) != 0) {
       const int code = WEXITSTATUS(status);
       if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
-      failure_ = {
-          concat(describe(child), " failed with exit code ", code, "; its message is above"), code};
+      // It has ended in good order on a signal that somebody has sent to it alone.
+      const int signal = code - kExitSignal;
+      const bool signalled = signal == SIGINT || signal == SIGTERM;
+      const std::string how =
+          signalled ? concat(" was ended by signal ", signal, " (", strsignal(signal), ")")
+                    : concat(" failed with exit code ", code, "; its message is above");
+      failure_ = {describe(child) + how, code};
     } else {
       return;
     }
