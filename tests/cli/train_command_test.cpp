@@ -227,6 +227,22 @@ TEST_F(TrainCommand, ABadSettingLeavesTheOldLogAlone) {
   EXPECT_EQ(test::read_file(log), "precious\n");
 }
 
+TEST_F(TrainCommand, ABadSecondOutputLeavesTheOldLogAlone) {
+  const std::string log = write("log.jsonl", "precious\n");
+  std::filesystem::create_symlink("/no/such/folder", path("lost"));
+  for (const std::vector<std::string>& bad :
+       {std::vector<std::string>{"--tensorboard", path("lost")},
+        {"--csv", path("lost")},
+        {"--csv", path("runs/" + std::string(256, 'x'))},
+        {"--csv", "/dev/full"}}) {
+    const std::string data = write_text();
+    const ProgramResult result =
+        train({"--data", data, "--log", log, "--steps", "2", "--quiet", bad[0], bad[1]});
+    EXPECT_THAT(error_of(result, 1), HasSubstr(bad[0] + " a path"));
+    EXPECT_EQ(test::read_file(log), "precious\n") << bad[1];
+  }
+}
+
 // 64 ranks need more threads and stacks than the limit leaves.
 TEST_F(TrainCommand, ARunThatCannotStartLeavesTheOldLogAlone) {
   const std::string log = write("log.jsonl", "precious\n");

@@ -1,8 +1,10 @@
 #include "tessera/trainer/output_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -62,6 +64,33 @@ TEST(OutputFile, HoldsNoPartOfWhatHadNoRoom) {
   EXPECT_EQ(std::filesystem::file_size(path), 13U);
 }
 
+TEST(OutputFile, KeepsWhatIsThereUntilTheFirstWrite) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("file", "precious");
+  OutputFile file(path, "--log");
+  EXPECT_EQ(std::filesystem::file_size(path), 8U);
+  file.write("new\n");
+  file.write("more\n");
+  EXPECT_EQ(std::filesystem::file_size(path), 9U);
+}
+
+TEST(OutputFile, WaitsForNoReaderOfAPipe) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path("pipe");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  try {
+    const OutputFile file(path, "--log");
+    ADD_FAILURE() << "nobody reads it";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(path), HasSubstr("nobody reads this pipe")));
+  }
+  const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+  OutputFile(path, "--log").write("line\n");
+  char text[8];
+  EXPECT_EQ(read(reader, text, sizeof text), 5);
+  close(reader);
+}
+
 TEST(OutputFile, CheckingMakesAndChangesNothing) {
   const test::TemporaryFolder folder;
   const std::string file = folder.write("file", "precious");
@@ -82,6 +111,21 @@ TEST(OutputFile, CheckingSaysWhyItCannotBeWritten) {
   EXPECT_THAT(refusal(folder.path()), AllOf(HasSubstr("directory"), HasSubstr("--log")));
   EXPECT_THAT(refusal(file + "/in/it"), AllOf(HasSubstr("in/it"), HasSubstr("Not a directory")));
   EXPECT_THAT(refusal(folder.path(), Writing::kByReplacing), HasSubstr("directory"));
+}
+
+TEST(OutputFile, CheckingFollowsLinksAsWritingDoes) {
+  const test::TemporaryFolder folder;
+  const auto link = [&](const std::string& target, const char* name) {
+    std::filesystem::create_symlink(target, folder.path(name));
+    return folder.path(name);
+  };
+  check_writable(link(folder.path("new"), "to_new"), "--log");
+  check_writable(link("to_new", "to_link"), "--log");
+  EXPECT_THAT(refusal(link("/no/such/folder", "lost")), HasSubstr("No such file"));
+  EXPECT_THAT(refusal(folder.path("lost/file")), HasSubstr("No such file"));
+  EXPECT_THAT(refusal(link("loop", "loop")), HasSubstr("symbolic links"));
+  EXPECT_THAT(refusal(folder.path(std::string(256, 'x'))), HasSubstr("name too long"));
+  EXPECT_THAT(refusal(folder.path("new/" + std::string(256, 'x'))), HasSubstr("name too long"));
 }
 
 TEST(OutputFile, CheckingSeesWhatPermissionsForbid) {

@@ -28,21 +28,20 @@ RunOutputs::RunOutputs(const Config& config, const Model& model) : config_(confi
     const auto path = config.get<std::string>(setting.name);
     // TensorBoard's is a folder, for a file whose name its time decides.
     const bool is_folder = setting.name == "tensorboard";
-    check_writable(is_folder ? path + "/events" : path, flag_name(setting.name));
+    check_writable(is_folder ? path + "/events.out.tfevents" : path, flag_name(setting.name));
   }
 }
 
 void RunOutputs::open() {
   if (std::exchange(is_open_, true)) return;
-  if (!config_.is_null("log")) {
-    log_.emplace(config_.get<std::string>("log"));
-    log_->run(config_.values());
-  }
-  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"));
+  // What is written first destroys least: an event file is always a new one.
+  if (!config_.is_null("log")) log_.emplace(config_.get<std::string>("log"));
   if (!config_.is_null("tensorboard")) {
     board_.emplace(config_.get<std::string>("tensorboard"));
     board_->text("settings", settings_table(config_));
   }
+  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"));
+  if (log_) log_->run(config_.values());
 }
 
 void RunOutputs::note(const std::string& text) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
 
@@ -10,12 +9,17 @@ namespace tessera {
 /// A file that a run writes as it goes: what was written is in it when the call returns.
 class OutputFile {
  public:
-  /// Creates or empties the file, and makes its folder if need be. `flag` is what the user named
-  /// it with ("--log"), for the error. Throws Error{kIo}.
+  /// Opens the file, and makes it and its folder if need be. What is in it stays until the first
+  /// write: a run that cannot open all its files has destroyed none. `flag` is what the user named
+  /// it with ("--log"), for the error. Throws Error{kIo}, also for a named pipe that nobody reads.
   OutputFile(std::string path, std::string_view flag);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
 
-  /// Throws Error{kIo} if there is no room, or the file cannot be written any more; what was
-  /// written of `bytes` is then taken back, so that a file of lines holds whole lines.
+  /// The first call empties the file. Throws Error{kIo} if there is no room, or the file cannot be
+  /// written any more; what was written of `bytes` is then taken back, so that a file of lines
+  /// holds whole lines.
   void write(std::string_view bytes);
 
   const std::string& path() const { return path_; }
@@ -23,8 +27,10 @@ class OutputFile {
  private:
   std::string path_;
   std::string flag_;
-  std::ofstream file_;
-  std::uintmax_t written_ = 0;  ///< bytes
+  int descriptor_ = -1;
+  bool is_regular_ = false;
+  bool is_emptied_ = false;
+  std::int64_t written_ = 0;  ///< bytes
 };
 
 /// How a file comes to be written.
