@@ -3,10 +3,12 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
 
+#include "mapped_file.h"
 #include "tessera/core/error.h"
 #include "token_file.h"
 
@@ -17,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kProbeBytes = 4096;
 constexpr std::size_t kNamesInMessage = 3;
+constexpr const char* kMakeReadable = "; make it readable or move it away";
 
 bool is_token_file_name(const fs::path& path) { return path.extension() == ".bin"; }
 
@@ -28,11 +31,18 @@ bool is_build_output(const fs::path& folder) {
          name.starts_with("build_") || name.starts_with("cmake-build-");
 }
 
+[[noreturn]] void fail_to_read(const char* doing, const std::string& path, int error,
+                               const char* remedy) {
+  const bool no_descriptors = error == EMFILE || error == ENFILE;
+  fail(ErrorCode::kIo, "cannot ", doing, " '", path, "': ", std::generic_category().message(error),
+       no_descriptors ? kRaiseOpenFiles : remedy);
+}
+
 /// The first bytes of a regular file.
 std::vector<std::byte> probe(const fs::path& path) {
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), ErrorCode::kIo, "cannot open '", path.native(),
-          "'; make it readable or move it away");
+  if (!file.is_open()) fail_to_read("open", path.native(), errno, kMakeReadable);
   std::vector<std::byte> bytes(kProbeBytes);
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(kProbeBytes));
   require(!file.bad(), ErrorCode::kIo, "cannot read '", path.native(), "'");
@@ -94,10 +104,12 @@ DataFiles find_text_in_folder(const std::string& folder, std::int64_t max_file_b
   DataFiles found{DataKind::kText, {}, {}};
   LeftOut left_out;
   std::error_code error;
+  std::string entered = folder;  // what an error of the search is about
   auto entry = fs::recursive_directory_iterator(folder, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code ignored;
     const fs::path& path = entry->path();
+    entered = path.native();
     const bool folder_itself = entry->is_directory(ignored) && !entry->is_symlink(ignored);
     if (folder_itself && (is_hidden(path) || is_build_output(path))) {
       entry.disable_recursion_pending();
@@ -110,7 +122,7 @@ DataFiles find_text_in_folder(const std::string& folder, std::int64_t max_file_b
       left_out.dangling.push_back(path.native());
     }
   }
-  require(!error, ErrorCode::kIo, "cannot search '", folder, "': ", error.message());
+  if (error) fail_to_read("search", entered, error.value(), kMakeReadable);
   found.notes = left_out.notes(max_file_bytes);
   require(!found.paths.empty(), ErrorCode::kNotFound, "no text in the folder '", folder, "' (",
           left_out.binary.size(), " files that are not text, ", left_out.large.size(),
@@ -134,7 +146,7 @@ FolderNames list_folder(const std::string& folder) {
     (is_token_file_name(entry->path()) ? names.tokens : names.others)
         .push_back(entry->path().native());
   }
-  require(!error, ErrorCode::kIo, "cannot list '", folder, "': ", error.message());
+  if (error) fail_to_read("list", folder, error.value(), kMakeReadable);
   std::sort(names.tokens.begin(), names.tokens.end());
   std::sort(names.others.begin(), names.others.end());
   return names;
@@ -187,8 +199,17 @@ std::vector<std::string> expand_pattern(const std::string& pattern) {
   return paths;
 }
 
+/// A named pipe would hang whoever opens it.
+void check_regular(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  require(!fs::exists(status) || fs::is_regular_file(status), ErrorCode::kConfig, "'", path,
+          "' is not a regular file; copy its content to one, and name that");
+}
+
 /// Files that the user named one by one: all are read, whatever they look like.
 DataFiles of_named_files(const DatasetOptions& options, std::vector<std::string> paths) {
+  for (const std::string& path : paths) check_regular(path);
   if (options.kind != DataKind::kAuto) return {options.kind, std::move(paths), {}};
   std::vector<std::string> tokens;
   std::vector<std::string> texts;
@@ -228,12 +249,10 @@ DataFiles find_data_files(const DatasetOptions& options) {
   if (fs::is_directory(status)) {
     found = find_in_folder(options);
   } else if (fs::exists(status)) {
-    require(fs::is_regular_file(status), ErrorCode::kIo, "'", options.path,
-            "' is neither a regular file nor a folder");
     found = of_named_files(options, {options.path});
   } else {
     require(status.type() == fs::file_type::not_found, ErrorCode::kIo, "cannot inspect '",
-            options.path, "': ", error.message());
+            options.path, "': ", error.message(), "; name another path to the data");
     std::vector<std::string> paths;
     if (options.path.find_first_of("*?[") != std::string::npos)
       paths = expand_pattern(options.path);

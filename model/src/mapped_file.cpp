@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -44,7 +46,9 @@ class Descriptor {
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   // Without O_NONBLOCK the opening of a named pipe would wait for a writer.
   const Descriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) fail_with_errno("open", path_);
+  if (file.get() < 0) {
+    fail_with_errno("open", path_, errno == EMFILE || errno == ENFILE ? kRaiseOpenFiles : "");
+  }
   struct stat status {};
   if (fstat(file.get(), &status) != 0) fail_with_errno("inspect", path_);
   require(S_ISREG(status.st_mode), ErrorCode::kIo, "'", path_,
@@ -100,8 +104,26 @@ void MappedFile::advise(Access access) const {
           access == Access::kRandom ? MADV_RANDOM : MADV_SEQUENTIAL);
 }
 
+void MappedFile::copy(std::size_t begin, std::span<std::byte> out) const {
+  const std::byte* source = bytes_.data() + begin;
+  if (!mapped_) {
+    std::copy_n(source, out.size(), out.begin());
+    return;
+  }
+  // The kernel reports a page that is lost, even if it is lost meanwhile; a load here would raise
+  // SIGBUS. Where a sandbox forbids the call, a look beforehand must do.
+  const iovec to{out.data(), out.size()};
+  const iovec from{const_cast<std::byte*>(source), out.size()};
+  const ssize_t count = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+  const bool forbidden = count < 0 && errno != EFAULT;
+  check_not_truncated();
+  if (forbidden) std::copy_n(source, out.size(), out.begin());
+  require(forbidden || count == static_cast<ssize_t>(out.size()), ErrorCode::kIo, "'", path_,
+          "' cannot be read any more: it was cut short while it was in use; restore it and run "
+          "again");
+}
+
 void MappedFile::check_not_truncated() const {
-  if (!mapped_) return;
   struct stat status {};
   // A file that was removed or replaced keeps its old content for those who mapped it.
   if (stat(path_.c_str(), &status) != 0) return;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "tessera/core/error.h"
 
@@ -13,6 +14,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
 
 constexpr std::size_t kHeaderBytes = 256 * sizeof(std::int32_t);
+constexpr std::size_t kReadBytes = 8192;             // at a time, on the stack
 constexpr std::int32_t kEvaluationMagic = 20240522;  // multiple choice questions, no stream
 
 struct HeaderFormat {
@@ -36,15 +38,17 @@ const HeaderFormat* find_format(std::span<const std::byte> bytes) {
   return format == kFormats.end() ? nullptr : &*format;
 }
 
-void read_header(const HeaderFormat& format, TokenFile& tokens) {
+/// `start`: of the file, at least as long as what is read of the header if all of it is there.
+void read_header(const HeaderFormat& format, std::span<const std::byte> start, TokenFile& tokens) {
   const std::span<const std::byte> bytes = tokens.file.bytes();
   const std::string& path = tokens.file.path();
   require(bytes.size() >= kHeaderBytes, ErrorCode::kIo, "'", path, "' ends after ", bytes.size(),
           " of the ", kHeaderBytes, " bytes of its header; copy or make it again");
-  const std::int32_t version = header_field(bytes, 1);
+  const std::int32_t version = header_field(start, 1);
   require(version == format.version, ErrorCode::kConfig, "'", path, "' is of version ", version,
-          " of the token format ", format.magic, "; only version ", format.version, " is known");
-  const std::int64_t count = header_field(bytes, 2);
+          " of the token format ", format.magic, "; only version ", format.version,
+          " is known: make the file again with that version of llm.c's scripts");
+  const std::int64_t count = header_field(start, 2);
   const std::size_t payload = bytes.size() - kHeaderBytes;
   require(count >= 0 && static_cast<std::size_t>(count) * format.token_bytes == payload,
           ErrorCode::kIo, "the header of '", path, "' announces ", count, " tokens of ",
@@ -56,23 +60,28 @@ void read_header(const HeaderFormat& format, TokenFile& tokens) {
 }
 
 template <typename T>
-void widen(const std::byte* source, std::span<std::uint32_t> out) {
-  const T* tokens = reinterpret_cast<const T*>(source);
-  std::copy_n(tokens, out.size(), out.begin());
+void read_as(const MappedFile& file, std::size_t offset, std::span<std::uint32_t> out) {
+  std::array<T, kReadBytes / sizeof(T)> tokens;
+  while (!out.empty()) {
+    const std::size_t count = std::min(out.size(), tokens.size());
+    file.copy(offset, std::as_writable_bytes(std::span(tokens).first(count)));
+    std::copy_n(tokens.begin(), count, out.begin());
+    offset += count * sizeof(T);
+    out = out.subspan(count);
+  }
 }
 
 }  // namespace
 
 void TokenFile::read(std::int64_t begin, std::span<std::uint32_t> out) const {
-  const std::byte* source =
-      file.bytes().data() + header_bytes + static_cast<std::size_t>(begin) * token_bytes;
+  const std::size_t offset = header_bytes + static_cast<std::size_t>(begin) * token_bytes;
   switch (token_bytes) {
     case 1:
-      return widen<std::uint8_t>(source, out);
+      return read_as<std::uint8_t>(file, offset, out);
     case 2:
-      return widen<std::uint16_t>(source, out);
+      return read_as<std::uint16_t>(file, offset, out);
     default:
-      return widen<std::uint32_t>(source, out);
+      return read_as<std::uint32_t>(file, offset, out);
   }
 }
 
@@ -85,11 +94,13 @@ TokenFile open_text(const std::string& path) {
 TokenFile open_tokens(const std::string& path) {
   TokenFile tokens{MappedFile(path), 0, 0, sizeof(std::uint16_t)};
   const std::span<const std::byte> bytes = tokens.file.bytes();
-  if (const HeaderFormat* format = find_format(bytes)) {
-    read_header(*format, tokens);
+  std::vector<std::byte> start(std::min(bytes.size(), kHeaderBytes));
+  tokens.file.copy(0, start);
+  if (const HeaderFormat* format = find_format(start)) {
+    read_header(*format, start, tokens);
     return tokens;
   }
-  require(bytes.size() < sizeof(std::int32_t) || header_field(bytes, 0) != kEvaluationMagic,
+  require(bytes.size() < sizeof(std::int32_t) || header_field(start, 0) != kEvaluationMagic,
           ErrorCode::kConfig, "'", path,
           "' holds multiple choice questions of llm.c, not a stream of tokens to train on");
   require(bytes.size() % sizeof(std::uint16_t) == 0, ErrorCode::kIo, "'", path, "' has ",

@@ -56,7 +56,6 @@ void TokenStream::read(std::int64_t begin, std::span<std::uint32_t> out) const {
         static_cast<std::size_t>(std::max<std::int64_t>(part.file.tokens - offset, 0));
     const std::size_t count = std::min(out.size() - done, left);
     if (count > 0) {
-      part.file.file.check_not_truncated();
       part.file.read(offset, out.subspan(done, count));
       done += count;
     }
@@ -87,7 +86,6 @@ void TokenStream::check_vocabulary(std::int64_t vocab_size) const {
   for (const Part& part : parts_) {
     const std::int64_t values = std::int64_t{1} << (8 * part.file.token_bytes);
     if (vocab_size >= values) continue;
-    part.file.file.check_not_truncated();
     for (std::int64_t offset = 0; offset < part.file.tokens; offset += kChunk) {
       const std::span<std::uint32_t> tokens = std::span(chunk).first(
           std::min(kChunk, static_cast<std::size_t>(part.file.tokens - offset)));

@@ -1,10 +1,14 @@
 // What a data set is made of: folders, patterns, and files that are not what they should be.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
@@ -123,7 +127,7 @@ TEST(DataFiles, NamesAPathThatIsNotThere) {
                {.path = folder.path("none.txt")});
   expect_error(ErrorCode::kNotFound, {folder.path("dangling")}, {.path = folder.path("dangling")});
   expect_error(ErrorCode::kNotFound, {"*.bin"}, {.path = folder.path("*.bin")});
-  expect_error(ErrorCode::kIo, {folder.path("loop"), "symbolic links"},
+  expect_error(ErrorCode::kIo, {folder.path("loop"), "symbolic links; name another"},
                {.path = folder.path("loop")});
   expect_error(ErrorCode::kConfig, {"no data"}, {.path = ""});
 }
@@ -141,8 +145,14 @@ TEST(DataFiles, RejectsWhatIsNoRegularFile) {
   TemporaryFolder folder;
   // Must not wait for somebody to write into the pipe.
   ASSERT_EQ(mkfifo(folder.path("pipe").c_str(), 0600), 0);
-  expect_error(ErrorCode::kIo, {"pipe", "regular file"}, {.path = folder.path("pipe")});
-  expect_error(ErrorCode::kIo, {"/dev/zero", "regular file"}, {.path = "/dev/zero"});
+  for (const DataKind kind : {DataKind::kAuto, DataKind::kText, DataKind::kTokens}) {
+    for (const char* name : {"pipe", "pip*"}) {
+      expect_error(ErrorCode::kConfig, {"pipe", "not a regular file; copy its content to one"},
+                   {.path = folder.path(name), .kind = kind});
+    }
+    expect_error(ErrorCode::kConfig, {"/dev/zero", "regular file; copy"},
+                 {.path = "/dev/zero", .kind = kind});
+  }
   expect_error(ErrorCode::kNotFound, {"no text"}, {.path = folder.path()});
 }
 
@@ -197,7 +207,7 @@ TEST(DataFiles, RejectsDamagedTokenFiles) {
                {.path = folder.write_tokens("negative.bin", {20240520, 1, -1}, ids)});
   expect_error(ErrorCode::kIo, {"announces 3 tokens of 4 bytes"},
                {.path = folder.write_tokens("wide.bin", {20240801, 7, 3}, ids)});
-  expect_error(ErrorCode::kConfig, {"version 2"},
+  expect_error(ErrorCode::kConfig, {"version 2", "make the file again"},
                {.path = folder.write_tokens("version.bin", {20240520, 2, 3}, ids)});
   expect_error(ErrorCode::kConfig, {"multiple choice"},
                {.path = folder.write_tokens("eval.bin", {20240522, 1, 3}, ids)});
@@ -220,6 +230,50 @@ TEST(DataFiles, ReportsAFileThatShrinks) {
     EXPECT_THAT(error.what(), HasSubstr("shrank from 1048576 to 524288"));
   }
   EXPECT_THROW(dataset.check_vocabulary(100), Error);
+}
+
+TEST(DataFiles, ReportsAFileThatShrinksWhileItIsScanned) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a.txt", "");
+  fs::resize_file(path, std::uintmax_t{4} << 30);  // a hole, so no bytes on the disk
+  const TokenDataset dataset({.path = path, .kind = DataKind::kText, .sequence_length = 4});
+  std::jthread shrink([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    fs::resize_file(path, 1 << 17);
+  });
+  try {
+    dataset.check_vocabulary(100);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("shrank from 4294967296 to 131072"));
+  }
+}
+
+// As many of its descriptors as the process has: the folder itself can be opened, or no file.
+TEST(DataFiles, SaysWhatToRaiseIfFilesRunOut) {
+  TemporaryFolder folder;
+  folder.write("in/a.txt", "text");
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  for (const int left : {0, 1, 2}) {
+    const rlimit few{static_cast<rlim_t>(next + left), before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+    expect_error(ErrorCode::kIo, {"Too many open files; raise", "ulimit -n"},
+                 {.path = folder.path()});
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST(DataFiles, NamesTheFolderThatCannotBeSearched) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  TemporaryFolder folder;
+  folder.write("in/a.txt", "text");
+  fs::permissions(folder.path("in"), fs::perms::none);
+  expect_error(ErrorCode::kIo, {folder.path("in") + "': Permission denied; make it readable"},
+               {.path = folder.path()});
+  fs::permissions(folder.path("in"), fs::perms::owner_all);
 }
 
 TEST(DataFiles, KeepsReadingAFileThatIsReplaced) {
