@@ -145,6 +145,24 @@ TEST_F(LaunchCommand, AKilledProcessEndsAllSoonAndIsNamed) {
   EXPECT_THAT(result.err, HasSubstr("[rank 0] tessera: error:"));
 }
 
+TEST_F(LaunchCommand, ASignalToOneProcessEndsAllSoonAndIsNamed) {
+  for (const std::size_t process : {0U, 1U}) {
+    SCOPED_TRACE(process);
+    std::filesystem::remove(path("log"));
+    Killer killer(path("log"), SIGTERM);
+    const ProgramResult result = launch(
+        {"--processes", "2"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},
+        [&](pid_t launcher) { killer.kill_child(launcher, process); });
+    EXPECT_LT(killer.elapsed(), kSoon + kSoon);
+    EXPECT_EQ(result.exit_code, process == 0 ? 128 + SIGTERM : 1) << result.err;
+    const std::string named = concat("rank 0 (process 0, pid ", killer.killed());
+    EXPECT_THAT(result.err, process == 0
+                                ? AllOf(HasSubstr(named), HasSubstr("was ended by signal 15"))
+                                : AllOf(HasSubstr("[rank 0] tessera: error: "),
+                                        HasSubstr("process 1 was ended by SIGTERM")));
+  }
+}
+
 TEST_F(LaunchCommand, CtrlCEndsAllAfterTheStep) {
   const ProgramResult result = launch(
       {"--processes", "2"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},

@@ -1,5 +1,7 @@
 #include "interrupt.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -11,10 +13,13 @@ constexpr std::array kSignals{SIGINT, SIGTERM};
 
 // A signal handler can reach nothing but a global; it runs on any thread.
 std::atomic<int> received{0};
+std::atomic<bool> received_by_all{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 /// The next signal, of either kind, finds the default: it kills.
-extern "C" void remember(int signal) {
+extern "C" void remember(int signal, siginfo_t* info, void* /*context*/) {
+  // A terminal's, and those of a process that cannot be seen from here, are from 0.
+  received_by_all = info->si_pid == 0 || info->si_pid == getppid();
   received = signal;
   for (const int other : kSignals) std::signal(other, SIG_DFL);
 }
@@ -24,8 +29,8 @@ extern "C" void remember(int signal) {
 InterruptGuard::InterruptGuard() {
   received = 0;
   struct sigaction action {};
-  action.sa_handler = remember;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = remember;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   for (const int signal : kSignals) sigaction(signal, &action, nullptr);
 }
@@ -35,5 +40,7 @@ InterruptGuard::~InterruptGuard() {
 }
 
 int InterruptGuard::signal() const { return received; }
+
+bool InterruptGuard::reaches_all() const { return received_by_all; }
 
 }  // namespace tessera::cli

@@ -12,6 +12,9 @@ class InterruptGuard {
 
   /// The signal that has arrived, or 0.
   int signal() const;
+  /// True if it is from a terminal, or from who has started this process: those signal all
+  /// processes of a run. False if somebody has chosen this one.
+  bool reaches_all() const;
 };
 
 }  // namespace tessera::cli

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "launch/interrupt_watch.h"
 #include "launch/launch_environment.h"
 #include "output_check.h"
 #include "progress.h"
@@ -168,7 +169,9 @@ int run_train(Config config) {
   const bool reports = run.launcher.process == 0;
   const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
   const InterruptGuard interrupt;
+  std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
   TrainingSummary summary = train(run, outputs, peak_flops, interrupt);
+  watch.reset();
   if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupt);
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
 }
