@@ -84,7 +84,8 @@ TEST_F(EnvCommand, OutputThatIsLostIsAFailure) {
     const std::string line = "'" TESSERA_PROGRAM "' " + command + " > /dev/full 2> " + path("said");
     const int status = std::system(line.c_str());
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << command;
-    EXPECT_THAT(test::read_file(path("said")), HasSubstr("standard output cannot be written"));
+    EXPECT_THAT(test::read_file(path("said")),
+                HasSubstr("standard output cannot be written; is the disk full?"));
   }
 }
 

@@ -174,6 +174,15 @@ TEST_F(TrainCommand, BadNumbersNameTheFlag) {
               HasSubstr("warm-up"));
 }
 
+TEST_F(TrainCommand, WhatAnErrorRepeatsIsSafeToShow) {
+  const std::string data = write_text();
+  EXPECT_THAT(usage_error({"--data", data, "--strategy", "a\x1b[31mb"}),
+              HasSubstr(R"(unknown strategy 'a\x1b[31mb')"));
+  const std::string error = usage_error({"--data", data, "--strategy", std::string(9000, 'x')});
+  EXPECT_THAT(error, AllOf(HasSubstr("xxx ["), HasSubstr(" bytes] x"), HasSubstr("no_shard")));
+  EXPECT_LT(error.size(), 4200U);
+}
+
 TEST_F(TrainCommand, MemoryThatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
   const ProgramResult result = train({"--data", write_text(), "--memory-limit", "100KiB", "--ranks",
                                       "2", "--log", path("log.jsonl")});

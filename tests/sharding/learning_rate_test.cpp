@@ -125,7 +125,8 @@ TEST(LearningRate, CheckRejectsContradictions) {
       {[](auto& s) { s.warmup_steps = -1; }, "-1 warm-up steps"},
       {[](auto& s) { s.warmup_steps = 13; }, "13 warm-up steps do not fit into 12 steps"},
       {[](auto& s) { s.decay_steps = -1; }, "-1 decay steps"},
-      {[](auto& s) { s.decay_steps = 9; }, "9 decay steps do not fit between 4 warm-up steps"},
+      {[](auto& s) { s.decay_steps = 9; },
+       "9 decay steps do not fit between 4 warm-up steps and step 12; decay over fewer"},
   };
   for (const auto& [change, says] : cases) {
     LearningRateSchedule s = schedule_of(Kind::kWsd);

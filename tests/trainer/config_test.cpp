@@ -98,16 +98,28 @@ TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {
   EXPECT_THAT(error_of_file("{\"ranks\": 2,\n \"steps\" 3}"),
               AllOf(HasSubstr("not valid JSON"), HasSubstr("line 2")));
   EXPECT_THAT(error_of_file("[1]"), HasSubstr("expected one object"));
-  EXPECT_THAT(error_of_file(""), HasSubstr("not valid JSON"));
+  for (const char* empty : {"", " \n"}) {
+    EXPECT_THAT(error_of_file(empty), HasSubstr(": is empty; write settings into it"));
+  }
+  EXPECT_THAT(error_of_file(R"({"device": "c\u0000pu"})"), HasSubstr(":1: a text holds a NUL"));
   EXPECT_THAT(error_of_file(R"({"micro_batch": 1, "micro-batch": 2})"), HasSubstr("twice"));
   EXPECT_THAT(error_of_file(R"({"ranks": "2"})"), AllOf(HasSubstr("ranks"), HasSubstr("integer")));
   EXPECT_THAT(error_of_file(R"({"ranks": {"n": 2}})"), HasSubstr("integer"));
   EXPECT_THAT(error_of_file(R"({"ranks": 2.5})"), HasSubstr("integer"));
   EXPECT_THAT(error_of_file(R"({"ranks": null})"), HasSubstr("integer"));
-  EXPECT_THAT(error_of_file(R"({"seed": 18446744073709551615})"), HasSubstr("too large"));
+  EXPECT_THAT(error_of_file(R"({"seed": 18446744073709551615})"),
+              HasSubstr("out of range; allowed: 0 to 9223372036854775807"));
   EXPECT_THAT(error_of_file(R"({"trace": 1})"), HasSubstr("true or false"));
   Config config(trainer_settings());
   EXPECT_THROW(config.read_file("/nonexistent/x.json"), Error);
+  for (const char* open : {"device: \"cpu\n", "device: 'cpu"}) {
+    try {
+      config.read_file(folder_.write("open.yaml", open));
+      ADD_FAILURE() << "accepted " << open;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("a quote that was opened is not closed"));
+    }
+  }
   try {
     config.read_file(folder_.write("config.yaml", "seed: 1\nsteps: 010\n"));
     ADD_FAILURE() << "accepted 010";
@@ -124,12 +136,21 @@ TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of_text("micro_batch", "4x"), HasSubstr("'4x'"));
   EXPECT_THAT(error_of_text("micro_batch", "0"), AllOf(HasSubstr("0"), HasSubstr("1 to")));
   EXPECT_THAT(error_of_text("seed", "-1"), HasSubstr("at least 0"));
-  EXPECT_THAT(error_of_text("seed", "99999999999999999999"), HasSubstr("too large"));
+  EXPECT_THAT(error_of_text("seed", "99999999999999999999"),
+              HasSubstr("out of range; allowed: 0 to 9223372036854775807"));
+  EXPECT_THAT(error_of_text("clip_norm", "1e999"), HasSubstr("1e999 is out of range"));
   EXPECT_THAT(error_of_text("learning_rate", "nan"), HasSubstr("finite"));
   EXPECT_THAT(error_of_text("learning_rate", "inf"), HasSubstr("finite"));
   EXPECT_THAT(error_of_text("learning_rate", "-0.1"), HasSubstr("at least 0"));
   EXPECT_THAT(error_of_text("beta1", "1"), HasSubstr("below 1"));
+  EXPECT_THAT(error_of_text("beta2", "0.9999999999"), HasSubstr("is 1 in fp32"));
   EXPECT_THAT(error_of_text("epsilon", "0"), HasSubstr("above 0"));
+  for (const char* bad : {"1e308", "1e-320"}) {
+    EXPECT_THAT(error_of_text("epsilon", bad), HasSubstr("out of range of fp32; it must be"));
+  }
+  for (const char* name : {"weight_decay", "learning_rate", "minimum_learning_rate"}) {
+    EXPECT_THAT(error_of_text(name, "1e308"), HasSubstr("1e+308 is out of range of fp32"));
+  }
   EXPECT_THAT(error_of_text("precision", "fp16"), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
   EXPECT_THAT(error_of_text("recompute", "ful"),
               HasSubstr("unknown value 'ful'; did you mean 'full'? allowed: none"));

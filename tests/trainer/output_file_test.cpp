@@ -91,6 +91,22 @@ TEST(OutputFile, WaitsForNoReaderOfAPipe) {
   close(reader);
 }
 
+TEST(OutputFile, SaysWhatToRaiseIfFilesRunOut) {
+  const test::TemporaryFolder folder;
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  std::string what;
+  try {
+    const OutputFile file(folder.path("file"), "--log");
+  } catch (const Error& error) {
+    what = error.what();
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_THAT(what, HasSubstr("(Too many open files); raise the limit of open files, ulimit -n"));
+}
+
 TEST(OutputFile, CheckingMakesAndChangesNothing) {
   const test::TemporaryFolder folder;
   const std::string file = folder.write("file", "precious");

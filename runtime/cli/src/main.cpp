@@ -17,14 +17,28 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cpu_libraries.h"
+#include "tessera/model/generate.h"
 #include "tessera/trainer/config.h"
 
 namespace tessera::cli {
 namespace {
 
+/// What may be shown on a terminal, whatever values and names an error repeats, and not too long:
+/// the remedy at its end is kept.
+std::string shown(std::string what) {
+  constexpr std::size_t kMaxBytes = 4096;
+  constexpr std::size_t kEndBytes = 1024;
+  if (what.size() > kMaxBytes) {
+    const std::size_t left_out = what.size() - kMaxBytes;
+    what.replace(kMaxBytes - kEndBytes, left_out, concat(" [", left_out, " bytes] "));
+  }
+  return printable(to_byte_tokens(what));
+}
+
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
-  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << what << "\n";
+  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << shown(what)
+            << "\n";
   return exit_code;
 }
 
@@ -32,7 +46,9 @@ int fail_with(const std::string& what, int exit_code) {
 int after_output(int exit_code) {
   std::cout.flush();
   if (std::cout || exit_code != kExitGood) return exit_code;
-  return fail_with("standard output cannot be written", kExitRunTime);
+  return fail_with(
+      "standard output cannot be written; is the disk full? Make room, or send it elsewhere",
+      kExitRunTime);
 }
 
 int exit_code_of(const Error& error) {

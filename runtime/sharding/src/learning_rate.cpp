@@ -84,7 +84,7 @@ void check(const LearningRateSchedule& schedule) {
   require(s.decay_steps >= 0, ErrorCode::kConfig, s.decay_steps, " decay steps are negative");
   require(s.kind != Kind::kWsd || s.decay_steps <= s.total_steps - s.warmup_steps,
           ErrorCode::kConfig, s.decay_steps, " decay steps do not fit between ", s.warmup_steps,
-          " warm-up steps and step ", s.total_steps);
+          " warm-up steps and step ", s.total_steps, "; decay over fewer steps, or train for more");
 }
 
 }  // namespace tessera

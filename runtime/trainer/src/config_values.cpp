@@ -31,7 +31,8 @@ std::string in_words(const Setting& setting) {
 /// "3" rather than "3.000000"; integers up to 2^53 are exact.
 std::string show(double number) { return nlohmann::json(number).dump(); }
 std::string show_bound(const Setting& setting, double bound) {
-  if (setting.type == SettingType::kNumber || std::abs(bound) > 9e15) return show(bound);
+  if (setting.type == SettingType::kNumber) return show(bound);
+  if (std::abs(bound) > 9e15) return show(bound);
   return std::to_string(static_cast<std::int64_t>(bound));
 }
 
@@ -44,6 +45,14 @@ std::string allowed_range(const Setting& setting) {
   }
   return low ? concat("at least ", show_bound(setting, setting.minimum))
              : concat("at most ", show_bound(setting, setting.maximum));
+}
+
+/// The same of a number that not even an int64 holds.
+std::string allowed_integers(const Setting& setting) {
+  const double low = setting.minimum;
+  const double high = setting.maximum;
+  return concat(std::isfinite(low) ? show_bound(setting, low) : std::to_string(INT64_MIN), " to ",
+                std::isfinite(high) ? show_bound(setting, high) : std::to_string(INT64_MAX));
 }
 
 void check_range(const Setting& setting, double number, const std::string& shown) {
@@ -75,7 +84,8 @@ nlohmann::json convert(const Setting& setting, const nlohmann::json& value) {
       // Unsigned beyond int64 would wrap in get<std::int64_t>.
       check_range(setting, value.get<double>(), value.dump());
       require(!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX,
-              ErrorCode::kConfig, value.dump(), " is too large");
+              ErrorCode::kConfig, value.dump(),
+              " is out of range; allowed: ", allowed_integers(setting));
       return value.get<std::int64_t>();
     }
     case SettingType::kNumber:
@@ -104,8 +114,10 @@ nlohmann::json parse_number(const Setting& setting, const std::string& text) {
   T number{};
   const char* end = text.data() + text.size();
   const auto result = std::from_chars(text.data(), end, number);
-  require(result.ec != std::errc::result_out_of_range, ErrorCode::kConfig, "'", text,
-          "' is too large");
+  constexpr const char* kFp64 = "allowed are numbers of fp64, about 2.2e-308 to 1.8e308";
+  require(result.ec != std::errc::result_out_of_range, ErrorCode::kConfig, text,
+          " is out of range; ",
+          std::is_floating_point_v<T> ? kFp64 : "allowed: " + allowed_integers(setting));
   require(result.ec == std::errc() && result.ptr == end, ErrorCode::kConfig, "'", text, "' is not ",
           in_words(setting));
   // JSON has no nan or infinity: caught here, where the text is at hand.

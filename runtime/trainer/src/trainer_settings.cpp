@@ -47,13 +47,26 @@ void check_path(const nlohmann::json& value) {
           "is empty; give a path, or leave it out");
 }
 
+// What is computed with in fp32 must not become 0, 1 or infinite on the way there.
+using Fp32 = std::numeric_limits<float>;
+
+void check_fp32(const nlohmann::json& value) {
+  require(value.get<double>() <= Fp32::max(), ErrorCode::kConfig, value.dump(),
+          " is out of range of fp32; it must be at most about 3.4e38");
+}
 void check_positive(const nlohmann::json& value) {
   require(value.get<double>() > 0.0, ErrorCode::kConfig, value.dump(),
           " is out of range; it must be above 0");
+  require(value.get<double>() >= Fp32::min() && value.get<double>() <= Fp32::max(),
+          ErrorCode::kConfig, value.dump(),
+          " is out of range of fp32; it must be about 1.2e-38 to 3.4e38");
 }
 void check_below_one(const nlohmann::json& value) {
-  require(value.get<double>() < 1.0, ErrorCode::kConfig, value.dump(),
+  const auto number = value.get<double>();
+  require(number < 1.0, ErrorCode::kConfig, value.dump(),
           " is out of range; it must be at least 0 and below 1");
+  require(static_cast<float>(number) < 1.0F, ErrorCode::kConfig, value.dump(),
+          " is 1 in fp32; it must be at most about 0.99999994");
 }
 
 using enum SettingType;
@@ -168,12 +181,14 @@ std::vector<Setting> optimizer_settings() {
        .type = kNumber,
        .fallback = 1e-3,  // the program's own
        .help = "peak learning rate",
-       .minimum = 0},
+       .minimum = 0,
+       .check = check_fp32},
       {.name = "minimum_learning_rate",
        .type = kNumber,
        .fallback = nullptr,
        .help = "where the decay ends [a tenth of the peak]",
-       .minimum = 0},
+       .minimum = 0,
+       .check = check_fp32},
       {.name = "learning_rate_schedule",
        .fallback = to_string(defaults().learning_rate.kind),
        .help = "shape after warm-up; wsd is stable, then decays over the last --decay-steps",
@@ -192,7 +207,8 @@ std::vector<Setting> optimizer_settings() {
        .type = kNumber,
        .fallback = as_written(defaults().optimizer.weight_decay),
        .help = "of matrices",
-       .minimum = 0},
+       .minimum = 0,
+       .check = check_fp32},
       {.name = "beta1",
        .type = kNumber,
        .fallback = as_written(defaults().optimizer.beta1),

@@ -133,7 +133,9 @@ Document parse_document(const std::string& path, const std::string& original) {
   check_is_text(path, text);
   Document document{.path = path};
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  const bool braces = first != std::string::npos && text[first] == '{';
+  require(first != std::string::npos, ErrorCode::kConfig, path,
+          ": is empty; write settings into it, or run 'tessera config'");
+  const bool braces = text[first] == '{';
   // `accelerate config default` writes JSON into files called .yaml; YAML may also use braces.
   document.json = ends_with(path, ".json");
   if (!document.json && braces) {
@@ -159,6 +161,7 @@ bool TreeBuilder::wants_key() const {
 }
 
 void TreeBuilder::key(const std::string& text, int line) {
+  check_text(text, line);
   Open& map = open_.back();
   const Node::Member* before = find(map.node.members, text);
   require(before == nullptr, ErrorCode::kConfig, at_line(path_, line), "'", text,
@@ -167,6 +170,7 @@ void TreeBuilder::key(const std::string& text, int line) {
 }
 
 void TreeBuilder::scalar(nlohmann::json value, std::string text, int line, std::size_t anchor) {
+  check_text(text, line);
   count(1, line);
   add({.line = line, .scalar = std::move(value), .text = std::move(text)}, anchor);
 }
@@ -191,6 +195,12 @@ void TreeBuilder::alias(std::size_t anchor, int line) {
           "an alias stands for itself; write the value out");
   count(node_count(found->second), line);
   add(found->second, 0);
+}
+
+/// A path would end at its first NUL.
+void TreeBuilder::check_text(const std::string& text, int line) const {
+  require(text.find('\0') == std::string::npos, ErrorCode::kConfig, at_line(path_, line),
+          "a text holds a NUL character, as \\u0000 or \\0; leave it out");
 }
 
 void TreeBuilder::count(std::int64_t nodes, int line) {

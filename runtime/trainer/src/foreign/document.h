@@ -78,6 +78,7 @@ class TreeBuilder {
     std::optional<Node::Member> pending{};  // the key whose value comes next
   };
   void add(Node node, std::size_t anchor);
+  void check_text(const std::string& text, int line) const;
   void count(std::int64_t nodes, int line);
 
   std::string path_;

@@ -126,6 +126,14 @@ class YamlEvents : public YAML::EventHandler {
   const std::string& path_;
 };
 
+/// After a last line that ends, the parser takes the end of the text for the end of a quote, but
+/// not a mark of the document's end: there it throws DOC_IN_SCALAR.
+void check_last_quote(const std::string& path, const std::string& text) {
+  YamlEvents ignored(path);
+  std::istringstream stream(text + (text.ends_with('\n') ? "..." : "\n..."));
+  YAML::Parser(stream).HandleNextDocument(ignored);
+}
+
 }  // namespace
 
 Node parse_yaml(const std::string& path, const std::string& text) {
@@ -140,9 +148,14 @@ Node parse_yaml(const std::string& path, const std::string& text) {
             ": holds more than one YAML document; keep one");
     require(!root.is_null(), ErrorCode::kConfig, path,
             ": is empty; write settings into it, or run 'tessera config'");
+    check_last_quote(path, text);
     return root;
   } catch (const YAML::Exception& error) {
     const int line = error.mark.is_null() ? 0 : error.mark.line + 1;
+    const bool open_quote =
+        error.msg == YAML::ErrorMsg::DOC_IN_SCALAR || error.msg == YAML::ErrorMsg::EOF_IN_SCALAR;
+    require(!open_quote, ErrorCode::kConfig, at_line(path, line),
+            "not valid YAML: a quote that was opened is not closed by here; close it");
     fail(ErrorCode::kConfig, at_line(path, line), "not valid YAML: ", error.msg,
          is_indented_with_tab(text, line) ? "; indent with spaces, YAML allows no tabs there" : "");
   }
