@@ -188,13 +188,16 @@ DataFiles find_in_folder(const DatasetOptions& options) {
 std::vector<std::string> expand_pattern(const std::string& pattern) {
   glob_t matches{};
   const int status = glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+  const int error = status == GLOB_NOSPACE ? ENOMEM : errno;
   std::vector<std::string> paths;
   for (std::size_t i = 0; status == 0 && i < matches.gl_pathc; ++i) {
     std::error_code ignored;
     if (!fs::is_directory(matches.gl_pathv[i], ignored)) paths.emplace_back(matches.gl_pathv[i]);
   }
   globfree(&matches);
-  require(status == 0 || status == GLOB_NOMATCH, ErrorCode::kIo, "cannot expand '", pattern, "'");
+  if (status != 0 && status != GLOB_NOMATCH) {
+    fail_to_read("expand", pattern, error, "; make its folders readable or name files");
+  }
   std::sort(paths.begin(), paths.end());
   return paths;
 }

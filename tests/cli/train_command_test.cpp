@@ -438,6 +438,9 @@ TEST_F(TrainCommand, EachOutputHasAFileOfItsOwn) {
               HasSubstr("--tensorboard and --log would both write to "));
   EXPECT_THAT(usage_error({"--data", data, "--log", "both.out", "--csv", "./both.out"}),
               HasSubstr("--csv and --log would both write to "));  // in the current folder
+  std::filesystem::create_symlink("x", path("to_x"));
+  EXPECT_THAT(usage_error({"--data", data, "--log", path("x"), "--csv", path("to_x")}),
+              HasSubstr("--csv and --log would both write to "));
   EXPECT_FALSE(std::filesystem::exists(path("x")));
   EXPECT_EQ(
       train({"--data", data, "--steps", "1", "--log", "/dev/null", "--csv", "/dev/null"}).exit_code,

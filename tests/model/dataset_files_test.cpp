@@ -263,6 +263,10 @@ TEST(DataFiles, SaysWhatToRaiseIfFilesRunOut) {
     expect_error(ErrorCode::kIo, {"Too many open files; raise", "ulimit -n"},
                  {.path = folder.path()});
   }
+  const rlimit none{0, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  expect_error(ErrorCode::kIo, {"cannot expand", "Too many open files; raise"},
+               {.path = folder.path("*/*.txt")});
   setrlimit(RLIMIT_NOFILE, &before);
 }
 

@@ -23,6 +23,12 @@ std::optional<FileIdentity> identify(const std::string& text) {
   const std::filesystem::path whole = std::filesystem::absolute(text);
   std::filesystem::path path = std::filesystem::weakly_canonical(whole, failed);
   if (failed) path = whole.lexically_normal();
+  constexpr int kMaxLinks = 40;  // of Linux
+  for (int i = 0; i < kMaxLinks && !std::filesystem::exists(path, failed) &&
+                  std::filesystem::is_symlink(path, failed);
+       ++i) {  // to nothing yet, but the file will be made there
+    path = path.parent_path() / std::filesystem::read_symlink(path, failed);
+  }
   std::filesystem::path missing;
   struct stat status {};
   while (stat(path.c_str(), &status) != 0) {
