@@ -217,13 +217,13 @@ TEST_F(LaunchCommand, AStoppedRankDoesNotHoldUpTheEnd) {
 }
 
 TEST_F(LaunchCommand, InATerminalErrorsOfProcess0HaveTheirRankToo) {
-  std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--processes", "2", "--"};
+  // Of more processes, another one may be the first to say the same.
+  std::vector<std::string> command{TESSERA_PROGRAM, "launch", "--processes", "1", "--"};
   for (const std::string& word : small_training()) command.push_back(word);
   command.insert(command.end(), {"--data", path("missing.txt")});
   test::PseudoTerminal terminal(command);
   EXPECT_EQ(terminal.exit_code(), 2);
   EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 0\\][^\n]*tessera: "));
-  EXPECT_THAT(terminal.shown(), ::testing::ContainsRegex("\\[rank 1\\][^\n]*tessera: "));
 }
 
 TEST_F(LaunchCommand, InATerminalNotesOfProcess0HaveTheirRankAndItsBarHasNone) {
@@ -267,6 +267,8 @@ TEST_F(LaunchCommand, TheFirstFailureIsReturned) {
       launch({"--processes", "2"}, {"--data", path("missing.txt"), "--steps", "1"});
   EXPECT_EQ(result.exit_code, 2) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("missing.txt"), HasSubstr("failed with exit code 2")));
+  // Both processes say it, with the same words.
+  EXPECT_EQ(result.err.find("missing.txt"), result.err.rfind("missing.txt")) << result.err;
 }
 
 TEST_F(LaunchCommand, WrongFlagsAreNamedBeforeAnythingStarts) {

@@ -81,9 +81,8 @@ void launch(int first, int ranks, const std::function<void(int)>& body,
       run_rank(
           rank,
           [&](int) {
-            threads.push_back(
-                start_thread<std::jthread>(concat("rank ", rank),
-                                           [&, rank] { run_rank(rank, body, cause, on_failure); }));
+            threads.push_back(start_thread<std::jthread>(
+                concat("rank ", rank), [&, rank] { run_rank(rank, body, cause, on_failure); }));
             started = true;
           },
           cause, on_failure);

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "commands.h"
 #include "interrupt.h"
@@ -35,12 +36,14 @@ std::string ranks_of(const ProcessOptions& options) {
   return concat("ranks ", options.first_rank, "-", options.last_rank);
 }
 
-/// One output of a process: takes what comes through a pipe and prints whole lines.
+/// One output of a process: takes what comes through a pipe and prints whole lines, but no error
+/// twice: what is wrong with a run, each of its processes says. `errors`: those of all so far.
 class LinePrinter {
  public:
-  LinePrinter(int pipe, std::FILE* to, const std::string& ranks)
+  LinePrinter(int pipe, std::FILE* to, const std::string& ranks, std::set<std::string>& errors)
       : pipe_(pipe),
         to_(to),
+        errors_(&errors),
         terminal_(inspect(to)),
         prefix_(paint(terminal_, Colour::kDim, "[" + ranks + "]") + " ") {}
   int pipe() const { return pipe_; }
@@ -66,6 +69,7 @@ class LinePrinter {
 
  private:
   void print(const std::string& line) {
+    if (line.starts_with("tessera: error: ") && !errors_->insert(line).second) return;
     // A progress bar of process 0 may stand on the line; it draws itself again.
     const std::string whole = (terminal_.interactive ? "\r\033[K" : "") + prefix_ + line + "\n";
     std::fwrite(whole.data(), 1, whole.size(), to_);
@@ -73,6 +77,7 @@ class LinePrinter {
 
   int pipe_;
   std::FILE* to_;
+  std::set<std::string>* errors_;
   Terminal terminal_;
   std::string prefix_;
   std::string text_;
@@ -206,9 +211,9 @@ class Launch {
     child.running = true;
     if (terminal >= 0) close(terminal);
     close(out[1]);
-    printers_.emplace_back(out[0], stdout, ranks_of(options));
+    printers_.emplace_back(out[0], stdout, ranks_of(options), errors_);
     close(err[1]);
-    printers_.emplace_back(err[0], stderr, ranks_of(options));
+    printers_.emplace_back(err[0], stderr, ranks_of(options), errors_);
   }
 
   /// The terminal under a number that no process uses for anything else; -1 if there is none.
@@ -320,6 +325,7 @@ class Launch {
   const InterruptGuard interrupt_;
   const std::chrono::seconds grace_;
   std::vector<Child> children_;
+  std::set<std::string> errors_;  // of the processes
   std::vector<LinePrinter> printers_;
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
