@@ -3,15 +3,12 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -19,6 +16,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 #include "world/messenger.h"
+#include "world/socket_connection.h"
 #include "world/socket_mesh.h"
 #include "world/world_core.h"
 
@@ -27,71 +25,8 @@ namespace {
 
 constexpr std::uint32_t kExchangeTag = 0xffffffffU;
 
-/// A message goes in parts of at most so many bytes: 10 ms of a connection of 1 Gbit/s.
-///
-/// [Note: abort between parts] An abort must not wait for the messages before it, nor for their
-/// memory, which failing ranks free. It goes out after the part that is on its way. What is left of
-/// that part is copied if its memory goes; what is left of the message is never sent, so the other
-/// end never takes it for done.
-constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20U;
-
 /// Reserved for the text of a failure.
 constexpr std::size_t kFailureBytes = 4096;
-
-enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave, kMore };
-
-/// What precedes the bytes of a part: the first one's (kData), which tells of the whole message, or
-/// a further one's (kMore). All machines have one byte order.
-struct FrameHeader {
-  FrameKind kind = FrameKind::kData;
-  std::uint32_t tag = 0;
-  std::uint64_t bytes = 0;
-};
-
-/// A message of this side, as its thread and the input-output thread share it.
-struct Piece {
-  FrameHeader header{};
-  std::byte* data = nullptr;     // the caller's, or in `own`; null: what comes is dropped
-  std::vector<std::byte> own{};  // if it came unasked, or outlives its caller
-  std::uint64_t moved = 0;       // of the data
-  std::atomic<bool> done{false};
-};
-using PiecePtr = std::shared_ptr<Piece>;
-
-/// By tag; none is empty.
-using PieceQueues = std::map<std::uint32_t, std::deque<PiecePtr>>;
-
-void append(PieceQueues& queues, std::uint32_t tag, PiecePtr piece) {
-  std::deque<PiecePtr>& queue = queues[tag];
-  try {
-    queue.push_back(std::move(piece));
-  } catch (const std::bad_alloc&) {
-    if (queue.empty()) queues.erase(tag);
-    throw;
-  }
-}
-
-/// The part of a message that is being moved.
-struct Part {
-  FrameHeader header{};
-  std::uint64_t header_bytes = 0;  // moved of it
-  std::uint64_t end = 0;           // in the message
-};
-
-/// A connection to one process and what waits on it. Guarded by the messenger's mutex.
-struct Connection {
-  Socket socket{};
-  bool left = false;    // the other process has finished well
-  bool closed = false;  // nothing comes or goes any more
-  std::deque<PiecePtr> outgoing{};
-  bool sending = false;  // a part of the first of them
-  Part sent{};
-  PiecePtr incoming{};  // being read; null: a header is
-  PiecePtr partial{};   // the message whose next part may follow
-  Part received{};
-  PieceQueues wanted{};
-  PieceQueues unasked{};  // may be still arriving
-};
 
 /// Messages over TCP. One thread does all input and output.
 class SocketMessenger : public Messenger {
@@ -101,7 +36,7 @@ class SocketMessenger : public Messenger {
         patience_(rendezvous.patience),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     std::vector<Socket> mesh = connect_mesh(rendezvous);
-    connections_ = std::vector<Connection>(mesh.size());
+    connections_ = std::vector<SocketConnection>(mesh.size());
     for (std::size_t p = 0; p < mesh.size(); ++p) connections_[p].socket = std::move(mesh[p]);
     failure_.reserve(kFailureBytes);
     thread_ = start_thread("messages to other processes", [this] { run_guarded(); });
@@ -177,23 +112,19 @@ class SocketMessenger : public Messenger {
   void enqueue(int process, PiecePtr piece);
   void tell(FrameKind kind, std::string_view text) noexcept;
   void broadcast(FrameKind kind, std::string_view text);
-  void break_off(Connection& connection);
   void give_up(const PiecePtr& piece);
   void drain(std::chrono::milliseconds patience);
   bool drained();
   void run_guarded();
+  void end_with(const char* failure);
   void run();
-  bool write_some(Connection& connection);
-  bool read_some(Connection& connection, int process);
-  bool begin_part(Connection& connection, int process);
-  void end_part(Connection& connection);
-  void lose(Connection& connection, int process, const std::string& why);
+  void lose(SocketConnection& connection, int process, const std::string& why);
 
   const int process_;
   const std::chrono::milliseconds patience_;
   const Socket wake_;  // tells the thread that there is something to send
   std::mutex mutex_;
-  std::vector<Connection> connections_;
+  std::vector<SocketConnection> connections_;
   std::string failure_;  // guarded by mutex_; may hold kFailureBytes without more memory
   int lost_ = -1;
   std::atomic<bool> aborting_{false};
@@ -237,7 +168,7 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
 
 std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::uint32_t tag,
                                                               void* data, std::size_t bytes) {
-  Connection& connection = connections_[static_cast<std::size_t>(process)];
+  SocketConnection& connection = connections_[static_cast<std::size_t>(process)];
   std::shared_ptr<Handle> handle;  // first, as in send; where this throws it goes without the lock
   const std::lock_guard lock(mutex_);
   const auto unasked = connection.unasked.find(tag);
@@ -264,7 +195,7 @@ std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::
 void SocketMessenger::enqueue(int process, PiecePtr piece) {
   {
     const std::lock_guard lock(mutex_);
-    Connection& connection = connections_[static_cast<std::size_t>(process)];
+    SocketConnection& connection = connections_[static_cast<std::size_t>(process)];
     if (connection.closed) return;  // never done: failure() says why
     // See [Note: abort between parts].
     const bool first = piece->header.kind == FrameKind::kAbort;
@@ -274,33 +205,11 @@ void SocketMessenger::enqueue(int process, PiecePtr piece) {
   wake();
 }
 
-/// Nothing more is sent. What the other end has said before, such as why, is still to be read.
-void SocketMessenger::break_off(Connection& connection) {
-  shutdown(connection.socket.fd(), SHUT_RDWR);
-  connection.outgoing.clear();
-  connection.sending = false;
-}
-
 /// The caller's memory goes: nothing of it is read or written from now on.
 void SocketMessenger::give_up(const PiecePtr& piece) {
   const std::lock_guard lock(mutex_);
-  for (Connection& connection : connections_) {
-    const auto place = std::find(connection.outgoing.begin(), connection.outgoing.end(), piece);
-    if (place == connection.outgoing.end()) continue;
-    if (place != connection.outgoing.begin() || !connection.sending) {
-      connection.outgoing.erase(place);
-      return;
-    }
-    try {  // it ends with this part
-      piece->own.assign(piece->data + piece->moved, piece->data + connection.sent.end);
-    } catch (const std::bad_alloc&) {
-      break_off(connection);
-      return;
-    }
-    piece->data = piece->own.data();
-    piece->moved = 0;
-    piece->header.bytes = connection.sent.end = piece->own.size();
-    return;
+  for (SocketConnection& connection : connections_) {
+    if (connection.give_up(piece)) return;
   }
   piece->data = nullptr;
 }
@@ -335,7 +244,7 @@ void SocketMessenger::drain(std::chrono::milliseconds patience) {
 
 bool SocketMessenger::drained() {
   const std::lock_guard lock(mutex_);
-  for (const Connection& connection : connections_) {
+  for (const SocketConnection& connection : connections_) {
     if (connection.socket.fd() < 0 || connection.closed) continue;
     if (!connection.outgoing.empty()) return false;
     int unacknowledged = 0;
@@ -348,18 +257,24 @@ bool SocketMessenger::drained() {
 
 // ---- The thread ---------------------------------------------------------------------------------
 
-/// Where memory is short, nothing can be said for lack of it but this, for which it is reserved.
+/// What ends the thread ends the run. Memory for saying so is reserved.
 void SocketMessenger::run_guarded() {
   try {
     run();
   } catch (const std::bad_alloc&) {
-    const std::lock_guard lock(mutex_);
-    for (Connection& connection : connections_) {
-      connection.closed = true;
-      if (connection.socket.fd() >= 0) shutdown(connection.socket.fd(), SHUT_RDWR);
-    }
-    if (failure_.empty()) failure_ = "no memory for messages; use fewer ranks or a smaller model";
+    end_with("no memory for messages; use fewer ranks or a smaller model");
+  } catch (const std::exception& error) {  // such as a message longer than anything can be
+    end_with(error.what());
   }
+}
+
+void SocketMessenger::end_with(const char* failure) {
+  const std::lock_guard lock(mutex_);
+  for (SocketConnection& connection : connections_) {
+    connection.closed = true;
+    if (connection.socket.fd() >= 0) connection.break_off();
+  }
+  if (failure_.empty()) failure_.assign(failure, std::min(std::strlen(failure), kFailureBytes));
 }
 
 void SocketMessenger::run() {
@@ -371,7 +286,7 @@ void SocketMessenger::run() {
     {
       const std::lock_guard lock(mutex_);
       for (int p = 0; p < processes(); ++p) {
-        const Connection& connection = connections_[static_cast<std::size_t>(p)];
+        const SocketConnection& connection = connections_[static_cast<std::size_t>(p)];
         if (p == process_ || connection.closed) continue;
         const int events = POLLIN | (connection.outgoing.empty() ? 0 : POLLOUT);
         polled.push_back(
@@ -384,140 +299,22 @@ void SocketMessenger::run() {
     if (polled[0].revents != 0 && read(wake_.fd(), &count, sizeof(count)) < 0) continue;
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 1; i < polled.size(); ++i) {
-      Connection& connection = connections_[static_cast<std::size_t>(process_of[i])];
+      SocketConnection& connection = connections_[static_cast<std::size_t>(process_of[i])];
       const auto ready = [&](int events) { return (polled[i].revents & events) != 0; };
-      if (ready(POLLIN | POLLHUP | POLLERR) && !read_some(connection, process_of[i])) {
+      if (ready(POLLIN | POLLHUP | POLLERR) && !connection.read_some(process_of[i], failure_)) {
         lose(connection, process_of[i], errno == 0 ? "it ended" : std::strerror(errno));
       }
-      if (!connection.closed && ready(POLLOUT) && !write_some(connection)) {
-        break_off(connection);
+      if (!connection.closed && ready(POLLOUT) && !connection.write_some()) {
+        connection.break_off();
       }
     }
-  }
-}
-
-/// False if the connection is broken. Writes what the socket takes of the next few parts.
-bool SocketMessenger::write_some(Connection& connection) {
-  for (int parts = 0; parts < 16 && !connection.outgoing.empty(); ++parts) {
-    Piece& piece = *connection.outgoing.front();
-    Part& part = connection.sent;
-    if (!connection.sending) {
-      part = {.header = piece.header,
-              .end = std::min(piece.header.bytes, piece.moved + kPartBytes)};
-      if (piece.moved > 0) part.header.kind = FrameKind::kMore;
-      connection.sending = true;
-    }
-    const std::uint64_t header_left = sizeof(FrameHeader) - part.header_bytes;
-    std::array<iovec, 2> buffers{
-        iovec{reinterpret_cast<std::byte*>(&part.header) + part.header_bytes, header_left},
-        iovec{piece.data + piece.moved, part.end - piece.moved}};
-    msghdr message{};
-    message.msg_iov = buffers.data();
-    message.msg_iovlen = buffers.size();
-    const ssize_t n = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
-    const std::uint64_t of_header = std::min(static_cast<std::uint64_t>(n), header_left);
-    part.header_bytes += of_header;
-    piece.moved += static_cast<std::uint64_t>(n) - of_header;
-    if (part.header_bytes < sizeof(FrameHeader) || piece.moved < part.end) return true;
-    connection.sending = false;
-    if (piece.moved < piece.header.bytes) continue;
-    piece.done.store(true, std::memory_order_release);
-    connection.outgoing.pop_front();
-  }
-  return true;
-}
-
-/// False if the connection is broken; errno is 0 if the other end has closed it.
-bool SocketMessenger::read_some(Connection& connection, int process) {
-  std::array<std::byte, 65536> dropped;
-  for (int reads = 0; reads < 16; ++reads) {
-    Part& part = connection.received;
-    std::byte* to = reinterpret_cast<std::byte*>(&part.header) + part.header_bytes;
-    std::size_t wanted = sizeof(FrameHeader) - part.header_bytes;
-    if (connection.incoming != nullptr) {
-      Piece& piece = *connection.incoming;
-      const std::uint64_t left = part.end - piece.moved;
-      to = piece.data == nullptr ? dropped.data() : piece.data + piece.moved;
-      wanted = piece.data == nullptr ? std::min<std::uint64_t>(left, dropped.size()) : left;
-    }
-    const ssize_t n = recv(connection.socket.fd(), to, wanted, MSG_DONTWAIT);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
-    if (n == 0) {
-      errno = 0;
-      return false;
-    }
-    if (connection.incoming == nullptr) {
-      part.header_bytes += static_cast<std::uint64_t>(n);
-      if (part.header_bytes == sizeof(FrameHeader) && !begin_part(connection, process)) {
-        errno = EPROTO;
-        return false;
-      }
-    } else {
-      connection.incoming->moved += static_cast<std::uint64_t>(n);
-    }
-    if (connection.incoming != nullptr && connection.incoming->moved == part.end) {
-      end_part(connection);
-    }
-  }
-  return true;
-}
-
-/// A header is there: finds a place for what follows it.
-bool SocketMessenger::begin_part(Connection& connection, int process) {
-  Part& part = connection.received;
-  const FrameHeader header = part.header;
-  part.header_bytes = 0;
-  if (header.kind < FrameKind::kData || header.kind > FrameKind::kMore) return false;
-  if (header.kind == FrameKind::kMore) {
-    if (connection.partial == nullptr) return false;
-    connection.incoming = std::exchange(connection.partial, nullptr);
-    part.end = std::min(connection.incoming->header.bytes, connection.incoming->moved + kPartBytes);
-    return true;
-  }
-  part.end = std::min(header.bytes, kPartBytes);
-  const auto wanted = connection.wanted.find(header.tag);
-  const bool asked_for = header.kind == FrameKind::kData && wanted != connection.wanted.end();
-  if (asked_for) {
-    connection.incoming = wanted->second.front();
-    wanted->second.pop_front();
-    if (wanted->second.empty()) connection.wanted.erase(wanted);
-    const std::uint64_t expected = connection.incoming->header.bytes;
-    if (expected == header.bytes) return true;
-    if (failure_.empty()) {
-      failure_ = concat("process ", process, " sent ", header.bytes, " bytes where ", expected,
-                        " were expected");
-    }
-  }
-  connection.incoming = std::make_shared<Piece>();
-  connection.incoming->header = header;
-  if (asked_for) return true;  // what does not fit is dropped
-  connection.incoming->own.resize(header.bytes);
-  connection.incoming->data = connection.incoming->own.data();
-  if (header.kind == FrameKind::kData) {
-    append(connection.unasked, header.tag, connection.incoming);
-  }
-  return true;
-}
-
-void SocketMessenger::end_part(Connection& connection) {
-  const PiecePtr piece = std::exchange(connection.incoming, nullptr);
-  if (piece->moved < piece->header.bytes) {
-    connection.partial = piece;
-    return;
-  }
-  piece->done.store(true, std::memory_order_release);
-  if (piece->header.kind == FrameKind::kLeave) connection.left = true;
-  if (piece->header.kind == FrameKind::kAbort && failure_.empty()) {
-    failure_.assign(reinterpret_cast<const char*>(piece->own.data()), piece->own.size());
-    if (failure_.empty()) failure_ = kNoReason;
   }
 }
 
 /// The other end sees that this one is gone, too.
-void SocketMessenger::lose(Connection& connection, int process, const std::string& why) {
+void SocketMessenger::lose(SocketConnection& connection, int process, const std::string& why) {
   connection.closed = true;
-  break_off(connection);
+  connection.break_off();
   if (connection.left || !failure_.empty()) return;
   failure_ = concat("lost the connection to process ", process, " (", why, ")");
   lost_ = process;

@@ -79,8 +79,10 @@ class WorldOperation {
   void wait(SharedCounter& counter, std::uint64_t target,
             const std::function<std::string()>& missing);
   void wait(const std::function<bool()>& done, const std::function<std::string()>& missing);
-  /// Throws if the run was aborted or the deadline has passed.
-  void check_time(const std::function<std::string()>& missing) const;
+  /// The last look of a wait: whether what it waits for is there. Throws if it is not, and the run
+  /// was aborted or the deadline has passed before the look.
+  bool is_there_after_all(const std::function<bool()>& there,
+                          const std::function<std::string()>& missing) const;
   void fail_if_aborted() const;
 
   struct FarSummary {
