@@ -63,8 +63,8 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (address == MAP_FAILED) {
     constexpr const char* kRemedy =
-        " (too many files or too few addresses: join them into fewer, larger ones, or raise the "
-        "limit of this process, ulimit -v)";
+        " (too many files, or too little address space: join them into fewer, larger ones, or "
+        "raise the limit of this process, ulimit -v)";
     fail_with_errno("map", path_, errno == ENOMEM ? kRemedy : "");
   }
   bytes_ = {static_cast<const std::byte*>(address), size};

@@ -53,8 +53,8 @@ TEST(FreeLists, AreEmptyOnceCleared) {
 }
 
 TEST(AddressSpace, HasRoomForSomeAndNotForMoreThanThereIs) {
-  EXPECT_TRUE(has_addresses(4096));
-  EXPECT_FALSE(has_addresses(std::size_t{1} << 60U));
+  EXPECT_TRUE(has_address_space(4096));
+  EXPECT_FALSE(has_address_space(std::size_t{1} << 60U));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ std::size_t stack_bytes() noexcept {
 
 }  // namespace
 
-bool has_addresses(std::size_t bytes) noexcept {
+bool has_address_space(std::size_t bytes) noexcept {
   // Without access, so that only addresses count: no memory is promised to it.
   const std::size_t all = bytes + kMargin;
   void* const mapped = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -31,8 +31,8 @@ bool has_addresses(std::size_t bytes) noexcept {
   return true;
 }
 
-bool has_addresses_for_threads(int count) noexcept {
-  return has_addresses(static_cast<std::size_t>(count) * stack_bytes());
+bool has_address_space_for_threads(int count) noexcept {
+  return has_address_space(static_cast<std::size_t>(count) * stack_bytes());
 }
 
 }  // namespace tessera

@@ -164,7 +164,8 @@ void CpuStream::make_way_for_team() {
   const int others = options_.threads - 1;
   const std::string what =
       concat("the stream '", options_.name, "' of ", options_.threads, " threads");
-  if (!has_addresses_for_threads(others)) fail_to_start_thread(what, "no addresses are left");
+  if (!has_address_space_for_threads(others))
+    fail_to_start_thread(what, "no address space is left");
   has_team_ = true;
   if (std::exchange(has_tried_team_, true)) return;
   Gate all_started;

@@ -32,7 +32,7 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) {
 /// `bytes` (whole pages) aligned to a huge page, or nullptr.
 void* map_pages(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePageBytes;
-  if (!has_addresses(mapped)) return nullptr;
+  if (!has_address_space(mapped)) return nullptr;
   void* const raw =
       mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;

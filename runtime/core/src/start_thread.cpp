@@ -15,7 +15,7 @@ void fail_to_start_thread(std::string_view what, std::string_view why) {
 
 template <typename Thread>
 Thread start_thread(std::string_view what, std::function<void()> body) {
-  if (!has_addresses_for_threads(1)) fail_to_start_thread(what, "no addresses are left");
+  if (!has_address_space_for_threads(1)) fail_to_start_thread(what, "no address space is left");
   try {
     return Thread(std::move(body));
   } catch (const std::system_error& error) {
