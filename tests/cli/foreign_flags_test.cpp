@@ -50,6 +50,26 @@ TEST_F(ForeignFlags, TheAnswerNamesOursAndItsPlace) {
   EXPECT_THAT(error_of(train({"--tpu"})), HasSubstr("'--tpu' has no counterpart: TPUs"));
 }
 
+TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
+  const std::pair<const char*, const char*> answers[] = {
+      {"--per_device_train_batch_size", "here it is '--micro-batch'"},
+      {"--gradient_accumulation_steps", "here it is '--accumulate'"},
+      {"--bf16", "here it is '--precision'"},
+      {"--deepspeed", "here it is '--config'"},
+      {"--fsdp", "here it is '--strategy'"},
+      {"--adam_beta2", "here it is '--beta2'"},
+      {"--fp16", "no counterpart: computation in 16 bits is in bf16"},
+      {"--num_train_epochs", "no counterpart: say how many steps: --steps"},
+      {"--warmup_ratio", "no counterpart: say how many steps: --warmup-steps"},
+      {"--output_dir", "no counterpart: parameters are not saved yet"},
+      {"--resume_from_checkpoint", "no counterpart: parameters and state are not saved yet"},
+      {"--save_steps", "no counterpart: parameters and state are not saved yet"},
+  };
+  for (const auto& [flag, answer] : answers) {
+    EXPECT_THAT(error_of(train({flag, "1"})), HasSubstr(answer)) << flag;
+  }
+}
+
 TEST_F(ForeignFlags, TorchrunsAreAnswered) {
   for (const char* flag : {"--nnodes",
                            "--nproc-per-node",

@@ -33,6 +33,7 @@ constexpr Habit kHabits[] = {
     {"--grad-clip", "--clip-norm"},
     {"--mixed-precision", "--precision"},
     {"--dtype", "--precision"},
+    {"--bf16", "--precision"},
     {"--gradient-checkpointing", "--recompute"},
     {"--seq-length", "--sequence-length"},
     {"--max-seq-length", "--sequence-length"},
@@ -41,13 +42,24 @@ constexpr Habit kHabits[] = {
     {"--n-head", "--heads"},
     {"--n-embd", "--width"},
     {"--dataset", "--data"},
+    {"--dataset-name", "--data"},
+    {"--train-file", "--data"},
+    {"--model-name-or-path", "--model"},
+    {"--adam-beta1", "--beta1"},
+    {"--adam-beta2", "--beta2"},
+    {"--adam-epsilon", "--epsilon"},
+    {"--auto-find-batch-size", "--auto-batch"},
+    {"--ddp-timeout", "--timeout"},
+    {"--report-to", "--tensorboard"},
     {"--logging-dir", "--tensorboard"},
     {"--cpu", "--device"},
     {"--use-cpu", "--device"},
     {"--debug", "--check-collectives"},
+    {"--deepspeed", "--config"},
     {"--deepspeed-config", "--config"},
     {"--deepspeed-config-file", "--config"},
     {"--zero-stage", "--strategy"},
+    {"--fsdp", "--strategy"},
     {"--fsdp-sharding-strategy", "--strategy"},
     {"--fsdp-reshard-after-forward", "--reshard-after-forward"},
     {"--fsdp-auto-wrap-policy", "--wrap"},
@@ -78,8 +90,8 @@ constexpr Habit kHabits[] = {
     {"--use-parallelism-config", "--replicas"},
 };
 
-/// Flags of Accelerate's launcher and of torchrun that nothing here does: the first beginning that
-/// fits counts.
+/// Flags of Accelerate's launcher, of torchrun and of Transformers' Trainer that nothing here does:
+/// the first beginning that fits counts.
 struct Missing {
   std::string_view beginning;
   std::string_view why;
@@ -94,6 +106,8 @@ constexpr std::string_view kOffload =
     "nothing is offloaded; shard more (--strategy full_shard), or recompute (--recompute)";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
+constexpr std::string_view kNotSaved = "parameters and state are not saved yet";
+constexpr std::string_view kSteps = "say how many steps: --steps";
 constexpr std::string_view kNoRestart = "a run that has failed is not started again";
 constexpr std::string_view kOutput =
     "the output of all processes comes with their ranks in front; send it to a file";
@@ -108,17 +122,27 @@ constexpr Missing kMissing[] = {
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kOffload},
     {"--offload-", kOffload},
-    {"--fsdp-state-dict-type", "parameters and state are not saved yet"},
+    {"--fsdp-state-dict-type", kNotSaved},
     {"--fsdp-use-orig-params", "parameters keep their names and shapes always"},
     {"--fsdp-cpu-ram-efficient-loading", "no weights are loaded from a checkpoint"},
     {"--fsdp-sync-module-states", kSameStart},
     {"--zero3-init-flag", "every rank makes only its own part of the parameters, always"},
-    {"--zero3-save-16bit-model", "parameters and state are not saved yet"},
+    {"--zero3-save-16bit-model", kNotSaved},
     {"--deepspeed-moe-layer-cls-names", "there are no layers with experts"},
     {"--deepspeed-", kHosts},
     {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
     {"--dynamo-", kNoCompiler},
     {"--fp8-", "computation is in fp32 or bf16 (--precision)"},
+    {"--fp16", "computation in 16 bits is in bf16 (--precision)"},
+    {"--num-train-epochs", kSteps},
+    {"--epochs", kSteps},
+    {"--warmup-ratio", "say how many steps: --warmup-steps"},
+    {"--output-dir",
+     "parameters are not saved yet; see --log, --csv and --tensorboard for numbers"},
+    {"--save-", kNotSaved},
+    {"--resume", kNotSaved},
+    {"--overwrite-output-dir", kNotSaved},
+    {"--torch-compile", kNoCompiler},
     {"--use-megatron-lm", kOtherParallelism},
     {"--megatron-lm-", kOtherParallelism},
     {"--parallelism-config-", kOtherParallelism},
