@@ -3,10 +3,10 @@
 #include <dnnl.h>
 #include <execinfo.h>
 #include <hwy/targets.h>
-#include <sys/resource.h>
 
 #include <array>
 
+#include "tessera/core/address_space.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -23,8 +23,7 @@ std::string vector_target() {
 }
 
 void prepare_cpu_libraries() {
-  rlimit space{};
-  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur == RLIM_INFINITY) return;
+  if (!is_address_space_limited()) return;
   void* frame = nullptr;
   backtrace(&frame, 1);
   constexpr int kSize = 16;  // for one number it makes no code

@@ -1,12 +1,13 @@
 #include "error_reserve.h"
 
 #include <malloc.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+
+#include "tessera/core/address_space.h"
 
 namespace tessera::cli {
 namespace {
@@ -21,8 +22,7 @@ void give_up_reserve() {
 }  // namespace
 
 void keep_memory_for_errors() {
-  rlimit space{};
-  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+  if (is_address_space_limited()) {
     // Of each thread's own heap the C library takes 64 MiB of addresses, most for nothing; and what
     // one thread frees, another could not use.
     mallopt(M_ARENA_MAX, 1);

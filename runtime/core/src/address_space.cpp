@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 namespace tessera {
 namespace {
@@ -21,6 +22,11 @@ std::size_t stack_bytes() noexcept {
 }
 
 }  // namespace
+
+bool is_address_space_limited() noexcept {
+  rlimit space{};
+  return getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+}
 
 bool has_address_space(std::size_t bytes) noexcept {
   // Without access, so that only addresses count: no memory is promised to it.
