@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -55,11 +54,18 @@ void check_address(const Stated<std::string>& stated) {
 }
 
 /// A socket that listens at the port. Process 0 takes it over, so nobody can come in between.
-int listen_at(const Stated<int>& port) {
-  const int listener = listening_socket(port.value);
-  require(listener >= 0, ErrorCode::kConfig, port.name, " ", port.value, " cannot be used (",
-          std::strerror(errno), "); choose another, or 0 for a free one");
-  return listener;
+int listener_of(const LaunchLayout& layout) {
+  const Stated<int>& port = layout.main_port;
+  const Listening listening =
+      listen_at(layout.nodes.value == 1 ? kLoopback : layout.main_address.value, port.value);
+  require(listening.socket >= 0, ErrorCode::kConfig, port.name, " ", port.value,
+          " cannot be used (", std::strerror(listening.error),
+          "); another job may meet there; choose another, or 0 for a free one");
+  if (!listening.everywhere.empty()) {
+    std::cerr << "note: node 0 listens at all addresses of this machine: " << listening.everywhere
+              << "\n";
+  }
+  return listening.socket;
 }
 
 std::string threads_of(const LaunchLayout& layout) {
@@ -86,6 +92,7 @@ ProcessOptions process_options(const LaunchLayout& layout, int local, int port, 
   v["MASTER_ADDR"] = layout.main_address.value;
   v["MASTER_PORT"] = std::to_string(port);
   v["OMP_NUM_THREADS"] = threads_of(layout);
+  if (!layout.job_token.empty()) v[kJobToken] = layout.job_token;
   v[kRanksPerProcess] = std::to_string(layout.ranks_per_process);
   const std::string& gpus = layout.gpu_ids.value;
   if (!gpus.empty() && gpus != "all") v["CUDA_VISIBLE_DEVICES"] = gpus;
@@ -134,6 +141,8 @@ LaunchCommand::LaunchCommand(CLI::App& app)
   add("--main-address", r.main_address, "HOST", "a name or IP address of node 0");
   number("--main-port", r.main_port, 0, kLastPort, "PORT",
          "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
+  add("--job-token", r.job_token, "TEXT",
+      "a secret, the same on every node, that keeps others out (better: TESSERA_JOB_TOKEN)");
   add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
   number("--grace", r.grace_seconds, 0, std::numeric_limits<int>::max(), "SECONDS",
          "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
@@ -180,7 +189,7 @@ int run_launch(const LaunchRequest& request) {
   check_process_limits(layout);
   check_address(layout.main_address);
   int port = layout.main_port.value;
-  const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port) : -1;
+  const int listener = layout.node_rank.value == 0 ? listener_of(layout) : -1;
   if (listener >= 0) port = port_of_listener(listener);
   std::vector<ProcessOptions> processes;
   for (int local = 0; local < layout.processes.value; ++local) {

@@ -4,9 +4,11 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <random>
 
 #include "commands.h"
 #include "gpt_settings.h"
+#include "launch/launch_environment.h"
 #include "launch/launch_gpus.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config_sources.h"
@@ -57,6 +59,19 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
     processes.value = static_cast<int>(ranks / parts);
   }
   return processes;
+}
+
+// ---- The token ----------------------------------------------------------------------------------
+
+/// Of one machine, nobody has to know it.
+std::string job_token_of(const LaunchRequest& request, bool several) {
+  require(request.job_token != "", ErrorCode::kConfig,
+          "--job-token is empty; give a secret, the same on every node");
+  if (request.job_token) return *request.job_token;
+  const char* const inherited = std::getenv(kJobToken);
+  if (several || (inherited != nullptr && *inherited != '\0')) return "";
+  std::random_device random;  // the system's
+  return concat(std::hex, random(), random(), random(), random());
 }
 
 // ---- Checks -------------------------------------------------------------------------------------
@@ -137,6 +152,7 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   if (!several) file.address.reset();
   layout.main_address =
       stated<std::string>(request.main_address, "--main-address", file.address, "127.0.0.1");
+  layout.job_token = job_token_of(request, several);
   layout.processes = {request.processes.value_or(1), "--processes"};
   const std::int64_t ranks = request.processes ? layout.ranks() : 0;
   if (file.refused) translate(*config, table, command, request.nodes.value_or(0), ranks);

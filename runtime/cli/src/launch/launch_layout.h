@@ -20,6 +20,7 @@ struct LaunchRequest {
   std::optional<int> node_rank{};
   std::optional<std::string> main_address{};
   std::optional<int> main_port{};
+  std::optional<std::string> job_token{};
   std::optional<std::string> gpu_ids{};
   int grace_seconds = 10;
   std::vector<std::string> command{};  ///< arguments of the program, from `train` or `test` on
@@ -33,6 +34,7 @@ struct LaunchLayout {
   Stated<int> node_rank{};
   Stated<std::string> main_address{};
   Stated<int> main_port{};  ///< 0: a free one
+  std::string job_token{};  ///< empty: none, or that of the environment
   Stated<std::string> gpu_ids{};
   std::string device = "auto";  ///< of the run
   Variables exported{};         ///< what Accelerate's launcher exports for the file
