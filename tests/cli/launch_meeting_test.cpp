@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <sstream>
 #include <thread>
 
 #include "cli/launched_program.h"
@@ -129,6 +130,42 @@ TEST_F(LaunchMeeting, ADeathBeforeProcessesHaveMetEndsTheOthersAtOnce) {
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("rank 1 (process 1, "),
                     HasSubstr("was killed by signal 9 (Killed) before the processes had met")));
+}
+
+TEST_F(LaunchMeeting, OneMachineListensAtTheLoopbackInterfaceAlone) {
+  const int port = std::stoi(port_of_test());
+  std::string sockets;
+  std::string sockets_of_six;
+  const ProgramResult result =
+      launch({"--processes", "2", "--main-port", port_of_test()},
+             {"--data", write_text(), "--steps", "1"}, [&](pid_t launcher) {
+               const pid_t first = children(launcher, 1).at(0);
+               kill(first, SIGSTOP);  // it listens as long as it has not met
+               sockets = read_file("/proc/net/tcp");
+               sockets_of_six = read_file("/proc/net/tcp6");
+               kill(first, SIGCONT);
+             });
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::ostringstream hexadecimal;
+  hexadecimal << ":" << std::hex << std::uppercase << port << " ";
+  EXPECT_THAT(sockets, HasSubstr("0100007F" + hexadecimal.str() + "00000000:0000 0A"));
+  EXPECT_THAT(sockets_of_six, Not(HasSubstr(hexadecimal.str() + "0000000000000")));
+}
+
+TEST_F(LaunchMeeting, TheProcessThatWasKilledIsBlamedAlthoughOthersAreSeenFirst) {
+  pid_t killed = 0;
+  const ProgramResult result = launch(
+      {"--processes", "3"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},
+      [&](pid_t launcher) {
+        await_step("log");
+        killed = test::children_of(launcher).at(2);
+        kill(launcher, SIGSTOP);  // until all have ended
+        kill(killed, SIGKILL);
+        std::this_thread::sleep_for(milliseconds(2000));
+        kill(launcher, SIGCONT);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(concat("error: rank 2 (process 2, pid ", killed)));
 }
 
 TEST_F(LaunchMeeting, AProcessThatIsStoppedIsSaidToBe) {

@@ -71,6 +71,7 @@ void Reception::accept_some() {
   while (guests_.size() < kMostGuests) {
     Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
+    set_up_connection(socket);
     guests_.emplace_back(std::move(socket), kGreetingPatience);
   }
 }

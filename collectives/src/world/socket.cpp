@@ -1,6 +1,8 @@
 #include "world/socket.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,6 +25,12 @@ std::string numeric(const sockaddr_storage& address, socklen_t length) {
 
 Socket::~Socket() {
   if (fd_ >= 0) close(fd_);
+}
+
+void set_up_connection(const Socket& socket) {
+  const int on = 1;
+  setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket.fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 }
 
 std::string own_address(const Socket& socket) {

@@ -25,6 +25,9 @@ class Socket {
   int fd_ = -1;
 };
 
+/// Of TCP: what is written goes out at once, and an end that is gone is noticed.
+void set_up_connection(const Socket& socket);
+
 // The numeric addresses of a connection's two ends, without their ports.
 std::string own_address(const Socket& socket);
 std::string peer_address(const Socket& socket);

@@ -1,7 +1,6 @@
 #include "world/socket_mesh.h"
 
 #include <netdb.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -51,12 +50,6 @@ std::string resolve(const std::string& address, int port, AddressList& list) {
   return failed == 0 ? "" : gai_strerror(failed);
 }
 
-void set_up(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-}
-
 Socket listen_on(const std::string& address, int port) {
   const Listening listening = listen_at(address, port);
   require(listening.socket >= 0, ErrorCode::kUnavailable, "cannot listen on port ", port, " of ",
@@ -83,7 +76,10 @@ Socket try_to_connect(const std::string& address, int port, const Deadline& dead
         getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
     }
-    if (error == 0) return socket;
+    if (error == 0) {
+      set_up_connection(socket);
+      return socket;
+    }
     problem = std::strerror(error);
   }
   return {};
@@ -142,9 +138,6 @@ class MeshMeeting {
       be_first();
     } else {
       join_first();
-    }
-    for (const Socket& socket : mesh_) {
-      if (socket) set_up(socket.fd());
     }
     return std::move(mesh_);
   }
