@@ -136,6 +136,14 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
   return micro_batch * length;
 }
 
+std::vector<NamedText> TokenDataset::identity() const {
+  std::vector<NamedText> all = stream_->identity();
+  all.push_back({"order of samples",
+                 concat("length ", options_.sequence_length, ", tokens ", begin_, " to ", end_ - 1,
+                        options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
+  return all;
+}
+
 void TokenDataset::check_vocabulary(std::int64_t vocab_size) const {
   stream_->check_vocabulary(vocab_size);
 }

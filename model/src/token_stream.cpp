@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "file_identity.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
@@ -36,6 +37,14 @@ std::vector<std::string> TokenStream::files() const {
   std::vector<std::string> paths;
   for (const Part& part : parts_) paths.push_back(part.file.file.path());
   return paths;
+}
+
+std::vector<NamedText> TokenStream::identity() const {
+  std::vector<const MappedFile*> files;
+  for (const Part& part : parts_) files.push_back(&part.file.file);
+  std::vector<NamedText> all = identity_of(files);
+  all.insert(all.begin(), {"kind of data", std::string(to_string(kind_))});
+  return all;
 }
 
 std::size_t TokenStream::part_at(std::int64_t position) const {

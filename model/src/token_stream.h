@@ -21,6 +21,9 @@ class TokenStream {
   std::vector<std::string> files() const;
   const std::vector<std::string>& notes() const { return notes_; }
 
+  /// Of its kind and its files: see TokenDataset::identity.
+  std::vector<NamedText> identity() const;
+
   /// Writes tokens [begin, begin + out.size()) of the stream, which must exist.
   void read(std::int64_t begin, std::span<std::uint32_t> out) const;
   /// "token 17 of 'a.bin'": where the stream's token `position` comes from.

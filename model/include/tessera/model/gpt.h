@@ -34,9 +34,9 @@ std::vector<std::string> gpt_preset_names();
 /// decay is for matrices, embeddings included.
 /// Throws Error{kConfig} if the sizes do not fit together.
 ///
-/// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count. Where
-/// nothing is recorded and the batch has no targets, the head gives logits (B, L, vocab_size) fp32
-/// instead of losses.
+/// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count, nor one
+/// of -100 in what a BatchSource fills. Where nothing is recorded and the batch has no targets, the
+/// head gives logits (B, L, vocab_size) fp32 instead of losses.
 Model make_gpt(const GptConfig& config);
 
 /// FLOPs of forward and backward per token of a full context: 6 for each matrix element, the head's

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/autograd/tape.h"
+#include "tessera/core/named_text.h"
 
 namespace tessera {
 
@@ -68,8 +69,16 @@ class BatchSource {
   virtual DType target_dtype() const = 0;
   /// Fills samples [first, first + micro_batch) of the run's endless sequence, a pure function of
   /// `first`; views are in host memory. Returns the number of losses that count.
+  ///
+  /// Targets of int32 are classes, one for each loss; -1 or -100 is a target that does not count.
+  /// The others must be as many as is returned, and none of them negative, or the run ends with an
+  /// error that names the batch. Targets of another dtype mean what the model's last layer takes
+  /// them for, and are not looked at.
   virtual std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                             TensorView targets) const = 0;
+  /// What tells this data from others, for processes that must all train on the same: it may not
+  /// depend on where the data lie. Nothing: the samples themselves are compared, a few of them.
+  virtual std::vector<NamedText> identity() const { return {}; }
 };
 
 }  // namespace tessera

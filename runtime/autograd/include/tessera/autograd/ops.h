@@ -62,7 +62,9 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter&
 // that backward is given for it must be loss_scale everywhere. Its values are not read again.
 
 /// Loss per row, (rows) fp32, of softmax(logits (..., V)) against targets (rows elements) int32.
-/// `logits` become their own gradient.
+/// `logits` become their own gradient. A row whose target is `ignore_index` has loss 0 and no
+/// gradient; in training, -100 in a batch's targets means -1 (see BatchSource::fill). Any other
+/// target outside of [0, V) is an Error on the CPU, and a loss of nan on a GPU.
 Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                     std::int32_t ignore_index = -1);
 
