@@ -34,9 +34,17 @@ TEST_F(LaunchCommand, ProcessesTrainAsThreadsDo) {
   for (const Variant& variant : variants) {
     SCOPED_TRACE(variant.strategy);
     const auto arguments = [&](const std::string& log) {
-      std::vector<std::string> all{
-          "--data", data,    "--steps", "4", "--strategy", variant.strategy, "--threads-per-rank",
-          "1",      "--log", path(log)};
+      std::vector<std::string> all{"--data",
+                                   data,
+                                   "--steps",
+                                   "4",
+                                   "--strategy",
+                                   variant.strategy,
+                                   "--threads-per-rank",
+                                   "1",
+                                   "--log",
+                                   path(log),
+                                   "--overwrite"};
       all.insert(all.end(), variant.more.begin(), variant.more.end());
       return all;
     };
@@ -355,7 +363,8 @@ TEST_F(LaunchCommand, NodesMeetOverIpv6) {
 
 TEST_F(LaunchCommand, ThreadsOfARankAreThoseOfTheEnvironment) {
   const std::string data = write_text();
-  const std::vector<std::string> rest{"--data", data, "--steps", "1", "--log", path("log.jsonl")};
+  const std::vector<std::string> rest{"--data",          data,         "--steps", "1", "--log",
+                                      path("log.jsonl"), "--overwrite"};
   const auto threads_with = [&](const char* text, std::vector<std::string> more) {
     const test::ScopedVariables threads{{"OMP_NUM_THREADS", text}};
     more.insert(more.end(), rest.begin(), rest.end());

@@ -94,8 +94,8 @@ TEST_F(LaunchConfig, EveryFlagOfTheCommandReachesTheFile) {
   EXPECT_EQ(steps["warmup_steps"], 150);
   const std::string batch =
       write("batch.json", R"({"train_batch_size": 24, "zero_optimization": {"stage": 1}})");
-  const nlohmann::json sizes = with(
-      batch, {"--micro-batch", "4", "--accumulate=3", "--steps", "1", "--log", path("log.jsonl")});
+  const nlohmann::json sizes = with(batch, {"--micro-batch", "4", "--accumulate=3", "--steps", "1",
+                                            "--log", path("log.jsonl"), "--overwrite"});
   EXPECT_EQ(sizes["micro_batch"], 4);
   EXPECT_EQ(sizes["accumulate"], 3);
 }

@@ -167,8 +167,8 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   out << "speed     " << with_prefix(summary.tokens_per_second) << " tokens/s";
-  if (measurements.mfu > 0.0) {
-    out << ", MFU " << fixed(100.0 * measurements.mfu, 1) << " % of the "
+  if (measurements.mfu) {
+    out << ", MFU " << fixed(100.0 * *measurements.mfu, 1) << " % of the "
         << with_prefix(measurements.matmul_flops_per_second) << "FLOP/s measured in matmul";
   }
   if (plan.cuda_graph) out << ", steps replayed as a CUDA graph";

@@ -92,6 +92,8 @@ double machine_flops(TrainerOptions options) {
 TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
                                 const TokenDataset& dataset) {
   check_outputs(config, dataset.files());
+  RunOutputs::check(config);
+  config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   join_world(launcher, config, options);
@@ -107,7 +109,6 @@ struct PreparedRun {
         model(make_model(choice)),
         dataset(open_dataset(config, choice)),
         trainer(model, dataset, complete_options(config, launcher, model, dataset)) {
-    config.set_effective("data_kind", to_string(dataset.kind()));
     set_effective(config, plan().options);
   }
   const TrainingPlan& plan() const { return trainer.plan(); }
@@ -142,9 +143,12 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
             const InterruptGuard& interrupt) {
   const bool interrupted = interrupt.signal() != 0;
   const TrainingPlan& plan = run.plan();
-  const RunMeasurements measurements{
-      .matmul_flops_per_second = peak_flops,
-      .mfu = model_flops_utilisation(run.model, summary.tokens_per_second, peak_flops)};
+  const RunUtilisation utilisation =
+      utilisation_of_run(run.model, summary.tokens_per_second, peak_flops,
+                         [&] { return machine_flops(plan.options); });
+  const RunMeasurements measurements{.matmul_flops_per_second = utilisation.peak_flops_per_second,
+                                     .mfu = utilisation.mfu};
+  if (!utilisation.note.empty()) outputs.note(utilisation.note);
   outputs.end(plan, summary, measurements);
   if (run.config.get<bool>("quiet")) return;
   if (interrupted) {
@@ -152,6 +156,7 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   }
   std::cout << "\n";
   print_summary(std::cout, plan, summary, measurements);
+  if (!utilisation.note.empty()) std::cout << "note: " << utilisation.note << "\n";
   if (!plan.options.gather_parameters || interrupted) return;
   const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
   std::cout << "\nsample\n"
@@ -189,6 +194,18 @@ std::vector<Setting> train_only_settings() {
                      "raise the micro-batch to the largest that fits the memory, and accumulate "
                      "less: micro-batch times accumulation stays as given",
                  .group = "Step"});
+  all.push_back(
+      {.name = "append",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "write after what an earlier run has left in --log, --csv and --tensorboard",
+       .group = "Output"});
+  all.push_back(
+      {.name = "overwrite",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "replace what an earlier run has left there; without either, it is refused",
+       .group = "Output"});
   all.push_back({.name = "verbose",
                  .type = SettingType::kFlag,
                  .fallback = false,

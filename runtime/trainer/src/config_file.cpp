@@ -9,6 +9,7 @@
 #include "foreign/key_table.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/trainer/log.h"
 
 namespace tessera {
 namespace {
@@ -23,8 +24,12 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
                    ConfigTranslation& translation) {
   std::vector<std::string> names;
   for (const Setting& setting : table) names.push_back(setting.name);
+  const auto is_log = [](const foreign::Node::Member& member) {
+    return member.key == "kind" && member.value.json() == "run";
+  };
+  const bool of_log = std::ranges::any_of(document.root.members, is_log);  // its first line
   for (const foreign::Node::Member& member : document.root.members) {
-    if (member.key == "kind" && member.value.json() == "run") continue;  // the first line of a log
+    if (of_log && is_of_run_line(member.key)) continue;
     const std::string name = setting_name(member.key);
     const std::string where = foreign::at_line(document.path, member.line);
     if (std::ranges::find(names, name) == names.end()) {
