@@ -11,6 +11,7 @@
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
 #include "launch/launch_environment.h"
+#include "launch/same_run.h"
 #include "output_check.h"
 #include "progress.h"
 #include "report.h"
@@ -97,6 +98,10 @@ TrainerOptions complete_options(Config& config, const Launcher& launcher, const 
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options);
+  }
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   return options;
 }

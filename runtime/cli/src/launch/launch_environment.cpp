@@ -287,7 +287,6 @@ void join_world(const Launcher& launcher, const Config& config, TrainerOptions& 
   const char* const apart = std::getenv(kApart);
   const WorldOptions world{.local_ranks = options.ranks / launcher.processes,
                            .timeout = options.timeout,
-                           .check = options.check_collectives,
                            .apart = apart != nullptr && std::string_view(apart) == "1"};
   options.world = launcher.kind == Launcher::Kind::kMpi
                       ? join_mpi(launcher, world)

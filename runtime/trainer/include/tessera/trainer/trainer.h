@@ -54,7 +54,9 @@ struct TrainingSummary {
 class Trainer {
  public:
   /// Plans the run. Throws Error{kConfig} on options that do not fit together, and
-  /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated.
+  /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated. In
+  /// several processes, all must make one: they compare options, model, data and program, and
+  /// Error{kConfig} in all of them names what differs; see agreement.h.
   Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options);
 
   /// Options with all defaults filled in, the schedule, and what it is predicted to cost.
