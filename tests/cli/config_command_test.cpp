@@ -38,7 +38,7 @@ class ConfigCommand : public test::ProgramTest {
 
   /// The settings that a file means here; it must be one that can be used.
   std::string explain(const std::string& file) {
-    const ProgramResult result = run({"explain", path(file)});
+    const ProgramResult result = run({"explain", path(file), "--all"});
     EXPECT_EQ(result.exit_code, 0) << result.err << read_file(path(file));
     return result.out;
   }

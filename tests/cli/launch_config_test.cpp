@@ -233,7 +233,7 @@ TEST_F(LaunchConfig, AloneAFileOfALaterMachineIsRefusedButExplained) {
   EXPECT_THAT(error_of(train({"--config", file, "--data", path("unread.txt")})),
               AllOf(HasSubstr(file + ":4: machine_rank: is 1"),
                     HasSubstr("'tessera launch --config " + file + " -- train'")));
-  const ProgramResult explained = run({"explain", file});
+  const ProgramResult explained = run({"explain", file, "--all"});
   EXPECT_EQ(explained.exit_code, 0) << explained.err;
   EXPECT_THAT(explained.out, AllOf(HasSubstr("used by 'tessera launch', as --node-rank"),
                                    HasSubstr("used by 'tessera launch', as --main-address"),

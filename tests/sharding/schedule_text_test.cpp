@@ -199,6 +199,8 @@ TEST(ScheduleText, RefusesBadHeaders) {
   expect_refused("replicate 1 shard 2", "replicate x shard 2", "'x' is not a number");
   expect_refused("replicate 1 shard 2", "replicate -1 shard 2", "'-1' is not a number");
   expect_refused("replicate 1 shard 2", "replicate 99999999999 shard 2", "is not a number");
+  expect_refused("replicate 1 shard 2", "replicate 1000000000 shard 4",
+                 "a mesh of 1000000000 x 4 ranks is too large");
   expect_refused("over shard in bf16", "over shards in bf16", "unknown axis 'shards'");
   expect_refused("over shard in bf16", "over shard in bf17", "unknown dtype 'bf17'");
   expect_refused("reduction_order       rank", "reduction_order chaos", "'chaos'");

@@ -6,7 +6,6 @@
 #include "foreign/variables.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
-#include "tessera/trainer/config_file.h"
 
 namespace tessera {
 std::string flag_name(std::string_view setting) {
@@ -110,6 +109,10 @@ void Config::set_launch(LaunchFacts launch) {
 
 void Config::read_file(const std::string& path) {
   take(ConfigFile(path).translate(context()), Giver::kFile);
+}
+
+FixedConfig Config::fixed_file(const std::string& path) const {
+  return fix_config(path, context());
 }
 
 void Config::read_environment(const Environment& environment,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "tessera/core/error.h"
 
@@ -34,9 +35,11 @@ void merge(Node& map) {
   if (found == nullptr || found->value.kind == Node::Kind::kScalar) return;
   const Node defaults = found->value;
   std::erase_if(map.members, [](const Node::Member& member) { return member.key == "<<"; });
+  std::set<std::string, std::less<>> keys;
+  for (const Node::Member& member : map.members) keys.insert(member.key);
   const auto take = [&](const Node& from) {
     for (const Node::Member& member : from.members) {
-      if (find(map.members, member.key) == nullptr) map.members.push_back(member);
+      if (keys.insert(member.key).second) map.members.push_back(member);
     }
   };
   take(defaults);
@@ -73,20 +76,9 @@ void check_is_text(const std::string& path, const std::string& text) {
   }
 }
 
-std::string read_text(const std::string& path) {
-  constexpr const char* kRemedy = "; give the path of a JSON or YAML file";
-  std::error_code error;
-  require(!std::filesystem::is_directory(path, error), ErrorCode::kConfig, path, ": is a folder",
-          kRemedy);
-  std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), ErrorCode::kConfig, path, ": cannot be opened", kRemedy);
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read");
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  require(text.size() <= kMaxBytes, ErrorCode::kConfig, path,
-          ": is longer than 1 MiB, too long for settings", kRemedy);
-  return text;
+/// A descriptor that this process was given, as by `--config <(command)`: its writer is at work.
+bool is_given_descriptor(const std::string& path) {
+  return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
 }
 
 /// A CR alone ends a line in YAML, too, but not for its parser here, nor for those who count lines.
@@ -154,6 +146,27 @@ Document parse_document(const std::string& path, const std::string& original) {
   return document;
 }
 
+std::string read_text(const std::string& path) {
+  constexpr const char* kRemedy = "; give the path of a JSON or YAML file";
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(!std::filesystem::is_directory(status), ErrorCode::kConfig, path, ": is a folder",
+          kRemedy);
+  // Opening a pipe waits for somebody who writes into it.
+  require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status) ||
+              is_given_descriptor(path),
+          ErrorCode::kConfig, path, ": is a pipe or a device, not a file", kRemedy);
+  std::ifstream file(path, std::ios::binary);
+  require(file.is_open(), ErrorCode::kConfig, path, ": cannot be opened", kRemedy);
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read");
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  require(text.size() <= kMaxBytes, ErrorCode::kConfig, path,
+          ": is longer than 1 MiB, too long for settings", kRemedy);
+  return text;
+}
+
 Document read_document(const std::string& path) { return parse_document(path, read_text(path)); }
 
 bool TreeBuilder::wants_key() const {
@@ -163,9 +176,9 @@ bool TreeBuilder::wants_key() const {
 void TreeBuilder::key(const std::string& text, int line) {
   check_text(text, line);
   Open& map = open_.back();
-  const Node::Member* before = find(map.node.members, text);
-  require(before == nullptr, ErrorCode::kConfig, at_line(path_, line), "'", text,
-          "' is there twice, also on line ", before == nullptr ? 0 : before->line, "; keep one");
+  const auto [before, is_new] = map.keys.emplace(text, line);
+  require(is_new, ErrorCode::kConfig, at_line(path_, line), "'", text,
+          "' is there twice, also on line ", before->second, "; keep one");
   map.pending = Node::Member{.key = text, .line = line, .value = {}};
 }
 
