@@ -60,6 +60,12 @@ const std::vector<Place>& places() {
   constexpr const char* kByDeepSpeed = R"({"distributed_type": "DEEPSPEED", "num_processes": 4})";
   constexpr const char* kDdp = R"({"distributed_type": "MULTI_CPU", "num_processes": 4})";
   constexpr const char* kDeepSpeed = R"({"train_batch_size": 8})";
+  constexpr const char* kDecay =
+      R"({"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR",
+          "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})";
+  constexpr const char* kCosine =
+      R"({"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR",
+          "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})";
   static const std::vector<Place> all{
       {"accelerate_keys", kFsdp, ""},
       {"accelerate_keys", kByDeepSpeed, ""},
@@ -85,10 +91,8 @@ const std::vector<Place>& places() {
        "/scheduler"},
       {"scheduler_params_keys", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR"}})",
        "/scheduler/params"},
-      {"scheduler_params_keys",
-       R"({"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR"}})", "/scheduler/params"},
-      {"scheduler_params_keys",
-       R"({"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR"}})", "/scheduler/params"},
+      {"scheduler_params_keys", kDecay, "/scheduler/params"},
+      {"scheduler_params_keys", kCosine, "/scheduler/params"},
       {"activation_checkpointing_keys", kDeepSpeed, "/activation_checkpointing"},
       {"tensor_parallel_keys", kDeepSpeed, "/tensor_parallel"},
       {"data_types_keys", kDeepSpeed, "/data_types"},
@@ -107,7 +111,7 @@ std::vector<std::string> values() {
   return {"null",        "true",   "false",     "0",
           "-1",          "1",      "0.5",       "1e300",
           kHuge,         "\"\"",   "\"x\"",     "\"auto\"",
-          "\"true\"",    "\"-1\"", "\"1e400\"", "\"" + std::string(100'000, 'y') + "\"",
+          "\"true\"",    "\"-1\"", "\"1e400\"", "\"" + std::string(20'000, 'y') + "\"",
           "[]",          "{}",     "[[]]",      "[1, 2]",
           R"({"a": {}})"};
 }
@@ -199,13 +203,15 @@ TEST_F(EveryType, OfForeignKeysIsAcceptedWithAMeaningOrRefusedByName) {
   std::map<std::string, int> seen;
   for (const Place& place : places()) {
     ASSERT_TRUE(all.contains(place.table)) << place.table;
-    ++seen[place.table];
+    const bool first = ++seen[place.table] == 1;
+    const bool in_yaml =
+        first && std::string(place.around).find("distributed_type") != std::string::npos;
     for (const Key& key : all.at(place.table)) {
       ordered_json root = ordered_json::parse(place.around);
       root[ordered_json::json_pointer(place.section)][key.name] = "@value@";
       for (const std::string& value : values()) {
         check("a.json", key.name, key.type, value, with_value(root.dump(), value));
-        if (std::string(place.around).find("distributed_type") == std::string::npos) continue;
+        if (!in_yaml) continue;
         if (value == kHuge && key.type != "Integer" && key.type != "Number") continue;  // a word
         check("a.yaml", key.name, key.type, value, with_value(as_yaml(root), value));
       }

@@ -320,7 +320,8 @@ class Accelerate {
     }
     if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
     mesh.leave_unused("an axis of one rank", Told::kByExplain);
-    if (replicas > 1 && ranks_ != kUnknownRanks && replicas != ranks_) {
+    const bool known = ranks_ != kUnknownRanks && !is_axis_refused(mesh);
+    if (replicas > 1 && known && replicas != ranks_) {
       mesh.refuse(
           kReplicate, "is ", replicas, ", but there are ", ranks_,
           " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
@@ -386,7 +387,8 @@ class Accelerate {
     }
     std::error_code error;
     if (!std::filesystem::exists(path, error)) {
-      section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
+      section.refuse(key, "there is no file ", quoted(path),
+                     "; give the path of DeepSpeed's JSON file");
     }
     section.agree(key, concat("is read: ", path));
     section.leave_unused("the DeepSpeed file decides", Told::kByExplain);

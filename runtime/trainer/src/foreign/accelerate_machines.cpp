@@ -207,10 +207,11 @@ std::string problem_of_gpu_ids(const std::string& list) {
   std::vector<std::string> seen;
   for (const std::string& id : gpu_ids_of(list)) {
     if (!foreign::is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
-      return concat("'", id, "' is no GPU; give numbers with commas between them, or all");
+      return concat(foreign::quoted(id),
+                    " is no GPU; give numbers with commas between them, or all");
     }
     if (std::ranges::find(seen, id) != seen.end()) {
-      return concat("names GPU ", id, " twice; name each GPU once");
+      return concat("names GPU ", foreign::shortened(id), " twice; name each GPU once");
     }
     seen.push_back(id);
   }

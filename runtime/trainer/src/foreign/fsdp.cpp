@@ -130,14 +130,6 @@ std::int64_t axis(Section& parallelism, const char* key) {
   return parallelism.integer(key).value_or(1);
 }
 
-/// True if an axis is refused: then nobody knows how many ranks the mesh has.
-bool is_axis_refused(const Section& parallelism) {
-  return std::ranges::any_of(
-      std::array{kReplicate, kShard, "parallelism_config_tp_size", "parallelism_config_cp_size",
-                 "parallelism_config_sp_size", "parallelism_config_pp_size"},
-      [&](const char* key) { return parallelism.is_refused(key); });
-}
-
 /// The product must be the number of ranks; all ones is no mesh yet.
 void check_mesh(Section& parallelism, std::int64_t replicate, std::int64_t shard,
                 std::int64_t ranks) {
@@ -355,6 +347,13 @@ void translate_state_dict(Section& fsdp, std::int64_t version) {
 }
 
 }  // namespace
+
+bool is_axis_refused(const Section& parallelism) {
+  return std::ranges::any_of(
+      std::array{kReplicate, kShard, "parallelism_config_tp_size", "parallelism_config_cp_size",
+                 "parallelism_config_sp_size", "parallelism_config_pp_size"},
+      [&](const char* key) { return parallelism.is_refused(key); });
+}
 
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
                     std::int64_t machines) {

@@ -274,6 +274,7 @@ void Section::refuse_key(std::string_view key, std::vector<ConfigChange> changes
                          const std::string& why) {
   const auto found = items_.find(key);
   if (found == items_.end()) {
+    missing_.emplace(key);
     translation_.entries.push_back({.key = path_of(key),
                                     .file = file_,
                                     .line = map_line_,
@@ -298,8 +299,8 @@ void Section::need_all_of(std::initializer_list<std::string_view> keys) const {
 
 bool Section::is_refused(std::string_view key) const {
   const auto found = items_.find(key);
-  return found != items_.end() &&
-         translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
+  if (found == items_.end()) return missing_.contains(key);
+  return translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
 }
 
 void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) {
@@ -353,7 +354,11 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
     case KeyUse::kUsed:
       break;
     case KeyUse::kQuiet:
-      no_effect(rule.name, rule.why);
+      if (match(shown, rule.harmless).empty()) {
+        no_effect(rule.name, rule.why);
+      } else {
+        agree(rule.name, rule.why);
+      }
       break;
     case KeyUse::kSaid:
       if (asks(rule, *item.node, shown)) {
@@ -399,9 +404,9 @@ const Section::Item* Section::find(std::string_view key) const {
 }
 
 ConfigEntry& Section::entry(std::string_view key) {
+  if (is_refused(key)) return thrown_away_;
   const auto found = items_.find(key);
   require(found != items_.end(), ErrorCode::kInternal, "the key '", key, "' is not in the file");
-  if (is_refused(key)) return thrown_away_;
   return translation_.entries[found->second.entry];
 }
 
@@ -511,7 +516,8 @@ void Section::leave_unused(const std::string& note, Told told, KeyOutcome outcom
 void Section::switch_off(const std::string& note) {
   for (const std::size_t index : entries_) {
     ConfigEntry& e = translation_.entries[index];
-    if (e.outcome && e.outcome != KeyOutcome::kRefused) continue;
+    const bool asks = e.outcome == KeyOutcome::kRefused || e.announce;
+    if (e.outcome && !asks) continue;
     e.outcome = KeyOutcome::kNoEffect;
     e.note = note;
     e.announce = true;

@@ -42,7 +42,7 @@ struct KeyRule {
   const char* lifted_by = "";  ///< kRefused: the setting that, on the command line, decides instead
   /// Not kRefused: values, in any case; none: all.
   std::vector<const char*> allowed{};
-  /// kSaid, kRefused: values that ask for nothing, besides those that asks() knows by the type.
+  /// Not kUsed: values that ask for nothing, besides those that asks() knows by the type.
   std::vector<const char*> harmless{};
   /// kRefused: the values that ask for it; none: all others. What is in neither list is unknown.
   std::vector<const char*> refused{};
@@ -164,8 +164,9 @@ class Section {
   Options options_;
   int map_line_ = 0;
   std::map<std::string, Item, std::less<>> items_;
-  std::vector<std::size_t> entries_;  ///< of all members, known or not
-  std::size_t unknown_ = 0;           ///< members that are not in the table
+  std::set<std::string, std::less<>> missing_;  ///< refused because they are not there
+  std::vector<std::size_t> entries_;            ///< of all members, known or not
+  std::size_t unknown_ = 0;                     ///< members that are not in the table
   ConfigEntry thrown_away_;
 };
 

@@ -2,7 +2,6 @@
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/parser.h>
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -112,16 +111,6 @@ class YamlEvents : public YAML::EventHandler {
     require(any_of(tag, kOwn), ErrorCode::kConfig, at_line(path_, line(mark)), "the tag '", tag,
             "' means nothing here; write the plain value");
   }
-  /// True if nothing but comments follow.
-  bool is_end(std::size_t at) const {
-    while (at < text_.size()) {
-      const std::size_t line_end = std::min(text_.find('\n', at), text_.size());
-      const std::size_t found = std::min(text_.find_first_not_of(" \t\r", at), line_end);
-      if (found < line_end && text_[found] != '#') return false;
-      at = line_end + 1;
-    }
-    return true;
-  }
   /// The parser lets the last key of a text go without its colon, which YAML does not.
   void check_colon() const {
     if (key_.mark.is_null()) return;
@@ -130,8 +119,9 @@ class YamlEvents : public YAML::EventHandler {
     const std::size_t first = text_.find_first_not_of(" \t", line_begin);
     const bool quoted = at < text_.size() && (text_[at] == '"' || text_[at] == '\'');
     const std::size_t begin = at + (quoted ? 1 : 0);
+    const std::size_t end = begin + key_.text.size() + (quoted ? 1 : 0);
     const bool alone = first == at && text_.compare(begin, key_.text.size(), key_.text) == 0 &&
-                       is_end(begin + key_.text.size() + (quoted ? 1 : 0));
+                       text_.find_first_not_of(" \t\r\n", end) == std::string::npos;
     require(!alone, ErrorCode::kConfig, at_line(path_, line(key_.mark)), "'", key_.text,
             "' has no colon; write '", key_.text, ": ' and a value, or take it out");
   }
