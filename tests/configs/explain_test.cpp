@@ -181,7 +181,7 @@ TEST_F(ExplainCommand, BeginsWithAVerdictAndShowsWhatDiffers) {
   EXPECT_EQ(good.out.rfind(file + ", settings of Accelerate:", 0), 0U) << good.out;
   EXPECT_THAT(
       std::regex_replace(good.out, std::regex("\\s+"), " "),
-      AllOf(HasSubstr("Accelerate: 4 kept, 1 without effect, none to change"),
+      AllOf(HasSubstr("settings of Accelerate: 4 kept, 1 without effect, none to change"),
             HasSubstr("otherwise than under Accelerate line 4: fsdp_reshard_after_forward"),
             HasSubstr("settings that are not the defaults"),
             HasSubstr("strategy shard_grad_op line 4"), HasSubstr("--all' tells of every")));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <set>
 #include <sstream>
 #include <tuple>
 #include <vector>
@@ -11,6 +12,7 @@
 namespace tessera::cli {
 namespace {
 
+constexpr std::size_t kColumns = 80;
 constexpr const char* kNotJudged = "not judged";
 
 std::string show(const nlohmann::ordered_json& value) {
@@ -121,6 +123,21 @@ nlohmann::ordered_json json_of(const ConfigEntry& entry) {
   return json;
 }
 
+/// The names that misspelt keys are to get: that those are missing is said with them.
+std::set<std::string> names_to_come(const ConfigTranslation& translation) {
+  std::set<std::string> names;
+  for (const ConfigEntry& entry : translation.entries) {
+    for (const ConfigChange& change : entry.changes) names.insert(change.name);
+  }
+  return names;
+}
+
+/// Refused for itself.
+bool is_to_change(const ConfigEntry& entry, const std::set<std::string>& to_come) {
+  const bool missing = entry.value.is_null() && to_come.contains(last_part(entry.key));
+  return entry.outcome == KeyOutcome::kRefused && !missing;
+}
+
 /// The keys of a file by what becomes of them.
 struct Verdict {
   int kept = 0;
@@ -131,12 +148,14 @@ struct Verdict {
 };
 
 Verdict judge(const ConfigTranslation& translation) {
+  const std::set<std::string> to_come = names_to_come(translation);
   Verdict verdict;
   for (const ConfigEntry& entry : translation.entries) {
     if (entry.outcome == KeyOutcome::kDerived || is_section(entry)) continue;
     if (!entry.outcome) {
       ++verdict.not_judged;
     } else if (entry.outcome == KeyOutcome::kRefused) {
+      if (!is_to_change(entry, to_come)) continue;
       verdict.to_change.push_back(last_part(entry.key));
     } else {
       ++(entry.outcome == KeyOutcome::kNoEffect     ? verdict.no_effect
@@ -150,7 +169,6 @@ Verdict judge(const ConfigTranslation& translation) {
 }  // namespace
 
 void print_wrapped(std::ostream& out, const std::string& text, std::size_t indent) {
-  constexpr std::size_t kColumns = 80;
   std::istringstream words(text);
   std::string line(indent, ' ');
   bool empty = true;
@@ -169,8 +187,9 @@ void print_wrapped(std::ostream& out, const std::string& text, std::size_t inden
 void print_verdict(std::ostream& out, const ConfigTranslation& translation) {
   constexpr std::size_t kMostNames = 8;
   const Verdict verdict = judge(translation);
-  std::string text = concat(translation.path, ", settings of ", to_string(translation.dialect),
-                            ": ", verdict.kept, " kept");
+  const std::string head =
+      concat(translation.path, ", settings of ", to_string(translation.dialect), ":");
+  std::string text = concat(verdict.kept, " kept");
   const auto add = [&](std::size_t count, const char* what) {
     if (count > 0) text += concat(", ", count, " ", what);
   };
@@ -186,7 +205,12 @@ void print_verdict(std::ostream& out, const ConfigTranslation& translation) {
     }
     if (verdict.to_change.size() > kMostNames) text += ", ...";
   }
-  print_wrapped(out, text, 0);
+  if (head.size() + 1 + text.size() <= kColumns) {
+    out << head << " " << text << "\n";
+  } else {
+    out << head << "\n";
+    print_wrapped(out, text, 2);
+  }
 }
 
 void print_keys(std::ostream& out, const ConfigTranslation& translation) {
@@ -210,6 +234,7 @@ void print_keys(std::ostream& out, const ConfigTranslation& translation) {
 void print_findings(std::ostream& out, const ConfigTranslation& translation) {
   constexpr int kMost = 50;
   const std::vector<ConfigEntry> entries = sorted(translation);
+  const std::set<std::string> to_come = names_to_come(translation);
   int shown = 0;
   const auto print = [&](const char* title, const ConfigEntry& entry, const std::string& text) {
     if (shown == 0) out << "\n" << title << "\n";
@@ -221,7 +246,7 @@ void print_findings(std::ostream& out, const ConfigTranslation& translation) {
     shown = 0;
   };
   for (const ConfigEntry& entry : entries) {
-    if (entry.outcome != KeyOutcome::kRefused) continue;
+    if (!is_to_change(entry, to_come)) continue;
     print("to change, as --fix FILE does it", entry, remedy_of(entry));
   }
   end_section();

@@ -263,8 +263,11 @@ void translate_wrap(Section& fsdp) {
   } else if (!size) {
     fsdp.honour(kPolicy, "wrap", "none");
   } else {
+    attempt([&] {
+      const std::int64_t given = fsdp.integer(kSize).value_or(0);
+      if (given < 0) fsdp.refuse(kSize, "is ", given, "; it must be at least 0");
+    });
     const std::int64_t numel = fsdp.integer(kSize).value_or(100'000'000);
-    if (numel < 0) fsdp.refuse(kSize, "is ", numel, "; it must be at least 0");
     const std::string wrap = numel == 0 ? "none" : concat("size:", numel);
     fsdp.honour(kPolicy, "wrap", wrap);
     if (fsdp.has(kSize)) {
@@ -369,7 +372,7 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
       apply_machines(fsdp, choice, ranks, machines);
     }
   });
-  attempt([&] { translate_wrap(fsdp); });
+  translate_wrap(fsdp);
   translate_prefetch(fsdp, version);
   attempt([&] { translate_state_dict(fsdp, version); });
   tell_loading(fsdp);

@@ -147,8 +147,8 @@ bool set_in(Lines& lines, const Node::Member& member, const std::string& value) 
   }
   const bool quoted = line[begin] == '"' || line[begin] == '\'';
   std::size_t end = quoted ? line.find(line[begin], begin + 1) : line.find(" #", begin);
-  if (quoted && end != line.npos) ++end;
-  end = std::min(end, line.find_last_not_of(" \t\r") + 1);
+  if (!quoted || end == line.npos) end = line.find_last_not_of(" \t\r", end);
+  ++end;
   line.replace(begin, end - begin, value);
   return true;
 }
