@@ -274,7 +274,8 @@ std::vector<Setting> machine_settings() {
       {.name = "threads_per_rank",
        .type = kInteger,
        .fallback = defaults().threads_per_rank,
-       .help = "threads of a rank's kernels (0: the machine's, divided by the ranks)",
+       .help = "threads of a rank's kernels (0: the cores that this process may use, divided by "
+               "the ranks)",
        .minimum = 0,
        .maximum = 4096},
       {.name = "memory_limit",

@@ -73,7 +73,7 @@ struct TrainerOptions {
   /// cuDNN's attention gives the same bits every time, for more scratch.
   bool deterministic_attention = true;
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
-  int threads_per_rank = 0;             ///< 0: the machine's threads divided by its ranks
+  int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
@@ -92,7 +92,7 @@ DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}, a
 GroupChoice parse_group(std::string_view name);
 AttentionBackend parse_attention(std::string_view name);
 
-/// The machine's hardware threads divided by `ranks`, at least 1.
+/// usable_cores() divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);
 
 /// How many of the run's ranks are on this machine.
