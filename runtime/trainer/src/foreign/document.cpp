@@ -1,8 +1,11 @@
 #include "foreign/document.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <string_view>
 
 #include "tessera/core/error.h"
 
@@ -57,6 +60,27 @@ std::size_t utf8_length(const std::string& text, std::size_t i) {
     if ((byte(i + k) & 0xC0U) != 0x80) return 0;
   }
   return length;
+}
+
+/// Whether the first line that says something is TOML's: "[section]" or "key = value". Neither can
+/// begin a map of YAML or JSON.
+bool looks_like_toml(const std::string& text) {
+  constexpr std::string_view kBlanks = " \t\r";
+  constexpr std::string_view kKey =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.\"";
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(0, std::min(line.find_first_not_of(kBlanks), line.size()));
+    if (line.empty() || line.front() == '#') continue;
+    const bool section = line.front() == '[';
+    if (section) line.erase(0, std::min(line.find_first_not_of('['), line.size()));
+    if (section && (line.empty() || std::isalpha(static_cast<unsigned char>(line[0])) == 0)) break;
+    const std::size_t key = line.find_first_not_of(kKey);
+    const std::size_t next = line.find_first_not_of(kBlanks, key);
+    return key != std::string::npos && key > 0 && next != std::string::npos &&
+           line[next] == (section ? ']' : '=');
+  }
+  return false;
 }
 
 void check_is_text(const std::string& path, const std::string& text) {
@@ -135,6 +159,9 @@ Document parse_document(const std::string& path, const std::string& original) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   require(first != std::string::npos, ErrorCode::kConfig, path,
           ": is empty; write settings into it, or run 'tessera config'");
+  require(!looks_like_toml(text), ErrorCode::kConfig, path,
+          ": is a TOML file; settings are read from YAML or JSON: write 'key: value', and the keys "
+          "of a section indented under 'section:'");
   const bool braces = text[first] == '{';
   // `accelerate config default` writes JSON into files called .yaml; YAML may also use braces.
   document.json = ends_with(path, ".json");
