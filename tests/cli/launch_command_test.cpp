@@ -102,7 +102,7 @@ TEST_F(LaunchCommand, OutputComesInWholeLinesWithTheirRanks) {
   const ProgramResult result = launch({"--processes", "2", "--ranks-per-process", "2"},
                                       {"--data", write_text(), "--steps", "3"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("[ranks 0-1] parameters sha256"), HasSubstr("4 ranks")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[ranks 0-1] sha256"), HasSubstr("4 ranks")));
   EXPECT_THAT(result.err, HasSubstr("[ranks 0-1] step 3/3"));
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("ranks 2-3")));  // rank 0 speaks for all
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("\033")));
@@ -239,7 +239,7 @@ TEST_F(LaunchCommand, InATerminalNotesOfProcess0HaveTheirRankAndItsBarHasNone) {
   for (std::string line; std::getline(shown, line);) {
     const bool tells = line.find("note: ") != std::string::npos;
     notes += tells ? 1 : 0;
-    if (tells || line.find("parameters sha256") != std::string::npos) {
+    if (tells || line.find("sha256") != std::string::npos) {
       EXPECT_THAT(line, HasSubstr("[rank 0]"));
     }
   }

@@ -46,7 +46,7 @@ TEST_F(Preflight, AllRanksOfOneMachineWork) {
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("processes: all are there: 4 ranks on "),
                                 HasSubstr("links: there is one machine"),
-                                HasSubstr("the same losses, norms and parameters"),
+                                HasSubstr("full_shard: the same bits, with "),
                                 HasSubstr("All 4 ranks on 1 machine work")));
   EXPECT_THAT(result.out, Not(HasSubstr("[ranks 2-3]")));  // rank 0 tells for all
 }

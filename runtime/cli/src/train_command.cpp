@@ -32,17 +32,19 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
   const TrainerOptions& options = plan.options;
   const std::int64_t tokens_per_step = options.micro_batch * options.accumulate * options.ranks *
                                        config.get<std::int64_t>("sequence_length");
-  std::cout << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(options)
-            << "\n"
+  std::cout << model.name << ": " << describe_model(model, plan) << "\n"
+            << describe_ranks(options) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
-  for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
-  const std::string device = device_note(config, options);
-  if (!device.empty()) std::cout << "note: " << device << "\n";
-  for (const std::string& note : learning_rate_notes(config, options.learning_rate)) {
-    std::cout << "note: " << note << "\n";
+  std::vector<std::string> notes = dataset.notes();
+  notes.push_back(device_note(config, options));
+  for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
+    notes.push_back(std::move(note));
+  }
+  for (const std::string& note : notes) {
+    if (!note.empty()) std::cout << for_reader(inspect(stdout), "note: " + note, 2) << "\n";
   }
   std::cout << std::flush;
 }

@@ -42,8 +42,8 @@ std::string refusals_of(const ConfigTranslation& translation) {
 
 }  // namespace
 
-ConfigRefused::ConfigRefused(ConfigTranslation translation)
-    : Error(ErrorCode::kConfig, refusals_of(translation)),
+ConfigRefused::ConfigRefused(ConfigTranslation translation, const std::string& remedy)
+    : Error(ErrorCode::kConfig, refusals_of(translation) + remedy),
       translation_(std::make_shared<const ConfigTranslation>(std::move(translation))) {}
 
 std::string_view to_string(ConfigDialect dialect) {

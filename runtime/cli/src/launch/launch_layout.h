@@ -14,7 +14,8 @@ namespace tessera::cli {
 /// What `tessera launch` is asked for on the command line; what is absent, a config file may say.
 struct LaunchRequest {
   std::string config{};
-  std::optional<int> processes{};
+  std::optional<int> processes{};      ///< on this machine
+  std::optional<int> all_processes{};  ///< on all of them; one of the two at most
   int ranks_per_process = 1;
   std::optional<int> nodes{};
   std::optional<int> node_rank{};

@@ -43,7 +43,9 @@ class Preflight {
     if (!good && launcher_.process != 0) {
       fail(ErrorCode::kUnavailable, checks_.first_failure());
     }
-    if (launcher_.process == 0) std::cout << "\n" << sentence(good) << "\n";
+    if (launcher_.process == 0) {
+      std::cout << "\n" << for_reader(inspect(stdout), sentence(good)) << "\n";
+    }
     return good ? kExitGood : kExitRunTime;
   }
 

@@ -114,8 +114,8 @@ std::string SelfTestTraining::run(const Strategy& strategy) const {
           "other gradient norms than no_shard");
   require(outcome.parameters_sha256 == reference_.parameters_sha256, ErrorCode::kInternal,
           "other parameters than no_shard");
-  return concat("the same losses, norms and parameters, with ", format_bytes(outcome.peak_bytes),
-                " per rank; memory and traffic as predicted");
+  return concat("the same bits, with ", format_bytes(outcome.peak_bytes),
+                " per rank, as predicted");
 }
 
 }  // namespace tessera::cli

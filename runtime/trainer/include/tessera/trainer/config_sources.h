@@ -66,7 +66,8 @@ struct ConfigTranslation {
 /// A file or an environment with keys that are refused: the text names all of them.
 class ConfigRefused : public Error {
  public:
-  explicit ConfigRefused(ConfigTranslation translation);
+  /// `remedy`: behind the text, if there is another one than to change the keys.
+  explicit ConfigRefused(ConfigTranslation translation, const std::string& remedy = "");
   /// What became of all its keys.
   const ConfigTranslation& translation() const { return *translation_; }
 
