@@ -128,8 +128,8 @@ TEST_F(EstimateCommand, AnUnknownModelIsToldOfThoseThatAreThere) {
               AllOf(HasSubstr("gpt2-tiny, gpt2-124m (gpt2), gpt2-350m (gpt2-medium)"),
                     HasSubstr("nearest in size: gpt2-xl with --layers 32 --heads 32 --width 4096 "
                               "(6.65 G parameters)")));
-  EXPECT_THAT(error("facebook/opt-350m"), HasSubstr("nearest in size: gpt2-medium"));
-  EXPECT_THAT(error("Qwen/Qwen2.5-0.5B"), HasSubstr("nearest in size: gpt2-medium"));
+  EXPECT_THAT(error("facebook/opt-350m"), HasSubstr("nearest in size: gpt2-350m"));
+  EXPECT_THAT(error("Qwen/Qwen2.5-0.5B"), HasSubstr("nearest in size: gpt2-350m"));
   EXPECT_THAT(error("mistral"), HasSubstr("--layers, --heads and --width make others"));
   EXPECT_THAT(error("gpt2-medum"), HasSubstr("did you mean 'gpt2-medium'?"));
   EXPECT_THAT(error("meta-llama/gpt2"), HasSubstr("there is no model 'meta-llama/gpt2'"));

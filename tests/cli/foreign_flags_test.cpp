@@ -47,7 +47,7 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--nproc_per_node=2"}, "ranks", 2},
       {{"--num_processes", "2"}, "ranks", 2},
       {{"--lr", "0.5"}, "learning_rate", 0.5},
-      {{"--min_lr", "0.5"}, "minimum_learning_rate", 0.5},
+      {{"--min_lr", "1e-5"}, "minimum_learning_rate", 1e-5},
       {{"--lr_scheduler_type", "constant_with_warmup"}, "learning_rate_schedule", "constant"},
       {{"--lr_scheduler_type", "linear"}, "learning_rate_schedule", "linear"},
       {{"--warmup_iters", "7"}, "warmup_steps", 7},
@@ -114,7 +114,7 @@ TEST_F(ForeignFlags, AreGivenOnceAndTheirValuesAreChecked) {
   EXPECT_THAT(error_of(train({"--mixed_precision", "fp16"})), HasSubstr("--precision: "));
   EXPECT_THAT(error_of(train({"--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"})),
               HasSubstr("--wrap size:N here"));
-  EXPECT_THAT(error_of(train({"--lr"})), HasSubstr("--lr"));
+  EXPECT_THAT(error_of(train({"--lr"})), HasSubstr("--lr needs a value"));
 }
 
 TEST_F(ForeignFlags, AreNotShown) {

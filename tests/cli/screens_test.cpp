@@ -16,6 +16,16 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+/// What is left on the screen of escapes for colours and for lines that are drawn anew.
+std::string without_escapes(std::string shown) {
+  for (std::size_t at = 0; (at = shown.find("\033[", at)) != std::string::npos;) {
+    const std::size_t end = shown.find_first_of("AGJKm", at);
+    const bool anew = shown[end] == 'G' || shown[end] == 'A';
+    shown.replace(at, end - at + 1, anew ? "\n" : "");
+  }
+  return shown;
+}
+
 /// The lines that are too long, but for those that one word makes so.
 std::string too_long(const std::string& output) {
   std::string found;
@@ -98,7 +108,7 @@ TEST_F(Screens, ReportsOfARun) {
 TEST_F(Screens, ErrorsAreBrokenBetweenWordsForAReader) {
   PseudoTerminal terminal({TESSERA_PROGRAM, "train", "--model", "meta-llama/Llama-2-7b-hf"});
   EXPECT_EQ(terminal.exit_code(), 2);
-  EXPECT_EQ(too_long(terminal.shown()), "");
+  EXPECT_EQ(too_long(without_escapes(terminal.shown())), "");
   EXPECT_THAT(terminal.shown(), HasSubstr("\r\n"));
 }
 
@@ -120,14 +130,7 @@ TEST_F(Screens, Questions) {
     terminal.type("\r");
   }
   EXPECT_EQ(terminal.exit_code(), 0) << terminal.shown();
-  std::string shown = terminal.shown();
-  for (std::size_t at = 0; (at = shown.find("\033[", at)) != std::string::npos;) {
-    const std::size_t end = shown.find_first_of("AGJKm", at);
-    // Where a line is drawn anew, what was there does not count.
-    const bool anew = shown[end] == 'G' || shown[end] == 'A';
-    shown.replace(at, end - at + 1, anew ? "\n" : "");
-  }
-  EXPECT_EQ(too_long(shown), "");
+  EXPECT_EQ(too_long(without_escapes(terminal.shown())), "");
 }
 
 }  // namespace

@@ -193,7 +193,8 @@ void add_alias(CLI::App& command, const Alias& alias, CLI::Option* ours) {
   const auto forward = [alias, ours](const CLI::results_t& given) {
     require(given.size() < 2, ErrorCode::kConfig, alias.theirs, " is given ", given.size(),
             " times; give it once");
-    const bool bare = given.empty() || (alias.may_be_bare && given.front().empty());
+    const bool bare = given.empty() || given.front().empty();
+    require(!bare || alias.may_be_bare, ErrorCode::kConfig, alias.theirs, " needs a value");
     std::string text = bare ? "true" : given.front();
     try {
       if (alias.value != nullptr) text = alias.value(text);
@@ -210,7 +211,8 @@ void add_alias(CLI::App& command, const Alias& alias, CLI::Option* ours) {
     return true;
   };
   CLI::Option* option = command.add_option(std::string(alias.theirs), forward);
-  option->expected(alias.may_be_bare ? 0 : 1, 1);
+  // Of a flag that is not shown CLI11 could not say by name that its value is missing.
+  option->expected(0, 1);
   option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group("");
 }
 

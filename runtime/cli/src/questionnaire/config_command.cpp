@@ -17,6 +17,7 @@
 #include "questionnaire/questionnaire.h"
 #include "questionnaire/questionnaire_checks.h"
 #include "questionnaire/questionnaire_document.h"
+#include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
@@ -68,8 +69,9 @@ void save(const std::string& text, const fs::path& path) {
     fail(ErrorCode::kIo, "cannot write ", path.string(), error ? ": " + error.message() : "",
          "; is the disk full? Give another --config-file");
   }
-  std::cout << "configuration saved at " << path.string() << "\n'tessera explain " << path.string()
-            << "' tells what it means\n";
+  const std::string saved = concat("configuration saved at ", path.string(), "\n'tessera explain ",
+                                   path.string(), "' tells what it means");
+  std::cout << for_reader(inspect(stdout), saved) << "\n";
 }
 
 MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {

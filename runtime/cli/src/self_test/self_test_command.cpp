@@ -17,6 +17,7 @@
 #include "self_test/collectives_check.h"
 #include "self_test/preflight.h"
 #include "self_test/self_test_training.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_device.h"
@@ -32,11 +33,14 @@ class SelfTest {
   explicit SelfTest(const TrainerOptions& options) : options_(options), training_(options) {}
 
   int run() {
-    std::cout << "Testing " << options_.ranks << " ranks on "
-              << (options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU") << ", "
-              << to_string(options_.precision)
-              << ". Every strategy must end with the losses,\ngradient norms and parameters of "
-                 "no_shard, and take the memory and send the bytes\nthat its plan predicts.\n";
+    const char* const where = options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU";
+    std::cout << wrapped(concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
+                                to_string(options_.precision),
+                                ". Every strategy must end with the losses, gradient norms and "
+                                "parameters of no_shard, and take the memory and send the bytes "
+                                "that its plan predicts."),
+                         kColumns)
+              << "\n";
     checks_.check("collectives", [this] { return test_collectives(); });
     checks_.check("no_shard learns", [this] { return training_.run_reference(); });
     bool all_run = true;
