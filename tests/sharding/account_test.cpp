@@ -146,10 +146,18 @@ std::vector<Job> hybrid_setups(const std::string& strategy) {
 // (N-1)/N of N ranks' parts is N-1 parts; nothing is called if there is nobody to call.
 std::int64_t calls(const Job& s, std::int64_t count) { return s.ranks() > 1 ? count : 0; }
 
+// The sum of gradients that travel in bf16 is gathered in fp32.
 TEST(AccountTraffic, NoShardReducesOncePerStep) {
   for (const Job& s : setups("no_shard")) {
-    expect_traffic(s, {.all_reduce = 2 * s.g() * kTrainable * (s.ranks() - 1),
-                       .all_reduce_calls = calls(s, kUnits)});
+    const std::int64_t sent = kTrainable * (s.ranks() - 1);
+    if (s.reduce_dtype == DType::kFloat32) {
+      expect_traffic(s, {.all_reduce = 2 * 4 * sent, .all_reduce_calls = calls(s, kUnits)});
+    } else {
+      expect_traffic(s, {.all_gather = 4 * sent,
+                         .all_gather_calls = calls(s, kUnits),
+                         .reduce_scatter = 2 * sent,
+                         .reduce_scatter_calls = calls(s, kUnits)});
+    }
   }
 }
 
@@ -196,6 +204,27 @@ TEST(AccountTraffic, AccumulatingUnshardedReducesOncePerStep) {
                        .all_gather_calls = calls(s, s.steps() * kGatherCallsTwice),
                        .reduce_scatter = s.g() * kTrainable * (s.ranks() - 1),
                        .reduce_scatter_calls = calls(s, kUnits)});
+  }
+}
+
+// The once-per-step sum of a hybrid's micro-steps: over all ranks, or inside replicas first.
+TEST(AccountTraffic, AccumulatingUnshardedAcrossReplicasGathersInFp32) {
+  for (Job s : hybrid_setups("hybrid_shard")) {
+    s.accumulate_unsharded = true;
+    Expected expected{
+        .all_gather = s.steps() * s.p() * kGatheredTwice * s.replicas() * (s.shards() - 1),
+        .all_gather_calls = s.steps() * kGatherCallsTwice,
+        .reduce_scatter_calls = kUnits};
+    if (s.order == ReductionOrder::kRank) {
+      expected.reduce_scatter = s.g() * kTrainable * (s.ranks() - 1);
+      expected.all_gather += 4 * kTrainable * (s.replicas() - 1);
+      expected.all_gather_calls += kUnits;
+    } else {
+      expected.reduce_scatter = s.g() * kTrainable * s.replicas() * (s.shards() - 1);
+      expected.all_reduce = 2 * 4 * kTrainable * (s.replicas() - 1);
+      expected.all_reduce_calls = kUnits;
+    }
+    expect_traffic(s, expected);
   }
 }
 
@@ -266,11 +295,18 @@ constexpr std::int64_t kGradientSlots = 384 + 128;
 // embedding beside the head.
 constexpr std::int64_t kReshardSlots = 256 + kFrozen + 320 + 128;
 
+// Whole gradients are in fp32. Where backward writes fp32, it writes those of the first micro-step
+// in place.
+std::int64_t slots_of_whole_gradients(const Job& s) {
+  const bool in_place = s.steps() == 1 && s.reduce_dtype == DType::kFloat32;
+  return in_place ? 0 : s.g() * kGradientSlots * s.ranks();
+}
+
 TEST(AccountMemory, NoShardHoldsEverything) {
   for (const Job& s : setups("no_shard")) {
     expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
-                      .gradients = s.g() * kTrainable * s.ranks(),
-                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .gradients = 4 * kTrainable * s.ranks(),
+                      .unsharded_gradients = slots_of_whole_gradients(s),
                       .optimizer = s.state() * kTrainable * s.ranks()});
   }
 }
@@ -278,17 +314,17 @@ TEST(AccountMemory, NoShardHoldsEverything) {
 TEST(AccountMemory, Zero1CutsOptimizerState) {
   for (const Job& s : setups("zero1")) {
     expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
-                      .gradients = s.g() * kTrainable * s.ranks(),
-                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .gradients = 4 * kTrainable * s.ranks(),
+                      .unsharded_gradients = slots_of_whole_gradients(s),
                       .optimizer = s.state() * kTrainable});
   }
 }
 
 // On one rank there is nothing to reduce: gradients are whole and accumulate like no_shard's.
 ExpectedMemory sharded_gradients(const Job& s) {
-  const bool alone = s.ranks() == 1;
-  return {.gradients = (alone ? s.g() : 4) * kTrainable,
-          .unsharded_gradients = alone && s.steps() == 1 ? 0 : s.g() * kGradientSlots * s.ranks(),
+  return {.gradients = 4 * kTrainable,
+          .unsharded_gradients =
+              s.ranks() == 1 ? slots_of_whole_gradients(s) : s.g() * kGradientSlots * s.ranks(),
           .optimizer = s.state() * kTrainable};
 }
 

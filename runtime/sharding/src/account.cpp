@@ -22,7 +22,6 @@ Traffic account_traffic(const Schedule& schedule) {
   Traffic traffic;
   const Mesh& mesh = schedule.mesh;
   const DType parameter_dtype = schedule.parameter_dtype;
-  const DType buffer_dtype = schedule.gradient_buffer_dtype();
   const int buffer_parts = mesh.size(schedule.gradient_buffer_axes());
   const int optimizer_parts = mesh.size(schedule.placement.optimizer);
   for (const Action& action : schedule.actions) {
@@ -39,16 +38,16 @@ Traffic account_traffic(const Schedule& schedule) {
       case ActionKind::kReduceScatter:
         charge(traffic, CollectiveKind::kReduceScatter,
                action.slot >= 0 ? bytes_of(numel, schedule.reduce_dtype)
-                                : bytes_of(numel / buffer_parts, buffer_dtype),
+                                : bytes_of(numel / buffer_parts, DType::kFloat32),
                group_size);
         break;
       case ActionKind::kAllReduce:
-        charge(traffic, CollectiveKind::kAllReduce, bytes_of(numel / optimizer_parts, buffer_dtype),
-               group_size);
+        charge(traffic, CollectiveKind::kAllReduce,
+               bytes_of(numel / optimizer_parts, DType::kFloat32), group_size);
         break;
       case ActionKind::kGatherGradient:
-        charge(traffic, CollectiveKind::kAllGather, bytes_of(numel / optimizer_parts, buffer_dtype),
-               group_size);
+        charge(traffic, CollectiveKind::kAllGather,
+               bytes_of(numel / optimizer_parts, DType::kFloat32), group_size);
         break;
       case ActionKind::kGatherParameter:
         charge(traffic, CollectiveKind::kAllGather,
@@ -82,8 +81,7 @@ MemoryUse account_memory(const Schedule& schedule) {
     }
     if (trained[i]) {
       hold(MemoryCategory::kGradients,
-           unit.trainable_numel / mesh.size(schedule.gradient_buffer_axes()),
-           schedule.gradient_buffer_dtype());
+           unit.trainable_numel / mesh.size(schedule.gradient_buffer_axes()), DType::kFloat32);
     }
     // Two moments, and the master weights unless the parameters themselves are fp32.
     const int states = schedule.parameter_dtype == DType::kFloat32 ? 2 : 3;

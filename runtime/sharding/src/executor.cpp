@@ -222,9 +222,16 @@ std::function<void()> Executor::Impl::computation(int index, Stream& stream) {
       return [this, index, &stream] { layers_.backward(index, stream); };
     case ActionKind::kAccumulate:
       return [this, &action, &stream] {
-        kernels_.add({.src = state_.gradient_slot(action.slot, action.unit),
-                      .dst = state_.gradient_buffer(action.unit)},
-                     stream);
+        const TensorView slot = state_.gradient_slot(action.slot, action.unit);
+        const TensorView buffer = state_.gradient_buffer(action.unit);
+        if (action.micro_step == 0) return kernels_.cast({.src = slot, .dst = buffer}, stream);
+        kernels_.add({.src = slot, .dst = buffer}, stream);
+      };
+    case ActionKind::kRound:
+      return [this, &action, &stream] {
+        kernels_.cast({.src = state_.gradient_buffer(action.unit),
+                       .dst = state_.gradient_slot(action.slot, action.unit)},
+                      stream);
       };
     case ActionKind::kSquares:
       return [this, unit = action.unit, &stream] { exchange_.squares(unit, stream); };

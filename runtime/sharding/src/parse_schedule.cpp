@@ -218,6 +218,8 @@ class Parser {
       if (line.accept(action.kind == ActionKind::kUnshard ? "->" : "free")) {
         action.slot = parse_numbered('p', line.take("a slot"));
       }
+    } else if (action.kind == ActionKind::kRound) {
+      if (line.accept("->")) action.slot = parse_numbered('g', line.take("a slot"));
     } else if (line.accept("<-") && !line.accept("buffer")) {
       action.slot = parse_numbered('g', line.take("a slot"));
     }

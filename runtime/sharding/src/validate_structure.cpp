@@ -38,6 +38,7 @@ Fields fields_of(ActionKind kind) {
     case ActionKind::kReshard:
       return {.micro_step = true, .slot = 'p', .slot_may_be_none = false};
     case ActionKind::kAccumulate:
+    case ActionKind::kRound:
       return {.micro_step = true, .slot = 'g', .slot_may_be_none = false};
     case ActionKind::kReduceScatter:
       return {.micro_step = true, .axes = true, .accumulate = true, .slot = 'g'};
@@ -151,7 +152,7 @@ class StructureCheck {
       if (!seen.insert({target.unit, target.micro_step}).second) {
         findings_.add(kRule, what, " has two targets");
       }
-      const bool wants_slot = s_.reduces_every_micro_step() || target.micro_step > 0;
+      const bool wants_slot = s_.writes_to_slots(target.micro_step);
       if (wants_slot != (target.slot != -1)) {
         findings_.add(kRule, what, " must be written to ",
                       wants_slot ? "a slot, not to the buffer" : "the buffer, not to a slot");

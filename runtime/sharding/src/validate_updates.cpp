@@ -78,6 +78,7 @@ class UpdateWalk {
         break;
       case ActionKind::kCountItems:
       case ActionKind::kReshard:
+      case ActionKind::kRound:
         break;
     }
   }
