@@ -8,6 +8,9 @@
 //   all_gather (in place)  size (n-1)/n        the parts of its peers
 //   reduce_scatter         size                its part of every input
 //   all_reduce             size + size (n-1)/n both, one after the other
+// Unlike a backward pass, nobody writes inputs between calls: small ones stay in the caches of the
+// cores that read them, and each chunk of an all_reduce in that of the core that sums it.
+//
 // `copy` is over when all ranks have copied, as a parallel loop of memcpy is. ratio = copy time /
 // time: 1.00 is the speed of memcpy. A reduce_scatter writes less than that copy (size / n); of a
 // copy that moves the same reads plus writes its rate is ratio x (1 + 1/n) / 2.

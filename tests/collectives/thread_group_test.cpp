@@ -241,6 +241,20 @@ TYPED_TEST(AllReduceTest, SumsInRankOrderOnEveryRank) {
   });
 }
 
+// So large that a rank sums its chunk in pieces, of which the last is short.
+TYPED_TEST(AllReduceTest, SumsLargeBuffersInRankOrder) {
+  constexpr std::int64_t kNumel = 300'003;
+  Groups groups = make_groups(2);
+  expect_success(groups, [](RankContext c) {
+    Vector<TypeParam> data = values<TypeParam>(random_value, c.rank(), kNumel);
+    c.group.all_reduce(view_of(data), c.stream);
+    c.stream.synchronize();
+    expect_same_bits(
+        data, ordered_sum_oracle<TypeParam, TypeParam>(random_value, c.size(), 0, kNumel, nullptr),
+        describe(c.size(), kNumel, c.rank()));
+  });
+}
+
 TEST(OracleTest, RandomValuesAreSensitiveToTheOrder) {
   int differ = 0;
   for (std::int64_t i = 0; i < 1000; ++i) {
