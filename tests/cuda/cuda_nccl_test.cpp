@@ -51,6 +51,31 @@ TEST_F(CudaNccl, InRankOrderGivesTheBitsOfThreads) {
   }
 }
 
+// Sums of what travels in bf16 are taken by us, in rank order, whatever order NCCL adds in.
+TEST_F(CudaNccl, GradientsInBf16GiveTheBitsOfThreads) {
+  const Model model = small_gpt();
+  const auto in_bf16 = [](TrainerOptions options) {
+    options.precision = DType::kBFloat16;
+    options.reduce_dtype = DType::kBFloat16;
+    return options;
+  };
+  const Trained expected = run(model, in_bf16(cuda_options("full_shard", kRanks)));
+  for (const char* strategy : {"no_shard", "zero1", "zero2", "full_shard"}) {
+    SCOPED_TRACE(strategy);
+    const Trained over_nccl = run(model, in_bf16(nccl_options(strategy)));
+    expect_same_bits(over_nccl, expected);
+    EXPECT_EQ(over_nccl.summary.measured_memory, over_nccl.summary.predicted_memory);
+    for (const Traffic& counted : over_nccl.summary.counted_traffic) {
+      EXPECT_EQ(counted.sent_bytes, over_nccl.summary.predicted_traffic.sent_bytes);
+    }
+  }
+  const auto twice = [&](TrainerOptions options) {
+    options.accumulate = 2;
+    return run(model, in_bf16(options));
+  };
+  expect_same_bits(twice(nccl_options("no_shard")), twice(cuda_options("zero1", kRanks)));
+}
+
 TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
   const Model model = small_gpt();
   TrainerOptions options = nccl_options("full_shard");

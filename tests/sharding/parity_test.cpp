@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "support/small_run.h"
 #include "tessera/core/error.h"
 
@@ -22,6 +24,7 @@ struct Formats {
   const char* name;
   DType dtype, reduce_dtype;
 };
+void PrintTo(const Formats& formats, std::ostream* out) { *out << formats.name; }
 constexpr Formats kFp32{"fp32", DType::kFloat32, DType::kFloat32};
 constexpr Formats kBf16{"bf16", DType::kBFloat16, DType::kFloat32};
 constexpr Formats kReducedInBf16{"reduced_in_bf16", DType::kBFloat16, DType::kBFloat16};
