@@ -65,4 +65,4 @@ target_compile_options(tessera_cuda PRIVATE
 set_target_properties(tessera_cuda PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib
   CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
-install(TARGETS tessera_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera)
+tessera_install_module(tessera_cuda)
