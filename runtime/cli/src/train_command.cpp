@@ -11,11 +11,13 @@
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
 #include "launch/launch_environment.h"
+#include "loss_plot.h"
 #include "output_check.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
 #include "sample.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/byte_size.h"
@@ -121,13 +123,14 @@ struct PreparedRun {
 };
 
 /// Trains to the end or to a signal, and tells and writes every step.
-TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_flops,
-                      const InterruptGuard& interrupt) {
+TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
+                      double peak_flops, const InterruptGuard& interrupt) {
   Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
                     run.config.get<bool>("verbose"));
   return run.trainer.train(
       [&](const StepRecord& record) {
         outputs.step(record, peak_flops);
+        losses.add(record.step, record.loss);
         progress.show(record);
         return interrupt.signal() == 0;
       },
@@ -138,8 +141,8 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_f
 }
 
 /// What the run was, beside what was predicted, and what the model has to say.
-void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary, double peak_flops,
-            const InterruptGuard& interrupt) {
+void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary,
+            const LossPlot& losses, double peak_flops, const InterruptGuard& interrupt) {
   const bool interrupted = interrupt.signal() != 0;
   const TrainingPlan& plan = run.plan();
   const RunMeasurements measurements{
@@ -151,8 +154,13 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
     std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
   }
   std::cout << "\n";
+  losses.print(std::cout, inspect(stdout).columns, is_utf8_locale(std::getenv));
   print_summary(std::cout, plan, summary, measurements);
   if (!plan.options.gather_parameters || interrupted) return;
+  if (const std::string why = why_no_sample(run.config, summary.last_loss); !why.empty()) {
+    std::cout << "\nsample    " << why << "\n";
+    return;
+  }
   const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
   std::cout << "\nsample\n"
             << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)),
@@ -170,9 +178,10 @@ int run_train(Config config) {
   const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
   const InterruptGuard interrupt;
   std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
-  TrainingSummary summary = train(run, outputs, peak_flops, interrupt);
+  LossPlot losses(run.plan().options.steps);
+  TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt);
   watch.reset();
-  if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupt);
+  if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
 }
 

@@ -34,10 +34,10 @@ int needed(const Environment& environment, const char* name, const std::string& 
 
 /// A port that leaves room for `offset` more.
 int needed_port(const Environment& environment, const std::string& launcher, int offset = 0) {
-  constexpr int kLastPort = 65535;
+  constexpr int kHighestPort = 65535;
   const int port = needed(environment, "MASTER_PORT", launcher);
-  require(port >= 1 && port <= kLastPort - offset, ErrorCode::kConfig,
-          "environment: MASTER_PORT is ", port, "; it must be 1 to ", kLastPort - offset);
+  require(port >= 1 && port <= kHighestPort - offset, ErrorCode::kConfig,
+          "environment: MASTER_PORT is ", port, "; it must be 1 to ", kHighestPort - offset);
   return port;
 }
 

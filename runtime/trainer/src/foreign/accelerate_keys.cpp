@@ -8,7 +8,7 @@ using enum KeyUse;
 
 constexpr const char* kTpu = "only for TPUs";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
-constexpr const char* kNoOffload =
+constexpr const char* kOffloadRemedy =
     "use more ranks, recomputation (fsdp_activation_checkpointing: true) or a smaller micro-batch";
 constexpr const char* kShardInstead =
     "set it to 1 and shard over those ranks: parallelism_config_dp_shard_size";
@@ -165,7 +165,7 @@ const std::vector<KeyRule>& fsdp_keys() {
        .type = kFlag,
        .use = kRefused,
        .asks_for = "keeping the state in the host's memory",
-       .instead = kNoOffload},
+       .instead = kOffloadRemedy},
       {.name = "fsdp_state_dict_type",
        .type = kText,
        .use = kUsed,
