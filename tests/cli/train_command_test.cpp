@@ -61,6 +61,19 @@ TEST_F(TrainCommand, TrainsAndTellsTheTruth) {
   EXPECT_EQ(summary["parameters_sha256"].get<std::string>().size(), 64U);
 }
 
+TEST_F(TrainCommand, DrawsTheLossAndMakesUpNoTextBeforeThereAreWords) {
+  const std::string data = write_text();
+  const ProgramResult unasked = train({"--data", data, "--steps", "8"});
+  ASSERT_EQ(unasked.exit_code, 0) << unasked.err;
+  EXPECT_THAT(unasked.out, ContainsRegex("  loss .+1 +step 8\n"));
+  EXPECT_THAT(unasked.out, ContainsRegex("\nsample    left out: at a loss of [2-9]"));
+  EXPECT_THAT(unasked.out, Not(HasSubstr("\nsample\n")));
+
+  const ProgramResult asked = train({"--data", data, "--steps", "8", "--sample-tokens", "5"});
+  EXPECT_THAT(asked.out, AllOf(HasSubstr("\nsample\n"), Not(HasSubstr("left out"))));
+  EXPECT_EQ(train({"--data", data, "--steps", "8", "--quiet"}).out, "");
+}
+
 TEST_F(TrainCommand, ALogIsAConfigThatTrainsTheSame) {
   const std::string data = write_text();
   ASSERT_EQ(train({"--data", data, "--ranks", "3", "--strategy", "zero1", "--steps", "3", "--quiet",
