@@ -1,7 +1,8 @@
 // Kernels of a transformer block at the sizes of GPT-2 124M.
 //
-// On OMP_NUM_THREADS threads, with 1024 tokens, 768 channels, 12 heads. Counters: FLOP/s of arithmetic that the formula needs (the
-// causal half of attention), or bytes/s of tensors read and written.
+// On OMP_NUM_THREADS threads, with 1024 tokens, 768 channels, 12 heads. Counters: FLOP/s of
+// arithmetic that the formula needs (the causal half of attention), or bytes/s of tensors read and
+// written.
 //
 //   OMP_NUM_THREADS=1 kernels_bench --filter gemm --repetitions 5
 #include <omp.h>
@@ -168,11 +169,11 @@ void register_all() {
                                                  {Pass::kWeightGradient, "weight gradient"}};
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const std::string type(to_string(dtype));
-    for (const auto& [in, out] :
+    for (const Sizes size :
          {Sizes{768, 768}, {768, 2304}, {768, 3072}, {3072, 768}, {768, 50304}}) {
-      for (const auto& [pass, words] : passes) {
-        add(concat("gemm/", words, "/", type, "/", in, "->", out),
-            [=, pass = pass, in = in, out = out](State& s) { gemm(s, dtype, pass, in, out); });
+      for (const auto& pass : passes) {
+        add(concat("gemm/", pass.second, "/", type, "/", size.first, "->", size.second),
+            [=](State& s) { gemm(s, dtype, pass.first, size.first, size.second); });
       }
     }
     for (const bool backward : {false, true}) {
