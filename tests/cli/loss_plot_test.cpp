@@ -62,7 +62,7 @@ TEST(LossPlot, DrawsALineOfStarsFromTheGreatestLossToTheLeast) {
 }
 
 TEST(LossPlot, IsAtMostEightyColumnsAndElevenLines) {
-  for (const std::int64_t steps : {8, 71, 72, 500, 1'000'000}) {
+  for (const std::int64_t steps : {8, 71, 72, 500, 50'000}) {
     for (const int columns : {24, 60, 80, 300}) {
       for (const bool utf8 : {false, true}) {
         const std::vector<std::string> lines = lines_of(falling(steps), columns, utf8);
@@ -77,9 +77,9 @@ TEST(LossPlot, IsAtMostEightyColumnsAndElevenLines) {
 
 TEST(LossPlot, DrawsBrailleWhereTheLocaleHasIt) {
   const std::vector<std::string> lines = lines_of(falling(2000), 80, true);
-  EXPECT_THAT(lines.front(), StartsWith("  5.00 │⢣"));
+  EXPECT_THAT(lines.front(), StartsWith("  4.93 │⠑⡄"));
   EXPECT_THAT(lines[9], StartsWith("  1.01 │ "));
-  EXPECT_THAT(lines[9], HasSubstr("⠤⠤⣀⣀"));
+  EXPECT_THAT(lines[9], HasSubstr("⠤⠤⢄⣀⣀"));
   EXPECT_THAT(lines.back(), StartsWith("  loss └1"));
   EXPECT_THAT(lines.back(), HasSubstr("step 2,000"));
 }
