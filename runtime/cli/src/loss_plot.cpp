@@ -131,16 +131,16 @@ void LossPlot::print(std::ostream& out, int columns, bool utf8) const {
   }
 
   const double range = greatest > least ? greatest - least : 1.0;
-  std::optional<int> before;
+  int before = -1;  // none
   for (std::size_t x = 0; x < curve.size(); ++x) {
     if (!curve[x]) {
-      before.reset();
+      before = -1;
       continue;
     }
     const auto y = static_cast<int>(
         std::lround((greatest - *curve[x]) / range * static_cast<double>(canvas.height() - 1)));
     int from = y;  // steep places have a line, too
-    if (before && *before != y) from = *before < y ? *before + 1 : *before - 1;
+    if (before >= 0 && before != y) from = before < y ? before + 1 : before - 1;
     for (int dot = std::min(from, y); dot <= std::max(from, y); ++dot) {
       canvas.set(static_cast<int>(x), dot);
     }
