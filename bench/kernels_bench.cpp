@@ -169,7 +169,7 @@ void register_all() {
                                                  {Pass::kWeightGradient, "weight gradient"}};
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const std::string type(to_string(dtype));
-    for (const Sizes size :
+    for (const Sizes& size :
          {Sizes{768, 768}, {768, 2304}, {768, 3072}, {3072, 768}, {768, 50304}}) {
       for (const auto& pass : passes) {
         add(concat("gemm/", pass.second, "/", type, "/", size.first, "->", size.second),
