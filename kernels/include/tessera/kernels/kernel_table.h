@@ -85,6 +85,32 @@ struct GeluBackwardArgs {
   TensorView dx{};  // T; may alias dy
 };
 
+/// y = x / (1 + exp(-x)), which is SiLU, or Swish.
+struct SiluForwardArgs {
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
+};
+
+/// dx = dy * silu'(x).
+struct SiluBackwardArgs {
+  TensorView x{};   // T
+  TensorView dy{};  // T
+  TensorView dx{};  // T; may alias dy
+};
+
+/// y = max(x, 0); NaN stays NaN.
+struct ReluForwardArgs {
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
+};
+
+/// dx = dy where y > 0 (or NaN), else 0. It reads the output, so that the input need not be kept.
+struct ReluBackwardArgs {
+  TensorView y{};   // T
+  TensorView dy{};  // T
+  TensorView dx{};  // T; may alias dy
+};
+
 /// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked.
 struct AttentionForwardArgs {
   TensorView qkv{};        // (B, L, 3, H, D); T
@@ -142,6 +168,15 @@ struct CrossEntropyArgs {
   TensorView losses{};          // (rows); fp32; out: -log p[target], 0 for ignored rows
   std::int64_t vocab_size = 0;  ///< V; logits columns beyond V (padding) count as -inf, gradient 0
   std::int32_t ignore_index = -1;
+  bool gradient = true;
+  TensorView scale{};  // (1); fp32; optional: multiplies the gradient
+};
+
+/// Mean squared error of each row, and its gradient in place of the predictions.
+struct SquaredErrorArgs {
+  TensorView x{};        // (rows, C); T; predictions; out: d loss / d x if gradient
+  TensorView targets{};  // (rows, C); fp32
+  TensorView losses{};   // (rows); fp32; out: the mean over C of (x - target)^2
   bool gradient = true;
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
@@ -277,12 +312,17 @@ struct KernelTable {
   void (*layer_norm_backward)(const LayerNormBackwardArgs&, Stream&);
   void (*gelu_forward)(const GeluForwardArgs&, Stream&);
   void (*gelu_backward)(const GeluBackwardArgs&, Stream&);
+  void (*silu_forward)(const SiluForwardArgs&, Stream&);
+  void (*silu_backward)(const SiluBackwardArgs&, Stream&);
+  void (*relu_forward)(const ReluForwardArgs&, Stream&);
+  void (*relu_backward)(const ReluBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*attention_backward)(const AttentionBackwardArgs&, Stream&);
   void (*embedding_forward)(const EmbeddingForwardArgs&, Stream&);
   void (*embedding_backward)(const EmbeddingBackwardArgs&, Stream&);
   void (*dropout)(const DropoutArgs&, Stream&);
   void (*cross_entropy)(const CrossEntropyArgs&, Stream&);
+  void (*squared_error)(const SquaredErrorArgs&, Stream&);
   void (*adamw)(const AdamWArgs&, Stream&);
   void (*block_squares)(const BlockSquaresArgs&, Stream&);
   void (*norm_nodes)(const NormNodesArgs&, Stream&);
