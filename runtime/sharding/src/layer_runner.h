@@ -47,6 +47,8 @@ class LayerRunner {
   TensorView gradient_of(int unit, int micro_step) const;
   std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
+  /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
+  Value input_of(int layer, Tape& tape, Tensor flowing) const;
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
   const Action& action(int index) const {

@@ -29,8 +29,9 @@ class Layer {
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
 
-  /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer
-  /// gets an empty input and reads tape.batch().inputs; the last returns one loss per item, fp32.
+  /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
+  /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient
+  /// flows to it. The last layer returns one loss per item, fp32.
   /// Gradients are in place for backward, and for the last layer's recording forward, too, whose
   /// fused loss writes them (see ops.h); no other layer may use that loss.
   virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;
@@ -67,7 +68,8 @@ class BatchSource {
   virtual Shape target_shape(std::int64_t micro_batch) const = 0;
   virtual DType target_dtype() const = 0;
   /// Fills samples [first, first + micro_batch) of the run's endless sequence, a pure function of
-  /// `first`; views are in host memory. Returns the number of losses that count.
+  /// `first`; views are in host memory. Returns the number of losses that count. What it throws
+  /// ends the run with an Error that has its text and names the rank and the step.
   virtual std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                             TensorView targets) const = 0;
 };
