@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <stdexcept>
 #include <thread>
+#include <type_traits>
 
 #include "support/small_run.h"
 #include "support/threads_of_process.h"
@@ -297,6 +299,52 @@ TEST(Trainer, ARankThatThrowsInAStepIsNamedAndEndsAllOthers) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << strategy;
   }
 }
+
+TEST(Trainer, WhatABatchSourceThrowsIsToldAsItsOwn) {
+  struct DiskError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+  const Model model = tiny_model();
+  TinyData data;
+  // 3 ranks x 2 micro-steps x 4 samples: sample 105 is in the fifth step, and rank 2's.
+  data.before_sample = [](std::int64_t sample) {
+    if (sample == 105) throw DiskError("shard 7 is not there");
+  };
+  const Trainer trainer(model, data, options_for("full_shard", 3));
+  const Error error = error_of([&] { trainer.train(); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);  // no bug of Tessera's
+  EXPECT_STREQ(error.what(),
+               "rank 2: the batch source failed at step 5, samples 104 to 107: shard 7 is not "
+               "there");
+  // And the exception itself is at the bottom.
+  const auto bottom = [](const std::exception& top, const auto& self) -> std::string {
+    try {
+      std::rethrow_if_nested(top);
+    } catch (const DiskError& own) {
+      return own.what();
+    } catch (const std::exception& nested) {
+      return self(nested, self);
+    }
+    return "";
+  };
+  try {
+    trainer.train();
+  } catch (const std::exception& top) {
+    EXPECT_EQ(bottom(top, bottom), "shard 7 is not there");
+  }
+
+  data.before_sample = [](std::int64_t) { throw 7; };
+  EXPECT_THAT(error_of([&] { trainer.train(); }).what(),
+              HasSubstr("the batch source failed at step 1, samples"));
+}
+
+// It keeps references: a temporary model would be gone before it trains.
+template <typename M, typename Data>
+constexpr bool kTrains = std::is_constructible_v<Trainer, M, Data, TrainerOptions>;
+static_assert(kTrains<Model&, TinyData&> && kTrains<const Model&, const TinyData&>);
+static_assert(!kTrains<Model, TinyData&> && !kTrains<const Model, const BatchSource&>);
+static_assert(!kTrains<Model&, TinyData> && !kTrains<const Model&, const TinyData>);
+static_assert(!kTrains<Model, TinyData>);
 
 TEST(Trainer, DivergenceEndsTheRunUnlessAllowed) {
   const Model model = tiny_model();

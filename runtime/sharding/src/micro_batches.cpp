@@ -1,8 +1,36 @@
 #include "micro_batches.h"
 
+#include <exception>
+#include <new>
 #include <utility>
 
+#include "tessera/core/error.h"
+
 namespace tessera {
+namespace {
+
+/// The source's own fill. What it throws is told as the source's failure: it is the user's code, or
+/// data that the user gave. (Which rank it is, is said by whoever runs the ranks.)
+std::int64_t fill_from(const BatchSource& source, std::int64_t step, std::int64_t first,
+                       std::int64_t samples, const TensorView& inputs, const TensorView& targets) {
+  const auto text = [&](const char* what) {
+    return concat("the batch source failed at step ", step + 1, ", samples ", first, " to ",
+                  first + samples - 1, ": ", what);
+  };
+  try {
+    return source.fill(first, samples, inputs, targets);
+  } catch (const Error& error) {
+    std::throw_with_nested(Error(error.code(), text(error.what())));
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::throw_with_nested(Error(ErrorCode::kInvalidArgument, text(error.what())));
+  } catch (...) {
+    std::throw_with_nested(Error(ErrorCode::kInvalidArgument, text("an unknown exception")));
+  }
+}
+
+}  // namespace
 
 /// A micro-batch in host memory, on its way to a device that the host cannot write to.
 class MicroBatches::Staging {
@@ -65,9 +93,9 @@ void MicroBatches::read(std::int64_t step) {
     batch.index = (step * micro_steps + m) * ranks_ + place_;
     const Staging* staging =
         staging_.empty() ? nullptr : staging_[static_cast<std::size_t>(m)].get();
-    batch.items = source_.fill(batch.index * samples_, samples_,
-                               staging != nullptr ? staging->inputs() : batch.inputs.view(),
-                               staging != nullptr ? staging->targets() : batch.targets.view());
+    batch.items = fill_from(source_, step, batch.index * samples_, samples_,
+                            staging != nullptr ? staging->inputs() : batch.inputs.view(),
+                            staging != nullptr ? staging->targets() : batch.targets.view());
   }
 }
 
