@@ -182,7 +182,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_EQ(options.learning_rate.total_steps, 50);
   EXPECT_EQ(options.learning_rate.warmup_steps, 5);
   EXPECT_EQ(options.learning_rate.decay_steps, 10);
-  EXPECT_DOUBLE_EQ(options.learning_rate.minimum, 0.002);
+  EXPECT_DOUBLE_EQ(*options.learning_rate.minimum, 0.002);
   EXPECT_EQ(options.optimizer.clip_norm, 0.0);
   EXPECT_FLOAT_EQ(options.optimizer.beta2, 0.99F);
   EXPECT_TRUE(options.optimizer.stochastic_rounding);

@@ -91,6 +91,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);
+  options.learning_rate = resolved(options.learning_rate);
 
   const Strategy& strategy = find_strategy(options.strategy);
   options.strategy = strategy.name;
