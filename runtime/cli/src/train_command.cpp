@@ -38,6 +38,7 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
+  for (const std::string& line : dataset.assumptions()) std::cout << "data: " << line << "\n";
   for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
   const std::string device = device_note(config, options);
   if (!device.empty()) std::cout << "note: " << device << "\n";
