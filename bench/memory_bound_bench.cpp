@@ -33,6 +33,7 @@
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/kernel_table.h"
 
 namespace tessera::bench {
@@ -249,9 +250,12 @@ std::vector<Case> in_place_cases(const Tensors& tensors, Stream& stream) {
 /// Kernels that only read, or only write.
 std::vector<Case> one_way_cases(const Tensors& tensors, Stream& stream) {
   const std::int64_t n = tensors.elements / kNormBlock * kNormBlock;
-  const auto block_squares = [&tensors, &stream, n] {
-    const TensorView out(tensors.data(4), DType::kFloat64, Shape{n / kNormBlock});
-    cpu_kernels().block_squares({.x = tensors.floats(1).narrow(0, 0, n), .out = out}, stream);
+  const auto exact_squares = [&tensors, &stream, n] {
+    std::array<std::int64_t, kExactSumWords> words{};
+    cpu_kernels().exact_squares(
+        {.x = tensors.floats(1).narrow(0, 0, n),
+         .words = TensorView(words.data(), DType::kInt64, Shape{kExactSumWords})},
+        stream);
   };
   const auto read = [&tensors, n] {
     const auto* const words = reinterpret_cast<const std::uint32_t*>(tensors.data(1));
@@ -270,7 +274,7 @@ std::vector<Case> one_way_cases(const Tensors& tensors, Stream& stream) {
   const auto fill_normal = [&tensors, &stream] {
     cpu_kernels().fill_normal({.dst = tensors.floats(4), .key = {1, 2}}, stream);
   };
-  return {{"block_squares", n * 4 + n / kNormBlock * 8, block_squares, read},
+  return {{"exact_squares", n * 4, exact_squares, read},
           {"fill", n * 4, fill, set},
           {"fill_normal", n * 4, fill_normal, set}};
 }

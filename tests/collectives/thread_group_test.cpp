@@ -225,7 +225,7 @@ TYPED_TEST(ReduceScatterTest, InPlace) {
 
 template <typename T>
 class AllReduceTest : public ::testing::Test {};
-using AllReduceDtypes = ::testing::Types<float, bfloat16, double>;
+using AllReduceDtypes = ::testing::Types<float, bfloat16, double, std::int64_t>;
 TYPED_TEST_SUITE(AllReduceTest, AllReduceDtypes);
 
 TYPED_TEST(AllReduceTest, SumsInRankOrderOnEveryRank) {

@@ -33,12 +33,11 @@ inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.l
 inline Views views_of(AdamWArgs& a) {
   return {&a.master, &a.gradient, &a.m, &a.v, &a.parameter, &a.scalars};
 }
-inline Views views_of(BlockSquaresArgs& a) { return {&a.x, &a.out}; }
-inline Views views_of(NormNodesArgs& a) { return {&a.x, &a.workspace, &a.nodes}; }
-inline Views views_of(SumArgs& a) { return {&a.x, &a.out}; }
-inline Views views_of(LossScaleArgs& a) { return {&a.counts, &a.scale}; }
+inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
+inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }
+inline Views views_of(LossScaleArgs& a) { return {&a.count, &a.scale}; }
 inline Views views_of(StepResultsArgs& a) {
-  return {&a.values, &a.additions, &a.units, &a.roots, &a.results, &a.clip_factor};
+  return {&a.losses, &a.squares, &a.results, &a.clip_factor};
 }
 inline Views views_of(OrderedSumArgs& a) { return {&a.dst}; }  // and `sources`, which is a span
 inline Views views_of(CastArgs& a) { return {&a.src, &a.dst}; }

@@ -82,8 +82,11 @@ void expect_traffic(const Job& setup, const Expected& expected) {
   traffic.calls_of(CollectiveKind::kAllGather) = expected.all_gather_calls;
   traffic.sent_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter;
   traffic.calls_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter_calls;
-  traffic.sent_of(CollectiveKind::kAllReduce) = expected.all_reduce;
-  traffic.calls_of(CollectiveKind::kAllReduce) = expected.all_reduce_calls;
+  // Besides, at any number of ranks, one item count and two exact sums of 28 words.
+  const std::int64_t n = setup.mesh.world_size();
+  const std::int64_t scalars = 2 * 8 * (n - 1) / n + 2 * (2 * 28 * 8) * (n - 1) / n;
+  traffic.sent_of(CollectiveKind::kAllReduce) = expected.all_reduce + scalars;
+  traffic.calls_of(CollectiveKind::kAllReduce) = expected.all_reduce_calls + (n > 1 ? 2 : 0);
   const Traffic counted = account_traffic(planned(setup));
   EXPECT_EQ(counted.sent_bytes, traffic.sent_bytes) << setup.text();
   EXPECT_EQ(counted.calls, traffic.calls) << setup.text();

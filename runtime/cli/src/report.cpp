@@ -65,7 +65,7 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
   if (!any) return;
   table.print(out);
   out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
-      << " bytes; scalars: " << format_bytes(summary.control_bytes) << "\n";
+      << " bytes\n";
 }
 
 std::string exposed_share(const TimelineSummary& timeline) {

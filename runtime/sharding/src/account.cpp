@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/kernels/exact_sum.h"
+
 namespace tessera {
 namespace {
 
@@ -16,6 +18,16 @@ void charge(Traffic& traffic, CollectiveKind kind, std::int64_t bytes, int group
   traffic.sent_of(kind) += sent_bytes(kind, bytes, group_size);
 }
 
+// Integers: the number of items, and the exact sums of losses and squares.
+void charge_scalars(Traffic& traffic, ActionKind kind, int ranks) {
+  constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::int64_t));
+  if (ranks == 1) return;
+  if (kind == ActionKind::kCountItems) charge(traffic, CollectiveKind::kAllReduce, kWord, ranks);
+  if (kind == ActionKind::kExchange) {
+    charge(traffic, CollectiveKind::kAllReduce, 2 * kExactSumWords * kWord, ranks);
+  }
+}
+
 }  // namespace
 
 Traffic account_traffic(const Schedule& schedule) {
@@ -26,7 +38,10 @@ Traffic account_traffic(const Schedule& schedule) {
   const int buffer_parts = mesh.size(schedule.gradient_buffer_axes());
   const int optimizer_parts = mesh.size(schedule.placement.optimizer);
   for (const Action& action : schedule.actions) {
-    if (action.unit < 0) continue;
+    if (action.unit < 0) {
+      charge_scalars(traffic, action.kind, mesh.world_size());
+      continue;
+    }
     const ScheduleUnit& unit = schedule.units.at(static_cast<std::size_t>(action.unit));
     const std::int64_t numel = unit.trainable_numel;
     const int group_size = mesh.size(action.axes);

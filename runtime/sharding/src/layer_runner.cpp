@@ -205,7 +205,7 @@ void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
           model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",
           to_string(output.dtype()));
-  kernels_->sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
+  kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
   gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
   kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
   output.tensor = {};

@@ -27,7 +27,7 @@ class LayerRunner {
 
   /// `action` is the index of a kForward, kLoss or kBackward.
   void forward(int action, Stream& stream);
-  /// `loss_sum` (1) fp64 receives the sum of the micro-batch's losses.
+  /// Adds the micro-batch's losses to `loss_sum`, an exact sum.
   void loss(int action, const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
   void backward(int action, Stream& stream);
 

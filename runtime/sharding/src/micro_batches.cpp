@@ -75,10 +75,10 @@ void MicroBatches::send(Stream& stream) const {
   for (std::size_t m = 0; m < staging_.size(); ++m) staging_[m]->send(batches_[m], stream);
 }
 
-std::vector<std::int64_t> MicroBatches::items() const {
-  std::vector<std::int64_t> result;
-  for (const Batch& batch : batches_) result.push_back(batch.items);
-  return result;
+std::int64_t MicroBatches::items() const {
+  std::int64_t sum = 0;
+  for (const Batch& batch : batches_) sum += batch.items;
+  return sum;
 }
 
 }  // namespace tessera

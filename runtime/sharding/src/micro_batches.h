@@ -24,8 +24,8 @@ class MicroBatches {
   void send(Stream& stream) const;
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
-  /// Items that count, by micro-step.
-  std::vector<std::int64_t> items() const;
+  /// Items that count, in all micro-steps.
+  std::int64_t items() const;
 
  private:
   class Staging;

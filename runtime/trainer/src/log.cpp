@@ -66,27 +66,25 @@ void RunLog::step(const StepRecord& record) {
 void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   const Traffic& counted = summary.counted_traffic.front();
-  nlohmann::ordered_json sent = sent_bytes_to_json(counted);
-  sent["control"] = summary.control_bytes;
-  nlohmann::ordered_json line{
-      {"kind", "summary"},
-      {"strategy", plan.options.strategy},
-      {"ranks", plan.options.ranks},
-      {"device", to_string(plan.options.device)},
-      {"cuda_graph", plan.cuda_graph},
-      {"steps", summary.steps},
-      {"seconds", summary.seconds},
-      {"tokens_per_second", summary.tokens_per_second},
-      {"mfu", measurements.mfu},
-      {"matmul_flops_per_second", measurements.matmul_flops_per_second},
-      {"peak_bytes",
-       {{"predicted", to_json(summary.predicted_memory)},
-        {"measured", to_json(summary.measured_memory)}}},
-      {"sent_bytes",
-       {{"predicted", sent_bytes_to_json(summary.predicted_traffic)}, {"counted", sent}}},
-      {"collectives", calls_to_json(counted)},
-      {"copied_bytes", counted.copied_bytes},
-      {"parameters_sha256", nullptr}};
+  nlohmann::ordered_json line{{"kind", "summary"},
+                              {"strategy", plan.options.strategy},
+                              {"ranks", plan.options.ranks},
+                              {"device", to_string(plan.options.device)},
+                              {"cuda_graph", plan.cuda_graph},
+                              {"steps", summary.steps},
+                              {"seconds", summary.seconds},
+                              {"tokens_per_second", summary.tokens_per_second},
+                              {"mfu", measurements.mfu},
+                              {"matmul_flops_per_second", measurements.matmul_flops_per_second},
+                              {"peak_bytes",
+                               {{"predicted", to_json(summary.predicted_memory)},
+                                {"measured", to_json(summary.measured_memory)}}},
+                              {"sent_bytes",
+                               {{"predicted", sent_bytes_to_json(summary.predicted_traffic)},
+                                {"counted", sent_bytes_to_json(counted)}}},
+                              {"collectives", calls_to_json(counted)},
+                              {"copied_bytes", counted.copied_bytes},
+                              {"parameters_sha256", nullptr}};
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;

@@ -133,8 +133,7 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   run_steps(rank, executor, memory, leaders.get());
 
   // Before the parameters are gathered, which is no part of training.
-  ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
-                                            groups.control_bytes()};
+  ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic()};
   if (report_error_ != nullptr) return;
   gather_results(rank);
   gather_parameters(rank, executor);
@@ -258,7 +257,6 @@ TrainingSummary TrainingRun::summarise() {
     summary_.measured_memory = highest(summary_.measured_memory, rank.memory);
     summary_.counted_traffic.push_back(rank.traffic);
   }
-  summary_.control_bytes = ranks_.front().control_bytes;
   if (timelines_.size() > 2) timelines_.erase(timelines_.begin());
   if (!timelines_.empty()) summary_.timeline = mean(timelines_);
   return std::move(summary_);

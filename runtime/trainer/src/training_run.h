@@ -26,7 +26,6 @@ class TrainingRun {
   struct RankResult {
     MemoryPeak memory;
     Traffic traffic;
-    std::int64_t control_bytes = 0;
   };
   /// What rank 0 tells after a step.
   struct Verdict {

@@ -186,49 +186,30 @@ struct AdamWArgs {
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 
-/// Sums of squares of fixed-size blocks of a flat tensor: out[i] is the sum over elements
-/// [i * kNormBlock, (i + 1) * kNormBlock) in an order that depends on nothing else.
+/// Adds squares of x to an exact sum (exact_sum.h). The squares of each block of kNormBlock
+/// elements are first added in fp64, in an order that depends on nothing else.
 inline constexpr std::int64_t kNormBlock = 64;
-struct BlockSquaresArgs {
-  TensorView x{};    // (n), n a multiple of kNormBlock; fp32 or bf16
-  TensorView out{};  // (n / kNormBlock); fp64
+struct ExactSquaresArgs {
+  TensorView x{};      // (n), n a multiple of kNormBlock; fp32 or bf16
+  TensorView words{};  // (kExactSumWords); int64; updated
 };
 
-/// Sums of the squares of a shard, as subtrees of the norm tree (norm_tree.h): `nodes` receives
-/// what reduce_to_norm_nodes makes of the shard's block_squares.
-struct NormNodesArgs {
-  TensorView x{};                // (n), n a multiple of kNormBlock; fp32 or bf16
-  std::int64_t first_block = 0;  ///< where the shard begins in its tensor, in blocks
-  TensorView workspace{};        // (>= n / kNormBlock); fp64
-  TensorView nodes{};            // (room for all of them; kNormNodes always do); fp64
+/// Adds x to an exact sum.
+struct ExactSumArgs {
+  TensorView x{};      // (n); fp32
+  TensorView words{};  // (kExactSumWords); int64; updated
 };
 
-/// out = sum of x in order of index, in fp64.
-struct SumArgs {
-  TensorView x{};    // (n); fp32
-  TensorView out{};  // (1); fp64
-};
-
-/// scale = 1 / sum of counts, 0 if that is 0: the only averaging of the loss.
+/// scale = 1 / count, 0 if that is 0: the only averaging of the loss.
 struct LossScaleArgs {
-  TensorView counts{};  // (n); int64
-  TensorView scale{};   // (1); fp32
+  TensorView count{};  // (1); int64
+  TensorView scale{};  // (1); fp32
 };
 
-/// What the ranks' messages add up to (see StepExchange): the loss, and the gradient norm by a list
-/// of additions that finishes the norm trees of all units.
-///
-/// `values` is the messages, (ranks, message) doubles each beginning with a loss per micro-step,
-/// followed by room for intermediate sums. Unit u's additions are rows [units[u], units[u + 1]) of
-/// `additions`: values[row 0] = values[row 1] + values[row 2], in this order; its sum of squares is
-/// then values[roots[u]] (a root of -1: zero). Losses are added micro-step by micro-step, rank by
-/// rank; the units' squares in order.
+/// Rounds the sums of a step, over all ranks, and makes the clip factor of them.
 struct StepResultsArgs {
-  TensorView values{};     // (>= ranks * message); fp64; overwritten behind the messages
-  TensorView additions{};  // (rows, 3); int32
-  TensorView units{};      // (units + 1); int32
-  TensorView roots{};      // (units); int32
-  std::int64_t ranks = 1, message = 0, micro_steps = 1;
+  TensorView losses{};       // (kExactSumWords); int64: the sum of the losses
+  TensorView squares{};      // (kExactSumWords); int64: the squared gradient norm
   double clip_norm = 0.0;    ///< 0: no clipping
   TensorView results{};      // (2); fp64: the sum of the losses, the gradient norm
   TensorView clip_factor{};  // (1); fp32: min(1, clip_norm / (norm + 1e-6)); NaN stays NaN
@@ -284,9 +265,8 @@ struct KernelTable {
   void (*dropout)(const DropoutArgs&, Stream&);
   void (*cross_entropy)(const CrossEntropyArgs&, Stream&);
   void (*adamw)(const AdamWArgs&, Stream&);
-  void (*block_squares)(const BlockSquaresArgs&, Stream&);
-  void (*norm_nodes)(const NormNodesArgs&, Stream&);
-  void (*sum)(const SumArgs&, Stream&);
+  void (*exact_squares)(const ExactSquaresArgs&, Stream&);
+  void (*exact_sum)(const ExactSumArgs&, Stream&);
   void (*loss_scale)(const LossScaleArgs&, Stream&);
   void (*step_results)(const StepResultsArgs&, Stream&);
   void (*ordered_sum)(const OrderedSumArgs&, Stream&);

@@ -39,7 +39,6 @@ struct TrainingSummary {
   MemoryPeak measured_memory;      ///< the highest over ranks, of the total and by category
   Traffic predicted_traffic;       ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;     ///< by rank
-  std::int64_t control_bytes = 0;           ///< scalars that rank 0 sent besides
   std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.trace
   std::string parameters_sha256;            ///< see parameters_sha256(); "" without hash_parameters
   std::vector<FullParameter> parameters;    ///< if options.gather_parameters

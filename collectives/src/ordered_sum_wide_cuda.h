@@ -7,8 +7,8 @@
 
 namespace tessera::cuda {
 
-/// dst = sources[0] + sources[1] + ..., fp64, in this order; dst may be one of them.
-void ordered_sum_fp64(std::span<const TensorView> sources, const TensorView& dst,
+/// dst = sources[0] + sources[1] + ..., fp64 or int64, in this order; dst may be one of them.
+void ordered_sum_wide(std::span<const TensorView> sources, const TensorView& dst,
                       CudaStream& stream);
 
 }  // namespace tessera::cuda

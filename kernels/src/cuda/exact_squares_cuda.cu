@@ -1,17 +1,20 @@
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/exact_accumulator_cuda.h"
+#include "exact_sum_arguments.h"
 #include "simt.h"
-#include "tessera/core/error.h"
 
 // Sums of squares of blocks of 64 elements, in fp64, with the CPU's bits: lane j of eight sums
 // elements j, j + 8, ..., j + 56, then lanes are added as a tree, ((0+4) + (2+6)) + ((1+5) +
-// (3+7)). x (n) fp32 or bf16, out (n / 64) fp64. Bytes: x once, one double per block.
+// (3+7)). The blocks' sums are added exactly. x (n) fp32 or bf16. Bytes: x once.
 //
 // A warp brings 4 KiB of x into shared memory, where neighbouring threads read neighbouring 16
 // bytes; there a thread sums four lanes of a block (fp32) or all eight (bf16), whole chunks at a
-// time.
+// time. There are no more blocks of threads than a GPU holds at once, or few waves of them: each
+// ends with some ten atomic additions to the same words in global memory.
 
 namespace tessera::cuda {
 namespace {
@@ -21,6 +24,7 @@ using simt::Vec16;
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;  // 18 KiB of shared memory: 12 blocks fit a multiprocessor
 constexpr int kLanes = 8;
+constexpr unsigned kMostBlocks = 2048;
 
 /// What a warp takes. Chunks are of 16 bytes.
 template <typename T>
@@ -76,62 +80,71 @@ __device__ inline void add_upper_lanes(const double (&lane)[4], double (&sums)[4
   for (int j = 0; j < 4; ++j) sums[j] = lane[j] + __shfl_xor_sync(~0U, lane[j], 1);
 }
 
-template <typename T, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    square_blocks(const T* x, double* out, std::int64_t blocks) {
+/// The sum of squares of block `lane / kThreadsPerBlock` of a tile, in the first of its threads, if
+/// the tile has that block. By whole warps.
+template <typename T>
+__device__ double block_square(const Vec16<T>* tile, int lane, bool has_block) {
   using W = Tile<T>;
-  SIMT_SHARED(typename Tile<T>::OfWarps, tiles);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  Vec16<T>* const tile = tiles + warp * W::kBlocks * W::kStride;
-  const std::int64_t first = (std::int64_t{blockIdx.x} * kWarps + warp) * W::kBlocks;
-  if (first >= blocks) return;  // the whole warp
-  const int count = static_cast<int>(blocks - first < W::kBlocks ? blocks - first : W::kBlocks);
-  load_tile<T, kAligned>(x + first * kNormBlock, count * W::kBlockChunks, tile);
-  __syncwarp();
-
-  const int block = lane / W::kThreadsPerBlock;
-  const Vec16<T>* const chunks = tile + block * W::kStride + lane % W::kThreadsPerBlock;
+  const Vec16<T>* const chunks =
+      tile + lane / W::kThreadsPerBlock * W::kStride + lane % W::kThreadsPerBlock;
   double sum[Vec16<T>::kSize] = {};
-  if (block < count) {
 #pragma unroll
-    for (int row = 0; row < static_cast<int>(kNormBlock) / kLanes; ++row) {
-      const Vec16<T> v = chunks[row * W::kThreadsPerBlock];
+  for (int row = 0; row < static_cast<int>(kNormBlock) / kLanes; ++row) {
+    if (!has_block) break;
+    const Vec16<T> v = chunks[row * W::kThreadsPerBlock];
 #pragma unroll
-      for (int j = 0; j < Vec16<T>::kSize; ++j) {
-        const auto value = static_cast<double>(simt::to_float(v.v[j]));
-        sum[j] = __fma_rn(value, value, sum[j]);  // the square is exact: rounded once either way
-      }
+    for (int j = 0; j < Vec16<T>::kSize; ++j) {
+      const auto value = static_cast<double>(simt::to_float(v.v[j]));
+      sum[j] = __fma_rn(value, value, sum[j]);  // the square is exact: rounded once either way
     }
   }
   double pair[4];
   add_upper_lanes(sum, pair);
-  const double total = (pair[0] + pair[2]) + (pair[1] + pair[3]);
-  if (block < count && lane % W::kThreadsPerBlock == 0) out[first + block] = total;
+  return (pair[0] + pair[2]) + (pair[1] + pair[3]);
+}
+
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    add_squares(const T* x, std::int64_t* words, std::int64_t blocks) {
+  using W = Tile<T>;
+  SIMT_SHARED(typename Tile<T>::OfWarps, tiles);
+  SIMT_SHARED(ExactWords, sum);
+  clear_words<kThreads>(sum);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Vec16<T>* const tile = tiles + warp * W::kBlocks * W::kStride;
+  const std::int64_t stride = std::int64_t{gridDim.x} * kWarps * W::kBlocks;
+  for (std::int64_t first = (std::int64_t{blockIdx.x} * kWarps + warp) * W::kBlocks; first < blocks;
+       first += stride) {  // by whole warps
+    const int count = static_cast<int>(blocks - first < W::kBlocks ? blocks - first : W::kBlocks);
+    load_tile<T, kAligned>(x + first * kNormBlock, count * W::kBlockChunks, tile);
+    __syncwarp();
+    const bool has_block = lane / W::kThreadsPerBlock < count;
+    const double square = block_square(tile, lane, has_block);
+    if (has_block && lane % W::kThreadsPerBlock == 0) add_term(sum, square);
+    __syncwarp();
+  }
+  add_words<kThreads>(sum, words);
 }
 
 template <typename T>
-void launch_squares(const T* x, double* out, std::int64_t blocks, cudaStream_t stream) {
-  const dim3 grid = blocks_for(blocks, kWarps * Tile<T>::kBlocks);
+void launch_squares(const T* x, std::int64_t* words, std::int64_t blocks, cudaStream_t stream) {
+  const unsigned grid = std::min(blocks_for(blocks, kWarps * Tile<T>::kBlocks), kMostBlocks);
   if (is_aligned(x, 16)) {
-    simt::launch(square_blocks<T, true>, grid, kThreads, 0, stream, x, out, blocks);
+    simt::launch(add_squares<T, true>, grid, kThreads, 0, stream, x, words, blocks);
   } else {
-    simt::launch(square_blocks<T, false>, grid, kThreads, 0, stream, x, out, blocks);
+    simt::launch(add_squares<T, false>, grid, kThreads, 0, stream, x, words, blocks);
   }
 }
 
 }  // namespace
 
-void block_squares(const BlockSquaresArgs& args, Stream& stream) {
-  const std::int64_t n = args.x.numel();
-  require(n % kNormBlock == 0 && args.out.numel() == n / kNormBlock, ErrorCode::kInvalidArgument,
-          "block_squares: ", n, " elements into ", args.out.numel(), " blocks of ", kNormBlock);
-  require(args.x.is_contiguous() && args.out.is_contiguous(), ErrorCode::kInvalidArgument,
-          "block_squares: tensors must be contiguous");
-  if (n == 0) return;
-  with_element_type("block_squares", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    launch_squares(device_data<const T>(args.x), args.out.as<double>(), n / kNormBlock,
-                   handle(stream));
+void exact_squares(const ExactSquaresArgs& args, Stream& stream) {
+  check_arguments(args);
+  if (args.x.numel() == 0) return;
+  with_element_type("exact_squares", args.x.dtype, [&]<typename T>(ElementType<T>) {
+    launch_squares(device_data<const T>(args.x), args.words.as<std::int64_t>(),
+                   args.x.numel() / kNormBlock, handle(stream));
   });
 }
 

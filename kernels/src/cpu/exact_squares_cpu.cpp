@@ -1,19 +1,21 @@
 #include "cpu/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/block_squares_cpu.cpp"
+#define HWY_TARGET_INCLUDE "cpu/exact_squares_cpu.cpp"
 #include <hwy/foreach_target.h>
 
 #include "cpu/simd.h"
 #include "cpu/stream_store.h"
 
 #include "cpu/cpu_kernels.h"
+#include "cpu/exact_accumulator.h"
 #include "cpu/parallel.h"
-#include "tessera/core/error.h"
+#include "exact_sum_arguments.h"
 
 // Sums of squares of blocks of 64 elements, in fp64. The order is the same for every vector length:
 // lane j of eight sums elements j, j + 8, ..., j + 56; then lanes are added as a tree,
 // ((0+4) + (2+6)) + ((1+5) + (3+7)). A square of an fp32 is exact in fp64, so that fused
-// multiply-adds change nothing. Traffic: x once, and one double per block.
+// multiply-adds change nothing. The blocks are added exactly (exact_sum.h): each thread adds its
+// own, and then its words to the result. Traffic: x once.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -52,22 +54,23 @@ HWY_INLINE double block_square(const T* x) {
 }
 
 template <typename T>
-void block_squares_typed(const T* x, double* out, std::int64_t begin, std::int64_t end) {
+void add_blocks(const T* x, std::int64_t begin, std::int64_t end, ExactAccumulator& sum) {
   constexpr std::int64_t kLineElements = 64 / sizeof(T);
   for (std::int64_t i = begin; i < end; ++i) {
     const T* const block = x + i * kNormBlock;
     for (std::int64_t k = 0; k < kNormBlock; k += kLineElements) prefetch_ahead(block + k, 2048);
-    out[i] = block_square(block);
+    sum.add(block_square(block));
   }
 }
 
-void block_squares_range(const BlockSquaresArgs& args, std::int64_t begin, std::int64_t end) {
-  double* const out = args.out.as<double>();
+void exact_squares_range(const ExactSquaresArgs& args, std::int64_t begin, std::int64_t end) {
+  ExactAccumulator sum;
   if (args.x.dtype == DType::kFloat32) {
-    block_squares_typed(args.x.as<float>(), out, begin, end);
+    add_blocks(args.x.as<float>(), begin, end, sum);
   } else {
-    block_squares_typed(args.x.as<bfloat16>(), out, begin, end);
+    add_blocks(args.x.as<bfloat16>(), begin, end, sum);
   }
+  sum.add_to(args.words.as<std::int64_t>());
 }
 
 }  // namespace
@@ -78,19 +81,15 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::cpu {
 namespace {
 
-HWY_EXPORT(block_squares_range);
+HWY_EXPORT(exact_squares_range);
 
 }  // namespace
 
-void block_squares(const BlockSquaresArgs& args, Stream&) {
-  const std::int64_t n = args.x.numel();
-  require(n % kNormBlock == 0 && args.out.numel() == n / kNormBlock, ErrorCode::kInvalidArgument,
-          "block_squares: ", n, " elements into ", args.out.numel(), " blocks of ", kNormBlock);
-  require(args.x.is_contiguous() && args.out.is_contiguous(), ErrorCode::kInvalidArgument,
-          "block_squares: tensors must be contiguous");
+void exact_squares(const ExactSquaresArgs& args, Stream&) {
+  check_arguments(args);
   // 256 blocks are 64 KiB of fp32: some microseconds.
-  parallel_for(args.out.numel(), 256, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(block_squares_range)(args, begin, end);
+  parallel_for(args.x.numel() / kNormBlock, 256, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(exact_squares_range)(args, begin, end);
   });
 }
 
