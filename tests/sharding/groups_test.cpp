@@ -202,7 +202,7 @@ TEST(RankGroups, TrafficCountsScalarsButNoExport) {
     std::vector<std::int64_t> scalars(3, rank);
     groups.control()->all_reduce(TensorView(scalars.data(), DType::kInt64, Shape{3}), *stream);
     stream->synchronize();
-    EXPECT_THAT(scalars, Each(0 + 1 + 2));
+    EXPECT_THAT(scalars, ::testing::Each(0 + 1 + 2));
     EXPECT_EQ(groups.traffic().calls_of(CollectiveKind::kAllReduce), 1);
     EXPECT_EQ(groups.traffic().sent_of(CollectiveKind::kAllReduce), 2 * (3 * 8) * 2 / 3);
     members_of(groups.of(Lane::kReduce, {Axis::kShard}), rank, *stream);
