@@ -1,13 +1,17 @@
-// Collectives of the in-process thread group, in the columns of nccl-tests: size of the whole
-// buffer, elements, dtype, time of one operation, algbw = size / time, busbw = algbw x the share
-// that crosses between ranks ((n-1)/n; twice that for all_reduce), and wrong elements (checked
-// before timing).
+// Collectives of one process's ranks, as nccl-tests shows them.
+//
+// The columns: size of the whole buffer, elements, dtype, time of one operation, algbw = size /
+// time, busbw = algbw x the share that crosses between ranks ((n-1)/n; twice that for all_reduce),
+// and wrong elements (checked before timing).
 //
 // The last columns compare with the machine's limit: every rank at once copies, with memcpy from
 // and to memory of its own, as many bytes as the operation makes it read:
 //   all_gather (in place)  size (n-1)/n        the parts of its peers
 //   reduce_scatter         size                its part of every input
 //   all_reduce             size + size (n-1)/n both, one after the other
+// Unlike a backward pass, nobody writes inputs between calls: small ones stay in the caches of the
+// cores that read them, and each chunk of an all_reduce in that of the core that sums it.
+//
 // `copy` is over when all ranks have copied, as a parallel loop of memcpy is. ratio = copy time /
 // time: 1.00 is the speed of memcpy. A reduce_scatter writes less than that copy (size / n); of a
 // copy that moves the same reads plus writes its rate is ratio x (1 + 1/n) / 2.
@@ -59,8 +63,12 @@ struct Options {
   std::vector<int> ranks = ranks_by_cores();
   std::int64_t min_bytes = std::int64_t{64} << 10;
   std::int64_t max_bytes = std::int64_t{64} << 20;
+  std::int64_t step_factor = 4;
   int threads = 1;
   int repeats = 9;
+  int calls = 0;  ///< per timing; 0: as many as take some milliseconds
+  int warm_ups = 12;
+  int check = 1;
 };
 
 /// One rank: its end of the group, a stream and its buffers.
@@ -124,15 +132,15 @@ std::int64_t verify(std::vector<Rank>& ranks, const Operation& operation) {
   return wrong;
 }
 
-/// Seconds per call when every rank runs `calls` of them back to back, after some that are not
-/// counted: what ran before has taken the caches, and the last of them comes back slowly. After
+/// Seconds per call when every rank runs `calls` of them back to back, after `warm_ups` that are
+/// not counted: what ran before has taken the caches, and the last of them comes back slowly. After
 /// three, copies of 64 MiB were a third slower than the next ones, whatever these were. Calls are
 /// issued before the clock starts: in a step, too, the thread that issues runs ahead, and where
 /// ranks have all the cores it would take one from them here.
-double time_calls(std::vector<Rank>& ranks, int calls, const std::function<void(Rank&)>& issue) {
-  constexpr int kWarmUps = 12;
+double time_calls(std::vector<Rank>& ranks, int warm_ups, int calls,
+                  const std::function<void(Rank&)>& issue) {
   std::atomic<bool> open{false};
-  for (int i = 0; i < kWarmUps; ++i) {
+  for (int i = 0; i < warm_ups; ++i) {
     for (Rank& rank : ranks) issue(rank);
   }
   for (Rank& rank : ranks) {
@@ -177,7 +185,7 @@ class Join {
 };
 
 void measure(std::vector<Rank>& ranks, const Operation& operation, const Options& options) {
-  const std::int64_t wrong = verify(ranks, operation);
+  const std::string wrong = options.check != 0 ? std::to_string(verify(ranks, operation)) : "N/A";
   for (Rank& rank : ranks)
     std::memset(rank.whole.view().data, 0, static_cast<std::size_t>(rank.whole.bytes()));
   const auto copied = static_cast<std::int64_t>(operation.bytes_read);
@@ -198,24 +206,29 @@ void measure(std::vector<Rank>& ranks, const Operation& operation, const Options
   };
   std::array<Timed, 3> timed{{{operation.issue, {}}, {issue_copy, {}}, {issue_loose, {}}}};
   // About 4 ms per timing, and eight calls: far above the clock's and the wake-ups' noise.
-  const double once = time_calls(ranks, 1, operation.issue) + time_calls(ranks, 1, issue_loose);
-  const int calls = std::clamp(static_cast<int>(4e-3 / once * 2), 8, 200);
+  const auto time = [&](int calls, const std::function<void(Rank&)>& issue) {
+    return time_calls(ranks, options.warm_ups, calls, issue);
+  };
+  int calls = options.calls;
+  if (calls == 0) {
+    const double once = time(1, operation.issue) + time(1, issue_loose);
+    calls = std::clamp(static_cast<int>(4e-3 / once * 2), 8, 200);
+  }
   std::array<std::size_t, 3> order{0, 1, 2};
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
-    for (const std::size_t i : order)
-      timed[i].times.push_back(time_calls(ranks, calls, timed[i].issue));
+    for (const std::size_t i : order) timed[i].times.push_back(time(calls, timed[i].issue));
     std::next_permutation(order.begin(), order.end());
   }
   const double seconds = median(timed[0].times);
   const double copy_seconds = median(timed[1].times);
   const double loose_seconds = median(timed[2].times);
   const auto size = static_cast<double>(ranks[0].whole.bytes());
-  std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7lld %10.1f %6.2f %10.1f %6.2f\n",
+  std::printf("%-14s %5zu %10lld %10lld %5s %10.1f %7.2f %7.2f %7s %10.1f %6.2f %10.1f %6.2f\n",
               std::string(to_string(operation.kind)).c_str(), ranks.size(),
               static_cast<long long>(size), static_cast<long long>(ranks[0].whole.numel()), "fp32",
               seconds * 1e6, size / seconds * 1e-9, size / seconds * 1e-9 * operation.busbw_factor,
-              static_cast<long long>(wrong), copy_seconds * 1e6, copy_seconds / seconds,
-              loose_seconds * 1e6, loose_seconds / seconds);
+              wrong.c_str(), copy_seconds * 1e6, copy_seconds / seconds, loose_seconds * 1e6,
+              loose_seconds / seconds);
   std::fflush(stdout);
 }
 
@@ -237,7 +250,7 @@ void bind_to_core(Stream& stream, int index) {
 std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t bytes,
                              int threads) {
   std::vector<Rank> ranks;
-  const std::int64_t part = bytes / 4 / n;
+  const std::int64_t part = std::max<std::int64_t>(1, bytes / 4 / n);
   const auto tensor = [&](std::int64_t numel, DType dtype) {
     Tensor result = Tensor::empty(memory, Shape{numel}, dtype, MemoryCategory::kWorkspace, "bench");
     std::memset(result.view().data, 0, static_cast<std::size_t>(result.bytes()));
@@ -250,8 +263,8 @@ std::vector<Rank> make_ranks(Device& device, Memory& memory, int n, std::int64_t
     rank.group = std::move(group);
     rank.whole = tensor(part * n, DType::kFloat32);
     rank.part = tensor(part, DType::kFloat32);
-    rank.copy_from = tensor(bytes * 2, DType::kUInt8);
-    rank.copy_to = tensor(bytes * 2, DType::kUInt8);
+    rank.copy_from = tensor(part * n * 4 * 2, DType::kUInt8);
+    rank.copy_to = tensor(part * n * 4 * 2, DType::kUInt8);
     ranks.push_back(std::move(rank));
   }
   return ranks;
@@ -267,7 +280,9 @@ void run(const Options& options) {
               "(elems)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "", "(us)", "");
   for (int n : options.ranks) {
     const double crossing = static_cast<double>(n - 1) / n;
-    for (std::int64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= 4) {
+    const std::int64_t least = std::int64_t{4} * n;  // an element for each rank
+    for (std::int64_t bytes = std::max(options.min_bytes, least);
+         bytes <= std::max(options.max_bytes, least); bytes *= options.step_factor) {
       std::vector<Rank> ranks = make_ranks(*device, memory, n, bytes, options.threads);
       const auto size = static_cast<double>(ranks[0].whole.bytes());
       const Operation operations[] = {
@@ -295,9 +310,21 @@ void add_options(Program& program, Options& o) {
                   "ranks in the process; one number or more (default: 2, 4 and 8, as far as there "
                   "are cores)")
       ->check(positive());
-  program.add_option("--min-bytes", o.min_bytes, "smallest whole buffer; sizes grow fourfold")
+  // The short and the joined names are nccl-tests'.
+  program.add_option("-b,--min-bytes,--minbytes", o.min_bytes, "smallest whole buffer: 8, 64K, 1M")
+      ->transform(with_suffix())
       ->check(positive());
-  program.add_option("--max-bytes", o.max_bytes, "largest whole buffer")->check(positive());
+  program.add_option("-e,--max-bytes,--maxbytes", o.max_bytes, "largest whole buffer")
+      ->transform(with_suffix())
+      ->check(positive());
+  program.add_option("-f,--step-factor,--stepfactor", o.step_factor, "from one size to the next")
+      ->check(CLI::Range(2, 1 << 20));
+  program.add_option("-n,--iters", o.calls, "calls per timing; 0: as many as take 4 ms")
+      ->check(CLI::NonNegativeNumber);
+  program.add_option("-w,--warmup-iters,--warmup_iters", o.warm_ups, "calls before each timing")
+      ->check(CLI::NonNegativeNumber);
+  program.add_option("-c,--check", o.check, "1: count wrong elements; 0: do not")
+      ->check(CLI::NonNegativeNumber);
   program.add_option("--threads", o.threads, "threads per rank")->check(positive());
   program.add_option("--repeats", o.repeats, "timings per number, of which the median is shown")
       ->check(positive());

@@ -1,17 +1,21 @@
+// Kernels of a transformer block at the sizes of GPT-2 124M.
+//
+// On OMP_NUM_THREADS threads, with 1024 tokens, 768 channels, 12 heads. Counters: FLOP/s of
+// arithmetic that the formula needs (the causal half of attention), or bytes/s of tensors read and
+// written.
+//
+//   OMP_NUM_THREADS=1 kernels_bench --filter gemm --repetitions 5
 #include <omp.h>
 
 #include <cstdint>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "registered_benchmarks.h"
 #include "tessera/kernels/kernel_table.h"
 
-// The kernels of a transformer block at the sizes of GPT-2 124M: 1024 tokens, 768 channels, 12
-// heads. Counters: FLOP/s of arithmetic that the formula needs (the causal half of attention), or
-// bytes/s of tensors read and written. Threads: OMP_NUM_THREADS.
-//
-//   OMP_NUM_THREADS=1 kernels_bench --filter Gemm --repetitions 5
 namespace tessera::bench {
 namespace {
 
@@ -43,10 +47,6 @@ class Filled {
   TensorView view_;
 };
 
-DType dtype_arg(const benchmark::State& state) {
-  return state.range(0) == 0 ? DType::kFloat32 : DType::kBFloat16;
-}
-
 /// Runs `kernel` and reports its rate: `amount` of `counter` per call.
 template <typename Kernel>
 void measure(benchmark::State& state, const char* counter, double amount, const Kernel& kernel) {
@@ -56,17 +56,12 @@ void measure(benchmark::State& state, const char* counter, double amount, const 
   state.counters[counter] =
       benchmark::Counter(amount * static_cast<double>(state.iterations()),
                          benchmark::Counter::kIsRate, benchmark::Counter::kIs1000);
-  state.SetLabel(std::string(to_string(dtype_arg(state))));
 }
 
 /// The three products of a linear layer x (T, in) -> y (T, out), weights (out, in).
-enum class Pass : std::int64_t { kForward, kInputGradient, kWeightGradient };
+enum class Pass { kForward, kInputGradient, kWeightGradient };
 
-void Gemm(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
-  const auto pass = static_cast<Pass>(state.range(1));
-  const std::int64_t in = state.range(2);
-  const std::int64_t out = state.range(3);
+void gemm(benchmark::State& state, DType dtype, Pass pass, std::int64_t in, std::int64_t out) {
   const Filled x({kTokens, in}, dtype), y({kTokens, out}, dtype), weight({out, in}, dtype);
   const Filled bias({out}, dtype), gradient({out, in}, DType::kFloat32);
   GemmArgs args;
@@ -80,17 +75,8 @@ void Gemm(benchmark::State& state) {
   measure(state, "flops", 2.0 * static_cast<double>(kTokens * in * out),
           [&](Stream& stream) { cpu_kernels().gemm(args, stream); });
 }
-BENCHMARK(Gemm)
-    ->ArgNames({"bf16", "pass", "in", "out"})
-    ->ArgsProduct({{0, 1}, {0, 1, 2}, {768}, {768, 2304, 3072}})
-    ->ArgsProduct({{0, 1}, {0, 1, 2}, {3072}, {768}})
-    ->ArgsProduct({{0, 1}, {0, 1, 2}, {768}, {50304}})
-    ->UseRealTime();
 
-void Attention(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
-  const bool backward = state.range(1) != 0;
-  const std::int64_t length = state.range(2);
+void attention(benchmark::State& state, DType dtype, bool backward, std::int64_t length) {
   const Filled qkv({1, length, 3, kHeads, kHeadDim}, dtype);
   const Filled d_qkv({1, length, 3, kHeads, kHeadDim}, dtype);
   const Filled out({1, length, kHeads, kHeadDim}, dtype),
@@ -113,13 +99,8 @@ void Attention(benchmark::State& state) {
     }
   });
 }
-BENCHMARK(Attention)
-    ->ArgNames({"bf16", "backward", "length"})
-    ->ArgsProduct({{0, 1}, {0, 1}, {256, 512, 1024, 4096}})
-    ->UseRealTime();
 
-void LayerNormForward(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
+void layer_norm_forward(benchmark::State& state, DType dtype) {
   const Filled x({kTokens, kChannels}, dtype), residual({kTokens, kChannels}, dtype);
   const Filled sum({kTokens, kChannels}, dtype), y({kTokens, kChannels}, dtype);
   const Filled gamma({kChannels}, dtype), beta({kChannels}, dtype);
@@ -135,10 +116,8 @@ void LayerNormForward(benchmark::State& state) {
   measure(state, "bytes", 4.0 * x.bytes(),
           [&](Stream& stream) { cpu_kernels().layer_norm_forward(args, stream); });
 }
-BENCHMARK(LayerNormForward)->ArgName("bf16")->Arg(0)->Arg(1)->UseRealTime();
 
-void LayerNormBackward(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
+void layer_norm_backward(benchmark::State& state, DType dtype) {
   const Filled dy({kTokens, kChannels}, dtype), x({kTokens, kChannels}, dtype);
   const Filled d_residual({kTokens, kChannels}, dtype), dx({kTokens, kChannels}, dtype);
   const Filled gamma({kChannels}, dtype);
@@ -156,11 +135,8 @@ void LayerNormBackward(benchmark::State& state) {
   measure(state, "bytes", 4.0 * x.bytes(),
           [&](Stream& stream) { cpu_kernels().layer_norm_backward(args, stream); });
 }
-BENCHMARK(LayerNormBackward)->ArgName("bf16")->Arg(0)->Arg(1)->UseRealTime();
 
-void Gelu(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
-  const bool backward = state.range(1) != 0;
+void gelu(benchmark::State& state, DType dtype, bool backward) {
   const Filled x({kTokens, 4 * kChannels}, dtype), y({kTokens, 4 * kChannels}, dtype);
   const Filled dx({kTokens, 4 * kChannels}, dtype);
   measure(state, "bytes", (backward ? 3.0 : 2.0) * x.bytes(), [&](Stream& stream) {
@@ -171,21 +147,54 @@ void Gelu(benchmark::State& state) {
     }
   });
 }
-BENCHMARK(Gelu)->ArgNames({"bf16", "backward"})->ArgsProduct({{0, 1}, {0, 1}})->UseRealTime();
 
-void BiasGradient(benchmark::State& state) {
-  const DType dtype = dtype_arg(state);
+void bias_gradient(benchmark::State& state, DType dtype) {
   const Filled dy({kTokens, 4 * kChannels}, dtype), db({4 * kChannels}, DType::kFloat32);
   measure(state, "bytes", dy.bytes(), [&](Stream& stream) {
     cpu_kernels().bias_gradient({.dy = dy, .db = db, .accumulate = true}, stream);
   });
 }
-BENCHMARK(BiasGradient)->ArgName("bf16")->Arg(0)->Arg(1)->UseRealTime();
+
+/// As "gemm/forward/fp32/768->2304".
+template <typename Body>
+void add(const std::string& name, const Body& body) {
+  benchmark::RegisterBenchmark(name.c_str(), body)->UseRealTime();
+}
+
+void register_all() {
+  using Sizes = std::pair<std::int64_t, std::int64_t>;
+  using State = benchmark::State;
+  const std::pair<Pass, const char*> passes[] = {{Pass::kForward, "forward"},
+                                                 {Pass::kInputGradient, "input gradient"},
+                                                 {Pass::kWeightGradient, "weight gradient"}};
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const std::string type(to_string(dtype));
+    for (const Sizes& size :
+         {Sizes{768, 768}, {768, 2304}, {768, 3072}, {3072, 768}, {768, 50304}}) {
+      for (const auto& pass : passes) {
+        add(concat("gemm/", pass.second, "/", type, "/", size.first, "->", size.second),
+            [=](State& s) { gemm(s, dtype, pass.first, size.first, size.second); });
+      }
+    }
+    for (const bool backward : {false, true}) {
+      const std::string way = concat(backward ? "backward" : "forward", "/", type);
+      for (const std::int64_t length : {256, 512, 1024, 4096}) {
+        add(concat("attention/", way, "/length ", length),
+            [=](State& s) { attention(s, dtype, backward, length); });
+      }
+      add("gelu/" + way, [=](State& s) { gelu(s, dtype, backward); });
+    }
+    add("layer norm/forward/" + type, [=](State& s) { layer_norm_forward(s, dtype); });
+    add("layer norm/backward/" + type, [=](State& s) { layer_norm_backward(s, dtype); });
+    add("bias gradient/" + type, [=](State& s) { bias_gradient(s, dtype); });
+  }
+}
 
 }  // namespace
 }  // namespace tessera::bench
 
 int main(int argc, char** argv) {
+  tessera::bench::register_all();
   return tessera::bench::run_registered_benchmarks(
       "kernels_bench",
       "The kernels of a transformer block at the sizes of GPT-2 124M, on OMP_NUM_THREADS threads.",

@@ -1,6 +1,6 @@
-// How close the memory-bound CPU kernels come to the traffic they cannot avoid.
+// Memory-bound CPU kernels beside loops that move the same bytes.
 //
-//   memory_bound_bench [--elements N] [--threads T] [--repetitions R] [--only NAME]
+//   memory_bound_bench [--elements N] [--threads T] [--repetitions R] [--filter REGEX]
 //                      [--clock wall|cpu]
 //
 // Each kernel runs in turns with a plain loop over the same memory that reads and writes the same
@@ -26,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/kernel_table.h"
 
 namespace tessera::bench {
@@ -42,7 +44,7 @@ struct Options {
   std::int64_t elements = std::int64_t{1} << 25;
   int threads = 2;
   int repetitions = 15;
-  std::string only;
+  std::string filter = ".";
   std::string clock = "wall";
 };
 
@@ -249,9 +251,12 @@ std::vector<Case> in_place_cases(const Tensors& tensors, Stream& stream) {
 /// Kernels that only read, or only write.
 std::vector<Case> one_way_cases(const Tensors& tensors, Stream& stream) {
   const std::int64_t n = tensors.elements / kNormBlock * kNormBlock;
-  const auto block_squares = [&tensors, &stream, n] {
-    const TensorView out(tensors.data(4), DType::kFloat64, Shape{n / kNormBlock});
-    cpu_kernels().block_squares({.x = tensors.floats(1).narrow(0, 0, n), .out = out}, stream);
+  const auto exact_squares = [&tensors, &stream, n] {
+    std::array<std::int64_t, kExactSumWords> words{};
+    cpu_kernels().exact_squares(
+        {.x = tensors.floats(1).narrow(0, 0, n),
+         .words = TensorView(words.data(), DType::kInt64, Shape{kExactSumWords})},
+        stream);
   };
   const auto read = [&tensors, n] {
     const auto* const words = reinterpret_cast<const std::uint32_t*>(tensors.data(1));
@@ -270,7 +275,7 @@ std::vector<Case> one_way_cases(const Tensors& tensors, Stream& stream) {
   const auto fill_normal = [&tensors, &stream] {
     cpu_kernels().fill_normal({.dst = tensors.floats(4), .key = {1, 2}}, stream);
   };
-  return {{"block_squares", n * 4 + n / kNormBlock * 8, block_squares, read},
+  return {{"exact_squares", n * 4, exact_squares, read},
           {"fill", n * 4, fill, set},
           {"fill_normal", n * 4, fill_normal, set}};
 }
@@ -295,12 +300,18 @@ std::vector<Case> all_cases(const Tensors& tensors, Stream& stream) {
 }
 
 void add_options(Program& program, Options& o) {
-  program.add_option("--elements", o.elements, "fp32 numbers per tensor; there are five")
+  program.add_option("--elements", o.elements, "fp32 numbers per tensor, as 32M; there are five")
+      ->transform(with_suffix())
       ->check(positive());
   program.add_option("--threads", o.threads, "OpenMP threads")->check(positive());
-  program.add_option("--repetitions", o.repetitions, "timings of each kernel and of its floor")
+  // The long names are Google Benchmark's.
+  program
+      .add_option("--repetitions,--benchmark_repetitions", o.repetitions,
+                  "timings of each kernel and of its floor")
       ->check(positive());
-  program.add_option("--only", o.only, "kernels whose name contains this")->type_name("NAME");
+  program
+      .add_option("--filter,--only,--benchmark_filter", o.filter, "run kernels whose name matches")
+      ->type_name("REGEX");
   program
       .add_option(
           "--clock", o.clock,
@@ -310,6 +321,7 @@ void add_options(Program& program, Options& o) {
 }
 
 void run(const Options& options) {
+  const std::regex filter(options.filter);  // throws before anything is measured
   omp_set_num_threads(options.threads);
   const Tensors tensors(options.elements);
   NoStream stream;
@@ -318,7 +330,7 @@ void run(const Options& options) {
   const Rates triads = measure(triad_case(tensors), options);
   const double triad = std::max(triads.kernel, triads.floor);
   for (const Case& c : all_cases(tensors, stream)) {
-    if (c.name.find(options.only) == std::string::npos) continue;
+    if (!std::regex_search(c.name, filter)) continue;
     const Rates rates = measure(c, options);
     if (c.name.starts_with("adamw")) {
       std::printf("%-28s %9.0f %% of the triad's %.1f GB/s\n", "", 100 * rates.kernel / triad,

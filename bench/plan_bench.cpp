@@ -1,5 +1,4 @@
-// What a plan costs: layout, plan, validation and accounting of one step of a GPT with 96
-// layers on 16,384 ranks.
+// Planning and validating a step of 96 layers on 16,384 ranks.
 //
 //   plan_bench [--filter validate] [--repetitions 5]
 #include "registered_benchmarks.h"

@@ -1,4 +1,4 @@
-// One training step of a GPT on CPU ranks, beside what its matrix products alone take in oneDNN.
+// A training step of a GPT on CPU ranks beside its GEMMs alone.
 //
 // The yardstick is the products of the step, called directly in oneDNN: those of the linear layers
 // and the head (step_products.h) and those of attention (attention_products.h). Same shapes,

@@ -94,6 +94,10 @@ inline CLI::Validator positive() {
       "POSITIVE");
 }
 
+/// Of an option: a whole number that may have a suffix, as nccl-tests write sizes: 64K, 128M, 1G
+/// are powers of 1024.
+inline CLI::Validator with_suffix() { return CLI::AsSizeValue(false).description("SIZE"); }
+
 /// A benchmark's command line: add options to it, then run. --help tells their defaults.
 class Program : public CLI::App {
  public:

@@ -2,7 +2,12 @@
 # (runtime/core/src/cuda_module.cpp), absent elsewhere.
 option(TESSERA_CUDA "Build the CUDA backend if the CUDA toolkit is found" ON)
 # Machine code for Ampere and Hopper, and PTX of 9.0, which the drivers of newer GPUs translate.
-set(TESSERA_CUDA_ARCHITECTURES "80-real;90;90a-real"
+# The environment's CUDAARCHS, which CMake knows, asks for others.
+set(_tessera_architectures "80-real;90;90a-real")
+if(DEFINED ENV{CUDAARCHS})
+  set(_tessera_architectures $ENV{CUDAARCHS})
+endif()
+set(TESSERA_CUDA_ARCHITECTURES "${_tessera_architectures}"
     CACHE STRING "GPU architectures of the CUDA backend, as CMAKE_CUDA_ARCHITECTURES writes them")
 # Below, its sources are compiled for the emulator, which brings its own sanitized build.
 if(NOT TESSERA_CUDA OR TESSERA_SANITIZE)
@@ -65,4 +70,4 @@ target_compile_options(tessera_cuda PRIVATE
 set_target_properties(tessera_cuda PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib
   CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
-install(TARGETS tessera_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera)
+tessera_install_module(tessera_cuda)

@@ -8,7 +8,8 @@ find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(nlohmann_json ${TESSERA_NLOHMANN_JSON_VERSION} REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
-find_package(dnnl CONFIG REQUIRED)  # its config asks for OpenCL's headers and loader, too
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
+find_package(TesseraDnnl MODULE REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 
 # Release 0.7 calls its target yaml-cpp, 0.8 yaml-cpp::yaml-cpp.

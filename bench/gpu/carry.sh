@@ -17,7 +17,7 @@ file=$(realpath "$1")
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 packages=(
-  libdnnl-dev ocl-icd-opencl-dev ocl-icd-libopencl1 opencl-c-headers opencl-clhpp-headers
+  libdnnl-dev ocl-icd-libopencl1
   libhwy-dev nlohmann-json3-dev libcli11-dev libssl-dev libyaml-cpp-dev
   libgtest-dev libgmock-dev googletest libbenchmark-dev
 )

@@ -124,6 +124,8 @@ class Comparison:
         size["tessera_seconds"].append(seconds)
         step = median(size["tessera_seconds"])
         peak = summary["matmul_flops_per_second"]
+        if summary["mfu"] is None:
+            raise NotMeasured("others use the GPU: no peak of matrix products was measured")
         flops_per_token = summary["mfu"] * peak / summary["tokens_per_second"]
         flops = flops_per_token * tokens / step
         size.update(tokens_per_second=tokens / step, mfu_of_989=flops / PEAK,

@@ -7,7 +7,7 @@
 
 #include "gpu/gpu_bench.h"
 #include "tessera/kernels/cuda_options.h"
-#include "tessera/kernels/norm_tree.h"
+#include "tessera/kernels/exact_sum.h"
 
 // The memory-bound CUDA kernels at the sizes of GPT-2 1558M (micro-batch 16 of 1024 tokens, bf16),
 // against the bandwidth of a device-to-device copy on the same GPU; and attention, our own and
@@ -193,21 +193,14 @@ struct AdamW {
   AdamWSegment all{0, kShard, 0.1F};
 };
 
-struct Squares {
-  explicit Squares(GpuBench& b)
-      : x(b.random({kShard}, kFloat)), blocks(b.random({kShard / kNormBlock}, DType::kFloat64)) {}
-  Traffic traffic() const { return {{&x}, {&blocks}}; }
-  void launch(GpuBench& b) const { b.kernels().block_squares({.x = x, .out = blocks}, b.stream()); }
-  Tensor x, blocks;
-};
-
-struct NormNodes : Squares {
-  explicit NormNodes(GpuBench& b) : Squares(b), nodes(b.random({kNormNodes}, DType::kFloat64)) {}
-  Traffic traffic() const { return {{&x, &blocks}, {&blocks, &nodes}}; }
+struct ExactSquares {
+  explicit ExactSquares(GpuBench& b)
+      : x(b.random({kShard}, kFloat)), words(b.random({kExactSumWords}, DType::kInt64)) {}
+  Traffic traffic() const { return {{&x}, {}}; }
   void launch(GpuBench& b) const {
-    b.kernels().norm_nodes({.x = x, .workspace = blocks, .nodes = nodes}, b.stream());
+    b.kernels().exact_squares({.x = x, .words = words}, b.stream());
   }
-  Tensor nodes;
+  Tensor x, words;
 };
 
 struct OrderedSum {
@@ -270,8 +263,7 @@ void measure_memory_bound(GpuBench& bench) {
   bench.measure<EmbeddingBackward>("embedding_backward");
   bench.measure<CrossEntropy>("cross_entropy");
   bench.measure<AdamW>("adamw");
-  bench.measure<Squares>("block_squares");
-  bench.measure<NormNodes>("norm_nodes");
+  bench.measure<ExactSquares>("exact_squares");
   bench.measure<OrderedSum>("ordered_sum");
   bench.measure<Cast>("cast");
 }

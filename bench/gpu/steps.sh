@@ -134,7 +134,7 @@ train() {
   local log=$1
   shift
   "$program" train --no-default-config --data "$tokens" --model gpt2-tiny --heads 2 \
-    --vocab-size 50257 --steps 12 --quiet --sample-tokens 0 --log "$log" "$@"
+    --vocab-size 50257 --steps 12 --quiet --sample-tokens 0 --log "$log" --overwrite "$@"
 }
 
 step_graph_equals_eager() { # with the attention that is measured

@@ -77,7 +77,8 @@ void check_call(const CollectiveCall& call, int rank, int size) {
       check_in_place(call, call.input, call.output, rank, size);
       break;
     case CollectiveKind::kAllReduce:
-      check_dtype(call, call.input, {DType::kFloat32, DType::kBFloat16, DType::kFloat64});
+      check_dtype(call, call.input,
+                  {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt64});
       break;
     case CollectiveKind::kAllToAll:
       check_same_dtype(call);

@@ -3,7 +3,7 @@
 #include "cuda_check.h"
 #include "cuda_collectives.h"
 #include "nccl/nccl_group_cuda.h"
-#include "ordered_sum_fp64_cuda.h"
+#include "ordered_sum_wide_cuda.h"
 #include "tessera/core/error.h"
 
 // What the CUDA backend exports for process groups.
@@ -44,7 +44,7 @@ void copy(std::span<const CopyRange> ranges, CudaStream& stream) {
 constexpr CudaCollectives kCollectives{.require_no_capture = require_no_capture,
                                        .enable_peer_access = enable_peer_access,
                                        .copy = copy,
-                                       .ordered_sum_fp64 = cuda::ordered_sum_fp64,
+                                       .ordered_sum_wide = cuda::ordered_sum_wide,
                                        .make_nccl_id = cuda::make_nccl_id,
                                        .make_nccl_group = cuda::make_nccl_group};
 

@@ -23,8 +23,8 @@ struct CudaCollectives {
   void (*enable_peer_access)(int from, int to);
   /// Enqueues the copies, between any GPUs that reach each other.
   void (*copy)(std::span<const CopyRange> ranges, CudaStream& stream);
-  /// dst = sources[0] + sources[1] + ..., fp64, in this order; dst may be one of them.
-  void (*ordered_sum_fp64)(std::span<const TensorView> sources, const TensorView& dst,
+  /// dst = sources[0] + sources[1] + ..., fp64 or int64, in this order; dst may be one of them.
+  void (*ordered_sum_wide)(std::span<const TensorView> sources, const TensorView& dst,
                            CudaStream& stream);
   NcclId (*make_nccl_id)();
   NcclGroup* (*make_nccl_group)(const NcclId& id, int rank, int size,

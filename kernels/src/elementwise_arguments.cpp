@@ -14,12 +14,26 @@ void check_flat(const char* kernel, const char* name, const TensorView& view, st
           ", expected fp32 or bf16");
 }
 
-/// As many contiguous elements as x has, of its dtype.
-void check_like_x(const char* kernel, const TensorView& x, const char* name,
-                  const TensorView& other) {
-  check_flat(kernel, name, other, x.numel());
-  require(other.dtype == x.dtype, ErrorCode::kInvalidArgument, kernel, ": ", name, " is ",
-          to_string(other.dtype), ", but x is ", to_string(x.dtype));
+/// As many contiguous elements as `like`, which is called `like_name`, and of its dtype.
+void check_like(const char* kernel, const char* like_name, const TensorView& like, const char* name,
+                const TensorView& other) {
+  check_flat(kernel, name, other, like.numel());
+  require(other.dtype == like.dtype, ErrorCode::kInvalidArgument, kernel, ": ", name, " is ",
+          to_string(other.dtype), ", but ", like_name, " is ", to_string(like.dtype));
+}
+
+/// x and y = f(x).
+void check_forward(const char* kernel, const TensorView& x, const TensorView& y) {
+  check_flat(kernel, "x", x, x.numel());
+  check_like(kernel, "x", x, "y", y);
+}
+
+/// dx = dy * f', which is taken at `saved`.
+void check_backward(const char* kernel, const char* saved_name, const TensorView& saved,
+                    const TensorView& dy, const TensorView& dx) {
+  check_flat(kernel, saved_name, saved, saved.numel());
+  check_like(kernel, saved_name, saved, "dy", dy);
+  check_like(kernel, saved_name, saved, "dx", dx);
 }
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
@@ -36,15 +50,22 @@ void check_embedding(const char* kernel, const TensorView& tokens, const TensorV
 
 }  // namespace
 
-void check_arguments(const GeluForwardArgs& args) {
-  check_flat("gelu_forward", "x", args.x, args.x.numel());
-  check_like_x("gelu_forward", args.x, "y", args.y);
-}
+void check_arguments(const GeluForwardArgs& args) { check_forward("gelu_forward", args.x, args.y); }
 
 void check_arguments(const GeluBackwardArgs& args) {
-  check_flat("gelu_backward", "x", args.x, args.x.numel());
-  check_like_x("gelu_backward", args.x, "dy", args.dy);
-  check_like_x("gelu_backward", args.x, "dx", args.dx);
+  check_backward("gelu_backward", "x", args.x, args.dy, args.dx);
+}
+
+void check_arguments(const SiluForwardArgs& args) { check_forward("silu_forward", args.x, args.y); }
+
+void check_arguments(const SiluBackwardArgs& args) {
+  check_backward("silu_backward", "x", args.x, args.dy, args.dx);
+}
+
+void check_arguments(const ReluForwardArgs& args) { check_forward("relu_forward", args.x, args.y); }
+
+void check_arguments(const ReluBackwardArgs& args) {
+  check_backward("relu_backward", "y", args.y, args.dy, args.dx);
 }
 
 void check_arguments(const DropoutArgs& args) {
@@ -92,6 +113,19 @@ void check_arguments(const BiasGradientArgs& args) {
           args.db.shape);
   check_flat("bias_gradient", "dy", args.dy, args.dy.numel());
   check_flat("bias_gradient", "db", args.db, args.db.numel());
+}
+
+void check_arguments(const SquaredErrorArgs& args) {
+  constexpr const char* kKernel = "squared_error";
+  const Shape& shape = args.x.shape;
+  require(shape.rank() == 2 && shape[1] >= 1, ErrorCode::kInvalidArgument, kKernel,
+          ": x has shape ", shape, ", expected (rows, at least 1)");
+  check_flat(kKernel, "x", args.x, args.x.numel());
+  check_flat(kKernel, "targets", args.targets, args.x.numel());
+  check_flat(kKernel, "losses", args.losses, shape[0]);
+  require(args.targets.dtype == DType::kFloat32 && args.losses.dtype == DType::kFloat32,
+          ErrorCode::kInvalidArgument, kKernel, ": targets are ", to_string(args.targets.dtype),
+          " and losses ", to_string(args.losses.dtype), ", expected fp32");
 }
 
 void check_arguments(const EmbeddingForwardArgs& args) {

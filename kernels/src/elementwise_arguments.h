@@ -8,6 +8,10 @@ namespace tessera {
 
 void check_arguments(const GeluForwardArgs& args);
 void check_arguments(const GeluBackwardArgs& args);
+void check_arguments(const SiluForwardArgs& args);
+void check_arguments(const SiluBackwardArgs& args);
+void check_arguments(const ReluForwardArgs& args);
+void check_arguments(const ReluBackwardArgs& args);
 void check_arguments(const DropoutArgs& args);
 void check_arguments(const CastArgs& args);
 void check_arguments(const AddArgs& args);
@@ -15,6 +19,7 @@ void check_arguments(const FillArgs& args);
 void check_arguments(const FillNormalArgs& args);
 void check_arguments(const OrderedSumArgs& args);
 void check_arguments(const BiasGradientArgs& args);
+void check_arguments(const SquaredErrorArgs& args);
 /// Not whether each token is in the vocabulary: that takes reading them.
 void check_arguments(const EmbeddingForwardArgs& args);
 void check_arguments(const EmbeddingBackwardArgs& args);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <system_error>
 
+#include "foreign_format.h"
 #include "mapped_file.h"
 #include "tessera/core/error.h"
 #include "token_file.h"
@@ -221,9 +222,15 @@ DataFiles of_named_files(const DatasetOptions& options, std::vector<std::string>
           "' names token files (", some_of(tokens), ") and text (", some_of(texts),
           "); name one sort of them");
   for (const std::string& path : texts) {
-    require(looks_like_text(probe(path)), ErrorCode::kConfig, "'", path,
-            "' is not text; set the data kind to 'tokens' if it holds token ids, or to 'text' to "
-            "read its bytes all the same");
+    const std::vector<std::byte> start = probe(path);
+    if (looks_like_text(start)) continue;
+    if (const auto foreign = find_foreign_format(start)) {
+      fail(ErrorCode::kConfig, "'", path, "' is neither text nor tokens, but seems to be ",
+           foreign->what, "; ", foreign->remedy);
+    }
+    fail(ErrorCode::kConfig, "'", path,
+         "' is not text; set the data kind to 'tokens' if it holds token ids, or to 'text' to "
+         "read its bytes all the same");
   }
   return {texts.empty() ? DataKind::kTokens : DataKind::kText, std::move(paths), {}};
 }

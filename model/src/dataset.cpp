@@ -125,15 +125,23 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
     const std::int64_t index = options_.shuffle ? order_.index(epoch, position) : position;
     const std::int64_t begin = begin_ + index * length;
     stream_->read(begin, sample);
-    for (std::size_t i = 0; i < sample.size(); ++i) {
-      if (sample[i] < limit) continue;
-      stream_->fail_vocabulary(begin + static_cast<std::int64_t>(i), sample[i], sample[i],
-                               static_cast<std::int64_t>(limit));
+    const auto outside = std::ranges::find_if(sample, [&](auto token) { return token >= limit; });
+    if (outside != sample.end()) {
+      stream_->fail_vocabulary(begin + (outside - sample.begin()), *outside,
+                               std::ranges::max(sample), static_cast<std::int64_t>(limit));
     }
     std::copy_n(sample.begin(), length, inputs.as<std::int32_t>() + row * length);
     std::copy_n(sample.begin() + 1, length, targets.as<std::int32_t>() + row * length);
   }
   return micro_batch * length;
+}
+
+std::vector<NamedText> TokenDataset::identity() const {
+  std::vector<NamedText> all = stream_->identity();
+  all.push_back({"order of samples",
+                 concat("length ", options_.sequence_length, ", tokens ", begin_, " to ", end_ - 1,
+                        options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
+  return all;
 }
 
 void TokenDataset::check_vocabulary(std::int64_t vocab_size) const {
@@ -145,5 +153,7 @@ DataKind TokenDataset::kind() const { return stream_->kind(); }
 std::vector<std::string> TokenDataset::files() const { return stream_->files(); }
 
 const std::vector<std::string>& TokenDataset::notes() const { return stream_->notes(); }
+
+std::vector<std::string> TokenDataset::assumptions() const { return stream_->assumptions(); }
 
 }  // namespace tessera

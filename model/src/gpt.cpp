@@ -191,7 +191,7 @@ Tensor gpt_logits(const Model& model, std::span<std::vector<Parameter>> paramete
   require(!last_only || tokens.shape()[0] == 1, ErrorCode::kInvalidArgument,
           "gpt_logits: the last position alone is for one sequence, got ", tokens.shape()[0]);
   const Batch batch{.inputs = tokens, .targets = {}};
-  Tensor x;
+  Tensor x = tokens;
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     if (last_only && i + 1 == model.layers.size()) x = x.narrow(1, length - 1, 1);
     Tape tape(memory, stream, batch,

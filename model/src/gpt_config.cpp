@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 
 #include "gpt_config.h"
@@ -9,6 +8,7 @@ namespace {
 
 struct Preset {
   std::string_view name;
+  std::string_view hugging_face;  ///< what it is called there; empty if it is ours alone
   GptConfig config;
 };
 
@@ -21,28 +21,47 @@ constexpr GptConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t w
 }
 
 constexpr std::array kPresets{
-    Preset{"gpt2-tiny", GptConfig{}},         Preset{"gpt2-124m", gpt2(12, 12, 768)},
-    Preset{"gpt2-350m", gpt2(24, 16, 1024)},  Preset{"gpt2-774m", gpt2(36, 20, 1280)},
-    Preset{"gpt2-1558m", gpt2(48, 25, 1600)},
+    Preset{"gpt2-tiny", "", GptConfig{}},
+    Preset{"gpt2-124m", "gpt2", gpt2(12, 12, 768)},
+    Preset{"gpt2-350m", "gpt2-medium", gpt2(24, 16, 1024)},
+    Preset{"gpt2-774m", "gpt2-large", gpt2(36, 20, 1280)},
+    Preset{"gpt2-1558m", "gpt2-xl", gpt2(48, 25, 1600)},
 };
+
+/// Null if there is none of that name.
+const Preset* find_preset(std::string_view name) {
+  constexpr std::string_view kOwner = "openai-community/";
+  const bool theirs = name.starts_with(kOwner);
+  if (theirs) name.remove_prefix(kOwner.size());
+  for (const Preset& preset : kPresets) {
+    const bool known = name == preset.hugging_face || (!theirs && name == preset.name);
+    if (known && !name.empty()) return &preset;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 GptConfig gpt_preset(std::string_view name) {
-  const auto* const found =
-      std::find_if(kPresets.begin(), kPresets.end(),
-                   [name](const Preset& preset) { return preset.name == name; });
-  if (found != kPresets.end()) return found->config;
+  if (const Preset* preset = find_preset(name)) return preset->config;
   std::string choices;
-  for (const Preset& preset : kPresets) {
-    choices += (choices.empty() ? "" : ", ") + std::string(preset.name);
+  for (const std::string& choice : gpt_preset_names()) {
+    choices += (choices.empty() ? "" : ", ") + choice;
   }
   fail(ErrorCode::kConfig, "there is no model '", name, "'; choose one of ", choices);
 }
 
+std::string gpt_preset_name(std::string_view name) {
+  const Preset* preset = find_preset(name);
+  return preset == nullptr ? "" : std::string(preset->name);
+}
+
 std::vector<std::string> gpt_preset_names() {
   std::vector<std::string> names;
-  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  for (const Preset& preset : kPresets) {
+    names.emplace_back(preset.name);
+    if (!preset.hugging_face.empty()) names.emplace_back(preset.hugging_face);
+  }
   return names;
 }
 

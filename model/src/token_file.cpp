@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "foreign_format.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
@@ -13,7 +14,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
 
-constexpr std::size_t kHeaderBytes = 256 * sizeof(std::int32_t);
 constexpr std::size_t kReadBytes = 8192;             // at a time, on the stack
 constexpr std::int32_t kEvaluationMagic = 20240522;  // multiple choice questions, no stream
 
@@ -42,21 +42,23 @@ const HeaderFormat* find_format(std::span<const std::byte> bytes) {
 void read_header(const HeaderFormat& format, std::span<const std::byte> start, TokenFile& tokens) {
   const std::span<const std::byte> bytes = tokens.file.bytes();
   const std::string& path = tokens.file.path();
-  require(bytes.size() >= kHeaderBytes, ErrorCode::kIo, "'", path, "' ends after ", bytes.size(),
-          " of the ", kHeaderBytes, " bytes of its header; copy or make it again");
+  require(bytes.size() >= kTokenHeaderBytes, ErrorCode::kIo, "'", path, "' ends after ",
+          bytes.size(), " of the ", kTokenHeaderBytes,
+          " bytes of its header; copy or make it again");
   const std::int32_t version = header_field(start, 1);
   require(version == format.version, ErrorCode::kConfig, "'", path, "' is of version ", version,
           " of the token format ", format.magic, "; only version ", format.version,
           " is known: make the file again with that version of llm.c's scripts");
   const std::int64_t count = header_field(start, 2);
-  const std::size_t payload = bytes.size() - kHeaderBytes;
+  const std::size_t payload = bytes.size() - kTokenHeaderBytes;
   require(count >= 0 && static_cast<std::size_t>(count) * format.token_bytes == payload,
           ErrorCode::kIo, "the header of '", path, "' announces ", count, " tokens of ",
           format.token_bytes, " bytes, but ", payload,
           " bytes follow it; the file is cut short or damaged: copy or make it again");
   tokens.tokens = count;
-  tokens.header_bytes = kHeaderBytes;
+  tokens.header_bytes = kTokenHeaderBytes;
   tokens.token_bytes = format.token_bytes;
+  tokens.format = concat("uint", 8 * format.token_bytes, " with llm.c's header");
 }
 
 template <typename T>
@@ -88,13 +90,13 @@ void TokenFile::read(std::int64_t begin, std::span<std::uint32_t> out) const {
 TokenFile open_text(const std::string& path) {
   MappedFile file(path);
   const auto bytes = static_cast<std::int64_t>(file.bytes().size());
-  return {std::move(file), bytes, 0, 1};
+  return {std::move(file), bytes, 0, 1, "text, a token per byte"};
 }
 
 TokenFile open_tokens(const std::string& path) {
-  TokenFile tokens{MappedFile(path), 0, 0, sizeof(std::uint16_t)};
+  TokenFile tokens{MappedFile(path), 0, 0, sizeof(std::uint16_t), "uint16 without a header"};
   const std::span<const std::byte> bytes = tokens.file.bytes();
-  std::vector<std::byte> start(std::min(bytes.size(), kHeaderBytes));
+  std::vector<std::byte> start(std::min(bytes.size(), kTokenHeaderBytes));
   tokens.file.copy(0, start);
   if (const HeaderFormat* format = find_format(start)) {
     read_header(*format, start, tokens);
@@ -103,6 +105,10 @@ TokenFile open_tokens(const std::string& path) {
   require(bytes.size() < sizeof(std::int32_t) || header_field(start, 0) != kEvaluationMagic,
           ErrorCode::kConfig, "'", path,
           "' holds multiple choice questions of llm.c, not a stream of tokens to train on");
+  if (const auto foreign = find_foreign_tokens(tokens.file)) {
+    fail(ErrorCode::kConfig, "'", path, "' is no file of tokens, but seems to be ", foreign->what,
+         "; ", foreign->remedy);
+  }
   require(bytes.size() % sizeof(std::uint16_t) == 0, ErrorCode::kIo, "'", path, "' has ",
           bytes.size(),
           " bytes, an odd number, so it is no list of uint16 tokens: it is cut short, or it is "

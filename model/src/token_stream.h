@@ -20,6 +20,11 @@ class TokenStream {
   std::int64_t tokens() const { return tokens_; }
   std::vector<std::string> files() const;
   const std::vector<std::string>& notes() const { return notes_; }
+  /// See TokenDataset::assumptions.
+  std::vector<std::string> assumptions() const;
+
+  /// Of its kind and its files: see TokenDataset::identity.
+  std::vector<NamedText> identity() const;
 
   /// Writes tokens [begin, begin + out.size()) of the stream, which must exist.
   void read(std::int64_t begin, std::span<std::uint32_t> out) const;
@@ -27,8 +32,8 @@ class TokenStream {
   std::string place(std::int64_t position) const;
   /// See TokenDataset::check_vocabulary.
   void check_vocabulary(std::int64_t vocab_size) const;
-  /// The complaint about one token that is not below `vocab_size`, when `largest` is the largest
-  /// that is known of.
+  /// The complaint about one token that is not below `vocab_size`; `largest` is the largest of all
+  /// that were looked at.
   [[noreturn]] void fail_vocabulary(std::int64_t position, std::uint32_t token,
                                     std::uint32_t largest, std::int64_t vocab_size) const;
 
@@ -40,8 +45,10 @@ class TokenStream {
     std::int64_t begin;
   };
   std::size_t part_at(std::int64_t position) const;
+  void advise(Access access) const;
 
   DataKind kind_ = DataKind::kText;
+  Access access_ = Access::kRandom;
   std::vector<Part> parts_;
   std::vector<std::string> notes_;
   std::int64_t tokens_ = 0;

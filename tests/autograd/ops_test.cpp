@@ -19,7 +19,9 @@ using test::norm_oracle;
 using test::OpCase;
 using test::OwnedParameter;
 using test::random_floats;
+using test::relu_oracle;
 using test::run_on;
+using test::silu_oracle;
 using test::sum_oracle;
 using test::to_floats;
 using Values = std::vector<Value>;
@@ -95,6 +97,53 @@ TEST_F(Ops, Gelu) {
             .parameters = {},
             .run = [](Tape& t, Values& x, Parameters&) { return ops::gelu(t, x[0]); },
             .oracle = [](const auto& a) { return gelu_oracle(a[0]); }});
+}
+
+TEST_F(Ops, Silu) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 11}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::silu(t, x[0]); },
+            .oracle = [](const auto& a) { return silu_oracle(a[0]); }});
+}
+
+TEST_F(Ops, Relu) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 11}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::relu(t, x[0]); },
+            .oracle = [](const auto& a) { return relu_oracle(a[0]); }});
+}
+
+// ReLU is taken in place of what nothing else holds; SiLU's output is remade from its input, which
+// is ReLU's output and somebody else's operand.
+TEST_F(Ops, ActivationsBetweenProjections) {
+  check_op(memory_, *stream_,
+           {.inputs = {{5, 4}},
+            .parameters = {{6, 4}, {6}, {3, 6}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::relu(t, ops::linear(t, x[0], *p[0], p[1]));
+                  y = ops::add(t, ops::silu(t, y), y);
+                  return ops::linear(t, y, *p[2], nullptr);
+                },
+            .oracle =
+                [](const auto& a) {
+                  const Doubles y = relu_oracle(linear_oracle(a[0], a[1], a[2], 4));
+                  return linear_oracle(sum_oracle(silu_oracle(y), y), a[3], {}, 6);
+                }});
+}
+
+TEST_F(Ops, ReluTakesNoMemoryOfItsOwn) {
+  run_on(*stream_, [&] {
+    Tape tape(memory_, *stream_, {}, {});
+    OwnedParameter w(memory_, {6, 4}, random_floats(24, 7));
+    Value y = ops::linear(tape, tape.input(tensor({5, 4}, random_floats(20, 8)), true), w.parameter,
+                          nullptr);
+    const std::int64_t before = activations();
+    y = ops::relu(tape, std::move(y));
+    EXPECT_EQ(activations(), before);
+  });
 }
 
 TEST_F(Ops, AttentionBetweenProjections) {
@@ -239,6 +288,52 @@ TEST_F(Losses, CrossEntropyAndTheFusedLinear) {
     test::expect_near(result.dx, numeric_gradient(op, arguments, 0, weights), "dx");
     test::expect_near(result.dw, numeric_gradient(op, arguments, 1, weights), "dw");
   }
+}
+
+// Whether the predictions are the operation's to overwrite, or somebody else holds them.
+TEST_F(Losses, SquaredError) {
+  const auto targets = random_floats(12, 9);
+  const Tensor target_tensor = tensor({2, 2, 3}, targets);
+  const auto x = random_floats(12, 8);
+  const OpCase op{.inputs = {{2, 2, 3}}, .parameters = {}, .run = {}, .oracle = [&](const auto& a) {
+                    Doubles losses;
+                    for (std::int64_t row = 0; row < 4; ++row) {
+                      double sum = 0.0;
+                      for (std::int64_t i = 3 * row; i < 3 * row + 3; ++i) {
+                        sum += std::pow(a[0][at(i)] - static_cast<double>(targets[at(i)]), 2);
+                      }
+                      losses.push_back(sum / 3.0);
+                    }
+                    return losses;
+                  }};
+  const std::vector<Doubles> arguments{{x.begin(), x.end()}};
+  const std::vector<float> weights(4, kScale);
+  for (const bool shared : {false, true}) {
+    run_on(*stream_, [&] {
+      float loss_scale = kScale;
+      Tape tape(memory_, *stream_, {},
+                {.loss_scale = TensorView(&loss_scale, DType::kFloat32, Shape{1})});
+      Tensor dx;
+      Value predictions = test::leaf(tape, tensor({2, 2, 3}, x), dx);
+      const Tensor held = shared ? predictions.tensor : Tensor();
+      Value losses = ops::squared_error(tape, std::move(predictions), target_tensor);
+      tape.backward(losses, tensor({4}, weights));
+      test::expect_near(to_floats(losses.tensor), op.oracle(arguments), "losses");
+      test::expect_near(to_floats(dx), numeric_gradient(op, arguments, 0, weights), "dx");
+      if (shared) {
+        EXPECT_EQ(to_floats(held), x);
+      }
+    });
+  }
+}
+
+TEST_F(Losses, SquaredErrorNamesTargetsThatDoNotFit) {
+  run_on(*stream_, [&] {
+    Tape tape(memory_, *stream_, {}, {});
+    const Value x = tape.input(tensor({4, 3}, random_floats(12, 8)), true);
+    EXPECT_THROW(ops::squared_error(tape, x, ints({12}, std::vector<std::int32_t>(12))), Error);
+    EXPECT_THROW(ops::squared_error(tape, x, tensor({4}, random_floats(4, 1))), Error);
+  });
 }
 
 TEST_F(Losses, ChunksAreOneSum) {

@@ -57,6 +57,18 @@ inline Doubles gelu_oracle(const Doubles& x) {
   return y;
 }
 
+inline Doubles silu_oracle(const Doubles& x) {
+  Doubles y;
+  for (const double v : x) y.push_back(v / (1 + std::exp(-v)));
+  return y;
+}
+
+inline Doubles relu_oracle(const Doubles& x) {
+  Doubles y;
+  for (const double v : x) y.push_back(std::max(v, 0.0));
+  return y;
+}
+
 inline Doubles sum_oracle(const Doubles& a, const Doubles& b) {
   Doubles y(a.size());
   std::transform(a.begin(), a.end(), b.begin(), y.begin(), std::plus<>());

@@ -38,7 +38,7 @@ class ConfigCommand : public test::ProgramTest {
 
   /// The settings that a file means here; it must be one that can be used.
   std::string explain(const std::string& file) {
-    const ProgramResult result = run({"explain", path(file)});
+    const ProgramResult result = run({"explain", path(file), "--all"});
     EXPECT_EQ(result.exit_code, 0) << result.err << read_file(path(file));
     return result.out;
   }
@@ -70,7 +70,7 @@ TEST_F(ConfigCommand, DdpFileIsWhatAccelerateWrites) {
             "num_processes: 4\n"
             "use_cpu: false\n");
   EXPECT_THAT(result.out, HasSubstr("configuration saved at " + path("a.yaml") +
-                                    "; 'tessera explain " + path("a.yaml") + "' tells"));
+                                    "\n'tessera explain " + path("a.yaml") + "' tells"));
   EXPECT_THAT(result.out, Not(HasSubstr("\033")));
   EXPECT_THAT(explain("a.yaml"), HasSubstr("distributed_type: MULTI_GPU\n      -> strategy = "
                                            "no_shard"));
@@ -270,10 +270,21 @@ TEST_F(ConfigCommand, DefaultPlaceIsAccelerates) {
   const std::string file = path("home/accelerate/default_config.yaml");
   EXPECT_THAT(result.out, HasSubstr("file: " + file + ", Accelerate's default"));
   EXPECT_THAT(read_file(file), HasSubstr("distributed_type: 'NO'"));
+}
+
+// Accelerate may have written it, and other programs read it.
+TEST_F(ConfigCommand, AScriptReplacesAFileOnlyIfItSaysSo) {
+  const std::string file = write("a.yaml", "distributed_type: FSDP\n");
+  const ProgramResult unasked = answer("a.yaml", {"multi-CPU", "", "", "", "", "", ""});
+  EXPECT_EQ(unasked.exit_code, 2);
+  EXPECT_THAT(unasked.err, HasSubstr(file + " is there already; give --overwrite to replace it"));
+  EXPECT_EQ(read_file(file), "distributed_type: FSDP\n");
   give_input(lines({"multi-CPU", "", "", "", "", "", ""}));
-  const ProgramResult again = run({"config"});
-  EXPECT_THAT(again.out, HasSubstr(file + " is there already and will be replaced"));
+  const ProgramResult asked = run({"config", "--config-file", file, "--overwrite"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.err;
   EXPECT_THAT(read_file(file), HasSubstr("distributed_type: MULTI_CPU"));
+  EXPECT_EQ(run({"config", "default", "--config-file", file, "--overwrite"}).exit_code, 0);
+  EXPECT_THAT(read_file(file), Not(HasSubstr("debug: true")));
 }
 
 TEST_F(ConfigCommand, RefusesAPlaceBeforeItAsks) {
@@ -386,6 +397,31 @@ TEST_F(ConfigCommand, UnknownWordsGetASuggestion) {
   EXPECT_THAT(flag.err, HasSubstr("did you mean '--mixed-precision'?"));
 }
 
+TEST_F(ConfigCommand, ADefaultFileThatNoRunCanUseIsNamedWithTheRemedy) {
+  const std::string file = path("home/accelerate/default_config.yaml");
+  std::filesystem::create_directories(path("home/accelerate"));
+  write("home/accelerate/default_config.yaml",
+        "distributed_type: 'NO'\nmixed_precision: fp8\nnum_processes: 1\n");
+  const std::string data = write_text();
+  for (const bool launched : {false, true}) {
+    std::vector<std::string> arguments{"train", "--data", data, "--steps", "1", "--quiet"};
+    if (launched) arguments.insert(arguments.begin(), {"launch", "--"});
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr(file + ":2: mixed_precision: "),
+                      HasSubstr("that is Accelerate's default file, which is read where no "
+                                "--config is given: change it, or give --no-default-config")));
+  }
+  const ProgramResult without = train({"--data", data, "--steps", "1", "--no-default-config"});
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  // A file that was named is nobody's default.
+  const ProgramResult named = train({"--data", data, "--config", file});
+  EXPECT_THAT(named.err, Not(HasSubstr("default file")));
+  // `explain` still tells of every key.
+  EXPECT_THAT(run({"explain", "--all"}).out, HasSubstr("num_processes"));
+}
+
 constexpr const char* kDown = "\033[B";
 constexpr const char* kUp = "\033[A";
 
@@ -406,7 +442,7 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   ASSERT_TRUE(terminal.shows("> 2. multi-GPU"));
   terminal.type(std::string("k") + kDown + "\r");
   ASSERT_TRUE(terminal.shows("How many different machines"));
-  EXPECT_TRUE(terminal.is_as_before());  // lines are edited by the terminal
+  EXPECT_FALSE(terminal.is_as_before());  // no key is shown but those that the answer takes
   terminal.type("many\n");
   ASSERT_TRUE(terminal.shows("Please enter an integer from 1 to 1048576, not 'many'."));
   for (const char* question :
@@ -443,6 +479,39 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
                     HasSubstr("fsdp_auto_wrap_policy: NO_WRAP"), HasSubstr("fsdp_version: 1"),
                     HasSubstr("mixed_precision: bf16"), HasSubstr("num_processes: 4")));
   explain("a.yaml");
+}
+
+TEST_F(ConfigTerminal, LinesAreEditedAndShowNoEscapes) {
+  PseudoTerminal terminal = start();
+  ASSERT_TRUE(terminal.shows("2. multi-GPU"));
+  terminal.type("2\r");
+  ASSERT_TRUE(terminal.shows("How many different machines"));
+  terminal.type(std::string("7x") + "\x15" + kUp + kDown + "\033[C\033[D\033[H\033[3~" +
+                "25\x7f\r");
+  ASSERT_TRUE(terminal.shows("What is the rank of this machine?")) << terminal.shown();
+  ASSERT_TRUE(terminal.shows("1. 1"));
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.shows("process?: "));
+  terminal.type(std::string(100, 'n') + "\x7f\n");
+  ASSERT_TRUE(terminal.shows("What is the port"));
+  EXPECT_THAT(terminal.shown(), Not(HasSubstr("^[")));
+  EXPECT_THAT(terminal.shown(), Not(HasSubstr(std::string(80, 'n'))));  // its end is shown
+}
+
+TEST_F(ConfigTerminal, AsksBeforeItReplacesAFile) {
+  for (const char* reply : {"\r", "maybe\rno\r", "\x03"}) {
+    const std::string file = write("a.yaml", "precious\n");
+    PseudoTerminal terminal = start();
+    ASSERT_TRUE(terminal.shows("Replace it? [yes/NO]")) << terminal.shown();
+    terminal.type(reply);
+    EXPECT_EQ(terminal.exit_code(), reply[0] == '\x03' ? 130 : 0);
+    EXPECT_THAT(terminal.shown(), HasSubstr("nothing was written"));
+    EXPECT_EQ(read_file(file), "precious\n");
+  }
+  PseudoTerminal terminal = start();
+  ASSERT_TRUE(terminal.shows("Replace it? [yes/NO]"));
+  terminal.type("yes\r");
+  EXPECT_TRUE(terminal.shows("Which type of machine are you using?"));
 }
 
 TEST_F(ConfigTerminal, NoColourIfNotWanted) {
@@ -492,7 +561,9 @@ TEST_F(ConfigTerminalEnd, SignalsAtAMenuLeaveTheTerminalAsItWas) {
 }
 
 TEST_F(ConfigTerminalEnd, ControlCAtAMenu) { expect_end(true, "\x03", 130, "nothing was written"); }
-TEST_F(ConfigTerminalEnd, ControlCAtALine) { expect_end(false, "\x03", 130, "^C"); }
+TEST_F(ConfigTerminalEnd, ControlCAtALine) {
+  expect_end(false, "\x03", 130, "nothing was written");
+}
 TEST_F(ConfigTerminalEnd, ControlDAtAMenu) { expect_end(true, "\x04", 2, "nothing was written"); }
 TEST_F(ConfigTerminalEnd, ControlDAtALine) { expect_end(false, "\x04", 2, "nothing was written"); }
 

@@ -78,6 +78,63 @@ TEST_F(EstimateCommand, HybridsHaveTheReplicasThatTrainingGivesThem) {
   EXPECT_THAT(none.err, HasSubstr("3 ranks do not make; 4, 6 or 9 ranks do"));
 }
 
+TEST_F(EstimateCommand, SizesAreThoseOfPlan) {
+  const std::vector<std::string> sizes{
+      "--layers", "3", "--heads",      "4",   "--width", "64", "--context-length", "128",
+      "--ranks",  "2", "--vocab-size", "300", "--json"};
+  std::vector<std::string> arguments{"estimate-memory", "gpt2", "--strategies", "full_shard"};
+  arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+  const ProgramResult estimated = run(arguments);
+  ASSERT_EQ(estimated.exit_code, 0) << estimated.err;
+  const json estimate = json::parse(estimated.out);
+  EXPECT_EQ(estimate["model"], "GPT of 3 layers x 64, 4 heads, context 128, vocabulary 300");
+  EXPECT_EQ(estimate["sequence_length"], 128);
+  arguments = {"plan",        "--model", "gpt2-124m", "--micro-batch", "1",
+               "--precision", "bf16",    "--format",  "json"};
+  arguments.insert(arguments.end(), sizes.begin(), sizes.end() - 1);
+  const ProgramResult plan = run(arguments);
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(estimate["training"][0]["peak_bytes"]["total"],
+            json::parse(plan.out)["peak_bytes"]["total"]);
+}
+
+TEST_F(EstimateCommand, NamesMeanTheSameInEveryCommand) {
+  for (const char* name : {"gpt2-large", "openai-community/gpt2-large", "gpt2-774m"}) {
+    const ProgramResult estimate = run({"estimate-memory", "--model", name, "--json",
+                                        "--strategies", "no_shard", "--sequence-length", "8"});
+    ASSERT_EQ(estimate.exit_code, 0) << estimate.err;
+    EXPECT_EQ(json::parse(estimate.out)["model"], name);
+    const ProgramResult plan = run({"plan", "--no-default-config", "--model", name, "--format",
+                                    "json", "--sequence-length", "8"});
+    ASSERT_EQ(plan.exit_code, 0) << plan.err;
+    EXPECT_EQ(json::parse(plan.out)["settings"]["model"], "gpt2-774m");
+    EXPECT_EQ(json::parse(plan.out)["parameters"], 774030080);
+  }
+  const ProgramResult label = run(
+      {"plan", "--no-default-config", "--model", "gpt2", "--layers", "2", "--format", "summary"});
+  EXPECT_THAT(label.out, HasSubstr("GPT of 2 layers x 768, 12 heads: "));
+}
+
+TEST_F(EstimateCommand, AnUnknownModelIsToldOfThoseThatAreThere) {
+  const auto error = [&](const char* model) {
+    const ProgramResult estimate = run({"estimate-memory", model});
+    EXPECT_EQ(estimate.exit_code, 2);
+    const ProgramResult train = run({"train", "--model", model});
+    EXPECT_EQ(train.exit_code, 2);
+    EXPECT_EQ(train.err, estimate.err);
+    return train.err;
+  };
+  EXPECT_THAT(error("meta-llama/Llama-2-7b-hf"),
+              AllOf(HasSubstr("gpt2-tiny, gpt2-124m (gpt2), gpt2-350m (gpt2-medium)"),
+                    HasSubstr("nearest in size: gpt2-xl with --layers 32 --heads 32 --width 4096 "
+                              "(6.65 G parameters)")));
+  EXPECT_THAT(error("facebook/opt-350m"), HasSubstr("nearest in size: gpt2-350m"));
+  EXPECT_THAT(error("Qwen/Qwen2.5-0.5B"), HasSubstr("nearest in size: gpt2-350m"));
+  EXPECT_THAT(error("mistral"), HasSubstr("--layers, --heads and --width make others"));
+  EXPECT_THAT(error("gpt2-medum"), HasSubstr("did you mean 'gpt2-medium'?"));
+  EXPECT_THAT(error("meta-llama/gpt2"), HasSubstr("there is no model 'meta-llama/gpt2'"));
+}
+
 TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
   const auto error = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"estimate-memory", "gpt2"});
@@ -100,7 +157,7 @@ TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
   }
   EXPECT_THAT(error({"--ranks", "2,x"}), HasSubstr("--ranks: 'x' is not an integer"));
   EXPECT_THAT(error({"--sequence-length", "0"}), HasSubstr("--sequence-length: 0 is out of range"));
-  EXPECT_THAT(error({"--sequence-length", "1025"}), HasSubstr("the model's context of 1024"));
+  EXPECT_THAT(error({"--sequence-length", "1025"}), HasSubstr("the model's context has 1024"));
   EXPECT_THAT(error({"--library_name", "transformers"}), HasSubstr("this program's own presets"));
   EXPECT_THAT(error({"--rank", "2"}), HasSubstr("did you mean '--ranks'"));
 }

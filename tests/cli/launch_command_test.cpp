@@ -34,9 +34,17 @@ TEST_F(LaunchCommand, ProcessesTrainAsThreadsDo) {
   for (const Variant& variant : variants) {
     SCOPED_TRACE(variant.strategy);
     const auto arguments = [&](const std::string& log) {
-      std::vector<std::string> all{
-          "--data", data,    "--steps", "4", "--strategy", variant.strategy, "--threads-per-rank",
-          "1",      "--log", path(log)};
+      std::vector<std::string> all{"--data",
+                                   data,
+                                   "--steps",
+                                   "4",
+                                   "--strategy",
+                                   variant.strategy,
+                                   "--threads-per-rank",
+                                   "1",
+                                   "--log",
+                                   path(log),
+                                   "--overwrite"};
       all.insert(all.end(), variant.more.begin(), variant.more.end());
       return all;
     };
@@ -68,7 +76,7 @@ TEST_F(LaunchCommand, ProcessesTrainAsThreadsDo) {
 TEST_F(LaunchCommand, EveryStrategyGivesTheSameBitsInSeveralProcesses) {
   const std::string settings =
       write("settings.json", R"({"steps": 3, "quiet": true,
-      "threads_per_rank": 1, "sample_tokens": 0, "data": ")" +
+      "threads_per_rank": 1, "sample_tokens": 0, "overwrite": true, "data": ")" +
                                  write_text() + R"(", "log": ")" + path("run.jsonl") + "\"}");
   const auto arguments = [&](const std::string& strategy, const std::string& depth) {
     return std::vector<std::string>{"--config",           settings, "--strategy",          strategy,
@@ -102,7 +110,7 @@ TEST_F(LaunchCommand, OutputComesInWholeLinesWithTheirRanks) {
   const ProgramResult result = launch({"--processes", "2", "--ranks-per-process", "2"},
                                       {"--data", write_text(), "--steps", "3"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("[ranks 0-1] parameters sha256"), HasSubstr("4 ranks")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[ranks 0-1] sha256"), HasSubstr("4 ranks")));
   EXPECT_THAT(result.err, HasSubstr("[ranks 0-1] step 3/3"));
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("ranks 2-3")));  // rank 0 speaks for all
   EXPECT_THAT(result.out + result.err, Not(HasSubstr("\033")));
@@ -239,7 +247,7 @@ TEST_F(LaunchCommand, InATerminalNotesOfProcess0HaveTheirRankAndItsBarHasNone) {
   for (std::string line; std::getline(shown, line);) {
     const bool tells = line.find("note: ") != std::string::npos;
     notes += tells ? 1 : 0;
-    if (tells || line.find("parameters sha256") != std::string::npos) {
+    if (tells || line.find("sha256") != std::string::npos) {
       EXPECT_THAT(line, HasSubstr("[rank 0]"));
     }
   }
@@ -355,7 +363,8 @@ TEST_F(LaunchCommand, NodesMeetOverIpv6) {
 
 TEST_F(LaunchCommand, ThreadsOfARankAreThoseOfTheEnvironment) {
   const std::string data = write_text();
-  const std::vector<std::string> rest{"--data", data, "--steps", "1", "--log", path("log.jsonl")};
+  const std::vector<std::string> rest{"--data",          data,         "--steps", "1", "--log",
+                                      path("log.jsonl"), "--overwrite"};
   const auto threads_with = [&](const char* text, std::vector<std::string> more) {
     const test::ScopedVariables threads{{"OMP_NUM_THREADS", text}};
     more.insert(more.end(), rest.begin(), rest.end());

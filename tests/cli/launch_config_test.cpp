@@ -94,8 +94,8 @@ TEST_F(LaunchConfig, EveryFlagOfTheCommandReachesTheFile) {
   EXPECT_EQ(steps["warmup_steps"], 150);
   const std::string batch =
       write("batch.json", R"({"train_batch_size": 24, "zero_optimization": {"stage": 1}})");
-  const nlohmann::json sizes = with(
-      batch, {"--micro-batch", "4", "--accumulate=3", "--steps", "1", "--log", path("log.jsonl")});
+  const nlohmann::json sizes = with(batch, {"--micro-batch", "4", "--accumulate=3", "--steps", "1",
+                                            "--log", path("log.jsonl"), "--overwrite"});
   EXPECT_EQ(sizes["micro_batch"], 4);
   EXPECT_EQ(sizes["accumulate"], 3);
 }
@@ -233,7 +233,7 @@ TEST_F(LaunchConfig, AloneAFileOfALaterMachineIsRefusedButExplained) {
   EXPECT_THAT(error_of(train({"--config", file, "--data", path("unread.txt")})),
               AllOf(HasSubstr(file + ":4: machine_rank: is 1"),
                     HasSubstr("'tessera launch --config " + file + " -- train'")));
-  const ProgramResult explained = run({"explain", file});
+  const ProgramResult explained = run({"explain", file, "--all"});
   EXPECT_EQ(explained.exit_code, 0) << explained.err;
   EXPECT_THAT(explained.out, AllOf(HasSubstr("used by 'tessera launch', as --node-rank"),
                                    HasSubstr("used by 'tessera launch', as --main-address"),

@@ -136,7 +136,8 @@ TEST_F(NestedLaunchers, LaunchStartsItsOwnRunWhateverHasStartedIt) {
     ScopedVariables variables{};
     for (const auto& [name, value] : *outer) variables.set(name, value);
     const ProgramResult result =
-        launch({"--processes", "2"}, {"--data", data, "--steps", "1", "--log", path("log.jsonl")});
+        launch({"--processes", "2"},
+               {"--data", data, "--steps", "1", "--log", path("log.jsonl"), "--overwrite"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
   }

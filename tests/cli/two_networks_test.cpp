@@ -95,7 +95,7 @@ TEST_F(TwoNetworks, TrainAsThreadsDo) {
                                std::vector<std::string>{"--strategy", "hybrid_shard", "--replicas",
                                                         "2", "--accumulate", "2"}}) {
     SCOPED_TRACE(strategy[1]);
-    std::vector<std::string> flags{"--steps", "5"};
+    std::vector<std::string> flags{"--steps", "5", "--overwrite"};
     flags.insert(flags.end(), strategy.begin(), strategy.end());
     std::vector<std::string> logged = flags;
     logged.insert(logged.end(), {"--log", path("nodes.jsonl")});

@@ -147,7 +147,7 @@ Vector<T> values(ValueOf<T> value, int rank, std::int64_t numel) {
 template <typename In, typename Out>
 Vector<Out> ordered_sum_oracle(ValueOf<In> value, int ranks, std::int64_t begin, std::int64_t end,
                                const Vector<Out>* first) {
-  using Wide = std::conditional_t<std::is_same_v<In, double>, double, float>;
+  using Wide = std::conditional_t<sizeof(In) == 8, In, float>;
   Vector<Out> result;
   for (std::int64_t i = begin; i < end; ++i) {
     Wide sum{};

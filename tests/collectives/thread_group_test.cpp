@@ -225,7 +225,7 @@ TYPED_TEST(ReduceScatterTest, InPlace) {
 
 template <typename T>
 class AllReduceTest : public ::testing::Test {};
-using AllReduceDtypes = ::testing::Types<float, bfloat16, double>;
+using AllReduceDtypes = ::testing::Types<float, bfloat16, double, std::int64_t>;
 TYPED_TEST_SUITE(AllReduceTest, AllReduceDtypes);
 
 TYPED_TEST(AllReduceTest, SumsInRankOrderOnEveryRank) {
@@ -238,6 +238,20 @@ TYPED_TEST(AllReduceTest, SumsInRankOrderOnEveryRank) {
                        ordered_sum_oracle<TypeParam, TypeParam>(value, c.size(), 0, numel, nullptr),
                        describe(c.size(), numel, c.rank()));
     }
+  });
+}
+
+// So large that a rank sums its chunk in pieces, of which the last is short.
+TYPED_TEST(AllReduceTest, SumsLargeBuffersInRankOrder) {
+  constexpr std::int64_t kNumel = 300'003;
+  Groups groups = make_groups(2);
+  expect_success(groups, [](RankContext c) {
+    Vector<TypeParam> data = values<TypeParam>(random_value, c.rank(), kNumel);
+    c.group.all_reduce(view_of(data), c.stream);
+    c.stream.synchronize();
+    expect_same_bits(
+        data, ordered_sum_oracle<TypeParam, TypeParam>(random_value, c.size(), 0, kNumel, nullptr),
+        describe(c.size(), kNumel, c.rank()));
   });
 }
 

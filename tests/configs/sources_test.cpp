@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -88,6 +92,37 @@ TEST_F(ConfigSources, HostileFilesAreOneClearErrorEach) {
   std::string lines;
   for (int i = 0; i < 20'000; ++i) lines += "k" + std::to_string(i) + ": 1\n";
   EXPECT_THAT(error_of(write("keys.yaml", lines)), HasSubstr("this is no file of Tessera"));
+}
+
+TEST_F(ConfigSources, APipeIsNotWaitedFor) {
+  const std::string pipe = (folder_ / "pipe.yaml").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(error_of(pipe), HasSubstr("is a pipe or a device"));
+  EXPECT_THAT(error_of("/dev/null"), HasSubstr("is a pipe or a device"));
+  // What a shell makes of --config <(command).
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const std::string text = "ranks: 3\n";
+  ASSERT_EQ(::write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  close(ends[1]);
+  Config config(trainer_settings());
+  config.read_file("/dev/fd/" + std::to_string(ends[0]));
+  close(ends[0]);
+  EXPECT_EQ(config.get<int>("ranks"), 3);
+}
+
+TEST_F(ConfigSources, AKeyOfYamlNeedsItsColon) {
+  const std::string begin = "distributed_type: MULTI_CPU\nnum_processes: 2\n";
+  for (const char* last : {"debug", "debug\n", "debug   \n\n", "\"debug\"",
+                           "fsdp_config:\n  fsdp_version: 2\n  debug\n"}) {
+    EXPECT_THAT(error_of(write("a.yaml", begin + last)), HasSubstr("has no colon")) << last;
+  }
+  for (const char* last :
+       {"debug:", "debug: # on\n", "\"debug\":\n", "debug :\n", "? debug\n",
+        "mpirun_config: {mpirun_ccl}\n", "gpu_ids: 0,\n  1\n", "debug:\n...\n", "debug: &a\n"}) {
+    Config config(trainer_settings());
+    EXPECT_NO_THROW(config.read_file(write("a.yaml", begin + last))) << last;
+  }
 }
 
 TEST_F(ConfigSources, OfAListOfMergedMapsTheFirstCountsMost) {

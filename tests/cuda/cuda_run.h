@@ -54,11 +54,13 @@ inline TrainerOptions cuda_options(const std::string& strategy, int ranks) {
   options.ranks = ranks;
   options.replicas = find_strategy(strategy).hybrid ? 2 : 0;
   options.steps = 4;
+  options.micro_batch = 1;
   options.optimizer.clip_norm = 0.5;
   options.learning_rate = {.peak = 1e-2};
   options.threads_per_rank = 1;
   options.device = DeviceChoice::kCuda;
   options.group = GroupChoice::kThread;
+  options.trace = false;
   return options;
 }
 

@@ -50,6 +50,7 @@ list(TRANSFORM modules REPLACE ".*/" "")
 list(JOIN modules "," modules)  # a list would not survive run()
 run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" -G "${GENERATOR}"
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release
+    -D CMAKE_DISABLE_FIND_PACKAGE_OpenCL=TRUE
     -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA}
     -D TESSERA_MODULES=${modules})
 run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)

@@ -22,6 +22,10 @@ inline Views views_of(LayerNormBackwardArgs& a) {
 }
 inline Views views_of(GeluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(GeluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(SiluForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(SiluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(ReluForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(ReluBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
 inline Views views_of(AttentionForwardArgs& a) { return {&a.qkv, &a.out, &a.lse, &a.workspace}; }
 inline Views views_of(AttentionBackwardArgs& a) {
   return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace};
@@ -30,15 +34,15 @@ inline Views views_of(EmbeddingForwardArgs& a) { return {&a.tokens, &a.wte, &a.w
 inline Views views_of(EmbeddingBackwardArgs& a) { return {&a.tokens, &a.dx, &a.dwte, &a.dwpe}; }
 inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
+inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(AdamWArgs& a) {
   return {&a.master, &a.gradient, &a.m, &a.v, &a.parameter, &a.scalars};
 }
-inline Views views_of(BlockSquaresArgs& a) { return {&a.x, &a.out}; }
-inline Views views_of(NormNodesArgs& a) { return {&a.x, &a.workspace, &a.nodes}; }
-inline Views views_of(SumArgs& a) { return {&a.x, &a.out}; }
-inline Views views_of(LossScaleArgs& a) { return {&a.counts, &a.scale}; }
+inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
+inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }
+inline Views views_of(LossScaleArgs& a) { return {&a.count, &a.scale}; }
 inline Views views_of(StepResultsArgs& a) {
-  return {&a.values, &a.additions, &a.units, &a.roots, &a.results, &a.clip_factor};
+  return {&a.losses, &a.squares, &a.results, &a.clip_factor};
 }
 inline Views views_of(OrderedSumArgs& a) { return {&a.dst}; }  // and `sources`, which is a span
 inline Views views_of(CastArgs& a) { return {&a.src, &a.dst}; }

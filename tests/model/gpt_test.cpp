@@ -185,6 +185,16 @@ TEST(Gpt, PresetsHaveTheSizesOfGpt2) {
   EXPECT_EQ(millions("gpt2-774m"), 774);
 }
 
+TEST(Gpt, PresetsHaveTheNamesOfHuggingFaceToo) {
+  EXPECT_EQ(gpt_preset("gpt2").layers, 12);
+  EXPECT_EQ(gpt_preset("openai-community/gpt2-xl").width, 1600);
+  EXPECT_EQ(gpt_preset_name("gpt2-large"), "gpt2-774m");
+  EXPECT_EQ(gpt_preset_name("gpt2-tiny"), "gpt2-tiny");
+  for (const char* name : {"", "openai-community/", "openai-community/gpt2-124m", "me/gpt2"}) {
+    EXPECT_EQ(gpt_preset_name(name), "") << name;
+  }
+}
+
 TEST(Gpt, AnUnknownPresetNamesTheChoices) {
   try {
     gpt_preset("gpt3");

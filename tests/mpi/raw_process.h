@@ -5,11 +5,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "tessera/collectives/listening_socket.h"
+#include "world/greeting.h"
 #include "world/socket_mesh.h"
 
 // Ends of connections that say what a test wants, to processes that meet over sockets.
@@ -42,6 +45,26 @@ inline std::string hear_line(const Socket& socket) {
   std::string line;
   for (std::string c = hear(socket, 1); !c.empty() && c != "\n"; c = hear(socket, 1)) line += c;
   return line;
+}
+
+/// Greets a process of the job that meets at `port` with `token`.
+inline Greeted greet_as(const Claim& claim, const Socket& socket, int port,
+                        const std::string& token = "") {
+  constexpr std::chrono::seconds kPatience{10};
+  return greet(socket, make_job_key(token, port), claim, Deadline(kPatience));
+}
+
+/// As process 0 of the job that meets at `port`, hears the greeting of another one.
+inline std::pair<Claim, Socket> welcome(Socket socket, int port) {
+  constexpr std::chrono::seconds kPatience{10};
+  Guest guest(std::move(socket), kPatience);
+  const JobKey key = make_job_key("", port);
+  Guest::State state = Guest::State::kGreeting;
+  while (state == Guest::State::kGreeting && !guest.deadline().over()) {
+    state = guest.advance(key, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return {state == Guest::State::kProved ? guest.claim() : Claim{}, guest.take_socket()};
 }
 
 }  // namespace tessera::test

@@ -16,7 +16,7 @@ using Two = std::array<std::unique_ptr<T>, 2>;
 /// Two sides of a connection that have met in this process, each made on a thread of its own.
 template <typename T>
 Two<T> meet(const std::function<std::unique_ptr<T>(const SocketRendezvous&)>& make) {
-  const int listener = listening_socket(0);
+  const int listener = listen_at(kLoopback, 0).socket;
   const int port = port_of_listener(listener);
   Two<T> both;
   std::thread first([&] {

@@ -82,8 +82,11 @@ void expect_traffic(const Job& setup, const Expected& expected) {
   traffic.calls_of(CollectiveKind::kAllGather) = expected.all_gather_calls;
   traffic.sent_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter;
   traffic.calls_of(CollectiveKind::kReduceScatter) = expected.reduce_scatter_calls;
-  traffic.sent_of(CollectiveKind::kAllReduce) = expected.all_reduce;
-  traffic.calls_of(CollectiveKind::kAllReduce) = expected.all_reduce_calls;
+  // Besides, at any number of ranks, one item count and two exact sums of 28 words.
+  const std::int64_t n = setup.mesh.world_size();
+  const std::int64_t scalars = 2 * 8 * (n - 1) / n + 2 * (2 * 28 * 8) * (n - 1) / n;
+  traffic.sent_of(CollectiveKind::kAllReduce) = expected.all_reduce + scalars;
+  traffic.calls_of(CollectiveKind::kAllReduce) = expected.all_reduce_calls + (n > 1 ? 2 : 0);
   const Traffic counted = account_traffic(planned(setup));
   EXPECT_EQ(counted.sent_bytes, traffic.sent_bytes) << setup.text();
   EXPECT_EQ(counted.calls, traffic.calls) << setup.text();
@@ -146,10 +149,18 @@ std::vector<Job> hybrid_setups(const std::string& strategy) {
 // (N-1)/N of N ranks' parts is N-1 parts; nothing is called if there is nobody to call.
 std::int64_t calls(const Job& s, std::int64_t count) { return s.ranks() > 1 ? count : 0; }
 
+// The sum of gradients that travel in bf16 is gathered in fp32.
 TEST(AccountTraffic, NoShardReducesOncePerStep) {
   for (const Job& s : setups("no_shard")) {
-    expect_traffic(s, {.all_reduce = 2 * s.g() * kTrainable * (s.ranks() - 1),
-                       .all_reduce_calls = calls(s, kUnits)});
+    const std::int64_t sent = kTrainable * (s.ranks() - 1);
+    if (s.reduce_dtype == DType::kFloat32) {
+      expect_traffic(s, {.all_reduce = 2 * 4 * sent, .all_reduce_calls = calls(s, kUnits)});
+    } else {
+      expect_traffic(s, {.all_gather = 4 * sent,
+                         .all_gather_calls = calls(s, kUnits),
+                         .reduce_scatter = 2 * sent,
+                         .reduce_scatter_calls = calls(s, kUnits)});
+    }
   }
 }
 
@@ -199,6 +210,27 @@ TEST(AccountTraffic, AccumulatingUnshardedReducesOncePerStep) {
   }
 }
 
+// The once-per-step sum of a hybrid's micro-steps: over all ranks, or inside replicas first.
+TEST(AccountTraffic, AccumulatingUnshardedAcrossReplicasGathersInFp32) {
+  for (Job s : hybrid_setups("hybrid_shard")) {
+    s.accumulate_unsharded = true;
+    Expected expected{
+        .all_gather = s.steps() * s.p() * kGatheredTwice * s.replicas() * (s.shards() - 1),
+        .all_gather_calls = s.steps() * kGatherCallsTwice,
+        .reduce_scatter_calls = kUnits};
+    if (s.order == ReductionOrder::kRank) {
+      expected.reduce_scatter = s.g() * kTrainable * (s.ranks() - 1);
+      expected.all_gather += 4 * kTrainable * (s.replicas() - 1);
+      expected.all_gather_calls += kUnits;
+    } else {
+      expected.reduce_scatter = s.g() * kTrainable * s.replicas() * (s.shards() - 1);
+      expected.all_reduce = 2 * 4 * kTrainable * (s.replicas() - 1);
+      expected.all_reduce_calls = kUnits;
+    }
+    expect_traffic(s, expected);
+  }
+}
+
 // A replica of F ranks holds N/F = R parts per rank. Across replicas the shard is fp32.
 TEST(AccountTraffic, HybridShardsAddOneReductionAcrossReplicas) {
   for (const bool again : {true, false}) {  // are parameters gathered again for backward?
@@ -233,7 +265,8 @@ TEST(AccountTraffic, HybridsByRankSendMoreThanHierarchicalOnlyWithMicroSteps) {
     const std::int64_t gathered =
         4 * kGatheredTwice * job.replicas() * (job.shards() - 1) * micro_steps;
     const Traffic traffic = account_traffic(schedule);
-    return std::reduce(traffic.sent_bytes.begin(), traffic.sent_bytes.end()) - gathered;
+    const std::int64_t scalars = 2 * (8 + 2 * 28 * 8) * 3 / 4;
+    return std::reduce(traffic.sent_bytes.begin(), traffic.sent_bytes.end()) - gathered - scalars;
   };
   EXPECT_EQ(gradient_bytes(1, ReductionOrder::kRank), 15360 + 5120);           // g x Psi + 4 z Psi
   EXPECT_EQ(gradient_bytes(1, ReductionOrder::kHierarchical), 10240 + 10240);  // g y Psi + 8 z Psi
@@ -266,11 +299,18 @@ constexpr std::int64_t kGradientSlots = 384 + 128;
 // embedding beside the head.
 constexpr std::int64_t kReshardSlots = 256 + kFrozen + 320 + 128;
 
+// Whole gradients are in fp32. Where backward writes fp32, it writes those of the first micro-step
+// in place.
+std::int64_t slots_of_whole_gradients(const Job& s) {
+  const bool in_place = s.steps() == 1 && s.reduce_dtype == DType::kFloat32;
+  return in_place ? 0 : s.g() * kGradientSlots * s.ranks();
+}
+
 TEST(AccountMemory, NoShardHoldsEverything) {
   for (const Job& s : setups("no_shard")) {
     expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
-                      .gradients = s.g() * kTrainable * s.ranks(),
-                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .gradients = 4 * kTrainable * s.ranks(),
+                      .unsharded_gradients = slots_of_whole_gradients(s),
                       .optimizer = s.state() * kTrainable * s.ranks()});
   }
 }
@@ -278,17 +318,17 @@ TEST(AccountMemory, NoShardHoldsEverything) {
 TEST(AccountMemory, Zero1CutsOptimizerState) {
   for (const Job& s : setups("zero1")) {
     expect_memory(s, {.parameters = s.p() * (kTrainable + kFrozen) * s.ranks(),
-                      .gradients = s.g() * kTrainable * s.ranks(),
-                      .unsharded_gradients = s.steps() > 1 ? s.g() * kGradientSlots * s.ranks() : 0,
+                      .gradients = 4 * kTrainable * s.ranks(),
+                      .unsharded_gradients = slots_of_whole_gradients(s),
                       .optimizer = s.state() * kTrainable});
   }
 }
 
 // On one rank there is nothing to reduce: gradients are whole and accumulate like no_shard's.
 ExpectedMemory sharded_gradients(const Job& s) {
-  const bool alone = s.ranks() == 1;
-  return {.gradients = (alone ? s.g() : 4) * kTrainable,
-          .unsharded_gradients = alone && s.steps() == 1 ? 0 : s.g() * kGradientSlots * s.ranks(),
+  return {.gradients = 4 * kTrainable,
+          .unsharded_gradients =
+              s.ranks() == 1 ? slots_of_whole_gradients(s) : s.g() * kGradientSlots * s.ranks(),
           .optimizer = s.state() * kTrainable};
 }
 

@@ -178,7 +178,9 @@ TEST(ExecutorFailure, ThrownIntegersStopEveryRankToo) {
     };
     const auto endings = train_until_failure(chain);
     EXPECT_LT(alarm.since(), kDeadline);
-    EXPECT_EQ(endings[0].what, "something else");
+    EXPECT_EQ(endings[0].what,
+              by_source ? "the batch source failed at step 2, samples 8 to 9: an unknown exception"
+                        : "something else");
     for (std::size_t rank = 1; rank < endings.size(); ++rank) {
       EXPECT_TRUE(endings[rank].aborted) << endings[rank].what;
       EXPECT_THAT(endings[rank].what, HasSubstr("unknown exception"));

@@ -49,6 +49,14 @@ TEST(PlanGolden, Zero2WithTwoMicroSteps) {
   expect_golden("zero2_2_ranks_2_micro_steps", plan(small_layout(2, 2), options));
 }
 
+TEST(PlanGolden, NoShardThatSendsBf16WithTwoMicroSteps) {
+  PlanOptions options = options_for("no_shard", {.replicate = 1, .shard = 2});
+  options.micro_steps = 2;
+  options.parameter_dtype = DType::kBFloat16;
+  options.reduce_dtype = DType::kBFloat16;
+  expect_golden("no_shard_2_ranks_2_micro_steps_bf16", plan(small_layout(2, 2), options));
+}
+
 TEST(PlanGolden, HybridShard) {
   expect_golden(
       "hybrid_shard_4_ranks",

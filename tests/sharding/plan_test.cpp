@@ -103,12 +103,15 @@ TEST(Plan, EveryValidPlacementGivesAValidPlan) {
           for (const int micro_steps : {1, 2}) {
             for (const ReductionOrder order :
                  {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
-              const Schedule s =
-                  plan(small_layout(mesh.world_size()), {.mesh = mesh,
-                                                         .placement = {p, g, o},
-                                                         .reduction_order = order,
-                                                         .micro_steps = micro_steps});
-              ASSERT_EQ(text_of(validate(s)), "") << to_string(s);
+              for (const DType reduce_dtype : {DType::kFloat32, DType::kBFloat16}) {
+                const Schedule s =
+                    plan(small_layout(mesh.world_size()), {.mesh = mesh,
+                                                           .placement = {p, g, o},
+                                                           .reduction_order = order,
+                                                           .reduce_dtype = reduce_dtype,
+                                                           .micro_steps = micro_steps});
+                ASSERT_EQ(text_of(validate(s)), "") << to_string(s);
+              }
             }
           }
         }
@@ -170,6 +173,33 @@ TEST(Plan, ReducesGradientsAsOftenAsTheStrategySays) {
         const bool whole = e.reduce_scatters != micro_steps || unsharded || micro_steps == 1;
         const bool adds = whole && micro_steps > 1;
         EXPECT_EQ(count(s, Kind::kAccumulate), adds ? kUnits * (micro_steps - 1) : 0);
+      }
+    }
+  }
+}
+
+// Those that reduce once per step send bf16 from slots, and what they have added up before is
+// rounded for that. A sum that others need, as all do of no_shard, is gathered in fp32.
+TEST(Plan, ReducesFromSlotsWhereGradientsTravelInBf16) {
+  for (const int micro_steps : {1, 2, 3}) {
+    for (const auto& [strategy, unsharded] :
+         {std::pair{"no_shard", false}, {"zero1", false}, {"zero2", true}, {"full_shard", true}}) {
+      SCOPED_TRACE(concat(strategy, ", micro-steps ", micro_steps));
+      PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
+      options.micro_steps = micro_steps;
+      options.accumulate_unsharded = unsharded;
+      options.reduce_dtype = DType::kBFloat16;
+      const Schedule s = plan(chain(kUnits, 4), options);
+      const bool sums_travel = std::string_view(strategy) == "no_shard";
+      EXPECT_EQ(count(s, Kind::kReduceScatter), kUnits);
+      EXPECT_EQ(count(s, Kind::kAllReduce), 0);
+      EXPECT_EQ(count(s, Kind::kGatherGradient), sums_travel ? kUnits : 0);
+      EXPECT_EQ(count(s, Kind::kAccumulate), micro_steps > 1 ? kUnits * micro_steps : 0);
+      EXPECT_EQ(count(s, Kind::kRound), micro_steps > 1 ? kUnits : 0);
+      for (const Action& a : s.actions) {
+        if (a.kind != Kind::kReduceScatter) continue;
+        EXPECT_GE(a.slot, 0);
+        EXPECT_FALSE(a.accumulate);
       }
     }
   }

@@ -32,13 +32,15 @@ inline bool breaks(const std::vector<Violation>& violations, Rule rule) {
 
 inline Schedule planned(const std::string& strategy, Mesh mesh, int micro_steps = 1,
                         bool accumulate_unsharded = false,
-                        ReductionOrder order = ReductionOrder::kRank) {
+                        ReductionOrder order = ReductionOrder::kRank,
+                        DType reduce_dtype = DType::kFloat32) {
   const Strategy& found = find_strategy(strategy);
   return plan(small_layout(mesh.world_size()),
               {.mesh = mesh,
                .placement = found.placement,
                .reshard_after_forward = found.reshard_after_forward,
                .reduction_order = order,
+               .reduce_dtype = reduce_dtype,
                .micro_steps = micro_steps,
                .accumulate_unsharded = accumulate_unsharded});
 }
@@ -52,22 +54,26 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
     for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{3, 1},
                             Mesh{1, 7}, Mesh{2, 3}}) {
       for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
-        for (const int micro_steps : {1, 2, 3}) {
-          for (const bool unsharded : {false, true}) {
-            for (const auto& [forward, backward] : {std::pair{0, 0}, {1, 1}, {2, 1}, {1, 3}}) {
-              if (number++ % stride != 0) continue;
-              const PlanOptions options{.mesh = mesh,
-                                        .placement = strategy.placement,
-                                        .reshard_after_forward = strategy.reshard_after_forward,
-                                        .reduction_order = order,
-                                        .micro_steps = micro_steps,
-                                        .accumulate_unsharded = unsharded,
-                                        .prefetch_forward = forward,
-                                        .prefetch_backward = backward};
-              visit(plan(small_layout(mesh.world_size()), options),
-                    concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",
-                           to_string(order), ", ", micro_steps, " micro-steps, unsharded ",
-                           unsharded, ", prefetch ", forward, ' ', backward));
+        for (const DType reduce_dtype : {DType::kFloat32, DType::kBFloat16}) {
+          for (const int micro_steps : {1, 2, 3}) {
+            for (const bool unsharded : {false, true}) {
+              for (const auto& [forward, backward] : {std::pair{0, 0}, {1, 1}, {2, 1}, {1, 3}}) {
+                if (number++ % stride != 0) continue;
+                const PlanOptions options{.mesh = mesh,
+                                          .placement = strategy.placement,
+                                          .reshard_after_forward = strategy.reshard_after_forward,
+                                          .reduction_order = order,
+                                          .reduce_dtype = reduce_dtype,
+                                          .micro_steps = micro_steps,
+                                          .accumulate_unsharded = unsharded,
+                                          .prefetch_forward = forward,
+                                          .prefetch_backward = backward};
+                visit(plan(small_layout(mesh.world_size()), options),
+                      concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",
+                             to_string(order), ", reduced in ", to_string(reduce_dtype), ", ",
+                             micro_steps, " micro-steps, unsharded ", unsharded, ", prefetch ",
+                             forward, ' ', backward));
+              }
             }
           }
         }

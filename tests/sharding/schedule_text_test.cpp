@@ -199,6 +199,8 @@ TEST(ScheduleText, RefusesBadHeaders) {
   expect_refused("replicate 1 shard 2", "replicate x shard 2", "'x' is not a number");
   expect_refused("replicate 1 shard 2", "replicate -1 shard 2", "'-1' is not a number");
   expect_refused("replicate 1 shard 2", "replicate 99999999999 shard 2", "is not a number");
+  expect_refused("replicate 1 shard 2", "replicate 1000000000 shard 4",
+                 "a mesh of 1000000000 x 4 ranks is too large");
   expect_refused("over shard in bf16", "over shards in bf16", "unknown axis 'shards'");
   expect_refused("over shard in bf16", "over shard in bf17", "unknown dtype 'bf17'");
   expect_refused("reduction_order       rank", "reduction_order chaos", "'chaos'");
@@ -257,11 +259,20 @@ TEST(ScheduleText, DescribesActions) {
               ::testing::ElementsAre(
                   "count-items", "unshard embedding over shard -> p0, m0", "forward embedding, m0",
                   "loss head, m0", "backward h.0, m0", "reshard h.0, slot p1, m0",
-                  "accumulate embedding, slot g0 added to gradient, m0",
+                  "accumulate embedding, slot g0 -> gradient, m0",
                   "reduce-scatter embedding over shard, slot g0 added to gradient, m0",
                   "reduce-scatter h.0 over shard, in the gradient buffer, m0",
                   "all-reduce h.0 over replicate, m0", "gather-gradient h.0 over replicate, m0",
                   "squares h.0", "exchange", "update h.0", "gather-parameter h.0 over shard"));
+}
+
+TEST(ScheduleText, DescribesHowSumsAreSent) {
+  const Schedule s = small_schedule();
+  const auto text = [&](const Action& action) { return describe(s, action); };
+  EXPECT_EQ(text({.kind = ActionKind::kAccumulate, .unit = 1, .micro_step = 2, .slot = 0}),
+            "accumulate h.0, slot g0 added to gradient, m2");
+  EXPECT_EQ(text({.kind = ActionKind::kRound, .unit = 1, .micro_step = 2, .slot = 0}),
+            "round h.0, gradient -> slot g0, m2");
 }
 
 TEST(Schedule, KnowsWhereGradientsGo) {
@@ -273,20 +284,34 @@ TEST(Schedule, KnowsWhereGradientsGo) {
 
 TEST(Schedule, CutsGradientBuffersAsTheReductionDemands) {
   Schedule s;
-  s.reduce_dtype = DType::kBFloat16;
   const AxisSet shard{Axis::kShard};
   const AxisSet both{Axis::kReplicate, Axis::kShard};
   s.placement = {shard, shard, both};
   EXPECT_EQ(s.gradient_buffer_axes(), both);
-  EXPECT_EQ(s.gradient_buffer_dtype(), DType::kFloat32);
   s.reduction_order = ReductionOrder::kHierarchical;
   EXPECT_EQ(s.gradient_buffer_axes(), shard);
   s.accumulate_unsharded = true;
   EXPECT_EQ(s.gradient_buffer_axes(), AxisSet{});
-  EXPECT_EQ(s.gradient_buffer_dtype(), DType::kBFloat16);
   s.accumulate_unsharded = false;
   s.placement = {{}, {}, shard};
   EXPECT_EQ(s.gradient_buffer_axes(), AxisSet{});
+}
+
+// Buffers are fp32: what is written in bf16 goes to a slot, and what is sent in bf16 leaves one.
+TEST(Schedule, KeepsGradientsInBf16InSlots) {
+  Schedule s;
+  s.mesh = {.replicate = 1, .shard = 2};
+  s.micro_steps = 2;
+  EXPECT_FALSE(s.writes_to_slots(0));
+  EXPECT_TRUE(s.writes_to_slots(1));
+  EXPECT_FALSE(s.sends_from_slots(1));
+  s.reduce_dtype = DType::kBFloat16;
+  EXPECT_TRUE(s.writes_to_slots(0));
+  EXPECT_FALSE(s.sends_from_slots(0));
+  EXPECT_TRUE(s.sends_from_slots(1));
+  s.mesh.shard = 1;  // there is nobody to send to
+  EXPECT_TRUE(s.writes_to_slots(0));
+  EXPECT_FALSE(s.sends_from_slots(1));
 }
 
 }  // namespace

@@ -170,6 +170,46 @@ TEST(ValidateReduction, FindsReductionsInTheWrongMicroStep) {
   expect_breaks(every, Rule::kReduction, "are to be reduced in every micro-step");
 }
 
+// What is added up in fp32 and sent in bf16: added, rounded into the slot, and sent from there.
+TEST(ValidateReduction, FindsSumsThatAreNotSentAsRounded) {
+  for (const char* strategy : {"no_shard", "zero1"}) {
+    const Schedule s = planned(strategy, {1, 2}, 2, false, ReductionOrder::kRank, DType::kBFloat16);
+    const int round = find(s, Kind::kRound);
+    const int unit = s.actions[static_cast<std::size_t>(round)].unit;
+    const int last_addition = find(s, [&](const Action& a) {
+      return a.kind == Kind::kAccumulate && a.unit == unit && a.micro_step == 1;
+    });
+    const int first_addition = find(s, [&](const Action& a) {
+      return a.kind == Kind::kAccumulate && a.unit == unit && a.micro_step == 0;
+    });
+    expect_breaks(without(s, round), Rule::kReduction, "does not hold the sum of all micro-steps");
+    expect_breaks(without(s, last_addition), Rule::kReduction,
+                  "or lacks the gradient that lies there");
+    expect_breaks(without(s, first_addition), Rule::kReduction,
+                  "the buffer has the gradients of 0 micro-steps");
+    expect_breaks(moved(s, round, last_addition), Rule::kReduction,
+                  "or lacks the gradient that lies there");
+    expect_breaks(without(s, find(s, Kind::kReduceScatter)), Rule::kReduction,
+                  "is complete for 1 of 2 micro-steps");
+    Schedule twice = s;
+    at(twice, round) = at(twice, last_addition);
+    expect_breaks(twice, Rule::kReduction, "the buffer has the gradient already");
+    Schedule adding = s;
+    at(adding, find(s, Kind::kReduceScatter)).accumulate = true;
+    expect_breaks(adding, Rule::kReduction, "adds to the sum that it reduces");
+  }
+  const Schedule ddp =
+      planned("no_shard", {1, 2}, 1, false, ReductionOrder::kRank, DType::kBFloat16);
+  expect_breaks(without(ddp, find(ddp, Kind::kGatherGradient)), Rule::kReduction,
+                "lacks its gather-gradient over shard");
+}
+
+TEST(ValidateReduction, FindsBf16GradientsThatAreWrittenToBuffers) {
+  Schedule s = planned("no_shard", {1, 2}, 1, false, ReductionOrder::kRank, DType::kBFloat16);
+  s.gradient_targets.front().slot = -1;
+  expect_breaks(s, Rule::kStructure, "must be written to a slot, not to the buffer");
+}
+
 TEST(ValidateReduction, FindsMicroStepsAddedOutOfOrder) {
   Schedule s = planned("no_shard", {1, 1}, 3);
   const auto accumulate_of = [&](int micro_step) {

@@ -128,7 +128,7 @@ std::string train_processes(const TrainerOptions& options, bool apart) {
     Trainer(model, data, own).train();
   };
   const std::string start = failure_of([&] {
-    const int listener = listening_socket(0);
+    const int listener = listen_at(kLoopback, 0).socket;
     const int port = port_of_listener(listener);
     launch_ranks(2, [&](int process) {
       failures[static_cast<std::size_t>(process)] =

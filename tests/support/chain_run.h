@@ -52,9 +52,7 @@ class ChainLayer : public Layer {
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     const std::int64_t batch = tape.batch().index;
     if (chain_.hook) chain_.hook(Moment::kForward, index_, batch);
-    Value x = input;
-    if (index_ == 0) x.tensor = tape.batch().inputs;
-    Value y = ops::linear(tape, x, parameters[0], &parameters[1]);
+    Value y = ops::linear(tape, input, parameters[0], &parameters[1]);
     if (batch < chain_.unused_from) y = ops::linear(tape, y, parameters[2], nullptr);
     if (tape.recording() && chain_.hook) {
       const int id = y.id;

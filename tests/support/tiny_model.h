@@ -22,9 +22,7 @@ class DenseLayer : public Layer {
                    {this->name() + ".bias", {outputs}, Initializer::constant(0.0F), 0.0F}};
   }
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
-    const bool first = !input.tensor;
-    const Value x = first ? Value{tape.batch().inputs, -1, nullptr} : input;
-    Value y = ops::linear(tape, x, parameters[0], &parameters[1]);
+    Value y = ops::linear(tape, input, parameters[0], &parameters[1]);
     return last_ ? ops::cross_entropy(tape, std::move(y), tape.batch().targets)
                  : ops::gelu(tape, std::move(y));
   }

@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ConfigTest : public ::testing::Test {
  protected:
@@ -101,6 +102,11 @@ TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {
   for (const char* empty : {"", " \n"}) {
     EXPECT_THAT(error_of_file(empty), HasSubstr(": is empty; write settings into it"));
   }
+  for (const char* toml : {"ranks = 2\n", "# ours\n\n[training.first]  # one\nranks = 2\n",
+                           "[[runs]]\nranks = 2\n", "\"ranks\"=2\n"}) {
+    EXPECT_THAT(error_of_file(toml), HasSubstr("is a TOML file; settings are read from YAML or"));
+  }
+  EXPECT_THAT(error_of_file("data: a = b\nrank: 3\n"), Not(HasSubstr("TOML")));
   EXPECT_THAT(error_of_file(R"({"device": "c\u0000pu"})"), HasSubstr(":1: a text holds a NUL"));
   EXPECT_THAT(error_of_file(R"({"micro_batch": 1, "micro-batch": 2})"), HasSubstr("twice"));
   EXPECT_THAT(error_of_file(R"({"ranks": "2"})"), AllOf(HasSubstr("ranks"), HasSubstr("integer")));
@@ -182,7 +188,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_EQ(options.learning_rate.total_steps, 50);
   EXPECT_EQ(options.learning_rate.warmup_steps, 5);
   EXPECT_EQ(options.learning_rate.decay_steps, 10);
-  EXPECT_DOUBLE_EQ(options.learning_rate.minimum, 0.002);
+  EXPECT_DOUBLE_EQ(*options.learning_rate.minimum, 0.002);
   EXPECT_EQ(options.optimizer.clip_norm, 0.0);
   EXPECT_FLOAT_EQ(options.optimizer.beta2, 0.99F);
   EXPECT_TRUE(options.optimizer.stochastic_rounding);

@@ -42,20 +42,28 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   const test::TinyData data;
   TrainerOptions options{.strategy = "ZeRO-2", .ranks = 3, .steps = 4};
   options.threads_per_rank = 1;
+  options.trace = false;
   const Trainer trainer(model, data, options);
   RunLog log(path_);
-  log.run({{"ranks", 3}, {"seed", 7}});
+  log.run({.version = "1.2", .parameters = 5}, {{"ranks", 3}, {"seed", 7}});
   std::vector<StepRecord> records;
   const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
     records.push_back(record);
-    log.step(record);
+    log.step(record, 0.5);
     return true;
   });
   log.summary(trainer.plan(), summary, {.matmul_flops_per_second = 1e9, .mfu = 0.25});
 
   const std::vector<json> lines = read_lines(path_);
   ASSERT_EQ(lines.size(), 6U);
-  EXPECT_EQ(lines[0], (json{{"kind", "run"}, {"ranks", 3}, {"seed", 7}}));
+  json run = lines[0];
+  EXPECT_THAT(run["date"].get<std::string>(), ::testing::MatchesRegex("20..-..-..T..:..:..Z"));
+  EXPECT_FALSE(run["host"].get<std::string>().empty());
+  run.erase("date");
+  run.erase("host");
+  EXPECT_EQ(
+      run,
+      (json{{"kind", "run"}, {"version", "1.2"}, {"parameters", 5}, {"ranks", 3}, {"seed", 7}}));
   for (std::size_t i = 0; i < records.size(); ++i) {
     // Exact: numbers round-trip.
     EXPECT_EQ(lines[i + 1], (json{{"kind", "step"},
@@ -65,7 +73,10 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
                                   {"learning_rate", records[i].learning_rate},
                                   {"tokens", records[i].tokens},
                                   {"seconds", records[i].seconds},
-                                  {"tokens_per_second", records[i].tokens_per_second}}));
+                                  {"tokens_per_second", records[i].tokens_per_second},
+                                  {"mfu", 0.5},
+                                  {"peak_bytes", records[i].peak_bytes},
+                                  {"exposed_seconds", nullptr}}));
   }
   const json& last = lines.back();
   EXPECT_EQ(last["kind"], "summary");
@@ -80,9 +91,7 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   EXPECT_EQ(last["peak_bytes"]["predicted"], last["peak_bytes"]["measured"]);
   EXPECT_EQ(last["peak_bytes"]["measured"]["total"], summary.measured_memory.total);
   EXPECT_EQ(keys(last["peak_bytes"]["measured"]).size(), 1U + kMemoryCategories);
-  json counted = last["sent_bytes"]["counted"];
-  EXPECT_EQ(counted["control"], summary.control_bytes);
-  counted.erase("control");
+  const json counted = last["sent_bytes"]["counted"];
   EXPECT_EQ(last["sent_bytes"]["predicted"], counted);
   EXPECT_GT(counted["reduce_scatter"], 0);
   EXPECT_GT(last["collectives"]["all_gather"], 0);
@@ -94,8 +103,22 @@ TEST_F(RunLogTest, ANoteIsALine) {
 }
 
 TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {
-  RunLog(path_).step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()});
+  RunLog(path_).step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()}, {});
   EXPECT_TRUE(read_lines(path_).at(0)["loss"].is_null());
+  EXPECT_TRUE(read_lines(path_).at(0)["mfu"].is_null());
+}
+
+TEST_F(RunLogTest, AStepSaysWhatWasExposed) {
+  RunLog(path_).step({.step = 1, .exposed_seconds = 0.25}, {});
+  EXPECT_EQ(read_lines(path_).at(0)["exposed_seconds"], 0.25);
+}
+
+TEST_F(RunLogTest, IsExtendedOnRequest) {
+  RunLog(path_).note("first");
+  RunLog(path_, Existing::kExtend).note("second");
+  EXPECT_EQ(read_lines(path_).size(), 2U);
+  RunLog(path_).note("third");
+  EXPECT_EQ(read_lines(path_).size(), 1U);
 }
 
 TEST_F(RunLogTest, FailuresToWriteAreErrors) {
@@ -107,7 +130,7 @@ TEST_F(RunLogTest, FailuresToWriteAreErrors) {
     EXPECT_THAT(error.what(), HasSubstr("/dev/null/log.jsonl"));
   }
   RunLog full("/dev/full");  // opens, and has no room
-  EXPECT_THROW(full.step({}), Error);
+  EXPECT_THROW(full.step({}, {}), Error);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tessera/trainer/metrics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -14,6 +15,8 @@
 
 namespace tessera {
 namespace {
+
+using ::testing::HasSubstr;
 
 /// Processor time of this thread or of the whole process: other programs do not lengthen it.
 double cpu_seconds(clockid_t clock) {
@@ -67,10 +70,48 @@ TEST(Metrics, MatmulRateIsThatOfTheRanksThreads) {
 TEST(Metrics, MfuIsAsPaLMDefinesIt) {
   Model model;
   model.flops_per_item = 2e6;
-  EXPECT_DOUBLE_EQ(model_flops_utilisation(model, 1000.0, 8e9), 0.25);
-  EXPECT_EQ(model_flops_utilisation(model, 1000.0, 0.0), 0.0);
+  EXPECT_DOUBLE_EQ(model_flops_utilisation(model, 1000.0, 8e9).value(), 0.25);
+  EXPECT_EQ(model_flops_utilisation(model, 1000.0, 2e9), 1.0);
+  EXPECT_EQ(model_flops_utilisation(model, 1000.0, 0.0), std::nullopt);
   model.flops_per_item = 0.0;
-  EXPECT_EQ(model_flops_utilisation(model, 1000.0, 8e9), 0.0);
+  EXPECT_EQ(model_flops_utilisation(model, 1000.0, 8e9), std::nullopt);
+}
+
+TEST(Metrics, APeakBelowWhatIsAchievedIsNone) {
+  Model model;
+  model.flops_per_item = 2e6;
+  EXPECT_EQ(model_flops_utilisation(model, 5500.0, 2e9), std::nullopt);  // 550 %
+}
+
+TEST(Metrics, APeakBelowWhatTheRunAchievedIsMeasuredAgain) {
+  Model model;
+  model.flops_per_item = 2e6;
+  int measured = 0;
+  const auto utilisation = [&](double before, double after) {
+    measured = 0;
+    return utilisation_of_run(model, 1000.0, before, [&] {
+      ++measured;
+      return after;
+    });
+  };
+  const RunUtilisation usual = utilisation(8e9, 0.0);
+  EXPECT_EQ(measured, 0);
+  EXPECT_EQ(usual.mfu, 0.25);
+  EXPECT_EQ(usual.peak_flops_per_second, 8e9);
+  EXPECT_EQ(usual.note, "");
+
+  const RunUtilisation mended = utilisation(1e9, 4e9);
+  EXPECT_EQ(measured, 1);
+  EXPECT_EQ(mended.mfu, 0.5);
+  EXPECT_EQ(mended.peak_flops_per_second, 4e9);
+  EXPECT_THAT(mended.note, HasSubstr("reached 1 GFLOP/s, less than the 2 of the run itself"));
+
+  const RunUtilisation busy = utilisation(1e9, 1.5e9);
+  EXPECT_EQ(busy.mfu, std::nullopt);
+  EXPECT_THAT(busy.note, HasSubstr("so there is no MFU"));
+
+  EXPECT_EQ(utilisation(0.0, 8e9).mfu, std::nullopt);  // it was not to be measured
+  EXPECT_EQ(measured, 0);
 }
 
 TEST(ParameterHash, IsSha256OfLittleEndianFloats) {

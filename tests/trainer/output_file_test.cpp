@@ -74,6 +74,28 @@ TEST(OutputFile, KeepsWhatIsThereUntilTheFirstWrite) {
   EXPECT_EQ(std::filesystem::file_size(path), 9U);
 }
 
+TEST(OutputFile, KeepsWhatIsThereOnRequest) {
+  const test::TemporaryFolder folder;
+  const auto add = [](const std::string& path, const char* line) {
+    OutputFile file(path, "--log", Existing::kExtend);
+    file.write(line);
+    return std::pair(file.size(), std::filesystem::file_size(path));
+  };
+  EXPECT_EQ(add(folder.path("new"), "one\n"), std::pair(4L, 4UL));
+  EXPECT_EQ(add(folder.write("lines", "one\n"), "two\n"), std::pair(8L, 8UL));
+  // A run that was killed has left half a line: the next one begins on its own.
+  EXPECT_EQ(add(folder.write("cut", "one\ntw"), "three\n"), std::pair(13L, 13UL));
+}
+
+TEST(OutputFile, HoldsSomethingOrNot) {
+  const test::TemporaryFolder folder;
+  EXPECT_FALSE(holds_something(folder.path("none")));
+  EXPECT_FALSE(holds_something(folder.write("empty", "")));
+  EXPECT_FALSE(holds_something(folder.path()));
+  EXPECT_FALSE(holds_something("/dev/zero"));
+  EXPECT_TRUE(holds_something(folder.write("file", "x")));
+}
+
 TEST(OutputFile, WaitsForNoReaderOfAPipe) {
   const test::TemporaryFolder folder;
   const std::string path = folder.path("pipe");

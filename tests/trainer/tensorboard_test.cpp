@@ -53,6 +53,18 @@ TEST(TensorBoardLog, ChecksumsAreThoseOfTfRecord) {
   EXPECT_EQ(bytes.substr(0, 12), std::string("\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22", 12));
 }
 
+TEST(TensorBoardLog, TellsItsFilesFromOthers) {
+  const test::TemporaryFolder folder;
+  const std::string board = folder.path("board");
+  EXPECT_TRUE(event_files(board).empty());
+  const std::string ours = TensorBoardLog(board).path();
+  const std::string other = folder.write("board/events.out.tfevents.1700000000.host.1.0", "x");
+  folder.write("board/notes.txt", "x");
+  EXPECT_EQ(event_files(board).size(), 2U);
+  EXPECT_TRUE(is_our_event_file(ours));
+  EXPECT_FALSE(is_our_event_file(other));
+}
+
 TEST(TensorBoardLog, AFolderThatCannotBeMadeIsNamed) {
   const test::TemporaryFolder folder;
   const std::string file = folder.write("file", "x");

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda_check.h"
-#include "ordered_sum_fp64_cuda.h"
+#include "ordered_sum_wide_cuda.h"
 #include "tessera/kernels/kernel_table.h"
 
 namespace tessera::cuda {
@@ -29,8 +29,10 @@ ncclDataType_t nccl_type(DType dtype) {
 
 std::size_t count_of(const TensorView& view) { return static_cast<std::size_t>(view.numel()); }
 
-/// NCCL sums in the dtype of its input, which would round bf16 after each addition.
+/// NCCL sums in the dtype of its input, which would round bf16 after each addition. Integers it
+/// adds as well as we do.
 bool sums_here(const CollectiveCall& call, bool deterministic) {
+  if (call.input.dtype == DType::kInt64) return false;
   return deterministic || call.input.dtype == DType::kBFloat16;
 }
 
@@ -173,7 +175,7 @@ void NcclOperation::sum_parts(const PartOf& part, const TensorView& dst, bool ac
   for (int peer = 0; peer < size(); ++peer) {
     sources.push_back(peer == rank() ? own : received(peer));
   }
-  if (dst.dtype == DType::kFloat64) return ordered_sum_fp64(sources, dst, stream_);
+  if (size_of(dst.dtype) == 8) return ordered_sum_wide(sources, dst, stream_);
   stream_.kernels().ordered_sum({.sources = sources, .dst = dst, .accumulate = accumulate},
                                 stream_);
 }

@@ -207,7 +207,7 @@ class Enqueuer {
   }
 
   void sum(const std::vector<TensorView>& sources, const TensorView& dst, bool accumulate) {
-    if (dst.dtype == DType::kFloat64) return cuda_.ordered_sum_fp64(sources, dst, stream_);
+    if (size_of(dst.dtype) == 8) return cuda_.ordered_sum_wide(sources, dst, stream_);
     stream_.kernels().ordered_sum({.sources = sources, .dst = dst, .accumulate = accumulate},
                                   stream_);
   }

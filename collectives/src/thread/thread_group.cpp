@@ -1,5 +1,8 @@
 #include "tessera/collectives/thread_group.h"
 
+#include <omp.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "block_pool.h"
@@ -51,25 +54,39 @@ void reduce_scatter_body(ThreadOperation& op, Stream& stream) {
   op.await_all(Stage::kDone);
 }
 
+/// What a core sums before it hands the sum out: it finds it in its cache.
+constexpr std::int64_t kSummedBytesPerThread = std::int64_t{256} << 10;
+
+// [Note: who writes a sum] Chunk r of every rank's buffer is read and written by rank r only: it
+// takes the sum and writes it to all. If each rank fetched the sums of the others instead, it would
+// write cache lines that another core has just read, and to make a shared line one's own again
+// costs much more than to take over a line that one other core has written. To write a buffer of
+// 256 KiB, all-reduce it and read it took two cores of an EPYC 176 us that way, and takes 28.
 void all_reduce_body(ThreadOperation& op, Stream& stream) {
   op.publish();
   op.await_all(Stage::kPublished);
   {
-    // Chunk r is read and written by rank r only, until it is reduced.
     const ThreadOperation::Reading reading(op);
-    std::vector<TensorView> sources;
+    std::vector<TensorView> chunks;
     for (int peer = 0; peer < op.size(); ++peer) {
       op.check_same(peer);
-      sources.push_back(chunk_of(op.input_of(peer), op.rank(), op.size()));
+      chunks.push_back(chunk_of(op.input_of(peer), op.rank(), op.size()));
     }
-    sum_in_order(sources, chunk_of(op.call().input, op.rank(), op.size()), false, stream);
-  }
-  op.arrive(Stage::kReduced);
-  for (int i = 1; i < op.size(); ++i) {
-    const int peer = (op.rank() + i) % op.size();
-    op.await(peer, Stage::kReduced);
-    const ThreadOperation::Reading reading(op);
-    copy(chunk_of(op.input_of(peer), peer, op.size()), chunk_of(op.call().input, peer, op.size()));
+    const TensorView& own = chunks[static_cast<std::size_t>(op.rank())];
+    const std::int64_t most = kSummedBytesPerThread * omp_get_max_threads() /
+                              static_cast<std::int64_t>(size_of(own.dtype));
+    std::vector<TensorView> sources(chunks.size());
+    for (std::int64_t begin = 0; begin < own.numel(); begin += most) {
+      const std::int64_t numel = std::min(most, own.numel() - begin);
+      std::ranges::transform(chunks, sources.begin(), [&](const TensorView& chunk) {
+        return chunk.narrow(0, begin, numel);
+      });
+      const TensorView& sum = sources[static_cast<std::size_t>(op.rank())];
+      sum_in_order(sources, sum, false, stream);
+      for (int i = 1; i < op.size(); ++i) {
+        copy(sum, sources[static_cast<std::size_t>((op.rank() + i) % op.size())]);
+      }
+    }
   }
   op.arrive(Stage::kDone);
   op.await_all(Stage::kDone);

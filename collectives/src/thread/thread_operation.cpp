@@ -58,10 +58,6 @@ const Event& ThreadOperation::passed(int peer, Stage stage) const {
   return state_.member(peer).passed[static_cast<std::size_t>(stage)];
 }
 
-void ThreadOperation::await(int peer, Stage stage) {
-  wait(state_.member(peer).progress, target(stage), [&] { return list_ranks({peer}); });
-}
-
 void ThreadOperation::await_all(Stage stage) {
   const auto missing = [&] {
     std::vector<int> ranks;

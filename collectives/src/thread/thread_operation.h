@@ -9,11 +9,11 @@ namespace tessera {
 
 /// One rank's run through one operation of a thread group, on its lane.
 ///
-/// [Note: reading peers] Ranks read each other's buffers where they lie. In the good case a rank
-/// leaves an operation when every rank is kDone, so nobody reads its buffers any more. A rank that
-/// fails leaves early, and its buffers may be freed right after. It therefore first aborts the
-/// family and then waits until no peer is inside a Reading; a Reading does not start in an aborted
-/// family, and lasts no longer than a copy.
+/// [Note: reading peers] Ranks read each other's buffers where they lie, and write sums there. In
+/// the good case a rank leaves an operation when every rank is kDone, so nobody touches its buffers
+/// any more. A rank that fails leaves early, and its buffers may be freed right after. It therefore
+/// first aborts the family and then waits until no peer is inside a Reading; a Reading does not
+/// start in an aborted family, and lasts no longer than a copy.
 class ThreadOperation {
  public:
   ThreadOperation(ThreadGroupState& state, int rank, std::uint64_t sequence,
@@ -34,7 +34,6 @@ class ThreadOperation {
   /// Waits for this rank's previous operation, then lets peers see `call` (and `ready`, on GPUs).
   void publish(Event ready = {});
   void arrive(Stage stage);
-  void await(int peer, Stage stage);
   void await_all(Stage stage);
   /// On GPUs: how far this rank's stream is at `stage`, set before arriving; and how far a peer's.
   void set_passed(Stage stage, Event event) const;
@@ -55,7 +54,7 @@ class ThreadOperation {
   /// Runs `body`; if it throws, takes the family down before the exception goes on.
   void run(const std::function<void(ThreadOperation&)>& body);
 
-  /// While it lives, buffers of peers may be read.
+  /// While it lives, buffers of peers may be touched.
   class Reading {
    public:
     explicit Reading(const ThreadOperation& operation);

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -44,47 +46,44 @@ bool get_pages(std::byte* block, std::size_t bytes) {
 
 }  // namespace
 
-SharedMapping::SharedMapping(std::size_t reserve) : bytes_(reserve) {
-  file_ = memfd_create("tessera", MFD_CLOEXEC);
-  require(file_ >= 0, ErrorCode::kUnavailable,
+SharedMapping::SharedMapping(std::size_t reserve)
+    : file_(memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING)), bytes_(reserve) {
+  require(static_cast<bool>(file_), ErrorCode::kUnavailable,
           "cannot create memory to share between processes: ", std::strerror(errno),
           errno == EMFILE || errno == ENFILE ? kRaiseFiles : "");
-  const int failed = ftruncate(file_, static_cast<off_t>(bytes_));
+  const int failed = ftruncate(file(), static_cast<off_t>(bytes_));
   require(failed == 0, ErrorCode::kUnavailable,
           "cannot reserve memory to share between processes: ", std::strerror(errno),
           errno == EFBIG ? "; lift 'ulimit -f', or train in one process (tessera train --ranks N)"
                          : "");
+  fcntl(file(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   map();
 }
 
-SharedMapping::SharedMapping(pid_t process, int file, std::size_t bytes) : bytes_(bytes) {
-  const std::string path = concat("/proc/", process, "/fd/", file);
-  file_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  require(file_ >= 0, ErrorCode::kUnavailable, "cannot map the memory of process ", process, " (",
-          path, ": ", std::strerror(errno), ")",
-          errno == EMFILE || errno == ENFILE
-              ? kRaiseFiles
-              : "; processes on one machine must run as one user, with /proc mounted");
+SharedMapping::SharedMapping(Socket file, std::size_t bytes)
+    : file_(std::move(file)), bytes_(bytes) {
+  struct stat status {};
+  const int seals = fcntl(this->file(), F_GET_SEALS);
+  const bool same = fstat(this->file(), &status) == 0 && S_ISREG(status.st_mode) &&
+                    status.st_size > static_cast<off_t>(sizeof(ArenaHeader)) &&
+                    static_cast<std::size_t>(status.st_size) == bytes_;
+  require(same && seals >= 0 && (seals & F_SEAL_SHRINK) != 0, ErrorCode::kUnavailable,
+          "another process announced ", bytes_, " bytes of shared memory but offers a file of ",
+          status.st_size, " bytes", same ? " that may shrink" : "",
+          "; all must run the same version of tessera");
   map();
 }
 
 void SharedMapping::map() {
   void* const base =
-      mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
-  if (base == MAP_FAILED) {
-    const int error = errno;
-    close(file_);
-    fail(ErrorCode::kUnavailable, "cannot map ", bytes_, " bytes of shared memory (",
-         std::strerror(error), "); 'ulimit -v' must be unlimited");
-  }
+      mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file(), 0);
+  require(base != MAP_FAILED, ErrorCode::kUnavailable, "cannot map ", bytes_,
+          " bytes of shared memory (", std::strerror(errno), "); 'ulimit -v' must be unlimited");
   madvise(base, bytes_, MADV_HUGEPAGE);  // a hint
   base_ = static_cast<std::byte*>(base);
 }
 
-SharedMapping::~SharedMapping() {
-  munmap(base_, bytes_);
-  close(file_);
-}
+SharedMapping::~SharedMapping() { munmap(base_, bytes_); }
 
 std::size_t arena_bytes(std::size_t bytes) {
   bytes = std::max<std::size_t>(bytes, 1);

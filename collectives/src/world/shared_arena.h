@@ -1,13 +1,12 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 
 #include "tessera/core/free_lists.h"
+#include "world/socket.h"
 
 namespace tessera {
 
@@ -26,13 +25,14 @@ class SharedMapping {
  public:
   /// A new one.
   explicit SharedMapping(std::size_t reserve);
-  /// Another process's. Throws Error{kUnavailable} if this process may not.
-  SharedMapping(pid_t process, int file, std::size_t bytes);
+  /// Another process's, from a descriptor of it, which is closed with this. Throws
+  /// Error{kUnavailable} if it does not have that size for good: what is read must be there.
+  SharedMapping(Socket file, std::size_t bytes);
   SharedMapping(const SharedMapping&) = delete;
   SharedMapping& operator=(const SharedMapping&) = delete;
   ~SharedMapping();
 
-  int file() const { return file_; }
+  int file() const { return file_.fd(); }
   std::size_t bytes() const { return bytes_; }
   std::byte* base() const { return base_; }
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
@@ -40,7 +40,7 @@ class SharedMapping {
  private:
   void map();
 
-  int file_ = -1;
+  Socket file_;
   std::size_t bytes_ = 0;
   std::byte* base_ = nullptr;
 };

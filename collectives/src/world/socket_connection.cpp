@@ -23,6 +23,14 @@ namespace {
 /// end never takes it for done.
 constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20U;
 
+/// Memory for what comes of a message that has no other place: as it comes, not as it is announced.
+void make_room(Piece& piece, std::uint64_t end) {
+  const bool dropped = piece.data == nullptr && piece.moved > 0;
+  if (dropped || piece.data != piece.own.data()) return;
+  piece.own.resize(end);
+  piece.data = piece.own.data();
+}
+
 }  // namespace
 
 void append(PieceQueues& queues, std::uint32_t tag, PiecePtr piece) {
@@ -137,30 +145,46 @@ bool SocketConnection::begin_part(int process, std::string& failure) {
     if (partial == nullptr) return false;
     incoming = std::exchange(partial, nullptr);
     received.end = std::min(incoming->header.bytes, incoming->moved + kPartBytes);
+    make_room(*incoming, received.end);
     return true;
   }
   received.end = std::min(header.bytes, kPartBytes);
   const auto queue = wanted.find(header.tag);
-  const bool asked_for = header.kind == FrameKind::kData && queue != wanted.end();
-  if (asked_for) {
-    incoming = queue->second.front();
-    queue->second.pop_front();
-    if (queue->second.empty()) wanted.erase(queue);
-    const std::uint64_t expected = incoming->header.bytes;
-    if (expected == header.bytes) return true;
+  if (header.kind != FrameKind::kData || queue == wanted.end()) {
+    return begin_unasked(process, failure);
+  }
+  incoming = queue->second.front();
+  queue->second.pop_front();
+  if (queue->second.empty()) wanted.erase(queue);
+  const std::uint64_t expected = incoming->header.bytes;
+  if (expected == header.bytes) return true;
+  if (failure.empty()) {
+    failure = concat("process ", process, " sent ", header.bytes, " bytes where ", expected,
+                     " were expected");
+  }
+  incoming = std::make_shared<Piece>();  // what does not fit is dropped
+  incoming->header = header;
+  return true;
+}
+
+/// The header of a message that nobody waits for is there. How long it is, is believed only as far
+/// as such messages are.
+bool SocketConnection::begin_unasked(int process, std::string& failure) {
+  const FrameHeader header = received.header;
+  const std::uint64_t most = header.kind == FrameKind::kData    ? kMostUnaskedBytes
+                             : header.kind == FrameKind::kAbort ? kMostReasonBytes
+                                                                : 0;
+  if (header.bytes > most) {
     if (failure.empty()) {
-      failure = concat("process ", process, " sent ", header.bytes, " bytes where ", expected,
-                       " were expected");
+      failure = concat("process ", process, " announced a message of ", header.bytes,
+                       " bytes, where at most ", most, " can come");
     }
+    return false;
   }
   incoming = std::make_shared<Piece>();
   incoming->header = header;
-  if (asked_for) return true;  // what does not fit is dropped
-  incoming->own.resize(header.bytes);
-  incoming->data = incoming->own.data();
-  if (header.kind == FrameKind::kData) {
-    append(unasked, header.tag, incoming);
-  }
+  make_room(*incoming, received.end);
+  if (header.kind == FrameKind::kData) append(unasked, header.tag, incoming);
   return true;
 }
 

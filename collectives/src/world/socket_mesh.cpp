@@ -1,60 +1,34 @@
 #include "world/socket_mesh.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <thread>
 
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "world/greeting.h"
+#include "world/reception.h"
 
-// The language of the meeting is a line each: "tessera-1 PROCESS PROCESSES PORT" to process 0,
-// which answers "ok ADDRESS PORT ADDRESS PORT …" by process or "no REASON"; "tessera-1 PROCESS"
-// between any other two.
+// After the greeting process 0 answers with a line: "ok ADDRESS PORT ADDRESS PORT …" by process,
+// "no REASON" if the settings of processes do not fit, or "over REASON" if not all can meet.
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr const char* kGreeting = "tessera-1";
-
-/// A process greets as soon as it is connected. What comes to the port by accident and says
-/// nothing, as a scanner does, holds the others up for no longer than this.
-constexpr milliseconds kGreetingPatience{5000};
-constexpr std::size_t kGreetingBytes = 64;   // "tessera-1" and three numbers
 constexpr std::size_t kProblemBytes = 1024;  // "no REASON"
 constexpr std::size_t kPlaceBytes = 80;      // of one process in the table: IPv6, interface, port
-
-/// What gives up when the time is over.
-class Deadline {
- public:
-  explicit Deadline(milliseconds patience) : end_(Clock::now() + patience) {}
-  /// The earlier one of this and of `patience` from now.
-  Deadline within(milliseconds patience) const {
-    return Deadline(std::min(patience, milliseconds(milliseconds_left())));
-  }
-  int milliseconds_left() const {
-    const auto left = std::chrono::duration_cast<milliseconds>(end_ - Clock::now()).count();
-    return static_cast<int>(std::max<long long>(left, 0));
-  }
-  bool over() const { return milliseconds_left() == 0; }
-
- private:
-  Clock::time_point end_;
-};
+/// Process 0 knows best who is missing, so the others wait a moment longer than it.
+constexpr milliseconds kForTheAnswer{1000};
 
 struct AddressList {
   addrinfo* first = nullptr;
@@ -76,61 +50,39 @@ std::string resolve(const std::string& address, int port, AddressList& list) {
   return failed == 0 ? "" : gai_strerror(failed);
 }
 
-void set_up(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+Socket listen_on(const std::string& address, int port) {
+  const Listening listening = listen_at(address, port);
+  require(listening.socket >= 0, ErrorCode::kUnavailable, "cannot listen on port ", port, " of ",
+          host_name(), " (", std::strerror(listening.error),
+          "); another job may meet there; choose another port, or 0 for a free one (--main-port)");
+  return Socket(listening.socket);
 }
 
-/// Listens on every address of this machine; `port` 0 picks one.
-Socket listen_on(int port) {
-  Socket listener(listening_socket(port));
-  require(static_cast<bool>(listener), ErrorCode::kUnavailable, "cannot listen on port ", port,
-          " of ", host_name(), " (", std::strerror(errno),
-          "); choose another port, or 0 for a free one (--main-port)");
-  return listener;
-}
-
-std::string address_of_peer(const Socket& socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length);
-  std::array<char, NI_MAXHOST> text{};
-  getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text.data(), text.size(), nullptr, 0,
-              NI_NUMERICHOST);
-  const std::string plain = text.data();
-  constexpr std::string_view kMapped = "::ffff:";
-  return plain.substr(0, kMapped.size()) == kMapped ? plain.substr(kMapped.size()) : plain;
-}
-
-bool is_loopback(const std::string& address) {
-  return address.rfind("127.", 0) == 0 || address == "::1";
-}
-
-/// A socket to a listener that may come later. Returns an empty one and `problem` in the end.
-Socket connect_to(const std::string& address, int port, const Deadline& deadline,
-                  std::string& problem) {
-  while (true) {
-    AddressList list;
-    problem = resolve(address, port, list);
-    for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-      Socket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      const int failed = connect(socket.fd(), a->ai_addr, a->ai_addrlen);
-      pollfd connected{.fd = socket.fd(), .events = POLLOUT, .revents = 0};
-      int error = failed == 0 ? 0 : errno;
-      if (error == EINPROGRESS) {
-        error = ETIMEDOUT;
-        if (poll(&connected, 1, std::min(deadline.milliseconds_left(), 5000)) == 1) {
-          socklen_t length = sizeof(error);
-          getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-        }
+/// Connects to the first address that answers. Returns an empty one and `problem` if none does.
+Socket try_to_connect(const std::string& address, int port, const Deadline& deadline,
+                      std::string& problem) {
+  constexpr int kPatience = 5000;  // ms
+  AddressList list;
+  problem = resolve(address, port, list);
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    Socket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int failed = connect(socket.fd(), a->ai_addr, a->ai_addrlen);
+    pollfd connected{.fd = socket.fd(), .events = POLLOUT, .revents = 0};
+    int error = failed == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      error = ETIMEDOUT;
+      if (poll(&connected, 1, std::min(deadline.milliseconds_left(), kPatience)) == 1) {
+        socklen_t length = sizeof(error);
+        getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
       }
-      if (error == 0) return socket;
-      problem = std::strerror(error);
     }
-    if (deadline.over()) return Socket();
-    std::this_thread::sleep_for(milliseconds(50));
+    if (error == 0) {
+      set_up_connection(socket);
+      return socket;
+    }
+    problem = std::strerror(error);
   }
+  return {};
 }
 
 bool write_line(const Socket& socket, std::string line) {
@@ -165,21 +117,6 @@ std::string read_line(const Socket& socket, const Deadline& deadline, std::size_
   }
 }
 
-/// What a process that has connected says after kGreeting: numbers. None if somebody else knocked.
-std::optional<std::istringstream> greeting_of(const Socket& socket, const Deadline& deadline) {
-  std::istringstream words(read_line(socket, deadline.within(kGreetingPatience), kGreetingBytes));
-  std::string greeting;
-  words >> greeting;
-  if (greeting != kGreeting) return std::nullopt;
-  return words;
-}
-
-Socket accept_one(const Socket& listener, const Deadline& deadline) {
-  pollfd readable{.fd = listener.fd(), .events = POLLIN, .revents = 0};
-  if (poll(&readable, 1, deadline.milliseconds_left()) != 1) return Socket();
-  return Socket(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-}
-
 /// The processes from `first` on that have no socket yet, in words.
 std::string missing(const std::vector<Socket>& mesh, int first) {
   std::string text;
@@ -189,141 +126,221 @@ std::string missing(const std::vector<Socket>& mesh, int first) {
   return text;
 }
 
-/// Process 0: waits for everybody, then tells everybody where all are.
-void gather_processes(const SocketRendezvous& rendezvous, const Deadline& deadline,
-                      std::vector<Socket>& mesh) {
-  const Socket listener =
-      rendezvous.listener >= 0 ? Socket(rendezvous.listener) : listen_on(rendezvous.port);
-  std::vector<std::string> places(mesh.size(), "- 0");
-  for (int waiting = rendezvous.processes - 1; waiting > 0;) {
-    Socket socket = accept_one(listener, deadline);
-    require(socket || !deadline.over(), ErrorCode::kUnavailable, "process 0 on ", host_name(),
-            " waited ", rendezvous.patience.count() / 1000, " s at port ",
-            port_of_listener(listener.fd()),
-            " but these processes did not come: ", missing(mesh, 1),
-            "; start them, or look whether a firewall is between (--main-address, --main-port)");
-    if (!socket) continue;
-    auto words = greeting_of(socket, deadline);
-    int process = -1;
-    int processes = 0;
-    int port = 0;
-    if (!words || !(*words >> process >> processes >> port)) continue;
-    std::string problem;
-    if (processes != rendezvous.processes) {
-      problem = concat("process ", process, " counts ", processes, " processes but process 0 ",
-                       rendezvous.processes);
-    } else if (process < 0 || process >= processes) {
-      problem = concat("process ", process, " is outside of ", processes, " processes");
-    } else if (process == 0 || mesh[static_cast<std::size_t>(process)]) {
-      problem = concat("there are two processes with number ", process);
+class MeshMeeting {
+ public:
+  explicit MeshMeeting(const SocketRendezvous& rendezvous)
+      : rendezvous_(rendezvous),
+        deadline_(rendezvous.patience),
+        mesh_(static_cast<std::size_t>(rendezvous.processes)) {}
+
+  std::vector<Socket> meet() {
+    if (process() == 0) {
+      be_first();
+    } else {
+      join_first();
     }
-    if (!problem.empty()) {
-      problem +=
-          "; every machine needs the same --nodes and --processes, and a --node-rank of its own";
-      write_line(socket, "no " + problem);
-      for (const Socket& other : mesh) {
-        if (other) write_line(other, "no " + problem);
-      }
-      fail(ErrorCode::kConfig, problem);
-    }
-    places[static_cast<std::size_t>(process)] = concat(address_of_peer(socket), " ", port);
-    mesh[static_cast<std::size_t>(process)] = std::move(socket);
-    --waiting;
+    return std::move(mesh_);
   }
-  std::string table = "ok";
-  for (const std::string& place : places) table += " " + place;
-  for (const Socket& socket : mesh) {
-    if (socket) write_line(socket, table);
+
+ private:
+  int process() const { return rendezvous_.process; }
+  Socket& connection_to(int p) { return mesh_[static_cast<std::size_t>(p)]; }
+  long long seconds() const { return rendezvous_.patience.count() / 1000; }
+
+  // Of process 0.
+  void be_first();
+  std::string gather(Reception& reception);
+  std::string problem_of(const Claim& claim) const;
+  void tell_all(const std::string& line) const;
+
+  // Of the others.
+  void join_first();
+  std::string report_to_first();
+  void connect_to_earlier(const std::string& table);
+  void accept_later();
+  void listen_beside(const Socket& first);
+  Socket greet_at(const std::string& address, int port, int to, std::string& problem);
+
+  void fail_if_one_has_ended() const {
+    const int ended = ended_process(mesh_);
+    require(ended < 0, ErrorCode::kUnavailable, "process ", ended,
+            " ended before all processes had met; its own output says why");
+  }
+
+  const SocketRendezvous& rendezvous_;
+  const Deadline deadline_;
+  JobKey key_{};
+  Socket listener_{};  // not of process 0
+  std::vector<Socket> mesh_;
+};
+
+// ---- Process 0 ----------------------------------------------------------------------------------
+
+void MeshMeeting::tell_all(const std::string& line) const {
+  for (const Socket& socket : mesh_) {
+    if (socket) write_line(socket, line);
   }
 }
 
-/// The others: introduces itself to process 0, and returns the table of places.
-std::string report_to_first(const SocketRendezvous& rendezvous, int own_port,
-                            const Deadline& deadline, Socket& first) {
+std::string MeshMeeting::problem_of(const Claim& claim) const {
+  const int p = claim.process;
+  const char* const remedy =
+      "; every machine needs the same --nodes and --processes, and a --node-rank of its own";
+  if (claim.processes != rendezvous_.processes) {
+    return concat("process ", p, " counts ", claim.processes, " processes but process 0 ",
+                  rendezvous_.processes, remedy);
+  }
+  if (p < 0 || p >= rendezvous_.processes) {
+    return concat("process ", p, " is outside of ", rendezvous_.processes, " processes", remedy);
+  }
+  if (p == 0 || mesh_[static_cast<std::size_t>(p)]) {
+    return concat("there are two processes with number ", p, remedy,
+                  "; if two jobs meet at this port, give each a port (--main-port) or a "
+                  "TESSERA_JOB_TOKEN of its own");
+  }
+  return "";
+}
+
+/// Waits for everybody; returns where they are.
+std::string MeshMeeting::gather(Reception& reception) {
+  std::vector<std::string> places(mesh_.size(), "- 0");
+  for (int waiting = rendezvous_.processes - 1; waiting > 0; --waiting) {
+    std::optional<Reception::Arrival> arrival = reception.next(deadline_, mesh_);
+    if (!arrival) fail_if_one_has_ended();
+    require(arrival.has_value(), ErrorCode::kUnavailable, "process 0 on ", host_name(), " waited ",
+            seconds(), " s at port ", reception.port(),
+            " but these processes did not come: ", missing(mesh_, 1),
+            "; start them, or look whether a firewall is between (--main-address, --main-port)",
+            reception.strangers());
+    const std::string problem = problem_of(arrival->claim);
+    if (!problem.empty()) write_line(arrival->socket, "no " + problem);
+    require(problem.empty(), ErrorCode::kConfig, problem);
+    const int p = arrival->claim.process;
+    places[static_cast<std::size_t>(p)] = concat(arrival->address, " ", arrival->claim.port);
+    connection_to(p) = std::move(arrival->socket);
+  }
+  std::string table = "ok";
+  for (const std::string& place : places) table += " " + place;
+  return table;
+}
+
+void MeshMeeting::be_first() {
+  if (mesh_.size() == 1 && rendezvous_.listener < 0) return;
+  Socket listener = rendezvous_.listener >= 0 ? Socket(rendezvous_.listener)
+                                              : listen_on(rendezvous_.address, rendezvous_.port);
+  key_ = make_job_key(rendezvous_.token, port_of_listener(listener.fd()));
+  Reception reception(std::move(listener), key_, 0);
+  try {
+    tell_all(gather(reception));
+  } catch (const Error& error) {
+    tell_all(concat(error.code() == ErrorCode::kConfig ? "no " : "over ", error.what()));
+    throw;
+  }
+}
+
+// ---- The others ---------------------------------------------------------------------------------
+
+/// Others come to this process on the network on which it has come to process 0. If that is the
+/// loopback interface, listen_at knows whether the address means it everywhere.
+void MeshMeeting::listen_beside(const Socket& first) {
+  const std::string own = own_address(first);
+  listener_ = listen_on(is_loopback(own) ? rendezvous_.address : own, 0);
+}
+
+/// A connection to a process of this job, which may come later. Returns an empty one and `problem`
+/// in the end.
+Socket MeshMeeting::greet_at(const std::string& address, int port, int to, std::string& problem) {
+  while (true) {
+    Socket socket = try_to_connect(address, port, deadline_, problem);
+    if (socket) {
+      if (!listener_) listen_beside(socket);
+      const Claim claim{.process = process(),
+                        .processes = rendezvous_.processes,
+                        .port = port_of_listener(listener_.fd()),
+                        .to = to};
+      const auto ended = [this] { return ended_process(mesh_) >= 0; };
+      const Greeted greeted = greet(socket, key_, claim, deadline_, ended);
+      if (greeted == Greeted::kWelcome) return socket;
+      require(greeted != Greeted::kOtherJob, ErrorCode::kUnavailable, "process ", process(), " on ",
+              host_name(), " found another job at ", address, ":", port, " where process ", to,
+              " should be: its token is another; choose a port that no other job uses "
+              "(--main-port), and give all machines the same TESSERA_JOB_TOKEN, or none");
+      problem = "it does not answer";
+    }
+    fail_if_one_has_ended();
+    if (deadline_.over()) return {};
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+}
+
+/// Introduces this process to process 0, and returns the table of places.
+std::string MeshMeeting::report_to_first() {
   std::string problem;
-  first = connect_to(rendezvous.address, rendezvous.port, deadline, problem);
-  require(static_cast<bool>(first), ErrorCode::kUnavailable, "process ", rendezvous.process, " on ",
-          host_name(), " cannot connect to process 0 at ", rendezvous.address, ":", rendezvous.port,
-          " (", problem, ") for ", rendezvous.patience.count() / 1000,
+  connection_to(0) = greet_at(rendezvous_.address, rendezvous_.port, 0, problem);
+  const Socket& first = connection_to(0);
+  require(static_cast<bool>(first), ErrorCode::kUnavailable, "process ", process(), " on ",
+          host_name(), " cannot connect to process 0 at ", rendezvous_.address, ":",
+          rendezvous_.port, " (", problem, ") for ", seconds(),
           " s; is it started, and is the address right (--main-address, --main-port)?");
-  write_line(first,
-             concat(kGreeting, " ", rendezvous.process, " ", rendezvous.processes, " ", own_port));
-  const std::size_t table_bytes = static_cast<std::size_t>(rendezvous.processes) * kPlaceBytes;
+  const Deadline deadline(milliseconds(deadline_.milliseconds_left()) + kForTheAnswer);
+  const std::size_t table_bytes = static_cast<std::size_t>(rendezvous_.processes) * kPlaceBytes;
   const std::string answer = read_line(first, deadline, kProblemBytes + table_bytes);
-  require(answer.rfind("no ", 0) != 0, ErrorCode::kConfig,
-          answer.substr(std::min<std::size_t>(answer.size(), 3)));
-  require(answer.rfind("ok ", 0) == 0, ErrorCode::kUnavailable, "process 0 at ", rendezvous.address,
-          ":", rendezvous.port, " did not answer process ", rendezvous.process, " on ", host_name(),
+  const auto reason = [&] { return answer.substr(answer.find(' ') + 1); };
+  require(!answer.starts_with("no "), ErrorCode::kConfig, reason());
+  require(!answer.starts_with("over "), ErrorCode::kUnavailable, reason());
+  require(answer.starts_with("ok "), ErrorCode::kUnavailable, "process 0 at ", rendezvous_.address,
+          ":", rendezvous_.port, " did not answer process ", process(), " on ", host_name(),
           "; it ended, or other processes did not come (see its message)");
   return answer;
 }
 
-void connect_to_earlier(const SocketRendezvous& rendezvous, const std::string& table,
-                        const Deadline& deadline, std::vector<Socket>& mesh) {
+void MeshMeeting::connect_to_earlier(const std::string& table) {
   std::istringstream words(table);
   std::string address;
   int port = 0;
   words >> address;  // "ok"
   words >> address >> port;
-  for (int p = 1; p < rendezvous.process; ++p) {
+  for (int p = 1; p < process(); ++p) {
     words >> address >> port;
     // What process 0 saw of a neighbour on its own machine is no address for others.
-    if (is_loopback(address)) address = rendezvous.address;
+    if (is_loopback(address)) address = rendezvous_.address;
     std::string problem;
-    Socket socket = connect_to(address, port, deadline, problem);
-    require(static_cast<bool>(socket), ErrorCode::kUnavailable, "process ", rendezvous.process,
+    connection_to(p) = greet_at(address, port, p, problem);
+    require(static_cast<bool>(connection_to(p)), ErrorCode::kUnavailable, "process ", process(),
             " on ", host_name(), " cannot connect to process ", p, " at ", address, ":", port, " (",
             problem, "); look whether a firewall is between the two machines");
-    write_line(socket, concat(kGreeting, " ", rendezvous.process));
-    mesh[static_cast<std::size_t>(p)] = std::move(socket);
   }
 }
 
-void accept_later(const SocketRendezvous& rendezvous, const Socket& listener,
-                  const Deadline& deadline, std::vector<Socket>& mesh) {
-  for (int waiting = rendezvous.processes - 1 - rendezvous.process; waiting > 0;) {
-    Socket socket = accept_one(listener, deadline);
-    require(socket || !deadline.over(), ErrorCode::kUnavailable, "process ", rendezvous.process,
-            " on ", host_name(), " waited for a connection of processes ",
-            missing(mesh, rendezvous.process + 1),
-            "; look whether a firewall is between the machines");
-    if (!socket) continue;
-    auto words = greeting_of(socket, deadline);
-    int process = -1;
-    if (!words || !(*words >> process)) continue;
-    const bool later = process > rendezvous.process && process < rendezvous.processes;
-    if (!later || mesh[static_cast<std::size_t>(process)]) continue;
-    mesh[static_cast<std::size_t>(process)] = std::move(socket);
+void MeshMeeting::accept_later() {
+  Reception reception(std::move(listener_), key_, process());
+  for (int waiting = rendezvous_.processes - 1 - process(); waiting > 0;) {
+    std::optional<Reception::Arrival> arrival = reception.next(deadline_, mesh_);
+    if (!arrival) fail_if_one_has_ended();
+    require(arrival.has_value(), ErrorCode::kUnavailable, "process ", process(), " on ",
+            host_name(), " waited for a connection of processes ", missing(mesh_, process() + 1),
+            "; look whether a firewall is between the machines", reception.strangers());
+    const int p = arrival->claim.process;
+    if (p <= process() || p >= rendezvous_.processes || connection_to(p)) continue;
+    connection_to(p) = std::move(arrival->socket);
     --waiting;
   }
 }
 
-}  // namespace
-
-Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
+void MeshMeeting::join_first() {
+  key_ = make_job_key(rendezvous_.token, rendezvous_.port);
+  connect_to_earlier(report_to_first());
+  accept_later();
 }
+
+}  // namespace
 
 std::vector<Socket> connect_mesh(const SocketRendezvous& rendezvous) {
   require(rendezvous.processes >= 1 && rendezvous.process >= 0 &&
               rendezvous.process < rendezvous.processes,
           ErrorCode::kConfig, "process ", rendezvous.process, " is outside of ",
           rendezvous.processes, " processes");
-  const Deadline deadline(rendezvous.patience);
-  std::vector<Socket> mesh(static_cast<std::size_t>(rendezvous.processes));
-  if (rendezvous.process == 0) {
-    gather_processes(rendezvous, deadline, mesh);
-  } else {
-    const Socket listener = listen_on(0);
-    const std::string table =
-        report_to_first(rendezvous, port_of_listener(listener.fd()), deadline, mesh.front());
-    connect_to_earlier(rendezvous, table, deadline, mesh);
-    accept_later(rendezvous, listener, deadline, mesh);
-  }
-  for (const Socket& socket : mesh) {
-    if (socket) set_up(socket.fd());
-  }
-  return mesh;
+  return MeshMeeting(rendezvous).meet();
 }
 
 }  // namespace tessera

@@ -24,9 +24,11 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kExchangeTag = 0xffffffffU;
+/// No text that is exchanged is longer.
+constexpr std::uint64_t kMostExchangedBytes = std::uint64_t{1} << 20U;
 
 /// Reserved for the text of a failure.
-constexpr std::size_t kFailureBytes = 4096;
+constexpr std::size_t kFailureBytes = kMostReasonBytes;
 
 /// Messages over TCP. One thread does all input and output.
 class SocketMessenger : public Messenger {
@@ -72,7 +74,7 @@ class SocketMessenger : public Messenger {
 
   void abort(std::string_view reason) noexcept override {
     aborting_ = true;
-    tell(FrameKind::kAbort, reason);
+    tell(FrameKind::kAbort, reason.substr(0, kMostReasonBytes));
   }
   std::string failure() override {
     const std::lock_guard lock(mutex_);
@@ -159,6 +161,9 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
       continue;
     }
     wait(*receive(p, kExchangeTag, &sizes[i], sizeof(sizes[i])), p);
+    require(sizes[i] <= kMostExchangedBytes, ErrorCode::kUnavailable, "process ", p,
+            " announced a text of ", sizes[i], " bytes, where at most ", kMostExchangedBytes,
+            " can come; all must run the same version of tessera");
     texts[i].resize(sizes[i]);
     wait(*receive(p, kExchangeTag, texts[i].data(), texts[i].size()), p);
   }

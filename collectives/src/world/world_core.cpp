@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
@@ -26,8 +27,11 @@ WorldCore::WorldCore(std::unique_ptr<Messenger> messenger, const WorldOptions& o
           " ranks in a process are not possible");
   require(options_.timeout.count() > 0, ErrorCode::kInvalidArgument, "a timeout of ",
           options_.timeout.count(), " ms is not positive");
-  meet();
-  map_peers();
+  {
+    const DescriptorExchange exchange;
+    meet(exchange);
+    map_peers(exchange);
+  }
   share_window();
   messenger_->exchange("mapped");  // from here on a process may end: what it shared is held by all
   watcher_ = start_thread("the watch over other processes", [this] { watch(); });
@@ -45,20 +49,21 @@ WorldCore::~WorldCore() {
   }
 }
 
-std::string WorldCore::introduction() const {
+std::string WorldCore::introduction(const std::string& socket) const {
   // The fields hold no spaces; what can hold any comes last.
   const std::string host = host_identity(process(), options_.apart);
   return concat(getpid(), " ", arena_.mapping().file(), " ", arena_.mapping().bytes(), " ",
-                options_.local_ranks, " ", host, " ", host_name());
+                options_.local_ranks, " ", socket, " ", host, " ", host_name());
 }
 
-void WorldCore::meet() {
-  const std::vector<std::string> texts = messenger_->exchange(introduction());
+void WorldCore::meet(const DescriptorExchange& exchange) {
+  const std::vector<std::string> texts = messenger_->exchange(introduction(exchange.name()));
   for (int p = 0; p < processes(); ++p) {
     std::istringstream text(texts[static_cast<std::size_t>(p)]);
     Peer peer;
     int local_ranks = 0;
-    text >> peer.pid >> peer.file >> peer.bytes >> local_ranks >> peer.host >> peer.name;
+    text >> peer.pid >> peer.file >> peer.bytes >> local_ranks >> peer.socket >> peer.host >>
+        peer.name;
     require(!text.fail(), ErrorCode::kInternal, "process ", p, " introduced itself as '",
             texts[static_cast<std::size_t>(p)], "'; all must run the same version of tessera");
     require(local_ranks == options_.local_ranks, ErrorCode::kConfig, "process ", p, " on ",
@@ -72,12 +77,20 @@ void WorldCore::meet() {
   board_process_ = static_cast<int>(first - peers_.begin());
 }
 
-void WorldCore::map_peers() {
+void WorldCore::map_peers(const DescriptorExchange& exchange) {
   const std::string& own = peers_[static_cast<std::size_t>(process())].host;
+  std::vector<DescriptorExchange::Neighbour> neighbours;
   for (int p = 0; p < processes(); ++p) {
-    Peer& peer = peers_[static_cast<std::size_t>(p)];
+    const Peer& peer = peers_[static_cast<std::size_t>(p)];
     if (p == process() || peer.host != own) continue;
-    peer.mapping = std::make_unique<SharedMapping>(peer.pid, peer.file, peer.bytes);
+    neighbours.push_back({.process = p, .pid = peer.pid, .name = peer.socket});
+  }
+  std::vector<Socket> files =
+      exchange.exchange(arena_.mapping().file(), neighbours, options_.timeout,
+                        [this] { return messenger_->failure(); });
+  for (std::size_t i = 0; i < neighbours.size(); ++i) {
+    Peer& peer = peers_[static_cast<std::size_t>(neighbours[i].process)];
+    peer.mapping = std::make_unique<SharedMapping>(std::move(files[i]), peer.bytes);
     peer.watch = std::make_unique<ProcessWatch>(peer.pid, peer.file);
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/collectives/world.h"
+#include "world/descriptor_exchange.h"
 #include "world/messenger.h"
 #include "world/process_watch.h"
 #include "world/shared_arena.h"
@@ -62,14 +63,15 @@ class WorldCore {
     int pid = 0;
     int file = -1;                             // of its arena, as it knows it
     std::size_t bytes = 0;                     // of its arena
+    std::string socket{};                      // of its exchange of descriptors
     std::unique_ptr<SharedMapping> mapping{};  // null: on another machine, or this process
     std::byte* window = nullptr;               // null: on another machine, or there are none
     std::unique_ptr<ProcessWatch> watch{};     // null: as `mapping`, or it has ended
   };
 
-  void meet();
-  std::string introduction() const;
-  void map_peers();
+  void meet(const DescriptorExchange& exchange);
+  std::string introduction(const std::string& socket) const;
+  void map_peers(const DescriptorExchange& exchange);
   void share_window();
   void watch();
   /// Once, at what the others do.

@@ -1,115 +1,50 @@
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/exact_accumulator_cuda.h"
+#include "exact_sum_arguments.h"
 #include "simt.h"
 
-// Small sums whose order is their contract, with the CPU's bits.
-//
-// sum: one thread adds, in fp64, what the others bring into shared memory (two buffers). Every
-// addition waits for the one before: with some 10 cycles each, 32768 losses take about 0.2 ms, on
-// one multiprocessor of many.
-// loss_scale: a warp; integers may be added in any order.
-// step_results: one block; a thread walks the additions of a unit, one after another, at the L2
-// cache's latency each; then one thread adds the units and another the losses.
+// exact_sum: every thread adds its values to words in shared memory, a block adds those to the
+// result. Integers, so in any order; a micro-batch has some 10^4 losses.
+// loss_scale, step_results: one thread, a few numbers.
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kAdder = 32;     // the first warp, of which one thread adds
-constexpr int kLoaders = 256;  // eight loads by each fill a buffer
-constexpr int kBuffer = 2048;
-constexpr int kBatch = 16;  // values that the adding thread reads ahead of their additions
+constexpr int kThreads = 256;
+constexpr unsigned kMostBlocks = 256;
 
-__global__ void __launch_bounds__(kAdder + kLoaders)
-    sum_in_order(const float* x, double* out, std::int64_t n) {
-  using Buffers = double[2][kBuffer];
-  SIMT_SHARED(Buffers, buffers);
-  const int loader = static_cast<int>(threadIdx.x) - kAdder;  // the adding warp's are negative
-  // Zeros fill up the last buffer: a batch reads them, but does not add them.
-  const auto load = [&](std::int64_t begin, double* buffer) {
-    for (int i = loader; i < kBuffer; i += kLoaders) {
-      buffer[i] = begin + i < n ? static_cast<double>(x[begin + i]) : 0.0;
-    }
-  };
-  double total = 0.0;
-  if (loader >= 0) load(0, buffers[0]);
-  for (std::int64_t begin = 0; begin < n; begin += kBuffer) {
-    __syncthreads();
-    const int current = static_cast<int>(begin / kBuffer % 2);
-    if (loader >= 0) {
-      load(begin + kBuffer, buffers[1 - current]);
-    } else if (threadIdx.x == 0) {
-      const auto count = static_cast<int>(n - begin < kBuffer ? n - begin : kBuffer);
-      for (int i = 0; i < count; i += kBatch) {
-        double batch[kBatch];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) batch[j] = buffers[current][i + j];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          if (i + j < count) total += batch[j];
-        }
-      }
-    }
+__global__ void __launch_bounds__(kThreads)
+    add_values(const float* x, std::int64_t* words, std::int64_t n) {
+  SIMT_SHARED(ExactWords, sum);
+  clear_words<kThreads>(sum);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
+    add_term(sum, static_cast<double>(x[i]));
   }
-  if (threadIdx.x == 0) *out = total;
+  add_words<kThreads>(sum, words);
 }
 
-__global__ void __launch_bounds__(32)
-    scale_of_counts(const std::int64_t* counts, float* scale, std::int64_t n) {
-  long long total = 0;
-  for (std::int64_t i = threadIdx.x; i < n; i += 32) total += counts[i];
-  for (int width = 16; width > 0; width /= 2) total += __shfl_xor_sync(~0U, total, width);
-  if (threadIdx.x == 0) {
-    *scale = total > 0 ? static_cast<float>(1.0 / static_cast<double>(total)) : 0.0F;
-  }
+__global__ void __launch_bounds__(32) scale_of_count(const std::int64_t* count, float* scale) {
+  if (threadIdx.x != 0) return;
+  *scale = *count > 0 ? static_cast<float>(1.0 / static_cast<double>(*count)) : 0.0F;
 }
 
 /// StepResultsArgs as the device takes it.
 struct StepResults {
-  double* values;
-  const std::int32_t* additions;  // (rows, 3)
-  const std::int32_t* units;      // (unit_count + 1)
-  const std::int32_t* roots;      // (unit_count)
-  std::int64_t unit_count, ranks, message, micro_steps;
+  const std::int64_t *losses, *squares;
   double clip_norm;
   double* results;  // (2)
   float* clip_factor;
 };
 
-__device__ double sum_of_losses(const StepResults& a) {
-  double losses = 0.0;
-  for (std::int64_t m = 0; m < a.micro_steps; ++m) {
-#pragma unroll 8
-    for (std::int64_t r = 0; r < a.ranks; ++r) losses += a.values[r * a.message + m];
-  }
-  return losses;
-}
-
-__device__ double sum_of_roots(const StepResults& a) {
-  double squares = 0.0;
-#pragma unroll 8
-  for (std::int64_t u = 0; u < a.unit_count; ++u) {
-    const std::int32_t root = a.roots[u];
-    squares += root >= 0 ? a.values[root] : 0.0;  // adding 0 changes no sum of squares
-  }
-  return squares;
-}
-
-/// A thread per unit; at least two warps.
-constexpr int kUnitThreads = 256;
-
-__global__ void __launch_bounds__(kUnitThreads) finish_step(const StepResults a) {
-  for (std::int64_t u = threadIdx.x; u < a.unit_count; u += kUnitThreads) {
-    for (std::int64_t i = a.units[u]; i < a.units[u + 1]; ++i) {
-      const std::int32_t* const row = a.additions + 3 * i;
-      a.values[row[0]] = a.values[row[1]] + a.values[row[2]];
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x == 32) a.results[0] = sum_of_losses(a);
+__global__ void __launch_bounds__(64) finish_step(const StepResults a) {
+  if (threadIdx.x == 32) a.results[0] = rounded(a.losses);
   if (threadIdx.x != 0) return;
-  const double norm = sqrt(sum_of_roots(a));
+  const double norm = sqrt(rounded(a.squares));
   a.results[1] = norm;
   const double factor = a.clip_norm > 0.0 ? a.clip_norm / (norm + 1e-6) : 1.0;
   *a.clip_factor = factor >= 1.0 ? 1.0F : static_cast<float>(factor);
@@ -117,29 +52,27 @@ __global__ void __launch_bounds__(kUnitThreads) finish_step(const StepResults a)
 
 }  // namespace
 
-void sum(const SumArgs& args, Stream& stream) {
-  simt::launch(sum_in_order, 1, kAdder + kLoaders, 0, handle(stream), args.x.as<float>(),
-               args.out.as<double>(), args.x.numel());
+void exact_sum(const ExactSumArgs& args, Stream& stream) {
+  check_arguments(args);
+  const std::int64_t n = args.x.numel();
+  if (n == 0) return;
+  simt::launch(add_values, std::min(blocks_for(n, kThreads), kMostBlocks), kThreads, 0,
+               handle(stream), args.x.as<float>(), args.words.as<std::int64_t>(), n);
 }
 
 void loss_scale(const LossScaleArgs& args, Stream& stream) {
-  simt::launch(scale_of_counts, 1, 32, 0, handle(stream), args.counts.as<std::int64_t>(),
-               args.scale.as<float>(), args.counts.numel());
+  simt::launch(scale_of_count, 1, 32, 0, handle(stream), args.count.as<std::int64_t>(),
+               args.scale.as<float>());
 }
 
 void step_results(const StepResultsArgs& args, Stream& stream) {
-  const StepResults results{.values = args.values.as<double>(),
-                            .additions = args.additions.as<std::int32_t>(),
-                            .units = args.units.as<std::int32_t>(),
-                            .roots = args.roots.as<std::int32_t>(),
-                            .unit_count = args.roots.numel(),
-                            .ranks = args.ranks,
-                            .message = args.message,
-                            .micro_steps = args.micro_steps,
+  check_arguments(args);
+  const StepResults results{.losses = args.losses.as<std::int64_t>(),
+                            .squares = args.squares.as<std::int64_t>(),
                             .clip_norm = args.clip_norm,
                             .results = args.results.as<double>(),
                             .clip_factor = args.clip_factor.as<float>()};
-  simt::launch(finish_step, 1, kUnitThreads, 0, handle(stream), results);
+  simt::launch(finish_step, 1, 64, 0, handle(stream), results);
 }
 
 }  // namespace tessera::cuda

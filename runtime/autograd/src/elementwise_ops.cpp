@@ -1,3 +1,4 @@
+#include <string>
 #include <utility>
 
 #include "op_support.h"
@@ -5,38 +6,78 @@
 namespace tessera::ops {
 namespace {
 
-/// y = gelu(x); the host's part of forward and of remaking it.
-void run_gelu(Tape& tape, const TensorView& x, const TensorView& y) {
-  tape.kernels().gelu_forward({.x = x, .y = y}, tape.stream());
-  tape.charge(gelu_cost(y));
-}
+/// A smooth activation function y = f(x), whose derivative is taken at x.
+template <typename ForwardArgs, typename BackwardArgs>
+struct Activation {
+  const char* name;
+  void (*KernelTable::*forward)(const ForwardArgs&, Stream&);
+  void (*KernelTable::*backward)(const BackwardArgs&, Stream&);
+  Cost (*forward_cost)(const TensorView&);
+  Cost (*backward_cost)(const TensorView&);
+
+  /// The host's part of forward and of remaking it.
+  void run(Tape& tape, const TensorView& x, const TensorView& y) const {
+    (tape.kernels().*forward)({.x = x, .y = y}, tape.stream());
+    tape.charge(forward_cost(y));
+  }
+
+  Value operator()(Tape& tape, Value x) const {
+    check_compute_dtype(name, "x", x.tensor, x.dtype());
+    const std::string what = concat(name, " output");
+    Tensor y = tape.recording() ? tape.activation(x.shape(), x.dtype(), what)
+                                : reuse_or_allocate(tape, x.tensor, what.c_str());
+    run(tape, x.tensor, y);
+    if (!tape.recording()) return tape.output(std::move(y), nullptr);
+
+    auto remake = tape.rematerialization([*this, saved = Saved(x)](Tape& t) {
+      const Tensor x_tensor = saved.get();
+      Tensor remade =
+          t.activation(x_tensor.shape(), x_tensor.dtype(), concat("remade ", name, " output"));
+      run(t, x_tensor, remade);
+      return remade;
+    });
+    auto on_gradient = [*this, x_id = x.id, saved = Saved(x)](Tape& t, Tensor dy) mutable {
+      if (x_id < 0) return;
+      Tensor dx = reuse_or_allocate(t, dy, concat(name, " input gradient").c_str());
+      (t.kernels().*backward)({.x = saved.get(), .dy = dy, .dx = dx}, t.stream());
+      t.charge(backward_cost(dx));
+      dy = {};  // now dx has its memory to itself
+      saved = {};
+      t.add_gradient(x_id, std::move(dx));
+    };
+    return tape.output(std::move(y), std::move(on_gradient), std::move(remake));
+  }
+};
+
+constexpr Activation<GeluForwardArgs, GeluBackwardArgs> kGelu{
+    "gelu", &KernelTable::gelu_forward, &KernelTable::gelu_backward, gelu_cost, gelu_backward_cost};
+
+constexpr Activation<SiluForwardArgs, SiluBackwardArgs> kSilu{
+    "silu", &KernelTable::silu_forward, &KernelTable::silu_backward,
+    [](const TensorView& y) { return elementwise_cost(y, 6.0, 2); },
+    [](const TensorView& dx) { return elementwise_cost(dx, 11.0, 3); }};
 
 }  // namespace
 
-Value gelu(Tape& tape, Value x) {
-  check_compute_dtype("gelu", "x", x.tensor, x.dtype());
-  constexpr const char* kWhat = "GELU output";
-  Tensor y = tape.recording() ? tape.activation(x.shape(), x.dtype(), kWhat)
-                              : reuse_or_allocate(tape, x.tensor, kWhat);
-  run_gelu(tape, x.tensor, y);
-  if (!tape.recording()) return tape.output(std::move(y), nullptr);
+Value gelu(Tape& tape, Value x) { return kGelu(tape, std::move(x)); }
 
-  auto remake = tape.rematerialization([saved = Saved(x)](Tape& t) {
-    const Tensor x_tensor = saved.get();
-    Tensor remade = t.activation(x_tensor.shape(), x_tensor.dtype(), "remade GELU output");
-    run_gelu(t, x_tensor, remade);
-    return remade;
-  });
-  auto backward = [x_id = x.id, saved = Saved(x)](Tape& t, Tensor dy) mutable {
+Value silu(Tape& tape, Value x) { return kSilu(tape, std::move(x)); }
+
+Value relu(Tape& tape, Value x) {
+  check_compute_dtype("relu", "x", x.tensor, x.dtype());
+  Tensor y = reuse_or_allocate(tape, x.tensor, "relu output");
+  tape.kernels().relu_forward({.x = x.tensor, .y = y}, tape.stream());
+  tape.charge(elementwise_cost(y, 1, 2));
+  auto backward = [x_id = x.id, saved = y](Tape& t, Tensor dy) mutable {
     if (x_id < 0) return;
-    Tensor dx = reuse_or_allocate(t, dy, "GELU input gradient");
-    t.kernels().gelu_backward({.x = saved.get(), .dy = dy, .dx = dx}, t.stream());
-    t.charge(gelu_backward_cost(dx));
-    dy = {};  // now dx has its memory to itself
+    Tensor dx = reuse_or_allocate(t, dy, "relu input gradient");
+    t.kernels().relu_backward({.y = saved, .dy = dy, .dx = dx}, t.stream());
+    t.charge(elementwise_cost(dx, 1, 3));
+    dy = {};
     saved = {};
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.output(std::move(y), std::move(backward), std::move(remake));
+  return tape.output(std::move(y), std::move(backward));
 }
 
 Value add(Tape& tape, Value a, const Value& b) {

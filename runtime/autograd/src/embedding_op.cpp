@@ -5,27 +5,27 @@
 namespace tessera::ops {
 namespace {
 
-constexpr const char* kOp = "embedding";
+constexpr const char* kEmbeddingOp = "embedding";
 
 void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter& wpe) {
   require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
-          kOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
+          kEmbeddingOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
           to_string(tokens.dtype));
   require(wte.value.shape.rank() == 2 && wpe.value.shape.rank() == 2 &&
               wte.value.shape[1] == wpe.value.shape[1],
-          ErrorCode::kInvalidArgument, kOp, ": wte ", wte.value.shape, " and wpe ", wpe.value.shape,
-          " must be matrices of equal width");
-  require(tokens.shape[1] <= wpe.value.shape[0], ErrorCode::kInvalidArgument, kOp,
+          ErrorCode::kInvalidArgument, kEmbeddingOp, ": wte ", wte.value.shape, " and wpe ",
+          wpe.value.shape, " must be matrices of equal width");
+  require(tokens.shape[1] <= wpe.value.shape[0], ErrorCode::kInvalidArgument, kEmbeddingOp,
           ": sequences of ", tokens.shape[1], " tokens are longer than the context of ",
           wpe.value.shape[0]);
-  check_compute_dtype(kOp, "wte", wte.value, wte.value.dtype);
-  check_compute_dtype(kOp, "wpe", wpe.value, wte.value.dtype);
+  check_compute_dtype(kEmbeddingOp, "wte", wte.value, wte.value.dtype);
+  check_compute_dtype(kEmbeddingOp, "wpe", wpe.value, wte.value.dtype);
 }
 
 void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parameter& wte,
               Parameter& wpe) {
-  check_gradient(kOp, "wte", wte);
-  check_gradient(kOp, "wpe", wpe);
+  check_gradient(kEmbeddingOp, "wte", wte);
+  check_gradient(kEmbeddingOp, "wpe", wpe);
   if (!wte.gradient && !wpe.gradient) return;
   // The kernel writes both; one that is frozen goes to scratch.
   Tensor scratch;

@@ -34,6 +34,17 @@ Value loss_output(Tape& tape, Tensor losses, int input_id, Tensor input_gradient
                      });
 }
 
+/// `x` to be overwritten by the gradient of a loss while recording: itself, or a copy if anything
+/// else holds it.
+Tensor becoming_gradient(Tape& tape, const Value& x, const char* what) {
+  Tensor gradient = x.tensor;
+  const bool in_place = x.tensor.use_count() == 2;  // `x` and `gradient`
+  if (!tape.recording() || in_place) return gradient;
+  gradient = tape.activation(x.shape(), x.dtype(), what);
+  tape.kernels().cast({.src = x.tensor, .dst = gradient}, tape.stream());
+  return gradient;
+}
+
 /// The three products of one chunk share one piece of scratch for the logits.
 class ChunkedLoss {
  public:
@@ -104,14 +115,7 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
   const std::int64_t rows = leading_rows(logits.shape());
   check_targets(kOp, targets, rows);
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
-  Tensor gradient = logits.tensor;
-  if (tape.recording()) {
-    const bool in_place = logits.tensor.use_count() == 2;  // `logits` and `gradient`
-    if (!in_place) {
-      gradient = tape.activation(logits.shape(), logits.dtype(), "gradient of the logits");
-      tape.kernels().cast({.src = logits.tensor, .dst = gradient}, tape.stream());
-    }
-  }
+  Tensor gradient = becoming_gradient(tape, logits, "gradient of the logits");
   tape.kernels().cross_entropy({.logits = as_matrix(gradient),
                                 .targets = targets.flat(),
                                 .losses = losses,
@@ -122,6 +126,29 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                                tape.stream());
   tape.charge(elementwise_cost(gradient, kSoftmaxFlops, tape.recording() ? 2 : 1));
   return loss_output(tape, std::move(losses), logits.id, std::move(gradient));
+}
+
+Value squared_error(Tape& tape, Value x, const TensorView& targets) {
+  constexpr const char* kOp = "squared_error";
+  require(x.shape().rank() >= 1, ErrorCode::kInvalidArgument, kOp, ": x is a scalar");
+  check_compute_dtype(kOp, "x", x.tensor, x.dtype());
+  require(targets.dtype == DType::kFloat32 && targets.numel() == x.tensor.numel(),
+          ErrorCode::kInvalidArgument, kOp, ": targets must be ", x.tensor.numel(),
+          " fp32 (one per element of x ", x.shape(), "), got ", targets.shape, " ",
+          to_string(targets.dtype));
+  const Shape rows{leading_rows(x.shape())};
+  Tensor losses = tape.activation(rows, DType::kFloat32, "losses");
+  Tensor gradient = becoming_gradient(tape, x, "gradient of the predictions");
+  const TensorView matrix = as_matrix(gradient);
+  tape.kernels().squared_error({.x = matrix,
+                                .targets = targets.reshape(matrix.shape),
+                                .losses = losses,
+                                .gradient = tape.recording(),
+                                .scale = tape.options().loss_scale},
+                               tape.stream());
+  tape.charge(elementwise_cost(gradient, 4, tape.recording() ? 2 : 1));
+  tape.charge(elementwise_cost(targets, 0, 1));
+  return loss_output(tape, std::move(losses), x.id, std::move(gradient));
 }
 
 std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size,

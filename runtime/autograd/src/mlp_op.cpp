@@ -13,7 +13,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr const char* kOp = "mlp";
+constexpr const char* kMlpOp = "mlp";
 
 /// What backward reads of the forward pass.
 struct SavedMlp {
@@ -45,14 +45,14 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
 /// Each tensor is let go of before the next one needs memory.
 void run_backward(Tape& t, Tensor dy, int x_id, const Shape& x_shape, SavedMlp& saved,
                   const MlpParameters& p) {
-  run_parameter_gradients(kOp, t, as_matrix(dy), saved.hidden, p.projection_weight,
+  run_parameter_gradients(kMlpOp, t, as_matrix(dy), saved.hidden, p.projection_weight,
                           p.projection_bias);
   saved.hidden = {};
   Tensor d_pre = t.activation(saved.pre.shape(), dy.dtype(), "GELU input gradient");
   run_input_gradient(t, as_matrix(dy), p.projection_weight, as_matrix(d_pre), as_matrix(saved.pre));
   dy = {};
   saved.pre = {};
-  run_parameter_gradients(kOp, t, as_matrix(d_pre), saved.x, p.weight, p.bias);
+  run_parameter_gradients(kMlpOp, t, as_matrix(d_pre), saved.x, p.weight, p.bias);
   saved.x = {};
   if (x_id < 0) return;
   Tensor dx = t.activation(x_shape, d_pre.dtype(), "MLP input gradient");
@@ -67,9 +67,9 @@ Value mlp(Tape& tape, Value x, MlpParameters p) {
   const int x_id = x.id;
   const Shape x_shape = x.shape();
   const Shape hidden_shape = with_last_dim(x_shape, p.weight.value.shape[0]);
-  check_compute_dtype(kOp, "x", x.tensor, x.dtype());
-  check_linear(kOp, x_shape, x.dtype(), p.weight, p.bias);
-  check_linear(kOp, hidden_shape, x.dtype(), p.projection_weight, p.projection_bias);
+  check_compute_dtype(kMlpOp, "x", x.tensor, x.dtype());
+  check_linear(kMlpOp, x_shape, x.dtype(), p.weight, p.bias);
+  check_linear(kMlpOp, hidden_shape, x.dtype(), p.projection_weight, p.projection_bias);
   SavedMlp saved;
   Tensor hidden = run_hidden(tape, std::move(x), p, saved);
   Tensor y = tape.activation(with_last_dim(x_shape, p.projection_weight.value.shape[0]),

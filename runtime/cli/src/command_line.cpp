@@ -1,9 +1,13 @@
 #include "command_line.h"
 
 #include <cstdlib>
+#include <memory>
 #include <ostream>
 
+#include "aliases.h"
+#include "help_format.h"
 #include "spelling.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -47,6 +51,7 @@ SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const s
     : command_(app.add_subcommand(name, summary)),
       flags_(std::move(flags)),
       keys_only_(std::move(keys_only)) {
+  command_->formatter(std::make_shared<HelpFormat>());
   command_->allow_extras();  // so that an unknown flag gets a suggestion, see reject_extras
   command_->footer(
       "Every flag but --help, --config and --no-default-config is also a key of the config file: "
@@ -58,6 +63,7 @@ SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const s
   command_->add_flag("--no-default-config", no_default_config_,
                      "without --config, do not read the file that 'accelerate config' has written");
   for (const Setting& setting : flags_) add_flag(setting);
+  accept_aliases(*command_);
 }
 
 void SettingsCommand::add_flag(const Setting& setting) {
@@ -109,19 +115,29 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   config.read_environment(environment, environment_names());
   std::string file = config_path_.empty() ? path : config_path_;
-  if (file.empty() && !no_default_config_) {
+  const bool by_default = file.empty() && !no_default_config_;
+  if (by_default) {
     file = default_accelerate_config(environment).value_or("");
     if (!file.empty()) {
-      notes << "note: settings of " << file << ", Accelerate's default file, are used; "
-            << "--no-default-config turns that off\n";
+      notes << for_reader(inspect(stderr),
+                          "note: settings of " + file +
+                              ", Accelerate's default file, are used; --no-default-config turns "
+                              "that off",
+                          2)
+            << "\n";
     }
   }
-  if (!file.empty()) config.read_file(file);
+  if (!file.empty()) {
+    read_maybe_default(by_default, "--no-default-config", [&] { config.read_file(file); });
+  }
   return config;
 }
 
 void print_announcements(std::ostream& notes, const Config& config) {
-  for (const std::string& line : config.announcements()) notes << "note: " << line << "\n";
+  const Terminal terminal = inspect(stderr);
+  for (const std::string& line : config.announcements()) {
+    notes << for_reader(terminal, "note: " + line, 2) << "\n";
+  }
 }
 
 }  // namespace tessera::cli

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
 
 namespace tessera::cli {
@@ -57,6 +58,25 @@ T value_of(std::vector<Setting> table, std::string_view name, const std::string&
   Config config(std::move(table));
   config.set_text(name, text);
   return config.get<T>(name);
+}
+
+/// Calls `read`, which reads a config file. If that is Accelerate's default file, which nobody has
+/// named, its errors say so, and what leaves it aside: `remedy`, "--no-default-config".
+template <typename Read>
+auto read_maybe_default(bool by_default, const std::string& remedy, const Read& read) {
+  const std::string more = concat(
+      "; that is Accelerate's default file, which is read where no --config is given: change it, "
+      "or give ",
+      remedy);
+  try {
+    return read();
+  } catch (const ConfigRefused& refused) {
+    if (!by_default) throw;
+    throw ConfigRefused(refused.translation(), more);
+  } catch (const Error& error) {
+    if (!by_default) throw;
+    fail(error.code(), error.what(), more);
+  }
 }
 
 /// Prints what was translated of foreign files, a line for each key, and the keys without effect.

@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "aliases.h"
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
+#include "model_names.h"
 #include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -26,30 +28,24 @@ namespace {
 
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
+/// The settings of a model that estimates depend on, all but its name.
+std::vector<Setting> size_settings() {
+  std::vector<Setting> sizes = model_settings();
+  std::erase_if(sizes, [](const Setting& setting) {
+    return setting.name == "model" || setting.name == "dropout";
+  });
+  return sizes;
+}
+
 struct Request {
-  std::string model;
   std::vector<std::string> dtypes{"float32", "bfloat16", "float16", "int8", "int4"};
   std::vector<int> ranks{8};
   std::vector<std::string> strategies{};
   std::vector<std::string> precisions{"bf16"};
   std::int64_t micro_batch = 1;
-  std::int64_t sequence_length = 0;  // the model's context
+  Config model{model_settings()};
   bool json = false;
 };
-
-/// The names under which Hugging Face has our presets.
-std::string preset_of(const std::string& name) {
-  constexpr std::array<std::array<const char*, 2>, 4> kNames{{{"gpt2", "gpt2-124m"},
-                                                              {"gpt2-medium", "gpt2-350m"},
-                                                              {"gpt2-large", "gpt2-774m"},
-                                                              {"gpt2-xl", "gpt2-1558m"}}};
-  const std::size_t slash = name.rfind('/');
-  const std::string last = slash == std::string::npos ? name : name.substr(slash + 1);
-  for (const auto& [theirs, ours] : kNames) {
-    if (last == theirs) return ours;
-  }
-  return last;
-}
 
 /// Bits of an element; of what `accelerate estimate-memory` knows, and bfloat16.
 int bits_of(const std::string& dtype) {
@@ -131,11 +127,11 @@ struct PlanRows {
   std::vector<Impossible> impossible{};
 };
 
-PlanRow plan_row(const Model& model, const Request& request, const TrainerOptions& options) {
+PlanRow plan_row(const Model& model, std::int64_t sequence_length, const TrainerOptions& options) {
   PlanRow row{.strategy = options.strategy,
               .precision = std::string(to_string(options.precision)),
               .ranks = options.ranks};
-  const TokenShapes shapes(request.sequence_length);
+  const TokenShapes shapes(sequence_length);
   for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
     TrainerOptions recomputing = options;
     recomputing.recompute = kRecomputes[r];
@@ -144,7 +140,7 @@ PlanRow plan_row(const Model& model, const Request& request, const TrainerOption
   return row;
 }
 
-PlanRows plan_rows(const Model& model, const Request& request) {
+PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Request& request) {
   PlanRows all;
   for (const int ranks : request.ranks) {
     for (const std::string& name : strategies_of(request)) {
@@ -154,7 +150,7 @@ PlanRows plan_rows(const Model& model, const Request& request) {
         continue;
       }
       for (const std::string& precision : request.precisions) {
-        all.rows.push_back(plan_row(model, request,
+        all.rows.push_back(plan_row(model, sequence_length,
                                     {.strategy = strategy.name,
                                      .ranks = ranks,
                                      .micro_batch = request.micro_batch,
@@ -168,9 +164,16 @@ PlanRows plan_rows(const Model& model, const Request& request) {
   return all;
 }
 
-void print_json(const Request& request, const std::vector<LoadRow>& loads, const PlanRows& plans) {
+struct Estimate {
+  std::string model{};  ///< as it was asked for, or its sizes
+  std::int64_t sequence_length = 0;
+  std::vector<LoadRow> loads{};
+  PlanRows plans{};
+};
+
+void print_json(const Request& request, const Estimate& estimate) {
   auto loading = nlohmann::ordered_json::array();
-  for (const LoadRow& row : loads) {
+  for (const LoadRow& row : estimate.loads) {
     loading.push_back({{"dtype", row.dtype},
                        {"largest_layer_bytes", row.largest},
                        {"total_bytes", row.total},
@@ -178,7 +181,7 @@ void print_json(const Request& request, const std::vector<LoadRow>& loads, const
                                                            : nlohmann::ordered_json()}});
   }
   auto training = nlohmann::ordered_json::array();
-  for (const PlanRow& row : plans.rows) {
+  for (const PlanRow& row : estimate.plans.rows) {
     for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
       training.push_back({{"strategy", row.strategy},
                           {"ranks", row.ranks},
@@ -188,44 +191,53 @@ void print_json(const Request& request, const std::vector<LoadRow>& loads, const
     }
   }
   auto impossible = nlohmann::ordered_json::array();
-  for (const Impossible& one : plans.impossible) {
+  for (const Impossible& one : estimate.plans.impossible) {
     impossible.push_back({{"strategy", one.strategy}, {"ranks", one.ranks}, {"why", one.why()}});
   }
   const nlohmann::ordered_json object{{"kind", "estimate-memory"},
-                                      {"model", request.model},
+                                      {"model", estimate.model},
                                       {"micro_batch", request.micro_batch},
-                                      {"sequence_length", request.sequence_length},
+                                      {"sequence_length", estimate.sequence_length},
                                       {"loading", loading},
                                       {"training", training},
                                       {"impossible", impossible}};
   write_json(std::cout, object);
 }
 
-void print_text(const Request& request, const std::vector<LoadRow>& loads, const PlanRows& plans) {
-  std::cout << "Memory Usage for loading `" << request.model << "`\n";
+void print_text(const Request& request, const Estimate& estimate) {
+  std::cout << "Memory Usage for loading `" << estimate.model << "`\n";
   TextTable loading({"dtype", "Largest Layer", "Total Size", "Training using Adam"});
-  for (const LoadRow& row : loads) {
+  for (const LoadRow& row : estimate.loads) {
     loading.add({row.dtype, format_bytes(row.largest), format_bytes(row.total),
                  row.training > 0 ? format_bytes(row.training) : "N/A"});
   }
   loading.print(std::cout);
-  std::cout
-      << "\nThat table is Accelerate's (and bfloat16, which that lacks), without activations or "
-         "sharding.\nWhat one rank needs in training, from the plan (what a run measures, to "
-         "the byte): micro-batch "
-      << request.micro_batch << ",\nsequences of " << request.sequence_length
-      << ", fp32 master weights and moments, gradients reduced in fp32, by recomputation:\n\n";
+  std::cout << "\n"
+            << wrapped(
+                   concat("That table is Accelerate's (and bfloat16, which that lacks), without "
+                          "activations or sharding. What one rank needs in training, from the "
+                          "plan (what a run measures, to the byte): micro-batch ",
+                          request.micro_batch, ", sequences of ", estimate.sequence_length,
+                          ", fp32 master weights and moments, gradients reduced in fp32, by "
+                          "recomputation:"),
+                   kColumns)
+            << "\n\n";
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
-  for (const PlanRow& row : plans.rows) {
+  for (const PlanRow& row : estimate.plans.rows) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};
     for (const MemoryPeak& peak : row.peaks) cells.push_back(format_bytes(peak.total));
     training.add(cells);
   }
   training.print(std::cout);
-  for (const Impossible& one : plans.impossible) std::cout << "note: " << one.why() << "\n";
-  std::cout
-      << "\n'tessera plan' has one of these by category; 'tessera train --auto-batch' chooses the "
-         "largest\nmicro-batch that fits.\n";
+  for (const Impossible& one : estimate.plans.impossible) {
+    std::cout << for_reader(inspect(stdout), "note: " + one.why(), 2) << "\n";
+  }
+  std::cout << "\n"
+            << wrapped(
+                   "'tessera plan' has one of these by category; 'tessera train --auto-batch' "
+                   "chooses the largest micro-batch that fits.",
+                   kColumns)
+            << "\n";
 }
 
 void check_settings(const Request& request) {
@@ -240,23 +252,20 @@ void check_settings(const Request& request) {
 int run_estimate(const CLI::App& app, Request request) {
   const std::vector<std::string> extras = app.remaining();
   if (!extras.empty()) {
-    std::vector<std::string> names;
-    for (const CLI::Option* option : app.get_options()) names.push_back(option->get_name());
     require(extras.front().starts_with("-"), ErrorCode::kConfig, "unexpected argument '",
             extras.front(), "'; one model at a time");
-    refuse_flag(extras.front(), names);
+    refuse_flag(extras.front(), shown_flags(app));
   }
-  const GptConfig config = gpt_preset(preset_of(request.model));
-  if (request.sequence_length == 0) request.sequence_length = config.context_length;
-  require(request.sequence_length <= config.context_length, ErrorCode::kConfig,
-          "--sequence-length is ", request.sequence_length,
-          "; it must be from 1 to the model's context of ", config.context_length);
   check_settings(request);
-  const Model model = make_model(
-      {.name = request.model, .config = config, .sequence_length = request.sequence_length});
-  const auto loads = load_rows(model, request);
-  const PlanRows plans = plan_rows(model, request);
-  (request.json ? print_json : print_text)(request, loads, plans);
+  const auto asked = request.model.get<std::string>("model");
+  const GptChoice choice = choose_gpt(request.model);
+  const bool is_preset = choice.name == request.model.get<std::string>("model");
+  const Model model = make_model(choice);
+  const Estimate estimate{.model = is_preset ? asked : choice.name,
+                          .sequence_length = choice.sequence_length,
+                          .loads = load_rows(model, request),
+                          .plans = plan_rows(model, choice.sequence_length, request)};
+  (request.json ? print_json : print_text)(request, estimate);
   return kExitGood;
 }
 
@@ -267,13 +276,10 @@ Command add_estimate_memory(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "estimate-memory", "Print what loading and training a model would need, by strategy");
   // In the limits and the words of `train`.
-  const auto number = [&](const char* name, std::int64_t& value, const char* help) {
-    const auto take = [name, &value](const std::string& text) {
-      value = value_of<std::int64_t>(joined({model_settings(), trainer_settings()}), name, text);
-    };
-    app->add_option_function<std::string>(flag_name(name), take, help)->type_name("N");
-  };
-  app->add_option("MODEL", request->model, "a preset, or gpt2, gpt2-medium, gpt2-large, gpt2-xl")
+  app->add_option_function<std::string>(
+         "MODEL,--model",
+         [request](const std::string& text) { request->model.set_text("model", text); },
+         "a preset: " + model_names())
       ->required();
   app->add_option("--dtypes", request->dtypes, "of the table for loading")->delimiter(',');
   app->add_option_function<std::vector<std::string>>(
@@ -289,10 +295,22 @@ Command add_estimate_memory(CLI::App& program) {
       ->type_name("N");
   app->add_option("--strategies", request->strategies, "[all]")->delimiter(',');
   app->add_option("--precision", request->precisions, "fp32, bf16 or both")->delimiter(',');
-  number("micro_batch", request->micro_batch, "samples per micro-step and rank");
-  number("sequence_length", request->sequence_length, "[the model's context]");
+  app->add_option_function<std::string>(
+         "--micro-batch",
+         [request](const std::string& text) {
+           request->micro_batch = value_of<std::int64_t>(trainer_settings(), "micro_batch", text);
+         },
+         "samples per micro-step and rank")
+      ->type_name("N");
+  for (const Setting& size : size_settings()) {
+    const auto take = [request, name = size.name](const std::string& text) {
+      request->model.set_text(name, text);
+    };
+    app->add_option_function<std::string>(flag_name(size.name), take, size.help)->type_name("N");
+  }
   app->add_flag("--json", request->json, "print one JSON object");
   app->allow_extras();  // so that an unknown flag is answered
+  accept_aliases(*app);
   return {app, [app, request] { return run_estimate(*app, *request); }};
 }
 

@@ -1,113 +1,26 @@
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
-#include <tuple>
 #include <vector>
 
 #include "command_line.h"
 #include "commands.h"
+#include "explain_report.h"
 #include "gpt_settings.h"
 #include "json_output.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kNotJudged = "not judged";
-
-std::string in_words(const ConfigTranslation& translation) {
-  std::string text =
-      translation.path + ": settings of " + std::string(to_string(translation.dialect));
-  if (!translation.recognised_by.empty()) text += ", told by '" + translation.recognised_by + "'";
-  return text;
-}
-
-std::string show(const nlohmann::ordered_json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
-
-/// "strategy = full_shard, replicas = 2", or what stands for it.
-std::string meaning(const ConfigEntry& entry) {
-  std::string text;
-  if (!entry.outcome) return concat(kNotJudged, ": it depends on a key that is refused");
-  for (const auto& [name, value] : entry.settings.items()) {
-    text += (text.empty() ? "" : ", ") + name + " = " + show(value);
-  }
-  if (text.empty() && entry.outcome == KeyOutcome::kNoEffect) text = "no effect";
-  if (entry.outcome == KeyOutcome::kRefused) text = "refused";
-  if (entry.note.empty()) return text;
-  return text.empty() ? entry.note : text + ": " + entry.note;
-}
-
-std::string outcome_of(const ConfigEntry& entry) {
-  return entry.outcome ? std::string(to_string(*entry.outcome)) : kNotJudged;
-}
-
-/// In the order of the file; what is not in it last.
-std::vector<ConfigEntry> sorted(const ConfigTranslation& translation) {
-  std::vector<ConfigEntry> entries = translation.entries;
-  const auto place = [&](const ConfigEntry& entry) {
-    return std::tuple(entry.file.rfind(translation.path, 0) != 0, entry.file, entry.line == 0,
-                      entry.line);
-  };
-  std::ranges::stable_sort(entries, {}, place);
-  return entries;
-}
-
-void print_entries(std::ostream& out, const ConfigTranslation& translation) {
-  for (const ConfigEntry& entry : sorted(translation)) {
-    const bool absent = entry.outcome == KeyOutcome::kDerived ||
-                        (entry.outcome == KeyOutcome::kRefused && entry.value.is_null());
-    const bool section = entry.value.is_structured();
-    out << "  " << entry.where() << "  " << entry.key
-        << (absent    ? " (absent)"
-            : section ? ""
-                      : ": " + show(entry.value))
-        << "\n      -> " << meaning(entry) << "\n";
-  }
-}
-
-void print_differences(std::ostream& out, const ConfigTranslation& translation) {
-  if (translation.dialect == ConfigDialect::kTessera) return;
-  out << "\ndifferences from " << to_string(translation.dialect) << "\n";
-  bool any = false;
-  for (const ConfigEntry& entry : sorted(translation)) {
-    const std::string text = !entry.difference.empty() ? entry.difference
-                             : entry.announce          ? entry.note
-                                                       : "";
-    if (text.empty()) continue;
-    out << "  " << entry.where() << "  " << entry.key << ": " << text << "\n";
-    any = true;
-  }
-  if (!any) out << "  none\n";
-}
-
-nlohmann::ordered_json to_json(const ConfigEntry& entry) {
-  nlohmann::ordered_json json{{"key", entry.key},
-                              {"file", entry.file},
-                              {"line", entry.line},
-                              {"value", entry.value},
-                              {"outcome", outcome_of(entry)},
-                              {"settings", entry.settings},
-                              {"note", entry.note},
-                              {"difference", entry.difference},
-                              {"announced", entry.announce}};
-  return json;
-}
-
-nlohmann::ordered_json to_json(const ConfigTranslation& translation) {
-  auto entries = nlohmann::ordered_json::array();
-  for (const ConfigEntry& entry : sorted(translation)) entries.push_back(to_json(entry));
-  return {{"path", translation.path},
-          {"dialect", to_string(translation.dialect)},
-          {"recognised_by", translation.recognised_by},
-          {"entries", entries}};
-}
-
-nlohmann::ordered_json to_json(const Config& config) {
+nlohmann::ordered_json json_of(const Config& config) {
   auto files = nlohmann::ordered_json::array();
-  for (const ConfigTranslation& file : config.translations()) files.push_back(to_json(file));
+  for (const ConfigTranslation& file : config.translations()) files.push_back(cli::json_of(file));
   auto settings = nlohmann::ordered_json::object();
   for (const auto& [name, value] : config.values().items()) {
     settings[name] = {{"value", value}, {"source", config.source(name)}};
@@ -118,26 +31,44 @@ nlohmann::ordered_json to_json(const Config& config) {
 /// What is asked of `tessera explain`.
 struct ExplainRequest {
   std::string path{};
+  bool all = false;
   bool json = false;
+  std::string fixed_path{};
 };
 
-void print_keys(std::ostream& out, const ConfigTranslation& translation) {
-  out << in_words(translation) << "\n";
-  print_entries(out, translation);
-  print_differences(out, translation);
+void print_file(std::ostream& out, const ConfigTranslation& translation, bool all) {
+  print_verdict(out, translation);
+  if (all) {
+    print_keys(out, translation);
+  } else {
+    print_findings(out, translation);
+  }
+}
+
+void print_hint(std::ostream& out, const std::string& path) {
+  print_wrapped(out, concat("'tessera explain ", path, " --all' tells of every key and setting"),
+                0);
 }
 
 /// Its keys, of which no settings follow.
-void print_refused(std::ostream& out, const ConfigTranslation& translation, bool json) {
-  if (!json) return print_keys(out, translation);
-  const nlohmann::ordered_json object{
-      {"kind", "explain"},
-      {"files", nlohmann::ordered_json::array({to_json(translation)})},
-      {"settings", nullptr}};
-  write_json(out, object);
+void print_refused(std::ostream& out, const ConfigTranslation& translation,
+                   const ExplainRequest& request) {
+  if (request.json) {
+    const nlohmann::ordered_json object{
+        {"kind", "explain"},
+        {"files", nlohmann::ordered_json::array({cli::json_of(translation)})},
+        {"settings", nullptr}};
+    return write_json(out, object);
+  }
+  print_file(out, translation, request.all);
+  if (request.all) return;
+  out << "\n";
+  print_hint(out, translation.path);
 }
 
-int run_explain(Config config, const ExplainRequest& request) {
+/// `fixed`: of a file that was just written, else null.
+int run_explain(Config config, const ExplainRequest& request,
+                const nlohmann::ordered_json& fixed = nullptr) {
   require(!config.translations().empty(), ErrorCode::kConfig,
           "nothing to explain: give the path of a config file");
   choose_gpt(config);
@@ -146,14 +77,79 @@ int run_explain(Config config, const ExplainRequest& request) {
   if (!note.empty()) std::cerr << "note: " << note << "\n";
   set_effective(config, options);
   if (request.json) {
-    write_json(std::cout, to_json(config));
+    nlohmann::ordered_json object = json_of(config);
+    if (!fixed.is_null()) object["fixed"] = fixed;
+    write_json(std::cout, object);
     return kExitGood;
   }
   for (const ConfigTranslation& translation : config.translations()) {
-    print_keys(std::cout, translation);
+    print_file(std::cout, translation, request.all);
   }
-  print_settings(std::cout, config);
+  if (request.all) {
+    print_settings(std::cout, config);
+  } else {
+    print_given_settings(std::cout, config);
+    std::cout << "\n";
+    print_hint(std::cout, config.translations().back().path);
+  }
   return kExitGood;
+}
+
+/// The file that a command line without its path stands for.
+std::string path_of(const SettingsCommand& command, const ExplainRequest& request) {
+  if (!command.config_path().empty()) return command.config_path();
+  if (!request.path.empty()) return request.path;
+  const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
+  const auto path =
+      command.takes_default_config() ? default_accelerate_config(environment) : std::nullopt;
+  require(path.has_value(), ErrorCode::kConfig, "nothing to fix: give the path of a config file");
+  return *path;
+}
+
+void write_fixed(const std::string& path, const std::string& text) {
+  std::error_code error;
+  require(!std::filesystem::exists(path, error), ErrorCode::kConfig, "--fix ", path,
+          ": is there already; give the path of a new file");
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  require(!file.fail(), ErrorCode::kIo, "--fix ", path,
+          ": cannot be written; give a path in a folder that can be written to");
+}
+
+/// Writes the file and explains it. One that cannot be used after all is taken away again.
+int run_fix(const SettingsCommand& command, const ExplainRequest& request) {
+  const std::string path = path_of(command, request);
+  Config flags = command.flags();
+  flags.set_launch(kForAnyMachine);
+  const FixedConfig fixed = flags.fixed_file(path);
+  if (fixed.changes.empty()) {
+    if (!request.json) {
+      std::cout << path << " needs no change; " << request.fixed_path << " is not written\n\n";
+    }
+    return run_explain(command.config(std::cerr, kForAnyMachine, path), request);
+  }
+  write_fixed(request.fixed_path, fixed.text);
+  try {
+    Config config = command.flags();
+    config.set_launch(kForAnyMachine);
+    config.read_file(request.fixed_path);
+    if (!request.json) {
+      std::cout << request.fixed_path << ": written, with "
+                << counted(static_cast<long long>(fixed.changes.size()), "change") << "\n";
+      for (const std::string& change : fixed.changes) print_wrapped(std::cout, change, 2);
+      if (fixed.comments_lost) std::cout << "  the comments of " << path << " are lost\n";
+      std::cout << "\n";
+    }
+    return run_explain(std::move(config), request,
+                       {{"path", request.fixed_path},
+                        {"changes", fixed.changes},
+                        {"comments_lost", fixed.comments_lost}});
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(request.fixed_path, ignored);
+    throw;
+  }
 }
 
 }  // namespace
@@ -181,13 +177,20 @@ Command add_explain(CLI::App& program) {
   const auto request = std::make_shared<ExplainRequest>();
   command->command().add_option("FILE", request->path,
                                 "a config file of Tessera, Accelerate or DeepSpeed");
-  command->command().add_flag("--json", request->json, "print one JSON object");
+  command->command().add_flag("--all", request->all,
+                              "tell of every key and every setting, not only of those that differ");
+  command->command().add_flag("--json", request->json, "print one JSON object, of all");
+  command->command()
+      .add_option("--fix", request->fixed_path,
+                  "write the nearest file that runs here, with what is refused changed or left out")
+      ->type_name("FILE");
   return {&command->command(), [command, request] {
             try {
+              if (!request->fixed_path.empty()) return run_fix(*command, *request);
               return run_explain(command->config(std::cerr, kForAnyMachine, request->path),
                                  *request);
             } catch (const ConfigRefused& refused) {
-              print_refused(std::cout, refused.translation(), request->json);
+              print_refused(std::cout, refused.translation(), *request);
               throw;
             }
           }};

@@ -1,5 +1,6 @@
 #include "gpt_settings.h"
 
+#include "model_names.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -38,9 +39,9 @@ std::vector<Setting> model_settings() {
   return {
       {.name = "model",
        .fallback = "gpt2-tiny",
-       .help = "a preset; the sizes below change it",
+       .help = concat("a preset, which the sizes below change: ", model_names()),
        .group = "Model",
-       .choices = gpt_preset_names()},
+       .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }},
       size("layers", "transformer blocks", kMaxLayers),
       size("heads", "attention heads"),
       size("width", "channels; a multiple of the heads"),
@@ -84,8 +85,9 @@ std::vector<Setting> data_settings() {
 GptChoice choose_gpt(Config& config) {
   GptChoice choice;
   GptConfig& gpt = choice.config;
-  choice.name = config.get<std::string>("model");
-  gpt = gpt_preset(choice.name);
+  const std::string preset = gpt_preset_name(config.get<std::string>("model"));
+  config.set_effective("model", preset);
+  gpt = gpt_preset(preset);
   read_size(config, "layers", gpt.layers);
   read_size(config, "heads", gpt.heads);
   read_size(config, "width", gpt.width);
@@ -97,6 +99,7 @@ GptChoice choose_gpt(Config& config) {
   require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", gpt.context_length,
           " tokens; give --sequence-length at most that or raise ", "--context-length");
+  choice.name = model_label(preset, gpt);
   return choice;
 }
 

@@ -16,12 +16,12 @@ std::vector<Setting> data_settings();
 
 /// The GPT and the length of its samples.
 struct GptChoice {
-  std::string name;  ///< of the preset
+  std::string name;  ///< the preset's, or its sizes; see model_label
   GptConfig config;
   std::int64_t sequence_length = 0;
 };
 
-/// The preset with the sizes that were given; writes them back into `config`.
+/// The preset with the sizes that were given; writes them and its first name back into `config`.
 /// Throws Error{kConfig} if the sequences are longer than the context.
 GptChoice choose_gpt(Config& config);
 

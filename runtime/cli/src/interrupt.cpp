@@ -1,7 +1,5 @@
 #include "interrupt.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -11,6 +9,9 @@ namespace {
 
 constexpr std::array kSignals{SIGINT, SIGTERM};
 
+/// What a signal carries that all processes of a run get.
+constexpr int kToAll = 0x7e55;
+
 // A signal handler can reach nothing but a global; it runs on any thread.
 std::atomic<int> received{0};
 std::atomic<bool> received_by_all{false};
@@ -18,8 +19,9 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 /// The next signal, of either kind, finds the default: it kills.
 extern "C" void remember(int signal, siginfo_t* info, void* /*context*/) {
-  // A terminal's, and those of a process that cannot be seen from here, are from 0.
-  received_by_all = info->si_pid == 0 || info->si_pid == getppid();
+  // The kernel's own is a terminal's.
+  received_by_all = info->si_code == SI_KERNEL ||
+                    (info->si_code == SI_QUEUE && info->si_value.sival_int == kToAll);
   received = signal;
   for (const int other : kSignals) std::signal(other, SIG_DFL);
 }
@@ -42,5 +44,11 @@ InterruptGuard::~InterruptGuard() {
 int InterruptGuard::signal() const { return received; }
 
 bool InterruptGuard::reaches_all() const { return received_by_all; }
+
+void signal_one_of_all(pid_t process, int signal) {
+  sigval value{};
+  value.sival_int = kToAll;
+  sigqueue(process, signal, value);
+}
 
 }  // namespace tessera::cli

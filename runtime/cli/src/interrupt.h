@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 namespace tessera::cli {
 
 /// While one lives, the first Ctrl-C or SIGTERM is remembered and the second kills the process.
@@ -12,9 +14,11 @@ class InterruptGuard {
 
   /// The signal that has arrived, or 0.
   int signal() const;
-  /// True if it is from a terminal, or from who has started this process: those signal all
-  /// processes of a run. False if somebody has chosen this one.
+  /// True if all processes of the run get it: it is from a terminal, or from signal_one_of_all.
   bool reaches_all() const;
 };
+
+/// Sends `process`, one of a run of which all get it, a signal that says so.
+void signal_one_of_all(pid_t process, int signal);
 
 }  // namespace tessera::cli

@@ -1,6 +1,5 @@
 #include "machine.h"
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "tessera/core/cpu_device.h"
+#include "tessera/core/usable_cores.h"
 
 namespace tessera::cli {
 namespace {
@@ -65,12 +65,6 @@ std::string operating_system() {
   return "";
 }
 
-int allowed_cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 std::vector<std::string> numa_nodes() {
   std::vector<std::string> nodes;
   for (int node = 0;; ++node) {
@@ -92,7 +86,7 @@ Machine probe_machine() {
     machine.host = name.nodename;
   }
   read_cpuinfo(machine);
-  machine.logical_cores = allowed_cores();
+  machine.logical_cores = usable_cores();
   machine.numa_nodes = numa_nodes();
   machine.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   machine.available_bytes = available_host_bytes();

@@ -4,13 +4,16 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "commands.h"
 #include "error_reserve.h"
 #include "foreign_commands.h"
+#include "help_format.h"
 #include "launch/launch_command.h"
 #include "launch/launch_environment.h"
 #include "spelling.h"
@@ -37,7 +40,10 @@ std::string shown(std::string what) {
 
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
-  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " " << shown(what)
+  const Terminal terminal = inspect(stderr);
+  constexpr std::size_t kBegin = std::string_view("tessera: error:").size();
+  const std::string text = for_reader(terminal, "tessera: error: " + shown(what));
+  std::cerr << "tessera: " << paint(terminal, Colour::kRed, "error:") << text.substr(kBegin)
             << "\n";
   return exit_code;
 }
@@ -75,7 +81,7 @@ int run(int argc, const char* const* argv) {
                "tessera");
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
-  app.get_formatter()->column_width(40);
+  app.formatter(std::make_shared<HelpFormat>());
   std::vector<Command> commands;
   for (const auto add : {add_train, add_plan, add_explain, add_estimate_memory, add_env,
                          add_gpu_info, add_config, add_self_test}) {

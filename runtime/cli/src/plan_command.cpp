@@ -48,9 +48,9 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
 }
 
 void print_header(std::ostream& out, const Model& model, const TrainingPlan& plan) {
-  out << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(plan.options)
-      << "\n"
-      << "schedule: " << describe_shape(plan.schedule) << "\n";
+  out << model.name << ": " << describe_model(model, plan) << "\n"
+      << describe_ranks(plan.options) << "\n"
+      << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, 10) << "\n";
 }
 
 void print_json(std::ostream& out, const Model& model, const Config& config,

@@ -12,6 +12,8 @@
 namespace tessera::cli {
 namespace {
 
+constexpr int kIndent = 10;  // behind "schedule  "
+
 std::string in_words(std::string_view key) {
   std::string text(key);
   for (char& c : text) {
@@ -65,7 +67,7 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
   if (!any) return;
   table.print(out);
   out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
-      << " bytes; scalars: " << format_bytes(summary.control_bytes) << "\n";
+      << " bytes\n";
 }
 
 std::string exposed_share(const TimelineSummary& timeline) {
@@ -163,21 +165,21 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
 
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements) {
-  out << "schedule  " << describe_shape(plan.schedule) << "\n";
+  out << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, kIndent) << "\n";
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
-  out << "speed     " << with_prefix(summary.tokens_per_second) << " tokens/s";
-  if (measurements.mfu > 0.0) {
-    out << ", MFU " << fixed(100.0 * measurements.mfu, 1) << " % of the "
-        << with_prefix(measurements.matmul_flops_per_second) << "FLOP/s measured in matmul";
+  std::string speed = "speed     " + with_prefix(summary.tokens_per_second) + " tokens/s";
+  if (measurements.mfu) {
+    speed += ", MFU " + fixed(100.0 * *measurements.mfu, 1) + " % of the " +
+             with_prefix(measurements.matmul_flops_per_second) + "FLOP/s measured in matmul";
   }
-  if (plan.cuda_graph) out << ", steps replayed as a CUDA graph";
-  if (summary.timeline && plan.options.ranks > 1) out << ", " << exposed_share(*summary.timeline);
-  out << "\n";
+  if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";
+  if (summary.timeline && plan.options.ranks > 1) speed += ", " + exposed_share(*summary.timeline);
+  out << wrapped(speed, kColumns, kIndent) << "\n";
   print_memory_comparison(out, summary);
   print_traffic_comparison(out, summary);
   if (plan.options.hash_parameters) {
-    out << "parameters sha256 " << summary.parameters_sha256 << "\n";
+    out << "sha256    " << summary.parameters_sha256 << "\n";
   }
 }
 

@@ -1,9 +1,12 @@
 #include "run_outputs.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/trainer/metrics.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -20,28 +23,77 @@ std::string settings_table(const Config& config) {
   return text;
 }
 
+/// Earlier runs are kept unless somebody says otherwise.
+void check_file(const std::string& path, const std::string& flag, const Config& config) {
+  if (config.get<bool>("append")) {
+    if (flag == "--csv") check_csv_columns(path);
+    return;
+  }
+  require(config.get<bool>("overwrite") || !holds_something(path), ErrorCode::kConfig, flag, ": ",
+          path,
+          " holds something already; give --append to write after it, --overwrite to replace ",
+          "it, or another path");
+}
+
+void check_events(const std::string& folder, const Config& config) {
+  if (config.get<bool>("append")) return;
+  const std::vector<std::string> files = event_files(folder);
+  require(config.get<bool>("overwrite") || files.empty(), ErrorCode::kConfig,
+          "--tensorboard: ", folder,
+          " holds the event files of an earlier run, whose curves would be mixed with this ",
+          "one's; give a new folder, --overwrite to remove them, or --append to have them side by ",
+          "side");
+  const auto other = std::ranges::find_if_not(files, is_our_event_file);
+  require(other == files.end(), ErrorCode::kConfig, "--tensorboard: --overwrite removes what ",
+          "tessera has written, and another program has written ",
+          other == files.end() ? "" : *other, "; give a new folder, or --append");
+}
+
 }  // namespace
 
-RunOutputs::RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {
+void RunOutputs::check(const Config& config) {
+  require(!config.get<bool>("append") || !config.get<bool>("overwrite"), ErrorCode::kConfig,
+          "--append keeps what an earlier run has written, and --overwrite does not; give one of "
+          "them");
   for (const Setting& setting : output_settings()) {
     if (config.is_null(setting.name)) continue;
     const auto path = config.get<std::string>(setting.name);
     // TensorBoard's is a folder, for a file whose name its time decides.
     const bool is_folder = setting.name == "tensorboard";
-    check_writable(is_folder ? path + "/events.out.tfevents" : path, flag_name(setting.name));
+    const std::string flag = flag_name(setting.name);
+    check_writable(is_folder ? path + "/events.out.tfevents" : path, flag);
+    if (is_folder) {
+      check_events(path, config);
+    } else {
+      check_file(path, flag, config);
+    }
   }
 }
 
 void RunOutputs::open() {
   if (std::exchange(is_open_, true)) return;
+  const Existing existing = config_.get<bool>("append") ? Existing::kExtend : Existing::kReplace;
+  std::vector<std::string> earlier;
   // What is written first destroys least: an event file is always a new one.
-  if (!config_.is_null("log")) log_.emplace(config_.get<std::string>("log"));
+  if (!config_.is_null("log")) log_.emplace(config_.get<std::string>("log"), existing);
   if (!config_.is_null("tensorboard")) {
-    board_.emplace(config_.get<std::string>("tensorboard"));
+    const auto folder = config_.get<std::string>("tensorboard");
+    if (config_.get<bool>("overwrite")) earlier = event_files(folder);
+    board_.emplace(folder);
     board_->text("settings", settings_table(config_));
   }
-  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"));
-  if (log_) log_->run(config_.values());
+  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"), existing);
+  if (log_) {
+    log_->run({.version = TESSERA_VERSION, .parameters = parameter_count(model_)},
+              config_.values());
+  }
+  for (const std::string& path : earlier) {
+    if (!is_our_event_file(path)) continue;
+    std::error_code failed;
+    std::filesystem::remove(path, failed);
+    require(!failed, ErrorCode::kIo, "--tensorboard: ", path, ", of an earlier run, cannot be ",
+            "removed (", failed.message(), "); give a new folder");
+  }
 }
 
 void RunOutputs::note(const std::string& text) {
@@ -51,8 +103,9 @@ void RunOutputs::note(const std::string& text) {
 
 void RunOutputs::step(const StepRecord& record, double peak_flops) {
   open();
-  const double mfu = model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
-  if (log_) log_->step(record);
+  const std::optional<double> mfu =
+      model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
+  if (log_) log_->step(record, mfu);
   if (csv_) csv_->step(record, mfu);
   if (!board_) return;
   std::vector<std::pair<std::string_view, double>> values{
@@ -60,8 +113,8 @@ void RunOutputs::step(const StepRecord& record, double peak_flops) {
       {"train/learning_rate", record.learning_rate},
       {"train/gradient_norm", record.gradient_norm},
       {"speed/tokens_per_second", record.tokens_per_second},
-      {"speed/mfu", mfu},
       {"memory/peak_bytes", static_cast<double>(record.peak_bytes)}};
+  if (mfu) values.emplace_back("speed/mfu", *mfu);
   if (record.exposed_seconds) {
     values.emplace_back("speed/exposed_communication_seconds", *record.exposed_seconds);
   }

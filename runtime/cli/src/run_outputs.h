@@ -19,11 +19,16 @@ namespace tessera::cli {
 /// are.
 class RunOutputs {
  public:
-  /// Throws Error{kIo} if one cannot be written. Both arguments outlive this.
-  RunOutputs(const Config& config, const Model& model);
+  /// Throws Error{kIo} if one cannot be written, and Error{kConfig} if one holds an earlier run,
+  /// and neither --append nor --overwrite says what becomes of that. Makes and changes nothing.
+  static void check(const Config& config);
+
+  /// Both arguments outlive this.
+  RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {}
 
   void note(const std::string& text);
-  /// `peak_flops`: what MFU is told against.
+  /// `peak_flops`: what MFU is told against; 0: there is none. A step that achieves more has no
+  /// MFU.
   void step(const StepRecord& record, double peak_flops);
   void end(const TrainingPlan& plan, const TrainingSummary& summary,
            const RunMeasurements& measurements);

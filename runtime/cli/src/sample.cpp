@@ -1,5 +1,6 @@
 #include "sample.h"
 
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 #include "tessera/model/gpt_sampler.h"
@@ -12,6 +13,9 @@ using enum SettingType;
 // Every token of a sample runs the model once: by default only where that takes seconds.
 constexpr std::int64_t kSmallModel = 20'000'000;
 constexpr std::int64_t kDefaultTokens = 200;
+// Of text that is read byte by byte. English whose letters are drawn by their frequency has about
+// 3; at 2 a model puts short words together.
+constexpr double kLossWithWords = 2.0;
 
 }  // namespace
 
@@ -59,6 +63,14 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
   require(tokens == 0 || !config.get<std::string>("prompt").empty(), ErrorCode::kConfig,
           "--prompt is empty; a sample begins with at least one character");
   return tokens;
+}
+
+std::string why_no_sample(const Config& config, double last_loss) {
+  if (config.given("sample_tokens") || last_loss <= kLossWithWords) return "";
+  return concat("left out: at a loss of ", fixed(last_loss, 2),
+                " per byte a model writes no words yet (below ", fixed(kLossWithWords, 1),
+                " it\n          does); train longer, or see it with --sample-tokens ",
+                config.get<std::int64_t>("sample_tokens"));
 }
 
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,

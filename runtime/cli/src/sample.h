@@ -16,6 +16,10 @@ std::vector<Setting> sample_settings();
 /// How many tokens to make up; fills in the default, which depends on the model and the data.
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset);
 
+/// Why nothing is made up although nobody asked for that: the last loss is that of a model without
+/// words. Empty if there is no reason, and where --sample-tokens asks for a sample.
+std::string why_no_sample(const Config& config, double last_loss);
+
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token
 /// whether to go on. `parameters`: values by name.
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,

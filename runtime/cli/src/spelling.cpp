@@ -2,93 +2,12 @@
 
 #include <algorithm>
 
+#include "aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/setting.h"
 
 namespace tessera::cli {
 namespace {
-
-/// A flag of Accelerate, torchrun, DeepSpeed or a usual training script, and ours for it; of those
-/// that name one thing in different commands, the one that the command has.
-struct Habit {
-  std::string_view theirs;
-  std::string_view ours;
-};
-
-constexpr Habit kHabits[] = {
-    {"--lr", "--learning-rate"},
-    {"--min-lr", "--minimum-learning-rate"},
-    {"--lr-scheduler-type", "--learning-rate-schedule"},
-    {"--warmup", "--warmup-steps"},
-    {"--num-warmup-steps", "--warmup-steps"},
-    {"--max-steps", "--steps"},
-    {"--max-train-steps", "--steps"},
-    {"--max-iters", "--steps"},
-    {"--batch-size", "--micro-batch"},
-    {"--micro-batch-size", "--micro-batch"},
-    {"--per-device-train-batch-size", "--micro-batch"},
-    {"--gradient-accumulation-steps", "--accumulate"},
-    {"--gradient-clipping", "--clip-norm"},
-    {"--max-grad-norm", "--clip-norm"},
-    {"--grad-clip", "--clip-norm"},
-    {"--mixed-precision", "--precision"},
-    {"--dtype", "--precision"},
-    {"--bf16", "--precision"},
-    {"--gradient-checkpointing", "--recompute"},
-    {"--seq-length", "--sequence-length"},
-    {"--max-seq-length", "--sequence-length"},
-    {"--block-size", "--context-length"},
-    {"--n-layer", "--layers"},
-    {"--n-head", "--heads"},
-    {"--n-embd", "--width"},
-    {"--dataset", "--data"},
-    {"--dataset-name", "--data"},
-    {"--train-file", "--data"},
-    {"--model-name-or-path", "--model"},
-    {"--adam-beta1", "--beta1"},
-    {"--adam-beta2", "--beta2"},
-    {"--adam-epsilon", "--epsilon"},
-    {"--auto-find-batch-size", "--auto-batch"},
-    {"--ddp-timeout", "--timeout"},
-    {"--report-to", "--tensorboard"},
-    {"--logging-dir", "--tensorboard"},
-    {"--cpu", "--device"},
-    {"--use-cpu", "--device"},
-    {"--debug", "--check-collectives"},
-    {"--deepspeed", "--config"},
-    {"--deepspeed-config", "--config"},
-    {"--deepspeed-config-file", "--config"},
-    {"--zero-stage", "--strategy"},
-    {"--fsdp", "--strategy"},
-    {"--fsdp-sharding-strategy", "--strategy"},
-    {"--fsdp-reshard-after-forward", "--reshard-after-forward"},
-    {"--fsdp-auto-wrap-policy", "--wrap"},
-    {"--fsdp-transformer-layer-cls-to-wrap", "--wrap"},
-    {"--fsdp-min-num-params", "--wrap"},
-    {"--fsdp-backward-prefetch", "--prefetch-backward"},
-    {"--fsdp-forward-prefetch", "--prefetch-forward"},
-    {"--fsdp-activation-checkpointing", "--recompute"},
-    {"--parallelism-config-dp-replicate-size", "--replicas"},
-    {"--dp-replicate-size", "--replicas"},
-    {"--num-processes", "--processes"},
-    {"--num-processes", "--ranks"},
-    {"--nproc-per-node", "--processes"},
-    {"--nproc-per-node", "--ranks"},
-    {"--num-gpus", "--processes"},
-    {"--num-gpus", "--ranks"},
-    {"--num-machines", "--nodes"},
-    {"--nnodes", "--nodes"},
-    {"--machine-rank", "--node-rank"},
-    {"--main-process-ip", "--main-address"},
-    {"--master-addr", "--main-address"},
-    {"--main-process-port", "--main-port"},
-    {"--master-port", "--main-port"},
-    {"--num-cpu-threads-per-process", "--threads-per-rank"},
-    {"--parallelism-config-dp-shard-size", "--replicas"},
-    {"--use-fsdp", "--strategy"},
-    {"--use-deepspeed", "--strategy"},
-    {"--use-parallelism-config", "--replicas"},
-};
 
 /// Flags of Accelerate's launcher, of torchrun and of Transformers' Trainer that nothing here does:
 /// the first beginning that fits counts.
@@ -118,6 +37,13 @@ constexpr std::string_view kSameStart = "all ranks compute the same first parame
 
 constexpr Missing kMissing[] = {
     {"--multi-gpu", "each rank takes a GPU if there are GPUs; say how many ranks: --processes"},
+    {"--use-fsdp", "say how to shard: --strategy, of which full_shard is the default"},
+    {"--use-deepspeed", "say which stage: --strategy zero1, zero2 or zero3"},
+    {"--use-parallelism-config", "say how many replicas: --replicas"},
+    {"--parallelism-config-dp-shard-size", "say how many replicas: --replicas"},
+    {"--fsdp-forward-prefetch", "say how far ahead: --prefetch-forward"},
+    {"--report-to", "say where: --tensorboard FOLDER, --csv FILE or --log FILE"},
+    {"--wandb", "numbers are written by --log, --csv and --tensorboard"},
     {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy"},
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kOffload},
@@ -143,6 +69,10 @@ constexpr Missing kMissing[] = {
     {"--resume", kNotSaved},
     {"--overwrite-output-dir", kNotSaved},
     {"--torch-compile", kNoCompiler},
+    {"--compile", kNoCompiler},
+    {"--eval-", "there is no evaluation besides the training loss yet"},
+    {"--logging-steps", "every step is logged: --log, --csv and --tensorboard"},
+    {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
     {"--use-megatron-lm", kOtherParallelism},
     {"--megatron-lm-", kOtherParallelism},
     {"--parallelism-config-", kOtherParallelism},
@@ -174,12 +104,11 @@ constexpr Missing kMissing[] = {
     {"--trust-remote-code", "the models are this program's own presets"},
 };
 
-/// Our flag for theirs among `names`; empty if there is none.
+/// Our flag for theirs among `names`; among all if there are none. Empty if it has no name here.
 std::string_view ours_for(std::string_view theirs, const std::vector<std::string>& names) {
-  for (const Habit& habit : kHabits) {
-    if (theirs == habit.theirs && std::ranges::find(names, habit.ours) != names.end()) {
-      return habit.ours;
-    }
+  for (const Alias& alias : aliases()) {
+    const bool has = names.empty() || std::ranges::find(names, alias.ours) != names.end();
+    if (theirs == alias.theirs && has) return alias.ours;
   }
   return "";
 }
@@ -203,14 +132,15 @@ std::vector<std::string> spelt_as_ours(std::vector<std::string> arguments) {
 void refuse_flag(std::string_view word, const std::vector<std::string>& names,
                  const FollowingCommand& following) {
   word = word.substr(0, word.find('='));
-  const std::string_view here = ours_for(word, names);
-  require(here.empty(), ErrorCode::kConfig, "unknown flag '", word, "'; here it is '", here, "'");
   const std::string_view behind = ours_for(word, following.flags);
-  require(behind.empty(), ErrorCode::kConfig, "unknown flag '", word, "'; here it is '", behind,
-          "', behind '", following.name, "'");
+  require(following.flags.empty() || behind.empty(), ErrorCode::kConfig, "unknown flag '", word,
+          "'; here it is '", behind, "', behind '", following.name, "'");
   const bool too_early = std::ranges::find(following.flags, word) != following.flags.end();
   require(!too_early, ErrorCode::kConfig, "unknown flag '", word, "'; it belongs behind '",
           following.name, "'");
+  const std::string_view elsewhere = ours_for(word, {});
+  require(elsewhere.empty(), ErrorCode::kConfig, "'", word, "' is '", elsewhere,
+          "' here, which this command does not have; 'tessera --help' lists the others");
   for (const Missing& missing : kMissing) {
     require(!word.starts_with(missing.beginning), ErrorCode::kConfig, "'", word,
             "' has no counterpart: ", missing.why);

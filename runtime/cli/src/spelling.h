@@ -16,9 +16,10 @@ struct FollowingCommand {
   std::vector<std::string> flags{};
 };
 
-/// Says that `word` is no flag of the command, whose flags are `names`, and which is meant: the one
-/// for what another program calls so (--lr), here or in the command that follows, else why there is
-/// none, else the nearest. Throws Error{kConfig}.
+/// Says that `word` is no flag of the command, whose flags are `names`, and what helps: that it
+/// belongs behind `following`, why nothing here is like it, else the nearest. Flags of other
+/// programs that the command has under another name are no errors; see accept_aliases.
+/// Throws Error{kConfig}.
 [[noreturn]] void refuse_flag(std::string_view word, const std::vector<std::string>& names,
                               const FollowingCommand& following = {});
 

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -34,6 +35,45 @@ std::string paint(const Terminal& terminal, Colour colour, const std::string& te
       return "\033[1m" + text + "\033[0m";
   }
   return text;
+}
+
+int columns_of(std::string_view text) {
+  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; };
+  return static_cast<int>(std::ranges::count_if(text, begins));
+}
+
+std::string wrapped(const std::string& text, int columns, int indent) {
+  std::string lines;
+  int column = 0;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    // A word with the blanks before it.
+    const std::size_t word = std::min(text.find_first_not_of(" \n", begin), text.size());
+    const std::size_t end = std::min(text.find_first_of(" \n", word), text.size());
+    const std::string_view blanks(text.data() + begin, word - begin);
+    const std::string_view letters(text.data() + word, end - word);
+    begin = end;
+    const std::size_t line_feed = blanks.rfind('\n');
+    if (line_feed != std::string_view::npos) {  // as it was written
+      lines.append(blanks).append(letters);
+      column = static_cast<int>(blanks.size() - line_feed - 1) + columns_of(letters);
+      continue;
+    }
+    const int wide = static_cast<int>(blanks.size()) + columns_of(letters);
+    if (column > 0 && column + wide > columns && !letters.empty()) {
+      lines += "\n" + std::string(static_cast<std::size_t>(indent), ' ');
+      lines.append(letters);
+      column = indent + columns_of(letters);
+    } else {
+      lines.append(blanks).append(letters);
+      column += wide;
+    }
+  }
+  return lines;
+}
+
+std::string for_reader(const Terminal& terminal, const std::string& text, int indent) {
+  return terminal.interactive ? wrapped(text, terminal.columns, indent) : text;
 }
 
 std::string with_commas(long long number) {

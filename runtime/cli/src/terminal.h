@@ -2,14 +2,18 @@
 
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 namespace tessera::cli {
+
+/// Reports and help are as wide as a usual terminal.
+inline constexpr int kColumns = 80;
 
 /// What a stream can show.
 struct Terminal {
   bool interactive = false;  ///< a person watches: lines can be rewritten
   bool colours = false;      ///< interactive, and NO_COLOR is not set
-  int columns = 80;
+  int columns = kColumns;
 };
 
 Terminal inspect(std::FILE* stream);
@@ -18,6 +22,14 @@ enum class Colour { kGreen, kRed, kDim, kBold };
 
 /// `text` in a colour, or as it is.
 std::string paint(const Terminal& terminal, Colour colour, const std::string& text);
+
+/// `text` with line breaks between its words where a line would be longer than `columns`; lines
+/// that go on begin with `indent` blanks. Words stay whole, however long.
+std::string wrapped(const std::string& text, int columns, int indent = 0);
+/// `text` wrapped for a person who watches; as it is for a file, where lines are searched.
+std::string for_reader(const Terminal& terminal, const std::string& text, int indent = 0);
+/// Terminal columns that UTF-8 text takes, if all its characters are narrow.
+int columns_of(std::string_view text);
 
 /// 1234567 as "1,234,567".
 std::string with_commas(long long number);

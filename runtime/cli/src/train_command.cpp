@@ -11,11 +11,14 @@
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
 #include "launch/launch_environment.h"
+#include "launch/same_run.h"
+#include "loss_plot.h"
 #include "output_check.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
 #include "sample.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/byte_size.h"
@@ -32,17 +35,24 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
   const TrainerOptions& options = plan.options;
   const std::int64_t tokens_per_step = options.micro_batch * options.accumulate * options.ranks *
                                        config.get<std::int64_t>("sequence_length");
-  std::cout << model.name << ": " << describe_model(model, plan) << "; " << describe_ranks(options)
-            << "\n"
+  std::cout << model.name << ": " << describe_model(model, plan) << "\n"
+            << describe_ranks(options) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
-  for (const std::string& note : dataset.notes()) std::cout << "note: " << note << "\n";
-  const std::string device = device_note(config, options);
-  if (!device.empty()) std::cout << "note: " << device << "\n";
-  for (const std::string& note : learning_rate_notes(config, options.learning_rate)) {
-    std::cout << "note: " << note << "\n";
+  std::vector<std::string> lines;
+  for (const std::string& line : dataset.assumptions()) lines.push_back("data: " + line);
+  std::vector<std::string> notes = dataset.notes();
+  notes.push_back(device_note(config, options));
+  for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
+    notes.push_back(std::move(note));
+  }
+  for (const std::string& note : notes) {
+    if (!note.empty()) lines.push_back("note: " + note);
+  }
+  for (const std::string& line : lines) {
+    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
   }
   std::cout << std::flush;
 }
@@ -92,9 +102,15 @@ double machine_flops(TrainerOptions options) {
 TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
                                 const TokenDataset& dataset) {
   check_outputs(config, dataset.files());
+  RunOutputs::check(config);
+  config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options);
+  }
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   return options;
 }
@@ -107,7 +123,6 @@ struct PreparedRun {
         model(make_model(choice)),
         dataset(open_dataset(config, choice)),
         trainer(model, dataset, complete_options(config, launcher, model, dataset)) {
-    config.set_effective("data_kind", to_string(dataset.kind()));
     set_effective(config, plan().options);
   }
   const TrainingPlan& plan() const { return trainer.plan(); }
@@ -121,13 +136,14 @@ struct PreparedRun {
 };
 
 /// Trains to the end or to a signal, and tells and writes every step.
-TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_flops,
-                      const InterruptGuard& interrupt) {
+TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
+                      double peak_flops, const InterruptGuard& interrupt) {
   Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
                     run.config.get<bool>("verbose"));
   return run.trainer.train(
       [&](const StepRecord& record) {
         outputs.step(record, peak_flops);
+        losses.add(record.step, record.loss);
         progress.show(record);
         return interrupt.signal() == 0;
       },
@@ -138,21 +154,30 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, double peak_f
 }
 
 /// What the run was, beside what was predicted, and what the model has to say.
-void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary, double peak_flops,
-            const InterruptGuard& interrupt) {
+void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary,
+            const LossPlot& losses, double peak_flops, const InterruptGuard& interrupt) {
   const bool interrupted = interrupt.signal() != 0;
   const TrainingPlan& plan = run.plan();
-  const RunMeasurements measurements{
-      .matmul_flops_per_second = peak_flops,
-      .mfu = model_flops_utilisation(run.model, summary.tokens_per_second, peak_flops)};
+  const RunUtilisation utilisation =
+      utilisation_of_run(run.model, summary.tokens_per_second, peak_flops,
+                         [&] { return machine_flops(plan.options); });
+  const RunMeasurements measurements{.matmul_flops_per_second = utilisation.peak_flops_per_second,
+                                     .mfu = utilisation.mfu};
+  if (!utilisation.note.empty()) outputs.note(utilisation.note);
   outputs.end(plan, summary, measurements);
   if (run.config.get<bool>("quiet")) return;
   if (interrupted) {
     std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
   }
   std::cout << "\n";
+  losses.print(std::cout, inspect(stdout).columns, is_utf8_locale(std::getenv));
   print_summary(std::cout, plan, summary, measurements);
+  if (!utilisation.note.empty()) std::cout << "note: " << utilisation.note << "\n";
   if (!plan.options.gather_parameters || interrupted) return;
+  if (const std::string why = why_no_sample(run.config, summary.last_loss); !why.empty()) {
+    std::cout << "\nsample    " << why << "\n";
+    return;
+  }
   const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
   std::cout << "\nsample\n"
             << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)),
@@ -170,9 +195,10 @@ int run_train(Config config) {
   const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
   const InterruptGuard interrupt;
   std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
-  TrainingSummary summary = train(run, outputs, peak_flops, interrupt);
+  LossPlot losses(run.plan().options.steps);
+  TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt);
   watch.reset();
-  if (reports) finish(run, outputs, std::move(summary), peak_flops, interrupt);
+  if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
 }
 
@@ -189,6 +215,18 @@ std::vector<Setting> train_only_settings() {
                      "raise the micro-batch to the largest that fits the memory, and accumulate "
                      "less: micro-batch times accumulation stays as given",
                  .group = "Step"});
+  all.push_back(
+      {.name = "append",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "write after what an earlier run has left in --log, --csv and --tensorboard",
+       .group = "Output"});
+  all.push_back(
+      {.name = "overwrite",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "replace what an earlier run has left there; without either, it is refused",
+       .group = "Output"});
   all.push_back({.name = "verbose",
                  .type = SettingType::kFlag,
                  .fallback = false,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/kernels/exact_sum.h"
+
 namespace tessera {
 namespace {
 
@@ -16,17 +18,29 @@ void charge(Traffic& traffic, CollectiveKind kind, std::int64_t bytes, int group
   traffic.sent_of(kind) += sent_bytes(kind, bytes, group_size);
 }
 
+// Integers: the number of items, and the exact sums of losses and squares.
+void charge_scalars(Traffic& traffic, ActionKind kind, int ranks) {
+  constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::int64_t));
+  if (ranks == 1) return;
+  if (kind == ActionKind::kCountItems) charge(traffic, CollectiveKind::kAllReduce, kWord, ranks);
+  if (kind == ActionKind::kExchange) {
+    charge(traffic, CollectiveKind::kAllReduce, 2 * kExactSumWords * kWord, ranks);
+  }
+}
+
 }  // namespace
 
 Traffic account_traffic(const Schedule& schedule) {
   Traffic traffic;
   const Mesh& mesh = schedule.mesh;
   const DType parameter_dtype = schedule.parameter_dtype;
-  const DType buffer_dtype = schedule.gradient_buffer_dtype();
   const int buffer_parts = mesh.size(schedule.gradient_buffer_axes());
   const int optimizer_parts = mesh.size(schedule.placement.optimizer);
   for (const Action& action : schedule.actions) {
-    if (action.unit < 0) continue;
+    if (action.unit < 0) {
+      charge_scalars(traffic, action.kind, mesh.world_size());
+      continue;
+    }
     const ScheduleUnit& unit = schedule.units.at(static_cast<std::size_t>(action.unit));
     const std::int64_t numel = unit.trainable_numel;
     const int group_size = mesh.size(action.axes);
@@ -39,16 +53,16 @@ Traffic account_traffic(const Schedule& schedule) {
       case ActionKind::kReduceScatter:
         charge(traffic, CollectiveKind::kReduceScatter,
                action.slot >= 0 ? bytes_of(numel, schedule.reduce_dtype)
-                                : bytes_of(numel / buffer_parts, buffer_dtype),
+                                : bytes_of(numel / buffer_parts, DType::kFloat32),
                group_size);
         break;
       case ActionKind::kAllReduce:
-        charge(traffic, CollectiveKind::kAllReduce, bytes_of(numel / optimizer_parts, buffer_dtype),
-               group_size);
+        charge(traffic, CollectiveKind::kAllReduce,
+               bytes_of(numel / optimizer_parts, DType::kFloat32), group_size);
         break;
       case ActionKind::kGatherGradient:
-        charge(traffic, CollectiveKind::kAllGather, bytes_of(numel / optimizer_parts, buffer_dtype),
-               group_size);
+        charge(traffic, CollectiveKind::kAllGather,
+               bytes_of(numel / optimizer_parts, DType::kFloat32), group_size);
         break;
       case ActionKind::kGatherParameter:
         charge(traffic, CollectiveKind::kAllGather,
@@ -82,8 +96,7 @@ MemoryUse account_memory(const Schedule& schedule) {
     }
     if (trained[i]) {
       hold(MemoryCategory::kGradients,
-           unit.trainable_numel / mesh.size(schedule.gradient_buffer_axes()),
-           schedule.gradient_buffer_dtype());
+           unit.trainable_numel / mesh.size(schedule.gradient_buffer_axes()), DType::kFloat32);
     }
     // Two moments, and the master weights unless the parameters themselves are fp32.
     const int states = schedule.parameter_dtype == DType::kFloat32 ? 2 : 3;

@@ -1,26 +1,36 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <string_view>
 
 #include "tessera/core/device.h"
+#include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
 
 namespace tessera {
 
 /// A few numbers in device memory that the host writes or reads between steps, through a mirror in
-/// host memory where the device's is not accessible. Outside of the memory ledger.
+/// host memory where the device's is not accessible.
 template <typename T>
 class DeviceArray {
  public:
+  /// For `what`, part of a step: counted as workspace.
+  DeviceArray(Memory& memory, std::int64_t numel, std::string_view what)
+      : device_(memory.device()), numel_(numel) {
+    counted_ =
+        memory.allocate(static_cast<std::int64_t>(bytes()), MemoryCategory::kWorkspace, what);
+    data_ = counted_.data();
+    make_mirror();
+  }
+  /// Outside of the memory ledger: for what no step needs.
   DeviceArray(Device& device, std::int64_t numel) : device_(device), numel_(numel) {
     data_ = device.allocate(bytes());
-    mirror_ = device.host_accessible() ? data_ : device.allocate_host(bytes());
-    for (std::int64_t i = 0; i < numel; ++i) host()[i] = T{};
+    make_mirror();
   }
   ~DeviceArray() {
     if (mirror_ != data_) device_.deallocate_host(mirror_, bytes());
-    device_.deallocate(data_, bytes());
+    if (!counted_) device_.deallocate(data_, bytes());
   }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
@@ -45,8 +55,13 @@ class DeviceArray {
 
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(numel_) * sizeof(T); }
+  void make_mirror() {
+    mirror_ = device_.host_accessible() ? data_ : device_.allocate_host(bytes());
+    std::fill_n(host(), numel_, T{});
+  }
 
   Device& device_;
+  Buffer counted_;
   std::int64_t numel_;
   void* data_ = nullptr;
   void* mirror_ = nullptr;

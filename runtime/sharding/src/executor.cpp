@@ -124,7 +124,7 @@ void Executor::Impl::prepare(Memory& memory) {
   auto* const compute = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
   if (compute == nullptr) return;  // simulated
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
-  layers_.prepare(exchange_.loss_scale(), exchange_.loss_sum(0), *compute);
+  layers_.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
 }
 
 /// Runs kernels of no step, and waits for them. The thread that calls a CPU's kernel runs it, and
@@ -215,19 +215,26 @@ std::function<void()> Executor::Impl::computation(int index, Stream& stream) {
     case ActionKind::kForward:
       return [this, index, &stream] { layers_.forward(index, stream); };
     case ActionKind::kLoss:
-      return [this, index, &stream, m = action.micro_step] {
-        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(m), stream);
+      return [this, index, &stream] {
+        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(), stream);
       };
     case ActionKind::kBackward:
       return [this, index, &stream] { layers_.backward(index, stream); };
     case ActionKind::kAccumulate:
       return [this, &action, &stream] {
-        kernels_.add({.src = state_.gradient_slot(action.slot, action.unit),
-                      .dst = state_.gradient_buffer(action.unit)},
-                     stream);
+        const TensorView slot = state_.gradient_slot(action.slot, action.unit);
+        const TensorView buffer = state_.gradient_buffer(action.unit);
+        if (action.micro_step == 0) return kernels_.cast({.src = slot, .dst = buffer}, stream);
+        kernels_.add({.src = slot, .dst = buffer}, stream);
+      };
+    case ActionKind::kRound:
+      return [this, &action, &stream] {
+        kernels_.cast({.src = state_.gradient_buffer(action.unit),
+                       .dst = state_.gradient_slot(action.slot, action.unit)},
+                      stream);
       };
     case ActionKind::kSquares:
-      return [this, unit = action.unit, &stream] { exchange_.squares(unit, stream); };
+      return [this, unit = action.unit, &stream] { exchange_.add_squares(unit, stream); };
     case ActionKind::kUpdate:
       return [this, unit = action.unit, &stream] { update(unit, stream); };
     default:

@@ -56,6 +56,10 @@ RankGroups RankGroups::simulated(int rank, const Schedule& schedule) {
     groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
         make_sim_group(nesting.index(axes, rank), schedule.mesh.size(axes));
   }
+  if (schedule.mesh.world_size() > 1) {
+    groups.control_ =
+        make_sim_group(nesting.index(nesting.all_axes(), rank), schedule.mesh.world_size());
+  }
   return groups;
 }
 
@@ -74,13 +78,12 @@ Traffic RankGroups::traffic() const {
       if (group != nullptr) sum += group->traffic();
     }
   }
-  return sum;
-}
-
-std::int64_t RankGroups::control_bytes() const {
-  if (control_ == nullptr) return 0;
-  std::int64_t sum = 0;
-  for (const std::int64_t bytes : control_->traffic().sent_bytes) sum += bytes;
+  if (control_ != nullptr) {
+    constexpr auto kScalars = CollectiveKind::kAllReduce;
+    const Traffic control = control_->traffic();
+    sum.calls_of(kScalars) += control.calls_of(kScalars);
+    sum.sent_of(kScalars) += control.sent_of(kScalars);
+  }
   return sum;
 }
 

@@ -171,6 +171,18 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                   .kernels = kernels_});
 }
 
+Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
+  if (layer > 0) return tape.input(std::move(flowing), needs_input_gradient(layer));
+  const Tensor& inputs = tape.batch().inputs;
+  const DType dtype = schedule_.parameter_dtype;
+  const bool floats = inputs.dtype() == DType::kFloat32 || inputs.dtype() == DType::kBFloat16;
+  if (!floats || inputs.dtype() == dtype) return tape.input(inputs, false);
+  Tensor converted = tape.activation(inputs.shape(), dtype, "inputs in the run's precision");
+  tape.kernels().cast({.src = inputs, .dst = converted}, tape.stream());
+  tape.charge({.flops = 0.0, .bytes = static_cast<double>(inputs.bytes() + converted.bytes())});
+  return tape.input(std::move(converted), false);
+}
+
 void LayerRunner::forward(int index, Stream& stream) {
   const Action& a = action(index);
   const auto layer = static_cast<std::size_t>(a.layer);
@@ -179,7 +191,7 @@ void LayerRunner::forward(int index, Stream& stream) {
   Kept& kept = kept_[layer];
   auto tape = make_tape(a, record, {}, stream);
   if (trains && !record) kept.input = flowing_;
-  Value input = tape->input(std::move(flowing_), record && needs_input_gradient(a.layer));
+  Value input = input_of(a.layer, *tape, std::move(flowing_));
   Value output = model_.layers[layer]->forward(*tape, input, bind(index, false));
   flowing_ = std::move(output.tensor);
   draws_random_ = draws_random_ || tape->draws_random();
@@ -198,14 +210,14 @@ void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView
   Tensor gradient;
   Value output;
   {
-    const Value input = tape->input(std::move(flowing_), needs_input_gradient(a.layer));
+    const Value input = input_of(a.layer, *tape, std::move(flowing_));
     output = model_.layers[layer]->forward(*tape, input, bind(index, true));
     draws_random_ = draws_random_ || tape->draws_random();
   }
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
           model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",
           to_string(output.dtype()));
-  kernels_->sum({.x = output.tensor.view().flat(), .out = loss_sum}, stream);
+  kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
   gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
   kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
   output.tensor = {};
@@ -221,7 +233,7 @@ void LayerRunner::backward(int index, Stream& stream) {
   const std::span<Parameter> parameters = bind(index, true);
   if (recomputes(a.layer)) {
     kept.tape = make_tape(a, true, {}, stream);
-    const Value input = kept.tape->input(std::move(kept.input), needs_input_gradient(a.layer));
+    const Value input = input_of(a.layer, *kept.tape, std::move(kept.input));
     kept.output = model_.layers[layer]->forward(*kept.tape, input, parameters);
     kept.output.tensor = {};
     kept.output.remake = nullptr;

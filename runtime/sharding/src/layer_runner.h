@@ -27,7 +27,7 @@ class LayerRunner {
 
   /// `action` is the index of a kForward, kLoss or kBackward.
   void forward(int action, Stream& stream);
-  /// `loss_sum` (1) fp64 receives the sum of the micro-batch's losses.
+  /// Adds the micro-batch's losses to `loss_sum`, an exact sum.
   void loss(int action, const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
   void backward(int action, Stream& stream);
 
@@ -47,6 +47,8 @@ class LayerRunner {
   TensorView gradient_of(int unit, int micro_step) const;
   std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
+  /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
+  Value input_of(int layer, Tape& tape, Tensor flowing) const;
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
   const Action& action(int index) const {

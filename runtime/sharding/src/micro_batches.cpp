@@ -1,8 +1,60 @@
 #include "micro_batches.h"
 
+#include <exception>
+#include <new>
+#include <string>
 #include <utility>
 
+#include "tessera/core/error.h"
+
 namespace tessera {
+namespace {
+
+constexpr std::int32_t kIgnored = -1;             // what the losses leave out
+constexpr std::int32_t kIgnoredByPyTorch = -100;  // and what data made for PyTorch say instead
+
+/// "samples 8 to 11".
+std::string describe_samples(std::int64_t first, std::int64_t count) {
+  return count == 1 ? concat("sample ", first)
+                    : concat("samples ", first, " to ", first + count - 1);
+}
+
+/// The source's own fill. What it throws is told as the source's failure: it is the user's code, or
+/// data that the user gave. (Which rank it is, is said by whoever runs the ranks.)
+std::int64_t fill_from(const BatchSource& source, std::int64_t step, std::int64_t first,
+                       std::int64_t samples, const TensorView& inputs, const TensorView& targets) {
+  const auto text = [&](const char* what) {
+    return concat("the batch source failed at step ", step + 1, ", ",
+                  describe_samples(first, samples), ": ", what);
+  };
+  try {
+    return source.fill(first, samples, inputs, targets);
+  } catch (const Error& error) {
+    std::throw_with_nested(Error(error.code(), text(error.what())));
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::throw_with_nested(Error(ErrorCode::kInvalidArgument, text(error.what())));
+  } catch (...) {
+    std::throw_with_nested(Error(ErrorCode::kInvalidArgument, text("an unknown exception")));
+  }
+}
+
+/// Makes every target that does not count kIgnored, and returns how many do. See BatchSource::fill.
+std::int64_t count_targets(const TensorView& targets, const std::string& samples) {
+  std::int32_t* const values = targets.as<std::int32_t>();
+  std::int64_t counted = 0;
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    if (values[i] == kIgnoredByPyTorch) values[i] = kIgnored;
+    require(values[i] >= kIgnored, ErrorCode::kInvalidArgument, "target ", i, " of ", samples,
+            " is ", values[i], "; a target is a class, at least 0, or -1 or -100 if it does not ",
+            "count: mend the data");
+    counted += values[i] >= 0 ? 1 : 0;
+  }
+  return counted;
+}
+
+}  // namespace
 
 /// A micro-batch in host memory, on its way to a device that the host cannot write to.
 class MicroBatches::Staging {
@@ -44,7 +96,8 @@ MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source,
     : source_(source),
       samples_(samples),
       ranks_(schedule.mesh.world_size()),
-      place_(state.nesting().index(state.nesting().all_axes(), state.rank())) {
+      place_(state.nesting().index(state.nesting().all_axes(), state.rank())),
+      has_contents_(memory.device().kind() != DeviceKind::kSim) {
   Device& device = memory.device();
   for (int m = 0; m < schedule.micro_steps; ++m) {
     Batch batch;
@@ -53,7 +106,7 @@ MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source,
     batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
                                   MemoryCategory::kData, "targets");
     batches_.push_back(std::move(batch));
-    if (device.host_accessible() || device.kind() == DeviceKind::kSim) continue;
+    if (device.host_accessible() || !has_contents_) continue;
     staging_.push_back(std::make_unique<Staging>(device, batches_.back()));
   }
 }
@@ -65,9 +118,17 @@ void MicroBatches::read(std::int64_t step) {
     batch.index = (step * micro_steps + m) * ranks_ + place_;
     const Staging* staging =
         staging_.empty() ? nullptr : staging_[static_cast<std::size_t>(m)].get();
-    batch.items = source_.fill(batch.index * samples_, samples_,
-                               staging != nullptr ? staging->inputs() : batch.inputs.view(),
-                               staging != nullptr ? staging->targets() : batch.targets.view());
+    const TensorView inputs = staging != nullptr ? staging->inputs() : batch.inputs.view();
+    const TensorView targets = staging != nullptr ? staging->targets() : batch.targets.view();
+    batch.items = fill_from(source_, step, batch.index * samples_, samples_, inputs, targets);
+    if (targets.dtype != DType::kInt32 || !has_contents_) continue;
+    const std::string samples = describe_samples(batch.index * samples_, samples_);
+    const std::int64_t counted = count_targets(targets, samples);
+    require(batch.items == counted, ErrorCode::kInvalidArgument, "BatchSource::fill returned ",
+            batch.items, " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ",
+            counted, " of their ", targets.numel(),
+            " targets count: those that are neither -1 nor ",
+            "-100; the loss would be scaled wrongly, so let fill return their number");
   }
 }
 
@@ -75,10 +136,10 @@ void MicroBatches::send(Stream& stream) const {
   for (std::size_t m = 0; m < staging_.size(); ++m) staging_[m]->send(batches_[m], stream);
 }
 
-std::vector<std::int64_t> MicroBatches::items() const {
-  std::vector<std::int64_t> result;
-  for (const Batch& batch : batches_) result.push_back(batch.items);
-  return result;
+std::int64_t MicroBatches::items() const {
+  std::int64_t sum = 0;
+  for (const Batch& batch : batches_) sum += batch.items;
+  return sum;
 }
 
 }  // namespace tessera

@@ -18,14 +18,14 @@ class MicroBatches {
                Memory& memory, std::int64_t samples);
   ~MicroBatches();
 
-  /// Reads those of `step`. Host thread, between steps.
+  /// Reads those of `step`, and checks what fill() says of them. Host thread, between steps.
   void read(std::int64_t step);
   /// Issues their way to the device, if the host has not written there itself.
   void send(Stream& stream) const;
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
-  /// Items that count, by micro-step.
-  std::vector<std::int64_t> items() const;
+  /// Items that count, in all micro-steps.
+  std::int64_t items() const;
 
  private:
   class Staging;
@@ -34,6 +34,7 @@ class MicroBatches {
   const std::int64_t samples_;
   const std::int64_t ranks_;
   const std::int64_t place_;  ///< of this rank among those that share the data
+  const bool has_contents_;   ///< false on the sim device
   std::vector<Batch> batches_;
   /// Where the host writes, by micro-step: empty if it writes to the device.
   std::vector<std::unique_ptr<Staging>> staging_;

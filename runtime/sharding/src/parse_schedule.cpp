@@ -1,4 +1,5 @@
 #include <charconv>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -141,6 +142,10 @@ class Parser {
       s.mesh.replicate = line.number("the number of replicas");
       line.expect("shard");
       s.mesh.shard = line.number("the number of shards");
+      require(
+          s.mesh.shard == 0 || s.mesh.replicate <= std::numeric_limits<int>::max() / s.mesh.shard,
+          ErrorCode::kConfig, "a mesh of ", s.mesh.replicate, " x ", s.mesh.shard,
+          " ranks is too large; there can be ", std::numeric_limits<int>::max());
     } else if (key == "parameter") {
       s.placement.parameter = parse_over(line);
       s.parameter_dtype = parse_in(line);
@@ -218,6 +223,8 @@ class Parser {
       if (line.accept(action.kind == ActionKind::kUnshard ? "->" : "free")) {
         action.slot = parse_numbered('p', line.take("a slot"));
       }
+    } else if (action.kind == ActionKind::kRound) {
+      if (line.accept("->")) action.slot = parse_numbered('g', line.take("a slot"));
     } else if (line.accept("<-") && !line.accept("buffer")) {
       action.slot = parse_numbered('g', line.take("a slot"));
     }

@@ -81,6 +81,7 @@ class Emission {
   void emit_updates();
 
   bool reduces_by_rank() const { return schedule_.reduction_order == ReductionOrder::kRank; }
+  AxisSet sent_axes() const;
 
   Schedule& schedule_;
   const std::vector<Compute>& computes_;
@@ -145,24 +146,33 @@ void Emission::emit_compute(std::size_t c) {
   for (const std::size_t i : gradients_end_[c]) end_gradient(gradients_[i]);
 }
 
+/// The axes over which slots are reduced: all at once, or the first of two levels.
+AxisSet Emission::sent_axes() const {
+  const Placement& placement = schedule_.placement;
+  if (reduces_by_rank() || placement.optimizer.empty()) return all_axes_;
+  return schedule_.reduces_every_micro_step() ? placement.gradient : placement.optimizer;
+}
+
 /// A unit's gradient of one micro-step is complete: reduce it, or add it to the others.
 void Emission::end_gradient(const Residency& r) {
-  if (schedule_.reduces_every_micro_step()) {
+  const bool every = schedule_.reduces_every_micro_step();
+  const bool sends = schedule_.sends_from_slots(r.micro_step);
+  const auto drain = [&](ActionKind kind) {
+    gradient_released_by_[static_cast<std::size_t>(r.slot)] = actions_.push(
+        {.kind = kind, .unit = r.unit, .micro_step = r.micro_step, .slot = r.slot}, {});
+  };
+  const bool adds_up = !every && schedule_.micro_steps > 1;  // before it is sent
+  if (r.slot >= 0 && (adds_up || !sends)) drain(ActionKind::kAccumulate);
+  if (sends && adds_up) drain(ActionKind::kRound);
+  if (sends) {
     gradient_released_by_[static_cast<std::size_t>(r.slot)] =
         actions_.push({.kind = ActionKind::kReduceScatter,
                        .unit = r.unit,
                        .micro_step = r.micro_step,
                        .slot = r.slot,
-                       .axes = reduces_by_rank() ? all_axes_ : schedule_.placement.gradient,
-                       .accumulate = r.micro_step > 0},
+                       .axes = sent_axes(),
+                       .accumulate = every && r.micro_step > 0},
                       {actions_.last(Lane::kCompute)});
-  } else if (r.slot >= 0) {
-    gradient_released_by_[static_cast<std::size_t>(r.slot)] =
-        actions_.push({.kind = ActionKind::kAccumulate,
-                       .unit = r.unit,
-                       .micro_step = r.micro_step,
-                       .slot = r.slot},
-                      {});
   }
   if (r.micro_step == schedule_.micro_steps - 1) finish_gradient(r.unit);
 }
@@ -177,11 +187,11 @@ void Emission::finish_gradient(int unit) {
     const int last_micro_step = schedule_.micro_steps - 1;
     actions_.push({.kind = kind, .unit = unit, .micro_step = last_micro_step, .axes = axes}, waits);
   };
-  if (schedule_.reduces_every_micro_step()) {
-    if (reduces_by_rank()) {
+  if (schedule_.sends_from_slots(schedule_.micro_steps - 1)) {
+    if (sent_axes() == all_axes_) {
       collective(ActionKind::kGatherGradient, replicas);
     } else {
-      collective(ActionKind::kReduceScatter, placement.optimizer - placement.gradient);
+      collective(ActionKind::kReduceScatter, placement.optimizer - sent_axes());
       collective(ActionKind::kAllReduce, replicas);
     }
   } else if (placement.optimizer.empty()) {

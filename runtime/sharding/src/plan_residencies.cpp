@@ -114,7 +114,6 @@ std::vector<Residency> plan_parameters(Schedule& schedule, const PlanOptions& op
 std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& options,
                                       const std::vector<Compute>& computes) {
   std::vector<Residency> gradients;
-  const bool every = schedule.reduces_every_micro_step();
   std::map<std::pair<int, int>, std::size_t> open;  // (micro-step, unit) -> residency
   for (int c = 0; c < static_cast<int>(computes.size()); ++c) {
     const Compute& compute = computes[static_cast<std::size_t>(c)];
@@ -133,13 +132,13 @@ std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& opt
   }
   std::vector<Residency> in_slots;
   for (const Residency& r : gradients) {
-    if (every || r.micro_step > 0) in_slots.push_back(r);
+    if (schedule.writes_to_slots(r.micro_step)) in_slots.push_back(r);
   }
   const auto depth = static_cast<std::size_t>(options.prefetch_backward);
   for (Residency& r : in_slots) {
     r.begin = before(r.first);
     r.end = during(r.last);
-    if (!every || depth == 0) continue;
+    if (!schedule.sends_from_slots(r.micro_step) || depth == 0) continue;
     // in_slots is ordered by first write: the residencies that begin after r's last write ...
     const auto later = std::ranges::upper_bound(in_slots, r.last, {}, &Residency::first);
     // ... may be `depth` ahead of r's reduction.
@@ -150,7 +149,7 @@ std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& opt
   schedule.gradient_slots = assign_slots(in_slots);
   std::size_t next = 0;
   for (Residency& r : gradients) {
-    if (every || r.micro_step > 0) r.slot = in_slots[next++].slot;
+    if (schedule.writes_to_slots(r.micro_step)) r.slot = in_slots[next++].slot;
     schedule.gradient_targets.push_back({r.unit, r.micro_step, r.slot});
   }
   return gradients;

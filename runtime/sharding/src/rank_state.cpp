@@ -68,7 +68,7 @@ void RankState::allocate_unit(int index, Memory& memory) {
       nesting_.range(unit.trainable.padded_numel, schedule_.gradient_buffer_axes(), rank_);
   state.trainable = Tensor::empty(memory, Shape{parameters.numel}, dtype,
                                   MemoryCategory::kParameters, unit.name + " parameters");
-  state.gradient = Tensor::empty(memory, Shape{gradient.numel}, schedule_.gradient_buffer_dtype(),
+  state.gradient = Tensor::empty(memory, Shape{gradient.numel}, DType::kFloat32,
                                  MemoryCategory::kGradients, unit.name + " gradient");
   const auto optimizer_state = [&](const char* what) {
     return Tensor::empty(memory, Shape{shard.numel}, DType::kFloat32, MemoryCategory::kOptimizer,

@@ -20,6 +20,8 @@ std::string_view to_string(ActionKind kind) {
       return "reshard";
     case ActionKind::kAccumulate:
       return "accumulate";
+    case ActionKind::kRound:
+      return "round";
     case ActionKind::kReduceScatter:
       return "reduce-scatter";
     case ActionKind::kAllReduce:
@@ -57,6 +59,7 @@ Lane lane_of(ActionKind kind) {
     case ActionKind::kBackward:
     case ActionKind::kReshard:
     case ActionKind::kAccumulate:
+    case ActionKind::kRound:
     case ActionKind::kUpdate:
       return Lane::kCompute;
     case ActionKind::kUnshard:

@@ -135,6 +135,8 @@ std::string slot_cell(const Action& action) {
       return concat("-> p", action.slot);
     case ActionKind::kReshard:
       return concat("free p", action.slot);
+    case ActionKind::kRound:
+      return concat("-> g", action.slot);
     default:
       return concat("<- g", action.slot);
   }
@@ -188,9 +190,13 @@ std::string describe(const Schedule& schedule, const Action& action) {
       if (action.slot < 0) {
         text += ", in the gradient buffer";
       } else {
-        const bool add = action.accumulate || action.kind == ActionKind::kAccumulate;
+        const bool add =
+            action.kind == ActionKind::kAccumulate ? action.micro_step > 0 : action.accumulate;
         text += concat(", slot g", action.slot, add ? " added to gradient" : " -> gradient");
       }
+      break;
+    case ActionKind::kRound:
+      text += ", gradient -> slot " + slot_name('g', action.slot);
       break;
     default:
       break;

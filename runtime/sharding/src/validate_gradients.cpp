@@ -18,23 +18,34 @@ AxisSet all_axes(const Mesh& mesh) {
   return axes;
 }
 
+// True if a sum is taken over all ranks at once, not inside replicas first.
+bool reduces_at_once(const Schedule& s) {
+  return s.reduction_order == ReductionOrder::kRank || s.placement.optimizer.empty();
+}
+
+// The axes of the reduce-scatters from slots.
+AxisSet slot_axes(const Schedule& s) {
+  if (reduces_at_once(s)) return all_axes(s.mesh);
+  return s.reduces_every_micro_step() ? s.placement.gradient : s.placement.optimizer;
+}
+
 // The collectives that complete a gradient buffer, once per step, after the last micro-step's
 // contribution is in. Together with the reduce-scatters from slots they sum over every axis once
 // and leave the optimizer's shard.
 std::vector<Stage> final_stages(const Schedule& s) {
   const AxisSet all = all_axes(s.mesh);
   const AxisSet optimizer = s.placement.optimizer;
-  const bool by_rank = s.reduction_order == ReductionOrder::kRank;
+  const bool sent_from_slots = s.sends_from_slots(s.micro_steps - 1);
   std::vector<Stage> stages;
-  if (!s.reduces_every_micro_step() && (by_rank || optimizer.empty())) {
-    stages.push_back(
-        {optimizer.empty() ? ActionKind::kAllReduce : ActionKind::kReduceScatter, all});
-  } else if (!by_rank) {
-    stages.push_back({ActionKind::kReduceScatter, optimizer - s.gradient_buffer_axes()});
+  if (sent_from_slots) {
+    stages.push_back({ActionKind::kReduceScatter, optimizer - slot_axes(s)});
+  } else {
+    stages.push_back({optimizer.empty() ? ActionKind::kAllReduce : ActionKind::kReduceScatter,
+                      reduces_at_once(s) ? all : optimizer});
   }
-  if (!optimizer.empty()) {
-    stages.push_back(
-        {by_rank ? ActionKind::kGatherGradient : ActionKind::kAllReduce, all - optimizer});
+  if (sent_from_slots || !optimizer.empty()) {
+    stages.push_back({reduces_at_once(s) ? ActionKind::kGatherGradient : ActionKind::kAllReduce,
+                      all - optimizer});
   }
   std::erase_if(stages, [](const Stage& stage) { return stage.axes.empty(); });
   return stages;
@@ -60,7 +71,10 @@ class GradientWalk {
           write(index, s_.actions[i]);
           break;
         case ActionKind::kAccumulate:
-          empty_slot(index, s_.actions[i]);
+          add_slot(index, s_.actions[i]);
+          break;
+        case ActionKind::kRound:
+          round(index, s_.actions[i]);
           break;
         case ActionKind::kReduceScatter:
           s_.actions[i].slot >= 0 ? reduce_slot(index, s_.actions[i])
@@ -86,7 +100,9 @@ class GradientWalk {
   struct SlotState {
     int unit = -1;
     int micro_step = -1;
-    int written = 0;  // layers whose backward has added to it
+    int written = 0;       // layers whose backward has added to it
+    bool added = false;    // the buffer has taken it in, but it is still to be sent
+    bool rounded = false;  // it holds the buffer's sum
   };
 
   UnitState& state(int unit) { return units_[static_cast<std::size_t>(unit)]; }
@@ -117,21 +133,25 @@ class GradientWalk {
                          " to slot g", target_slot, ", which still holds that of ",
                          findings_.unit(holder.unit), " in m", holder.micro_step);
       }
-      holder = {unit, micro_step, 0};
+      holder = {.unit = unit, .micro_step = micro_step};
     }
     ++holder.written;
   }
 
-  // Takes the micro-step's gradient out of its slot and into the buffer.
-  void empty_slot(int index, const Action& action) {
-    UnitState& unit = state(action.unit);
-    SlotState& holder = slot(action.slot);
+  // Gradients of several micro-steps that are sent once are added up before.
+  bool adds_up() const { return !s_.reduces_every_micro_step() && s_.micro_steps > 1; }
+
+  // Whether the slot holds the gradient that the action means, complete and next in order.
+  bool check_slot(int index, const Action& action) {
+    const UnitState& unit = state(action.unit);
+    const SlotState& holder = slot(action.slot);
     const auto add = [&](const auto&... what) {
       findings_.add_at(index, Rule::kReduction, what...);
     };
     if (holder.unit != action.unit || holder.micro_step != action.micro_step) {
-      return add("slot g", action.slot, " does not hold the unit's gradient of m",
-                 action.micro_step, " (reduced already, or not yet written)");
+      add("slot g", action.slot, " does not hold the unit's gradient of m", action.micro_step,
+          " (reduced already, or not yet written)");
+      return false;
     }
     if (holder.written != writer_count(action.unit)) {
       const auto next = static_cast<std::size_t>(holder.written);
@@ -143,27 +163,59 @@ class GradientWalk {
       add("the buffer has the gradients of ", unit.contributions,
           " micro-steps; they must be added in order");
     }
-    if ((action.kind == ActionKind::kReduceScatter) != s_.reduces_every_micro_step()) {
-      add(s_.reduces_every_micro_step()
-              ? "gradients are to be reduced in every micro-step"
-              : "gradients are to be reduced in the last micro-step only");
-    }
-    holder = {};
-    ++unit.contributions;
+    return true;
   }
 
+  // Adds the micro-step's gradient to the buffer. The slot is free then, unless the sum is sent
+  // from it.
+  void add_slot(int index, const Action& action) {
+    if (!check_slot(index, action)) return;
+    SlotState& holder = slot(action.slot);
+    const bool sends = s_.sends_from_slots(action.micro_step);
+    if (sends && !adds_up()) {
+      findings_.add_at(index, Rule::kReduction, "gradients are to be reduced in every micro-step");
+    }
+    if (holder.added) {
+      findings_.add_at(index, Rule::kReduction, "the buffer has the gradient already");
+    }
+    if (sends) {
+      holder.added = true;
+    } else {
+      holder = {};
+      ++state(action.unit).contributions;
+    }
+  }
+
+  void round(int index, const Action& action) {
+    SlotState& holder = slot(action.slot);
+    if (holder.unit == action.unit && holder.micro_step == action.micro_step && holder.added) {
+      holder.rounded = true;
+      return;
+    }
+    findings_.add_at(index, Rule::kReduction, "the buffer's sum is not to be sent from slot g",
+                     action.slot, ", or lacks the gradient that lies there");
+  }
+
+  // Takes the micro-step's gradient, or the sum of all, out of its slot and into the buffer.
   void reduce_slot(int index, const Action& action) {
-    const AxisSet axes =
-        s_.reduction_order == ReductionOrder::kRank ? all_axes(s_.mesh) : s_.placement.gradient;
-    if (action.axes != axes) {
-      findings_.add_at(index, Rule::kReduction, "must reduce over ", to_string(axes));
+    const auto add = [&](const auto&... what) {
+      findings_.add_at(index, Rule::kReduction, what...);
+    };
+    if (action.axes != slot_axes(s_)) add("must reduce over ", to_string(slot_axes(s_)));
+    const bool accumulates = s_.reduces_every_micro_step() && action.micro_step > 0;
+    if (action.accumulate && !accumulates) {
+      add(action.micro_step > 0 ? "adds to the sum that it reduces"
+                                : "adds to a buffer that holds nothing yet");
     }
-    if (action.accumulate != (action.micro_step > 0)) {
-      findings_.add_at(index, Rule::kReduction,
-                       action.accumulate ? "adds to a buffer that holds nothing yet"
-                                         : "overwrites the sum of earlier micro-steps");
+    if (accumulates && !action.accumulate) add("overwrites the sum of earlier micro-steps");
+    if (!check_slot(index, action)) return;
+    if (!s_.sends_from_slots(action.micro_step)) {
+      add("gradients are to be reduced in the last micro-step only");
+    } else if (adds_up() && !slot(action.slot).rounded) {
+      add("the slot does not hold the sum of all micro-steps");
     }
-    empty_slot(index, action);
+    slot(action.slot) = {};
+    ++state(action.unit).contributions;
   }
 
   void reduce_buffer(int index, const Action& action) {

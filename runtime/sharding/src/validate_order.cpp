@@ -135,6 +135,9 @@ class OrderWalk {
       case ActionKind::kReduceScatter:
         if (action.slot >= 0) read(at(gradient_slots_, action.slot));
         return write(at(gradients_, action.unit));
+      case ActionKind::kRound:
+        read(at(gradients_, action.unit));
+        return write(at(gradient_slots_, action.slot));
       case ActionKind::kAllReduce:
       case ActionKind::kGatherGradient:
         return write(at(gradients_, action.unit));

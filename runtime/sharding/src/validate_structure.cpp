@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr Rule kRule = Rule::kStructure;
+constexpr Rule kStructureRule = Rule::kStructure;
 
 bool in_range(int index, std::size_t size) {
   return index >= 0 && static_cast<std::size_t>(index) < size;
@@ -38,6 +38,7 @@ Fields fields_of(ActionKind kind) {
     case ActionKind::kReshard:
       return {.micro_step = true, .slot = 'p', .slot_may_be_none = false};
     case ActionKind::kAccumulate:
+    case ActionKind::kRound:
       return {.micro_step = true, .slot = 'g', .slot_may_be_none = false};
     case ActionKind::kReduceScatter:
       return {.micro_step = true, .axes = true, .accumulate = true, .slot = 'g'};
@@ -71,19 +72,21 @@ class StructureCheck {
   void check_mesh() {
     const Placement& p = s_.placement;
     if (s_.mesh.replicate < 1 || s_.mesh.shard < 1) {
-      findings_.add(kRule, "the mesh has an axis without ranks");
+      findings_.add(kStructureRule, "the mesh has an axis without ranks");
     }
     if (!p.optimizer.contains(p.gradient) || !p.gradient.contains(p.parameter)) {
-      findings_.add(kRule,
+      findings_.add(kStructureRule,
                     "parameters must be cut along no more axes than gradients, and those "
                     "along no more than optimizer state");
     }
     for (Axis axis : {Axis::kReplicate, Axis::kShard}) {
       if (s_.mesh.size(axis) == 1 && p.optimizer.contains(axis)) {
-        findings_.add(kRule, "the placement names axis ", to_string(axis), ", which has size 1");
+        findings_.add(kStructureRule, "the placement names axis ", to_string(axis),
+                      ", which has size 1");
       }
     }
-    if (s_.micro_steps < 1) findings_.add(kRule, "there are ", s_.micro_steps, " micro-steps");
+    if (s_.micro_steps < 1)
+      findings_.add(kStructureRule, "there are ", s_.micro_steps, " micro-steps");
   }
 
   void check_units() {
@@ -91,46 +94,47 @@ class StructureCheck {
     const std::int64_t ranks = std::max(s_.mesh.world_size(), 1);
     for (const ScheduleUnit& unit : s_.units) {
       if (!names.insert(unit.name).second) {
-        findings_.add(kRule, "two units are named ", unit.name);
+        findings_.add(kStructureRule, "two units are named ", unit.name);
       }
       for (std::int64_t numel : {unit.trainable_numel, unit.frozen_numel}) {
         if (numel >= 0 && numel % ranks == 0) continue;
-        findings_.add(kRule, "unit ", unit.name, " has ", numel,
+        findings_.add(kStructureRule, "unit ", unit.name, " has ", numel,
                       " elements, which cannot be cut evenly for ", ranks, " ranks");
       }
     }
     for (const auto* slots : {&s_.parameter_slots, &s_.gradient_slots}) {
       for (std::int64_t numel : *slots) {
-        if (numel < 0) findings_.add(kRule, "a slot has ", numel, " elements");
+        if (numel < 0) findings_.add(kStructureRule, "a slot has ", numel, " elements");
       }
     }
   }
 
   void check_layers() {
     if (!in_range(s_.first_backward_layer, s_.layers.size())) {
-      findings_.add(kRule, "the first layer with a backward, number ", s_.first_backward_layer,
-                    ", is not one of the ", s_.layers.size(), " layers");
+      findings_.add(kStructureRule, "the first layer with a backward, number ",
+                    s_.first_backward_layer, ", is not one of the ", s_.layers.size(), " layers");
     }
     std::set<std::string_view> names;
     for (std::size_t i = 0; i < s_.layers.size(); ++i) {
       const ScheduleLayer& layer = s_.layers[i];
       if (!names.insert(layer.name).second) {
-        findings_.add(kRule, "two layers are named ", layer.name);
+        findings_.add(kStructureRule, "two layers are named ", layer.name);
       }
       for (const auto* units : {&layer.forward_reads, &layer.backward_reads, &layer.gradients}) {
         const std::set<int> unique(units->begin(), units->end());
         if (unique.size() != units->size()) {
-          findings_.add(kRule, "layer ", layer.name, " lists a unit twice");
+          findings_.add(kStructureRule, "layer ", layer.name, " lists a unit twice");
         }
         for (int unit : unique) {
           if (!in_range(unit, s_.units.size())) {
-            findings_.add(kRule, "layer ", layer.name, " names unit ", unit, " of ",
+            findings_.add(kStructureRule, "layer ", layer.name, " names unit ", unit, " of ",
                           s_.units.size());
           }
         }
       }
       if (!layer.gradients.empty() && static_cast<int>(i) < s_.first_backward_layer) {
-        findings_.add(kRule, "layer ", layer.name, " writes gradients but has no backward");
+        findings_.add(kStructureRule, "layer ", layer.name,
+                      " writes gradients but has no backward");
       }
     }
   }
@@ -142,18 +146,18 @@ class StructureCheck {
       if (!in_range(target.unit, s_.units.size()) || target.micro_step < 0 ||
           target.micro_step >= s_.micro_steps ||
           writers[static_cast<std::size_t>(target.unit)].empty()) {
-        findings_.add(kRule, "a gradient target names unit ", target.unit, " in micro-step ",
-                      target.micro_step, ", whose gradient nobody writes");
+        findings_.add(kStructureRule, "a gradient target names unit ", target.unit,
+                      " in micro-step ", target.micro_step, ", whose gradient nobody writes");
         continue;
       }
       const std::string what =
           concat("the gradient of ", findings_.unit(target.unit), " in m", target.micro_step);
       if (!seen.insert({target.unit, target.micro_step}).second) {
-        findings_.add(kRule, what, " has two targets");
+        findings_.add(kStructureRule, what, " has two targets");
       }
-      const bool wants_slot = s_.reduces_every_micro_step() || target.micro_step > 0;
+      const bool wants_slot = s_.writes_to_slots(target.micro_step);
       if (wants_slot != (target.slot != -1)) {
-        findings_.add(kRule, what, " must be written to ",
+        findings_.add(kStructureRule, what, " must be written to ",
                       wants_slot ? "a slot, not to the buffer" : "the buffer, not to a slot");
       } else if (wants_slot) {
         check_slot(-1, what, s_.gradient_slots, target.slot, 'g',
@@ -163,11 +167,13 @@ class StructureCheck {
     for (std::size_t u = 0; u < s_.units.size(); ++u) {
       if (writers[u].empty()) continue;
       if (s_.units[u].trainable_numel == 0) {
-        findings_.add(kRule, "unit ", s_.units[u].name, " has a gradient but nothing to train");
+        findings_.add(kStructureRule, "unit ", s_.units[u].name,
+                      " has a gradient but nothing to train");
       }
       for (int m = 0; m < s_.micro_steps; ++m) {
         if (seen.contains({static_cast<int>(u), m})) continue;
-        findings_.add(kRule, "the gradient of ", s_.units[u].name, " in m", m, " has no target");
+        findings_.add(kStructureRule, "the gradient of ", s_.units[u].name, " in m", m,
+                      " has no target");
       }
     }
   }
@@ -176,9 +182,9 @@ class StructureCheck {
                   int slot, char letter, std::int64_t numel) {
     const auto add = [&](const auto&... text) {
       if (action < 0) {
-        findings_.add(kRule, what, ": ", text...);
+        findings_.add(kStructureRule, what, ": ", text...);
       } else {
-        findings_.add_at(action, kRule, text...);
+        findings_.add_at(action, kStructureRule, text...);
       }
     };
     if (!in_range(slot, slots.size())) {
@@ -191,7 +197,7 @@ class StructureCheck {
 
   void check_action(int index) {
     const Action& action = s_.actions[static_cast<std::size_t>(index)];
-    const auto add = [&](const auto&... what) { findings_.add_at(index, kRule, what...); };
+    const auto add = [&](const auto&... what) { findings_.add_at(index, kStructureRule, what...); };
     const ActionSubject subject = subject_of(action.kind);
     const bool has_unit = subject == ActionSubject::kUnit;
     const bool has_layer = subject == ActionSubject::kLayer;
@@ -215,7 +221,7 @@ class StructureCheck {
 
   void check_axes(int index, const Fields& fields) {
     const Action& action = s_.actions[static_cast<std::size_t>(index)];
-    const auto add = [&](const auto&... what) { findings_.add_at(index, kRule, what...); };
+    const auto add = [&](const auto&... what) { findings_.add_at(index, kStructureRule, what...); };
     if (!fields.axes) {
       if (!action.axes.empty()) add("axes mean nothing here");
       return;
@@ -237,7 +243,7 @@ class StructureCheck {
       return;
     }
     if (fields.slot == ' ') {
-      return findings_.add_at(index, kRule, "slot ", action.slot, " means nothing here");
+      return findings_.add_at(index, kStructureRule, "slot ", action.slot, " means nothing here");
     }
     const ScheduleUnit& unit = s_.units[static_cast<std::size_t>(action.unit)];
     const bool parameters = fields.slot == 'p';
@@ -249,9 +255,10 @@ class StructureCheck {
     const Action& action = s_.actions[static_cast<std::size_t>(index)];
     for (int wait : action.waits) {
       if (wait < 0 || wait >= index) {
-        findings_.add_at(index, kRule, "waits for action ", wait, ", which is not issued before");
+        findings_.add_at(index, kStructureRule, "waits for action ", wait,
+                         ", which is not issued before");
       } else if (s_.actions[static_cast<std::size_t>(wait)].lane() == action.lane()) {
-        findings_.add_at(index, kRule, "waits for action ", wait, " of its own lane");
+        findings_.add_at(index, kStructureRule, "waits for action ", wait, " of its own lane");
       }
     }
   }
@@ -282,22 +289,24 @@ class StructureCheck {
       const Action& action = s_.actions[i];
       if (subject_of(action.kind) != ActionSubject::kLayer) continue;
       if (next == expected.size()) {
-        return findings_.add_at(static_cast<int>(i), kRule, "the step's computation is over");
+        return findings_.add_at(static_cast<int>(i), kStructureRule,
+                                "the step's computation is over");
       }
       const Pass& pass = expected[next];
       if (action.kind != pass.kind || action.layer != pass.layer ||
           action.micro_step != pass.micro_step) {
-        return findings_.add_at(static_cast<int>(i), kRule, text(), " must come here");
+        return findings_.add_at(static_cast<int>(i), kStructureRule, text(), " must come here");
       }
       ++next;
     }
-    if (next < expected.size()) findings_.add(kRule, text(), " is missing");
+    if (next < expected.size()) findings_.add(kStructureRule, text(), " is missing");
   }
 
   void check_count_items() {
     const auto is_count = [](const Action& a) { return a.kind == ActionKind::kCountItems; };
     const auto count = std::ranges::count_if(s_.actions, is_count);
-    if (count != 1) findings_.add(kRule, "there are ", count, " count-items; a step needs one");
+    if (count != 1)
+      findings_.add(kStructureRule, "there are ", count, " count-items; a step needs one");
   }
 
   const Schedule& s_;

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-constexpr Rule kRule = Rule::kUpdate;
+constexpr Rule kUpdateRule = Rule::kUpdate;
 
 class UpdateWalk {
  public:
@@ -20,15 +20,15 @@ class UpdateWalk {
 
   void run() {
     for (std::size_t i = 0; i < s_.actions.size(); ++i) visit(static_cast<int>(i), s_.actions[i]);
-    if (exchanges_ == 0) findings_.add(kRule, "exchange is missing");
+    if (exchanges_ == 0) findings_.add(kUpdateRule, "exchange is missing");
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const UnitState& unit = units_[u];
       const std::string name = findings_.unit(static_cast<int>(u));
       if (unit.trained && unit.updates == 0) {
-        findings_.add(kRule, "unit ", name, " is never updated");
+        findings_.add(kUpdateRule, "unit ", name, " is never updated");
       }
       if (unit.trained && regathers_ && unit.regathers == 0) {
-        findings_.add(kRule, "updated parameters of unit ", name, " are never gathered");
+        findings_.add(kUpdateRule, "updated parameters of unit ", name, " are never gathered");
       }
     }
   }
@@ -50,7 +50,7 @@ class UpdateWalk {
       case ActionKind::kLoss:
         use(index, parameter_reads(s_, action));
         if (exchanges_ > 0 && action.kind == ActionKind::kLoss) {
-          findings_.add_at(index, kRule, "comes after the exchange, which needs every loss");
+          findings_.add_at(index, kUpdateRule, "comes after the exchange, which needs every loss");
         }
         gradient_changes(index, s_.layers[static_cast<std::size_t>(action.layer)].gradients,
                          action.kind != ActionKind::kForward);
@@ -78,6 +78,7 @@ class UpdateWalk {
         break;
       case ActionKind::kCountItems:
       case ActionKind::kReshard:
+      case ActionKind::kRound:
         break;
     }
   }
@@ -85,7 +86,7 @@ class UpdateWalk {
   void use(int index, const std::vector<int>& units) {
     for (int unit : units) {
       if (state(unit).updates == 0) continue;
-      findings_.add_at(index, kRule, "reads unit ", findings_.unit(unit),
+      findings_.add_at(index, kUpdateRule, "reads unit ", findings_.unit(unit),
                        ", which this step has updated already");
     }
   }
@@ -93,42 +94,43 @@ class UpdateWalk {
   void gradient_changes(int index, const std::vector<int>& units, bool writes) {
     for (int unit : units) {
       if (!writes || state(unit).squares == 0) continue;
-      findings_.add_at(index, kRule, "changes the gradient of ", findings_.unit(unit),
+      findings_.add_at(index, kUpdateRule, "changes the gradient of ", findings_.unit(unit),
                        " after its norm was taken");
     }
   }
 
   void squares(int index, const Action& action) {
-    if (!state(action.unit).trained) findings_.add_at(index, kRule, "the unit has no gradient");
+    if (!state(action.unit).trained)
+      findings_.add_at(index, kUpdateRule, "the unit has no gradient");
     if (++state(action.unit).squares > 1) {
-      findings_.add_at(index, kRule, "the unit's norm was taken already");
+      findings_.add_at(index, kUpdateRule, "the unit's norm was taken already");
     }
-    if (exchanges_ > 0) findings_.add_at(index, kRule, "comes too late for the exchange");
+    if (exchanges_ > 0) findings_.add_at(index, kUpdateRule, "comes too late for the exchange");
   }
 
   void exchange(int index) {
-    if (++exchanges_ > 1) findings_.add_at(index, kRule, "norms were exchanged already");
+    if (++exchanges_ > 1) findings_.add_at(index, kUpdateRule, "norms were exchanged already");
     for (std::size_t u = 0; u < units_.size(); ++u) {
       if (!units_[u].trained || units_[u].squares > 0) continue;
-      findings_.add_at(index, kRule, "the norm of unit ", findings_.unit(static_cast<int>(u)),
+      findings_.add_at(index, kUpdateRule, "the norm of unit ", findings_.unit(static_cast<int>(u)),
                        " has not been taken");
     }
   }
 
   void update(int index, const Action& action) {
     UnitState& unit = state(action.unit);
-    if (!unit.trained) findings_.add_at(index, kRule, "the unit has no gradient");
-    if (++unit.updates > 1) findings_.add_at(index, kRule, "the unit was updated already");
+    if (!unit.trained) findings_.add_at(index, kUpdateRule, "the unit has no gradient");
+    if (++unit.updates > 1) findings_.add_at(index, kUpdateRule, "the unit was updated already");
     if (exchanges_ == 0) {
-      findings_.add_at(index, kRule, "comes before the exchange that fixes the clip factor");
+      findings_.add_at(index, kUpdateRule, "comes before the exchange that fixes the clip factor");
     }
   }
 
   void regather(int index, const Action& action) {
     UnitState& unit = state(action.unit);
-    if (unit.updates == 0) findings_.add_at(index, kRule, "comes before the unit's update");
+    if (unit.updates == 0) findings_.add_at(index, kUpdateRule, "comes before the unit's update");
     if (++unit.regathers > 1) {
-      findings_.add_at(index, kRule, "updated parameters were gathered already");
+      findings_.add_at(index, kUpdateRule, "updated parameters were gathered already");
     }
   }
 

@@ -3,12 +3,27 @@
 #include <algorithm>
 
 #include "config_values.h"
+#include "foreign/key_table.h"
 #include "foreign/variables.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
-#include "tessera/trainer/config_file.h"
 
 namespace tessera {
+namespace {
+
+/// A message in which a text that is long stands with its beginning only.
+std::string with_short(std::string message, const nlohmann::json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  const std::string shown = foreign::shortened(text);
+  if (shown == text) return message;
+  for (std::size_t at = message.find(text); at != message.npos; at = message.find(text, at + 1)) {
+    message.replace(at, text.size(), shown);
+  }
+  return message;
+}
+
+}  // namespace
+
 std::string flag_name(std::string_view setting) {
   std::string flag = "--" + std::string(setting);
   std::replace(flag.begin(), flag.end(), '_', '-');
@@ -72,7 +87,7 @@ void Config::store(const Setting& setting, const nlohmann::json& value, const st
   try {
     checked = checked_value(setting, value);
   } catch (const Error& error) {
-    fail(ErrorCode::kConfig, label, ": ", error.what());
+    fail(ErrorCode::kConfig, label, ": ", with_short(error.what(), value));
   }
   Origin& before = origins_[setting.name];
   if (origin.giver < before.giver) return;
@@ -110,6 +125,10 @@ void Config::set_launch(LaunchFacts launch) {
 
 void Config::read_file(const std::string& path) {
   take(ConfigFile(path).translate(context()), Giver::kFile);
+}
+
+FixedConfig Config::fixed_file(const std::string& path) const {
+  return fix_config(path, context());
 }
 
 void Config::read_environment(const Environment& environment,

@@ -1,6 +1,8 @@
 #include "tessera/trainer/config_file.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "foreign/accelerate.h"
 #include "foreign/accelerate_machines.h"
@@ -9,12 +11,12 @@
 #include "foreign/key_table.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/trainer/log.h"
 
 namespace tessera {
 namespace {
 
-std::string unknown_key(const std::string& name, const std::vector<std::string>& names) {
-  const std::string nearest = nearest_name(name, names);
+std::string unknown_key(const std::string& nearest) {
   return concat("unknown key; ", nearest.empty() ? "see --help for all of them"
                                                  : concat("did you mean '", nearest, "'?"));
 }
@@ -23,23 +25,34 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
                    ConfigTranslation& translation) {
   std::vector<std::string> names;
   for (const Setting& setting : table) names.push_back(setting.name);
+  const std::set<std::string> known(names.begin(), names.end());
+  std::map<std::string, int> lines;
+  std::size_t unknown = 0;
+  const auto is_log = [](const foreign::Node::Member& member) {
+    return member.key == "kind" && member.value.json() == "run";
+  };
+  const bool of_log = std::ranges::any_of(document.root.members, is_log);  // its first line
   for (const foreign::Node::Member& member : document.root.members) {
-    if (member.key == "kind" && member.value.json() == "run") continue;  // the first line of a log
+    if (of_log && is_of_run_line(member.key)) continue;
     const std::string name = setting_name(member.key);
     const std::string where = foreign::at_line(document.path, member.line);
-    if (std::ranges::find(names, name) == names.end()) {
+    if (!known.contains(name)) {
+      const bool suggest = ++unknown <= foreign::kMostSuggestions;
+      const std::string nearest = suggest ? nearest_name(name, names) : "";
       translation.entries.push_back({.key = member.key,
                                      .file = document.path,
                                      .line = member.line,
                                      .value = member.value.json(),
                                      .outcome = KeyOutcome::kRefused,
-                                     .note = unknown_key(name, names)});
+                                     .note = unknown_key(nearest)});
+      if (!nearest.empty()) {
+        translation.entries.back().changes = {{.key = member.key, .name = nearest}};
+      }
       continue;
     }
-    for (const ConfigEntry& entry : translation.entries) {
-      require(!entry.settings.contains(name), ErrorCode::kConfig, where, "'", name,
-              "' is there twice, also on line ", entry.line, "; keep one");
-    }
+    const auto [before, is_new] = lines.emplace(name, member.line);
+    require(is_new, ErrorCode::kConfig, where, "'", name, "' is there twice, also on line ",
+            before->second, "; keep one");
     translation.entries.push_back({.key = member.key,
                                    .file = document.path,
                                    .line = member.line,
@@ -53,6 +66,9 @@ void translate_own(const foreign::Document& document, const std::vector<Setting>
 
 ConfigFile::ConfigFile(const std::string& path)
     : document_(std::make_shared<const foreign::Document>(foreign::read_document(path))) {}
+
+ConfigFile::ConfigFile(const std::string& path, const std::string& text)
+    : document_(std::make_shared<const foreign::Document>(foreign::parse_document(path, text))) {}
 
 const std::string& ConfigFile::path() const { return document_->path; }
 

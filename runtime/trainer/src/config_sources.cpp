@@ -1,6 +1,7 @@
 #include "tessera/trainer/config_sources.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "foreign/key_table.h"
@@ -9,32 +10,39 @@
 namespace tessera {
 namespace {
 
-/// True if the key is missing only because it is misspelt, which another refusal says.
-bool is_misspelt(const ConfigEntry& missing, const ConfigTranslation& translation) {
-  const std::string name = concat("'", missing.key.substr(missing.key.rfind('.') + 1), "'");
-  return missing.value.is_null() &&
-         std::ranges::any_of(translation.entries, [&](const ConfigEntry& other) {
-           return &other != &missing && other.outcome == KeyOutcome::kRefused &&
-                  other.note.find(name) != std::string::npos;
-         });
+/// The names that misspelt keys should have: that those are missing needs no second refusal.
+std::set<std::string> wanted_names(const ConfigTranslation& translation) {
+  std::set<std::string> names;
+  for (const ConfigEntry& entry : translation.entries) {
+    for (const ConfigChange& change : entry.changes) {
+      if (!change.name.empty()) names.insert(change.name);
+    }
+  }
+  return names;
 }
 
 /// All that is wrong at once, so that a file is mended at once.
 std::string refusals_of(const ConfigTranslation& translation) {
+  constexpr std::size_t kMost = 20;
+  const std::set<std::string> wanted = wanted_names(translation);
   std::vector<const ConfigEntry*> refused;
   for (const ConfigEntry& entry : translation.entries) {
-    const bool counts = entry.outcome == KeyOutcome::kRefused && !is_misspelt(entry, translation);
-    if (counts) refused.push_back(&entry);
+    if (entry.outcome != KeyOutcome::kRefused) continue;
+    const bool misspelt =
+        entry.value.is_null() && wanted.contains(entry.key.substr(entry.key.rfind('.') + 1));
+    if (!misspelt) refused.push_back(&entry);
   }
   const auto place = [&](const ConfigEntry* entry) {
     return std::tuple(entry->file != translation.path, entry->file, entry->line);
   };
   std::ranges::stable_sort(refused, {}, place);
   std::string all;
-  for (const ConfigEntry* entry : refused) {
-    all += concat(refused.size() > 1 ? "\n  " : "", entry->where(), ": ", entry->key, ": ",
-                  entry->note);
+  for (std::size_t i = 0; i < std::min(kMost, refused.size()); ++i) {
+    const ConfigEntry& entry = *refused[i];
+    all += concat(refused.size() > 1 ? "\n  " : "", entry.where(), ": ",
+                  foreign::shortened(entry.key), ": ", entry.note);
   }
+  if (refused.size() > kMost) all += concat("\n  and ", refused.size() - kMost, " more");
   return refused.size() < 2
              ? all
              : concat(translation.path, ": ", refused.size(), " keys need a change:", all);
@@ -42,8 +50,8 @@ std::string refusals_of(const ConfigTranslation& translation) {
 
 }  // namespace
 
-ConfigRefused::ConfigRefused(ConfigTranslation translation)
-    : Error(ErrorCode::kConfig, refusals_of(translation)),
+ConfigRefused::ConfigRefused(ConfigTranslation translation, const std::string& remedy)
+    : Error(ErrorCode::kConfig, refusals_of(translation) + remedy),
       translation_(std::make_shared<const ConfigTranslation>(std::move(translation))) {}
 
 std::string_view to_string(ConfigDialect dialect) {

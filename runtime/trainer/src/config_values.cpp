@@ -73,7 +73,7 @@ std::string check_choice(const Setting& setting, const std::string& text) {
 [[noreturn]] void fail_type(const Setting& setting, const nlohmann::json& value) {
   const bool number = setting.type == SettingType::kInteger || setting.type == SettingType::kNumber;
   const std::string text = number && value.is_string() ? value.get<std::string>() : "";
-  fail(ErrorCode::kConfig, value.dump(), " is not ", in_words(setting),
+  fail(ErrorCode::kConfig, foreign::shortened(value.dump()), " is not ", in_words(setting),
        foreign::has_leading_zero(text) ? foreign::number_remedy({.text = text}) : "");
 }
 

@@ -2,12 +2,17 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
 #include <utility>
+
+#include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kHeading =
+constexpr std::string_view kHeading =
     "step,loss,grad_norm,learning_rate,tokens,seconds,tokens_per_second,mfu,peak_bytes,"
     "exposed_seconds\n";
 
@@ -20,16 +25,34 @@ std::string text_of(double number) {
 
 }  // namespace
 
-CsvLog::CsvLog(std::string path) : file_(std::move(path), "--csv") { file_.write(kHeading); }
+void check_csv_columns(const std::string& path) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) return;
+  std::ifstream file(path, std::ios::binary);
+  std::string heading;
+  std::getline(file, heading);
+  if (heading.ends_with('\r')) heading.pop_back();  // a spreadsheet has written it
+  if (file.eof() && heading.empty()) return;
+  require(heading == kHeading.substr(0, kHeading.size() - 1), ErrorCode::kConfig,
+          "--csv: no rows can be added to ", path, ", which has other columns than '",
+          kHeading.substr(0, kHeading.size() - 1),
+          "'; give another path, or --overwrite to replace it");
+}
 
-void CsvLog::step(const StepRecord& record, double mfu) {
+CsvLog::CsvLog(std::string path, Existing existing) : file_(std::move(path), "--csv", existing) {
+  if (existing == Existing::kExtend) check_csv_columns(file_.path());
+  if (file_.size() == 0) file_.write(kHeading);
+}
+
+void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
   std::string row = std::to_string(record.step);
   const auto add = [&row](const std::string& cell) { row += "," + cell; };
   for (const double number : {record.loss, record.gradient_norm, record.learning_rate}) {
     add(text_of(number));
   }
   add(std::to_string(record.tokens));
-  for (const double number : {record.seconds, record.tokens_per_second, mfu}) add(text_of(number));
+  for (const double number : {record.seconds, record.tokens_per_second}) add(text_of(number));
+  add(mfu ? text_of(*mfu) : "");
   add(std::to_string(record.peak_bytes));
   add(record.exposed_seconds ? text_of(*record.exposed_seconds) : "");
   file_.write(row + "\n");

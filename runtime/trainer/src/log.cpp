@@ -1,12 +1,32 @@
 #include "tessera/trainer/log.h"
 
+#include <algorithm>
+#include <array>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera {
 namespace {
+
+/// What RunLog::run writes before the settings.
+constexpr std::array<std::string_view, 5> kRunKeys{"kind", "version", "date", "host", "parameters"};
+
+nlohmann::ordered_json or_null(std::optional<double> number) {
+  return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json(nullptr);
+}
+
+/// "2026-01-31T12:00:00Z".
+std::string date_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::array<char, 32> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
 
 template <typename Values>
 nlohmann::ordered_json by_collective(const Values& values) {
@@ -37,22 +57,30 @@ nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
   return by_collective(traffic.calls);
 }
 
-RunLog::RunLog(std::string path) : file_(std::move(path), "--log") {}
+bool is_of_run_line(std::string_view key) {
+  return std::ranges::find(kRunKeys, key) != kRunKeys.end();
+}
+
+RunLog::RunLog(std::string path, Existing existing) : file_(std::move(path), "--log", existing) {}
 
 void RunLog::write(const nlohmann::ordered_json& line) {
   // A name or path that is not UTF-8 must not end the run.
   file_.write(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
-void RunLog::run(const nlohmann::ordered_json& settings) {
-  nlohmann::ordered_json line{{"kind", "run"}};
+void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& settings) {
+  nlohmann::ordered_json line{{"kind", "run"},
+                              {"version", identity.version},
+                              {"date", date_now()},
+                              {"host", host_name()},
+                              {"parameters", identity.parameters}};
   line.update(settings);
   write(line);
 }
 
 void RunLog::note(const std::string& text) { write({{"kind", "note"}, {"text", text}}); }
 
-void RunLog::step(const StepRecord& record) {
+void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
   write({{"kind", "step"},
          {"step", record.step},
          {"loss", record.loss},
@@ -60,33 +88,34 @@ void RunLog::step(const StepRecord& record) {
          {"learning_rate", record.learning_rate},
          {"tokens", record.tokens},
          {"seconds", record.seconds},
-         {"tokens_per_second", record.tokens_per_second}});
+         {"tokens_per_second", record.tokens_per_second},
+         {"mfu", or_null(mfu)},
+         {"peak_bytes", record.peak_bytes},
+         {"exposed_seconds", or_null(record.exposed_seconds)}});
 }
 
 void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   const Traffic& counted = summary.counted_traffic.front();
-  nlohmann::ordered_json sent = sent_bytes_to_json(counted);
-  sent["control"] = summary.control_bytes;
-  nlohmann::ordered_json line{
-      {"kind", "summary"},
-      {"strategy", plan.options.strategy},
-      {"ranks", plan.options.ranks},
-      {"device", to_string(plan.options.device)},
-      {"cuda_graph", plan.cuda_graph},
-      {"steps", summary.steps},
-      {"seconds", summary.seconds},
-      {"tokens_per_second", summary.tokens_per_second},
-      {"mfu", measurements.mfu},
-      {"matmul_flops_per_second", measurements.matmul_flops_per_second},
-      {"peak_bytes",
-       {{"predicted", to_json(summary.predicted_memory)},
-        {"measured", to_json(summary.measured_memory)}}},
-      {"sent_bytes",
-       {{"predicted", sent_bytes_to_json(summary.predicted_traffic)}, {"counted", sent}}},
-      {"collectives", calls_to_json(counted)},
-      {"copied_bytes", counted.copied_bytes},
-      {"parameters_sha256", nullptr}};
+  nlohmann::ordered_json line{{"kind", "summary"},
+                              {"strategy", plan.options.strategy},
+                              {"ranks", plan.options.ranks},
+                              {"device", to_string(plan.options.device)},
+                              {"cuda_graph", plan.cuda_graph},
+                              {"steps", summary.steps},
+                              {"seconds", summary.seconds},
+                              {"tokens_per_second", summary.tokens_per_second},
+                              {"mfu", or_null(measurements.mfu)},
+                              {"matmul_flops_per_second", measurements.matmul_flops_per_second},
+                              {"peak_bytes",
+                               {{"predicted", to_json(summary.predicted_memory)},
+                                {"measured", to_json(summary.measured_memory)}}},
+                              {"sent_bytes",
+                               {{"predicted", sent_bytes_to_json(summary.predicted_traffic)},
+                                {"counted", sent_bytes_to_json(counted)}}},
+                              {"collectives", calls_to_json(counted)},
+                              {"copied_bytes", counted.copied_bytes},
+                              {"parameters_sha256", nullptr}};
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;

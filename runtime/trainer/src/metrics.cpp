@@ -6,6 +6,7 @@
 #include <iterator>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/trainer/launch.h"
@@ -178,11 +179,28 @@ double measure_matmul_flops(const TrainerOptions& options) {
   return best;
 }
 
-double model_flops_utilisation(const Model& model, double items_per_second,
-                               double peak_flops_per_second) {
-  return peak_flops_per_second > 0.0
-             ? model.flops_per_item * items_per_second / peak_flops_per_second
-             : 0.0;
+std::optional<double> model_flops_utilisation(const Model& model, double items_per_second,
+                                              double peak_flops_per_second) {
+  const double achieved = model.flops_per_item * items_per_second;
+  if (achieved <= 0.0 || achieved > peak_flops_per_second) return std::nullopt;
+  return achieved / peak_flops_per_second;
+}
+
+RunUtilisation utilisation_of_run(const Model& model, double items_per_second, double peak,
+                                  const std::function<double()>& measure_again) {
+  RunUtilisation result{.peak_flops_per_second = peak};
+  const double achieved = model.flops_per_item * items_per_second;
+  if (peak > 0.0 && achieved > peak) {
+    result.peak_flops_per_second = std::max(peak, measure_again());
+    const bool is_peak = achieved <= result.peak_flops_per_second;
+    result.note =
+        concat("before the run, matrix products reached ", peak / 1e9, " GFLOP/s, less than the ",
+               achieved / 1e9, " of the run itself: others used the machine; ",
+               is_peak ? "the peak was measured again after the run, and steps have no MFU"
+                       : "after the run it was no better, so there is no MFU");
+  }
+  result.mfu = model_flops_utilisation(model, items_per_second, result.peak_flops_per_second);
+  return result;
 }
 
 }  // namespace tessera

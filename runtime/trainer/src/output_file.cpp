@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -69,9 +70,16 @@ fs::path nearest_of(const fs::path& file, std::string_view path, std::string_vie
   return nearest;
 }
 
+/// Whether a run that was killed has left half a line.
+bool ends_in_newline(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  return file.get() == '\n';
+}
+
 }  // namespace
 
-OutputFile::OutputFile(std::string path, std::string_view flag)
+OutputFile::OutputFile(std::string path, std::string_view flag, Existing existing)
     : path_(std::move(path)), flag_(flag) {
   const auto folder = fs::path(path_).parent_path();
   std::error_code ignored;  // if there is no folder in the end, the file cannot be opened
@@ -84,6 +92,10 @@ OutputFile::OutputFile(std::string path, std::string_view flag)
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
   struct stat status {};
   is_regular_ = fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
+  if (!is_regular_ || existing == Existing::kReplace) return;
+  written_ = status.st_size;
+  lseek(descriptor_, written_, SEEK_SET);
+  cuts_line_ = written_ > 0 && !ends_in_newline(path_);
 }
 
 OutputFile::~OutputFile() {
@@ -91,8 +103,9 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::write(std::string_view bytes) {
+  if (std::exchange(cuts_line_, false)) write("\n");
   int error = 0;
-  if (!std::exchange(is_emptied_, true) && is_regular_ && ftruncate(descriptor_, 0) != 0) {
+  if (!std::exchange(is_cut_, true) && is_regular_ && ftruncate(descriptor_, written_) != 0) {
     error = errno;
   }
   for (std::string_view left = bytes; error == 0 && !left.empty();) {
@@ -113,6 +126,11 @@ void OutputFile::write(std::string_view bytes) {
   }
   fail(ErrorCode::kIo, path_, ": writing failed (", std::strerror(error), "); make room, or give ",
        flag_, " a path elsewhere");
+}
+
+bool holds_something(const std::string& path) {
+  std::error_code none;
+  return fs::is_regular_file(path, none) && fs::file_size(path, none) > 0;
 }
 
 void check_writable(const std::string& path, std::string_view flag, Writing writing) {

@@ -50,11 +50,19 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(const TrainerOptions&
   return world;
 }
 
+/// Another group of all ranks.
+std::vector<std::unique_ptr<ProcessGroup>> copy_of_world(World& world) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups(world.groups().size());
+  launch_ranks(world.groups(), [&](int rank, ProcessGroup& seat) {
+    groups[static_cast<std::size_t>(rank - world.first_rank())] = seat.split(0, rank);
+  });
+  return groups;
+}
+
 // ---- Several processes --------------------------------------------------------------------------
 
 /// Where a rank would run, as its process tells the others.
 struct Seat {
-  DeviceChoice device = DeviceChoice::kCpu;
   int gpu = -1;               ///< as its process counts them
   int gpus = 0;               ///< that its process sees
   std::array<char, 64> id{};  ///< of the GPU as NCCL tells them apart, the same in all processes
@@ -62,14 +70,12 @@ struct Seat {
 
 std::vector<Seat> seats_of_process(const TrainerOptions& options) {
   std::vector<Seat> seats(options.world->groups().size());
-  if (options.device != DeviceChoice::kCuda) return seats;
   const std::vector<CudaGpu> gpus = cuda_status().gpus;
   // Processes that say so are hosts to NCCL, which then lets them share a GPU: for tests.
   const char* const host = std::getenv("NCCL_HOSTID");
   for (std::size_t i = 0; i < seats.size(); ++i) {
     const int rank = options.world->first_rank() + static_cast<int>(i);
-    seats[i] = {.device = DeviceChoice::kCuda,
-                .gpu = gpu_of(options, rank, static_cast<int>(gpus.size())),
+    seats[i] = {.gpu = gpu_of(options, rank, static_cast<int>(gpus.size())),
                 .gpus = static_cast<int>(gpus.size())};
     const std::string& gpu = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
     const std::string id = host == nullptr ? gpu : concat(gpu, "@", host);
@@ -101,10 +107,6 @@ std::vector<Seat> gather_seats(const TrainerOptions& options) {
 void check_seats(const TrainerOptions& options, const std::vector<Seat>& seats) {
   std::map<std::string, std::size_t> rank_of;
   for (std::size_t r = 0; r < seats.size(); ++r) {
-    require(seats[r].device == seats.front().device, ErrorCode::kConfig, "rank 0 would run on ",
-            to_string(seats.front().device), " and rank ", r, " on ", to_string(seats[r].device),
-            "; give all processes the same --device, cpu or cuda");
-    if (seats[r].device != DeviceChoice::kCuda) continue;
     const auto [other, fresh] = rank_of.emplace(seats[r].id.data(), r);
     require(fresh, ErrorCode::kConfig, "ranks ", other->second, " and ", r, " would share GPU ",
             seats[r].gpu, " (", seats[r].id.data(), "), of ", seats[r].gpus, " that rank ", r,
@@ -116,14 +118,12 @@ void check_seats(const TrainerOptions& options, const std::vector<Seat>& seats) 
 }
 
 void check_processes(const TrainerOptions& options) {
-  if (options.device == DeviceChoice::kCuda) {
-    require(options.group != GroupChoice::kThread, ErrorCode::kConfig,
-            "group thread joins ranks of one process, and this run has ",
-            options.world->processes(),
-            "; leave --group out, for nccl with a GPU for each rank, or train in one process whose "
-            "ranks share GPUs: tessera train --ranks ",
-            options.ranks, " --group thread");
-  }
+  if (options.device != DeviceChoice::kCuda) return;
+  require(options.group != GroupChoice::kThread, ErrorCode::kConfig,
+          "group thread joins ranks of one process, and this run has ", options.world->processes(),
+          "; leave --group out, for nccl with a GPU for each rank, or train in one process whose "
+          "ranks share GPUs: tessera train --ranks ",
+          options.ranks, " --group thread");
   check_seats(options, gather_seats(options));
 }
 
@@ -191,6 +191,8 @@ std::vector<std::unique_ptr<ProcessGroup>> make_groups(const TrainerOptions& opt
     groups = make_nccl_world(options);
   } else if (options.world == nullptr) {
     groups = make_thread_group(options.ranks, {.timeout = options.timeout});
+  } else if (options.check_collectives) {
+    groups = copy_of_world(*options.world);  // the world itself stays as it is
   }
   if (options.check_collectives) {
     for (auto& group : groups) group = make_checked_group(std::move(group));

@@ -97,14 +97,29 @@ std::uint32_t masked_crc(std::string_view data) {
   return std::rotr(crc32c(data), 15) + 0xa282ead8U;
 }
 
+constexpr std::string_view kBeginning = "events.out.tfevents.";
+constexpr std::string_view kOurEnd = ".tessera";
+
 /// TensorBoard orders files by the seconds in their names; two of one second differ in the process.
 std::string event_file(const std::string& folder) {
-  const auto name = concat("events.out.tfevents.", static_cast<std::int64_t>(wall_seconds()), ".",
-                           host_name(), ".", getpid(), ".0");
+  const auto name = concat(kBeginning, static_cast<std::int64_t>(wall_seconds()), ".", host_name(),
+                           ".", getpid(), ".0", kOurEnd);
   return (std::filesystem::path(folder) / name).string();
 }
 
 }  // namespace
+
+std::vector<std::string> event_files(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kBeginning)) files.push_back(entry.path().string());
+  }
+  return files;
+}
+
+bool is_our_event_file(const std::string& path) { return path.ends_with(kOurEnd); }
 
 TensorBoardLog::TensorBoardLog(const std::string& folder)
     : file_(event_file(folder), "--tensorboard") {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/trainer/agreement.h"
 #include "tessera/trainer/rank_device.h"
 #include "training_run.h"
 
@@ -11,10 +12,41 @@ namespace tessera {
 
 namespace {
 
+/// What `body` gives. If it throws, the other processes must not wait for this one.
+template <typename Body>
+auto telling_others(const std::shared_ptr<World>& world, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    if (world != nullptr) {
+      world->groups().front()->abort(
+          concat("rank ", world->first_rank(), " failed: ", error.what()));
+    }
+    throw;
+  }
+}
+
+/// All processes of a run must have come here for the same run.
+void compare_processes(const Model& model, const BatchSource& source,
+                       const TrainerOptions& options) {
+  if (options.world == nullptr || options.world->processes() == 1) return;
+  const auto own = telling_others(options.world, [&] {
+    TrainerOptions here = resolved(options);
+    here.device = resolved_device(here.device);
+    std::vector<NamedText> all = identity_of_options(here);
+    all.insert(all.begin(), identity_of_program());
+    all.push_back(identity_of_model(model));
+    for (NamedText& value : identity_of_data(source, here)) all.push_back(std::move(value));
+    return all;
+  });
+  require_agreement(*options.world, own);
+}
+
 /// A plan is for any machine; a run is for this one.
 TrainingPlan plan_here(const Model& model, const BatchSource& source,
                        const TrainerOptions& options) {
-  try {
+  compare_processes(model, source, options);
+  return telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
     TrainingPlan plan = make_training_plan(model, source, here);
     if (std::string note = sharing_note(here); !note.empty()) {
@@ -22,14 +54,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source,
     }
     require_memory(plan, model, source, available_bytes(plan.options));
     return plan;
-  } catch (const std::exception& error) {
-    // The other processes must not wait for this one.
-    if (options.world != nullptr) {
-      options.world->groups().front()->abort(
-          concat("rank ", options.world->first_rank(), " failed: ", error.what()));
-    }
-    throw;
-  }
+  });
 }
 
 }  // namespace

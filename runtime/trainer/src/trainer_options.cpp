@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <thread>
 
 #include "tessera/core/error.h"
+#include "tessera/core/usable_cores.h"
 
 namespace tessera {
 namespace {
@@ -59,10 +59,7 @@ void check_attention(const TrainerOptions& options) {
 
 }  // namespace
 
-int default_threads_per_rank(int ranks) {
-  const auto hardware = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, hardware / std::max(1, ranks));
-}
+int default_threads_per_rank(int ranks) { return std::max(1, usable_cores() / std::max(1, ranks)); }
 
 int ranks_on_host(const TrainerOptions& options) {
   return options.world == nullptr ? options.ranks : options.world->ranks_on_host();
@@ -91,6 +88,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);
+  options.learning_rate = resolved(options.learning_rate);
 
   const Strategy& strategy = find_strategy(options.strategy);
   options.strategy = strategy.name;

@@ -16,7 +16,7 @@ namespace {
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
-/// The defaults of the library: those of the settings, but for a few that are the program's own.
+/// The defaults of the library, which are those of the settings.
 const TrainerOptions& defaults() {
   static const TrainerOptions options{};
   return options;
@@ -140,7 +140,7 @@ std::vector<Setting> step_settings() {
        .minimum = 1},
       {.name = "micro_batch",
        .type = kInteger,
-       .fallback = 4,  // the program's own
+       .fallback = defaults().micro_batch,
        .help = "samples per micro-step and rank",
        .minimum = 1,
        .maximum = kMaxInt},
@@ -179,7 +179,7 @@ std::vector<Setting> optimizer_settings() {
   return {
       {.name = "learning_rate",
        .type = kNumber,
-       .fallback = 1e-3,  // the program's own
+       .fallback = defaults().learning_rate.peak,
        .help = "peak learning rate",
        .minimum = 0,
        .check = check_fp32},
@@ -229,7 +229,7 @@ std::vector<Setting> optimizer_settings() {
        .check = check_positive},
       {.name = "clip_norm",
        .type = kNumber,
-       .fallback = 1.0,  // the program's own
+       .fallback = defaults().optimizer.clip_norm,
        .help = "gradients are scaled down to this global norm; 0: never",
        .minimum = 0},
       {.name = "stochastic_rounding",
@@ -243,7 +243,7 @@ std::vector<Setting> optimizer_settings() {
 std::vector<Setting> machine_settings() {
   return {
       {.name = "device",
-       .fallback = "auto",  // the program's own
+       .fallback = to_string(defaults().device),
        .help = "where ranks compute; auto: a GPU if there is one",
        .choices = {"auto", "cpu", "cuda"}},
       {.name = "group",
@@ -274,7 +274,8 @@ std::vector<Setting> machine_settings() {
       {.name = "threads_per_rank",
        .type = kInteger,
        .fallback = defaults().threads_per_rank,
-       .help = "threads of a rank's kernels (0: the machine's, divided by the ranks)",
+       .help = "threads of a rank's kernels (0: the cores that this process may use, divided by "
+               "the ranks)",
        .minimum = 0,
        .maximum = 4096},
       {.name = "memory_limit",
@@ -322,15 +323,15 @@ LearningRateSchedule learning_rate(const Config& config, std::int64_t steps) {
   LearningRateSchedule result;
   result.kind = parse_learning_rate_kind(config.get<std::string>("learning_rate_schedule"));
   result.peak = config.get<double>("learning_rate");
-  result.minimum = config.is_null("minimum_learning_rate")
-                       ? result.peak / 10
-                       : config.get<double>("minimum_learning_rate");
+  if (!config.is_null("minimum_learning_rate")) {
+    result.minimum = config.get<double>("minimum_learning_rate");
+  }
   result.total_steps = steps;
-  result.warmup_steps = config.is_null("warmup_steps") ? std::min<std::int64_t>(100, steps / 10)
-                                                       : config.get<std::int64_t>("warmup_steps");
-  result.decay_steps = config.is_null("decay_steps")
-                           ? std::min(steps / 5, steps - std::min(steps, result.warmup_steps))
-                           : config.get<std::int64_t>("decay_steps");
+  const auto read = [&](const char* name, std::optional<std::int64_t>& value) {
+    if (!config.is_null(name)) value = config.get<std::int64_t>(name);
+  };
+  read("warmup_steps", result.warmup_steps);
+  read("decay_steps", result.decay_steps);
   return result;
 }
 
@@ -442,9 +443,9 @@ void set_effective(Config& config, const TrainerOptions& resolved) {
   config.set_effective("gradient_placement", to_string(resolved.placement->gradient));
   config.set_effective("optimizer_placement", to_string(resolved.placement->optimizer));
   config.set_effective("reshard_after_forward", *resolved.reshard_after_forward);
-  config.set_effective("minimum_learning_rate", resolved.learning_rate.minimum);
-  config.set_effective("warmup_steps", resolved.learning_rate.warmup_steps);
-  config.set_effective("decay_steps", resolved.learning_rate.decay_steps);
+  config.set_effective("minimum_learning_rate", *resolved.learning_rate.minimum);
+  config.set_effective("warmup_steps", *resolved.learning_rate.warmup_steps);
+  config.set_effective("decay_steps", *resolved.learning_rate.decay_steps);
   config.set_effective("threads_per_rank", resolved.threads_per_rank);
   config.set_effective("device", to_string(resolved.device));
   config.set_effective("group", to_string(resolved.group));

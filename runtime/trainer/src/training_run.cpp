@@ -57,33 +57,50 @@ MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
   return result;
 }
 
-TimelineSummary mean(const std::vector<TimelineSummary>& timelines) {
-  TimelineSummary sum;
-  const auto n = static_cast<double>(timelines.size());
-  for (const TimelineSummary& t : timelines) {
-    sum.step_seconds += t.step_seconds / n;
-    sum.compute_seconds += t.compute_seconds / n;
-    sum.communication_seconds += t.communication_seconds / n;
-    sum.exposed_seconds += t.exposed_seconds / n;
-  }
-  return sum;
-}
-
 /// A number; nan without the sign that some machines give it.
 std::string in_words(double number) { return std::isnan(number) ? "nan" : concat(number); }
 
-/// The first step warms up: threads, caches, fresh memory.
-double steady_rate(const std::vector<StepRecord>& records) {
-  std::int64_t tokens = 0;
-  double seconds = 0.0;
-  for (std::size_t i = records.size() > 2 ? 1 : 0; i < records.size(); ++i) {
-    tokens += records[i].tokens;
-    seconds += records[i].seconds;
-  }
-  return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0;
-}
+/// Fewer steps than this are all there is to go by.
+constexpr std::int64_t kSteadySteps = 3;
 
 }  // namespace
+
+void TrainingRun::Totals::add(const StepRecord& record) {
+  if (++steps == 1) {
+    first_loss = record.loss;
+    first_tokens = record.tokens;
+    first_seconds = record.seconds;
+  }
+  last_loss = record.loss;
+  tokens += record.tokens;
+  seconds += record.seconds;
+}
+
+void TrainingRun::Totals::add(const TimelineSummary& step) {
+  if (steps == 0) first_timeline = step;
+  timeline.step_seconds += step.step_seconds;
+  timeline.compute_seconds += step.compute_seconds;
+  timeline.communication_seconds += step.communication_seconds;
+  timeline.exposed_seconds += step.exposed_seconds;
+}
+
+double TrainingRun::Totals::steady_rate() const {
+  const bool is_steady = steps >= kSteadySteps;
+  const double over = is_steady ? seconds - first_seconds : seconds;
+  return over > 0.0 ? static_cast<double>(is_steady ? tokens - first_tokens : tokens) / over : 0.0;
+}
+
+TimelineSummary TrainingRun::Totals::steady_timeline() const {
+  const bool is_steady = steps >= kSteadySteps;
+  const auto n = static_cast<double>(is_steady ? steps - 1 : steps);
+  const auto mean = [&](double TimelineSummary::*part) {
+    return (timeline.*part - (is_steady ? first_timeline.*part : 0.0)) / n;
+  };
+  return {.step_seconds = mean(&TimelineSummary::step_seconds),
+          .compute_seconds = mean(&TimelineSummary::compute_seconds),
+          .communication_seconds = mean(&TimelineSummary::communication_seconds),
+          .exposed_seconds = mean(&TimelineSummary::exposed_seconds)};
+}
 
 TrainingRun::TrainingRun(const TrainingPlan& plan, const Model& model, const BatchSource& source,
                          const Trainer::OnStep& on_step, const Trainer::OnNote& on_note)
@@ -133,8 +150,7 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   run_steps(rank, executor, memory, leaders.get());
 
   // Before the parameters are gathered, which is no part of training.
-  ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic(),
-                                            groups.control_bytes()};
+  ranks_[static_cast<std::size_t>(rank)] = {memory.peak(), groups.traffic()};
   if (report_error_ != nullptr) return;
   gather_results(rank);
   gather_parameters(rank, executor);
@@ -153,8 +169,9 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       std::optional<double> exposed;
       if (*options.trace) {
-        timelines_.push_back(summarize(executor.spans()));
-        exposed = timelines_.back().exposed_seconds;
+        const TimelineSummary timeline = summarize(executor.spans());
+        exposed = timeline.exposed_seconds;
+        totals_.add(timeline);
       }
       Verdict verdict;
       if (rank == 0) {
@@ -174,7 +191,7 @@ void TrainingRun::run_steps(int rank, Executor& executor, const Memory& memory,
         leaders->broadcast(bytes_of(&verdict, 1), 0, *stream);
         stream->synchronize();
       }
-      records_.push_back(verdict.record);
+      totals_.add(verdict.record);
       gate_.publish(step, verdict.go_on);
     }
     if (!gate_.wait(step)) return;
@@ -213,6 +230,7 @@ bool TrainingRun::report(const StepRecord& record, Executor& executor) {
       for (const std::string& note : plan_.notes) on_note_(note);
       for (const std::string& note : executor.notes()) on_note_(note);
     }
+    check_tokens(record);
     const bool go_on = !on_step_ || on_step_(record);
     check_loss(record);
     return go_on;
@@ -236,6 +254,15 @@ void TrainingRun::end_other_processes() {
   }
 }
 
+/// Its loss would be 0 over 0, and an update by no gradient would still decay the parameters.
+void TrainingRun::check_tokens(const StepRecord& record) {
+  require(
+      record.tokens > 0, ErrorCode::kInvalidArgument, "step ", record.step,
+      " has no target that counts: nothing can be learned from it, and it has no loss; mend the "
+      "data, whose targets there are all -1 or -100, or take more samples into a step "
+      "(--micro-batch, --accumulate)");
+}
+
 void TrainingRun::check_loss(const StepRecord& record) const {
   if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
   if (plan_.options.allow_non_finite) return;
@@ -247,20 +274,18 @@ void TrainingRun::check_loss(const StepRecord& record) const {
 }
 
 TrainingSummary TrainingRun::summarise() {
-  summary_.steps = static_cast<std::int64_t>(records_.size());
-  summary_.first_loss = records_.front().loss;
-  summary_.last_loss = records_.back().loss;
-  for (const StepRecord& record : records_) summary_.seconds += record.seconds;
-  summary_.tokens_per_second = steady_rate(records_);
+  summary_.steps = totals_.steps;
+  summary_.first_loss = totals_.first_loss;
+  summary_.last_loss = totals_.last_loss;
+  summary_.seconds = totals_.seconds;
+  summary_.tokens_per_second = totals_.steady_rate();
   summary_.predicted_memory = plan_.memory;
   summary_.predicted_traffic = times(plan_.traffic, summary_.steps);
   for (const RankResult& rank : ranks_) {
     summary_.measured_memory = highest(summary_.measured_memory, rank.memory);
     summary_.counted_traffic.push_back(rank.traffic);
   }
-  summary_.control_bytes = ranks_.front().control_bytes;
-  if (timelines_.size() > 2) timelines_.erase(timelines_.begin());
-  if (!timelines_.empty()) summary_.timeline = mean(timelines_);
+  if (*plan_.options.trace) summary_.timeline = totals_.steady_timeline();
   return std::move(summary_);
 }
 

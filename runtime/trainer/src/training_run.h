@@ -26,7 +26,20 @@ class TrainingRun {
   struct RankResult {
     MemoryPeak memory;
     Traffic traffic;
-    std::int64_t control_bytes = 0;
+  };
+  /// What the steps come to: as much for a million of them as for one.
+  struct Totals {
+    std::int64_t steps = 0;
+    double first_loss = 0.0, last_loss = 0.0;
+    std::int64_t tokens = 0, first_tokens = 0;
+    double seconds = 0.0, first_seconds = 0.0;
+    TimelineSummary timeline, first_timeline;  ///< sums over steps; if they are traced
+
+    void add(const StepRecord& record);
+    void add(const TimelineSummary& step);
+    /// Without the first step, which warms up: threads, caches, fresh memory.
+    double steady_rate() const;
+    TimelineSummary steady_timeline() const;
   };
   /// What rank 0 tells after a step.
   struct Verdict {
@@ -47,6 +60,7 @@ class TrainingRun {
   /// it. Returns whether to go on; what goes wrong here is no rank's failure and is kept for run()
   /// to throw.
   bool report(const StepRecord& record, Executor& executor);
+  static void check_tokens(const StepRecord& record);
   void check_loss(const StepRecord& record) const;
   /// After a report that went wrong: they wait for results of ranks that have left.
   void end_other_processes();
@@ -61,10 +75,9 @@ class TrainingRun {
   StepGate gate_;
   std::vector<RankResult> ranks_;  // of all processes
 
-  std::vector<StepRecord> records_;  // rank 0's, in every process
+  Totals totals_;  // of rank 0's records, in every process
   // Of rank 0.
   TrainingSummary summary_;
-  std::vector<TimelineSummary> timelines_;
   std::exception_ptr report_error_;
 };
 

@@ -12,12 +12,9 @@ int main(int argc, char** argv) {
   }
   const tessera::Model model = tessera::make_gpt(tessera::gpt_preset("gpt2-tiny"));
   const tessera::TokenDataset data({.path = argv[1], .sequence_length = 64});
-  const tessera::Trainer trainer(model, data,
-                                 {.strategy = "full_shard",
-                                  .ranks = 4,
-                                  .steps = 12,
-                                  .optimizer = {.clip_norm = 1.0},
-                                  .learning_rate = {.peak = 3e-3}});
+  const tessera::Trainer trainer(
+      model, data,
+      {.strategy = "full_shard", .ranks = 4, .steps = 12, .learning_rate = {.peak = 3e-3}});
   const tessera::TrainingSummary summary = trainer.train([](const tessera::StepRecord& record) {
     std::cout << "step " << record.step << "  loss " << record.loss << "\n";
     return true;  // go on

@@ -11,8 +11,7 @@ struct Dense : Layer {  // a unit: parameters, and a forward made of differentia
     parameters_ = {{id + ".weight", {outputs, inputs}, Initializer::normal(1.0F)},
                    {id + ".bias", {outputs}, Initializer::constant(0.0F)}};
   }
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> p) const override {
-    const Value x = input.tensor ? input : Value{tape.batch().inputs, -1, nullptr};
+  Value forward(Tape& tape, const Value& x, std::span<Parameter> p) const override {
     Value y = ops::linear(tape, x, p[0], &p[1]);
     if (name() != "output") return ops::gelu(tape, std::move(y));
     return ops::cross_entropy(tape, std::move(y), tape.batch().targets);

@@ -73,7 +73,7 @@ class ProcessGroup {
   virtual void reduce_scatter(TensorView input, TensorView output, bool accumulate,
                               Stream& stream) = 0;
 
-  /// `data` becomes the sum over ranks, in rank order. fp32, bf16, fp64.
+  /// `data` becomes the sum over ranks, in rank order. fp32, bf16, fp64, int64.
   virtual void all_reduce(TensorView data, Stream& stream) = 0;
 
   /// `data` of rank `root` goes to every rank. Any dtype.

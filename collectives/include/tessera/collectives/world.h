@@ -60,10 +60,14 @@ struct SocketRendezvous {
   std::string address{};  ///< of the machine of process 0: a name or an IP address
   int port = 0;           ///< process 0 listens here
   int listener = -1;      ///< process 0: a socket that listens already, instead of binding `port`
+  /// A secret of the job, the same in all its processes, which they prove to each other that they
+  /// know. Empty: the port stands for it, so other jobs stay out, but not who means harm.
+  std::string token{};
   std::chrono::milliseconds patience{30000};  ///< how long processes look for each other
 };
 
-/// Joins the other processes; blocks until all are there. Machines exchange messages over TCP.
+/// Joins the other processes; blocks until all are there. Machines exchange messages over TCP,
+/// which is neither encrypted nor signed after the meeting.
 /// Throws Error{kUnavailable} that names the address, or the pair that cannot connect, and
 /// Error{kConfig} if processes disagree about the options.
 std::unique_ptr<World> make_socket_world(const SocketRendezvous& rendezvous,

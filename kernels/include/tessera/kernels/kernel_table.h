@@ -85,6 +85,32 @@ struct GeluBackwardArgs {
   TensorView dx{};  // T; may alias dy
 };
 
+/// y = x / (1 + exp(-x)), which is SiLU, or Swish.
+struct SiluForwardArgs {
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
+};
+
+/// dx = dy * silu'(x).
+struct SiluBackwardArgs {
+  TensorView x{};   // T
+  TensorView dy{};  // T
+  TensorView dx{};  // T; may alias dy
+};
+
+/// y = max(x, 0); NaN stays NaN.
+struct ReluForwardArgs {
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
+};
+
+/// dx = dy where y > 0 (or NaN), else 0. It reads the output, so that the input need not be kept.
+struct ReluBackwardArgs {
+  TensorView y{};   // T
+  TensorView dy{};  // T
+  TensorView dx{};  // T; may alias dy
+};
+
 /// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked.
 struct AttentionForwardArgs {
   TensorView qkv{};        // (B, L, 3, H, D); T
@@ -146,6 +172,15 @@ struct CrossEntropyArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
+/// Mean squared error of each row, and its gradient in place of the predictions.
+struct SquaredErrorArgs {
+  TensorView x{};        // (rows, C); T; predictions; out: d loss / d x if gradient
+  TensorView targets{};  // (rows, C); fp32
+  TensorView losses{};   // (rows); fp32; out: the mean over C of (x - target)^2
+  bool gradient = true;
+  TensorView scale{};  // (1); fp32; optional: multiplies the gradient
+};
+
 /// A range of a flat shard that shares hyperparameters. Those of one call are disjoint.
 struct AdamWSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
@@ -186,49 +221,30 @@ struct AdamWArgs {
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 
-/// Sums of squares of fixed-size blocks of a flat tensor: out[i] is the sum over elements
-/// [i * kNormBlock, (i + 1) * kNormBlock) in an order that depends on nothing else.
+/// Adds squares of x to an exact sum (exact_sum.h). The squares of each block of kNormBlock
+/// elements are first added in fp64, in an order that depends on nothing else.
 inline constexpr std::int64_t kNormBlock = 64;
-struct BlockSquaresArgs {
-  TensorView x{};    // (n), n a multiple of kNormBlock; fp32 or bf16
-  TensorView out{};  // (n / kNormBlock); fp64
+struct ExactSquaresArgs {
+  TensorView x{};      // (n), n a multiple of kNormBlock; fp32 or bf16
+  TensorView words{};  // (kExactSumWords); int64; updated
 };
 
-/// Sums of the squares of a shard, as subtrees of the norm tree (norm_tree.h): `nodes` receives
-/// what reduce_to_norm_nodes makes of the shard's block_squares.
-struct NormNodesArgs {
-  TensorView x{};                // (n), n a multiple of kNormBlock; fp32 or bf16
-  std::int64_t first_block = 0;  ///< where the shard begins in its tensor, in blocks
-  TensorView workspace{};        // (>= n / kNormBlock); fp64
-  TensorView nodes{};            // (room for all of them; kNormNodes always do); fp64
+/// Adds x to an exact sum.
+struct ExactSumArgs {
+  TensorView x{};      // (n); fp32
+  TensorView words{};  // (kExactSumWords); int64; updated
 };
 
-/// out = sum of x in order of index, in fp64.
-struct SumArgs {
-  TensorView x{};    // (n); fp32
-  TensorView out{};  // (1); fp64
-};
-
-/// scale = 1 / sum of counts, 0 if that is 0: the only averaging of the loss.
+/// scale = 1 / count, 0 if that is 0: the only averaging of the loss.
 struct LossScaleArgs {
-  TensorView counts{};  // (n); int64
-  TensorView scale{};   // (1); fp32
+  TensorView count{};  // (1); int64
+  TensorView scale{};  // (1); fp32
 };
 
-/// What the ranks' messages add up to (see StepExchange): the loss, and the gradient norm by a list
-/// of additions that finishes the norm trees of all units.
-///
-/// `values` is the messages, (ranks, message) doubles each beginning with a loss per micro-step,
-/// followed by room for intermediate sums. Unit u's additions are rows [units[u], units[u + 1]) of
-/// `additions`: values[row 0] = values[row 1] + values[row 2], in this order; its sum of squares is
-/// then values[roots[u]] (a root of -1: zero). Losses are added micro-step by micro-step, rank by
-/// rank; the units' squares in order.
+/// Rounds the sums of a step, over all ranks, and makes the clip factor of them.
 struct StepResultsArgs {
-  TensorView values{};     // (>= ranks * message); fp64; overwritten behind the messages
-  TensorView additions{};  // (rows, 3); int32
-  TensorView units{};      // (units + 1); int32
-  TensorView roots{};      // (units); int32
-  std::int64_t ranks = 1, message = 0, micro_steps = 1;
+  TensorView losses{};       // (kExactSumWords); int64: the sum of the losses
+  TensorView squares{};      // (kExactSumWords); int64: the squared gradient norm
   double clip_norm = 0.0;    ///< 0: no clipping
   TensorView results{};      // (2); fp64: the sum of the losses, the gradient norm
   TensorView clip_factor{};  // (1); fp32: min(1, clip_norm / (norm + 1e-6)); NaN stays NaN
@@ -277,16 +293,20 @@ struct KernelTable {
   void (*layer_norm_backward)(const LayerNormBackwardArgs&, Stream&);
   void (*gelu_forward)(const GeluForwardArgs&, Stream&);
   void (*gelu_backward)(const GeluBackwardArgs&, Stream&);
+  void (*silu_forward)(const SiluForwardArgs&, Stream&);
+  void (*silu_backward)(const SiluBackwardArgs&, Stream&);
+  void (*relu_forward)(const ReluForwardArgs&, Stream&);
+  void (*relu_backward)(const ReluBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*attention_backward)(const AttentionBackwardArgs&, Stream&);
   void (*embedding_forward)(const EmbeddingForwardArgs&, Stream&);
   void (*embedding_backward)(const EmbeddingBackwardArgs&, Stream&);
   void (*dropout)(const DropoutArgs&, Stream&);
   void (*cross_entropy)(const CrossEntropyArgs&, Stream&);
+  void (*squared_error)(const SquaredErrorArgs&, Stream&);
   void (*adamw)(const AdamWArgs&, Stream&);
-  void (*block_squares)(const BlockSquaresArgs&, Stream&);
-  void (*norm_nodes)(const NormNodesArgs&, Stream&);
-  void (*sum)(const SumArgs&, Stream&);
+  void (*exact_squares)(const ExactSquaresArgs&, Stream&);
+  void (*exact_sum)(const ExactSumArgs&, Stream&);
   void (*loss_scale)(const LossScaleArgs&, Stream&);
   void (*step_results)(const StepResultsArgs&, Stream&);
   void (*ordered_sum)(const OrderedSumArgs&, Stream&);

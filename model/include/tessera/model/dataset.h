@@ -32,10 +32,11 @@ struct DatasetOptions {
   /// ones and build output (folders build, build-*, build_*, cmake-build-*, out). Files follow each
   /// other in bytewise order of their paths, with one newline put between any two.
   /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
-  /// uint32). Of a folder, its .bin files in bytewise order; nothing is put between them.
+  /// uint32); what can be recognised as another program's file is refused. Of a folder, its .bin
+  /// files in bytewise order; nothing is put between them.
   std::string path;
   DataKind kind = DataKind::kAuto;
-  std::int64_t sequence_length = 1024;
+  std::int64_t sequence_length = 256;
   std::uint64_t seed = 0;            ///< of the order in which samples are read
   bool shuffle = true;               ///< false: samples are read in the order of the stream
   double validation_fraction = 0.0;  ///< the last part of the stream, held out; in [0, 1)
@@ -69,9 +70,15 @@ class TokenDataset : public BatchSource {
   /// file has been cut short.
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override;
+  /// The files' names without folders, their sizes, a hash of content, and the order of samples. Of
+  /// more than 8 MiB in all, the content is 128 blocks of 64 KiB, the first and the last among
+  /// them.
+  std::vector<NamedText> identity() const override;
 
-  /// Reads every token of all files once (both parts). Throws Error{kConfig} naming the first one
-  /// that is not below `vocab_size`, its place and the remedy. Returns at once if none can be.
+  /// Looks at tokens of both parts: all of a stream of up to a million, of a longer one as many,
+  /// spread evenly, so that a run starts at once (`fill` checks every token that it reads). Throws
+  /// Error{kConfig} naming the first one that is not below `vocab_size`, its place and the remedy.
+  /// Returns at once if none can be.
   void check_vocabulary(std::int64_t vocab_size) const;
 
   const DatasetOptions& options() const { return options_; }
@@ -81,6 +88,9 @@ class TokenDataset : public BatchSource {
   std::vector<std::string> files() const;
   /// What was left out of a folder, and why; for the user to read.
   const std::vector<std::string>& notes() const;
+  /// What the files were taken for, a line for each, or for all that are alike: "'train.bin' is
+  /// read as uint16 without a header: 301966 tokens".
+  std::vector<std::string> assumptions() const;
 
  private:
   TokenDataset(DatasetOptions options, std::shared_ptr<const data::TokenStream> stream,

@@ -23,8 +23,14 @@ struct GptConfig {
 };
 
 /// "gpt2-tiny" (bytes as tokens, for tests and first steps) and the four sizes of GPT-2:
-/// "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m". Throws Error{kConfig} naming the choices.
+/// "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", which are also known by the names that
+/// Hugging Face has for them: "gpt2", "gpt2-medium", "gpt2-large" and "gpt2-xl", with or without
+/// "openai-community/" in front. Throws Error{kConfig} naming the choices.
 GptConfig gpt_preset(std::string_view name);
+/// The first of a preset's names, for any of them; empty if there is none of that name.
+std::string gpt_preset_name(std::string_view name);
+
+/// All names, each preset's first one and then its others; without an owner.
 std::vector<std::string> gpt_preset_names();
 
 /// The layers "embedding" (type "Embedding"), "h.0".. (type "TransformerBlock") and "head" (type
@@ -34,9 +40,9 @@ std::vector<std::string> gpt_preset_names();
 /// decay is for matrices, embeddings included.
 /// Throws Error{kConfig} if the sizes do not fit together.
 ///
-/// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count. Where
-/// nothing is recorded and the batch has no targets, the head gives logits (B, L, vocab_size) fp32
-/// instead of losses.
+/// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count, nor one
+/// of -100 in what a BatchSource fills. Where nothing is recorded and the batch has no targets, the
+/// head gives logits (B, L, vocab_size) fp32 instead of losses.
 Model make_gpt(const GptConfig& config);
 
 /// FLOPs of forward and backward per token of a full context: 6 for each matrix element, the head's

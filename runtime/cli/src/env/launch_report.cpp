@@ -78,7 +78,8 @@ void add_variables(ReportPart& part) {
     const auto begins = [&](const char* prefix) { return text.starts_with(prefix); };
     const std::size_t equals = text.find('=');
     if (equals == std::string_view::npos || std::ranges::none_of(kPrefixes, begins)) continue;
-    found.emplace(text.substr(0, equals), text.substr(equals + 1));
+    const std::string_view name = text.substr(0, equals);
+    found.emplace(name, name == kJobToken ? "(set)" : text.substr(equals + 1));
   }
   std::vector<std::string> words;
   auto& fields = part.fields["environment"] = nlohmann::ordered_json::object();

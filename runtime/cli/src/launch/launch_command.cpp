@@ -6,15 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <limits>
 #include <string_view>
-#include <thread>
 #include <utility>
 
+#include "aliases.h"
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
@@ -26,6 +25,7 @@
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
@@ -55,17 +55,24 @@ void check_address(const Stated<std::string>& stated) {
 }
 
 /// A socket that listens at the port. Process 0 takes it over, so nobody can come in between.
-int listen_at(const Stated<int>& port) {
-  const int listener = listening_socket(port.value);
-  require(listener >= 0, ErrorCode::kConfig, port.name, " ", port.value, " cannot be used (",
-          std::strerror(errno), "); choose another, or 0 for a free one");
-  return listener;
+int listener_of(const LaunchLayout& layout) {
+  const Stated<int>& port = layout.main_port;
+  const Listening listening =
+      listen_at(layout.nodes.value == 1 ? kLoopback : layout.main_address.value, port.value);
+  require(listening.socket >= 0, ErrorCode::kConfig, port.name, " ", port.value,
+          " cannot be used (", std::strerror(listening.error),
+          "); another job may meet there; choose another, or 0 for a free one");
+  if (!listening.everywhere.empty()) {
+    std::cerr << "note: node 0 listens at all addresses of this machine: " << listening.everywhere
+              << "\n";
+  }
+  return listening.socket;
 }
 
 std::string threads_of(const LaunchLayout& layout) {
   if (threads_of_environment(std::getenv) > 0) return std::getenv("OMP_NUM_THREADS");
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::to_string(std::max(1, cores / (layout.processes.value * layout.ranks_per_process)));
+  return std::to_string(
+      default_threads_per_rank(layout.processes.value * layout.ranks_per_process));
 }
 
 ProcessOptions process_options(const LaunchLayout& layout, int local, int port, int listener) {
@@ -86,6 +93,7 @@ ProcessOptions process_options(const LaunchLayout& layout, int local, int port, 
   v["MASTER_ADDR"] = layout.main_address.value;
   v["MASTER_PORT"] = std::to_string(port);
   v["OMP_NUM_THREADS"] = threads_of(layout);
+  if (!layout.job_token.empty()) v[kJobToken] = layout.job_token;
   v[kRanksPerProcess] = std::to_string(layout.ranks_per_process);
   const std::string& gpus = layout.gpu_ids.value;
   if (!gpus.empty() && gpus != "all") v["CUDA_VISIBLE_DEVICES"] = gpus;
@@ -120,7 +128,7 @@ LaunchCommand::LaunchCommand(CLI::App& app)
     const auto take = [setting, &value](const std::string& text) {
       value = value_of<int>({setting}, setting.name, text);
     };
-    command_->add_option_function<std::string>(flag, take, help)->type_name(type);
+    return command_->add_option_function<std::string>(flag, take, help)->type_name(type);
   };
   add("--config", r.config, "FILE", "settings of the run, and of the launch if it is Accelerate's");
   number("--processes", r.processes, 1, kMaxRanks, "N",
@@ -134,19 +142,24 @@ LaunchCommand::LaunchCommand(CLI::App& app)
   add("--main-address", r.main_address, "HOST", "a name or IP address of node 0");
   number("--main-port", r.main_port, 0, kLastPort, "PORT",
          "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
+  add("--job-token", r.job_token, "TEXT",
+      "a secret, the same on every node, that keeps others out (better: TESSERA_JOB_TOKEN)");
+  // Of all machines together, as Accelerate counts; --processes is of this one.
+  number("--num-processes", r.all_processes, 1, kMaxRanks, "N", "processes of all machines")
+      ->group("");
   add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
   number("--grace", r.grace_seconds, 0, std::numeric_limits<int>::max(), "SECONDS",
          "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
+  accept_aliases(*command_);
 }
 
 LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
   const std::vector<std::string> extras = command_->remaining();
   if (!extras.empty()) {
-    std::vector<std::string> names;
-    for (const CLI::Option* option : command_->get_options()) names.push_back(option->get_name());
     require(extras.front().rfind('-', 0) == 0, ErrorCode::kConfig, "'", extras.front(),
             "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
-    refuse_flag(extras.front(), names, {.name = "train", .flags = flags_of_train()});
+    refuse_flag(extras.front(), shown_flags(*command_),
+                {.name = "train", .flags = flags_of_train()});
   }
   require(command_->count("--config") == 0 || !request_.config.empty(), ErrorCode::kConfig,
           "--config is empty; give the path of a file");
@@ -180,7 +193,7 @@ int run_launch(const LaunchRequest& request) {
   check_process_limits(layout);
   check_address(layout.main_address);
   int port = layout.main_port.value;
-  const int listener = layout.node_rank.value == 0 ? listen_at(layout.main_port) : -1;
+  const int listener = layout.node_rank.value == 0 ? listener_of(layout) : -1;
   if (listener >= 0) port = port_of_listener(listener);
   std::vector<ProcessOptions> processes;
   for (int local = 0; local < layout.processes.value; ++local) {

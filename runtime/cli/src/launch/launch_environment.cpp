@@ -5,12 +5,17 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "launch/meeting_board.h"
+#include "launch/start_watch.h"
+#include "tessera/collectives/listening_socket.h"
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,10 +39,10 @@ int needed(const Environment& environment, const char* name, const std::string& 
 
 /// A port that leaves room for `offset` more.
 int needed_port(const Environment& environment, const std::string& launcher, int offset = 0) {
-  constexpr int kLastPort = 65535;
+  constexpr int kHighestPort = 65535;
   const int port = needed(environment, "MASTER_PORT", launcher);
-  require(port >= 1 && port <= kLastPort - offset, ErrorCode::kConfig,
-          "environment: MASTER_PORT is ", port, "; it must be 1 to ", kLastPort - offset);
+  require(port >= 1 && port <= kHighestPort - offset, ErrorCode::kConfig,
+          "environment: MASTER_PORT is ", port, "; it must be 1 to ", kHighestPort - offset);
   return port;
 }
 
@@ -114,6 +119,7 @@ Launcher by_ours(const Environment& environment) {
   Launcher launcher = by_sockets(environment, kOwnLauncher);
   launcher.ranks_per_process = needed(environment, kRanksPerProcess, kOwnLauncher);
   launcher.listener = number(environment, kListener).value_or(-1);
+  launcher.meeting = number(environment, kMeeting).value_or(-1);
   return launcher;
 }
 
@@ -159,14 +165,59 @@ Launcher by_slurm(const Environment& environment) {
                  "SLURM_PROCID", "SLURM_NTASKS");
 }
 
+/// What tells jobs apart that meet at one port; a launcher's name for one is no secret.
+void add_token(const Environment& environment, Launcher& launcher) {
+  for (const char* const name : {kJobToken, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
+    const char* const value = environment(name);
+    if (value == nullptr || *value == '\0') continue;
+    launcher.secret = std::string_view(name) == kJobToken;
+    launcher.token = launcher.secret ? value : concat(name, "=", value);
+    return;
+  }
+}
+
+/// Where process 0 listens; -1 if make_socket_world is to try it, and to say what is wrong.
+int listener_of(const Launcher& launcher, bool quiet) {
+  if (launcher.process != 0) return -1;
+  const auto note = [quiet](const std::string& text) {
+    if (!quiet) std::cerr << "note: " << text << "\n";
+  };
+  if (!launcher.secret) {
+    note(concat("the processes have no secret of their own, so ",
+                launcher.machines == 1 ? "any user of this machine" : "whoever reaches port ",
+                launcher.machines == 1 ? "" : std::to_string(launcher.port),
+                " could pass for one of them; give all the same ", kJobToken));
+  }
+  if (launcher.listener >= 0) return launcher.listener;
+  const Listening listening = listen_at(launcher.address, launcher.port);
+  if (listening.socket >= 0 && !listening.everywhere.empty()) {
+    note(concat("process 0 listens at all addresses of this machine: ", listening.everywhere));
+  }
+  return listening.socket;
+}
+
 /// An MPI that does not know the launcher's variables takes the process for the only one.
 std::shared_ptr<World> join_mpi(const Launcher& launcher, const WorldOptions& options) {
-  std::shared_ptr<World> world = make_mpi_world(options);
+  std::shared_ptr<World> world;
+  {
+    const StartWatch watch(
+        options.timeout,
+        concat("process ", launcher.process, " of ", launcher.processes, " on ", host_name(),
+               " waited ", options.timeout.count() / 1000,
+               " s for MPI to bring the processes together; one of them did not start, or is "
+               "stopped; look at them, or raise --timeout"));
+    world = make_mpi_world(options);
+  }
   require(world->processes() == launcher.processes, ErrorCode::kConfig, launcher.name,
           " has started ", launcher.processes, " processes, but the MPI of this build knows of ",
           world->processes(), "; use the ", launcher.name,
           " of the MPI that it was built with, or 'tessera launch'");
   return world;
+}
+
+/// So `tessera launch` knows that this process hears of it if another one ends.
+void say_met(const Launcher& launcher) {
+  if (launcher.meeting >= 0) write_to_meeting_board(launcher.meeting, launcher.process);
 }
 
 /// A launcher, and the variables that all its processes have.
@@ -214,6 +265,10 @@ Launcher find_launcher(const Environment& environment) {
   Launcher launcher = find(environment);
   launcher.threads = threads_of_environment(environment);
   if (launcher.processes == 1) launcher.kind = Launcher::Kind::kNone;
+  if (launcher.kind == Launcher::Kind::kSockets) {
+    if (launcher.machines == 1) launcher.address = kLoopback;
+    add_token(environment, launcher);
+  }
   return launcher;
 }
 
@@ -283,21 +338,23 @@ void adopt_launcher(const Launcher& launcher, Config& config) {
 }
 
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {
-  if (launcher.kind == Launcher::Kind::kNone) return;
+  if (launcher.kind == Launcher::Kind::kNone) return say_met(launcher);
   const char* const apart = std::getenv(kApart);
   const WorldOptions world{.local_ranks = options.ranks / launcher.processes,
                            .timeout = options.timeout,
-                           .check = options.check_collectives,
                            .apart = apart != nullptr && std::string_view(apart) == "1"};
-  options.world = launcher.kind == Launcher::Kind::kMpi
-                      ? join_mpi(launcher, world)
-                      : make_socket_world({.process = launcher.process,
-                                           .processes = launcher.processes,
-                                           .address = launcher.address,
-                                           .port = launcher.port,
-                                           .listener = launcher.listener,
-                                           .patience = options.timeout},
-                                          world);
+  options.world =
+      launcher.kind == Launcher::Kind::kMpi
+          ? join_mpi(launcher, world)
+          : make_socket_world({.process = launcher.process,
+                               .processes = launcher.processes,
+                               .address = launcher.address,
+                               .port = launcher.port,
+                               .listener = listener_of(launcher, config.get<bool>("quiet")),
+                               .token = launcher.token,
+                               .patience = options.timeout},
+                              world);
+  say_met(launcher);
   // Until now all ranks were taken for this machine's.
   options.threads_per_rank = config.get<int>("threads_per_rank");
   options = resolved(std::move(options));

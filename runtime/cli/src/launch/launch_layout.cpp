@@ -4,9 +4,12 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <random>
 
+#include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
+#include "launch/launch_environment.h"
 #include "launch/launch_gpus.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/config_sources.h"
@@ -57,6 +60,32 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
     processes.value = static_cast<int>(ranks / parts);
   }
   return processes;
+}
+
+// ---- The token ----------------------------------------------------------------------------------
+
+/// Of one machine, nobody has to know it.
+std::string job_token_of(const LaunchRequest& request, bool several) {
+  require(request.job_token != "", ErrorCode::kConfig,
+          "--job-token is empty; give a secret, the same on every node");
+  if (request.job_token) return *request.job_token;
+  const char* const inherited = std::getenv(kJobToken);
+  if (several || (inherited != nullptr && *inherited != '\0')) return "";
+  std::random_device random;  // the system's
+  return concat(std::hex, random(), random(), random(), random());
+}
+
+/// Processes of one machine, if a flag says them.
+std::optional<int> processes_asked(const LaunchRequest& request, const Stated<int>& nodes) {
+  if (!request.all_processes) return request.processes;
+  const int all = *request.all_processes;
+  require(!request.processes, ErrorCode::kConfig, "--num-processes ", all,
+          " (of all machines) and --processes ", request.processes.value_or(0),
+          " (of this one) are both given; give one of them");
+  require(all % nodes.value == 0, ErrorCode::kConfig, "--num-processes is ", all,
+          ", of all machines together, and cannot be divided evenly over ", nodes.value, " (",
+          nodes.name, "); change one of them, or give --processes, of one machine");
+  return all / nodes.value;
 }
 
 // ---- Checks -------------------------------------------------------------------------------------
@@ -123,9 +152,13 @@ std::string config_of(const LaunchRequest& request, const LaunchedCommand& comma
 LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& command) {
   const std::string path = config_of(request, command);
   const std::vector<Setting> table = all_settings();
+  const auto read = [by_default = request.config.empty() && command.config_path().empty(),
+                     remedy = "--no-default-config behind " + command.name()](const auto& what) {
+    return read_maybe_default(by_default, remedy, what);
+  };
   std::optional<ConfigFile> config;
-  if (!path.empty()) config.emplace(path);
-  LauncherKeys file = config ? config->launcher_keys(table) : LauncherKeys{};
+  if (!path.empty()) read([&] { config.emplace(path); });
+  LauncherKeys file = config ? read([&] { return config->launcher_keys(table); }) : LauncherKeys{};
   LaunchLayout layout{.ranks_per_process = request.ranks_per_process, .command = command.words()};
   layout.nodes = stated(request.nodes, "--nodes", file.machines, 1);
   layout.node_rank = stated(request.node_rank, "--node-rank", file.machine_rank, 0);
@@ -137,16 +170,20 @@ LaunchLayout make_layout(const LaunchRequest& request, const LaunchedCommand& co
   if (!several) file.address.reset();
   layout.main_address =
       stated<std::string>(request.main_address, "--main-address", file.address, "127.0.0.1");
-  layout.processes = {request.processes.value_or(1), "--processes"};
-  const std::int64_t ranks = request.processes ? layout.ranks() : 0;
-  if (file.refused) translate(*config, table, command, request.nodes.value_or(0), ranks);
+  layout.job_token = job_token_of(request, several);
+  const std::optional<int> processes = processes_asked(request, layout.nodes);
+  layout.processes = {processes.value_or(1), "--processes"};
+  const std::int64_t ranks = processes ? layout.ranks() : 0;
+  if (file.refused) {
+    read([&] { translate(*config, table, command, request.nodes.value_or(0), ranks); });
+  }
   check_node_rank(layout);
   check_meeting(layout);
   if (config) {
-    if (request.processes) check_ranks(layout, command);
+    if (processes) check_ranks(layout, command);
     const ConfigTranslation translation =
-        translate(*config, table, command, layout.nodes.value, ranks);
-    if (!request.processes) layout.processes = processes_of(translation, layout);
+        read([&] { return translate(*config, table, command, layout.nodes.value, ranks); });
+    if (!processes) layout.processes = processes_of(translation, layout);
     for (const ConfigEntry& entry : translation.entries) {
       layout.device = entry.settings.value("device", layout.device);
     }

@@ -14,12 +14,14 @@ namespace tessera::cli {
 /// What `tessera launch` is asked for on the command line; what is absent, a config file may say.
 struct LaunchRequest {
   std::string config{};
-  std::optional<int> processes{};
+  std::optional<int> processes{};      ///< on this machine
+  std::optional<int> all_processes{};  ///< on all of them; one of the two at most
   int ranks_per_process = 1;
   std::optional<int> nodes{};
   std::optional<int> node_rank{};
   std::optional<std::string> main_address{};
   std::optional<int> main_port{};
+  std::optional<std::string> job_token{};
   std::optional<std::string> gpu_ids{};
   int grace_seconds = 10;
   std::vector<std::string> command{};  ///< arguments of the program, from `train` or `test` on
@@ -33,6 +35,7 @@ struct LaunchLayout {
   Stated<int> node_rank{};
   Stated<std::string> main_address{};
   Stated<int> main_port{};  ///< 0: a free one
+  std::string job_token{};  ///< empty: none, or that of the environment
   Stated<std::string> gpu_ids{};
   std::string device = "auto";  ///< of the run
   Variables exported{};         ///< what Accelerate's launcher exports for the file

@@ -19,6 +19,7 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "launch/launch_environment.h"
+#include "launch/meeting_board.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
@@ -83,6 +84,9 @@ class LinePrinter {
   std::string text_;
 };
 
+/// How long those may take to say what they know of a failure that have not met the others yet.
+constexpr std::chrono::milliseconds kGraceOfUnmet{500};
+
 /// A running process.
 struct Child {
   ProcessOptions options;
@@ -97,9 +101,9 @@ struct Failure {
 };
 
 /// Between fork and exec: only what a signal handler might call, so all memory is made before.
-/// `terminal`: one that the process inherits, for its progress bar; -1: none.
+/// `inherited`: files that the process has under the same numbers, -1 being none.
 [[noreturn]] void become(const ProcessOptions& options, char** argv, char** variables, int out,
-                         int err, int terminal, pid_t parent) {
+                         int err, const std::array<int, 2>& inherited, pid_t parent) {
   // The launcher's handlers would swallow what comes before exec.
   sigset_t all_signals;
   sigfillset(&all_signals);
@@ -113,7 +117,9 @@ struct Failure {
   dup2(null, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
-  if (terminal >= 0) fcntl(terminal, F_SETFD, 0);
+  for (const int file : inherited) {
+    if (file >= 0) fcntl(file, F_SETFD, 0);
+  }
   if (options.listener >= 0) {
     if (options.listener == kInheritedListener) {
       fcntl(kInheritedListener, F_SETFD, 0);
@@ -145,6 +151,7 @@ class Launch {
       forward_output();
       reap();
       pass_on_signal();
+      end_unmet();
       kill_stopped();
       escalate();
     }
@@ -178,6 +185,7 @@ class Launch {
     if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
     const int terminal = options.process == 0 ? terminal_for_bar() : -1;
     if (terminal >= 0) all[kBarTerminal] = std::to_string(terminal);
+    if (board_.file() >= 0) all[kMeeting] = std::to_string(board_.file());
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
       if (is_of_other_launcher(text)) continue;
@@ -203,7 +211,8 @@ class Launch {
     sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
     if (child.pid == 0) {
-      become(options, argv.data(), variables.data(), out[1], err[1], terminal, parent);
+      become(options, argv.data(), variables.data(), out[1], err[1], {terminal, board_.file()},
+             parent);
     }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
@@ -243,16 +252,34 @@ class Launch {
   }
 
   void reap() {
+    std::vector<std::pair<const Child*, int>> ended;  // with their statuses
     int status = 0;
     for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       const auto child = std::find_if(children_.begin(), children_.end(),
                                       [&](const Child& c) { return c.pid == pid; });
       if (child == children_.end()) continue;
-      const bool ended = WIFEXITED(status) || WIFSIGNALED(status);
-      child->running = !ended;
-      child->stopped_by = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
-      if (ended) note_end(*child, status);
+      if (WIFSTOPPED(status)) {
+        note_stop(*child, WSTOPSIG(status));
+      } else if (WIFCONTINUED(status)) {
+        child->stopped_by = 0;
+      } else {
+        child->running = false;
+        child->stopped_by = 0;
+        ended.emplace_back(&*child, status);
+      }
     }
+    // The system gives them in the order of their start. Who was killed has not failed for want of
+    // another one.
+    std::stable_partition(ended.begin(), ended.end(),
+                          [](const auto& end) { return WIFSIGNALED(end.second); });
+    for (const auto& [child, how] : ended) note_end(*child, how);
+  }
+
+  void note_stop(Child& child, int signal) {
+    child.stopped_by = signal;
+    if (failure_) return;  // kill_stopped tells of it
+    say(concat(describe(child), " was stopped by signal ", signal, " (", strsignal(signal),
+               "); the run waits for it (kill -CONT ", child.pid, ")"));
   }
 
   std::string describe(const Child& child) const {
@@ -269,9 +296,10 @@ class Launch {
       cut_short_ = cut_short_ || (passed_on_ != 0 && signal == passed_on_);
       const bool by_us = stopping_ && (signal == SIGTERM || signal == SIGKILL);
       if (by_us || cut_short_) return;
-      failure_ = {
-          concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal), ")"),
-          kExitSignal + signal};
+      const bool early = children_.size() > 1 && !board_.has_met(child.options.process);
+      failure_ = {concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal),
+                         ")", early ? " before the processes had met" : ""),
+                  kExitSignal + signal};
     } else if (WEXITSTATUS(status) != 0) {
       const int code = WEXITSTATUS(status);
       if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
@@ -285,7 +313,17 @@ class Launch {
     } else {
       return;
     }
+    unmet_deadline_ = Clock::now() + kGraceOfUnmet;
     if (!deadline_) deadline_ = Clock::now() + grace_;
+  }
+
+  /// After a failure, those that have not met the others would look for them until they give up.
+  void end_unmet() {
+    if (!unmet_deadline_ || Clock::now() < *unmet_deadline_) return;
+    unmet_deadline_.reset();
+    for (const Child& child : children_) {
+      if (child.running && !board_.has_met(child.options.process)) kill(-child.pid, SIGTERM);
+    }
   }
 
   /// After a failure, one that is stopped would wait for the last signal; it is said that it was,
@@ -305,7 +343,9 @@ class Launch {
     const int signal = interrupt_.signal();
     if (signal == 0 || passed_on_ != 0) return;
     passed_on_ = signal;
-    kill_all(signal);
+    for (const Child& child : children_) {
+      if (child.running) signal_one_of_all(child.pid, signal);
+    }
     deadline_ = Clock::now() + grace_;
   }
 
@@ -323,11 +363,13 @@ class Launch {
   }
 
   const InterruptGuard interrupt_;
+  const MeetingBoard board_;
   const std::chrono::seconds grace_;
   std::vector<Child> children_;
   std::set<std::string> errors_;  // of the processes
   std::vector<LinePrinter> printers_;
   std::optional<Failure> failure_;
+  std::optional<Clock::time_point> unmet_deadline_;  // when those that have not met get SIGTERM
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
   int passed_on_ = 0;
   bool cut_short_ = false;  // a process has died of the signal that was passed on

@@ -17,6 +17,7 @@
 #include "questionnaire/questionnaire.h"
 #include "questionnaire/questionnaire_checks.h"
 #include "questionnaire/questionnaire_document.h"
+#include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
@@ -68,8 +69,9 @@ void save(const std::string& text, const fs::path& path) {
     fail(ErrorCode::kIo, "cannot write ", path.string(), error ? ": " + error.message() : "",
          "; is the disk full? Give another --config-file");
   }
-  std::cout << "configuration saved at " << path.string() << "; 'tessera explain " << path.string()
-            << "' tells what it means\n";
+  const std::string saved = concat("configuration saved at ", path.string(), "\n'tessera explain ",
+                                   path.string(), "' tells what it means");
+  std::cout << for_reader(inspect(stdout), saved) << "\n";
 }
 
 MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {
@@ -91,16 +93,34 @@ std::string describe(const Machine& machine, const CudaStatus& cuda) {
          format_bytes(machine.memory_bytes) + " of memory";
 }
 
-int ask_and_save(const std::string& given) {
+/// A file that is there may be what Accelerate has written, and other programs read. Who is not
+/// asked must have said --overwrite. False if it shall stay.
+bool may_replace(const std::string& path, bool overwrite, Prompter& prompter) {
+  std::error_code error;
+  if (overwrite || !fs::is_regular_file(path, error)) return true;
+  require(prompter.is_person(), ErrorCode::kConfig, path,
+          " is there already; give --overwrite to replace it, or another --config-file");
+  for (;;) {
+    const std::string answer = prompter.type(path + " is there already. Replace it? [yes/NO]: ");
+    if (answer.empty()) return false;
+    if (const auto yes = answered_yes(answer)) return *yes;
+    prompter.say("Please enter yes or no.");
+  }
+}
+
+int ask_and_save(const std::string& given, bool overwrite) {
   const std::string path = file_or_default(given, default_accelerate_path(variable));
   check_place(path);
-  const Machine machine = probe_machine();
-  const CudaStatus cuda = cuda_status();
-  std::cout << "This machine has " << describe(machine, cuda) << ".\n";
-  if (fs::exists(path)) std::cout << path << " is there already and will be replaced.\n";
   const auto prompter = make_prompter();
   Answers answers;
   try {
+    if (!may_replace(path, overwrite, *prompter)) {
+      std::cout << "nothing was written; --config-file names another file\n";
+      return kExitGood;
+    }
+    const Machine machine = probe_machine();
+    const CudaStatus cuda = cuda_status();
+    prompter->say("This machine has " + describe(machine, cuda) + ".");
     answers = ask(config_questions(facts(machine, cuda)), *prompter);
   } catch (const Interrupted&) {
     std::cout << "\nstopped; nothing was written\n";
@@ -110,7 +130,7 @@ int ask_and_save(const std::string& given) {
   return kExitGood;
 }
 
-int save_default(const std::string& given, const std::string& precision) {
+int save_default(const std::string& given, const std::string& precision, bool overwrite) {
   require(precision == "no" || precision == "bf16", ErrorCode::kConfig, "--mixed-precision is '",
           precision, "'; it must be no or bf16",
           precision == "fp16" || precision == "fp8" ? ", which needs no loss scaling" : "");
@@ -118,9 +138,8 @@ int save_default(const std::string& given, const std::string& precision) {
   const std::string path =
       file_or_default(given, present ? present : default_accelerate_path(variable));
   // Accelerate says so as well, but ends as if all were well.
-  require(!fs::exists(path), ErrorCode::kConfig, "configuration already exists at ", path,
-          ", which is not overwritten; remove it, give another --config-file, or answer 'tessera "
-          "config'");
+  require(overwrite || !fs::exists(path), ErrorCode::kConfig, "configuration already exists at ",
+          path, "; give --overwrite to replace it, or another --config-file");
   check_place(path);
   const Machine machine = probe_machine();
   const CudaStatus cuda = cuda_status();
@@ -189,10 +208,10 @@ void reject_extras(const CLI::App& app) {
   if (app.remaining().empty()) return;
   const std::string word = app.remaining().front();
   const bool flag = word.starts_with('-');
-  fail(ErrorCode::kConfig, flag
-                               ? unknown_name("flag", word.substr(0, word.find('=')),
-                                              {"--config-file", "--mixed-precision", "--help"})
-                               : unknown_name("subcommand of config", word, {"default", "update"}));
+  fail(ErrorCode::kConfig,
+       flag ? unknown_name("flag", word.substr(0, word.find('=')),
+                           {"--config-file", "--mixed-precision", "--overwrite", "--help"})
+            : unknown_name("subcommand of config", word, {"default", "update"}));
 }
 
 }  // namespace
@@ -201,6 +220,7 @@ Command add_config(CLI::App& program) {
   struct Request {
     std::string file;
     std::string precision = "no";
+    bool overwrite = false;
   };
   const auto request = std::make_shared<Request>();
   CLI::App* ask = program.add_subcommand(
@@ -212,13 +232,18 @@ Command add_config(CLI::App& program) {
     app->add_option("--config-file,--config_file", request->file,
                     "the file; JSON if its name ends in .json, else YAML [Accelerate's default]");
   }
+  for (CLI::App* app : {ask, standard}) {
+    app->add_flag("--overwrite", request->overwrite, "replace a file that is there, unasked");
+  }
   standard->add_option("--mixed-precision,--mixed_precision", request->precision, "no or bf16")
       ->capture_default_str();
   return {ask, [=] {
             for (const CLI::App* app : {ask, standard, renew}) reject_extras(*app);
-            if (standard->parsed()) return save_default(request->file, request->precision);
+            if (standard->parsed()) {
+              return save_default(request->file, request->precision, request->overwrite);
+            }
             if (renew->parsed()) return update(request->file);
-            return ask_and_save(request->file);
+            return ask_and_save(request->file, request->overwrite);
           }};
 }
 

@@ -20,13 +20,6 @@ std::string lower(std::string text) {
   return text;
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kSpaces = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kSpaces);
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
-}
-
 /// Nobody types as much, and a file that is no list of answers must not fill the memory.
 constexpr std::size_t kLongestAnswer = 4096;
 /// Wrong answers from a pipe may go on forever (`yes | tessera config`).
@@ -68,6 +61,13 @@ std::string bare(const std::string& question) {
 }
 
 }  // namespace
+
+std::string trimmed(const std::string& text) {
+  constexpr const char* kSpaces = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
+}
 
 LinePrompter::LinePrompter(int input, std::ostream& out)
     : input_(input), out_(out), repeat_(isatty(input) == 0) {}

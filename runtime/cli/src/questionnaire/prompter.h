@@ -16,6 +16,8 @@ struct Interrupted {};
 class Prompter {
  public:
   virtual ~Prompter() = default;
+  /// False if a script answers, which cannot know of questions that only some runs ask.
+  virtual bool is_person() const { return false; }
   virtual void say(const std::string& text) = 0;
   /// The index of one of `choices`; `fallback` is what Enter alone means.
   virtual std::size_t choose(const std::string& question, const std::vector<std::string>& choices,
@@ -27,6 +29,9 @@ class Prompter {
 /// Menus that arrow keys move through if standard input and output are terminals; else every answer
 /// is a line, so that a script can give them.
 std::unique_ptr<Prompter> make_prompter();
+
+/// `text` without the blanks around it.
+std::string trimmed(const std::string& text);
 
 /// Answers are lines of the file `input`; the questions go to `out`. What is typed elsewhere than
 /// at a terminal is repeated there, so that the output reads like a session.

@@ -5,6 +5,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <ostream>
@@ -99,10 +100,12 @@ Press read_escape(int input) {
   return {};
 }
 
+constexpr int kCtrlC = 3;
+constexpr int kCtrlD = 4;
+constexpr int kCtrlU = 21;
+constexpr int kEscape = 27;
+
 Press read_press(int input) {
-  constexpr int kCtrlC = 3;
-  constexpr int kCtrlD = 4;
-  constexpr int kEscape = 27;
   const int byte = read_byte(input);
   if (byte >= '0' && byte <= '9') return {Key::kDigit, static_cast<std::size_t>(byte - '0')};
   switch (byte) {
@@ -125,7 +128,59 @@ Press read_press(int input) {
   }
 }
 
+/// Whether a byte goes on with a character of UTF-8 that has begun.
+bool goes_on(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; }
+
+void erase_last_character(std::string& text) {
+  while (!text.empty() && goes_on(text.back())) text.pop_back();
+  if (!text.empty()) text.pop_back();
+}
+
+/// What of `text` fits into so many columns: its end.
+std::string end_of(std::string text, int columns) {
+  while (columns_of(text) > columns || (!text.empty() && goes_on(text.front()))) text.erase(0, 1);
+  return text;
+}
+
 }  // namespace
+
+void MenuPrompter::say(const std::string& text) {
+  LinePrompter::say(wrapped(text, terminal_.columns));
+}
+
+std::string MenuPrompter::type(const std::string& question) {
+  constexpr int kRoom = 16;  // for an answer behind the question
+  constexpr int kBackspace = 8;
+  constexpr int kDelete = 127;
+  const std::string prompt = wrapped(question, std::max(terminal_.columns - kRoom, kRoom));
+  const int column =
+      columns_of(prompt.substr(prompt.rfind('\n') + 1)) % std::max(terminal_.columns, 1);
+  const KeyMode keys(input());
+  out() << prompt << std::flush;
+  std::string answer;
+  for (;;) {
+    const int byte = read_byte(input());
+    if (byte == '\n' || byte == '\r') break;
+    if (byte == kCtrlC) throw Interrupted{};
+    if (byte == kEndOfInput || (byte == kCtrlD && answer.empty())) {
+      out() << "\n";
+      ended(question);
+    }
+    if (byte == kEscape) {
+      read_escape(input());  // arrow keys and the like: there is nowhere to go
+    } else if (byte == kBackspace || byte == kDelete) {
+      erase_last_character(answer);
+    } else if (byte == kCtrlU) {
+      answer.clear();
+    } else if (byte >= ' ') {
+      answer += static_cast<char>(byte);
+    }
+    out() << "\033[" << column + 1 << "G\033[K"
+          << end_of(answer, std::max(terminal_.columns - column - 1, 1)) << std::flush;
+  }
+  out() << "\n" << std::flush;
+  return trimmed(answer);
+}
 
 void MenuPrompter::draw(const std::vector<std::string>& choices, std::size_t chosen) {
   const auto width = static_cast<std::size_t>(terminal_.columns > 8 ? terminal_.columns - 1 : 8);
@@ -141,7 +196,7 @@ void MenuPrompter::draw(const std::vector<std::string>& choices, std::size_t cho
 std::size_t MenuPrompter::choose(const std::string& question,
                                  const std::vector<std::string>& choices, std::size_t fallback) {
   const std::string back = "\033[" + std::to_string(choices.size()) + "A";
-  out() << question << "\n";
+  say(question);
   const KeyMode keys(input());
   std::size_t chosen = fallback;
   draw(choices, chosen);

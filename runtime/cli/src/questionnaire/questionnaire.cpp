@@ -18,17 +18,6 @@ struct Reading {
   std::string problem{};
 };
 
-Reading read_yes_or_no(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const char* word : {"yes", "y", "true", "1"}) {
-    if (text == word) return {true};
-  }
-  for (const char* word : {"no", "n", "false", "0"}) {
-    if (text == word) return {false};
-  }
-  return {{}, "Please enter yes or no."};
-}
-
 bool read_double(const std::string& text, double& number) {
   const char* end = text.data() + text.size();
   const auto result = std::from_chars(text.data(), end, number);
@@ -59,8 +48,10 @@ bool has_control(const std::string& text) {
 
 Reading read(const Question& question, const std::string& text) {
   switch (question.kind) {
-    case AnswerKind::kYesNo:
-      return read_yes_or_no(text);
+    case AnswerKind::kYesNo: {
+      const auto answer = answered_yes(text);
+      return answer ? Reading{*answer} : Reading{{}, "Please enter yes or no."};
+    }
     case AnswerKind::kInteger:
       return read_integer(question, text);
     case AnswerKind::kNumber: {
@@ -123,6 +114,17 @@ json ask_until_right(const Question& question, const Answers& answers, Prompter&
 }
 
 }  // namespace
+
+std::optional<bool> answered_yes(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* word : {"yes", "y", "true", "1"}) {
+    if (text == word) return true;
+  }
+  for (const char* word : {"no", "n", "false", "0"}) {
+    if (text == word) return false;
+  }
+  return std::nullopt;
+}
 
 Answers ask(const std::vector<Question>& questions, Prompter& prompter) {
   Answers answers;

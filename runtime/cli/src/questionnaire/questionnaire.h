@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,9 @@ struct MachineFacts {
 
 /// Accelerate's questions in its order, as far as this program can do what they are about.
 std::vector<Question> config_questions(const MachineFacts& machine);
+
+/// What a text answers; nothing if neither.
+std::optional<bool> answered_yes(std::string text);
 
 /// Asks what applies, in order. A wrong answer is told and asked for again.
 Answers ask(const std::vector<Question>& questions, Prompter& prompter);

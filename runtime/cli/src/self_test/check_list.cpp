@@ -6,6 +6,10 @@
 
 namespace tessera::cli {
 
+namespace {
+constexpr int kIndent = 6;  // behind "  ok  "
+}
+
 bool CheckList::check(const std::string& name, const std::function<std::string()>& test) {
   const Terminal terminal = inspect(stdout);
   bool good = true;
@@ -17,12 +21,13 @@ bool CheckList::check(const std::string& name, const std::function<std::string()
     if (failures_++ == 0) first_failure_ = name + ": " + error.what();
     line = "  " + paint(terminal, Colour::kRed, "FAILED") + "  " + name + ": " + error.what();
   }
-  if (!silent_) std::cout << line << "\n" << std::flush;
+  if (!silent_) std::cout << for_reader(terminal, line, kIndent) << "\n" << std::flush;
   return good;
 }
 
 void CheckList::skip(const std::string& name, const std::string& reason) const {
-  if (!silent_) std::cout << "  --  " << name << ": " << reason << "\n";
+  if (silent_) return;
+  std::cout << for_reader(inspect(stdout), "  --  " + name + ": " + reason, kIndent) << "\n";
 }
 
 }  // namespace tessera::cli

@@ -8,14 +8,16 @@
 #include <vector>
 
 #include "commands.h"
+#include "launch/same_run.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
 #include "self_test/preflight_exchange.h"
-#include "self_test/preflight_identity.h"
 #include "self_test/preflight_links.h"
 #include "self_test/self_test_training.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
+#include "tessera/trainer/agreement.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_device.h"
 
@@ -24,7 +26,7 @@ namespace {
 
 class Preflight {
  public:
-  Preflight(const Config& config, TrainerOptions options, const Launcher& launcher)
+  Preflight(Config& config, TrainerOptions options, const Launcher& launcher)
       : config_(config),
         options_(std::move(options)),
         launcher_(launcher),
@@ -43,7 +45,9 @@ class Preflight {
     if (!good && launcher_.process != 0) {
       fail(ErrorCode::kUnavailable, checks_.first_failure());
     }
-    if (launcher_.process == 0) std::cout << "\n" << sentence(good) << "\n";
+    if (launcher_.process == 0) {
+      std::cout << "\n" << for_reader(inspect(stdout), sentence(good)) << "\n";
+    }
     return good ? kExitGood : kExitRunTime;
   }
 
@@ -65,36 +69,22 @@ class Preflight {
     for (int rank = 0; rank < world().size(); ++rank) {
       machines_ = std::max(machines_, world().machine_of(rank) + 1);
     }
-    const Identity own = own_identity();
-    on_ranks([&](ProcessGroup& group, Device& device) {
-      std::vector<Identity> all = exchange_identities(group, device, own);
-      if (group.rank() == world().first_rank()) identities_ = std::move(all);
-    });
+    hosts_ = gather_texts(world(), host_name());
     std::string text;
     for (int machine = 0; machine < machines_; ++machine) {
       int ranks = 0;
       std::string host;
       for (int rank = 0; rank < world().size(); ++rank) {
         if (world().machine_of(rank) != machine) continue;
-        if (ranks++ == 0) host = identity_of(rank).host;
+        if (ranks++ == 0) host = host_of(rank);
       }
       text += concat(machine == 0 ? "" : ", ", counted(ranks, "rank"), " on ", host);
     }
     return "all are there: " + text;
   }
 
-  const Identity& identity_of(int rank) const {
-    return identities_[static_cast<std::size_t>(rank)];
-  }
-
-  /// "process 1 (rank 1 on nodeB)".
-  std::string describe(int rank) const {
-    const int each = world().local_ranks();
-    const int first = rank / each * each;
-    return concat(
-        "process ", rank / each, " (",
-        each == 1 ? concat("rank ", first) : concat("ranks ", first, " to ", first + each - 1),
-        " on ", identity_of(rank).host, ")");
+  const std::string& host_of(int rank) const {
+    return hosts_[static_cast<std::size_t>(rank / world().local_ranks())];
   }
 
   bool compare() {
@@ -107,62 +97,13 @@ class Preflight {
   }
 
   std::string compare_programs() {
-    const Identity& first = identity_of(0);
-    for (int rank = 0; rank < world().size(); ++rank) {
-      const Identity& other = identity_of(rank);
-      require(other.version == first.version, ErrorCode::kConfig, describe(rank), " runs tessera ",
-              other.version, ", but ", describe(0), " runs ", first.version,
-              "; install the same version everywhere");
-      require(other.build == first.build, ErrorCode::kConfig, describe(rank),
-              " runs another build of tessera ", first.version, " than ", describe(0),
-              "; copy one program file to all machines");
-    }
-    return concat("tessera ", first.version, ", the same file everywhere");
+    require_same_program(world());
+    return concat("tessera ", TESSERA_VERSION, ", the same file everywhere");
   }
 
   std::string compare_settings() {
-    const std::vector<NamedDigest> own = setting_digests(config_);
-    std::vector<std::uint64_t> digests;
-    for (const NamedDigest& setting : own) digests.push_back(setting.digest);
-    const std::vector<std::uint64_t> all = gathered_from_ranks(digests);
-    for (int rank = 0; rank < world().size(); ++rank) {
-      const std::uint64_t* const theirs = all.data() + static_cast<std::size_t>(rank) * own.size();
-      std::string names;
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        if (theirs[i] != all[i]) names += (names.empty() ? "" : ", ") + own[i].name;
-      }
-      require(names.empty(), ErrorCode::kConfig, describe(rank), " has other settings than ",
-              describe(0), ": ", names, "; give all processes the same flags and file");
-    }
-    if (!on_gpus()) compare_threads();
+    require_same_settings(config_, options_);
     return "the same in every process";
-  }
-
-  /// Matrix products on the CPU are split over a rank's threads: with other threads they add in
-  /// another order.
-  void compare_threads() {
-    const std::vector<int> all = gathered_from_ranks(std::vector<int>{options_.threads_per_rank});
-    const int first = all.front();
-    for (int rank = 0; rank < world().size(); ++rank) {
-      const int threads = all[static_cast<std::size_t>(rank)];
-      require(threads == first, ErrorCode::kConfig, describe(rank), " has ",
-              counted(threads, "thread"), " per rank, but ", describe(0), " has ", first,
-              ", and the bits depend on that; give all processes --threads-per-rank ",
-              std::min(threads, first), ", or OMP_NUM_THREADS=", std::min(threads, first));
-    }
-  }
-
-  /// The values of rank 0, then of rank 1, ...; the ranks of this process give the same.
-  template <typename T>
-  std::vector<T> gathered_from_ranks(const std::vector<T>& own) const {
-    std::mutex mutex;
-    std::vector<T> all;
-    on_ranks([&](ProcessGroup& group, Device& device) {
-      std::vector<T> values = gathered(group, device, own);
-      const std::lock_guard lock(mutex);
-      all = std::move(values);
-    });
-    return all;
   }
 
   bool measure_links() {
@@ -172,9 +113,8 @@ class Preflight {
       return true;
     }
     for (const Pair& pair : pairs) {
-      const std::string name =
-          concat("link between ", identity_of(pair.first).host, " (rank ", pair.first, ") and ",
-                 identity_of(pair.second).host, " (rank ", pair.second, ")");
+      const std::string name = concat("link between ", host_of(pair.first), " (rank ", pair.first,
+                                      ") and ", host_of(pair.second), " (rank ", pair.second, ")");
       if (!checks_.check(name, [&] { return measure(pair); })) return false;
     }
     return true;
@@ -220,18 +160,18 @@ class Preflight {
     return concat(all, " and give the same bits; the slowest link: ", describe(slowest_), ".");
   }
 
-  const Config& config_;
+  Config& config_;
   TrainerOptions options_;
   const Launcher& launcher_;
   CheckList checks_;
   int machines_ = 0;
-  std::vector<Identity> identities_;  // by rank
+  std::vector<std::string> hosts_;  // by process
   Link slowest_{.round_trip_seconds = 0.0, .bytes_per_second = 1e30};
 };
 
 }  // namespace
 
-int run_preflight(const Config& config, TrainerOptions options, const Launcher& launcher) {
+int run_preflight(Config& config, TrainerOptions options, const Launcher& launcher) {
   options.device = resolved_device(options.device);
   return Preflight(config, std::move(options), launcher).run();
 }

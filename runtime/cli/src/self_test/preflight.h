@@ -11,6 +11,6 @@ namespace tessera::cli {
 /// each other, that collectives give the right bits, and that sharding over all of them changes
 /// nothing. Rank 0 tells; whatever fails names the process. Returns the exit code, the same in all
 /// processes. Throws what failed in processes without rank 0.
-int run_preflight(const Config& config, TrainerOptions options, const Launcher& launcher);
+int run_preflight(Config& config, TrainerOptions options, const Launcher& launcher);
 
 }  // namespace tessera::cli

@@ -1,9 +1,13 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "command_line.h"
 #include "commands.h"
@@ -13,6 +17,7 @@
 #include "self_test/collectives_check.h"
 #include "self_test/preflight.h"
 #include "self_test/self_test_training.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_device.h"
@@ -28,16 +33,21 @@ class SelfTest {
   explicit SelfTest(const TrainerOptions& options) : options_(options), training_(options) {}
 
   int run() {
-    std::cout << "Testing " << options_.ranks << " ranks on "
-              << (options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU") << ", "
-              << to_string(options_.precision) << "\n";
+    const char* const where = options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU";
+    std::cout << wrapped(concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
+                                to_string(options_.precision),
+                                ". Every strategy must end with the losses, gradient norms and "
+                                "parameters of no_shard, and take the memory and send the bytes "
+                                "that its plan predicts."),
+                         kColumns)
+              << "\n";
     checks_.check("collectives", [this] { return test_collectives(); });
     checks_.check("no_shard learns", [this] { return training_.run_reference(); });
     bool all_run = true;
     for (const Strategy& strategy : strategies()) {
       if (strategy.name == "no_shard") continue;
       if (strategy.hybrid && default_replicas(strategy, options_.ranks) == 1) {
-        checks_.skip(strategy.name, "needs several replicas of several ranks, so 4 ranks or more");
+        checks_.skip(strategy.name, "needs several replicas of several ranks: 4 or more");
         all_run = false;
         continue;
       }
@@ -45,8 +55,8 @@ class SelfTest {
     }
     std::cout << "\n";
     if (checks_.failures() == 0) {
-      std::cout << "All is well: this machine is ready to train, and every strategy"
-                << (all_run ? "" : " that was run") << " gives the same bits on it.\n";
+      std::cout << "All is well: every strategy" << (all_run ? "" : " that was run")
+                << " gives the same bits on this machine.\n";
       return kExitGood;
     }
     std::cout << "Do not train here yet: " << checks_.failures()
@@ -70,8 +80,36 @@ class SelfTest {
   CheckList checks_;
 };
 
+/// Of the settings of a run, --help shows those that decide what is tested.
+std::vector<Setting> self_test_settings() {
+  constexpr std::array<std::string_view, 16> kShown{"ranks",
+                                                    "wrap",
+                                                    "prefetch_forward",
+                                                    "prefetch_backward",
+                                                    "recompute",
+                                                    "precision",
+                                                    "seed",
+                                                    "device",
+                                                    "group",
+                                                    "attention",
+                                                    "cuda_graph",
+                                                    "threads_per_rank",
+                                                    "memory_limit",
+                                                    "timeout",
+                                                    "check_collectives",
+                                                    "deterministic_attention"};
+  std::vector<Setting> all = trainer_settings();
+  for (Setting& setting : all) {
+    if (std::ranges::find(kShown, setting.name) == kShown.end()) setting.group = "";
+    if (setting.name != "ranks") continue;
+    setting.fallback = kUsualRanks;
+    setting.help =
+        "ranks to test, as threads of this process; under a launcher those that it starts";
+  }
+  return all;
+}
+
 int run_self_test(Config& config, const Launcher& launcher) {
-  if (!config.given("ranks")) config.set_effective("ranks", kUsualRanks);
   TrainerOptions options = trainer_options(config);
   options.trace = false;
   if (launcher.kind != Launcher::Kind::kNone) {
@@ -88,10 +126,16 @@ int run_self_test(Config& config, const Launcher& launcher) {
 }  // namespace
 
 std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program) {
-  return std::make_shared<SettingsCommand>(
+  const auto command = std::make_shared<SettingsCommand>(
       program, "test",
       "Test that every strategy works here, or that the processes of a launcher work together",
-      trainer_settings(), joined({model_settings(), train_only_settings(), plan_only_settings()}));
+      self_test_settings(),
+      joined({model_settings(), train_only_settings(), plan_only_settings()}));
+  command->command().footer(
+      "The other flags of 'tessera train' that say how to shard and to step are taken, too: under "
+      "a "
+      "launcher all processes must have the same.");
+  return command;
 }
 
 Command add_self_test(CLI::App& program) {

@@ -14,6 +14,8 @@ namespace tessera::foreign {
 namespace {
 
 constexpr const char* kType = "distributed_type";
+constexpr const char* kMegatron = "MEGATRON_LM";
+constexpr const char* kMegatronSection = "megatron_lm_config";
 constexpr const char* kPrecision = "mixed_precision";
 constexpr const char* kProcesses = "num_processes";
 constexpr const char* kUseCpu = "use_cpu";
@@ -37,8 +39,7 @@ class Accelerate {
         autos_(autos) {}
 
   void translate() {
-    attempt([this] { type_ = &read_type(); });
-    if (type_ == nullptr) return;
+    attempt([this] { read_type(); });
     attempt([this] { read_ranks(*type_); });
     attempt([this] { machines_ = translate_machines(top_, path_, ranks_, known_.launch()); });
     if (top_.has("ipex_config")) {
@@ -59,30 +60,60 @@ class Accelerate {
   }
 
  private:
-  const DistributedType& read_type() {
+  static const DistributedType* find_type(const std::string& name) {
     const auto& types = distributed_types();
+    const auto found = std::find_if(types.begin(), types.end(),
+                                    [&](const DistributedType& type) { return type.name == name; });
+    return found == types.end() ? nullptr : &*found;
+  }
+
+  static std::vector<std::string> type_names() {
+    std::vector<std::string> names;
+    for (const DistributedType& known : distributed_types()) {
+      if (known.refusal == nullptr) names.emplace_back(known.name);
+    }
+    return names;
+  }
+
+  /// Sets type_. Where the key is refused, to the type that is nearest to what the file asks for:
+  /// the other keys are judged by that.
+  void read_type() {
     const auto name = top_.text(kType);
     static const DistributedType kUntold{"", nullptr, nullptr};
-    if (!name && source_ == AccelerateSource::kEnvironment) return kUntold;
-    if (!name) {
-      top_.refuse(kType, "is missing, which Accelerate refuses; add distributed_type: ",
-                  "FSDP, DEEPSPEED, MULTI_GPU, MULTI_CPU or NO");
+    if (!name && source_ == AccelerateSource::kEnvironment) {
+      type_ = &kUntold;
+      return;
     }
-    const auto found = std::find_if(types.begin(), types.end(), [&](const DistributedType& type) {
-      return type.name == upper(*name);
-    });
-    if (found == types.end()) {
-      std::vector<std::string> names;
-      for (const DistributedType& known : types) {
-        if (known.refusal == nullptr) names.emplace_back(known.name);
+    const DistributedType* found = name ? find_type(upper(*name)) : nullptr;
+    if (found != nullptr && found->refusal == nullptr) {
+      type_ = found;
+      if (*name != found->name) {
+        top_.differ(kType, concat("Accelerate refuses it unless it is spelt ", found->name));
       }
-      top_.refuse(kType, unknown_value(*name, names));
+      return;
     }
-    if (found->refusal != nullptr) top_.refuse(kType, "'", *name, "': ", found->refusal);
-    if (*name != found->name) {
-      top_.differ(kType, concat("Accelerate refuses it unless it is spelt ", found->name));
+    type_ = find_type(nearest_type(name.value_or("")));
+    const std::vector<ConfigChange> change{top_.with(kType, type_->name)};
+    if (!name) {
+      top_.refuse_for(change, kType, "is missing, which Accelerate refuses; add distributed_type: ",
+                      "FSDP, DEEPSPEED, MULTI_GPU, MULTI_CPU or NO");
     }
-    return *found;
+    if (found == nullptr) top_.refuse_for(change, kType, unknown_value(*name, type_names()));
+    if (std::string_view(found->name) == kMegatron && top_.node(kMegatronSection) != nullptr) {
+      top_.no_effect(kMegatronSection,
+                     "says how Megatron-LM splits the model, which Tessera does not do",
+                     Told::kByRun);
+    }
+    top_.refuse_for(change, kType, "'", *name, "': ", found->refusal);
+  }
+
+  std::string nearest_type(const std::string& name) const {
+    const std::string near = near_word(upper(name), type_names());
+    if (!near.empty()) return near;
+    if (upper(name) == kMegatron || top_.node("fsdp_config") != nullptr) return "FSDP";
+    if (top_.node("deepspeed_config") != nullptr) return "DEEPSPEED";
+    if (top_.integer(kProcesses).value_or(1) == 1) return "NO";
+    return top_.flag(kUseCpu).value_or(false) ? "MULTI_CPU" : "MULTI_GPU";
   }
 
   /// Who says how many ranks there are: the first of these that says anything.
@@ -149,15 +180,18 @@ class Accelerate {
     const auto key = top_.integer(kProcesses);
     const LaunchFacts& launch = known_.launch();
     const bool one = is_one_process(type);
+    const std::vector<ConfigChange> one_each{top_.with(kProcesses, fewest_ranks())};
     if (key && *key < 1 && *key != -1) {
-      top_.refuse(kProcesses, "is ", *key, "; it must be at least 1, or -1 to give --ranks");
+      top_.refuse_for(one_each, kProcesses, "is ", *key,
+                      "; it must be at least 1, or -1 to give --ranks");
     }
     if (key && *key > kMaxRanks) {
-      top_.refuse(kProcesses, "is ", *key, "; it must be at most ", kMaxRanks);
+      top_.refuse_for(one_each, kProcesses, "is ", *key, "; it must be at most ", kMaxRanks);
     }
     if (one && key && *key > 1) {
-      top_.refuse(kProcesses, "is ", *key, ", but distributed_type NO is one process; use 1, or ",
-                  "distributed_type: FSDP or MULTI_GPU");
+      top_.refuse_for({top_.with(kProcesses, 1)}, kProcesses, "is ", *key,
+                      ", but distributed_type NO is one process; use 1, or ",
+                      "distributed_type: FSDP or MULTI_GPU");
     }
     // A launcher of others takes no number from the file, and nobody has said who is right.
     if (from == RanksFrom::kByKey && launch.ranks > 0 && launch.ranks != *key) {
@@ -171,9 +205,17 @@ class Accelerate {
                   "; use FSDP, MULTI_CPU or MULTI_GPU");
     }
     if (from == RanksFrom::kByNobody && source_ == AccelerateSource::kFile) {
-      top_.refuse(kProcesses, key ? "is -1" : "is missing", "; set it, or give --ranks",
-                  launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
+      top_.refuse_for(one_each, kProcesses, key ? "is -1" : "is missing",
+                      "; set it, or give --ranks",
+                      launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
     }
+  }
+
+  /// One for each machine.
+  std::int64_t fewest_ranks() const {
+    return is_one_process(*type_)
+               ? 1
+               : std::max<std::int64_t>(1, top_.integer("num_machines").value_or(1));
   }
 
   /// Where `accelerate launch` would start other processes, or computes elsewhere.
@@ -269,19 +311,21 @@ class Accelerate {
     const bool ddp = is_type("MULTI_GPU") || is_type("MULTI_CPU");
     for (const char* key : {kShard, kReplicate}) {
       const std::int64_t size = mesh.integer(key).value_or(1);
-      if (size < 1) mesh.refuse(key, "is ", size, "; it must be at least 1");
-      if (size > 1 && !(ddp && key == kReplicate)) {
-        mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
-      }
+      attempt([&] {
+        if (size < 1) mesh.refuse(key, "is ", size, "; it must be at least 1");
+        if (size > 1 && !(ddp && key == kReplicate)) {
+          mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
+        }
+      });
     }
-    need_all_axes(mesh);
-    if (replicas > 1 && ranks_ != kUnknownRanks && replicas != ranks_) {
+    if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
+    mesh.leave_unused("an axis of one rank", Told::kByExplain);
+    const bool known = ranks_ != kUnknownRanks && !is_axis_refused(mesh);
+    if (replicas > 1 && known && replicas != ranks_) {
       mesh.refuse(
           kReplicate, "is ", replicas, ", but there are ", ranks_,
           " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
     }
-    if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
-    mesh.leave_unused("an axis of one rank", Told::kByExplain);
   }
 
   void read_deepspeed(bool wanted) {
@@ -296,8 +340,8 @@ class Accelerate {
       follow(section);
     } else {
       read_stage(section);
-      read_accumulation(section);
-      read_clipping(section);
+      attempt([&] { read_accumulation(section); });
+      attempt([&] { read_clipping(section); });
     }
   }
 
@@ -343,7 +387,8 @@ class Accelerate {
     }
     std::error_code error;
     if (!std::filesystem::exists(path, error)) {
-      section.refuse(key, "there is no file '", path, "'; give the path of DeepSpeed's JSON file");
+      section.refuse(key, "there is no file ", foreign::quoted(path),
+                     "; give the path of DeepSpeed's JSON file");
     }
     section.agree(key, concat("is read: ", path));
     section.leave_unused("the DeepSpeed file decides", Told::kByExplain);
@@ -366,8 +411,11 @@ class Accelerate {
   /// Accelerate's own rule and words: two files must not say the same thing.
   void refuse_conflicts(Section& section) const {
     std::vector<std::string> names;
+    std::vector<ConfigChange> changes;
     const auto collect = [&](const Section& where, const char* key) {
-      if (where.has(key)) names.emplace_back(key);
+      if (!where.has(key)) return;
+      names.emplace_back(key);
+      changes.push_back({.key = where.with(key, nullptr).key});
     };
     for (const char* key :
          {"gradient_accumulation_steps", "gradient_clipping", "zero_stage",
@@ -378,11 +426,11 @@ class Accelerate {
     collect(top_, kPrecision);
     const char* file = "deepspeed_config_file";
     if (names.empty()) return;
-    section.refuse(file,
-                   "When using deepspeed_config_file, the following accelerate config variables "
-                   "will be ignored: [",
-                   joined(names), "]; remove them here and set them in ",
-                   section.text(file).value_or(""));
+    section.refuse_for(
+        changes, file,
+        "When using deepspeed_config_file, the following accelerate config variables "
+        "will be ignored: [",
+        joined(names), "]; remove them here and set them in ", section.text(file).value_or(""));
   }
 
   void read_precision(bool low_precision_reduction) {
@@ -390,8 +438,9 @@ class Accelerate {
     if (!precision) return;
     if (*precision == "fp16" || *precision == "fp8") {
       if (top_.overridden(kPrecision, "precision", concat(*precision, " is not supported"))) return;
-      top_.refuse(kPrecision, *precision, " is not supported; use bf16",
-                  *precision == "fp16" ? ", which needs no loss scaling" : "");
+      top_.refuse_for({top_.with(kPrecision, "bf16")}, kPrecision, *precision,
+                      " is not supported; use bf16",
+                      *precision == "fp16" ? ", which needs no loss scaling" : "");
     }
     if (top_.node(kPrecision)->scalar.is_boolean()) {
       top_.differ(kPrecision,

@@ -8,7 +8,7 @@ using enum KeyUse;
 
 constexpr const char* kTpu = "only for TPUs";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
-constexpr const char* kNoOffload =
+constexpr const char* kOffloadRemedy =
     "use more ranks, recomputation (fsdp_activation_checkpointing: true) or a smaller micro-batch";
 constexpr const char* kShardInstead =
     "set it to 1 and shard over those ranks: parallelism_config_dp_shard_size";
@@ -73,7 +73,8 @@ const std::vector<KeyRule>& accelerate_keys() {
        .harmless = {"LOCAL_MACHINE"},
        .refused = {"AMAZON_SAGEMAKER"},
        .instead = "run on the machine itself, with LOCAL_MACHINE"},
-      {.name = "distributed_type", .type = kText, .use = kUsed},
+      // YAML reads a bare NO as a boolean.
+      {.name = "distributed_type", .type = kAny, .use = kUsed},
       {.name = "mixed_precision",
        .type = kText,
        .use = kUsed,
@@ -91,7 +92,7 @@ const std::vector<KeyRule>& accelerate_keys() {
       {.name = "main_process_port", .type = kInteger, .use = kUsed},
       {.name = "rdzv_backend",
        .type = kText,
-       .use = kSaid,
+       .use = kQuiet,
        .why = kOneMeeting,
        .harmless = {"static"}},
       {.name = "same_network", .type = kFlag, .use = kQuiet, .why = kOneMeeting},
@@ -145,7 +146,7 @@ const std::vector<KeyRule>& fsdp_keys() {
        .allowed = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
                    "1", "2", "3", "4", "5"}},
       // A boolean or, in version 1, a strategy.
-      {.name = "fsdp_reshard_after_forward", .type = kText, .use = kUsed},
+      {.name = "fsdp_reshard_after_forward", .type = kAny, .use = kUsed},
       {.name = "fsdp_auto_wrap_policy",
        .type = kText,
        .use = kUsed,
@@ -165,7 +166,7 @@ const std::vector<KeyRule>& fsdp_keys() {
        .type = kFlag,
        .use = kRefused,
        .asks_for = "keeping the state in the host's memory",
-       .instead = kNoOffload},
+       .instead = kOffloadRemedy},
       {.name = "fsdp_state_dict_type",
        .type = kText,
        .use = kUsed,
@@ -296,21 +297,9 @@ const std::vector<KeyRule>& accelerate_deepspeed_keys() {
        .use = kRefused,
        .asks_for = "mixtures of experts",
        .instead = "remove it"},
-      {.name = "deepspeed_hostfile",
-       .type = kText,
-       .use = kRefused,
-       .asks_for = "DeepSpeed's launcher",
-       .instead = "remove it"},
-      {.name = "deepspeed_inclusion_filter",
-       .type = kText,
-       .use = kRefused,
-       .asks_for = "DeepSpeed's launcher",
-       .instead = "remove it"},
-      {.name = "deepspeed_exclusion_filter",
-       .type = kText,
-       .use = kRefused,
-       .asks_for = "DeepSpeed's launcher",
-       .instead = "remove it"},
+      {.name = "deepspeed_hostfile", .type = kText, .use = kSaid, .why = kLauncher},
+      {.name = "deepspeed_inclusion_filter", .type = kText, .use = kSaid, .why = kLauncher},
+      {.name = "deepspeed_exclusion_filter", .type = kText, .use = kSaid, .why = kLauncher},
       {.name = "deepspeed_multinode_launcher",
        .type = kText,
        .use = kQuiet,
@@ -344,9 +333,8 @@ const std::vector<KeyRule>& mpirun_keys() {
   static const std::vector<KeyRule> table{
       {.name = "mpirun_hostfile",
        .type = kText,
-       .use = kRefused,
-       .asks_for = "starting ranks with mpirun",
-       .instead = "remove it"},
+       .use = kSaid,
+       .why = "no launcher starts mpirun here; give it the file: mpirun --hostfile"},
       {.name = "mpirun_ccl", .type = kAny, .use = kQuiet, .why = "there is no oneCCL"},
   };
   return table;

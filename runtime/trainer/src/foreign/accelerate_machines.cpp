@@ -110,11 +110,13 @@ void tell_launched(Section& top, const LaunchFacts& launch) {
 
 /// One process has all ranks.
 void tell_alone(Section& top, const std::string& path, std::int64_t ranks) {
-  if (machine_rank_in(top, false) > 0) {
-    top.refuse(kRank, "is ", *top.integer(kRank), ", but this process is alone and would run all ",
-               "ranks; start it on every machine with 'tessera launch --config ", path,
-               " -- train'");
-  }
+  attempt([&] {
+    if (machine_rank_in(top, false) == 0) return;
+    top.refuse_for(
+        {top.with(kRank, 0)}, kRank, "is ", *top.integer(kRank),
+        ", but this process is alone and would run all ranks; start it on every machine ",
+        "with 'tessera launch --config ", path, " -- train'");
+  });
   if (top.has(kRank)) top.no_effect(kRank, "used by 'tessera launch'");
   if (machines_in(top) > 1) {
     top.no_effect(kMachines,
@@ -153,10 +155,6 @@ std::int64_t translate_machines(Section& top, const std::string& path, std::int6
   }
   if (top.is_null(kMachines)) {
     top.differ(kMachines, "Accelerate stops at a null here; leave the key out");
-  }
-  for (const char* key : {"rdzv_backend", "same_network"}) {
-    if (top.has(key))
-      top.differ(key, "Accelerate's launcher ignores the key in a file", Told::kByExplain);
   }
   return launch.machines > 0 ? launch.machines : machines_in(top);
 }
@@ -209,10 +207,11 @@ std::string problem_of_gpu_ids(const std::string& list) {
   std::vector<std::string> seen;
   for (const std::string& id : gpu_ids_of(list)) {
     if (!foreign::is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {
-      return concat("'", id, "' is no GPU; give numbers with commas between them, or all");
+      return concat(foreign::quoted(id),
+                    " is no GPU; give numbers with commas between them, or all");
     }
     if (std::ranges::find(seen, id) != seen.end()) {
-      return concat("names GPU ", id, " twice; name each GPU once");
+      return concat("names GPU ", foreign::shortened(id), " twice; name each GPU once");
     }
     seen.push_back(id);
   }

@@ -59,9 +59,11 @@ class DeepSpeed {
       if (const Node* offload = zero.node(key)) {
         const std::string name = concat("zero_optimization.", key);
         Section checked(translation_, path_, *offload, zero_offload_keys(), {.name = name});
-        refuse_offload(checked, std::string_view(key) == "offload_param"
-                                    ? autos_.offload_parameters
-                                    : autos_.offload_optimizer);
+        const bool parameters = std::string_view(key) == "offload_param";
+        attempt([&] {
+          refuse_offload(checked,
+                         parameters ? autos_.offload_parameters : autos_.offload_optimizer);
+        });
       }
     }
     if (zero.flag("overlap_comm") == false) {
@@ -83,9 +85,11 @@ class DeepSpeed {
   /// Its "auto" is what the launcher was told.
   static void refuse_offload(Section& offload, const std::string& exported) {
     if (!offload.is_auto("device") || exported.empty() || lower(exported) == "none") return;
-    offload.refuse("device", "\"auto\" is '", exported, "', as Accelerate's launcher exports, and ",
-                   "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
-                   "more ranks");
+    offload.refuse_for(
+        {offload.with("device", "none")}, "device", "\"auto\" is '", exported,
+        "', as Accelerate's launcher exports, and ",
+        "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
+        "more ranks");
   }
 
   void read_stage(Section& zero) {
@@ -151,7 +155,9 @@ class DeepSpeed {
       if (top_.has(key) || !is_exported(key)) return false;
       if (std::string_view(key) == "fp16") {
         if (known_.is_overridden("precision")) return false;
-        refuse_fp16(top_, key);
+        top_.refuse_for(
+            {{.key = "bf16.enabled", .value = true}, {.key = "fp16.enabled", .value = false}}, key,
+            kNoFp16);
       }
       top_.derive(key, "precision", "bf16", "is ACCELERATE_MIXED_PRECISION");
       if (!top_.has(kCommunication)) {
@@ -165,7 +171,8 @@ class DeepSpeed {
     const bool enabled = automatic ? is_exported(key) : section.flag("enabled").value_or(false);
     if (enabled && std::string_view(key) == "fp16") {
       if (section.overridden("enabled", "precision", "fp16 is not supported")) return false;
-      refuse_fp16(section, "enabled");
+      section.refuse_for({section.with("enabled", false), {.key = "bf16.enabled", .value = true}},
+                         "enabled", kNoFp16);
     }
     if (enabled) {
       const char* note = automatic ? "\"auto\": is ACCELERATE_MIXED_PRECISION" : "";
@@ -181,10 +188,8 @@ class DeepSpeed {
     return enabled;
   }
 
-  [[noreturn]] static void refuse_fp16(Section& section, const char* key) {
-    section.refuse(key, "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which ",
-                   "needs no loss scaling");
-  }
+  static constexpr const char* kNoFp16 =
+      "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which needs no loss scaling";
 
   void read_precision() {
     if (top_.has("bf16") && top_.has("bfloat16")) {
@@ -193,19 +198,24 @@ class DeepSpeed {
     if (autos_.precision == "fp8" && !known_.is_overridden("precision")) {
       top_.refuse("bf16", "ACCELERATE_MIXED_PRECISION is fp8, which is not supported; use bf16");
     }
-    is_enabled("fp16");
+    bool refused = true;
+    attempt([&] {
+      is_enabled("fp16");
+      refused = false;
+    });
     const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
-    if (!bf16) {
+    if (!bf16 && !refused) {
       top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
     }
     const auto type = top_.text(kCommunication);
     if (type == "fp16") {
       if (!top_.overridden(kCommunication, "reduce_dtype", "fp16 is not supported")) {
-        top_.refuse(kCommunication, "fp16 is not supported; use bf16 or fp32");
+        top_.refuse_for({top_.with(kCommunication, "bf16")}, kCommunication,
+                        "fp16 is not supported; use bf16 or fp32");
       }
     } else if (type) {
       top_.honour(kCommunication, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
-    } else if (!bf16) {
+    } else if (!bf16 && !refused) {
       top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");
     }
   }

@@ -29,8 +29,9 @@ class Batch {
   std::int64_t resolve() {
     top_.need_all_of({kTrain, kMicro, kAccumulate});
     if (!train_ && !micro_ && !top_.has(kTrain) && !top_.has(kMicro)) {
-      top_.refuse(kTrain, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be ",
-                  "provided; set one of them, or give --micro-batch");
+      top_.refuse_for({top_.with(kMicro, known_.integer("micro_batch"))}, kTrain,
+                      "Either train_batch_size or train_micro_batch_size_per_gpu needs to be ",
+                      "provided; set one of them, or give --micro-batch");
     }
     find_ranks();
     find_sizes();
@@ -41,10 +42,12 @@ class Batch {
 
  private:
   std::optional<std::int64_t> positive(const char* key) const {
-    const auto value = top_.integer(key);
-    if (value && *value < 1) top_.refuse(key, "is ", *value, "; it must be at least 1");
-    if (value && *value > kMost) top_.refuse(key, "is ", *value, "; it must be at most ", kMost);
-    return value;
+    attempt([&] {
+      const auto value = top_.integer(key);
+      if (value && *value < 1) top_.refuse(key, "is ", *value, "; it must be at least 1");
+      if (value && *value > kMost) top_.refuse(key, "is ", *value, "; it must be at most ", kMost);
+    });
+    return top_.integer(key);
   }
 
   void find_ranks() {
@@ -83,10 +86,11 @@ class Batch {
   void check() const {
     const std::int64_t whole = product({*micro_, *accumulate_, *ranks_});
     if (!train_ || *train_ == whole) return;
-    top_.refuse(kTrain, "Check batch related parameters. train_batch_size is not equal to ",
-                "micro_batch_per_gpu * gradient_acc_step * world_size ", *train_, " != ", *micro_,
-                " * ", *accumulate_, " * ", *ranks_, "; set it to ", whole,
-                ", or change --micro-batch, --accumulate or --ranks");
+    top_.refuse_for({top_.with(kTrain, whole)}, kTrain,
+                    "Check batch related parameters. train_batch_size is not equal to ",
+                    "micro_batch_per_gpu * gradient_acc_step * world_size ", *train_,
+                    " != ", *micro_, " * ", *accumulate_, " * ", *ranks_, "; set it to ", whole,
+                    ", or change --micro-batch, --accumulate or --ranks");
   }
 
   void report() {

@@ -7,7 +7,6 @@ using enum KeyType;
 using enum KeyUse;
 
 constexpr const char* kRarely = "about how DeepSpeed works inside, not about what it computes";
-constexpr const char* kNoOffload = "nothing is offloaded";
 constexpr const char* kLog = "the log has it always";
 constexpr const char* kSetFalse = "set it to false";
 constexpr const char* kScaling = "only fp16 scales its loss";
@@ -91,7 +90,7 @@ const std::vector<KeyRule>& deepspeed_keys() {
        .asks_for = "sequence parallelism",
        .harmless = {"1"},
        .instead = "set it to 1"},
-      {.name = "aio", .type = kAny, .use = kQuiet, .why = kNoOffload},
+      {.name = "aio", .type = kAny, .use = kQuiet, .why = "nothing is offloaded"},
       {.name = "nebula",
        .type = kSection,
        .use = kRefused,

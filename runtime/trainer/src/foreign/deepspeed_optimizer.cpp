@@ -61,9 +61,10 @@ void check_adam(Section& params, bool adamw) {
   const bool decays =
       params.number("weight_decay").value_or(params.is_auto("weight_decay") ? 1 : 0) > 0;
   if (!*decoupled && !adamw && decays) {
-    params.refuse("adam_w_mode",
-                  "false adds weight decay to the gradient (L2), which Tessera does not do; use "
-                  "true, or \"weight_decay\": 0");
+    params.refuse_for(
+        {params.with("adam_w_mode", true)}, "adam_w_mode",
+        "false adds weight decay to the gradient (L2), which Tessera does not do; use "
+        "true, or \"weight_decay\": 0");
   }
   params.agree("adam_w_mode", adamw || *decoupled ? "the optimizer is AdamW"
                                                   : "without weight decay Adam is AdamW");

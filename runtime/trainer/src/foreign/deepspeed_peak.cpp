@@ -19,14 +19,20 @@ const Node& params_of(const Section& section) {
 std::string read_type(Section& section, const std::vector<std::string>& ours,
                       const std::vector<std::string>& others) {
   const auto type = section.text("type");
-  if (!type) section.refuse("type", "is missing; use ", joined(ours));
+  // Another optimizer is AdamW here; a schedule of another form is left out.
+  const bool optimizer = ours.front() == "AdamW";
+  const std::vector<ConfigChange> change{optimizer ? section.with("type", ours.front())
+                                                   : ConfigChange{.key = "scheduler"}};
+  if (!type) section.refuse_for(change, "type", "is missing; use ", joined(ours));
   const auto same = [&](const std::string& name) { return lower(name) == lower(*type); };
   const auto found = std::ranges::find_if(ours, same);
   if (found != ours.end()) return *found;
   if (std::ranges::any_of(others, same)) {
-    section.refuse("type", "'", *type, "' is not supported; use ", joined(ours));
+    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours));
   }
-  section.refuse("type", unknown_value(*type, ours));
+  const std::string nearest = near_word(*type, ours);
+  section.refuse_for(nearest.empty() ? change : std::vector{section.with("type", nearest)}, "type",
+                     unknown_value(*type, nearest, ours));
 }
 
 struct Kind {

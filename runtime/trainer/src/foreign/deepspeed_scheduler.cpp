@@ -102,7 +102,8 @@ class Scheduler {
   std::int64_t total() {
     const char* key = "total_num_steps";
     if (!params_.has(key)) {
-      params_.refuse(key, "is missing, which DeepSpeed refuses; set it, or \"auto\" for --steps");
+      params_.refuse_for({params_.with(key, "auto")}, key,
+                         "is missing, which DeepSpeed refuses; set it, or \"auto\" for --steps");
     }
     if (params_.is_auto(key)) {
       params_.agree(key, "\"auto\": is --steps");

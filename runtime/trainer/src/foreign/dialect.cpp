@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "foreign/accelerate_keys.h"
 #include "foreign/deepspeed_keys.h"
@@ -12,13 +13,13 @@ namespace {
 
 struct Dialect {
   ConfigDialect dialect;
-  std::vector<std::string> keys;
+  std::set<std::string, std::less<>> keys;
   const Node::Member* first = nullptr;  ///< of the file's keys, the first that it alone has
 };
 
-std::vector<std::string> names(const std::vector<KeyRule>& rules) {
-  std::vector<std::string> result;
-  for (const KeyRule& rule : rules) result.emplace_back(rule.name);
+std::set<std::string, std::less<>> names(const std::vector<KeyRule>& rules) {
+  std::set<std::string, std::less<>> result;
+  for (const KeyRule& rule : rules) result.emplace(rule.name);
   return result;
 }
 
@@ -30,7 +31,7 @@ bool knows(const Dialect& dialect, const Node::Member& member) {
     return (dialect.dialect == ConfigDialect::kDeepSpeed) ==
            (member.value.kind == Node::Kind::kMap);
   }
-  return std::ranges::find(dialect.keys, key) != dialect.keys.end();
+  return dialect.keys.contains(key);
 }
 
 }  // namespace
@@ -39,7 +40,7 @@ Recognition recognise(const Document& document, const std::vector<Setting>& tabl
   std::array dialects{Dialect{ConfigDialect::kTessera, {}},
                       Dialect{ConfigDialect::kAccelerate, names(accelerate_keys())},
                       Dialect{ConfigDialect::kDeepSpeed, names(deepspeed_keys())}};
-  for (const Setting& setting : table) dialects[0].keys.push_back(setting.name);
+  for (const Setting& setting : table) dialects[0].keys.insert(setting.name);
   for (const Node::Member& member : document.root.members) {
     const auto known = [&](const Dialect& dialect) { return knows(dialect, member); };
     if (std::ranges::count_if(dialects, known) != 1) continue;

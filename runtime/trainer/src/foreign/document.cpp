@@ -1,8 +1,12 @@
 #include "foreign/document.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
+#include <string_view>
 
 #include "tessera/core/error.h"
 
@@ -34,9 +38,11 @@ void merge(Node& map) {
   if (found == nullptr || found->value.kind == Node::Kind::kScalar) return;
   const Node defaults = found->value;
   std::erase_if(map.members, [](const Node::Member& member) { return member.key == "<<"; });
+  std::set<std::string, std::less<>> keys;
+  for (const Node::Member& member : map.members) keys.insert(member.key);
   const auto take = [&](const Node& from) {
     for (const Node::Member& member : from.members) {
-      if (find(map.members, member.key) == nullptr) map.members.push_back(member);
+      if (keys.insert(member.key).second) map.members.push_back(member);
     }
   };
   take(defaults);
@@ -59,6 +65,27 @@ std::size_t utf8_length(const std::string& text, std::size_t i) {
   return length;
 }
 
+/// Whether the first line that says something is TOML's: "[section]" or "key = value". Neither can
+/// begin a map of YAML or JSON.
+bool looks_like_toml(const std::string& text) {
+  constexpr std::string_view kBlanks = " \t\r";
+  constexpr std::string_view kKey =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.\"";
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(0, std::min(line.find_first_not_of(kBlanks), line.size()));
+    if (line.empty() || line.front() == '#') continue;
+    const bool section = line.front() == '[';
+    if (section) line.erase(0, std::min(line.find_first_not_of('['), line.size()));
+    if (section && (line.empty() || std::isalpha(static_cast<unsigned char>(line[0])) == 0)) break;
+    const std::size_t key = line.find_first_not_of(kKey);
+    const std::size_t next = line.find_first_not_of(kBlanks, key);
+    return key != std::string::npos && key > 0 && next != std::string::npos &&
+           line[next] == (section ? ']' : '=');
+  }
+  return false;
+}
+
 void check_is_text(const std::string& path, const std::string& text) {
   int line = 1;
   for (std::size_t i = 0; i < text.size();) {
@@ -73,20 +100,9 @@ void check_is_text(const std::string& path, const std::string& text) {
   }
 }
 
-std::string read_text(const std::string& path) {
-  constexpr const char* kRemedy = "; give the path of a JSON or YAML file";
-  std::error_code error;
-  require(!std::filesystem::is_directory(path, error), ErrorCode::kConfig, path, ": is a folder",
-          kRemedy);
-  std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), ErrorCode::kConfig, path, ": cannot be opened", kRemedy);
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read");
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  require(text.size() <= kMaxBytes, ErrorCode::kConfig, path,
-          ": is longer than 1 MiB, too long for settings", kRemedy);
-  return text;
+/// A descriptor that this process was given, as by `--config <(command)`: its writer is at work.
+bool is_given_descriptor(const std::string& path) {
+  return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
 }
 
 /// A CR alone ends a line in YAML, too, but not for its parser here, nor for those who count lines.
@@ -135,6 +151,9 @@ Document parse_document(const std::string& path, const std::string& original) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   require(first != std::string::npos, ErrorCode::kConfig, path,
           ": is empty; write settings into it, or run 'tessera config'");
+  require(!looks_like_toml(text), ErrorCode::kConfig, path,
+          ": is a TOML file; settings are read from YAML or JSON: write 'key: value', and the keys "
+          "of a section indented under 'section:'");
   const bool braces = text[first] == '{';
   // `accelerate config default` writes JSON into files called .yaml; YAML may also use braces.
   document.json = ends_with(path, ".json");
@@ -154,6 +173,27 @@ Document parse_document(const std::string& path, const std::string& original) {
   return document;
 }
 
+std::string read_text(const std::string& path) {
+  constexpr const char* kRemedy = "; give the path of a JSON or YAML file";
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(!std::filesystem::is_directory(status), ErrorCode::kConfig, path, ": is a folder",
+          kRemedy);
+  // Opening a pipe waits for somebody who writes into it.
+  require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status) ||
+              is_given_descriptor(path),
+          ErrorCode::kConfig, path, ": is a pipe or a device, not a file", kRemedy);
+  std::ifstream file(path, std::ios::binary);
+  require(file.is_open(), ErrorCode::kConfig, path, ": cannot be opened", kRemedy);
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  require(!file.bad(), ErrorCode::kIo, path, ": cannot be read");
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  require(text.size() <= kMaxBytes, ErrorCode::kConfig, path,
+          ": is longer than 1 MiB, too long for settings", kRemedy);
+  return text;
+}
+
 Document read_document(const std::string& path) { return parse_document(path, read_text(path)); }
 
 bool TreeBuilder::wants_key() const {
@@ -163,9 +203,9 @@ bool TreeBuilder::wants_key() const {
 void TreeBuilder::key(const std::string& text, int line) {
   check_text(text, line);
   Open& map = open_.back();
-  const Node::Member* before = find(map.node.members, text);
-  require(before == nullptr, ErrorCode::kConfig, at_line(path_, line), "'", text,
-          "' is there twice, also on line ", before == nullptr ? 0 : before->line, "; keep one");
+  const auto [before, is_new] = map.keys.emplace(text, line);
+  require(is_new, ErrorCode::kConfig, at_line(path_, line), "'", text,
+          "' is there twice, also on line ", before->second, "; keep one");
   map.pending = Node::Member{.key = text, .line = line, .value = {}};
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace tessera::foreign {
@@ -45,6 +46,9 @@ struct Document {
 /// Throws Error{kConfig} that names the file and the line.
 Document read_document(const std::string& path);
 
+/// The text of a file of settings. Throws as read_document does if it has none.
+std::string read_text(const std::string& path);
+
 /// The same for text at hand; `path` is only for messages and for what its ending tells.
 Document parse_document(const std::string& path, const std::string& text);
 
@@ -75,7 +79,8 @@ class TreeBuilder {
   struct Open {
     Node node;
     std::size_t anchor = 0;
-    std::optional<Node::Member> pending{};  // the key whose value comes next
+    std::optional<Node::Member> pending{};        // the key whose value comes next
+    std::unordered_map<std::string, int> keys{};  // and their lines
   };
   void add(Node node, std::size_t anchor);
   void check_text(const std::string& text, int line) const;

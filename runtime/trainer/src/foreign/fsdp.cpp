@@ -54,11 +54,12 @@ Choice choose_version_1(Section& fsdp) {
     const auto flag = fsdp.flag(kReshard);
     const bool named = find_row(*reshard) != nullptr;
     from_reshard = !named && flag ? (*flag ? kFullShard : kShardGradOp) : find_row(*reshard);
-    if (from_reshard == nullptr) {
-      fsdp.refuse(kReshard, "unknown value '", *reshard,
-                  "'; allowed: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
+    attempt([&] {
+      if (from_reshard != nullptr) return;
+      fsdp.refuse(kReshard, "unknown value ", quoted(*reshard),
+                  "; allowed: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
                   "HYBRID_SHARD_ZERO2, true, false");
-    }
+    });
   }
   if (strategy) {
     if (from_reshard != nullptr) {
@@ -76,15 +77,21 @@ Choice choose_version_1(Section& fsdp) {
   return {from_reshard, kReshard};
 }
 
-Choice choose_version_2(Section& fsdp) {
-  const auto strategy = fsdp.text(kStrategy);
-  if (fsdp.has(kReshard)) {
-    const auto reshard = fsdp.flag(kReshard);
-    if (!reshard) {
-      fsdp.refuse(kReshard, "'", fsdp.text(kReshard).value_or(""),
-                  "' is not true or false, which it must be with fsdp_version 2; true is "
+void check_reshard_is_flag(Section& fsdp) {
+  if (!fsdp.has(kReshard) || fsdp.flag(kReshard)) return;
+  const std::string text = fsdp.text(kReshard).value_or("");
+  const Row* row = find_row(text);
+  std::vector<ConfigChange> change;
+  if (row != nullptr) change.push_back(fsdp.with(kReshard, row->reshard));
+  fsdp.refuse_for(change, kReshard, quoted(text),
+                  " is not true or false, which it must be with fsdp_version 2; true is "
                   "FULL_SHARD, false is SHARD_GRAD_OP");
-    }
+}
+
+Choice choose_version_2(Section& fsdp) {
+  attempt([&] { check_reshard_is_flag(fsdp); });
+  const auto strategy = fsdp.text(kStrategy);
+  if (const auto reshard = fsdp.flag(kReshard)) {
     if (strategy) {
       const Row* row = find_row(*strategy);
       const bool same = row->reshard == *reshard && !row->replicates && row != kNoShard;
@@ -114,21 +121,27 @@ void set_strategy(Section& fsdp, const Choice& choice, const char* strategy) {
   }
 }
 
+/// One if the key is absent or refused.
 std::int64_t axis(Section& parallelism, const char* key) {
-  const std::int64_t size = parallelism.integer(key).value_or(1);
-  if (size < 1) parallelism.refuse(key, "is ", size, "; it must be at least 1");
-  return size;
+  attempt([&] {
+    const std::int64_t size = parallelism.integer(key).value_or(1);
+    if (size < 1) parallelism.refuse(key, "is ", size, "; it must be at least 1");
+  });
+  return parallelism.integer(key).value_or(1);
 }
 
 /// The product must be the number of ranks; all ones is no mesh yet.
 void check_mesh(Section& parallelism, std::int64_t replicate, std::int64_t shard,
                 std::int64_t ranks) {
   const std::int64_t whole = product({replicate, shard});
-  if (ranks == kUnknownRanks || whole == ranks || whole == 1) return;
-  parallelism.refuse(parallelism.has(kShard) ? kShard : kReplicate,
-                     "the mesh of dp_replicate_size ", replicate, " x dp_shard_size ", shard,
-                     " has ", whole, " ranks, but there are ", ranks, "; make their product ",
-                     ranks, " or change num_processes");
+  const bool known = ranks != kUnknownRanks && !is_axis_refused(parallelism);
+  if (!known || whole == ranks || whole == 1) return;
+  std::vector<ConfigChange> change;
+  if (ranks % replicate == 0) change.push_back(parallelism.with(kShard, ranks / replicate));
+  parallelism.refuse_for(change, parallelism.has(kShard) ? kShard : kReplicate,
+                         "the mesh of dp_replicate_size ", replicate, " x dp_shard_size ", shard,
+                         " has ", whole, " ranks, but there are ", ranks, "; make their product ",
+                         ranks, " or change num_processes");
 }
 
 /// A mesh with nothing to shard over.
@@ -146,13 +159,12 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                 std::int64_t ranks) {
   const std::int64_t replicate = axis(parallelism, kReplicate);
   const std::int64_t shard = axis(parallelism, kShard);
-  need_all_axes(parallelism);
   if (version == 1 && (replicate > 1 || shard > 1)) {
-    parallelism.refuse(shard > 1 ? kShard : kReplicate,
-                       "parallelism_config needs fsdp_version: 2; set it, "
-                       "or use fsdp_sharding_strategy: HYBRID_SHARD");
+    parallelism.refuse_for({fsdp.with("fsdp_version", 2)}, shard > 1 ? kShard : kReplicate,
+                           "parallelism_config needs fsdp_version: 2; set it, "
+                           "or use fsdp_sharding_strategy: HYBRID_SHARD");
   }
-  check_mesh(parallelism, replicate, shard, ranks);
+  attempt([&] { check_mesh(parallelism, replicate, shard, ranks); });
   if (shard == 1 && replicate > 1) {
     replicate_only(fsdp, parallelism, choice);
   } else {
@@ -197,20 +209,32 @@ void apply_machines(Section& fsdp, const Choice& choice, std::int64_t ranks,
   }
 }
 
-/// FSDP stops at a class that the model lacks; so do we, with the names that it has.
-void check_block_classes(Section& fsdp, const char* key) {
+/// Names of layers that the model lacks. They belong to another model, in which they make a layer
+/// each.
+std::vector<std::string> other_block_classes(const std::string& names) {
   const std::vector<std::string> blocks = block_class_names();
-  const std::string names = fsdp.text(key).value_or("");
+  std::vector<std::string> others;
   for (std::size_t begin = 0; begin <= names.size();) {
     const std::size_t end = std::min(names.find(',', begin), names.size());
     std::string name = names.substr(begin, end - begin);
     name.erase(0, name.find_first_not_of(" \t\r\n"));
     name.erase(name.find_last_not_of(" \t\r\n") + 1);
-    if (!name.empty() && std::ranges::find(blocks, name) == blocks.end()) {
-      fsdp.refuse(key, "the model has no layer class '", name, "'; use ", joined(blocks),
-                  ", or leave the key out");
-    }
+    const bool known = std::ranges::find(blocks, name) != blocks.end();
+    if (!name.empty() && !known) others.push_back(std::move(name));
     begin = end + 1;
+  }
+  return others;
+}
+
+void translate_block_classes(Section& fsdp, const char* key) {
+  const auto others = other_block_classes(fsdp.text(key).value_or(""));
+  if (others.empty()) {
+    fsdp.honour(key, "wrap", "layer");
+  } else {
+    fsdp.translate(
+        key, "wrap", "layer",
+        concat(quoted(joined(others)), others.size() > 1 ? " are layers" : " is a layer",
+               " of another model; here each ", block_class_names().front(), " is a unit"));
   }
 }
 
@@ -225,8 +249,7 @@ void translate_wrap(Section& fsdp) {
     fsdp.differ(kPolicy, "Accelerate refuses the numbers that its documentation shows here");
   }
   if (fsdp.has(kClasses) && layers) {
-    check_block_classes(fsdp, kClasses);
-    fsdp.honour(kClasses, "wrap", "layer");
+    translate_block_classes(fsdp, kClasses);
   } else if (fsdp.has(kClasses)) {
     fsdp.no_effect(kClasses, "only TRANSFORMER_BASED_WRAP reads it, as in Accelerate");
   }
@@ -240,8 +263,11 @@ void translate_wrap(Section& fsdp) {
   } else if (!size) {
     fsdp.honour(kPolicy, "wrap", "none");
   } else {
+    attempt([&] {
+      const std::int64_t given = fsdp.integer(kSize).value_or(0);
+      if (given < 0) fsdp.refuse(kSize, "is ", given, "; it must be at least 0");
+    });
     const std::int64_t numel = fsdp.integer(kSize).value_or(100'000'000);
-    if (numel < 0) fsdp.refuse(kSize, "is ", numel, "; it must be at least 0");
     const std::string wrap = numel == 0 ? "none" : concat("size:", numel);
     fsdp.honour(kPolicy, "wrap", wrap);
     if (fsdp.has(kSize)) {
@@ -325,10 +351,11 @@ void translate_state_dict(Section& fsdp, std::int64_t version) {
 
 }  // namespace
 
-void need_all_axes(const Section& parallelism) {
-  parallelism.need_all_of({kReplicate, kShard, "parallelism_config_tp_size",
-                           "parallelism_config_cp_size", "parallelism_config_sp_size",
-                           "parallelism_config_pp_size"});
+bool is_axis_refused(const Section& parallelism) {
+  return std::ranges::any_of(
+      std::array{kReplicate, kShard, "parallelism_config_tp_size", "parallelism_config_cp_size",
+                 "parallelism_config_sp_size", "parallelism_config_pp_size"},
+      [&](const char* key) { return parallelism.is_refused(key); });
 }
 
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
@@ -337,8 +364,8 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
   if (fsdp.has("fsdp_version")) {
     fsdp.agree("fsdp_version", "tells how to read the other keys");
   }
-  const Choice choice = version == 2 ? choose_version_2(fsdp) : choose_version_1(fsdp);
   attempt([&] {
+    const Choice choice = version == 2 ? choose_version_2(fsdp) : choose_version_1(fsdp);
     if (parallelism != nullptr) {
       apply_mesh(fsdp, *parallelism, choice, version, ranks);
     } else {
@@ -347,7 +374,7 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
   });
   translate_wrap(fsdp);
   translate_prefetch(fsdp, version);
-  translate_state_dict(fsdp, version);
+  attempt([&] { translate_state_dict(fsdp, version); });
   tell_loading(fsdp);
   if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");

@@ -9,8 +9,8 @@ namespace tessera::foreign {
 /// An environment does not tell, and needs no check: a launcher has read the file.
 inline constexpr std::int64_t kUnknownRanks = 0;
 
-/// Ends the part if an axis of the mesh is refused: then nobody knows how many ranks it has.
-void need_all_axes(const Section& parallelism);
+/// True if an axis of the mesh is refused: then nobody knows how many ranks it has.
+bool is_axis_refused(const Section& parallelism);
 
 /// Translates fsdp_config, and parallelism_config if there is one, for that many ranks on that many
 /// machines.

@@ -55,6 +55,7 @@ class JsonEvents : public nlohmann::json_sax<json> {
   bool end_array() override { return end(); }
   bool key(string_t& text) override {
     key_line_ = line_;
+    key_ = text;
     builder_.key(text, line_);
     return true;
   }
@@ -65,6 +66,10 @@ class JsonEvents : public nlohmann::json_sax<json> {
     // The parser has read on; its message says where the mistake is.
     const std::size_t at = what.find("at line ");
     const int line = at == std::string::npos ? line_ : std::atoi(what.c_str() + at + 8);
+    constexpr int kOutOfRange = 406;
+    require(error.id != kOutOfRange, ErrorCode::kConfig,
+            at_line(path_, key_line_ > 0 ? key_line_ : line), key_,
+            ": is a number beyond all that fp64 can hold; write a smaller one");
     fail(ErrorCode::kConfig, at_line(path_, line),
          "not valid JSON: ", bracket == std::string::npos ? what : what.substr(bracket + 2));
   }
@@ -91,6 +96,7 @@ class JsonEvents : public nlohmann::json_sax<json> {
   const std::string& path_;
   const int& line_;
   int key_line_ = 0;
+  std::string key_{};
 };
 
 }  // namespace

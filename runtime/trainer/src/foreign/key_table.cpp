@@ -25,6 +25,23 @@ bool is_empty(const Node& node) {
   return true;
 }
 
+/// True if a value is spelt so that it stands for none: null everywhere, an empty text where texts
+/// belong, {} where keys do, and either of {} and [] where any value may be that nobody here reads.
+bool says_nothing(const KeyRule& rule, const Node& node) {
+  if (node.is_null()) return true;
+  if (!is_empty(node)) return false;
+  switch (node.kind) {
+    case Node::Kind::kScalar:
+      return rule.type == KeyType::kText || rule.type == KeyType::kAny;
+    case Node::Kind::kMap:
+      if (rule.type == KeyType::kSection) return true;
+      [[fallthrough]];
+    case Node::Kind::kList:
+      return rule.type == KeyType::kAny && rule.use != KeyUse::kUsed;
+  }
+  return false;
+}
+
 bool is_auto_text(const Node& node) {
   return node.kind == Node::Kind::kScalar && lower(node.text) == "auto";
 }
@@ -95,6 +112,18 @@ bool asks(const KeyRule& rule, const Node& node, const std::string& shown) {
   return true;
 }
 
+/// The value by which a key asks for nothing; none where it has to be left out for that.
+std::optional<nlohmann::ordered_json> value_for_nothing(const KeyRule& rule) {
+  if (rule.harmless.empty()) {
+    return rule.type == KeyType::kFlag ? std::optional<nlohmann::ordered_json>(false)
+                                       : std::nullopt;
+  }
+  const std::string text = rule.harmless.front();
+  return rule.type == KeyType::kText || rule.type == KeyType::kAny
+             ? nlohmann::ordered_json(text)
+             : nlohmann::ordered_json::parse(text);
+}
+
 /// The value in one spelling, to compare with the table's, or nothing if it is of another type.
 std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
   switch (rule.type) {
@@ -110,8 +139,12 @@ std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
       const auto number = as_number(node);
       return number ? std::optional(nlohmann::json(*number).dump()) : std::nullopt;
     }
-    case KeyType::kText:
-      return node.kind == Node::Kind::kScalar ? std::optional(node.text) : std::nullopt;
+    case KeyType::kText: {
+      if (node.kind != Node::Kind::kScalar) return std::nullopt;
+      // YAML takes NO for a boolean: only where words are listed can it be one of them.
+      const bool words = !(rule.allowed.empty() && rule.harmless.empty() && rule.refused.empty());
+      return words || !node.scalar.is_boolean() ? std::optional(node.text) : std::nullopt;
+    }
     case KeyType::kSection:
       if (rule.use != KeyUse::kUsed && as_flag(node) == false) return "false";
       if (node.kind != Node::Kind::kMap) return std::nullopt;
@@ -138,6 +171,16 @@ std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
+std::string shortened(const std::string& text) {
+  constexpr std::size_t kLongest = 100;
+  if (text.size() <= kLongest) return text;
+  std::size_t end = kLongest;  // not inside of a character
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80) --end;
+  return concat(text.substr(0, end), "...");
+}
+
+std::string quoted(const std::string& text) { return concat("'", shortened(text), "'"); }
+
 std::string near_word(const std::string& word, const std::vector<std::string>& candidates) {
   constexpr std::size_t kShortest = 4;
   return word.size() < kShortest ? "" : nearest_name(word, candidates);
@@ -149,7 +192,7 @@ std::string unknown_value(const std::string& word, const std::vector<std::string
 
 std::string unknown_value(const std::string& word, const std::string& nearest,
                           const std::vector<std::string>& allowed) {
-  return concat("unknown value '", word, "'; ",
+  return concat("unknown value ", quoted(word), "; ",
                 nearest.empty() ? "" : concat("did you mean '", nearest, "'? "),
                 "allowed: ", joined(allowed));
 }
@@ -157,48 +200,52 @@ std::string unknown_value(const std::string& word, const std::string& nearest,
 Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
                  const std::vector<KeyRule>& rules, Options options)
     : translation_(translation), file_(file), options_(options), map_line_(map.line) {
-  for (const Node::Member& member : map.members) read_member(member, rules);
+  RulesByName by_name;
+  for (const KeyRule& rule : rules) by_name.emplace(rule.name, &rule);
+  for (const Node::Member& member : map.members) read_member(member, rules, by_name);
 }
 
 std::string Section::path_of(std::string_view key) const {
   return options_.name.empty() ? std::string(key) : concat(options_.name, ".", key);
 }
 
-void Section::read_member(const Node::Member& member, const std::vector<KeyRule>& rules) {
-  const auto named = [&](const std::string& name) {
-    return std::find_if(rules.begin(), rules.end(),
-                        [&](const KeyRule& rule) { return rule.name == name; });
-  };
-  auto rule = named(member.key);
-  const bool prefixed = rule != rules.end();
-  if (!prefixed && !options_.prefix.empty()) rule = named(concat(options_.prefix, member.key));
-  if (rule == rules.end()) {
-    refuse_member(member, unknown_key(member, rules));
+void Section::read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
+                          const RulesByName& by_name) {
+  auto found = by_name.find(member.key);
+  const bool prefixed = found != by_name.end();
+  if (!prefixed && !options_.prefix.empty()) {
+    found = by_name.find(concat(options_.prefix, member.key));
+  }
+  if (found == by_name.end()) {
+    refuse_unknown(member, rules);
     return;
   }
-  if (const auto before = items_.find(rule->name); before != items_.end()) {
+  const KeyRule& rule = *found->second;
+  if (const auto before = items_.find(rule.name); before != items_.end()) {
     const int line = translation_.entries[before->second.entry].line;
     refuse_member(member, concat("is there twice, also on line ", line, "; keep one"));
     return;
   }
   add_entry(member);
-  Item& item = items_[rule->name];
-  item = {.node = &member.value, .rule = &*rule, .entry = entries_.back()};
+  Item& item = items_[rule.name];
+  item = {.node = &member.value, .rule = &rule, .entry = entries_.back()};
   if (!prefixed && options_.apart_from_prefix) {
-    differ(rule->name, concat("Accelerate ignores the key unless it is spelt ", rule->name));
+    differ(rule.name, concat("Accelerate ignores the key unless it is spelt ", rule.name));
   }
-  const bool by_default =
-      is_empty(member.value) || (rule->may_be_auto && is_auto_text(member.value));
-  if (by_default) {
-    const bool says_nothing = member.value.kind == Node::Kind::kScalar && is_empty(member.value);
-    if (rule->use != KeyUse::kUsed || says_nothing) agree(rule->name, "asks for nothing");
+  if (says_nothing(rule, member.value)) {
+    const bool section = member.value.kind == Node::Kind::kMap && rule.use == KeyUse::kUsed;
+    if (!section) agree(rule.name, "asks for nothing");
+    return;
+  }
+  if (rule.may_be_auto && is_auto_text(member.value)) {
+    if (rule.use != KeyUse::kUsed) agree(rule.name, "asks for nothing");
     return;
   }
   attempt([&] {
-    const auto shown = canonical(*rule, member.value);
-    if (!shown) refuse_type(*rule, member.value);
-    apply(*rule, item, *shown);
-    item.canonical = rule->allowed.empty() ? *shown : match(*shown, rule->allowed);
+    const auto shown = canonical(rule, member.value);
+    if (!shown) refuse_type(rule, member.value);
+    apply(rule, item, *shown);
+    item.canonical = rule.allowed.empty() ? *shown : match(*shown, rule.allowed);
   });
 }
 
@@ -216,19 +263,30 @@ void Section::refuse_member(const Node::Member& member, const std::string& why) 
   translation_.entries.back().note = why;
 }
 
-void Section::refuse_key(std::string_view key, const std::string& why) {
+ConfigChange Section::with(std::string_view key, nlohmann::ordered_json value) const {
+  const auto found = items_.find(key);
+  return {
+      .key = found == items_.end() ? path_of(key) : translation_.entries[found->second.entry].key,
+      .value = std::move(value)};
+}
+
+void Section::refuse_key(std::string_view key, std::vector<ConfigChange> changes,
+                         const std::string& why) {
   const auto found = items_.find(key);
   if (found == items_.end()) {
+    missing_.emplace(key);
     translation_.entries.push_back({.key = path_of(key),
                                     .file = file_,
                                     .line = map_line_,
                                     .outcome = KeyOutcome::kRefused,
-                                    .note = why});
+                                    .note = why,
+                                    .changes = std::move(changes)});
   } else if (!is_refused(key)) {
     ConfigEntry& e = translation_.entries[found->second.entry];
     e.outcome = KeyOutcome::kRefused;
     e.note = why;
     e.settings.clear();
+    e.changes = std::move(changes);
   }
   throw Refusal(ErrorCode::kConfig, concat(at_line(file_, line(key)), path_of(key), ": ", why));
 }
@@ -241,12 +299,15 @@ void Section::need_all_of(std::initializer_list<std::string_view> keys) const {
 
 bool Section::is_refused(std::string_view key) const {
   const auto found = items_.find(key);
-  return found != items_.end() &&
-         translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
+  if (found == items_.end()) return missing_.contains(key);
+  return translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
 }
 
-std::string Section::unknown_key(const Node::Member& member,
-                                 const std::vector<KeyRule>& rules) const {
+void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) {
+  constexpr std::size_t kLongest = 100;
+  if (++unknown_ > kMostSuggestions || member.key.size() > kLongest) {
+    return refuse_member(member, "unknown key");
+  }
   std::vector<std::string> names;
   for (const KeyRule& known : rules) names.emplace_back(known.name);
   const std::string word = concat(options_.prefix, member.key);
@@ -257,7 +318,9 @@ std::string Section::unknown_key(const Node::Member& member,
                                  ? concat("the nearest of the ", names.size(), " keys here are ",
                                           joined(nearest_names(word, names, 3)))
                                  : std::string(options_.hint);
-  return "unknown key; " + remedy;
+  refuse_member(member, "unknown key; " + remedy);
+  if (nearest.empty()) return;
+  translation_.entries.back().changes = {{.key = path_of(member.key), .name = nearest}};
 }
 
 void Section::refuse_type(const KeyRule& rule, const Node& node) {
@@ -276,19 +339,26 @@ void Section::refuse_type(const KeyRule& rule, const Node& node) {
   } else if (rule.type == KeyType::kSection && rule.use == KeyUse::kUsed) {
     remedy = "; put its keys below it, or leave it out";
   }
-  refuse(rule.name, scalar ? concat("'", node.text, "'") : "a list or section", " is not ",
-         in_words(rule), remedy);
+  refuse(rule.name, scalar ? quoted(node.text) : "a list or section", " is not ", in_words(rule),
+         remedy);
 }
 
 void Section::apply(const KeyRule& rule, const Item& item, const std::string& shown) {
   if (!rule.allowed.empty() && match(shown, rule.allowed).empty()) {
-    refuse(rule.name, unknown_value(shown, strings(rule.allowed)));
+    const std::string nearest = near_word(shown, strings(rule.allowed));
+    std::vector<ConfigChange> changes;
+    if (!nearest.empty()) changes.push_back(with(rule.name, nearest));
+    refuse_for(std::move(changes), rule.name, unknown_value(shown, strings(rule.allowed)));
   }
   switch (rule.use) {
     case KeyUse::kUsed:
       break;
     case KeyUse::kQuiet:
-      no_effect(rule.name, rule.why);
+      if (match(shown, rule.harmless).empty()) {
+        no_effect(rule.name, rule.why);
+      } else {
+        agree(rule.name, rule.why);
+      }
       break;
     case KeyUse::kSaid:
       if (asks(rule, *item.node, shown)) {
@@ -308,13 +378,16 @@ void Section::apply_refused(const KeyRule& rule, const Item& item, const std::st
     agree(rule.name, concat("does not ask for ", rule.asks_for));
     return;
   }
+  std::vector<ConfigChange> changes;
+  if (const auto value = value_for_nothing(rule)) changes.push_back(with(rule.name, *value));
   if (!rule.refused.empty() && match(shown, rule.refused).empty()) {
-    refuse(rule.name, unknown_value(shown, strings(rule.harmless)));
+    refuse_for(std::move(changes), rule.name, unknown_value(shown, strings(rule.harmless)));
   }
   const std::string refusal = concat("asks for ", rule.asks_for, ", which Tessera does not have");
   if (overridden(rule.name, rule.lifted_by, refusal)) return;
   const std::string written = item.node->kind == Node::Kind::kScalar ? item.node->text : "";
-  refuse(rule.name, written.empty() ? "" : concat("'", written, "' "), refusal, "; ", rule.instead);
+  refuse_for(std::move(changes), rule.name, written.empty() ? "" : quoted(written) + " ", refusal,
+             "; ", rule.instead);
 }
 
 bool Section::overridden(std::string_view key, const char* setting, const std::string& refusal) {
@@ -331,9 +404,9 @@ const Section::Item* Section::find(std::string_view key) const {
 }
 
 ConfigEntry& Section::entry(std::string_view key) {
+  if (is_refused(key)) return thrown_away_;
   const auto found = items_.find(key);
   require(found != items_.end(), ErrorCode::kInternal, "the key '", key, "' is not in the file");
-  if (is_refused(key)) return thrown_away_;
   return translation_.entries[found->second.entry];
 }
 
@@ -443,7 +516,8 @@ void Section::leave_unused(const std::string& note, Told told, KeyOutcome outcom
 void Section::switch_off(const std::string& note) {
   for (const std::size_t index : entries_) {
     ConfigEntry& e = translation_.entries[index];
-    if (e.outcome && e.outcome != KeyOutcome::kRefused) continue;
+    const bool asks = e.outcome == KeyOutcome::kRefused || e.announce;
+    if (e.outcome && !asks) continue;
     e.outcome = KeyOutcome::kNoEffect;
     e.note = note;
     e.announce = true;

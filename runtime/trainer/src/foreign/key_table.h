@@ -42,7 +42,7 @@ struct KeyRule {
   const char* lifted_by = "";  ///< kRefused: the setting that, on the command line, decides instead
   /// Not kRefused: values, in any case; none: all.
   std::vector<const char*> allowed{};
-  /// kSaid, kRefused: values that ask for nothing, besides those that asks() knows by the type.
+  /// Not kUsed: values that ask for nothing, besides those that asks() knows by the type.
   std::vector<const char*> harmless{};
   /// kRefused: the values that ask for it; none: all others. What is in neither list is unknown.
   std::vector<const char*> refused{};
@@ -125,10 +125,19 @@ class Section {
   /// Makes the key KeyOutcome::kRefused, unless it is already. Throws Refusal.
   template <typename... Args>
   [[noreturn]] void refuse(std::string_view key, const Args&... args) {
-    refuse_key(key, concat(args...));
+    refuse_key(key, {}, concat(args...));
   }
+  /// The same where leaving the key out is not the nearest that can be had.
+  template <typename... Args>
+  [[noreturn]] void refuse_for(std::vector<ConfigChange> changes, std::string_view key,
+                               const Args&... args) {
+    refuse_key(key, std::move(changes), concat(args...));
+  }
+  /// The key with another value.
+  ConfigChange with(std::string_view key, nlohmann::ordered_json value) const;
 
  private:
+  using RulesByName = std::map<std::string, const KeyRule*, std::less<>>;
   struct Item {
     const Node* node = nullptr;
     const KeyRule* rule = nullptr;
@@ -139,13 +148,15 @@ class Section {
   /// Of a refused key: one that is thrown away, so that the refusal stays.
   ConfigEntry& entry(std::string_view key);
   std::string path_of(std::string_view key) const;
-  void read_member(const Node::Member& member, const std::vector<KeyRule>& rules);
+  void read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
+                   const RulesByName& by_name);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);
   void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
-  std::string unknown_key(const Node::Member& member, const std::vector<KeyRule>& rules) const;
+  void refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules);
   void add_entry(const Node::Member& member);
   void refuse_member(const Node::Member& member, const std::string& why);
-  [[noreturn]] void refuse_key(std::string_view key, const std::string& why);
+  [[noreturn]] void refuse_key(std::string_view key, std::vector<ConfigChange> changes,
+                               const std::string& why);
   [[noreturn]] void refuse_type(const KeyRule& rule, const Node& node);
 
   ConfigTranslation& translation_;
@@ -153,7 +164,9 @@ class Section {
   Options options_;
   int map_line_ = 0;
   std::map<std::string, Item, std::less<>> items_;
-  std::vector<std::size_t> entries_;  ///< of all members, known or not
+  std::set<std::string, std::less<>> missing_;  ///< refused because they are not there
+  std::vector<std::size_t> entries_;            ///< of all members, known or not
+  std::size_t unknown_ = 0;                     ///< members that are not in the table
   ConfigEntry thrown_away_;
 };
 
@@ -164,11 +177,18 @@ void check_complete(const ConfigTranslation& translation);
 /// The word of `candidates` that is meant, or "" if none is near. Very short words are near
 /// anything.
 std::string near_word(const std::string& word, const std::vector<std::string>& candidates);
+/// A text of a file, the beginning of it if it is long; the same in quotes.
+std::string shortened(const std::string& text);
+std::string quoted(const std::string& text);
 /// "unknown value 'x'; did you mean 'y'? allowed: y, z"
 std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed);
 /// With a suggestion of the caller's, or none if it is "".
 std::string unknown_value(const std::string& word, const std::string& nearest,
                           const std::vector<std::string>& allowed);
+/// As many keys that nobody knows are compared with all names; a text with more of them is no file
+/// of settings, and has no need of suggestions.
+inline constexpr std::size_t kMostSuggestions = 20;
+
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words);
 

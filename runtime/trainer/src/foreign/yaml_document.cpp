@@ -58,11 +58,13 @@ bool is_indented_with_tab(const std::string& text, int line) {
 
 class YamlEvents : public YAML::EventHandler {
  public:
-  explicit YamlEvents(const std::string& path) : builder_(path), path_(path) {}
+  YamlEvents(const std::string& path, const std::string& text)
+      : builder_(path), path_(path), text_(text) {}
 
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    if (!builder_.wants_key()) check_colon();
     value(mark, nullptr, "", anchor);
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -74,6 +76,7 @@ class YamlEvents : public YAML::EventHandler {
                 const std::string& text) override {
     check_tag(tag, mark);
     // "?" is a plain scalar, "!" a quoted one; "!!str" and the like are read as quoted.
+    if (builder_.wants_key()) key_ = {mark, text};
     value(mark, tag == "?" ? plain_value(text) : nlohmann::json(text), text, anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -108,6 +111,20 @@ class YamlEvents : public YAML::EventHandler {
     require(any_of(tag, kOwn), ErrorCode::kConfig, at_line(path_, line(mark)), "the tag '", tag,
             "' means nothing here; write the plain value");
   }
+  /// The parser lets the last key of a text go without its colon, which YAML does not.
+  void check_colon() const {
+    if (key_.mark.is_null()) return;
+    const auto at = static_cast<std::size_t>(key_.mark.pos);
+    const std::size_t line_begin = text_.rfind('\n', at) + 1;
+    const std::size_t first = text_.find_first_not_of(" \t", line_begin);
+    const bool quoted = at < text_.size() && (text_[at] == '"' || text_[at] == '\'');
+    const std::size_t begin = at + (quoted ? 1 : 0);
+    const std::size_t end = begin + key_.text.size() + (quoted ? 1 : 0);
+    const bool alone = first == at && text_.compare(begin, key_.text.size(), key_.text) == 0 &&
+                       text_.find_first_not_of(" \t\r\n", end) == std::string::npos;
+    require(!alone, ErrorCode::kConfig, at_line(path_, line(key_.mark)), "'", key_.text,
+            "' has no colon; write '", key_.text, ": ' and a value, or take it out");
+  }
   void value(const YAML::Mark& mark, nlohmann::json value, const std::string& text,
              YAML::anchor_t anchor) {
     if (builder_.wants_key()) {
@@ -122,14 +139,21 @@ class YamlEvents : public YAML::EventHandler {
     builder_.begin(kind, line(mark), anchor);
   }
 
+  struct Key {
+    YAML::Mark mark = YAML::Mark::null_mark();
+    std::string text{};
+  };
+
   TreeBuilder builder_;
   const std::string& path_;
+  const std::string& text_;
+  Key key_;  // the last
 };
 
 /// After a last line that ends, the parser takes the end of the text for the end of a quote, but
 /// not a mark of the document's end: there it throws DOC_IN_SCALAR.
 void check_last_quote(const std::string& path, const std::string& text) {
-  YamlEvents ignored(path);
+  YamlEvents ignored(path, text);
   std::istringstream stream(text + (text.ends_with('\n') ? "..." : "\n..."));
   YAML::Parser(stream).HandleNextDocument(ignored);
 }
@@ -137,13 +161,13 @@ void check_last_quote(const std::string& path, const std::string& text) {
 }  // namespace
 
 Node parse_yaml(const std::string& path, const std::string& text) {
-  YamlEvents events(path);
+  YamlEvents events(path, text);
   std::istringstream stream(text);
   try {
     YAML::Parser parser(stream);
     const bool any = parser.HandleNextDocument(events);
     Node root = any ? events.take() : Node{};
-    YamlEvents ignored(path);
+    YamlEvents ignored(path, text);
     require(!any || !parser.HandleNextDocument(ignored), ErrorCode::kConfig, path,
             ": holds more than one YAML document; keep one");
     require(!root.is_null(), ErrorCode::kConfig, path,

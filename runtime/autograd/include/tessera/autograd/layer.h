@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/autograd/tape.h"
+#include "tessera/core/named_text.h"
 
 namespace tessera {
 
@@ -29,8 +30,9 @@ class Layer {
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
 
-  /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer
-  /// gets an empty input and reads tape.batch().inputs; the last returns one loss per item, fp32.
+  /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
+  /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient
+  /// flows to it. The last layer returns one loss per item, fp32.
   /// Gradients are in place for backward, and for the last layer's recording forward, too, whose
   /// fused loss writes them (see ops.h); no other layer may use that loss.
   virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;
@@ -67,9 +69,18 @@ class BatchSource {
   virtual Shape target_shape(std::int64_t micro_batch) const = 0;
   virtual DType target_dtype() const = 0;
   /// Fills samples [first, first + micro_batch) of the run's endless sequence, a pure function of
-  /// `first`; views are in host memory. Returns the number of losses that count.
+  /// `first`; views are in host memory. Returns the number of losses that count. What it throws
+  /// ends the run with an Error that has its text and names the rank and the step.
+  ///
+  /// Targets of int32 are classes, one for each loss; -1 or -100 is a target that does not count.
+  /// The others must be as many as is returned, and none of them negative, or the run ends with an
+  /// error that names the batch. Targets of another dtype mean what the model's last layer takes
+  /// them for, and are not looked at.
   virtual std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                             TensorView targets) const = 0;
+  /// What tells this data from others, for processes that must all train on the same: it may not
+  /// depend on where the data lie. Nothing: the samples themselves are compared, a few of them.
+  virtual std::vector<NamedText> identity() const { return {}; }
 };
 
 }  // namespace tessera

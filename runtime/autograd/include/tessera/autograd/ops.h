@@ -42,6 +42,12 @@ SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter&
 /// is recorded.
 Value gelu(Tape& tape, Value x);
 
+/// x / (1 + exp(-x)), also called Swish. As gelu otherwise.
+Value silu(Tape& tape, Value x);
+
+/// max(x, 0). In place of `x` where nothing else holds it; backward reads the output.
+Value relu(Tape& tape, Value x);
+
 /// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and remade under
 /// selective recomputation.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads);
@@ -62,7 +68,9 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter&
 // that backward is given for it must be loss_scale everywhere. Its values are not read again.
 
 /// Loss per row, (rows) fp32, of softmax(logits (..., V)) against targets (rows elements) int32.
-/// `logits` become their own gradient.
+/// `logits` become their own gradient. A row whose target is `ignore_index` has loss 0 and no
+/// gradient; in training, -100 in a batch's targets means -1 (see BatchSource::fill). Any other
+/// target outside of [0, V) is an Error on the CPU, and a loss of nan on a GPU.
 Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                     std::int32_t ignore_index = -1);
 
@@ -72,6 +80,11 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
 /// targets (rows elements) int32 -> losses (rows) fp32.
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
                            std::int32_t ignore_index = -1);
+
+/// Loss per row, (rows) fp32: the mean of (x - target)^2 over the last dimension of x (..., C);
+/// targets (as many elements) fp32. Its mean over rows is PyTorch's mse_loss. `x` becomes its own
+/// gradient.
+Value squared_error(Tape& tape, Value x, const TensorView& targets);
 
 /// Rows of one chunk of linear_cross_entropy: a multiple of 64, at least 64, and as many as keep
 /// the logits of a chunk within what suits the kernels of `device`: on a CPU 64 MiB of fp32, on a

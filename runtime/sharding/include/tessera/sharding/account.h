@@ -9,8 +9,7 @@
 namespace tessera {
 
 /// What one rank's collectives of one step come to: calls and bytes sent. Exact: one term per
-/// action. Scalars exchanged by kCountItems and kExchange are not included: they are counted apart
-/// (RankGroups::control_bytes).
+/// action. The scalars of kCountItems and kExchange are 8 and 448 bytes at any number of ranks.
 Traffic account_traffic(const Schedule& schedule);
 
 /// Bytes that a rank holds from start to end: parameters, slots, gradients, optimizer state.

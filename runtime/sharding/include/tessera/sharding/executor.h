@@ -24,7 +24,7 @@ struct OptimizerOptions {
   float beta2 = 0.95F;
   float epsilon = 1e-8F;
   float weight_decay = 0.1F;  ///< times ParameterSpec::weight_decay_scale
-  double clip_norm = 0.0;     ///< global gradient norm is scaled down to this; 0: never
+  double clip_norm = 1.0;     ///< global gradient norm is scaled down to this; 0: never
   /// bf16 parameters are the fp32 masters rounded up or down at random, instead of to the nearest:
   /// drawn by step and element, the same for every placement and unit.
   bool stochastic_rounding = false;

@@ -23,10 +23,9 @@ class RankGroups {
   ProcessGroup& of(Lane lane, AxisSet axes) const;
   /// All ranks, for scalars, parameter export and the like; null if there is only one rank.
   ProcessGroup* control() const { return control_.get(); }
-  /// Sum over the lanes' groups: what the schedule's collectives sent. Scalars are not included.
+  /// What the schedule's collectives sent: the sum over the lanes' groups, and the all-reduces of
+  /// the control group. Its all-gathers, which export parameters, are no part of a step.
   Traffic traffic() const;
-  /// Bytes sent by the control group.
-  std::int64_t control_bytes() const;
   /// Takes every group down; see ProcessGroup::abort.
   void abort(std::string_view reason) const noexcept;
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace tessera {
@@ -14,15 +15,21 @@ struct LearningRateSchedule {
     kWsd,       ///< warm-up, stable, then a straight decay over the last `decay_steps`
   };
   Kind kind = Kind::kCosine;
-  double peak = 3e-4;
-  double minimum = 0.0;
-  std::int64_t warmup_steps = 0;  ///< step k < warmup_steps has rate peak (k + 1) / warmup_steps
+  double peak = 1e-3;
+  std::optional<double> minimum{};  ///< unset: a tenth of the peak
+  /// Step k < warmup_steps has rate peak (k + 1) / warmup_steps. Unset: a tenth of total_steps, at
+  /// most 100.
+  std::optional<std::int64_t> warmup_steps{};
   std::int64_t total_steps = 1;
-  std::int64_t decay_steps = 0;  ///< kWsd
+  /// kWsd. Unset: a fifth of total_steps, at most those that warm-up leaves.
+  std::optional<std::int64_t> decay_steps{};
 
   /// Rate of optimizer step `step`, counted from 0. Past total_steps: the last rate.
   double at(std::int64_t step) const;
 };
+
+/// `schedule` with everything unset replaced by its value.
+LearningRateSchedule resolved(LearningRateSchedule schedule);
 
 std::string_view to_string(LearningRateSchedule::Kind kind);
 LearningRateSchedule::Kind parse_learning_rate_kind(std::string_view text);

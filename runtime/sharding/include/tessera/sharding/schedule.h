@@ -26,7 +26,8 @@ enum class ActionKind : std::uint8_t {
   kLoss,             ///< compute: the last layer's forward and backward in one
   kBackward,         ///< compute: a layer's backward (with its forward again, if recomputed)
   kReshard,          ///< compute: the slot of a unit's parameters is free again
-  kAccumulate,       ///< compute: gradient buffer += gradient slot
+  kAccumulate,       ///< compute: gradient buffer += gradient slot (micro-step 0: =)
+  kRound,            ///< compute: gradient slot = gradient buffer, rounded to be sent
   kReduceScatter,    ///< reduce: sum over `axes`, this rank's part into the gradient buffer
   kAllReduce,        ///< reduce: sum over `axes` in the gradient buffer
   kGatherGradient,   ///< reduce: all-gather over `axes` inside the gradient buffer
@@ -35,7 +36,7 @@ enum class ActionKind : std::uint8_t {
   kUpdate,           ///< compute: the optimizer on a unit's shard
   kGatherParameter,  ///< gather: all-gather updated parameters over `axes` in the parameter buffer
 };
-inline constexpr int kActionKinds = 14;
+inline constexpr int kActionKinds = 15;
 
 /// "unshard", "forward", ...
 std::string_view to_string(ActionKind kind);
@@ -51,8 +52,8 @@ struct Action {
   int unit = -1;        ///< of kUnshard, kReshard, gradient and optimizer actions
   int layer = -1;       ///< of kForward, kLoss, kBackward
   int micro_step = -1;  ///< of all but kCountItems, kSquares, kExchange, kUpdate, kGatherParameter
-  /// Parameter slot (kUnshard, kReshard); gradient slot (kAccumulate, kReduceScatter; -1: the sum
-  /// is taken in place in the gradient buffer).
+  /// Parameter slot (kUnshard, kReshard); gradient slot (kAccumulate, kRound, kReduceScatter; -1:
+  /// the sum is taken in place in the gradient buffer).
   int slot = -1;
   AxisSet axes{};            ///< of collectives
   bool accumulate = false;   ///< kReduceScatter: add to the gradient buffer
@@ -90,12 +91,17 @@ struct GradientTarget {
 /// One training step as a value: what every rank does, in the order in which the host issues it.
 /// Actions of one lane run in this order; between lanes only `waits` orders. The same schedule
 /// serves every rank, so all ranks issue the same collectives in the same order.
+///
+/// Gradients travel in `reduce_dtype`; their sums are kept in fp32, and travel in fp32 where a sum
+/// must: from the rank that took it to others. So a micro-step's gradient is rounded once, by
+/// backward, whether it is sent or not, and all strategies add up the same numbers. Only sums of
+/// several micro-steps that are taken before the reduction are rounded again, as they leave.
 struct Schedule {
   Mesh mesh;
   Placement placement;  ///< without axes of size 1
   ReductionOrder reduction_order = ReductionOrder::kRank;
   DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
-  DType reduce_dtype = DType::kFloat32;     ///< gradients as written by backward and as sent
+  DType reduce_dtype = DType::kFloat32;     ///< gradients as written to slots and as sent
   int micro_steps = 1;
   bool accumulate_unsharded = false;  ///< no_sync: gradients stay whole until the last micro-step
   Recompute recompute = Recompute::kNone;
@@ -114,11 +120,16 @@ struct Schedule {
     return !placement.gradient.empty() && !accumulate_unsharded;
   }
   /// Axes along which a unit's gradient buffer is cut: what this rank keeps of it between
-  /// micro-steps.
+  /// micro-steps. Gradient buffers are fp32.
   AxisSet gradient_buffer_axes() const;
-  /// The dtype of gradient buffers: whole ones are written by backward, shards are always fp32.
-  DType gradient_buffer_dtype() const {
-    return gradient_buffer_axes().empty() ? reduce_dtype : DType::kFloat32;
+  /// True if backward writes the gradients of `micro_step` to slots; else to the gradient buffers.
+  bool writes_to_slots(int micro_step) const {
+    return reduces_every_micro_step() || micro_step > 0 || reduce_dtype != DType::kFloat32;
+  }
+  /// True if what is reduced in `micro_step` is sent from slots; else from the gradient buffers.
+  bool sends_from_slots(int micro_step) const {
+    return reduces_every_micro_step() || (micro_step == micro_steps - 1 && mesh.world_size() > 1 &&
+                                          reduce_dtype != DType::kFloat32);
   }
   /// The slot that `unit`'s gradient is written to in `micro_step`; -1: its gradient buffer.
   int gradient_slot(int unit, int micro_step) const;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/trainer/config_file.h"
 #include "tessera/trainer/config_sources.h"
 #include "tessera/trainer/setting.h"
 
@@ -28,6 +29,8 @@ class Config {
   /// error that names the nearest. Give the command line's settings first: sizes that a file
   /// computes depend on them.
   void read_file(const std::string& path);
+  /// The nearest file that is accepted; see fix_config. Reads no settings.
+  FixedConfig fixed_file(const std::string& path) const;
   /// Takes what a launcher exported, if one did. `names`: see translate_environment.
   void read_environment(const Environment& environment, const std::vector<std::string>& names);
   /// Takes one setting from the command line.

@@ -37,6 +37,8 @@ class ConfigFile {
  public:
   /// Throws Error{kConfig} that names the file and the line if it cannot be read.
   explicit ConfigFile(const std::string& path);
+  /// The same of a text at hand, which `path` names in messages.
+  ConfigFile(const std::string& path, const std::string& text);
 
   const std::string& path() const;
   /// Nothing of a file that is not Accelerate's. `table`: all settings. Throws Error{kConfig} if
@@ -48,6 +50,17 @@ class ConfigFile {
  private:
   std::shared_ptr<const foreign::Document> document_;  // shared: what it points to is private
 };
+
+/// A file that is accepted, made of one that is refused by the fewest changes.
+struct FixedConfig {
+  std::string text{};
+  std::vector<std::string> changes{};  ///< "fsdp_config.fsdp_offload_params: true -> false"
+  bool comments_lost = false;
+};
+
+/// Changes every key that is refused as its entry says. The file itself stays as it is.
+/// Throws Error{kConfig} if it cannot be read, or what is wrong with it cannot be changed in it.
+FixedConfig fix_config(const std::string& path, const TranslationContext& context);
 
 /// The entries of a list with commas between them, without blanks around them.
 std::vector<std::string> gpu_ids_of(const std::string& list);

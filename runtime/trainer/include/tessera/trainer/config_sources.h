@@ -33,6 +33,14 @@ enum class KeyOutcome : std::uint8_t {
 };
 std::string_view to_string(KeyOutcome outcome);
 
+/// One of the changes by which a file that is refused comes to be accepted: another value, another
+/// name, or if there is neither, the key is left out.
+struct ConfigChange {
+  std::string key;  ///< as in ConfigEntry; with a value, it need not be there yet
+  std::optional<nlohmann::ordered_json> value{};
+  std::string name{};
+};
+
 /// A key of a file, its value and what it means here.
 struct ConfigEntry {
   std::string key;   ///< "fsdp_config.fsdp_sharding_strategy"
@@ -44,6 +52,7 @@ struct ConfigEntry {
   std::string note{};
   std::string difference{};  ///< what Accelerate or DeepSpeed does with it, if something else
   bool announce = false;     ///< a run prints the note and the difference
+  std::vector<ConfigChange> changes{};  ///< kRefused: the nearest that is not; none: leave it out
 
   /// "configs/x.yaml:12", or "configs/x.yaml".
   std::string where() const;
@@ -66,7 +75,8 @@ struct ConfigTranslation {
 /// A file or an environment with keys that are refused: the text names all of them.
 class ConfigRefused : public Error {
  public:
-  explicit ConfigRefused(ConfigTranslation translation);
+  /// `remedy`: behind the text, if there is another one than to change the keys.
+  explicit ConfigRefused(ConfigTranslation translation, const std::string& remedy = "");
   /// What became of all its keys.
   const ConfigTranslation& translation() const { return *translation_; }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "tessera/trainer/output_file.h"
@@ -7,14 +8,19 @@
 
 namespace tessera {
 
+/// Refuses a file that rows cannot be added to, because it holds something with other columns.
+/// Throws Error{kConfig} that names the remedy, and Error{kIo}.
+void check_csv_columns(const std::string& path);
+
 /// A run as a table: a heading, then a row per step, for spreadsheets. Numbers round-trip; nan and
 /// infinity are spelt so. Every row is flushed before the call returns. Throws Error{kIo}.
 class CsvLog {
  public:
-  /// Creates or empties the file, and makes its folder.
-  explicit CsvLog(std::string path);
-  /// `mfu`: see model_flops_utilisation.
-  void step(const StepRecord& record, double mfu);
+  /// Makes the file and its folder. What the file holds is dealt with as `existing` says; rows are
+  /// added to no table with other columns: Error{kConfig}.
+  explicit CsvLog(std::string path, Existing existing = Existing::kReplace);
+  /// `mfu`: see model_flops_utilisation. An empty cell where there is none.
+  void step(const StepRecord& record, std::optional<double> mfu);
 
  private:
   OutputFile file_;

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/core/memory.h"
 #include "tessera/trainer/output_file.h"
@@ -12,7 +15,13 @@ namespace tessera {
 /// What belongs in a log beside the summary itself.
 struct RunMeasurements {
   double matmul_flops_per_second = 0.0;  ///< see measure_matmul_flops; 0: not measured
-  double mfu = 0.0;
+  std::optional<double> mfu{};           ///< see model_flops_utilisation
+};
+
+/// Which run a log is of, beside its settings.
+struct RunIdentity {
+  std::string version{};  ///< of the program
+  std::int64_t parameters = 0;
 };
 
 /// A run as JSON, one object per line: "run" with every effective setting, "note" for what a user
@@ -21,13 +30,16 @@ struct RunMeasurements {
 /// returns. Throws Error{kIo} if that fails.
 class RunLog {
  public:
-  /// Creates or empties the file, and makes its folder; throws at once if that is not possible.
-  explicit RunLog(std::string path);
+  /// Makes the file and its folder; throws at once if that is not possible. What the file holds is
+  /// dealt with as `existing` says.
+  explicit RunLog(std::string path, Existing existing = Existing::kReplace);
 
-  /// `settings`: an object. It is written with "kind" in front.
-  void run(const nlohmann::ordered_json& settings);
+  /// `settings`: an object. Before them are "kind", "version", "date" (now, UTC, ISO 8601), "host"
+  /// and "parameters"; read_config leaves those out again.
+  void run(const RunIdentity& identity, const nlohmann::ordered_json& settings);
   void note(const std::string& text);
-  void step(const StepRecord& record);
+  /// `mfu`: see model_flops_utilisation.
+  void step(const StepRecord& record, std::optional<double> mfu);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
                const RunMeasurements& measurements);
 
@@ -36,6 +48,9 @@ class RunLog {
 
   OutputFile file_;
 };
+
+/// Whether the first line of a log has a value under `key` that is no setting.
+bool is_of_run_line(std::string_view key);
 
 /// {"total": …, "parameters": …, …}: bytes by category.
 nlohmann::ordered_json to_json(const MemoryPeak& peak);

@@ -6,32 +6,45 @@
 
 namespace tessera {
 
+/// What becomes of what a file holds already.
+enum class Existing : std::uint8_t {
+  kReplace,  ///< it goes with the first write
+  kExtend,   ///< it stays, and more is written after it, on a line of its own
+};
+
 /// A file that a run writes as it goes: what was written is in it when the call returns.
 class OutputFile {
  public:
   /// Opens the file, and makes it and its folder if need be. What is in it stays until the first
   /// write: a run that cannot open all its files has destroyed none. `flag` is what the user named
   /// it with ("--log"), for the error. Throws Error{kIo}, also for a named pipe that nobody reads.
-  OutputFile(std::string path, std::string_view flag);
+  OutputFile(std::string path, std::string_view flag, Existing existing = Existing::kReplace);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  /// The first call empties the file. Throws Error{kIo} if there is no room, or the file cannot be
-  /// written any more; what was written of `bytes` is then taken back, so that a file of lines
-  /// holds whole lines.
+  /// The first call empties the file, or goes to its end. Throws Error{kIo} if there is no room, or
+  /// the file cannot be written any more; what was written of `bytes` is then taken back, so that a
+  /// file of lines holds whole lines.
   void write(std::string_view bytes);
 
   const std::string& path() const { return path_; }
+  /// Bytes that were written, and those before them that stay.
+  std::int64_t size() const { return written_; }
 
  private:
   std::string path_;
   std::string flag_;
   int descriptor_ = -1;
   bool is_regular_ = false;
-  bool is_emptied_ = false;
-  std::int64_t written_ = 0;  ///< bytes
+  bool is_cut_ = false;     ///< to what stays
+  bool cuts_line_ = false;  ///< what stays ends within a line
+  std::int64_t written_ = 0;
 };
+
+/// Whether the file is regular and not empty: a run that writes it loses what it holds, or adds to
+/// it.
+bool holds_something(const std::string& path);
 
 /// How a file comes to be written.
 enum class Writing : std::uint8_t {

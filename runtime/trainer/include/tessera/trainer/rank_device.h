@@ -15,10 +15,10 @@ namespace tessera {
 /// for and none can.
 DeviceChoice resolved_device(DeviceChoice choice);
 
-/// `options` with the device, and on GPUs the group, decided. All processes of a run must call it:
-/// they tell each other which GPUs they have. Ranks of one process share GPUs, over group thread,
-/// if there are fewer than ranks. Throws Error{kConfig} if processes disagree about the device, if
-/// ranks of different ones would share a GPU, or if there are too few for group nccl.
+/// `options` with the device, and on GPUs the group, decided. All processes of a run must call it,
+/// for the same device: they tell each other which GPUs they have. Ranks of one process share GPUs,
+/// over group thread, if there are fewer than ranks. Throws Error{kConfig} if ranks of different
+/// processes would share a GPU, or if there are too few for group nccl.
 TrainerOptions on_this_machine(TrainerOptions options);
 
 /// That ranks share GPUs, in a sentence; empty if none does. For options on_this_machine.
@@ -29,7 +29,8 @@ std::string sharing_note(const TrainerOptions& options);
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank);
 
 /// This process's ends of a new group of all ranks, fit for their devices. Where CPU ranks are of
-/// several processes, that is options.world, and there is nothing to make: empty.
+/// several processes, that is options.world, and there is nothing to make: empty, unless they are
+/// checked.
 std::vector<std::unique_ptr<ProcessGroup>> make_groups(const TrainerOptions& options);
 
 /// Bytes that all ranks together may take: of the host, or of the GPUs.

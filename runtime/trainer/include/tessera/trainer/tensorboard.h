@@ -10,6 +10,13 @@
 
 namespace tessera {
 
+/// The event files in a folder, whoever wrote them. TensorBoard shows those of one folder as one
+/// run.
+std::vector<std::string> event_files(const std::string& folder);
+
+/// Whether the event file is one of ours: what else is in a folder is not for us to remove.
+bool is_our_event_file(const std::string& path);
+
 /// Writes one event file that TensorBoard reads. Every call is flushed before it returns.
 ///
 /// The format: records of TFRecord (length, masked CRC-32C of the length, data, masked CRC-32C of

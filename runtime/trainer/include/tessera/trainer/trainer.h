@@ -39,7 +39,6 @@ struct TrainingSummary {
   MemoryPeak measured_memory;      ///< the highest over ranks, of the total and by category
   Traffic predicted_traffic;       ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;     ///< by rank
-  std::int64_t control_bytes = 0;           ///< scalars that rank 0 sent besides
   std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.trace
   std::string parameters_sha256;            ///< see parameters_sha256(); "" without hash_parameters
   std::vector<FullParameter> parameters;    ///< if options.gather_parameters
@@ -50,12 +49,17 @@ struct TrainingSummary {
 ///   Trainer trainer(model, data, {.strategy = "zero2", .ranks = 2, .steps = 100});
 ///   trainer.train([](const StepRecord& r) { std::cout << r.loss << "\n"; return true; });
 ///
-/// The model and the data must outlive the trainer.
+/// The model and the data must outlive the trainer, so temporaries are not taken.
 class Trainer {
  public:
   /// Plans the run. Throws Error{kConfig} on options that do not fit together, and
-  /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated.
+  /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated. In
+  /// several processes, all must make one: they compare options, model, data and program, and
+  /// Error{kConfig} in all of them names what differs; see agreement.h.
   Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options);
+  Trainer(const Model&&, const BatchSource&, const TrainerOptions&) = delete;
+  Trainer(const Model&, const BatchSource&&, const TrainerOptions&) = delete;
+  Trainer(const Model&&, const BatchSource&&, const TrainerOptions&) = delete;
 
   /// Options with all defaults filled in, the schedule, and what it is predicted to cost.
   const TrainingPlan& plan() const { return plan_; }
@@ -71,7 +75,7 @@ class Trainer {
   /// they throw ends the training and comes out of here. In several processes they must return
   /// within TrainerOptions::timeout, for the other processes wait no longer. If a rank fails, the
   /// others are stopped, and the Error names the rank and the cause; if memory is why, also what
-  /// the plan had predicted and what would fit.
+  /// the plan had predicted and what would fit. What `source` has thrown is nested in it.
   TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {}) const;
 
  private:

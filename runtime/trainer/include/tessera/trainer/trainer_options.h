@@ -37,7 +37,7 @@ inline constexpr int kMaxRanks = 1 << 20;
 /// The most micro-steps of a step.
 inline constexpr int kMaxAccumulate = 65536;
 
-/// All of a training run but the model and the data.
+/// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
   std::string strategy = "full_shard";          ///< a preset or an alias; see strategies()
@@ -52,7 +52,7 @@ struct TrainerOptions {
 
   // What a step is.
   std::int64_t steps = 100;
-  std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
+  std::int64_t micro_batch = 4;  ///< samples per micro-step and rank
   int accumulate = 1;            ///< micro-steps per step
   bool accumulate_unsharded = false;
   Recompute recompute = Recompute::kNone;
@@ -65,7 +65,7 @@ struct TrainerOptions {
   // How it runs here.
   /// The processes that share the run; it has `ranks` ranks. Null: all ranks are of this process.
   std::shared_ptr<World> world{};
-  DeviceChoice device = DeviceChoice::kCpu;
+  DeviceChoice device = DeviceChoice::kAuto;  ///< decided by Trainer; a plan alone is of CPUs then
   GroupChoice group = GroupChoice::kAuto;
   /// NCCL adds in rank order, for the same bits as every other group, and more slowly.
   bool deterministic_collectives = false;
@@ -73,13 +73,13 @@ struct TrainerOptions {
   /// cuDNN's attention gives the same bits every time, for more scratch.
   bool deterministic_attention = true;
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
-  int threads_per_rank = 0;             ///< 0: the machine's threads divided by its ranks
+  int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
   /// Measure exposed communication. Unset: unless steps are replayed as a CUDA graph, which has no
   /// actions to time.
-  std::optional<bool> trace = false;
+  std::optional<bool> trace{};
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
   bool hash_parameters = true;     ///< and their hash, for which they are gathered, too
@@ -92,7 +92,7 @@ DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}, a
 GroupChoice parse_group(std::string_view name);
 AttentionBackend parse_attention(std::string_view name);
 
-/// The machine's hardware threads divided by `ranks`, at least 1.
+/// usable_cores() divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);
 
 /// How many of the run's ranks are on this machine.

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "tessera/kernels/kernel_table.h"
+
+// What the kernels of exact sums demand of their arguments, on every device. Each throws
+// Error{kInvalidArgument} that names what does not fit.
+namespace tessera {
+
+void check_arguments(const ExactSquaresArgs& args);
+void check_arguments(const ExactSumArgs& args);
+void check_arguments(const StepResultsArgs& args);
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "tessera/collectives/world.h"
+#include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera::cli {
+
+/// Throws Error{kConfig} in all processes unless all run the same file of the same version.
+void require_same_program(World& world);
+
+/// Throws Error{kConfig} in all processes unless all have the same settings, after writing back
+/// into `config` what they have come to be. `options` are those of `config`, with the world joined;
+/// the processes may be one. See may_differ.
+void require_same_settings(Config& config, TrainerOptions options);
+
+}  // namespace tessera::cli

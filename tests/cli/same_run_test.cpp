@@ -1,0 +1,218 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "cli/launched_program.h"
+#include "tessera/trainer/agreement.h"
+
+// Processes of one run that were started differently: each ends at once, and says in what.
+namespace tessera {
+namespace {
+
+using test::ProgramResult;
+using test::read_file;
+using test::ScopedVariables;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class SameRun : public test::LaunchTest {
+ protected:
+  using Flags = std::map<std::string, std::string>;
+
+  /// A very small training.
+  Flags usual() const {
+    return {
+        {"layers", "2"},      {"heads", "2"}, {"width", "16"},        {"context_length", "16"},
+        {"micro_batch", "2"}, {"steps", "2"}, {"sample_tokens", "0"}, {"data", path("data.txt")}};
+  }
+
+  struct Two {
+    int first = -1, second = -1;  ///< exit codes
+    std::string first_says, second_says;
+  };
+  /// What two processes say that torchrun would start.
+  Two train_two(const Flags& first, const Flags& second) const {
+    ScopedVariables torchrun{{"RANK", "0"},
+                             {"WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "127.0.0.1"},
+                             {"MASTER_PORT", port_of_test()},
+                             {"TESSERA_JOB_TOKEN", "of this test"},
+                             {"OMP_NUM_THREADS", "1"}};
+    const auto arguments = [](const Flags& flags) {
+      std::vector<std::string> all{"train", "--no-default-config"};
+      for (const auto& [name, value] : flags) all.push_back(flag_name(name) + "=" + value);
+      return all;
+    };
+    Two two;
+    const ProgramResult result = run(arguments(first), [&](pid_t) {
+      torchrun.set("RANK", "1");
+      const int status = std::system(
+          (in_shell(arguments(second)) + " >" + path("stdout2") + " 2>" + path("stderr2")).c_str());
+      two.second = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    });
+    two.first = result.exit_code;
+    two.first_says = result.err;
+    two.second_says = read_file(path("stderr2"));
+    return two;
+  }
+
+  /// What both say, in one line.
+  static std::string disagreement(const Two& two) {
+    EXPECT_EQ(two.first, 2) << two.first_says;
+    EXPECT_EQ(two.second, 2) << two.second_says;
+    EXPECT_EQ(two.first_says, two.second_says);
+    EXPECT_EQ(std::count(two.first_says.begin(), two.first_says.end(), '\n'), 1) << two.first_says;
+    return two.first_says;
+  }
+};
+
+/// A value of each setting that a training of two ranks on CPUs can have beside the default, and
+/// other flags that it takes.
+struct Other {
+  std::string value;
+  std::map<std::string, std::string> both{};
+};
+const std::map<std::string, Other> kOthers{
+    {"model", {"gpt2-124m", {{"vocab_size", "256"}}}},
+    {"layers", {"3"}},
+    {"heads", {"4"}},
+    {"width", {"32"}},
+    {"vocab_size", {"300"}},
+    {"context_length", {"17", {{"sequence_length", "8"}}}},
+    {"dropout", {"0.1"}},
+    {"sequence_length", {"8"}},
+    {"strategy", {"zero2"}},
+    {"replicas", {"2"}},
+    {"parameter_placement", {"none"}},
+    {"gradient_placement", {"replicate+shard", {{"optimizer_placement", "replicate+shard"}}}},
+    {"optimizer_placement", {"replicate+shard"}},
+    {"reshard_after_forward", {"false"}},
+    {"reduction_order", {"hierarchical"}},
+    {"wrap", {"none"}},
+    {"prefetch_forward", {"2"}},
+    {"prefetch_backward", {"2"}},
+    {"steps", {"3"}},
+    {"micro_batch", {"3"}},
+    {"accumulate", {"2"}},
+    {"accumulate_unsharded", {"true"}},
+    {"auto_batch", {"true"}},
+    {"recompute", {"full"}},
+    {"precision", {"bf16"}},
+    {"reduce_dtype", {"bf16", {{"precision", "bf16"}}}},
+    {"seed", {"2"}},
+    {"learning_rate", {"0.002"}},
+    {"minimum_learning_rate", {"0.00001"}},
+    {"learning_rate_schedule", {"linear"}},
+    {"warmup_steps", {"1"}},
+    {"decay_steps", {"1"}},
+    {"weight_decay", {"0.2"}},
+    {"beta1", {"0.8"}},
+    {"beta2", {"0.8"}},
+    {"epsilon", {"1e-7"}},
+    {"clip_norm", {"0.5"}},
+    {"stochastic_rounding", {"true", {{"precision", "bf16"}}}},
+    {"group", {"thread"}},
+    {"deterministic_collectives", {"true"}},
+    {"attention", {"own"}},
+    {"deterministic_attention", {"false"}},
+    {"cuda_graph", {"false"}},
+    {"threads_per_rank", {"2"}},
+    {"check_collectives", {"true"}},
+    {"trace", {"true"}},
+    {"allow_non_finite", {"true"}},
+    {"parameters_hash", {"false"}},
+    {"shuffle", {"false"}},
+    {"sample_tokens", {"5"}},
+};
+
+/// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, and another
+/// kind of data takes other data.
+const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
+
+TEST_F(SameRun, EverySettingIsComparedOrMayDiffer) {
+  write_text();
+  ASSERT_EQ(train({"--data", path("data.txt"), "--steps", "1", "--quiet", "--log", path("log")})
+                .exit_code,
+            0);
+  auto settings = read_log("log").at(0);
+  for (const char* key : {"kind", "version", "date", "host", "parameters"}) settings.erase(key);
+  EXPECT_GT(settings.size(), 55U);
+  for (const auto& [name, value] : settings.items()) {
+    SCOPED_TRACE(name);
+    if (std::ranges::find(kNotHere, name) != kNotHere.end()) continue;
+    if (may_differ(name)) {
+      EXPECT_EQ(kOthers.count(name), 0U);
+      continue;
+    }
+    ASSERT_EQ(kOthers.count(name), 1U) << "neither may it differ nor is it tried here";
+    const Other& other = kOthers.at(name);
+    Flags first = usual();
+    for (const auto& [flag, text] : other.both) first[flag] = text;
+    Flags second = first;
+    second[name] = other.value;
+    EXPECT_THAT(disagreement(train_two(first, second)), HasSubstr(flag_name(name) + " is "));
+  }
+}
+
+TEST_F(SameRun, WhatMayDifferDoes) {
+  std::filesystem::create_directory(path("elsewhere"));
+  std::filesystem::copy_file(write_text(), path("elsewhere/data.txt"));
+  Flags second = usual();
+  for (const auto& [name, value] : Flags{{"data", path("elsewhere/data.txt")},
+                                         {"log", path("log")},
+                                         {"overwrite", "true"},
+                                         {"verbose", "true"},
+                                         {"prompt", "x"},
+                                         {"memory_limit", "1GiB"},
+                                         {"timeout", "70"}}) {
+    EXPECT_TRUE(may_differ(name)) << name;
+    second[name] = value;
+  }
+  const Two two = train_two(usual(), second);
+  EXPECT_EQ(two.first, 0) << two.first_says;
+  EXPECT_EQ(two.second, 0) << two.second_says;
+}
+
+TEST_F(SameRun, TheSameInOtherWordsIsNoDifference) {
+  write_text();
+  Flags second = usual();
+  second["strategy"] = "FULL_SHARD";
+  second["learning_rate"] = "1e-3";
+  second["warmup_steps"] = "0";
+  const Two two = train_two(usual(), second);
+  EXPECT_EQ(two.first, 0) << two.first_says;
+}
+
+TEST_F(SameRun, OtherDataOfTheSameNameAndSizeAreFound) {
+  std::filesystem::create_directory(path("elsewhere"));
+  std::string text = read_file(write_text());
+  text[3000] = 'X';
+  write("elsewhere/data.txt", text);
+  Flags second = usual();
+  second["data"] = path("elsewhere/data.txt");
+  EXPECT_THAT(disagreement(train_two(usual(), second)),
+              AllOf(HasSubstr("disagree: content of data files is hash "),
+                    Not(HasSubstr("bytes of data files"))));
+  write("elsewhere/data.txt", text + "more");
+  EXPECT_THAT(disagreement(train_two(usual(), second)),
+              HasSubstr("bytes of data files is 6030 on "));
+}
+
+// Once this waited until the timeout, and then blamed rank 0.
+TEST_F(SameRun, OtherStepsWaitForNoTimeout) {
+  write_text();
+  Flags second = usual();
+  second["steps"] = "200";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(disagreement(train_two(usual(), second)),
+              HasSubstr("--steps is 2 on rank 0 and 200 on rank 1;"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,38 @@
+# Holds the page of examples, consumer/README.md, to their sources: each is there in full, as a block of code.
+# Usage: cmake [-D FIX=ON] -P examples.cmake     FIX: write the sources into the page
+cmake_minimum_required(VERSION 3.25)
+
+set(folder "${CMAKE_CURRENT_LIST_DIR}/consumer")
+file(READ "${folder}/README.md" page)
+file(GLOB sources RELATIVE "${folder}" "${folder}/train_*.cpp")
+if(NOT sources)
+  message(FATAL_ERROR "no examples in ${folder}")
+endif()
+
+set(fixed "${page}")
+foreach(source IN LISTS sources)
+  file(READ "${folder}/${source}" code)
+  set(block "<!-- ${source} -->\n```cpp\n${code}```\n")
+  string(FIND "${page}" "${block}" position)
+  if(NOT position EQUAL -1)
+    continue()
+  endif()
+  string(FIND "${fixed}" "<!-- ${source} -->\n```cpp\n" begin)
+  if(begin EQUAL -1)
+    message(FATAL_ERROR "the page of examples lacks ${source}: add the line '<!-- ${source} -->' and a block of "
+                        "code after it, then run cmake -D FIX=ON -P tests/install/examples.cmake")
+  elseif(NOT FIX)
+    message(FATAL_ERROR "the page of examples is not equal to ${source}; run "
+                        "cmake -D FIX=ON -P tests/install/examples.cmake")
+  endif()
+  string(SUBSTRING "${fixed}" 0 ${begin} before)
+  string(SUBSTRING "${fixed}" ${begin} -1 after)
+  string(FIND "${after}" "\n```\n" end)
+  math(EXPR end "${end} + 5")
+  string(SUBSTRING "${after}" ${end} -1 after)
+  set(fixed "${before}${block}${after}")
+endforeach()
+if(FIX AND NOT fixed STREQUAL page)
+  file(WRITE "${folder}/README.md" "${fixed}")
+  message(STATUS "wrote ${folder}/README.md")
+endif()

@@ -1,0 +1,97 @@
+// The library's defaults are those of the program: TrainerOptions{} trains as `tessera train` does.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "tessera/model/dataset.h"
+#include "tessera/model/gpt.h"
+#include "tessera/trainer/config.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using Get = std::function<json(const TrainerOptions&)>;
+
+template <typename T>
+json or_null(const std::optional<T>& value) {
+  return value ? json(*value) : json(nullptr);
+}
+
+/// Every setting of the trainer, as options have it.
+const std::map<std::string, Get>& getters() {
+  using O = TrainerOptions;
+  static const std::map<std::string, Get> all{
+      {"ranks", [](const O& o) { return o.ranks; }},
+      {"strategy", [](const O& o) { return o.strategy; }},
+      {"replicas", [](const O& o) { return o.replicas; }},
+      {"parameter_placement", [](const O& o) { return to_string(o.placement->parameter); }},
+      {"gradient_placement", [](const O& o) { return to_string(o.placement->gradient); }},
+      {"optimizer_placement", [](const O& o) { return to_string(o.placement->optimizer); }},
+      {"reshard_after_forward", [](const O& o) { return or_null(o.reshard_after_forward); }},
+      {"reduction_order", [](const O& o) { return to_string(o.reduction_order); }},
+      {"wrap", [](const O& o) { return to_string(o.wrap); }},
+      {"prefetch_forward", [](const O& o) { return o.prefetch_forward; }},
+      {"prefetch_backward", [](const O& o) { return o.prefetch_backward; }},
+      {"steps", [](const O& o) { return o.steps; }},
+      {"micro_batch", [](const O& o) { return o.micro_batch; }},
+      {"accumulate", [](const O& o) { return o.accumulate; }},
+      {"accumulate_unsharded", [](const O& o) { return o.accumulate_unsharded; }},
+      {"recompute", [](const O& o) { return to_string(o.recompute); }},
+      {"precision", [](const O& o) { return to_string(o.precision); }},
+      {"reduce_dtype", [](const O& o) { return to_string(o.reduce_dtype); }},
+      {"seed", [](const O& o) { return o.seed; }},
+      {"learning_rate", [](const O& o) { return o.learning_rate.peak; }},
+      {"minimum_learning_rate", [](const O& o) { return or_null(o.learning_rate.minimum); }},
+      {"learning_rate_schedule", [](const O& o) { return to_string(o.learning_rate.kind); }},
+      {"warmup_steps", [](const O& o) { return or_null(o.learning_rate.warmup_steps); }},
+      {"decay_steps", [](const O& o) { return or_null(o.learning_rate.decay_steps); }},
+      {"weight_decay", [](const O& o) { return o.optimizer.weight_decay; }},
+      {"beta1", [](const O& o) { return o.optimizer.beta1; }},
+      {"beta2", [](const O& o) { return o.optimizer.beta2; }},
+      {"epsilon", [](const O& o) { return o.optimizer.epsilon; }},
+      {"clip_norm", [](const O& o) { return o.optimizer.clip_norm; }},
+      {"stochastic_rounding", [](const O& o) { return o.optimizer.stochastic_rounding; }},
+      {"device", [](const O& o) { return to_string(o.device); }},
+      {"group", [](const O& o) { return to_string(o.group); }},
+      {"deterministic_collectives", [](const O& o) { return o.deterministic_collectives; }},
+      {"attention", [](const O& o) { return to_string(o.attention); }},
+      {"deterministic_attention", [](const O& o) { return o.deterministic_attention; }},
+      {"cuda_graph", [](const O& o) { return o.cuda_graph; }},
+      {"threads_per_rank", [](const O& o) { return o.threads_per_rank; }},
+      {"memory_limit", [](const O& o) { return o.memory_limit_bytes; }},
+      {"timeout", [](const O& o) { return o.timeout.count(); }},
+      {"check_collectives", [](const O& o) { return o.check_collectives; }},
+      {"trace", [](const O& o) { return or_null(o.trace); }},
+      {"allow_non_finite", [](const O& o) { return o.allow_non_finite; }},
+      {"parameters_hash", [](const O& o) { return o.hash_parameters; }},
+  };
+  return all;
+}
+
+TEST(Defaults, OfTheLibraryAreThoseOfTheProgram) {
+  for (const std::int64_t steps : {TrainerOptions{}.steps, std::int64_t{7}, std::int64_t{5000}}) {
+    Config config(trainer_settings());
+    if (steps != TrainerOptions{}.steps) config.set_text("steps", std::to_string(steps));
+    const TrainerOptions program = trainer_options(config);
+    const TrainerOptions library = resolved(TrainerOptions{.steps = steps});
+    for (const Setting& setting : trainer_settings()) {
+      ASSERT_TRUE(getters().contains(setting.name)) << setting.name << " is compared by nobody";
+      const Get& get = getters().at(setting.name);
+      EXPECT_EQ(get(library), get(program)) << setting.name << " at " << steps << " steps";
+    }
+    EXPECT_EQ(library.learning_rate.total_steps, program.learning_rate.total_steps);
+  }
+}
+
+TEST(Defaults, OfModelAndDataAreThoseOfTheProgram) {
+  EXPECT_EQ(GptConfig{}.width, gpt_preset("gpt2-tiny").width);
+  EXPECT_EQ(GptConfig{}.vocab_size, gpt_preset("gpt2-tiny").vocab_size);
+  EXPECT_EQ(DatasetOptions{}.sequence_length, GptConfig{}.context_length);
+}
+
+}  // namespace
+}  // namespace tessera
