@@ -31,6 +31,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/trainer/launch.h"
 
@@ -145,7 +146,8 @@ Times measure(const Options& o) {
     const auto device = make_cpu_device();
     Memory memory(*device);
     RankGroups groups = RankGroups::split_from(world, schedule);
-    Executor executor(schedule, layout, model, source, groups, memory,
+    TrainingState state(layout, state_options(schedule), rank, memory);
+    Executor executor(state, model, {{&schedule, &source}}, groups, memory,
                       {.micro_batch = o.micro_batch, .threads = o.threads, .trace = o.breakdown});
     ProductsLane lane(gpt, o, *device, memory, world);
     executor.run_step(0, 1e-4);  // warm-up: pages, primitives
@@ -162,7 +164,7 @@ Times measure(const Options& o) {
       times.by_kind.clear();
       for (const ActionSpan& span : executor.spans()) {
         const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
-        times.by_kind[std::string(to_string(action.kind))] += span.end - span.begin;
+        times.by_kind[std::string(action.operation->name)] += span.end - span.begin;
       }
     }
     if (rank != 0) return;

@@ -248,7 +248,16 @@ TEST(ExecutorFailure, ARankWithoutEnoughMemoryStopsEveryRank) {
       RankGroups groups =
           RankGroups::split_from(*world[static_cast<std::size_t>(rank)], chain.schedule);
       try {
-        Executor executor(chain.schedule, chain.layout, chain.model, chain.source, groups, memory,
+        const auto state = [&] {
+          try {
+            return std::make_unique<TrainingState>(chain.layout, state_options(chain.schedule),
+                                                   rank, memory);
+          } catch (const Error& error) {
+            groups.abort(error.what());
+            throw;
+          }
+        }();
+        Executor executor(*state, chain.model, {{&chain.schedule, &chain.source}}, groups, memory,
                           chain.options);
         executor.run_step(0, kRate);
         ADD_FAILURE() << "nothing was thrown on rank " << rank;

@@ -68,7 +68,8 @@ Trained train_golden(const Golden& golden, const std::string& strategy, int rank
     const auto device = make_cpu_device();
     Memory memory(*device);
     RankGroups groups = RankGroups::split_from(group, schedule);
-    Executor executor(schedule, layout, model, source, groups, memory, options);
+    TrainingState state(layout, state_options(schedule), rank, memory);
+    Executor executor(state, model, {{&schedule, &source}}, groups, memory, options);
     executor.set_parameters(
         [&](const std::string& name) -> std::span<const float> { return initial.at(name); });
     for (std::int64_t step = 0; step < tokens[0]; ++step) {

@@ -10,13 +10,12 @@
 
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/validate.h"
 
 // Plans of every sort, and the means to break them.
 namespace tessera::test {
-
-using Kind = ActionKind;
 
 inline std::string text_of(const std::vector<Violation>& violations) {
   std::string text;
@@ -82,11 +81,11 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
   }
 }
 
-inline int find(const Schedule& s, Kind kind, int occurrence = 0) {
+inline int find(const Schedule& s, const Operation& operation, int occurrence = 0) {
   for (std::size_t i = 0; i < s.actions.size(); ++i) {
-    if (s.actions[i].kind == kind && occurrence-- == 0) return static_cast<int>(i);
+    if (s.actions[i].operation == &operation && occurrence-- == 0) return static_cast<int>(i);
   }
-  ADD_FAILURE() << "no such " << to_string(kind);
+  ADD_FAILURE() << "no such " << operation.name;
   return 0;
 }
 
@@ -116,7 +115,7 @@ inline Schedule without(Schedule s, int index) {
   const Action gone = at(s, index);
   std::vector<int> instead = gone.waits;
   for (int i = index - 1; i >= 0; --i) {
-    if (at(s, i).lane() == gone.lane()) {
+    if (at(s, i).lane == gone.lane) {
       instead.push_back(i);
       break;
     }
@@ -125,11 +124,11 @@ inline Schedule without(Schedule s, int index) {
   for (std::size_t i = static_cast<std::size_t>(index) + 1; i < s.actions.size(); ++i) {
     Action& action = s.actions[i];
     const bool waited = std::erase(action.waits, index) > 0;
-    const bool next = first && action.lane() == gone.lane();
+    const bool next = first && action.lane == gone.lane;
     if (next) first = false;
     if (!waited && !next) continue;
     for (int wait : instead) {
-      if (at(s, wait).lane() != action.lane()) action.waits.push_back(wait);
+      if (at(s, wait).lane != action.lane) action.waits.push_back(wait);
     }
     std::ranges::sort(action.waits);
     action.waits.erase(std::unique(action.waits.begin(), action.waits.end()), action.waits.end());

@@ -141,13 +141,16 @@ struct ChainRun {
 struct ChainRank {
   ChainRank(const ChainRun& chain, ProcessGroup& world, ExecutorOptions options)
       : groups(RankGroups::split_from(world, chain.schedule)),
-        executor(std::make_unique<Executor>(chain.schedule, chain.layout, chain.model, chain.source,
+        state(chain.layout, state_options(chain.schedule), world.rank(), memory),
+        executor(std::make_unique<Executor>(state, chain.model,
+                                            std::vector<Program>{{&chain.schedule, &chain.source}},
                                             groups, memory, std::move(options))) {}
   ChainRank(const ChainRun& chain, ProcessGroup& world) : ChainRank(chain, world, chain.options) {}
 
   std::unique_ptr<Device> device = make_cpu_device();
   Memory memory{*device};
   RankGroups groups;
+  TrainingState state;
   std::unique_ptr<Executor> executor;
 };
 

@@ -137,7 +137,8 @@ inline SmallResult train(const SmallRun& run) {
     RankGroups groups = RankGroups::split_from(group, result.schedule);
     ExecutorOptions own = options;
     if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
-    Executor executor(result.schedule, layout, model, source, groups, memory, own);
+    TrainingState state(layout, state_options(result.schedule), rank, memory);
+    Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
     for (int step = 0; step < run.steps; ++step) {
       const StepResult r = executor.run_step(step, 1e-2);
       if (rank != 0) continue;

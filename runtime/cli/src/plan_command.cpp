@@ -8,7 +8,7 @@
 #include "json_output.h"
 #include "report.h"
 #include "terminal.h"
-#include "tessera/sharding/schedule.h"
+#include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -25,7 +25,7 @@ std::string action_line(const Schedule& schedule, std::size_t index) {
   const Action& action = schedule.actions[index];
   std::string line = std::to_string(index);
   line.insert(0, line.size() < 6 ? 6 - line.size() : 0, ' ');
-  std::string lane(to_string(action.lane()));
+  std::string lane(to_string(action.lane));
   lane.resize(std::max<std::size_t>(lane.size(), 8), ' ');
   line += "  " + lane + "  " + describe(schedule, action);
   for (std::size_t i = 0; i < action.waits.size(); ++i) {
@@ -55,33 +55,13 @@ void print_header(std::ostream& out, const Model& model, const TrainingPlan& pla
 
 void print_json(std::ostream& out, const Model& model, const Config& config,
                 const TrainingPlan& plan) {
-  nlohmann::ordered_json actions = nlohmann::ordered_json::array();
-  for (const Action& action : plan.schedule.actions) {
-    actions.push_back({{"kind", to_string(action.kind)},
-                       {"lane", to_string(action.lane())},
-                       {"unit", action.unit},
-                       {"layer", action.layer},
-                       {"micro_step", action.micro_step},
-                       {"slot", action.slot},
-                       {"axes", to_string(action.axes)},
-                       {"waits", action.waits}});
-  }
-  nlohmann::ordered_json units = nlohmann::ordered_json::array();
-  for (const ScheduleUnit& unit : plan.schedule.units) {
-    units.push_back({{"name", unit.name},
-                     {"trainable_numel", unit.trainable_numel},
-                     {"frozen_numel", unit.frozen_numel}});
-  }
   const nlohmann::ordered_json json{{"kind", "plan"},
                                     {"settings", config.values()},
                                     {"parameters", parameter_count(model)},
-                                    {"units", units},
-                                    {"parameter_slots", plan.schedule.parameter_slots},
-                                    {"gradient_slots", plan.schedule.gradient_slots},
                                     {"peak_bytes", to_json(plan.memory)},
                                     {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                                     {"collectives", calls_to_json(plan.traffic)},
-                                    {"actions", actions}};
+                                    {"schedule", to_json(plan.schedule)}};
   write_json(out, json);
 }
 

@@ -5,6 +5,7 @@
 
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/rank_device.h"
 #include "text_table.h"
@@ -119,20 +120,25 @@ std::vector<std::string> learning_rate_notes(const Config& config,
 }
 
 std::string describe_shape(const Schedule& schedule) {
-  std::array<std::int64_t, kActionKinds> counts{};
-  for (const Action& action : schedule.actions) ++counts[static_cast<std::size_t>(action.kind)];
+  const auto count = [&](auto&& matches, const auto& list) {
+    return static_cast<std::int64_t>(std::ranges::count_if(list, matches));
+  };
   std::string kinds;
-  for (int i = 0; i < kActionKinds; ++i) {
-    const std::int64_t count = counts[static_cast<std::size_t>(i)];
-    if (count == 0) continue;
-    kinds += (kinds.empty() ? "" : ", ") + with_commas(count) + " " +
-             in_words(to_string(static_cast<ActionKind>(i)));
+  for (const Operation* const operation : all_operations()) {
+    const std::int64_t actions = count(
+        [&](const Action& action) { return action.operation == operation; }, schedule.actions);
+    if (actions == 0) continue;
+    kinds += (kinds.empty() ? "" : ", ") + with_commas(actions) + " " + in_words(operation->name);
   }
+  const auto slots = [&](Role role) {
+    return count([&](const ScheduleBuffer& b) { return b.is_slot() && b.role == role; },
+                 schedule.buffers);
+  };
   const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   return counted(size(schedule.actions), "action") + " per step (" + kinds + "); " +
          counted(size(schedule.units), "unit") + ", " +
-         counted(size(schedule.parameter_slots), "parameter slot") + ", " +
-         counted(size(schedule.gradient_slots), "gradient slot");
+         counted(slots(Role::kParameter), "parameter slot") + ", " +
+         counted(slots(Role::kGradient), "gradient slot");
 }
 
 std::string describe_model(const Model& model, const TrainingPlan& plan) {

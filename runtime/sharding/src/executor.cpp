@@ -2,52 +2,62 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 
 #include "lanes.h"
 #include "layer_runner.h"
 #include "micro_batches.h"
-#include "rank_state.h"
 #include "registration.h"
+#include "step_buffers.h"
 #include "step_exchange.h"
 #include "step_graph.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/philox.h"
+#include "tessera/sharding/operation.h"
+#include "tessera/sharding/step_context.h"
 
 namespace tessera {
+namespace {
+
+std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
+  std::vector<const Schedule*> schedules;
+  for (const Program& program : programs) schedules.push_back(program.schedule);
+  return schedules;
+}
+
+}  // namespace
 
 class Executor::Impl {
  public:
-  Impl(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-       const BatchSource& source, RankGroups& groups, Memory& memory, ExecutorOptions options)
-      : schedule_(schedule),
+  Impl(TrainingState& state, const Model& model, const std::vector<Program>& programs,
+       RankGroups& groups, Memory& memory, ExecutorOptions options)
+      : state_(state),
         model_(model),
-        layout_(layout),
+        layout_(state.layout()),
         groups_(groups),
         options_(std::move(options)),
         device_(memory.device()),
         kernels_(kernels_for(memory.device())),
         lanes_(memory.device(), groups, options_),
-        state_(schedule, layout, groups.rank(), memory),
-        exchange_(schedule, state_, groups.control(), memory),
-        batches_(schedule, source, state_, memory, options_.micro_batch),
-        layers_(schedule, layout, model, batches_, state_, memory, options_),
-        graph_(StepGraph::make(memory.device(), lanes_, groups, options_)),
-        waited_for_(schedule.actions.size()),
-        events_(schedule.actions.size()) {
-    for (const Action& action : schedule.actions) {
-      for (const int wait : action.waits) waited_for_[static_cast<std::size_t>(wait)] = true;
-    }
+        exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory) {
     plan_segments();
-    run_apart([this](Stream& stream) { state_.initialize(stream, options_.seed); });
-    registration_note_ = register_buffers(schedule, state_, groups);
+    run_apart([&](Stream& stream) {
+      state_.initialize(options_.seed, stream);
+      pool_ = std::make_unique<BufferPool>(schedules_of(programs), memory, stream);
+    });
+    for (const Program& program : programs) {
+      programs_.push_back(std::make_unique<Loaded>(*this, program, memory));
+      registration_note_ += register_buffers(*program.schedule, programs_.back()->buffers, groups);
+    }
     prepare(memory);
   }
 
-  StepResult run_step(std::int64_t step, double learning_rate);
+  StepResult run_step(std::int64_t step, double learning_rate, std::size_t program);
+  StepResult evaluate(std::size_t program, std::int64_t samples);
   void set_parameters(const ParameterValues& values) {
     run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
   }
@@ -56,20 +66,30 @@ class Executor::Impl {
   std::vector<std::string> notes();
 
  private:
+  /// A schedule, and what it takes to run it.
+  struct Loaded {
+    Loaded(Impl& impl, const Program& program, Memory& memory);
+
+    const Schedule& schedule;
+    StepBuffers buffers;
+    MicroBatches batches;
+    LayerRunner layers;
+    StepContext context;
+    std::unique_ptr<StepGraph> graph;
+    std::vector<bool> waited_for;
+    std::vector<Event> events;
+  };
+
   void run_apart(const std::function<void(Stream& compute)>& work);
   void abandon(std::string_view reason) noexcept;
-  void issue_step();
-  void issue(int index);
-  std::function<void()> computation(int index, Stream& stream);
-  void collective(const Action& action, Stream& stream);
-  void all_gather_parameters(const Action& action, ProcessGroup& group, Stream& stream);
-  void reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream);
-  void update(int unit, Stream& stream);
+  void issue_step(Loaded& program);
+  void issue(Loaded& program, int index);
+  void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
   void prepare(Memory& memory);
   std::vector<float> gather_flat(int unit, bool trainable);
 
-  const Schedule& schedule_;
+  TrainingState& state_;
   const Model& model_;
   const ModelLayout& layout_;
   RankGroups& groups_;
@@ -77,16 +97,12 @@ class Executor::Impl {
   Device& device_;
   const KernelTable& kernels_;
   Lanes lanes_;
-  RankState state_;
   StepExchange exchange_;
-  MicroBatches batches_;
-  LayerRunner layers_;
-  Tensor scratch_;  ///< of the compute lane, on a CUDA device
-  std::unique_ptr<StepGraph> graph_;
-  std::vector<bool> waited_for_;
-  std::vector<Event> events_;
+  std::unique_ptr<BufferPool> pool_;
+  std::vector<std::unique_ptr<Loaded>> programs_;
+  Tensor scratch_;                                   ///< of the compute lane, on a CUDA device
   std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
-  /// By unit: the place of its first element if all units were one.
+  /// By unit: the place of the optimizer shard's first element if all units were one.
   std::vector<std::int64_t> first_elements_;
   RandomKey rounding_key_{};  ///< of the step
   std::string registration_note_;
@@ -94,13 +110,34 @@ class Executor::Impl {
   std::vector<ActionSpan> spans_;
 };
 
+Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memory)
+    : schedule(*program.schedule),
+      buffers(schedule, impl.state_, *impl.pool_),
+      batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch),
+      layers(schedule, impl.layout_, impl.model_, batches, buffers, memory, impl.options_),
+      context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
+              [this, &impl](const Action& action, Stream& stream) {
+                impl.update(*this, action, stream);
+              }),
+      graph(schedule.purpose == Purpose::kTrain
+                ? StepGraph::make(impl.device_, impl.lanes_, impl.groups_, impl.options_)
+                : nullptr),
+      waited_for(schedule.actions.size()),
+      events(schedule.actions.size()) {
+  for (const Action& action : schedule.actions) {
+    for (const int wait : action.waits) waited_for[static_cast<std::size_t>(wait)] = true;
+  }
+}
+
 /// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
 void Executor::Impl::plan_segments() {
   std::int64_t elements = 0;
   for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
-    const Range shard = state_.optimizer_range(u);
+    const FlatParameter& flat = layout_.units[static_cast<std::size_t>(u)].trainable;
+    const Range shard = state_.nesting().range(
+        flat.padded_numel, state_.nesting().placement().optimizer, state_.rank());
     std::vector<AdamWSegment> segments;
-    for (const FlatTensor& tensor : state_.flat(u, true).tensors) {
+    for (const FlatTensor& tensor : flat.tensors) {
       const std::int64_t begin = std::max(shard.begin, tensor.offset);
       const std::int64_t end = std::min(shard.end(), tensor.offset + tensor.spec.shape.numel());
       if (begin >= end) continue;
@@ -110,9 +147,8 @@ void Executor::Impl::plan_segments() {
            .weight_decay = options_.optimizer.weight_decay * tensor.spec.weight_decay_scale});
     }
     segments_.push_back(std::move(segments));
-    first_elements_.push_back(elements);
-    const std::int64_t numel = state_.flat(u, true).numel;
-    elements += (numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
+    first_elements_.push_back(elements + shard.begin);
+    elements += (flat.numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
   }
 }
 
@@ -124,7 +160,9 @@ void Executor::Impl::prepare(Memory& memory) {
   auto* const compute = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
   if (compute == nullptr) return;  // simulated
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
-  layers_.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
+  for (const auto& program : programs_) {
+    program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
+  }
 }
 
 /// Runs kernels of no step, and waits for them. The thread that calls a CPU's kernel runs it, and
@@ -136,23 +174,24 @@ void Executor::Impl::run_apart(const std::function<void(Stream& compute)>& work)
   stream->synchronize();
 }
 
-StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
+StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate, std::size_t number) {
+  Loaded& program = *programs_.at(number);
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   lanes_.take_spans();  // of what ran between steps
   try {
-    batches_.read(step);
+    program.batches.read(step);
     const OptimizerOptions& o = options_.optimizer;
     rounding_key_ = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))};
-    exchange_.begin_step(batches_.items(), adamw_scalars(static_cast<float>(learning_rate), o.beta1,
-                                                         o.beta2, step + 1));
-    if (graph_ == nullptr) {
-      issue_step();
+    exchange_.begin_step(program.batches.items(), adamw_scalars(static_cast<float>(learning_rate),
+                                                                o.beta1, o.beta2, step + 1));
+    if (program.graph == nullptr) {
+      issue_step(program);
     } else {
-      graph_->run({.number = step + 1,
-                   .longest = longest_step_,
-                   .values_change = layers_.draws_random() || o.stochastic_rounding},
-                  [this] { issue_step(); });
+      program.graph->run({.number = step + 1,
+                          .longest = longest_step_,
+                          .values_change = program.layers.draws_random() || o.stochastic_rounding},
+                         [&] { issue_step(program); });
     }
   } catch (const std::exception& error) {
     abandon(error.what());
@@ -170,11 +209,32 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate) {
           .items = exchange_.total_items()};
 }
 
-void Executor::Impl::issue_step() {
+void Executor::Impl::issue_step(Loaded& program) {
   Stream& compute = lanes_.of(Lane::kCompute);
-  batches_.send(compute);
+  program.batches.send(compute);
   exchange_.send_scalars(compute);
-  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) issue(i);
+  const auto actions = static_cast<int>(program.schedule.actions.size());
+  for (int i = 0; i < actions; ++i) issue(program, i);
+}
+
+/// The samples are cut into steps of the schedule; the last one reads on beyond them, and the
+/// source says which of those do not count.
+StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
+  const Schedule& schedule = programs_.at(number)->schedule;
+  require(schedule.purpose == Purpose::kEvaluate, ErrorCode::kInvalidArgument,
+          "this schedule trains; evaluation needs one that was planned for it");
+  const std::int64_t per_step =
+      options_.micro_batch * schedule.micro_steps * schedule.mesh.world_size();
+  std::array<std::int64_t, kExactSumWords> losses{};
+  StepResult result;
+  for (std::int64_t step = 0; step * per_step < samples; ++step) {
+    result.items += run_step(step, 0.0, number).items;
+    const std::span<const std::int64_t> words = exchange_.loss_words();
+    for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
+  }
+  const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));
+  result.loss = result.items > 0 ? sum / static_cast<double>(result.items) : 0.0;
+  return result;
 }
 
 /// Peers must not wait for what will never be issued, and what was issued must not outlive its
@@ -188,125 +248,61 @@ void Executor::Impl::abandon(std::string_view reason) noexcept {
 }
 
 /// Issues one action on its lane: waits, work, and an event if somebody waits for it.
-void Executor::Impl::issue(int index) {
-  const Action& action = schedule_.actions[static_cast<std::size_t>(index)];
-  Stream& stream = lanes_.of(action.lane());
-  for (const int wait : action.waits) stream.wait(events_[static_cast<std::size_t>(wait)]);
-  const Work work{.name = to_string(action.kind),
+void Executor::Impl::issue(Loaded& program, int index) {
+  const auto i = static_cast<std::size_t>(index);
+  const Action& action = program.schedule.actions[i];
+  Stream& stream = lanes_.of(action.lane);
+  for (const int wait : action.waits) stream.wait(program.events[static_cast<std::size_t>(wait)]);
+  const auto run = action.operation->run;
+  const Work work{.name = action.operation->name,
                   .action = index,
-                  .seconds = options_.cost ? options_.cost(schedule_, action) : 0.0};
-  if (is_collective(action.kind)) {
+                  .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0};
+  if (is_collective(action)) {
     // Process groups submit tasks of their own, which know of no action. An empty one before them
     // takes the action's cost, and begins its span.
     stream.submit(work, [] {});
-    collective(action, stream);
-  } else if (action.kind != ActionKind::kReshard) {  // its event alone: the slot is free again
-    stream.submit(work, computation(index, stream));
+    run(program.context, action, stream);
+  } else if (run != nullptr) {  // else its event alone: the slot is free again
+    stream.submit(work,
+                  [&program, &action, run, &stream] { run(program.context, action, stream); });
   }
-  if (waited_for_[static_cast<std::size_t>(index)]) {
-    events_[static_cast<std::size_t>(index)] = stream.record();
-  }
+  if (program.waited_for[i]) program.events[i] = stream.record();
 }
 
-/// The task of an action in which ranks do not meet.
-std::function<void()> Executor::Impl::computation(int index, Stream& stream) {
-  const Action& action = schedule_.actions[static_cast<std::size_t>(index)];
-  switch (action.kind) {
-    case ActionKind::kForward:
-      return [this, index, &stream] { layers_.forward(index, stream); };
-    case ActionKind::kLoss:
-      return [this, index, &stream] {
-        layers_.loss(index, exchange_.loss_scale(), exchange_.loss_sum(), stream);
-      };
-    case ActionKind::kBackward:
-      return [this, index, &stream] { layers_.backward(index, stream); };
-    case ActionKind::kAccumulate:
-      return [this, &action, &stream] {
-        const TensorView slot = state_.gradient_slot(action.slot, action.unit);
-        const TensorView buffer = state_.gradient_buffer(action.unit);
-        if (action.micro_step == 0) return kernels_.cast({.src = slot, .dst = buffer}, stream);
-        kernels_.add({.src = slot, .dst = buffer}, stream);
-      };
-    case ActionKind::kRound:
-      return [this, &action, &stream] {
-        kernels_.cast({.src = state_.gradient_buffer(action.unit),
-                       .dst = state_.gradient_slot(action.slot, action.unit)},
-                      stream);
-      };
-    case ActionKind::kSquares:
-      return [this, unit = action.unit, &stream] { exchange_.add_squares(unit, stream); };
-    case ActionKind::kUpdate:
-      return [this, unit = action.unit, &stream] { update(unit, stream); };
-    default:
-      fail(ErrorCode::kInternal, to_string(action.kind), " is not a computation");
-  }
-}
-
-void Executor::Impl::collective(const Action& action, Stream& stream) {
-  const auto group = [&]() -> ProcessGroup& { return groups_.of(action.lane(), action.axes); };
-  const AxisSet kept = schedule_.placement.optimizer;
-  switch (action.kind) {
-    case ActionKind::kCountItems:
-      exchange_.exchange_items(stream);
-      break;
-    case ActionKind::kUnshard:
-      all_gather_parameters(action, group(), stream);
-      break;
-    case ActionKind::kReduceScatter:
-      reduce_scatter(action, group(), stream);
-      break;
-    case ActionKind::kAllReduce:
-      group().all_reduce(state_.gradient_range(action.unit, kept), stream);
-      break;
-    case ActionKind::kGatherGradient:
-      group().all_gather(state_.gradient_range(action.unit, state_.nesting().all_axes()),
-                         state_.gradient_range(action.unit, kept), stream);
-      break;
-    case ActionKind::kExchange:
-      exchange_.exchange_results(options_.optimizer.clip_norm, stream);
-      break;
-    case ActionKind::kGatherParameter:
-      group().all_gather(state_.updated_parameters(action.unit),
-                         state_.parameter_buffer(action.unit, true), stream);
-      break;
-    default:
-      fail(ErrorCode::kInternal, to_string(action.kind), " is not a collective");
-  }
-}
-
-void Executor::Impl::all_gather_parameters(const Action& action, ProcessGroup& group,
-                                           Stream& stream) {
-  for (const bool trainable : {true, false}) {
-    if (state_.flat(action.unit, trainable).padded_numel == 0) continue;
-    group.all_gather(state_.parameter_buffer(action.unit, trainable),
-                     state_.in_parameter_slot(action.slot, action.unit, trainable), stream);
-  }
-}
-
-void Executor::Impl::reduce_scatter(const Action& action, ProcessGroup& group, Stream& stream) {
-  const TensorView input = action.slot >= 0 ? state_.gradient_slot(action.slot, action.unit)
-                                            : state_.gradient_buffer(action.unit);
-  const AxisSet cut = schedule_.gradient_buffer_axes() | action.axes;
-  group.reduce_scatter(input, state_.gradient_range(action.unit, cut), action.accumulate, stream);
-}
-
-void Executor::Impl::update(int unit, Stream& stream) {
+/// The shards of an optimizer step: operands by their roles, in the order of the optimizer's
+/// tensors.
+void Executor::Impl::update(const Loaded& program, const Action& action, Stream& stream) {
   const OptimizerOptions& o = options_.optimizer;
-  const bool has_copy = schedule_.parameter_dtype != DType::kFloat32;
-  kernels_.adamw({.master = state_.master(unit),
-                  .gradient = state_.gradient_range(unit, schedule_.placement.optimizer),
-                  .m = state_.first_moment(unit),
-                  .v = state_.second_moment(unit),
-                  .parameter = has_copy ? state_.updated_parameters(unit) : TensorView(),
-                  .segments = segments_[static_cast<std::size_t>(unit)],
+  const Schedule& schedule = program.schedule;
+  TensorView gradient, master, parameter;
+  std::vector<TensorView> states;
+  for (const Operand& operand : action.reads) {
+    if (schedule.role(operand.buffer) == Role::kGradient) {
+      gradient = program.buffers.view(operand);
+    }
+  }
+  for (const Operand& operand : action.writes) {
+    const TensorView view = program.buffers.view(operand);
+    const Role role = schedule.role(operand.buffer);
+    if (role == Role::kParameter) parameter = view;
+    if (role == Role::kMaster) master = view;
+    if (role == Role::kOptimizer) states.push_back(view);
+  }
+  const bool has_copy = static_cast<bool>(master);
+  const auto unit = static_cast<std::size_t>(action.writes.front().unit);
+  kernels_.adamw({.master = has_copy ? master : parameter,
+                  .gradient = gradient,
+                  .m = states.at(0),
+                  .v = states.at(1),
+                  .parameter = has_copy ? parameter : TensorView(),
+                  .segments = segments_[unit],
                   .scalars = exchange_.adamw_scalars(),
                   .beta1 = o.beta1,
                   .beta2 = o.beta2,
                   .epsilon = o.epsilon,
                   .stochastic_rounding = o.stochastic_rounding,
                   .rounding_key = rounding_key_,
-                  .first_index = first_elements_[static_cast<std::size_t>(unit)] +
-                                 state_.optimizer_range(unit).begin},
+                  .first_index = first_elements_[unit]},
                  stream);
 }
 
@@ -321,11 +317,19 @@ std::vector<std::string> Executor::Impl::notes() {
   return notes;
 }
 
-/// A whole flat parameter in fp32, put together from the finest shards of all ranks.
+/// An unsharded flat parameter in fp32, put together from the finest shards of all ranks.
 std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
-  if (state_.flat(unit, trainable).padded_numel == 0) return {};
+  const Unit& of = layout_.units[static_cast<std::size_t>(unit)];
+  const std::int64_t numel = (trainable ? of.trainable : of.frozen).padded_numel;
+  if (numel == 0) return {};
   Stream& stream = lanes_.of(Lane::kReduce);
-  const TensorView mine = state_.finest_master(unit, trainable);
+  const ShardNesting& nesting = state_.nesting();
+  const Placement& placement = nesting.placement();
+  const TensorView held = trainable ? state_.master(unit) : state_.find(Role::kFrozen, unit)->view;
+  const AxisSet cut = trainable ? placement.optimizer : placement.parameter;
+  const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
+  const std::int64_t origin = nesting.range(numel, cut, state_.rank()).begin;
+  const TensorView mine = held.narrow(0, finest.begin - origin, finest.numel);
   ProcessGroup* const control = groups_.control();
   const std::int64_t ranks = control != nullptr ? control->size() : 1;
   const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
@@ -349,8 +353,9 @@ void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>&
         flats = {gather_flat(a.unit, false), gather_flat(a.unit, true)};
         gathered = a.unit;
       }
+      const Unit& unit = layout_.units[static_cast<std::size_t>(a.unit)];
       const FlatTensor& tensor =
-          state_.flat(a.unit, a.trainable).tensors[static_cast<std::size_t>(a.tensor)];
+          (a.trainable ? unit.trainable : unit.frozen).tensors[static_cast<std::size_t>(a.tensor)];
       const auto first = flats[a.trainable ? 1 : 0].begin() + tensor.offset;
       receive({tensor.spec.name, tensor.spec.shape,
                std::vector<float>(first, first + tensor.spec.shape.numel())});
@@ -358,19 +363,21 @@ void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>&
   }
 }
 
-Executor::Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                   const BatchSource& source, RankGroups& groups, Memory& memory,
-                   ExecutorOptions options) try
-    : impl_(std::make_unique<Impl>(schedule, layout, model, source, groups, memory,
-                                   std::move(options))) {
+Executor::Executor(TrainingState& state, const Model& model, std::vector<Program> programs,
+                   RankGroups& groups, Memory& memory, ExecutorOptions options) try
+    : impl_(std::make_unique<Impl>(state, model, programs, groups, memory, std::move(options))) {
 } catch (const std::exception& error) {
   groups.abort(error.what());  // peers may be waiting in a step already; rethrows
 }
 
 Executor::~Executor() = default;
 
-StepResult Executor::run_step(std::int64_t step, double learning_rate) {
-  return impl_->run_step(step, learning_rate);
+StepResult Executor::run_step(std::int64_t step, double learning_rate, std::size_t program) {
+  return impl_->run_step(step, learning_rate, program);
+}
+
+StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
+  return impl_->evaluate(program, samples);
 }
 
 void Executor::set_parameters(const ParameterValues& values) { impl_->set_parameters(values); }

@@ -16,14 +16,16 @@ std::size_t bits_of(AxisSet axes) {
   return bits;
 }
 
-/// Every (lane, axes) that some collective of the schedule uses, the same on all ranks.
-std::vector<std::pair<Lane, AxisSet>> collectives_of(const Schedule& schedule) {
+/// Every (lane, axes) that some collective of the schedules uses, the same on all ranks.
+std::vector<std::pair<Lane, AxisSet>> collectives_of(std::span<const Schedule* const> schedules) {
   std::set<std::pair<Lane, std::size_t>> seen;
   std::vector<std::pair<Lane, AxisSet>> out;
-  for (const Action& action : schedule.actions) {
-    if (action.axes.empty()) continue;
-    if (seen.insert({action.lane(), bits_of(action.axes)}).second) {
-      out.emplace_back(action.lane(), action.axes);
+  for (const Schedule* const schedule : schedules) {
+    for (const Action& action : schedule->actions) {
+      if (action.axes.empty()) continue;
+      if (seen.insert({action.lane, bits_of(action.axes)}).second) {
+        out.emplace_back(action.lane, action.axes);
+      }
     }
   }
   return out;
@@ -32,6 +34,12 @@ std::vector<std::pair<Lane, AxisSet>> collectives_of(const Schedule& schedule) {
 }  // namespace
 
 RankGroups RankGroups::split_from(ProcessGroup& world, const Schedule& schedule) {
+  const Schedule* const one = &schedule;
+  return split_from(world, std::span(&one, 1));
+}
+
+RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule* const> schedules) {
+  const Schedule& schedule = *schedules.front();
   const Mesh& mesh = schedule.mesh;
   require(world.size() == mesh.world_size(), ErrorCode::kInvalidArgument, "the schedule is for ",
           mesh.world_size(), " ranks but the process group has ", world.size());
@@ -39,7 +47,7 @@ RankGroups RankGroups::split_from(ProcessGroup& world, const Schedule& schedule)
   groups.rank_ = world.rank();
   if (world.size() == 1) return groups;
   const ShardNesting nesting(mesh, schedule.placement);
-  for (const auto& [lane, axes] : collectives_of(schedule)) {
+  for (const auto& [lane, axes] : collectives_of(schedules)) {
     const int color = nesting.index(nesting.all_axes() - axes, groups.rank_);
     groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
         world.split(color, nesting.index(axes, groups.rank_));
@@ -48,11 +56,12 @@ RankGroups RankGroups::split_from(ProcessGroup& world, const Schedule& schedule)
   return groups;
 }
 
-RankGroups RankGroups::simulated(int rank, const Schedule& schedule) {
+RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> schedules) {
+  const Schedule& schedule = *schedules.front();
   RankGroups groups;
   groups.rank_ = rank;
   const ShardNesting nesting(schedule.mesh, schedule.placement);
-  for (const auto& [lane, axes] : collectives_of(schedule)) {
+  for (const auto& [lane, axes] : collectives_of(schedules)) {
     groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
         make_sim_group(nesting.index(axes, rank), schedule.mesh.size(axes));
   }

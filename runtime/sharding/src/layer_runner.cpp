@@ -1,79 +1,62 @@
 #include "layer_runner.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera {
 namespace {
 
-bool is_layer_action(ActionKind kind) {
-  return kind == ActionKind::kForward || kind == ActionKind::kLoss || kind == ActionKind::kBackward;
+const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>& operands,
+                            int unit, Role role) {
+  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
+    if (operand.unit != unit) return false;
+    const ScheduleBuffer& buffer = schedule.buffer(operand);
+    return buffer.role == role ||
+           (buffer.is_slot() && role == Role::kFrozen && buffer.role == Role::kParameter);
+  });
+  return found == operands.end() ? nullptr : &*found;
+}
+
+TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
+  return flat.narrow(0, tensor.offset, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
+}
+
+const FlatParameter& flat_of(const ModelLayout& layout, const ParameterAddress& address) {
+  const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
+  return address.trainable ? unit.trainable : unit.frozen;
 }
 
 }  // namespace
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                         const MicroBatches& batches, const RankState& state, Memory& memory,
+                         const MicroBatches& batches, const StepBuffers& buffers, Memory& memory,
                          const ExecutorOptions& options)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
       batches_(batches),
-      state_(state),
+      buffers_(buffers),
       memory_(memory),
       options_(options),
-      kernels_(&kernels_for(memory.device())),
-      kept_(layout.layers.size()) {
+      kernels_(&kernels_for(memory.device())) {
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
   for (const Unit& unit : layout.units) written_.emplace_back(unit.trainable.tensors.size());
-  plan_bindings();
-}
-
-void LayerRunner::plan_bindings() {
-  const std::size_t units = schedule_.units.size();
-  gradient_slots_.assign(units * static_cast<std::size_t>(schedule_.micro_steps), -1);
-  for (const GradientTarget& target : schedule_.gradient_targets) {
-    gradient_slots_[static_cast<std::size_t>(target.micro_step) * units +
-                    static_cast<std::size_t>(target.unit)] = target.slot;
-  }
-  bindings_.resize(schedule_.actions.size());
-  std::vector<int> slot_of_unit(schedule_.units.size(), -1);
-  std::map<std::pair<int, int>, int> last_writer;  // (micro-step, unit) -> action
-  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) {
-    const Action& a = action(i);
-    if (a.kind == ActionKind::kUnshard) slot_of_unit[static_cast<std::size_t>(a.unit)] = a.slot;
-    if (a.kind == ActionKind::kReshard) slot_of_unit[static_cast<std::size_t>(a.unit)] = -1;
-    if (!is_layer_action(a.kind)) continue;
-    const auto layer = static_cast<std::size_t>(a.layer);
-    Binding& binding = bindings_[static_cast<std::size_t>(i)];
-    for (const ParameterAddress& address : layout_.layers[layer].parameters) {
-      binding.parameter_slots.push_back(slot_of_unit[static_cast<std::size_t>(address.unit)]);
-    }
-    if (a.kind == ActionKind::kForward) continue;
-    for (const int unit : schedule_.layers[layer].gradients) {
-      const auto [it, is_first] = last_writer.try_emplace({a.micro_step, unit}, i);
-      if (is_first) binding.gradients_begin.push_back(unit);
-      it->second = i;
-    }
-  }
-  for (const auto& [key, index] : last_writer) {
-    bindings_[static_cast<std::size_t>(index)].gradients_end.push_back(key.second);
-  }
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
                           Stream& stream) {
   const KernelTable plans = planning(*kernels_);
   const KernelTable* const real = std::exchange(kernels_, &plans);
-  for (int i = 0; i < static_cast<int>(schedule_.actions.size()); ++i) {
-    if (action(i).kind == ActionKind::kForward) forward(i, stream);
-    if (action(i).kind == ActionKind::kLoss) loss(i, loss_scale, loss_sum, stream);
-    if (action(i).kind == ActionKind::kBackward) backward(i, stream);
+  for (const Action& action : schedule_.actions) {
+    if (action.operation == &operations::kForward) forward(action, stream);
+    if (action.operation == &operations::kForwardLoss) forward_loss(action, loss_sum, stream);
+    if (action.operation == &operations::kLoss) loss(action, loss_scale, loss_sum, stream);
+    if (action.operation == &operations::kBackward) backward(action, stream);
   }
   kernels_ = real;
 }
@@ -83,51 +66,53 @@ bool LayerRunner::recomputes(int layer) const {
          layout_.layers[static_cast<std::size_t>(layer)].backward_reads_parameters;
 }
 
-TensorView LayerRunner::gradient_of(int unit, int micro_step) const {
-  const int slot = gradient_slots_[static_cast<std::size_t>(micro_step) * schedule_.units.size() +
-                                   static_cast<std::size_t>(unit)];
-  return slot >= 0 ? state_.gradient_slot(slot, unit) : state_.gradient_buffer(unit);
+Tensor LayerRunner::take(int buffer) {
+  const auto found = activations_.find(buffer);
+  require(found != activations_.end(), ErrorCode::kInternal, schedule_.name_of(buffer),
+          " is not there");
+  Tensor tensor = std::move(found->second.output);
+  if (found->second.tape == nullptr && !found->second.input) activations_.erase(found);
+  return tensor;
 }
 
-std::span<Parameter> LayerRunner::bind(int index, bool gradients) {
-  const Action& a = action(index);
-  const auto layer = static_cast<std::size_t>(a.layer);
-  const Binding& binding = bindings_[static_cast<std::size_t>(index)];
+std::span<Parameter> LayerRunner::bind(const Action& action) {
+  const auto layer = static_cast<std::size_t>(action.layer);
   std::vector<Parameter>& parameters = parameters_[layer];
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
-    const FlatTensor& tensor = state_.flat(address.unit, address.trainable)
-                                   .tensors[static_cast<std::size_t>(address.tensor)];
-    const int slot = binding.parameter_slots[p];
-    const bool reads = slot >= 0 || schedule_.placement.parameter.empty();
+    const FlatTensor& tensor =
+        flat_of(layout_, address).tensors[static_cast<std::size_t>(address.tensor)];
+    const Role flat = address.trainable ? Role::kParameter : Role::kFrozen;
+    const Operand* const value = find_operand(schedule_, action.reads, address.unit, flat);
     // A layer whose backward reads no parameters finds none: its unit may be in shards.
-    parameters[p].value =
-        reads ? RankState::tensor_of(
-                    slot >= 0 ? state_.in_parameter_slot(slot, address.unit, address.trainable)
-                              : state_.parameter_buffer(address.unit, address.trainable),
-                    tensor)
-              : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
+    parameters[p].value = value != nullptr
+                              ? tensor_of(buffers_.view(*value, flat), tensor)
+                              : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
     parameters[p].gradient = {};
-    if (gradients && address.trainable) {
-      parameters[p].gradient =
-          RankState::tensor_of(gradient_of(address.unit, a.micro_step), tensor);
-      parameters[p].gradient_written = written_[static_cast<std::size_t>(address.unit)]
-                                               [static_cast<std::size_t>(address.tensor)] != 0;
-    }
+    const Operand* const gradient =
+        address.trainable ? find_operand(schedule_, action.writes, address.unit, Role::kGradient)
+                          : nullptr;
+    if (gradient == nullptr) continue;
+    parameters[p].gradient = tensor_of(buffers_.view(*gradient), tensor);
+    parameters[p].gradient_written = written_[static_cast<std::size_t>(address.unit)]
+                                             [static_cast<std::size_t>(address.tensor)] != 0;
   }
   return parameters;
 }
 
-/// Slots change hands: what lies between and behind the tensors must not reach a sum.
-void LayerRunner::begin_gradients(int index, Stream& stream) {
-  for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_begin) {
-    std::ranges::fill(written_[static_cast<std::size_t>(unit)], char{0});
-    const TensorView gradient = gradient_of(unit, action(index).micro_step);
+/// Where a unit's gradient begins anew: what lies between and behind the tensors must not reach a
+/// sum, for slots change hands.
+void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
+  for (const Operand& operand : action.writes) {
+    if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
+    const auto unit = static_cast<std::size_t>(operand.unit);
+    std::ranges::fill(written_[unit], char{0});
+    const TensorView gradient = buffers_.view(operand);
     std::int64_t end = 0;
     const auto clear_until = [&](std::int64_t begin) {
       if (begin > end) kernels_->fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
     };
-    for (const FlatTensor& tensor : state_.flat(unit, true).tensors) {
+    for (const FlatTensor& tensor : layout_.units[unit].trainable.tensors) {
       clear_until(tensor.offset);
       end = tensor.offset + tensor.spec.shape.numel();
     }
@@ -135,23 +120,15 @@ void LayerRunner::begin_gradients(int index, Stream& stream) {
   }
 }
 
-/// A parameter that no operation of this micro-step used has gradient zero.
-void LayerRunner::end_gradients(int index, Stream& stream) {
-  const Action& a = action(index);
-  const auto layer = static_cast<std::size_t>(a.layer);
+/// A parameter of the layer that no operation used has gradient zero.
+void LayerRunner::end_gradients(const Action& action, Stream& stream) {
+  const auto layer = static_cast<std::size_t>(action.layer);
   for (std::size_t p = 0; p < parameters_[layer].size(); ++p) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
     if (!address.trainable) continue;
-    written_[static_cast<std::size_t>(address.unit)][static_cast<std::size_t>(address.tensor)] =
-        parameters_[layer][p].gradient_written ? 1 : 0;
-  }
-  for (const int unit : bindings_[static_cast<std::size_t>(index)].gradients_end) {
-    const auto& tensors = state_.flat(unit, true).tensors;
-    for (std::size_t t = 0; t < tensors.size(); ++t) {
-      if (written_[static_cast<std::size_t>(unit)][t] != 0) continue;
-      kernels_->fill({.dst = RankState::tensor_of(gradient_of(unit, a.micro_step), tensors[t])},
-                     stream);
-    }
+    const Parameter& parameter = parameters_[layer][p];
+    if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
+    written_[static_cast<std::size_t>(address.unit)][static_cast<std::size_t>(address.tensor)] = 1;
   }
 }
 
@@ -161,7 +138,7 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
       memory_, stream, batches_.at(a.micro_step),
       TapeOptions{.record = record,
                   .selective = schedule_.recompute == Recompute::kSelective,
-                  .training = true,
+                  .training = schedule_.purpose == Purpose::kTrain,
                   .loss_scale = loss_scale,
                   .seed = options_.seed,
                   .layer = static_cast<std::uint64_t>(a.layer),
@@ -183,63 +160,85 @@ Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
   return tape.input(std::move(converted), false);
 }
 
-void LayerRunner::forward(int index, Stream& stream) {
-  const Action& a = action(index);
+void LayerRunner::forward(const Action& a, Stream& stream) {
   const auto layer = static_cast<std::size_t>(a.layer);
-  const bool trains = a.layer >= schedule_.first_backward_layer;
+  const bool trains =
+      schedule_.purpose == Purpose::kTrain && a.layer >= schedule_.first_backward_layer;
   const bool record = trains && !recomputes(a.layer);
-  Kept& kept = kept_[layer];
+  Activation kept;
   auto tape = make_tape(a, record, {}, stream);
-  if (trains && !record) kept.input = flowing_;
-  Value input = input_of(a.layer, *tape, std::move(flowing_));
-  Value output = model_.layers[layer]->forward(*tape, input, bind(index, false));
-  flowing_ = std::move(output.tensor);
+  Tensor flowing = a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor();
+  if (trains && !record) kept.input = flowing;
+  Value input = input_of(a.layer, *tape, std::move(flowing));
+  Value output = model_.layers[layer]->forward(*tape, input, bind(a));
+  kept.output = std::move(output.tensor);
   draws_random_ = draws_random_ || tape->draws_random();
   if (record) {
     kept.tape = std::move(tape);
-    kept.output = {.tensor = {}, .id = output.id, .remake = nullptr};
+    kept.recorded = {.tensor = {}, .id = output.id, .remake = nullptr};
   }
+  activations_.insert_or_assign(schedule_.activation(a.layer, a.micro_step), std::move(kept));
 }
 
-void LayerRunner::loss(int index, const TensorView& loss_scale, const TensorView& loss_sum,
-                       Stream& stream) {
-  const Action& a = action(index);
-  const auto layer = static_cast<std::size_t>(a.layer);
-  begin_gradients(index, stream);
-  const auto tape = make_tape(a, true, loss_scale, stream);
-  Tensor gradient;
-  Value output;
-  {
-    const Value input = input_of(a.layer, *tape, std::move(flowing_));
-    output = model_.layers[layer]->forward(*tape, input, bind(index, true));
-    draws_random_ = draws_random_ || tape->draws_random();
-  }
-  require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '",
-          model_.layers[layer]->name(), "' comes last and must return its losses in fp32, not ",
-          to_string(output.dtype()));
+/// The last layer's forward; its losses are added to `loss_sum`.
+Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_sum,
+                            Stream& stream) {
+  const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
+  const Value input =
+      input_of(a.layer, tape,
+               a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor());
+  Value output = layer.forward(tape, input, bind(a));
+  draws_random_ = draws_random_ || tape.draws_random();
+  require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
+          "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
   kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
-  gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
+  return output;
+}
+
+void LayerRunner::forward_loss(const Action& a, const TensorView& loss_sum, Stream& stream) {
+  const auto tape = make_tape(a, false, {}, stream);
+  run_last(a, *tape, loss_sum, stream);
+}
+
+void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const TensorView& loss_sum,
+                       Stream& stream) {
+  begin_gradients(a, stream);
+  const auto tape = make_tape(a, true, loss_scale, stream);
+  Value output = run_last(a, *tape, loss_sum, stream);
+  Tensor gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
   kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
   output.tensor = {};
-  flowing_ = tape->backward(output, std::move(gradient));
-  end_gradients(index, stream);
+  pass_on(a, tape->backward(output, std::move(gradient)));
+  end_gradients(a, stream);
 }
 
-void LayerRunner::backward(int index, Stream& stream) {
-  const Action& a = action(index);
-  const auto layer = static_cast<std::size_t>(a.layer);
-  Kept kept = std::exchange(kept_[layer], Kept{});
-  begin_gradients(index, stream);
-  const std::span<Parameter> parameters = bind(index, true);
+void LayerRunner::backward(const Action& a, Stream& stream) {
+  const int buffer = schedule_.activation(a.layer, a.micro_step);
+  const auto found = activations_.find(buffer);
+  require(found != activations_.end(), ErrorCode::kInternal, schedule_.name_of(buffer),
+          " is not there");
+  Activation kept = std::move(found->second);
+  activations_.erase(found);
+  begin_gradients(a, stream);
+  const std::span<Parameter> parameters = bind(a);
   if (recomputes(a.layer)) {
     kept.tape = make_tape(a, true, {}, stream);
     const Value input = input_of(a.layer, *kept.tape, std::move(kept.input));
-    kept.output = model_.layers[layer]->forward(*kept.tape, input, parameters);
-    kept.output.tensor = {};
-    kept.output.remake = nullptr;
+    kept.recorded =
+        model_.layers[static_cast<std::size_t>(a.layer)]->forward(*kept.tape, input, parameters);
+    kept.recorded.tensor = {};
+    kept.recorded.remake = nullptr;
   }
-  flowing_ = kept.tape->backward(kept.output, std::move(flowing_));
-  end_gradients(index, stream);
+  pass_on(a, kept.tape->backward(kept.recorded,
+                                 take(schedule_.activation_gradient(a.layer, a.micro_step))));
+  end_gradients(a, stream);
+}
+
+/// The gradient of the layer's input, for the layer before.
+void LayerRunner::pass_on(const Action& a, Tensor gradient) {
+  if (!needs_input_gradient(a.layer)) return;
+  activations_[schedule_.activation_gradient(a.layer - 1, a.micro_step)].output =
+      std::move(gradient);
 }
 
 }  // namespace tessera

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "micro_batches.h"
-#include "rank_state.h"
+#include "step_buffers.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/sharding/executor.h"
 
@@ -15,7 +16,7 @@ namespace tessera {
 class LayerRunner {
  public:
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-              const MicroBatches& batches, const RankState& state, Memory& memory,
+              const MicroBatches& batches, const StepBuffers& buffers, Memory& memory,
               const ExecutorOptions& options);
 
   /// Runs the layers of a step without their kernels, which only make their plans: what a step
@@ -25,62 +26,52 @@ class LayerRunner {
   /// True once a layer has drawn random numbers: its kernels are given other keys in each step.
   bool draws_random() const { return draws_random_; }
 
-  /// `action` is the index of a kForward, kLoss or kBackward.
-  void forward(int action, Stream& stream);
-  /// Adds the micro-batch's losses to `loss_sum`, an exact sum.
-  void loss(int action, const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
-  void backward(int action, Stream& stream);
+  // `action` is a pass of the schedule through one layer.
+  void forward(const Action& action, Stream& stream);
+  /// Forward of the last layer alone. Adds the micro-batch's losses to `loss_sum`, an exact sum.
+  void forward_loss(const Action& action, const TensorView& loss_sum, Stream& stream);
+  /// Forward and backward of the last layer.
+  void loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
+            Stream& stream);
+  void backward(const Action& action, Stream& stream);
 
  private:
-  /// What a compute action finds where: fixed by the schedule.
-  struct Binding {
-    std::vector<int> parameter_slots;  ///< per parameter of the layer; -1: the parameter buffer
-    std::vector<int> gradients_begin;  ///< units whose gradient of this micro-step starts here
-    std::vector<int> gradients_end;    ///< ... is complete after this
-  };
-
-  void plan_bindings();
-  /// Points the layer's parameters (and gradients) to where they are during `action`.
-  std::span<Parameter> bind(int action, bool gradients);
-  void begin_gradients(int action, Stream& stream);
-  void end_gradients(int action, Stream& stream);
-  TensorView gradient_of(int unit, int micro_step) const;
+  /// Points the layer's parameters (and gradients) to where the action's operands are.
+  std::span<Parameter> bind(const Action& action);
+  void begin_gradients(const Action& action, Stream& stream);
+  void end_gradients(const Action& action, Stream& stream);
   std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
   Value input_of(int layer, Tape& tape, Tensor flowing) const;
+  void pass_on(const Action& action, Tensor gradient);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
-  const Action& action(int index) const {
-    return schedule_.actions[static_cast<std::size_t>(index)];
-  }
+  Value run_last(const Action& action, Tape& tape, const TensorView& loss_sum, Stream& stream);
 
   const Schedule& schedule_;
   const ModelLayout& layout_;
   const Model& model_;
   const MicroBatches& batches_;
-  const RankState& state_;
+  const StepBuffers& buffers_;
   Memory& memory_;
   const ExecutorOptions& options_;
   const KernelTable* kernels_;
   bool draws_random_ = false;
 
-  // Fixed by the schedule.
-  std::vector<Binding> bindings_;    ///< by action
-  std::vector<int> gradient_slots_;  ///< by micro-step and unit; -1: the buffer
-
-  /// What a layer's forward leaves for its backward, which takes it away.
-  struct Kept {
+  /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
+  struct Activation {
+    Tensor output;
     std::unique_ptr<Tape> tape;
-    Value output;  ///< without its tensor
-    Tensor input;  ///< kept for recomputation only
+    Value recorded;  ///< the output on the tape, without its tensor
+    Tensor input;    ///< kept for recomputation only
   };
+  /// Takes what a buffer of activations or their gradients holds.
+  Tensor take(int buffer);
 
-  // Of the micro-step that runs. They follow one another, so one of each is enough.
-  std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
-  std::vector<std::vector<char>> written_;          ///< gradients, by unit and trainable tensor
-  std::vector<Kept> kept_;                          ///< by layer
-  Tensor flowing_;  ///< activation on the way forward, its gradient on the way back
+  std::vector<std::vector<Parameter>> parameters_;   ///< by layer; see bind
+  std::vector<std::vector<char>> written_;           ///< gradients, by unit and trainable tensor
+  std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
 };
 
 }  // namespace tessera

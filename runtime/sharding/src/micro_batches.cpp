@@ -13,6 +13,12 @@ namespace {
 constexpr std::int32_t kIgnored = -1;             // what the losses leave out
 constexpr std::int32_t kIgnoredByPyTorch = -100;  // and what data made for PyTorch say instead
 
+/// A rank's place in the order of data.
+std::int64_t place_of(const Schedule& schedule, int rank) {
+  const ShardNesting nesting(schedule.mesh, schedule.placement);
+  return nesting.index(nesting.all_axes(), rank);
+}
+
 /// "samples 8 to 11".
 std::string describe_samples(std::int64_t first, std::int64_t count) {
   return count == 1 ? concat("sample ", first)
@@ -91,12 +97,12 @@ class MicroBatches::Staging {
 
 MicroBatches::~MicroBatches() = default;
 
-MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source,
-                           const RankState& state, Memory& memory, std::int64_t samples)
+MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source, int rank,
+                           Memory& memory, std::int64_t samples)
     : source_(source),
       samples_(samples),
       ranks_(schedule.mesh.world_size()),
-      place_(state.nesting().index(state.nesting().all_axes(), state.rank())),
+      place_(place_of(schedule, rank)),
       has_contents_(memory.device().kind() != DeviceKind::kSim) {
   Device& device = memory.device();
   for (int m = 0; m < schedule.micro_steps; ++m) {

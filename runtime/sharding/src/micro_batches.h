@@ -4,8 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "rank_state.h"
 #include "tessera/autograd/layer.h"
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+#include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
 
 namespace tessera {
@@ -13,9 +15,9 @@ namespace tessera {
 /// One rank's micro-batches of a step, each in buffers of its own that all steps share.
 class MicroBatches {
  public:
-  /// `samples`: of a micro-batch. The arguments outlive this.
-  MicroBatches(const Schedule& schedule, const BatchSource& source, const RankState& state,
-               Memory& memory, std::int64_t samples);
+  /// `rank` of the mesh; `samples`: of a micro-batch. The arguments outlive this.
+  MicroBatches(const Schedule& schedule, const BatchSource& source, int rank, Memory& memory,
+               std::int64_t samples);
   ~MicroBatches();
 
   /// Reads those of `step`, and checks what fill() says of them. Host thread, between steps.

@@ -1,10 +1,13 @@
+#include <array>
 #include <charconv>
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 
 #include "schedule_words.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/schedule.h"
 
 namespace tessera {
@@ -75,16 +78,22 @@ class Line {
   std::size_t next_ = 0;
 };
 
-ActionKind parse_kind(std::string_view word) {
-  for (int i = 0; i < kActionKinds; ++i) {
-    const auto kind = static_cast<ActionKind>(i);
-    if (word == to_string(kind)) return kind;
+template <typename Enum, std::size_t kCount>
+Enum parse_name(std::string_view what, std::string_view word, const std::array<Enum, kCount>& all) {
+  for (const Enum value : all) {
+    if (word == to_string(value)) return value;
   }
-  fail(ErrorCode::kConfig, "unknown kind of action '", word, "'");
+  fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
+
+constexpr std::array kListedRoles{Role::kParameter, Role::kFrozen,   Role::kMaster,
+                                  Role::kOptimizer, Role::kGradient, Role::kScalars};
+constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
 class Parser {
  public:
+  explicit Parser(std::span<const Operation* const> operations) : operations_(operations) {}
+
   Schedule parse(std::string_view text) {
     std::size_t number = 0;
     for (std::size_t begin = 0; begin < text.size();) {
@@ -107,15 +116,9 @@ class Parser {
   }
 
  private:
-  static constexpr std::array<std::string_view, 9> kHeaderKeys{"mesh",
-                                                               "parameter",
-                                                               "gradient",
-                                                               "optimizer",
-                                                               "reduction_order",
-                                                               "micro_steps",
-                                                               "accumulate_unsharded",
-                                                               "recompute",
-                                                               "first_backward_layer"};
+  static constexpr std::array<std::string_view, 8> kHeaderKeys{
+      "purpose",   "mesh",        "parameter", "gradient",
+      "optimizer", "micro_steps", "recompute", "first_backward_layer"};
 
   void parse_line(std::string_view text) {
     Words words = split(text);
@@ -137,7 +140,9 @@ class Parser {
 
   void parse_header(std::string_view key, Line& line) {
     Schedule& s = schedule_;
-    if (key == "mesh") {
+    if (key == "purpose") {
+      s.purpose = parse_name("purpose", line.take("train or evaluate"), kPurposes);
+    } else if (key == "mesh") {
       line.expect("replicate");
       s.mesh.replicate = line.number("the number of replicas");
       line.expect("shard");
@@ -151,16 +156,10 @@ class Parser {
       s.parameter_dtype = parse_in(line);
     } else if (key == "gradient") {
       s.placement.gradient = parse_over(line);
-      s.reduce_dtype = parse_in(line);
     } else if (key == "optimizer") {
       s.placement.optimizer = parse_over(line);
-    } else if (key == "reduction_order") {
-      s.reduction_order = parse_reduction_order(line.take("an order"));
     } else if (key == "micro_steps") {
       s.micro_steps = line.number("a number");
-    } else if (key == "accumulate_unsharded") {
-      s.accumulate_unsharded = line.accept("yes");
-      if (!s.accumulate_unsharded) line.expect("no");
     } else if (key == "recompute") {
       s.recompute = parse_recompute(line.take("none, selective or full"));
     } else if (key == "first_backward_layer") {
@@ -186,56 +185,89 @@ class Parser {
       layer.backward_reads = parse_units(line);
       layer.gradients = parse_units(line);
       schedule_.layers.push_back(std::move(layer));
-    } else if (key == "slot") {
-      const std::string_view word = line.take("a slot");
-      const bool parameters = word.front() == 'p';
-      auto& slots = parameters ? schedule_.parameter_slots : schedule_.gradient_slots;
-      const int index = parse_numbered(parameters ? 'p' : 'g', word);
-      require(static_cast<std::size_t>(index) == slots.size(), ErrorCode::kConfig, "slot ", word,
-              " is out of order: ", slots.size(), " is next");
-      slots.push_back(line.number<std::int64_t>("the number of elements"));
-    } else if (key == "target") {
-      GradientTarget target;
-      target.unit = find(units_, "unit", line);
-      target.micro_step = parse_numbered('m', line.take("a micro-step"));
-      line.expect("->");
-      if (!line.accept("buffer")) target.slot = parse_numbered('g', line.take("a slot"));
-      schedule_.gradient_targets.push_back(target);
+    } else if (key == "part") {
+      const int unit = find(units_, "unit", line);
+      GradientPart part;
+      part.name = unquote_name(line.take("the name of a tensor"));
+      part.tensors = line.number("the number of tensors");
+      line.expect("|");
+      while (!line.done()) part.layers.push_back(find(layers_, "layer", line));
+      schedule_.units[static_cast<std::size_t>(unit)].parts.push_back(std::move(part));
+    } else if (key == "buffer") {
+      parse_buffer(line);
     } else {
       return false;
     }
     return true;
   }
 
+  void parse_buffer(Line& line) {
+    require(schedule_.actions.empty(), ErrorCode::kConfig, "buffers come before actions");
+    ScheduleBuffer buffer;
+    buffer.name = define(buffers_, line);
+    buffer.role = parse_name("role", line.take("a role"), kListedRoles);
+    if (!line.accept("-")) buffer.unit = find(units_, "unit", line);
+    buffer.format = parse_dtype(line.take("a format"));
+    buffer.sharded = parse_axes(line.take("axes"));
+    buffer.numel = line.number<std::int64_t>("the number of elements");
+    buffer.persistent = line.accept("persistent");
+    if (!buffer.persistent) line.expect("step");
+    schedule_.buffers.push_back(std::move(buffer));
+  }
+
   void parse_action(std::size_t index, Line& line) {
     require(index == schedule_.actions.size(), ErrorCode::kConfig, "action ", index,
             " is out of order: ", schedule_.actions.size(), " is next");
-    const std::string_view lane = line.take("a lane");
     Action action;
-    action.kind = parse_kind(line.take("a kind of action"));
-    require(lane == to_string(action.lane()), ErrorCode::kConfig, to_string(action.kind),
-            " runs on lane ", to_string(action.lane()), ", not '", lane, "'");
-    const ActionSubject subject = subject_of(action.kind);
-    if (subject == ActionSubject::kUnit) action.unit = find(units_, "unit", line);
-    if (subject == ActionSubject::kLayer) action.layer = find(layers_, "layer", line);
-    if (line.starts('m')) action.micro_step = parse_numbered('m', line.take("a micro-step"));
-    if (action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard) {
-      if (line.accept(action.kind == ActionKind::kUnshard ? "->" : "free")) {
-        action.slot = parse_numbered('p', line.take("a slot"));
-      }
-    } else if (action.kind == ActionKind::kRound) {
-      if (line.accept("->")) action.slot = parse_numbered('g', line.take("a slot"));
-    } else if (line.accept("<-") && !line.accept("buffer")) {
-      action.slot = parse_numbered('g', line.take("a slot"));
+    action.lane = parse_name("lane", line.take("a lane"), kAllLanes);
+    const std::string_view name = line.take("an operation");
+    action.operation = find_operation(name, operations_);
+    require(action.operation != nullptr, ErrorCode::kConfig, "unknown operation '", name, "'");
+    if (action.operation->is_pass) {
+      action.layer = find(layers_, "layer", line);
+      action.micro_step = parse_numbered('m', line.take("a micro-step"));
     }
     if (line.accept("over")) action.axes = parse_axes(line.take("axes"));
-    action.accumulate = line.accept("accumulate");
-    if (line.accept("after")) {
-      do {
-        action.waits.push_back(line.number("an action"));
-      } while (!line.done());
+    while (!line.accept("->")) action.reads.push_back(parse_operand(line.take("'->'")));
+    while (!line.done() && !line.accept("after")) {
+      action.writes.push_back(parse_operand(line.take("an operand")));
     }
+    while (!line.done()) action.waits.push_back(line.number("an action"));
     schedule_.actions.push_back(std::move(action));
+  }
+
+  // "+g1=h.3/shard": see describe.
+  Operand parse_operand(std::string_view word) {
+    Operand operand;
+    operand.adds = word.starts_with('+');
+    if (operand.adds) word.remove_prefix(1);
+    const std::size_t slash = std::min(word.find('/'), word.size());
+    const std::size_t equals = std::min(word.find('='), slash);
+    operand.buffer = find_buffer(unquote_name(word.substr(0, equals)));
+    if (!schedule_.is_activation(operand.buffer)) {
+      operand.unit = schedule_.buffer(operand).unit;
+      operand.sharded = schedule_.buffer(operand).sharded;
+    }
+    if (equals < slash) {
+      operand.unit =
+          find(units_, "unit", unquote_name(word.substr(equals + 1, slash - equals - 1)));
+    }
+    if (slash < word.size()) operand.sharded = parse_axes(word.substr(slash + 1));
+    return operand;
+  }
+
+  int find_buffer(const std::string& name) {
+    if (const auto found = buffers_.find(name); found != buffers_.end()) return found->second;
+    const std::size_t dot = name.rfind('.');
+    const bool activation = name.starts_with("x.") || name.starts_with("d.");
+    require(activation && dot > 1 && dot + 1 < name.size(), ErrorCode::kConfig,
+            "there is no buffer '", name, "'");
+    const int layer = find(layers_, "layer", name.substr(2, dot - 2));
+    const int micro_step = parse_numbered('m', std::string_view(name).substr(dot + 1));
+    require(micro_step < schedule_.micro_steps, ErrorCode::kConfig, "there is no micro-step ",
+            micro_step);
+    const int index = schedule_.activation(layer, micro_step);
+    return name.front() == 'x' ? index : index + 1;
   }
 
   static AxisSet parse_over(Line& line) {
@@ -268,7 +300,9 @@ class Parser {
     return name;
   }
   static int find(const Names& names, std::string_view what, Line& line) {
-    const std::string name = unquote_name(line.take(concat("the name of a ", what)));
+    return find(names, what, unquote_name(line.take(concat("the name of a ", what))));
+  }
+  static int find(const Names& names, std::string_view what, const std::string& name) {
     const auto found = names.find(name);
     require(found != names.end(), ErrorCode::kConfig, "there is no ", what, " '", name, "'");
     return found->second;
@@ -277,12 +311,18 @@ class Parser {
   Schedule schedule_;
   Names units_;
   Names layers_;
+  Names buffers_;
+  std::span<const Operation* const> operations_;
   std::set<std::string, std::less<>> seen_;
   bool titled_ = false;
 };
 
 }  // namespace
 
-Schedule parse_schedule(std::string_view text) { return Parser().parse(text); }
+Schedule parse_schedule(std::string_view text) { return parse_schedule(text, all_operations()); }
+
+Schedule parse_schedule(std::string_view text, std::span<const Operation* const> operations) {
+  return Parser(operations).parse(text);
+}
 
 }  // namespace tessera

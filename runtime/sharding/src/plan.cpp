@@ -5,6 +5,7 @@
 
 #include "planning.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/exact_sum.h"
 
 // [Note: planning]
 //
@@ -49,6 +50,32 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
   return layers;
 }
 
+/// Groups each unit's trainable tensors by the layers that contribute to their gradients.
+void list_parts(Schedule& schedule, const ModelLayout& layout) {
+  std::vector<std::vector<std::vector<int>>> writers;  // by unit and tensor
+  for (const Unit& unit : layout.units) writers.emplace_back(unit.trainable.tensors.size());
+  for (int l = static_cast<int>(layout.layers.size()) - 1; l >= 0; --l) {
+    for (const ParameterAddress& a : layout.layers[static_cast<std::size_t>(l)].parameters) {
+      if (!a.trainable) continue;
+      auto& of_tensor =
+          writers[static_cast<std::size_t>(a.unit)][static_cast<std::size_t>(a.tensor)];
+      if (of_tensor.empty() || of_tensor.back() != l) of_tensor.push_back(l);
+    }
+  }
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    std::vector<GradientPart>& parts = schedule.units[u].parts;
+    for (std::size_t t = 0; t < writers[u].size(); ++t) {
+      const auto same = std::ranges::find(parts, writers[u][t], &GradientPart::layers);
+      if (same != parts.end()) {
+        ++same->tensors;
+      } else {
+        parts.push_back(
+            {.name = layout.units[u].trainable.tensors[t].spec.name, .layers = writers[u][t]});
+      }
+    }
+  }
+}
+
 /// The schedule but for its slots and actions.
 Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   require(options.micro_steps >= 1, ErrorCode::kConfig, "micro-steps must be 1 or more, not ",
@@ -56,13 +83,11 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   require(options.prefetch_forward >= 0 && options.prefetch_backward >= 0, ErrorCode::kConfig,
           "prefetch depths must be 0 or more");
   Schedule schedule;
+  schedule.purpose = options.purpose;
   schedule.mesh = options.mesh;
   schedule.placement = ShardNesting(options.mesh, options.placement).placement();
-  schedule.reduction_order = options.reduction_order;
   schedule.parameter_dtype = options.parameter_dtype;
-  schedule.reduce_dtype = options.reduce_dtype;
   schedule.micro_steps = options.micro_steps;
-  schedule.accumulate_unsharded = options.accumulate_unsharded;
   schedule.recompute = options.recompute;
   const int ranks = options.mesh.world_size();
   for (const Unit& unit : layout.units) {
@@ -72,9 +97,11 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
               " elements, which cannot be cut for ", ranks,
               " ranks; make the layout for as many ranks as the mesh has");
     }
-    schedule.units.push_back({unit.name, unit.trainable.padded_numel, unit.frozen.padded_numel});
+    schedule.units.push_back(
+        {unit.name, unit.trainable.padded_numel, unit.frozen.padded_numel, {}});
   }
   schedule.layers = schedule_layers(layout);
+  list_parts(schedule, layout);
   const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;
   require(passes <= kMaxPasses, ErrorCode::kConfig, schedule.layers.size(), " layers in each of ",
           options.micro_steps, " micro-steps are more than the ", kMaxPasses,
@@ -90,24 +117,81 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
 std::vector<Compute> list_computes(const Schedule& schedule) {
   std::vector<Compute> computes;
   const int last = static_cast<int>(schedule.layers.size()) - 1;
+  const bool trains = schedule.purpose == Purpose::kTrain;
   for (int m = 0; m < schedule.micro_steps; ++m) {
-    for (int l = 0; l < last; ++l) computes.push_back({ActionKind::kForward, l, m});
-    computes.push_back({ActionKind::kLoss, last, m});
-    for (int l = last - 1; l >= schedule.first_backward_layer; --l) {
-      computes.push_back({ActionKind::kBackward, l, m});
+    for (int l = 0; l < last; ++l) computes.push_back({&operations::kForward, l, m});
+    computes.push_back({trains ? &operations::kLoss : &operations::kForwardLoss, last, m});
+    for (int l = last - 1; trains && l >= schedule.first_backward_layer; --l) {
+      computes.push_back({&operations::kBackward, l, m});
     }
   }
   return computes;
 }
 
+void add_slots(Schedule& schedule, char letter, Role role, DType format,
+               const std::vector<std::int64_t>& sizes) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    schedule.buffers.push_back(
+        {.name = concat(letter, i), .role = role, .format = format, .numel = sizes[i]});
+  }
+}
+
+void add_scalars(Schedule& schedule) {
+  const auto add = [&](std::string_view name, DType format, std::int64_t numel) {
+    schedule.buffers.push_back({.name = std::string(name), .format = format, .numel = numel});
+  };
+  add(kTokensBuffer, DType::kInt64, 1);
+  add(kLossBuffer, DType::kInt64, kExactSumWords);
+  if (schedule.purpose == Purpose::kTrain) add(kNormBuffer, DType::kInt64, kExactSumWords);
+  add(kResultsBuffer, DType::kFloat64, 2);
+}
+
+void add_gradients(Schedule& schedule, const GradientRoute& route) {
+  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
+    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
+    if (unit.trainable_numel == 0) continue;
+    schedule.buffers.push_back(
+        {.name = unit.name + ".gradient",
+         .role = Role::kGradient,
+         .unit = u,
+         .sharded = route.buffer_axes,
+         .numel = unit.trainable_numel / schedule.mesh.size(route.buffer_axes)});
+  }
+}
+
 }  // namespace
+
+GradientRoute::GradientRoute(const Schedule& schedule, const PlanOptions& options)
+    : every(!schedule.placement.gradient.empty() && !options.accumulate_unsharded),
+      adds_up(!every && options.micro_steps > 1),
+      by_rank(options.reduction_order == ReductionOrder::kRank),
+      reduce_dtype(options.reduce_dtype),
+      micro_steps(options.micro_steps),
+      all_axes(ShardNesting(schedule.mesh, schedule.placement).all_axes()),
+      optimizer_axes(schedule.placement.optimizer) {
+  if (every) buffer_axes = by_rank ? optimizer_axes : schedule.placement.gradient;
+  if (by_rank || optimizer_axes.empty()) {
+    sent_axes = all_axes;
+  } else {
+    sent_axes = every ? schedule.placement.gradient : optimizer_axes;
+  }
+}
 
 Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   Schedule schedule = describe_step(layout, options);
+  const GradientRoute route(schedule, options);
   const std::vector<Compute> computes = list_computes(schedule);
-  const std::vector<Residency> parameters = plan_parameters(schedule, options, computes);
-  const std::vector<Residency> gradients = plan_gradients(schedule, options, computes);
-  emit_actions(schedule, computes, parameters, gradients);
+  std::vector<std::int64_t> parameter_slots, gradient_slots;
+  const std::vector<Residency> parameters =
+      plan_parameters(schedule, options, computes, parameter_slots);
+  const std::vector<Residency> gradients =
+      plan_gradients(schedule, options, route, computes, gradient_slots);
+  schedule.buffers = state_buffers(layout, options.state());
+  if (schedule.purpose == Purpose::kTrain) add_gradients(schedule, route);
+  add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);
+  add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
+  add_scalars(schedule);
+  emit_actions(schedule, route, computes, parameters, gradients);
   return schedule;
 }
 

@@ -26,14 +26,14 @@ class ActionList {
 };
 
 int ActionList::push(Action action, std::vector<int> waits) {
-  const auto lane = static_cast<std::size_t>(action.lane());
+  const auto lane = static_cast<std::size_t>(action.lane);
   const int index = static_cast<int>(actions_.size());
   std::array<int, kLanes> clock{-1, -1, -1};
   if (last_[lane] >= 0) clock = clocks_[static_cast<std::size_t>(last_[lane])];
   std::ranges::sort(waits, std::greater<>());
   for (const int wait : waits) {
     if (wait < 0) continue;
-    const auto other = static_cast<std::size_t>(actions_[static_cast<std::size_t>(wait)].lane());
+    const auto other = static_cast<std::size_t>(actions_[static_cast<std::size_t>(wait)].lane);
     if (other == lane || clock[other] >= wait) continue;
     action.waits.push_back(wait);
     const auto& theirs = clocks_[static_cast<std::size_t>(wait)];
@@ -60,48 +60,98 @@ Index index_by(int Residency::*where, const std::vector<Residency>& list, std::s
 
 class Emission {
  public:
-  Emission(Schedule& schedule, const std::vector<Compute>& computes,
+  Emission(Schedule& schedule, const GradientRoute& route, const std::vector<Compute>& computes,
            const std::vector<Residency>& parameters, const std::vector<Residency>& gradients)
       : schedule_(schedule),
+        route_(route),
         computes_(computes),
         parameters_(parameters),
         gradients_(gradients),
-        all_axes_(ShardNesting(schedule.mesh, schedule.placement).all_axes()),
         actions_(schedule.actions),
-        parameter_released_by_(schedule.parameter_slots.size(), -1),
-        gradient_released_by_(schedule.gradient_slots.size(), -1) {}
+        units_(schedule.units.size()) {
+    for (int b = 0; b < static_cast<int>(schedule.buffers.size()); ++b) list_buffer(b);
+    parameter_released_by_.assign(parameter_slots_.size(), -1);
+    gradient_released_by_.assign(gradient_slots_.size(), -1);
+  }
 
   void run();
 
  private:
+  /// A unit's buffers, and where it is at this point of the walk.
+  struct UnitPlace {
+    std::vector<int> parameters;  ///< trainable, frozen
+    std::vector<int> optimizer;   ///< master weights and what the optimizer keeps
+    bool has_master = false;
+    int gradient = -1;
+    int parameter_slot = -1;  ///< buffer
+    int gradient_slot = -1;   ///< buffer
+    bool begun = false;       ///< the gradient of this micro-step
+  };
+
+  void list_buffer(int buffer);
   void emit_unshard(const Residency& parameters);
   void emit_compute(std::size_t c);
+  void read_parameters(Action& action, const std::vector<int>& units);
+  void write_gradients(Action& action);
   void end_gradient(const Residency& gradient);
   void finish_gradient(int unit);
   void emit_updates();
 
-  bool reduces_by_rank() const { return schedule_.reduction_order == ReductionOrder::kRank; }
-  AxisSet sent_axes() const;
+  UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+  Operand gradient(int unit, AxisSet sharded) { return {at(unit).gradient, unit, sharded}; }
+  bool trains() const { return schedule_.purpose == Purpose::kTrain; }
 
   Schedule& schedule_;
+  const GradientRoute& route_;
   const std::vector<Compute>& computes_;
   const std::vector<Residency>& parameters_;
   const std::vector<Residency>& gradients_;
-  const AxisSet all_axes_;
   const Index parameters_begin_ = index_by(&Residency::first, parameters_, computes_.size());
   const Index parameters_end_ = index_by(&Residency::last, parameters_, computes_.size());
   const Index gradients_begin_ = index_by(&Residency::first, gradients_, computes_.size());
   const Index gradients_end_ = index_by(&Residency::last, gradients_, computes_.size());
   ActionList actions_;
-  std::vector<int> unshards_;               ///< per residency so far: its unshard
-  std::vector<int> parameter_released_by_;  ///< per slot: its last reshard
-  std::vector<int> gradient_released_by_;   ///< per slot: its last reduction
-  int count_items_ = -1;
+  std::vector<UnitPlace> units_;
+  std::vector<int> parameter_slots_, gradient_slots_;  ///< buffers
+  std::vector<int> unshards_;                          ///< per residency so far: its unshard
+  std::vector<int> parameter_released_by_;             ///< per slot: its last reshard
+  std::vector<int> gradient_released_by_;              ///< per slot: its last reduction
+  Operand tokens_, loss_, norm_, results_;
+  int count_tokens_ = -1;
   int last_loss_ = -1;
 };
 
+void Emission::list_buffer(int index) {
+  const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
+  if (buffer.is_slot()) {
+    (buffer.role == Role::kParameter ? parameter_slots_ : gradient_slots_).push_back(index);
+    return;
+  }
+  if (buffer.role == Role::kScalars) {
+    for (const auto& [name, operand] : {std::pair(kTokensBuffer, &tokens_),
+                                        {kLossBuffer, &loss_},
+                                        {kNormBuffer, &norm_},
+                                        {kResultsBuffer, &results_}}) {
+      if (buffer.name == name) operand->buffer = index;
+    }
+    return;
+  }
+  UnitPlace& unit = at(buffer.unit);
+  if (buffer.role == Role::kGradient) {
+    unit.gradient = index;
+  } else if (buffer.role == Role::kParameter || buffer.role == Role::kFrozen) {
+    unit.parameters.push_back(index);
+  } else {
+    unit.optimizer.push_back(index);
+    unit.has_master = unit.has_master || buffer.role == Role::kMaster;
+  }
+}
+
 void Emission::run() {
-  count_items_ = actions_.push({.kind = ActionKind::kCountItems}, {});
+  Action count{.operation = &operations::kCountTokens, .lane = Lane::kReduce};
+  count.writes = {tokens_, loss_};
+  if (trains()) count.writes.push_back(norm_);
+  count_tokens_ = actions_.push(std::move(count), {});
   for (std::size_t c = 0; c < computes_.size(); ++c) {
     while (unshards_.size() < parameters_.size() &&
            parameters_[unshards_.size()].issue == static_cast<int>(c)) {
@@ -112,120 +162,207 @@ void Emission::run() {
   emit_updates();
 }
 
-void Emission::emit_unshard(const Residency& parameters) {
-  unshards_.push_back(
-      actions_.push({.kind = ActionKind::kUnshard,
-                     .unit = parameters.unit,
-                     .micro_step = parameters.micro_step,
-                     .slot = parameters.slot,
-                     .axes = schedule_.placement.parameter},
-                    {parameter_released_by_[static_cast<std::size_t>(parameters.slot)]}));
+void Emission::emit_unshard(const Residency& r) {
+  const auto slot = static_cast<std::size_t>(r.slot);
+  UnitPlace& unit = at(r.unit);
+  unit.parameter_slot = parameter_slots_[slot];
+  Action action{.operation = &operations::kAllGather,
+                .lane = Lane::kGather,
+                .writes = {{.buffer = unit.parameter_slot, .unit = r.unit}},
+                .axes = schedule_.placement.parameter};
+  for (const int buffer : unit.parameters) {
+    action.reads.push_back({buffer, r.unit, schedule_.placement.parameter});
+  }
+  unshards_.push_back(actions_.push(std::move(action), {parameter_released_by_[slot]}));
+}
+
+void Emission::read_parameters(Action& action, const std::vector<int>& units) {
+  for (const int u : units) {
+    const UnitPlace& unit = at(u);
+    if (!schedule_.placement.parameter.empty()) {
+      action.reads.push_back({.buffer = unit.parameter_slot, .unit = u});
+      continue;
+    }
+    for (const int buffer : unit.parameters) action.reads.push_back({.buffer = buffer, .unit = u});
+  }
+}
+
+void Emission::write_gradients(Action& action) {
+  for (const int u : schedule_.layers[static_cast<std::size_t>(action.layer)].gradients) {
+    UnitPlace& unit = at(u);
+    const int buffer = unit.gradient_slot >= 0 ? unit.gradient_slot : unit.gradient;
+    action.writes.push_back({.buffer = buffer, .unit = u, .adds = unit.begun});
+    unit.begun = true;
+  }
 }
 
 void Emission::emit_compute(std::size_t c) {
   const Compute& compute = computes_[c];
+  const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(compute.layer)];
   std::vector<int> waits;
   for (const std::size_t i : parameters_begin_[c]) waits.push_back(unshards_[i]);
   for (const std::size_t i : gradients_begin_[c]) {
-    const int slot = gradients_[i].slot;
-    if (slot >= 0) waits.push_back(gradient_released_by_[static_cast<std::size_t>(slot)]);
+    const Residency& r = gradients_[i];
+    UnitPlace& unit = at(r.unit);
+    unit.gradient_slot = r.slot < 0 ? -1 : gradient_slots_[static_cast<std::size_t>(r.slot)];
+    unit.begun = false;
+    if (r.slot >= 0) waits.push_back(gradient_released_by_[static_cast<std::size_t>(r.slot)]);
   }
-  if (compute.kind == ActionKind::kLoss) waits.push_back(count_items_);
-  const int index = actions_.push(
-      {.kind = compute.kind, .layer = compute.layer, .micro_step = compute.micro_step}, waits);
-  if (compute.kind == ActionKind::kLoss) last_loss_ = index;
+  Action action{
+      .operation = compute.pass, .layer = compute.layer, .micro_step = compute.micro_step};
+  const bool backward = compute.pass == &operations::kBackward;
+  const bool loss = compute.pass == &operations::kLoss;
+  std::vector<int> units = backward ? layer.backward_reads : layer.forward_reads;
+  for (const int unit : loss ? layer.backward_reads : std::vector<int>()) {
+    if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  read_parameters(action, units);
+  const auto input = [&] { return schedule_.activation(compute.layer - 1, compute.micro_step); };
+  const int output = schedule_.activation(compute.layer, compute.micro_step);
+  if (backward) {
+    action.reads.push_back({.buffer = output});
+    action.reads.push_back({.buffer = output + 1});
+  } else if (compute.layer > 0) {
+    action.reads.push_back({.buffer = input()});
+  }
+  if (backward || loss) {
+    write_gradients(action);
+    if (compute.layer > schedule_.first_backward_layer) {
+      action.writes.push_back({.buffer = input() + 1});
+    }
+  }
+  if (compute.pass == &operations::kForward) action.writes.push_back({.buffer = output});
+  const bool losses = loss || compute.pass == &operations::kForwardLoss;
+  if (loss) action.reads.push_back(tokens_);
+  if (losses) {
+    action.writes.push_back(loss_);
+    action.writes.back().adds = true;
+    waits.push_back(count_tokens_);
+  }
+  const int index = actions_.push(std::move(action), waits);
+  if (losses) last_loss_ = index;
   for (const std::size_t i : parameters_end_[c]) {
     const Residency& r = parameters_[i];
-    parameter_released_by_[static_cast<std::size_t>(r.slot)] =
-        actions_.push({.kind = ActionKind::kReshard,
-                       .unit = r.unit,
-                       .micro_step = compute.micro_step,
-                       .slot = r.slot},
+    const auto slot = static_cast<std::size_t>(r.slot);
+    parameter_released_by_[slot] =
+        actions_.push({.operation = &operations::kReshard,
+                       .writes = {{.buffer = parameter_slots_[slot], .unit = r.unit}}},
                       {});
   }
   for (const std::size_t i : gradients_end_[c]) end_gradient(gradients_[i]);
 }
 
-/// The axes over which slots are reduced: all at once, or the first of two levels.
-AxisSet Emission::sent_axes() const {
-  const Placement& placement = schedule_.placement;
-  if (reduces_by_rank() || placement.optimizer.empty()) return all_axes_;
-  return schedule_.reduces_every_micro_step() ? placement.gradient : placement.optimizer;
-}
-
 /// A unit's gradient of one micro-step is complete: reduce it, or add it to the others.
 void Emission::end_gradient(const Residency& r) {
-  const bool every = schedule_.reduces_every_micro_step();
-  const bool sends = schedule_.sends_from_slots(r.micro_step);
-  const auto drain = [&](ActionKind kind) {
-    gradient_released_by_[static_cast<std::size_t>(r.slot)] = actions_.push(
-        {.kind = kind, .unit = r.unit, .micro_step = r.micro_step, .slot = r.slot}, {});
-  };
-  const bool adds_up = !every && schedule_.micro_steps > 1;  // before it is sent
-  if (r.slot >= 0 && (adds_up || !sends)) drain(ActionKind::kAccumulate);
-  if (sends && adds_up) drain(ActionKind::kRound);
-  if (sends) {
-    gradient_released_by_[static_cast<std::size_t>(r.slot)] =
-        actions_.push({.kind = ActionKind::kReduceScatter,
-                       .unit = r.unit,
-                       .micro_step = r.micro_step,
-                       .slot = r.slot,
-                       .axes = sent_axes(),
-                       .accumulate = every && r.micro_step > 0},
-                      {actions_.last(Lane::kCompute)});
+  const bool sends = route_.sends_from_slots(r.micro_step);
+  const bool adds = r.micro_step > 0;
+  if (r.slot >= 0) {
+    int& released_by = gradient_released_by_[static_cast<std::size_t>(r.slot)];
+    const Operand slot{.buffer = at(r.unit).gradient_slot, .unit = r.unit};
+    Operand sum = gradient(r.unit, {});
+    if (route_.adds_up || !sends) {
+      sum.adds = adds;
+      released_by =
+          actions_.push({.operation = &operations::kCast, .reads = {slot}, .writes = {sum}}, {});
+      sum.adds = false;
+      if (sends) {
+        released_by =
+            actions_.push({.operation = &operations::kCast, .reads = {sum}, .writes = {slot}}, {});
+      }
+    }
+    if (sends) {
+      sum.sharded = route_.sent_axes;
+      sum.adds = route_.every && adds;
+      released_by = actions_.push({.operation = &operations::kReduceScatter,
+                                   .lane = Lane::kReduce,
+                                   .reads = {slot},
+                                   .writes = {sum},
+                                   .axes = route_.sent_axes},
+                                  {actions_.last(Lane::kCompute)});
+    }
   }
-  if (r.micro_step == schedule_.micro_steps - 1) finish_gradient(r.unit);
+  if (trains() && r.micro_step == schedule_.micro_steps - 1) finish_gradient(r.unit);
 }
 
 /// What remains to be reduced once per step, and this rank's share of the norm.
 void Emission::finish_gradient(int unit) {
-  const Placement& placement = schedule_.placement;
-  const AxisSet replicas = all_axes_ - placement.optimizer;
+  const AxisSet all = route_.all_axes, optimizer = route_.optimizer_axes;
+  const AxisSet replicas = all - optimizer;
   const std::vector<int> waits{actions_.last(Lane::kCompute)};
-  const auto collective = [&](ActionKind kind, AxisSet axes) {
+  const auto collective = [&](const Operation& operation, AxisSet axes, AxisSet from, AxisSet to) {
     if (axes.empty()) return;
-    const int last_micro_step = schedule_.micro_steps - 1;
-    actions_.push({.kind = kind, .unit = unit, .micro_step = last_micro_step, .axes = axes}, waits);
+    actions_.push({.operation = &operation,
+                   .lane = Lane::kReduce,
+                   .reads = {gradient(unit, from)},
+                   .writes = {gradient(unit, to)},
+                   .axes = axes},
+                  waits);
   };
-  if (schedule_.sends_from_slots(schedule_.micro_steps - 1)) {
-    if (sent_axes() == all_axes_) {
-      collective(ActionKind::kGatherGradient, replicas);
+  using namespace operations;  // NOLINT: rows of the table
+  if (route_.sends_from_slots(schedule_.micro_steps - 1)) {
+    const AxisSet sent = route_.sent_axes;
+    if (sent == all) {
+      collective(kAllGather, replicas, all, optimizer);
     } else {
-      collective(ActionKind::kReduceScatter, placement.optimizer - sent_axes());
-      collective(ActionKind::kAllReduce, replicas);
+      collective(kReduceScatter, optimizer - sent, sent, optimizer);
+      collective(kAllReduce, replicas, optimizer, optimizer);
     }
-  } else if (placement.optimizer.empty()) {
-    collective(ActionKind::kAllReduce, all_axes_);
-  } else if (reduces_by_rank()) {
-    collective(ActionKind::kReduceScatter, all_axes_);
-    collective(ActionKind::kGatherGradient, replicas);
+  } else if (optimizer.empty()) {
+    collective(kAllReduce, all, {}, {});
+  } else if (route_.by_rank) {
+    collective(kReduceScatter, all, {}, all);
+    collective(kAllGather, replicas, all, optimizer);
   } else {
-    collective(ActionKind::kReduceScatter, placement.optimizer);
-    collective(ActionKind::kAllReduce, replicas);
+    collective(kReduceScatter, optimizer, {}, optimizer);
+    collective(kAllReduce, replicas, optimizer, optimizer);
   }
-  actions_.push({.kind = ActionKind::kSquares, .unit = unit}, waits);
+  Operand norm = norm_;
+  norm.adds = true;
+  actions_.push({.operation = &kNormPartial,
+                 .lane = Lane::kReduce,
+                 .reads = {gradient(unit, all)},
+                 .writes = {norm}},
+                waits);
 }
 
 void Emission::emit_updates() {
-  const int exchange = actions_.push({.kind = ActionKind::kExchange}, {last_loss_});
-  const AxisSet regather = schedule_.placement.optimizer - schedule_.placement.parameter;
-  std::vector<int> trained;
-  for (const Residency& r : gradients_) trained.push_back(r.unit);
-  std::ranges::sort(trained);
-  trained.erase(std::ranges::unique(trained).begin(), trained.end());
-  for (const int unit : trained) {
-    const int update = actions_.push({.kind = ActionKind::kUpdate, .unit = unit}, {exchange});
-    if (regather.empty()) continue;
-    actions_.push({.kind = ActionKind::kGatherParameter, .unit = unit, .axes = regather}, {update});
+  Action results{.operation = &operations::kResults,
+                 .lane = Lane::kReduce,
+                 .reads = {tokens_, loss_},
+                 .writes = {results_}};
+  if (trains()) results.reads.push_back(norm_);
+  const Operand clip_factor = results.writes.front();
+  const int known = actions_.push(std::move(results), {last_loss_});
+  const AxisSet parameter = schedule_.placement.parameter, optimizer = route_.optimizer_axes;
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    const UnitPlace& unit = at(u);
+    if (unit.gradient < 0) continue;
+    const Operand updated{unit.parameters.front(), u, optimizer};
+    Action step{.operation = &operations::kOptimizerStep,
+                .reads = {gradient(u, optimizer), clip_factor},
+                .writes = {updated}};
+    if (!unit.has_master) step.reads.push_back(updated);
+    for (const int buffer : unit.optimizer) {
+      step.reads.push_back({buffer, u, optimizer});
+      step.writes.push_back({buffer, u, optimizer});
+    }
+    const int index = actions_.push(std::move(step), {known});
+    if (optimizer == parameter) continue;
+    actions_.push({.operation = &operations::kAllGather,
+                   .lane = Lane::kGather,
+                   .reads = {updated},
+                   .writes = {{updated.buffer, u, parameter}},
+                   .axes = optimizer - parameter},
+                  {index});
   }
 }
 
 }  // namespace
 
-void emit_actions(Schedule& schedule, const std::vector<Compute>& computes,
-                  const std::vector<Residency>& parameters,
+void emit_actions(Schedule& schedule, const GradientRoute& route,
+                  const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
                   const std::vector<Residency>& gradients) {
-  Emission(schedule, computes, parameters, gradients).run();
+  Emission(schedule, route, computes, parameters, gradients).run();
 }
 
 }  // namespace tessera

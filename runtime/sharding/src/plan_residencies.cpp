@@ -10,31 +10,31 @@ namespace {
 
 class ParameterPlan {
  public:
-  ParameterPlan(Schedule& schedule, const PlanOptions& options,
+  ParameterPlan(const Schedule& schedule, const PlanOptions& options,
                 const std::vector<Compute>& computes)
       : schedule_(schedule), options_(options), computes_(computes) {}
 
-  std::vector<Residency> run();
+  std::vector<Residency> run(std::vector<std::int64_t>& slots);
 
  private:
   void merge_and_issue();
   bool keeps_between(int use, int next_use) const;
   const std::vector<int>& reads(const Compute& c) const {
     const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(c.layer)];
-    return c.kind == ActionKind::kBackward ? layer.backward_reads : layer.forward_reads;
+    return c.pass == &operations::kBackward ? layer.backward_reads : layer.forward_reads;
   }
   std::int64_t unit_numel(int unit) const {
     const ScheduleUnit& u = schedule_.units[static_cast<std::size_t>(unit)];
     return u.trainable_numel + u.frozen_numel;
   }
 
-  Schedule& schedule_;
+  const Schedule& schedule_;
   const PlanOptions& options_;
   const std::vector<Compute>& computes_;
   std::vector<Residency> parameters_;
 };
 
-std::vector<Residency> ParameterPlan::run() {
+std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
   if (schedule_.placement.parameter.empty()) return {};  // whole and always there
   std::vector<int> open(schedule_.units.size(), -1);     // residency that a unit's last use is in
   for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
@@ -57,7 +57,7 @@ std::vector<Residency> ParameterPlan::run() {
     r.begin = before(r.issue);
     r.end = during(r.last);
   }
-  schedule_.parameter_slots = assign_slots(parameters_);
+  slots = assign_slots(parameters_);
   return std::move(parameters_);
 }
 
@@ -82,7 +82,7 @@ void ParameterPlan::merge_and_issue() {
       if (firsts.empty() || firsts.back() != r.first) firsts.push_back(r.first);
       const std::size_t number = firsts.size() - 1;
       const bool backward =
-          computes_[static_cast<std::size_t>(r.first)].kind == ActionKind::kBackward;
+          computes_[static_cast<std::size_t>(r.first)].pass == &operations::kBackward;
       const auto depth = static_cast<std::size_t>(backward ? options_.prefetch_backward
                                                            : options_.prefetch_forward);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
@@ -106,18 +106,21 @@ void ParameterPlan::merge_and_issue() {
 
 }  // namespace
 
-std::vector<Residency> plan_parameters(Schedule& schedule, const PlanOptions& options,
-                                       const std::vector<Compute>& computes) {
-  return ParameterPlan(schedule, options, computes).run();
+std::vector<Residency> plan_parameters(const Schedule& schedule, const PlanOptions& options,
+                                       const std::vector<Compute>& computes,
+                                       std::vector<std::int64_t>& slots) {
+  return ParameterPlan(schedule, options, computes).run(slots);
 }
 
-std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& options,
-                                      const std::vector<Compute>& computes) {
+std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOptions& options,
+                                      const GradientRoute& route,
+                                      const std::vector<Compute>& computes,
+                                      std::vector<std::int64_t>& slots) {
   std::vector<Residency> gradients;
   std::map<std::pair<int, int>, std::size_t> open;  // (micro-step, unit) -> residency
   for (int c = 0; c < static_cast<int>(computes.size()); ++c) {
     const Compute& compute = computes[static_cast<std::size_t>(c)];
-    if (compute.kind == ActionKind::kForward) continue;
+    if (compute.pass != &operations::kLoss && compute.pass != &operations::kBackward) continue;
     for (const int unit : schedule.layers[static_cast<std::size_t>(compute.layer)].gradients) {
       const auto [it, is_new] = open.try_emplace({compute.micro_step, unit}, gradients.size());
       if (is_new) {
@@ -132,13 +135,13 @@ std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& opt
   }
   std::vector<Residency> in_slots;
   for (const Residency& r : gradients) {
-    if (schedule.writes_to_slots(r.micro_step)) in_slots.push_back(r);
+    if (route.writes_to_slots(r.micro_step)) in_slots.push_back(r);
   }
   const auto depth = static_cast<std::size_t>(options.prefetch_backward);
   for (Residency& r : in_slots) {
     r.begin = before(r.first);
     r.end = during(r.last);
-    if (!schedule.sends_from_slots(r.micro_step) || depth == 0) continue;
+    if (!route.sends_from_slots(r.micro_step) || depth == 0) continue;
     // in_slots is ordered by first write: the residencies that begin after r's last write ...
     const auto later = std::ranges::upper_bound(in_slots, r.last, {}, &Residency::first);
     // ... may be `depth` ahead of r's reduction.
@@ -146,11 +149,10 @@ std::vector<Residency> plan_gradients(Schedule& schedule, const PlanOptions& opt
     r.end = remaining > depth ? before((later + static_cast<std::ptrdiff_t>(depth))->first) - 1
                               : std::numeric_limits<std::int64_t>::max();
   }
-  schedule.gradient_slots = assign_slots(in_slots);
+  slots = assign_slots(in_slots);
   std::size_t next = 0;
   for (Residency& r : gradients) {
-    if (schedule.writes_to_slots(r.micro_step)) r.slot = in_slots[next++].slot;
-    schedule.gradient_targets.push_back({r.unit, r.micro_step, r.slot});
+    if (route.writes_to_slots(r.micro_step)) r.slot = in_slots[next++].slot;
   }
   return gradients;
 }

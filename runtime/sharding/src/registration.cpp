@@ -8,41 +8,19 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
-
-/// The whole buffers that a collective touches parts of.
-std::vector<TensorView> buffers_of(const Action& action, const RankState& state) {
-  switch (action.kind) {
-    case ActionKind::kUnshard:
-      return {state.parameter_slot(action.slot), state.parameter_buffer(action.unit, true),
-              state.parameter_buffer(action.unit, false)};
-    case ActionKind::kReduceScatter:
-      if (action.slot >= 0) {
-        return {state.gradient_slot(action.slot), state.gradient_buffer(action.unit)};
-      }
-      return {state.gradient_buffer(action.unit)};
-    case ActionKind::kAllReduce:
-    case ActionKind::kGatherGradient:
-      return {state.gradient_buffer(action.unit)};
-    case ActionKind::kGatherParameter:
-      return {state.parameter_buffer(action.unit, true)};
-    default:
-      return {};
-  }
-}
-
-}  // namespace
-
-std::string register_buffers(const Schedule& schedule, const RankState& state,
+std::string register_buffers(const Schedule& schedule, const StepBuffers& buffers,
                              const RankGroups& groups) {
   int refused = 0;
   std::string reason;
   std::set<std::pair<NcclGroup*, std::byte*>> known;
   for (const Action& action : schedule.actions) {
     if (action.axes.empty()) continue;
-    auto* const group = dynamic_cast<NcclGroup*>(&groups.of(action.lane(), action.axes));
+    auto* const group = dynamic_cast<NcclGroup*>(&groups.of(action.lane, action.axes));
     if (group == nullptr) continue;
-    for (const TensorView& buffer : buffers_of(action, state)) {
+    std::vector<Operand> operands = action.reads;
+    operands.insert(operands.end(), action.writes.begin(), action.writes.end());
+    for (const Operand& operand : operands) {
+      const TensorView buffer = buffers.whole(operand.buffer);
       if (!buffer || buffer.numel() == 0 || !known.emplace(group, buffer.data).second) continue;
       const std::string why =
           group->register_buffer(buffer.data, static_cast<std::size_t>(buffer.bytes()));

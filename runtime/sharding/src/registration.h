@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "rank_state.h"
+#include "step_buffers.h"
 #include "tessera/sharding/groups.h"
 
 namespace tessera {
@@ -11,7 +11,7 @@ namespace tessera {
 /// group, so that it can do so in place where the machine allows it. Other groups need no telling.
 /// Their memory must stay the device's until `groups` are destroyed. Returns a sentence if NCCL did
 /// not register them all, which costs time and changes nothing else.
-std::string register_buffers(const Schedule& schedule, const RankState& state,
+std::string register_buffers(const Schedule& schedule, const StepBuffers& buffers,
                              const RankGroups& groups);
 
 }  // namespace tessera

@@ -1,44 +1,10 @@
 #include "tessera/sharding/schedule.h"
 
+#include <algorithm>
+
 #include "tessera/core/error.h"
 
 namespace tessera {
-
-std::string_view to_string(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kCountItems:
-      return "count-items";
-    case ActionKind::kUnshard:
-      return "unshard";
-    case ActionKind::kForward:
-      return "forward";
-    case ActionKind::kLoss:
-      return "loss";
-    case ActionKind::kBackward:
-      return "backward";
-    case ActionKind::kReshard:
-      return "reshard";
-    case ActionKind::kAccumulate:
-      return "accumulate";
-    case ActionKind::kRound:
-      return "round";
-    case ActionKind::kReduceScatter:
-      return "reduce-scatter";
-    case ActionKind::kAllReduce:
-      return "all-reduce";
-    case ActionKind::kGatherGradient:
-      return "gather-gradient";
-    case ActionKind::kSquares:
-      return "squares";
-    case ActionKind::kExchange:
-      return "exchange";
-    case ActionKind::kUpdate:
-      return "update";
-    case ActionKind::kGatherParameter:
-      return "gather-parameter";
-  }
-  return "unknown";
-}
 
 std::string_view to_string(Lane lane) {
   switch (lane) {
@@ -52,56 +18,62 @@ std::string_view to_string(Lane lane) {
   return "unknown";
 }
 
-Lane lane_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-    case ActionKind::kLoss:
-    case ActionKind::kBackward:
-    case ActionKind::kReshard:
-    case ActionKind::kAccumulate:
-    case ActionKind::kRound:
-    case ActionKind::kUpdate:
-      return Lane::kCompute;
-    case ActionKind::kUnshard:
-    case ActionKind::kGatherParameter:
-      return Lane::kGather;
-    case ActionKind::kCountItems:
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAllReduce:
-    case ActionKind::kGatherGradient:
-    case ActionKind::kSquares:
-    case ActionKind::kExchange:
-      return Lane::kReduce;
+std::string_view to_string(Role role) {
+  switch (role) {
+    case Role::kParameter:
+      return "parameter";
+    case Role::kFrozen:
+      return "frozen";
+    case Role::kMaster:
+      return "master";
+    case Role::kOptimizer:
+      return "optimizer";
+    case Role::kGradient:
+      return "gradient";
+    case Role::kScalars:
+      return "scalars";
+    case Role::kActivation:
+      return "activation";
+    case Role::kActivationGradient:
+      return "activation-gradient";
   }
-  fail(ErrorCode::kInternal, "unknown kind of action ", static_cast<int>(kind));
+  return "unknown";
 }
 
-bool is_collective(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kCountItems:
-    case ActionKind::kUnshard:
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAllReduce:
-    case ActionKind::kGatherGradient:
-    case ActionKind::kExchange:
-    case ActionKind::kGatherParameter:
-      return true;
-    default:
-      return false;
-  }
+std::string_view to_string(Purpose purpose) {
+  return purpose == Purpose::kTrain ? "train" : "evaluate";
 }
 
-AxisSet Schedule::gradient_buffer_axes() const {
-  if (!reduces_every_micro_step()) return {};
-  return reduction_order == ReductionOrder::kRank ? placement.optimizer : placement.gradient;
+Role Schedule::role(int buffer) const {
+  if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].role;
+  const bool gradient = (buffer - static_cast<int>(buffers.size())) % 2 != 0;
+  return gradient ? Role::kActivationGradient : Role::kActivation;
 }
 
-int Schedule::gradient_slot(int unit, int micro_step) const {
-  for (const GradientTarget& target : gradient_targets) {
-    if (target.unit == unit && target.micro_step == micro_step) return target.slot;
-  }
-  fail(ErrorCode::kInvalidArgument, "the schedule names no target for the gradient of unit ", unit,
-       " in micro-step ", micro_step);
+std::string Schedule::name_of(int buffer) const {
+  if (buffer < 0 || buffer >= buffer_count()) return concat('?', buffer);
+  if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].name;
+  const int number = (buffer - static_cast<int>(buffers.size())) / 2;
+  const auto count = static_cast<int>(layers.size());
+  return concat(role(buffer) == Role::kActivation ? "x." : "d.",
+                layers[static_cast<std::size_t>(number % count)].name, ".m", number / count);
+}
+
+std::int64_t Schedule::unit_numel(int unit, Role role) const {
+  const ScheduleUnit& of = units[static_cast<std::size_t>(unit)];
+  return role == Role::kFrozen ? of.frozen_numel : of.trainable_numel;
+}
+
+int Schedule::find(Role role, int unit) const {
+  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
+    return buffer.role == role && buffer.unit == unit;
+  });
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
+}
+
+int Schedule::find(std::string_view name) const {
+  const auto found = std::ranges::find(buffers, name, &ScheduleBuffer::name);
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
 }  // namespace tessera

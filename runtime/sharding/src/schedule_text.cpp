@@ -4,6 +4,7 @@
 
 #include "schedule_words.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/schedule.h"
 
 // The printed form of a schedule. parse_schedule.cpp reads it back; a line is a keyword (or, of
@@ -40,22 +41,6 @@ std::string name_of(const std::vector<Item>& items, int index) {
   return quote_name(items[static_cast<std::size_t>(index)].name);
 }
 
-std::string subject_of(const Schedule& schedule, const Action& action) {
-  switch (subject_of(action.kind)) {
-    case ActionSubject::kUnit:
-      return name_of(schedule.units, action.unit);
-    case ActionSubject::kLayer:
-      return name_of(schedule.layers, action.layer);
-    case ActionSubject::kStep:
-      break;
-  }
-  return {};
-}
-
-std::string slot_name(char letter, int slot) {
-  return slot < 0 ? std::string("buffer") : concat(letter, slot);
-}
-
 void write_header(std::ostream& out, const Schedule& schedule) {
   const Placement& placement = schedule.placement;
   const auto line = [&out](std::string key, const auto&... value) {
@@ -63,15 +48,13 @@ void write_header(std::ostream& out, const Schedule& schedule) {
     (out << key << ... << value) << '\n';
   };
   out << kScheduleTitle << "\n\n";
+  line("purpose", to_string(schedule.purpose));
   line("mesh", "replicate ", schedule.mesh.replicate, " shard ", schedule.mesh.shard);
   line("parameter", "over ", to_string(placement.parameter), " in ",
        to_string(schedule.parameter_dtype));
-  line("gradient", "over ", to_string(placement.gradient), " in ",
-       to_string(schedule.reduce_dtype));
+  line("gradient", "over ", to_string(placement.gradient));
   line("optimizer", "over ", to_string(placement.optimizer));
-  line("reduction_order", to_string(schedule.reduction_order));
   line("micro_steps", schedule.micro_steps);
-  line("accumulate_unsharded", schedule.accumulate_unsharded ? "yes" : "no");
   line("recompute", to_string(schedule.recompute));
   line("first_backward_layer", schedule.first_backward_layer);
 }
@@ -104,42 +87,57 @@ void write_layers(std::ostream& out, const Schedule& schedule) {
   write_table(out, rows);
 }
 
-void write_slots(std::ostream& out, const Schedule& schedule) {
-  std::vector<Row> rows;
-  for (std::size_t i = 0; i < schedule.parameter_slots.size(); ++i) {
-    rows.push_back({"slot", concat('p', i), concat(schedule.parameter_slots[i])});
+void write_parts(std::ostream& out, const Schedule& schedule) {
+  std::vector<Row> rows{{"# part", "unit", "first tensor", "tensors", "", "layers"}};
+  for (const ScheduleUnit& unit : schedule.units) {
+    for (const GradientPart& part : unit.parts) {
+      Row row{"part", quote_name(unit.name), quote_name(part.name), concat(part.tensors), "|"};
+      std::string layers;
+      for (const int layer : part.layers) {
+        layers += (layers.empty() ? "" : " ") + name_of(schedule.layers, layer);
+      }
+      row.push_back(layers);
+      rows.push_back(std::move(row));
+    }
   }
-  for (std::size_t i = 0; i < schedule.gradient_slots.size(); ++i) {
-    rows.push_back({"slot", concat('g', i), concat(schedule.gradient_slots[i])});
-  }
-  if (!rows.empty()) {
-    out << "\n# Buffers for whole units, p: parameters, g: gradients; in elements.\n";
-    write_table(out, rows);
-  }
-  rows.clear();
-  for (const GradientTarget& target : schedule.gradient_targets) {
-    rows.push_back({"target", name_of(schedule.units, target.unit), concat('m', target.micro_step),
-                    concat("-> ", slot_name('g', target.slot))});
-  }
-  if (!rows.empty()) {
-    out << "\n# Where backward writes a unit's gradient in a micro-step.\n";
-    write_table(out, rows);
-  }
+  out << "\n# Tensors of a unit whose gradients come from the same layers, in order of backward.\n";
+  write_table(out, rows);
 }
 
-std::string slot_cell(const Action& action) {
-  if (action.kind == ActionKind::kReduceScatter) return "<- " + slot_name('g', action.slot);
-  if (action.slot == -1) return {};
-  switch (action.kind) {
-    case ActionKind::kUnshard:
-      return concat("-> p", action.slot);
-    case ActionKind::kReshard:
-      return concat("free p", action.slot);
-    case ActionKind::kRound:
-      return concat("-> g", action.slot);
-    default:
-      return concat("<- g", action.slot);
+void write_buffers(std::ostream& out, const Schedule& schedule) {
+  std::vector<Row> rows{{"# buffer", "name", "role", "unit", "format", "sharded", "numel", "kept"}};
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.role)),
+                    buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit),
+                    std::string(to_string(buffer.format)), to_string(buffer.sharded),
+                    concat(buffer.numel), buffer.persistent ? "persistent" : "step"});
   }
+  out << "\n# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, "
+         "which\n"
+         "# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.\n";
+  write_table(out, rows);
+}
+
+std::string operand_list(const Schedule& schedule, const std::vector<Operand>& operands) {
+  std::string text;
+  for (const Operand& operand : operands) {
+    text += (text.empty() ? "" : " ") + describe(schedule, operand);
+  }
+  return text;
+}
+
+/// "h.3 m0", "over shard", or nothing.
+std::string scope_of(const Schedule& schedule, const Action& action) {
+  std::string text;
+  if (action.operation != nullptr && action.operation->is_pass) {
+    text = concat(name_of(schedule.layers, action.layer), " m", action.micro_step);
+  }
+  if (!action.axes.empty()) text += (text.empty() ? "over " : " over ") + to_string(action.axes);
+  return text;
+}
+
+std::string_view operation_name(const Action& action) {
+  return action.operation == nullptr ? std::string_view("nothing") : action.operation->name;
 }
 
 void write_actions(std::ostream& out, const Schedule& schedule) {
@@ -147,17 +145,19 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
     std::string after;
-    for (int wait : action.waits) after += concat(after.empty() ? "after " : " ", wait);
-    rows.push_back({concat(i), std::string(to_string(action.lane())),
-                    std::string(to_string(action.kind)), subject_of(schedule, action),
-                    action.micro_step == -1 ? std::string() : concat('m', action.micro_step),
-                    slot_cell(action),
-                    action.axes.empty() ? std::string() : "over " + to_string(action.axes),
-                    action.accumulate ? "accumulate" : "", after});
+    for (const int wait : action.waits) after += concat(after.empty() ? "after " : " ", wait);
+    std::string operands = operand_list(schedule, action.reads);
+    operands += operands.empty() ? "->" : " ->";
+    if (!action.writes.empty()) operands += ' ' + operand_list(schedule, action.writes);
+    rows.push_back({concat(i), std::string(to_string(action.lane)),
+                    std::string(operation_name(action)), scope_of(schedule, action), operands,
+                    after});
   }
-  out << "\n# Actions in the order of issue: number, lane, kind, unit or layer, micro-step, slot\n"
-         "# written (->), read (<-) or released (free), axes, and the actions that must have\n"
-         "# finished before.\n";
+  out << "\n# Actions in the order of issue: number, lane, operation, layer and micro-step or "
+         "axes,\n"
+         "# buffers read -> written, and the actions that must have finished before. p0=h.1: slot "
+         "p0\n"
+         "# holds h.1; /shard: the part that is cut so; +: added to what is there.\n";
   write_table(out, rows);
 }
 
@@ -168,40 +168,33 @@ std::string to_string(const Schedule& schedule) {
   write_header(out, schedule);
   write_units(out, schedule);
   write_layers(out, schedule);
-  write_slots(out, schedule);
+  write_parts(out, schedule);
+  write_buffers(out, schedule);
   write_actions(out, schedule);
   return out.str();
 }
 
-std::string describe(const Schedule& schedule, const Action& action) {
-  std::string text(to_string(action.kind));
-  const std::string subject = subject_of(schedule, action);
-  if (!subject.empty()) text += ' ' + subject;
-  if (!action.axes.empty()) text += " over " + to_string(action.axes);
-  switch (action.kind) {
-    case ActionKind::kUnshard:
-      text += " -> " + slot_name('p', action.slot);
-      break;
-    case ActionKind::kReshard:
-      text += ", slot " + slot_name('p', action.slot);
-      break;
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAccumulate:
-      if (action.slot < 0) {
-        text += ", in the gradient buffer";
-      } else {
-        const bool add =
-            action.kind == ActionKind::kAccumulate ? action.micro_step > 0 : action.accumulate;
-        text += concat(", slot g", action.slot, add ? " added to gradient" : " -> gradient");
-      }
-      break;
-    case ActionKind::kRound:
-      text += ", gradient -> slot " + slot_name('g', action.slot);
-      break;
-    default:
-      break;
+std::string describe(const Schedule& schedule, const Operand& operand) {
+  std::string text = operand.adds ? "+" : "";
+  text += operand.buffer < 0 || operand.buffer >= schedule.buffer_count()
+              ? schedule.name_of(operand.buffer)
+              : quote_name(schedule.name_of(operand.buffer));
+  const bool listed = operand.buffer >= 0 && !schedule.is_activation(operand.buffer);
+  if (operand.unit != (listed ? schedule.buffer(operand).unit : -1)) {
+    text += '=' + name_of(schedule.units, operand.unit);
   }
-  if (action.micro_step >= 0) text += concat(", m", action.micro_step);
+  if (operand.sharded != (listed ? schedule.buffer(operand).sharded : AxisSet{})) {
+    text += '/' + to_string(operand.sharded);
+  }
+  return text;
+}
+
+std::string describe(const Schedule& schedule, const Action& action) {
+  std::string text(operation_name(action));
+  const std::string scope = scope_of(schedule, action);
+  if (!scope.empty()) text += ' ' + scope;
+  if (!action.reads.empty()) text += ' ' + operand_list(schedule, action.reads);
+  if (!action.writes.empty()) text += " -> " + operand_list(schedule, action.writes);
   return text;
 }
 

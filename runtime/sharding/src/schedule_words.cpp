@@ -11,25 +11,13 @@ constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 bool needs_quoting(std::string_view name, std::size_t i) {
   const auto c = static_cast<unsigned char>(name[i]);
-  if (c <= ' ' || c == 0x7f || c == '\\') return true;
-  return i == 0 && (name == "-" || name == "|" || c == '?');
+  if (c <= ' ' || c == 0x7f || c == '\\' || c == '=' || c == '/' || c == '+') return true;
+  if (i > 0) return false;
+  return c == '?' || name == "-" || name == "|" || name == "->" || name == "after" ||
+         name == "over";
 }
 
 }  // namespace
-
-ActionSubject subject_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-    case ActionKind::kLoss:
-    case ActionKind::kBackward:
-      return ActionSubject::kLayer;
-    case ActionKind::kCountItems:
-    case ActionKind::kExchange:
-      return ActionSubject::kStep;
-    default:
-      return ActionSubject::kUnit;
-  }
-}
 
 std::string quote_name(std::string_view name) {
   if (name.empty()) return "\\";

@@ -8,15 +8,12 @@
 // What writing and reading a schedule's text share.
 namespace tessera {
 
-inline constexpr std::string_view kScheduleTitle = "schedule 1";  // the version of the format
+inline constexpr std::string_view kScheduleTitle = "schedule 2";  // the version of the format
 
-/// What an action is about: what its line names.
-enum class ActionSubject : std::uint8_t { kStep, kUnit, kLayer };
-ActionSubject subject_of(ActionKind kind);
-
-/// A name as one word that is none of the format's own: blanks, control characters and '\' become
-/// '\' and two hexadecimal digits, as does the first character of "-", "|" and names with '?' in
-/// front; the empty name is '\'. unquote_name is the inverse; throws Error{kConfig}.
+/// A name as one word that is none of the format's own: blanks, control characters and '\\', '=',
+/// '/' and '+' become '\\' and two hexadecimal digits, as does the first character of "-", "|",
+/// "->", "after", "over" and names with '?' in front; the empty name is '\\'. unquote_name is the
+/// inverse; throws Error{kConfig}.
 std::string quote_name(std::string_view name);
 std::string unquote_name(std::string_view word);
 

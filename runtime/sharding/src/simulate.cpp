@@ -25,31 +25,73 @@ constexpr MemoryCategory kPlanned[] = {
 
 }  // namespace
 
-Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                    const BatchSource& source, const ExecutorOptions& options) {
+Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
+                    const Model& model, const StateOptions& state_options,
+                    const ExecutorOptions& options) {
   SimDevice device;
   Memory memory(device);
-  RankGroups groups = RankGroups::simulated(0, schedule);
-  const ShapesOnly shapes(source);
+  std::vector<std::unique_ptr<ShapesOnly>> shapes;
+  std::vector<Program> simulated;
+  std::vector<const Schedule*> schedules;
+  for (const Program& program : programs) {
+    shapes.push_back(std::make_unique<ShapesOnly>(*program.source));
+    simulated.push_back({program.schedule, shapes.back().get()});
+    schedules.push_back(program.schedule);
+  }
+  RankGroups groups = RankGroups::simulated(0, schedules);
   ExecutorOptions traced = options;
   traced.before_task = nullptr;
   traced.trace = true;
   traced.graph = false;
-  Executor executor(schedule, layout, model, shapes, groups, memory, traced);
+  TrainingState state(layout, state_options, 0, memory);
+  Executor executor(state, model, simulated, groups, memory, traced);
   executor.run_step(0, 0.0);
-  return {.memory = memory.peak(), .traffic = groups.traffic(), .spans = executor.spans()};
+  Simulation result{.memory = {}, .traffic = groups.traffic(), .spans = executor.spans()};
+  for (std::size_t p = 1; p < simulated.size(); ++p) executor.run_step(0, 0.0, p);
+  result.memory = memory.peak();
+  return result;
 }
 
-MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                          const BatchSource& source, const ExecutorOptions& options) {
-  MemoryPeak peak = simulate(schedule, layout, model, source, options).memory;
-  // What stays is taken from the plan alone; the run contributes what comes and goes.
-  const MemoryUse planned = account_memory(schedule);
+Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                    const BatchSource& source, const ExecutorOptions& options) {
+  const Program program{&schedule, &source};
+  return simulate(std::span(&program, 1), layout, model, state_options(schedule), options);
+}
+
+MemoryPeak predict_memory(std::span<const Program> programs, const ModelLayout& layout,
+                          const Model& model, const StateOptions& state,
+                          const ExecutorOptions& options) {
+  MemoryPeak peak = simulate(programs, layout, model, state, options).memory;
+  // What stays is taken from the plans alone; the run contributes what comes and goes.
+  std::vector<const Schedule*> schedules;
+  for (const Program& program : programs) schedules.push_back(program.schedule);
+  const MemoryUse planned = account_memory(schedules);
   for (const MemoryCategory category : kPlanned) {
     peak.total += planned[category] - peak.by_category[category];
     peak.by_category[category] = planned[category];
   }
   return peak;
+}
+
+MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
+                          const BatchSource& source, const ExecutorOptions& options) {
+  const Program program{&schedule, &source};
+  return predict_memory(std::span(&program, 1), layout, model, state_options(schedule), options);
+}
+
+StateOptions state_options(const Schedule& schedule) {
+  StateOptions options{.mesh = schedule.mesh,
+                       .placement = schedule.placement,
+                       .parameter_dtype = schedule.parameter_dtype,
+                       .optimizer_tensors = {}};
+  int first = -1;
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    if (buffer.role != Role::kOptimizer || (first >= 0 && buffer.unit != first)) continue;
+    first = buffer.unit;
+    const auto& unit = schedule.units[static_cast<std::size_t>(first)].name;
+    options.optimizer_tensors.push_back(buffer.name.substr(unit.size() + 1));
+  }
+  return options;
 }
 
 }  // namespace tessera

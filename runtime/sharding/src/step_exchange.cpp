@@ -8,26 +8,26 @@ namespace tessera {
 namespace {
 
 /// What all ranks together add to the squared norm.
-void check_terms(const Schedule& schedule) {
+void check_terms(const ModelLayout& layout) {
   std::int64_t blocks = 0;
-  for (const ScheduleUnit& unit : schedule.units) blocks += unit.trainable_numel / kNormBlock;
+  for (const Unit& unit : layout.units) blocks += unit.trainable.padded_numel / kNormBlock;
   require(blocks <= kExactSumTerms, ErrorCode::kInvalidArgument, "the gradient norm of ", blocks,
           " blocks of ", kNormBlock, " elements is not possible; at most ", kExactSumTerms);
 }
 
 }  // namespace
 
-StepExchange::StepExchange(const Schedule& schedule, const RankState& state, ProcessGroup* control,
+StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control,
                            Memory& memory)
-    : state_(state),
-      kernels_(kernels_for(memory.device())),
+    : kernels_(kernels_for(memory.device())),
       control_(control),
+      clip_norm_(clip_norm),
       count_(memory, 1, "the item count"),
       sums_(memory, 2 * kExactSumWords, "the sums of losses and squares"),
       loss_scale_(memory, 1, "the loss scale"),
       adamw_(memory, kAdamWScalars, "scalars of the optimizer"),
       results_(memory, 2, "loss and gradient norm") {
-  check_terms(schedule);
+  check_terms(layout);
 }
 
 void StepExchange::begin_step(std::int64_t items, const std::array<float, kAdamWScalars>& adamw) {
@@ -37,14 +37,14 @@ void StepExchange::begin_step(std::int64_t items, const std::array<float, kAdamW
 }
 
 void StepExchange::send_scalars(Stream& stream) {
-  // All but the last, the clip factor, which exchange_results makes on the device.
+  // All but the last, the clip factor, which reduce_results makes on the device.
   static_assert(kAdamWGradientScale == kAdamWScalars - 1);
   adamw_.upload(stream, kAdamWGradientScale);
 }
 
 /// Before every loss, which needs the loss scale, and before all squares, on the same lane: so the
 /// sums begin at zero.
-void StepExchange::exchange_items(Stream& stream) {
+void StepExchange::count_tokens(Stream& stream) {
   count_.upload(stream);
   sums_.upload(stream);
   if (control_ != nullptr) control_->all_reduce(count_.view(), stream);
@@ -53,22 +53,18 @@ void StepExchange::exchange_items(Stream& stream) {
   });
 }
 
-void StepExchange::add_squares(int unit, Stream& stream) {
-  kernels_.exact_squares(
-      {.x = state_.gradient_range(unit, state_.nesting().all_axes()), .words = square_sum()},
-      stream);
-}
-
-void StepExchange::exchange_results(double clip_norm, Stream& stream) {
-  if (control_ != nullptr) control_->all_reduce(sums_.view(), stream);
-  stream.submit({.name = "combine"}, [this, clip_norm, &stream] {
+void StepExchange::reduce_results(bool with_norm, Stream& stream) {
+  const TensorView sums = with_norm ? sums_.view() : loss_sum();
+  if (control_ != nullptr) control_->all_reduce(sums, stream);
+  stream.submit({.name = "combine"}, [this, &stream] {
     kernels_.step_results({.losses = loss_sum(),
                            .squares = square_sum(),
-                           .clip_norm = clip_norm,
+                           .clip_norm = clip_norm_,
                            .results = results_.view(),
                            .clip_factor = adamw_.view(kAdamWGradientScale, 1)},
                           stream);
   });
+  if (!with_norm) sums_.download(stream);
   results_.download(stream);
   count_.download(stream);
 }

@@ -2,11 +2,13 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "device_array.h"
-#include "rank_state.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/kernels/exact_sum.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/layout.h"
 
 namespace tessera {
 
@@ -18,10 +20,9 @@ namespace tessera {
 /// They live in device memory from end to end: within a step the host does not wait for them.
 class StepExchange {
  public:
-  /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the schedule
+  /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds.
-  StepExchange(const Schedule& schedule, const RankState& state, ProcessGroup* control,
-               Memory& memory);
+  StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory);
 
   /// Before a step, lanes idle: takes what the host knows of it. `items` of this rank; `adamw` as
   /// adamw_scalars gives it.
@@ -29,18 +30,19 @@ class StepExchange {
   /// Issues its way to the device, on the compute lane.
   void send_scalars(Stream& stream);
 
-  /// Makes loss_scale() of the ranks' item counts. Issues on `stream`, the reduce lane.
-  void exchange_items(Stream& stream);
+  /// Makes loss_scale() of the ranks' item counts, and clears the sums. Issues on `stream`.
+  void count_tokens(Stream& stream);
   /// d mean loss / d loss of one item: (1) fp32.
   TensorView loss_scale() const { return loss_scale_.view(); }
 
   /// Where this rank's losses are added up: an exact sum.
   TensorView loss_sum() const { return sums_.view(0, kExactSumWords); }
-  /// Adds this rank's part of a unit's squared norm. A task.
-  void add_squares(int unit, Stream& stream);
+  /// The same for the squares of its part of the gradient.
+  TensorView square_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
 
-  /// Makes the loss, the norm and the clip factor of the ranks' sums. Issues on `stream`.
-  void exchange_results(double clip_norm, Stream& stream);
+  /// Makes the loss of the ranks' sums; `with_norm`: the norm and the clip factor as well. Issues
+  /// on `stream`.
+  void reduce_results(bool with_norm, Stream& stream);
   /// (kAdamWScalars) fp32, the clip factor among them.
   TensorView adamw_scalars() const { return adamw_.view(); }
 
@@ -48,13 +50,13 @@ class StepExchange {
   std::int64_t total_items() const { return *count_.host(); }
   double mean_loss() const;
   double gradient_norm() const { return results_.host()[1]; }
+  /// The words of the losses' exact sum, of all ranks: of a schedule that only evaluates.
+  std::span<const std::int64_t> loss_words() const { return {sums_.host(), kExactSumWords}; }
 
  private:
-  TensorView square_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
-
-  const RankState& state_;
   const KernelTable& kernels_;
   ProcessGroup* control_;
+  double clip_norm_;
   DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
   DeviceArray<std::int64_t> sums_;   ///< (2, kExactSumWords): losses, squares
   DeviceArray<float> loss_scale_;    ///< (1)

@@ -1,16 +1,27 @@
 #include "tessera/sharding/validate.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
 
+#include "tessera/core/error.h"
+#include "tessera/sharding/contents.h"
+#include "tessera/sharding/operation.h"
 #include "validation.h"
 
+// [Note: proof] Waits point back and a lane runs in order of issue, so the order of issue is itself
+// a possible execution. Contents are therefore checked by walking the actions once in that order,
+// each by its operation's rule (contents.h). The happens-before pass then shows that any two
+// accesses to a buffer of which one writes are ordered, the same way as they are issued; so every
+// other interleaving gives each read the same value, and what the walk has shown holds for all of
+// them.
 namespace tessera {
 namespace {
 
 std::vector<int> collectives_of(const Schedule& schedule) {
   std::vector<int> indices;
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
-    if (is_collective(schedule.actions[i].kind)) indices.push_back(static_cast<int>(i));
+    if (is_collective(schedule.actions[i])) indices.push_back(static_cast<int>(i));
   }
   return indices;
 }
@@ -19,17 +30,19 @@ const Action& action_of(const Schedule& schedule, int index) {
   return schedule.actions[static_cast<std::size_t>(index)];
 }
 
-// What decides which ranks meet and how many bytes they move: equal on every rank.
-bool same_sizes(const Schedule& a, const Schedule& b) {
-  return a.mesh == b.mesh && a.placement == b.placement && a.units == b.units &&
-         a.parameter_dtype == b.parameter_dtype && a.reduce_dtype == b.reduce_dtype &&
-         a.gradient_buffer_axes() == b.gradient_buffer_axes();
+// Whether two lists of operands are the same parts of the same things: the same bytes.
+bool same_operands(const Schedule& a, const std::vector<Operand>& of_a, const Schedule& b,
+                   const std::vector<Operand>& of_b) {
+  return std::ranges::equal(of_a, of_b, [&](const Operand& x, const Operand& y) {
+    return a.role(x.buffer) == b.role(y.buffer) && a.buffer(x).format == b.buffer(y).format &&
+           x.unit == y.unit && x.sharded == y.sharded && x.adds == y.adds;
+  });
 }
 
 // Whether two collectives would meet as one operation.
-bool same_collective(const Action& a, const Action& b) {
-  return a.kind == b.kind && a.unit == b.unit && a.axes == b.axes && a.accumulate == b.accumulate &&
-         (a.slot < 0) == (b.slot < 0);
+bool same_collective(const Schedule& sa, const Action& a, const Schedule& sb, const Action& b) {
+  return a.operation == b.operation && a.axes == b.axes && a.lane == b.lane &&
+         same_operands(sa, a.reads, sb, b.reads) && same_operands(sa, a.writes, sb, b.writes);
 }
 
 // Compares the collectives of all lanes in one sequence, not lane by lane: if two lanes'
@@ -42,17 +55,21 @@ void compare_collectives(std::span<const Schedule> ranks, std::size_t rank,
   const auto add = [&](int action, const auto&... what) {
     violations.push_back({Rule::kCollectiveOrder, action, concat("rank ", rank, ": ", what...)});
   };
-  if (!same_sizes(first, other)) {
-    return add(-1, "mesh, placement, units or dtypes differ from rank 0's");
+  if (!(first.mesh == other.mesh && first.placement == other.placement &&
+        first.units == other.units)) {
+    return add(-1, "mesh, placement or units differ from rank 0's");
   }
+  const auto name = [](const Schedule& schedule, int index) {
+    return concat("action ", index, " (", describe(schedule, action_of(schedule, index)), ")");
+  };
   const std::vector<int> theirs = collectives_of(first);
   const std::vector<int> ours = collectives_of(other);
-  const Findings names_of_first(first);
-  const Findings names(other);
   for (std::size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) {
-    if (same_collective(action_of(first, theirs[i]), action_of(other, ours[i]))) continue;
-    return add(ours[i], names.name(ours[i]), " is its collective number ", i,
-               ", but rank 0 issues ", names_of_first.name(theirs[i]));
+    if (same_collective(first, action_of(first, theirs[i]), other, action_of(other, ours[i]))) {
+      continue;
+    }
+    return add(ours[i], name(other, ours[i]), " is its collective number ", i,
+               ", but rank 0 issues ", name(first, theirs[i]));
   }
   if (theirs.size() != ours.size()) {
     add(-1, "issues ", ours.size(), " collectives, but rank 0 issues ", theirs.size());
@@ -63,18 +80,14 @@ void compare_collectives(std::span<const Schedule> ranks, std::size_t rank,
 
 std::string_view to_string(Rule rule) {
   switch (rule) {
-    case Rule::kStructure:
-      return "structure";
-    case Rule::kResidency:
-      return "residency";
-    case Rule::kSlotReuse:
-      return "slot-reuse";
-    case Rule::kReduction:
-      return "reduction";
-    case Rule::kUpdate:
-      return "update";
+    case Rule::kForm:
+      return "form";
     case Rule::kHappensBefore:
       return "happens-before";
+    case Rule::kContents:
+      return "contents";
+    case Rule::kEnd:
+      return "end";
     case Rule::kCollectiveOrder:
       return "collective-order";
   }
@@ -82,15 +95,12 @@ std::string_view to_string(Rule rule) {
 }
 
 std::vector<Violation> validate(const Schedule& schedule) {
-  Findings findings(schedule);
-  check_structure(schedule, findings);
-  if (findings.empty()) {
-    check_parameters(schedule, findings);
-    check_gradients(schedule, findings);
-    check_updates(schedule, findings);
-    check_happens_before(schedule, findings);
-  }
-  return findings.take();
+  std::vector<Violation> violations;
+  check_form(schedule, violations);
+  if (!violations.empty()) return violations;
+  check_happens_before(schedule, violations);
+  ContentWalk(schedule, violations).run();
+  return violations;
 }
 
 std::vector<Violation> validate(std::span<const Schedule> ranks) {
@@ -101,7 +111,7 @@ std::vector<Violation> validate(std::span<const Schedule> ranks) {
       violations.push_back(std::move(violation));
     }
   }
-  if (ranks.empty()) return violations;
+  if (ranks.empty() || !violations.empty()) return violations;
   const auto world_size = static_cast<std::size_t>(std::max(ranks.front().mesh.world_size(), 0));
   if (ranks.size() != world_size) {
     violations.push_back(
@@ -120,6 +130,58 @@ void require_valid(const Schedule& schedule) {
   std::string text = concat("the schedule breaks ", violations.size(), " rules:");
   for (const Violation& v : violations) text += concat("\n  ", to_string(v.rule), ": ", v.message);
   fail(ErrorCode::kInternal, text);
+}
+
+std::vector<Violation> validate_times(const Schedule& schedule, std::span<const ActionTime> times) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  struct Span {
+    double begin = kNever, end = -kNever;
+  };
+  std::vector<Span> spans(schedule.actions.size());
+  for (const ActionTime& time : times) {
+    if (time.action < 0 || static_cast<std::size_t>(time.action) >= spans.size()) continue;
+    Span& span = spans[static_cast<std::size_t>(time.action)];
+    span.begin = std::min(span.begin, time.begin);
+    span.end = std::max(span.end, time.end);
+  }
+  std::vector<Violation> violations;
+  const auto after = [&](int index, int other, const char* why) {
+    const Span& now = spans[static_cast<std::size_t>(index)];
+    if (spans[static_cast<std::size_t>(other)].end <= now.begin) return;
+    violations.push_back(
+        {Rule::kHappensBefore, index,
+         concat("action ", index, " (", describe(schedule, action_of(schedule, index)),
+                ") began before action ", other, " (",
+                describe(schedule, action_of(schedule, other)), ") had ended, ", why)});
+  };
+  struct Access {
+    int writer = -1;
+    std::vector<int> readers{};
+  };
+  std::vector<Access> buffers(static_cast<std::size_t>(schedule.buffer_count()));
+  std::array<int, kLanes> last{-1, -1, -1};
+  for (int i = 0; i < static_cast<int>(schedule.actions.size()); ++i) {
+    const Action& action = action_of(schedule, i);
+    int& lane = last[static_cast<std::size_t>(action.lane)];
+    if (lane >= 0) after(i, lane, "which comes before it on its lane");
+    lane = i;
+    for (const int wait : action.waits) after(i, wait, "for which it waits");
+    for (const Operand& operand : action.reads) {
+      Access& access = buffers[static_cast<std::size_t>(operand.buffer)];
+      if (access.writer >= 0) after(i, access.writer, "which writes what it reads");
+      access.readers.push_back(i);
+    }
+    for (const Operand& operand : action.writes) {
+      Access& access = buffers[static_cast<std::size_t>(operand.buffer)];
+      if (access.writer >= 0 && access.writer != i)
+        after(i, access.writer, "which writes the same");
+      for (const int reader : access.readers) {
+        if (reader != i) after(i, reader, "which reads what it writes");
+      }
+      access = {.writer = i, .readers = {}};
+    }
+  }
+  return violations;
 }
 
 }  // namespace tessera

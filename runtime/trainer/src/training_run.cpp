@@ -145,7 +145,8 @@ void TrainingRun::run_rank(int rank, ProcessGroup& world) {
   Memory memory(*device, options.memory_limit_bytes);
   RankGroups groups = RankGroups::split_from(world, plan_.schedule);
   const auto leaders = split_leaders(options, rank);
-  Executor executor(plan_.schedule, plan_.layout, model_, source_, groups, memory,
+  TrainingState state(plan_.layout, state_options(plan_.schedule), rank, memory);
+  Executor executor(state, model_, {{&plan_.schedule, &source_}}, groups, memory,
                     executor_options(options));
   run_steps(rank, executor, memory, leaders.get());
 

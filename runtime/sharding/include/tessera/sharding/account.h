@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
@@ -8,13 +9,18 @@
 
 namespace tessera {
 
-/// What one rank's collectives of one step come to: calls and bytes sent. Exact: one term per
-/// action. The scalars of kCountItems and kExchange are 8 and 448 bytes at any number of ranks.
+/// Under which heading a buffer's memory is counted.
+MemoryCategory category_of(const ScheduleBuffer& buffer);
+
+/// What one rank's collectives of one step come to: calls and bytes sent. Exact: what the rows of
+/// the table of operations charge. The scalars are 8 and 448 bytes at any number of ranks.
 Traffic account_traffic(const Schedule& schedule);
 
-/// Bytes that a rank holds from start to end: parameters, slots, gradients, optimizer state.
-/// Activations, workspace and data depend on the layers and the batch: see predict_memory in
-/// executor.h.
+/// Bytes that a rank holds from start to end: the schedule's buffers. Activations, data and the
+/// kernels' scratch depend on the layers and the batch: see predict_memory in executor.h.
 MemoryUse account_memory(const Schedule& schedule);
+/// Of schedules that run over one state, in turn: buffers of the same name are one, as large as the
+/// largest.
+MemoryUse account_memory(std::span<const Schedule* const> schedules);
 
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/sharding/timeline.h"
+#include "tessera/sharding/training_state.h"
 
 namespace tessera {
 
@@ -61,33 +62,41 @@ struct FullParameter {
   std::vector<float> values;  ///< fp32 master weights
 };
 
-/// Gives a parameter's values by its name, in row-major order.
-using ParameterValues = std::function<std::span<const float>(const std::string& name)>;
+/// A schedule and the data that its passes read. Both must outlive the executor.
+struct Program {
+  const Schedule* schedule = nullptr;
+  const BatchSource* source = nullptr;
+};
 
-/// Carries out a schedule on one rank, step after step. No policy lives here: it issues the actions
-/// in order, each on its lane, with its waits. Owns the rank's buffers: parameters, gradients,
-/// optimizer state and slots, all allocated once.
+/// Carries out schedules on one rank, over one training state. No policy lives here: it issues the
+/// actions in order, each on its lane, with its waits, by the handlers of their operations. Owns
+/// the buffers of a step, which the schedules share: slots, gradients, scalars; all allocated once.
 ///
 /// Driven by one host thread. If construction, a batch source or a task throws, every group is
 /// aborted at once, so that the other ranks fail too, and the exception is rethrown; after that
 /// only destruction is allowed.
 class Executor {
  public:
-  /// Everything passed by reference must outlive the executor. Initialises the parameters. Throws
-  /// Error{kInvalidArgument} if the schedule was planned for another layout.
-  Executor(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-           const BatchSource& source, RankGroups& groups, Memory& memory, ExecutorOptions options);
+  /// Everything passed by reference must outlive the executor. Initialises the state's parameters
+  /// by the seed. Throws Error{kInvalidArgument} if a schedule was planned for another state.
+  Executor(TrainingState& state, const Model& model, std::vector<Program> programs,
+           RankGroups& groups, Memory& memory, ExecutorOptions options);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// One optimizer step on the samples that belong to step `step` (counted from 0): rank by rank in
-  /// order of ShardNesting::index, micro-steps outermost. Blocks until it is done.
-  StepResult run_step(std::int64_t step, double learning_rate);
+  /// One optimizer step of `program` (an index) on the samples that belong to step `step` (counted
+  /// from 0): rank by rank in order of ShardNesting::index, micro-steps outermost. Blocks until it
+  /// is done.
+  StepResult run_step(std::int64_t step, double learning_rate, std::size_t program = 0);
 
-  /// Overwrites the parameters; `values` is asked for every one and may be asked repeatedly. Not
-  /// collective: each rank takes its own part, and all must be given the same values. Optimizer
-  /// state stays as it is. Throws Error{kInvalidArgument} if a size does not match.
+  /// The mean loss of the first `samples` samples of an evaluation's source, all ranks together.
+  /// The losses are added exactly: the result does not depend on how many ranks share the work. The
+  /// state stays as it is. Collective; blocks.
+  StepResult evaluate(std::size_t program, std::int64_t samples);
+
+  /// See TrainingState::set_parameters. Not collective: each rank takes its own part, and all must
+  /// be given the same values.
   void set_parameters(const ParameterValues& values);
 
   /// Hands the master weights of every parameter to `receive` in order of declaration, on every
@@ -115,14 +124,24 @@ struct Simulation {
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
 };
 
-/// Runs the executor for one step on the sim device: allocations are counted and not made,
-/// collectives move nothing, every lane has a virtual clock. `source` is asked for shapes only.
+/// Runs the executor for one step of each program on the sim device: allocations are counted and
+/// not made, collectives move nothing, every lane has a virtual clock. Sources are asked for shapes
+/// only. Traffic and spans are the first program's.
+Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
+                    const Model& model, const StateOptions& state, const ExecutorOptions& options);
+/// The same for one schedule that trains.
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                     const BatchSource& source, const ExecutorOptions& options);
 
-/// The most memory that one rank uses while it trains: account_memory() for what stays, simulate()
-/// for activations, workspace and data.
+/// The most memory that one rank uses while it runs the programs: account_memory() for what stays,
+/// simulate() for activations, workspace and data.
+MemoryPeak predict_memory(std::span<const Program> programs, const ModelLayout& layout,
+                          const Model& model, const StateOptions& state,
+                          const ExecutorOptions& options);
 MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                           const BatchSource& source, const ExecutorOptions& options);
+
+/// The state that a schedule's persistent buffers describe.
+StateOptions state_options(const Schedule& schedule);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 
 #include "tessera/collectives/process_group.h"
 #include "tessera/sharding/schedule.h"
@@ -15,8 +16,10 @@ class RankGroups {
  public:
   /// Collective: every rank of `world` must call it with the same schedule.
   static RankGroups split_from(ProcessGroup& world, const Schedule& schedule);
+  /// For several schedules that run over one state.
+  static RankGroups split_from(ProcessGroup& world, std::span<const Schedule* const> schedules);
   /// Groups of one simulated rank.
-  static RankGroups simulated(int rank, const Schedule& schedule);
+  static RankGroups simulated(int rank, std::span<const Schedule* const> schedules);
 
   int rank() const { return rank_; }
   /// Throws Error{kInternal} if the schedule has no such collective.

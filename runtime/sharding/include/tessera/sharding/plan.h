@@ -1,7 +1,11 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
+#include "tessera/sharding/state_buffers.h"
 
 namespace tessera {
 
@@ -12,6 +16,7 @@ namespace tessera {
 /// fp32. So are master weights, moments and sharded gradients, always: in bf16, most updates would
 /// be lost in rounding.
 struct PlanOptions {
+  Purpose purpose = Purpose::kTrain;
   Mesh mesh;
   Placement placement;
   bool reshard_after_forward = true;
@@ -23,12 +28,17 @@ struct PlanOptions {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
   Recompute recompute = Recompute::kNone;
+  /// What the optimizer keeps; see StateOptions.
+  std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
+
+  /// The part of these that decides which state a rank keeps.
+  StateOptions state() const { return {mesh, placement, parameter_dtype, optimizer_tensors}; }
 };
 
-/// Plans one training step. A pure function: no device, no clock, no randomness; linear in the
-/// number of actions. Throws Error{kConfig} for an invalid placement or a negative depth,
-/// Error{kInvalidArgument} for a layout that was made for another number of ranks.
-/// [Note: planning] in plan.cpp explains how.
+/// Plans one training step, or (Purpose::kEvaluate) the forward passes of an evaluation. A pure
+/// function: no device, no clock, no randomness; linear in the number of actions. Throws
+/// Error{kConfig} for an invalid placement or a negative depth, Error{kInvalidArgument} for a
+/// layout that was made for another number of ranks. [Note: planning] in plan.cpp explains how.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options);
 
 }  // namespace tessera

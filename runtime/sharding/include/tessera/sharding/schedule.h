@@ -9,57 +9,65 @@
 #include "tessera/autograd/tape.h"
 #include "tessera/core/dtype.h"
 #include "tessera/core/mesh.h"
-#include "tessera/sharding/layout.h"
 #include "tessera/sharding/placement.h"
 
 namespace tessera {
 
-/// A logical stream of the schedule.
+struct Operation;
+
+/// A logical stream of the schedule. Which lane an action runs on is the planner's choice.
 enum class Lane : std::uint8_t { kCompute, kGather, kReduce };
 inline constexpr int kLanes = 3;
 inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce};
-
-enum class ActionKind : std::uint8_t {
-  kCountItems,       ///< reduce: sum over all ranks of how many losses count; scales the loss
-  kUnshard,          ///< gather: all-gather a unit's parameters over `axes` into a slot
-  kForward,          ///< compute: a layer's forward
-  kLoss,             ///< compute: the last layer's forward and backward in one
-  kBackward,         ///< compute: a layer's backward (with its forward again, if recomputed)
-  kReshard,          ///< compute: the slot of a unit's parameters is free again
-  kAccumulate,       ///< compute: gradient buffer += gradient slot (micro-step 0: =)
-  kRound,            ///< compute: gradient slot = gradient buffer, rounded to be sent
-  kReduceScatter,    ///< reduce: sum over `axes`, this rank's part into the gradient buffer
-  kAllReduce,        ///< reduce: sum over `axes` in the gradient buffer
-  kGatherGradient,   ///< reduce: all-gather over `axes` inside the gradient buffer
-  kSquares,          ///< reduce: this rank's share of a unit's squared gradient norm
-  kExchange,         ///< reduce: losses and squared norms of all ranks; fixes the clip factor
-  kUpdate,           ///< compute: the optimizer on a unit's shard
-  kGatherParameter,  ///< gather: all-gather updated parameters over `axes` in the parameter buffer
-};
-inline constexpr int kActionKinds = 15;
-
-/// "unshard", "forward", ...
-std::string_view to_string(ActionKind kind);
 std::string_view to_string(Lane lane);
-/// The lane that actions of this kind run on.
-Lane lane_of(ActionKind kind);
-/// True if ranks meet in actions of this kind: all must issue them in the same order.
-bool is_collective(ActionKind kind);
 
-/// One element of a schedule. Fields that a kind does not use keep their defaults.
+/// What a buffer's elements are.
+enum class Role : std::uint8_t {
+  kParameter,   ///< a unit's trainable flat parameter; in a slot: all of a unit's parameters
+  kFrozen,      ///< a unit's frozen flat parameter
+  kMaster,      ///< fp32 master weights of a unit's trainable parameters
+  kOptimizer,   ///< a tensor that the optimizer keeps for each of them
+  kGradient,    ///< a unit's gradient
+  kScalars,     ///< a few numbers that concern the step as a whole
+  kActivation,  ///< what a layer's forward leaves: its output and what backward needs
+  kActivationGradient,  ///< the gradient of a layer's output
+};
+std::string_view to_string(Role role);
+
+/// Memory of one rank that actions read and write.
+struct ScheduleBuffer {
+  std::string name;  ///< "h.3.parameter", "p0", "g1", "loss", ...
+  Role role = Role::kScalars;
+  int unit = -1;  ///< whose it is; -1: a slot, which one unit has after the other, or scalars
+  DType format = DType::kFloat32;
+  AxisSet sharded{};        ///< axes along which the unit's elements are cut: the rank has one part
+  std::int64_t numel = 0;   ///< on one rank
+  bool persistent = false;  ///< kept from step to step
+  bool operator==(const ScheduleBuffer&) const = default;
+
+  /// True of a ring entry for unsharded parameters or gradients.
+  bool is_slot() const { return unit < 0 && (role == Role::kParameter || role == Role::kGradient); }
+};
+
+/// An action's use of a buffer: which buffer, and what it holds then.
+struct Operand {
+  int buffer = 0;     ///< index, see Schedule::buffers
+  int unit = -1;      ///< whose content; -1 of scalars and activations
+  AxisSet sharded{};  ///< axes along which the content is cut
+  bool adds = false;  ///< of a write: added to what the buffer holds
+  bool operator==(const Operand&) const = default;
+};
+
+/// One element of a schedule: an operation on buffers.
 struct Action {
-  ActionKind kind = ActionKind::kForward;
-  int unit = -1;        ///< of kUnshard, kReshard, gradient and optimizer actions
-  int layer = -1;       ///< of kForward, kLoss, kBackward
-  int micro_step = -1;  ///< of all but kCountItems, kSquares, kExchange, kUpdate, kGatherParameter
-  /// Parameter slot (kUnshard, kReshard); gradient slot (kAccumulate, kRound, kReduceScatter; -1:
-  /// the sum is taken in place in the gradient buffer).
-  int slot = -1;
-  AxisSet axes{};            ///< of collectives
-  bool accumulate = false;   ///< kReduceScatter: add to the gradient buffer
+  const Operation* operation = nullptr;
+  Lane lane = Lane::kCompute;
+  std::vector<Operand> reads{};
+  std::vector<Operand> writes{};
+  AxisSet axes{};            ///< of collectives: the ranks that differ along these meet
+  int layer = -1;            ///< of passes through a layer
+  int micro_step = -1;       ///< the same
   std::vector<int> waits{};  ///< earlier actions of other lanes that must have finished
-
-  Lane lane() const { return lane_of(kind); }
   bool operator==(const Action&) const = default;
 };
 
@@ -72,73 +80,87 @@ struct ScheduleLayer {
   bool operator==(const ScheduleLayer&) const = default;
 };
 
+/// Tensors of a unit to whose gradients the same layers contribute.
+struct GradientPart {
+  std::string name;  ///< of its first tensor
+  int tensors = 1;
+  std::vector<int> layers;  ///< in order of backward
+  bool operator==(const GradientPart&) const = default;
+};
+
 struct ScheduleUnit {
   std::string name;
   std::int64_t trainable_numel = 0;  ///< padded
   std::int64_t frozen_numel = 0;     ///< padded
+  std::vector<GradientPart> parts{};
   bool operator==(const ScheduleUnit&) const = default;
 };
 
-/// Where the gradient of a unit goes while a micro-step's backward writes it: a slot, or -1 for the
-/// unit's gradient buffer itself.
-struct GradientTarget {
-  int unit = 0;
-  int micro_step = 0;
-  int slot = -1;
-  bool operator==(const GradientTarget&) const = default;
+/// What a schedule does to the training state.
+enum class Purpose : std::uint8_t {
+  kTrain,     ///< one optimizer step: every trainable tensor ends one version on
+  kEvaluate,  ///< forward passes: the state stays as it is
 };
+std::string_view to_string(Purpose purpose);
 
-/// One training step as a value: what every rank does, in the order in which the host issues it.
-/// Actions of one lane run in this order; between lanes only `waits` orders. The same schedule
-/// serves every rank, so all ranks issue the same collectives in the same order.
-///
-/// Gradients travel in `reduce_dtype`; their sums are kept in fp32, and travel in fp32 where a sum
-/// must: from the rank that took it to others. So a micro-step's gradient is rounded once, by
-/// backward, whether it is sent or not, and all strategies add up the same numbers. Only sums of
-/// several micro-steps that are taken before the reduction are rounded again, as they leave.
+/// One step as a value: what every rank does, in the order in which the host issues it. Actions of
+/// one lane run in this order; between lanes only `waits` orders. The same schedule serves every
+/// rank, so all ranks issue the same collectives in the same order.
 struct Schedule {
+  Purpose purpose = Purpose::kTrain;
   Mesh mesh;
-  Placement placement;  ///< without axes of size 1
-  ReductionOrder reduction_order = ReductionOrder::kRank;
+  Placement placement;  ///< without axes of size 1; fixes the order in which axes cut
   DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
-  DType reduce_dtype = DType::kFloat32;     ///< gradients as written to slots and as sent
   int micro_steps = 1;
-  bool accumulate_unsharded = false;  ///< no_sync: gradients stay whole until the last micro-step
   Recompute recompute = Recompute::kNone;
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
-  int first_backward_layer = 0;               ///< layers before it have nothing to train
-  std::vector<std::int64_t> parameter_slots;  ///< numel of each
-  std::vector<std::int64_t> gradient_slots;   ///< numel of each
-  std::vector<GradientTarget> gradient_targets;
+  int first_backward_layer = 0;  ///< layers before it have nothing to train
+  /// All but activations. Those have the indices that follow, in order of micro-step and layer:
+  /// what forward leaves (activation()), and the gradient of that (activation_gradient()). Their
+  /// memory comes and goes as the layers run.
+  std::vector<ScheduleBuffer> buffers;
   std::vector<Action> actions;
 
   bool operator==(const Schedule&) const = default;
 
-  /// True if gradients are reduced in every micro-step, else only in the last one.
-  bool reduces_every_micro_step() const {
-    return !placement.gradient.empty() && !accumulate_unsharded;
+  int activation(int layer, int micro_step) const {
+    return static_cast<int>(buffers.size()) +
+           2 * (micro_step * static_cast<int>(layers.size()) + layer);
   }
-  /// Axes along which a unit's gradient buffer is cut: what this rank keeps of it between
-  /// micro-steps. Gradient buffers are fp32.
-  AxisSet gradient_buffer_axes() const;
-  /// True if backward writes the gradients of `micro_step` to slots; else to the gradient buffers.
-  bool writes_to_slots(int micro_step) const {
-    return reduces_every_micro_step() || micro_step > 0 || reduce_dtype != DType::kFloat32;
+  int activation_gradient(int layer, int micro_step) const {
+    return activation(layer, micro_step) + 1;
   }
-  /// True if what is reduced in `micro_step` is sent from slots; else from the gradient buffers.
-  bool sends_from_slots(int micro_step) const {
-    return reduces_every_micro_step() || (micro_step == micro_steps - 1 && mesh.world_size() > 1 &&
-                                          reduce_dtype != DType::kFloat32);
+  /// Of all buffers, activations included.
+  int buffer_count() const { return activation(0, micro_steps); }
+  bool is_activation(int buffer) const { return buffer >= static_cast<int>(buffers.size()); }
+  const ScheduleBuffer& buffer(const Operand& operand) const {
+    return buffers[static_cast<std::size_t>(operand.buffer)];
   }
-  /// The slot that `unit`'s gradient is written to in `micro_step`; -1: its gradient buffer.
-  int gradient_slot(int unit, int micro_step) const;
+  Role role(int buffer) const;
+  /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
+  /// none.
+  std::string name_of(int buffer) const;
+  /// Elements of a unit's flat parameter that a buffer of `role` holds, before it is cut.
+  std::int64_t unit_numel(int unit, Role role) const;
+  /// Index of the buffer with this role and unit; -1: none.
+  int find(Role role, int unit) const;
+  /// Index of the buffer with this name (no activation); -1: none.
+  int find(std::string_view name) const;
 };
 
-/// A text with one line per unit, layer, slot and action; `parse_schedule` is its exact inverse.
+// Names of the scalars' buffers.
+inline constexpr std::string_view kTokensBuffer = "tokens";    ///< how many targets count
+inline constexpr std::string_view kLossBuffer = "loss";        ///< exact sum of the losses
+inline constexpr std::string_view kNormBuffer = "norm";        ///< exact sum of squared gradients
+inline constexpr std::string_view kResultsBuffer = "results";  ///< mean loss, norm, clip factor
+
+/// A text with one line per unit, layer, buffer and action; `parse_schedule` is its exact inverse.
 std::string to_string(const Schedule& schedule);
-/// "reduce-scatter h.3 over shard, slot g1 -> gradient" and the like: one action in words.
+/// "reduce-scatter over shard  g1=h.3 -> h.3.gradient" and the like: one action in words.
 std::string describe(const Schedule& schedule, const Action& action);
+/// "h.3.gradient", "+g1=h.3", "h.3.gradient/shard": as an action's line names an operand.
+std::string describe(const Schedule& schedule, const Operand& operand);
 /// Throws Error{kConfig} that names the line.
 Schedule parse_schedule(std::string_view text);
 

@@ -10,12 +10,10 @@ namespace tessera {
 
 /// What a schedule may get wrong.
 enum class Rule : std::uint8_t {
-  kStructure,        ///< indices in range, lanes and fields as the kind demands, waits point back
-  kResidency,        ///< parameters are used only between their unshard and their reshard
-  kSlotReuse,        ///< a slot is taken only when its last holder has let go
-  kReduction,        ///< every gradient is reduced exactly once per reduction, over all axes
-  kUpdate,           ///< every trainable unit is updated once, after its gradient is complete
+  kForm,             ///< indices in range, fields as the operation demands, waits point back
   kHappensBefore,    ///< two accesses to a buffer of which one writes are ordered
+  kContents,         ///< buffers hold what actions read; contributions are added once, in order
+  kEnd,              ///< the step ends with every persistent buffer itself, one version on
   kCollectiveOrder,  ///< all ranks issue the same collectives in the same order over all lanes
 };
 
@@ -24,12 +22,13 @@ std::string_view to_string(Rule rule);
 struct Violation {
   Rule rule;
   int action = -1;      ///< index of the offending action, -1 for the schedule as a whole
-  std::string message;  ///< names actions, units and slots
+  std::string message;  ///< names actions, units and buffers
 };
 
 /// Proves a schedule safe to execute: an empty result means that no interleaving of the lanes can
-/// read a buffer before it is written or while it is overwritten, and that gradients are complete.
-/// Linear in the number of actions.
+/// read a buffer before it is written or while it is overwritten, and that the step is complete. It
+/// knows operations by the table's rules (operation.h), and no strategy. Linear in the number of
+/// operands. [Note: proof] in validate.cpp.
 std::vector<Violation> validate(const Schedule& schedule);
 
 /// Validates each rank's schedule and that they agree on collectives (Rule::kCollectiveOrder).
@@ -40,5 +39,18 @@ std::vector<Violation> validate(std::span<const Schedule> ranks);
 
 /// Throws Error{kInternal} with every violation if there are any.
 void require_valid(const Schedule& schedule);
+
+/// When an action ran, by any clock: a real one, or a count of events.
+struct ActionTime {
+  int action = 0;
+  double begin = 0.0;
+  double end = 0.0;
+};
+
+/// Checks a recorded run against the schedule: every action that must come after another (an
+/// earlier one of its lane, or one that it waits for) began when that had ended, and no two actions
+/// that touch the same buffer, one of them writing, overlapped. `times` may name an action several
+/// times. Finds an executor that ignores a wait.
+std::vector<Violation> validate_times(const Schedule& schedule, std::span<const ActionTime> times);
 
 }  // namespace tessera

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/sharding/validate.h"
+
+namespace tessera {
+
+class GradientSums;
+
+/// What a buffer holds, as far as a schedule alone can tell.
+///
+/// A unit's gradient is the sum of what each micro-step's backward contributes, layer by layer.
+/// Contributions are counted in that order; a buffer holds a range of them.
+struct Content {
+  bool valid = false;  ///< false: nothing that anyone may read
+  Role role = Role::kScalars;
+  int unit = -1;
+  AxisSet sharded{};  ///< the rank has one part along these axes
+  AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken
+  int version = 0;    ///< of training state: optimizer steps taken
+  int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps
+  int end = 0;
+  bool output = false;  ///< an activation: the next layer has yet to read it
+  bool kept = false;    ///< an activation: backward has yet to read it
+};
+
+/// Walks the actions of a schedule in order of issue and keeps what every buffer holds. The rules
+/// of operations (operation.h) read and write contents through it; what they require and find
+/// missing becomes a Violation of the current action.
+class ContentWalk {
+ public:
+  /// `sums`, if any, is told of every rounding and addition of gradients.
+  ContentWalk(const Schedule& schedule, std::vector<Violation>& violations,
+              GradientSums* sums = nullptr);
+
+  /// Applies the rule of every action, and then requires that the step ends as its purpose says.
+  void run();
+
+  const Schedule& schedule() const { return schedule_; }
+  const ShardNesting& nesting() const { return nesting_; }
+  AxisSet all_axes() const { return nesting_.all_axes(); }
+  GradientSums* sums() { return sums_; }
+
+  /// Records a violation of the current action unless `holds`. Returns `holds`.
+  template <typename... Args>
+  bool require_that(bool holds, const Args&... what) {
+    if (!holds) report(concat(what...));
+    return holds;
+  }
+
+  /// What the operand names: what its buffer holds, or this rank's part of that along more axes.
+  /// Requires that the buffer holds it.
+  Content read(const Operand& operand);
+  Content& at(int buffer) { return contents_[static_cast<std::size_t>(buffer)]; }
+  /// Puts `content` where the operand says; added to what is there, if it says so. Requires that it
+  /// is what the operand says, that it fits the buffer, and that nobody still needs what is there:
+  /// slots, scalars and activations are written once before they are released.
+  void write(const Operand& operand, const Content& content);
+  /// As read; and if the buffer is a slot, the next may have it.
+  Content take(const Operand& operand);
+
+  /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
+  /// step, and of no other unit.
+  void read_parameters(const Action& action, const std::vector<int>& units);
+  /// Contributions of one micro-step to a unit's gradient: its layers' in order of backward.
+  int contributions(int unit) const {
+    return static_cast<int>(writers_[static_cast<std::size_t>(unit)].size());
+  }
+  /// All that a complete gradient holds.
+  int all_contributions(int unit) const { return contributions(unit) * schedule_.micro_steps; }
+  /// The number of the contribution that `layer` makes in `micro_step`; -1: none.
+  int contribution(int unit, int layer, int micro_step) const;
+  /// Which units' norms have been taken.
+  std::vector<char>& normed() { return normed_; }
+  bool is_trained(int unit) const { return contributions(unit) > 0; }
+  /// The buffers that keep a unit's training state.
+  const std::vector<int>& state_of(int unit) const {
+    return state_[static_cast<std::size_t>(unit)];
+  }
+  std::string unit_name(int unit) const;
+
+ private:
+  void report(std::string what);
+  void finish();
+  std::string cut(AxisSet axes) const;
+
+  const Schedule& schedule_;
+  ShardNesting nesting_;
+  std::vector<Violation>& violations_;
+  GradientSums* sums_;
+  std::vector<std::vector<int>> writers_;  ///< by unit: layers, in order of backward
+  std::vector<std::vector<int>> state_;    ///< by unit: buffers
+  std::vector<Content> contents_;          ///< by buffer
+  std::vector<char> normed_;               ///< by unit
+  int action_ = -1;
+};
+
+/// True if what is cut along `outer` is cut along `all` by cutting it further: the axes of `outer`
+/// are the first of `all` in the order of cutting.
+bool cuts_further(const ShardNesting& nesting, AxisSet outer, AxisSet all);
+
+}  // namespace tessera

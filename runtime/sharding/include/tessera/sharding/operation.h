@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "tessera/collectives/process_group.h"
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+class ContentWalk;
+class StepContext;
+
+/// Which ranks meet in an operation.
+enum class Meeting : std::uint8_t {
+  kNone,   ///< none: a task of the action's lane
+  kAlongAxes,   ///< those that differ along the action's axes
+  kWorld,  ///< all of them, for scalars
+};
+
+/// One row of the table of operations. To add an operation: a row, its rule and its handler.
+struct Operation {
+  std::string_view name;     ///< "all-gather": in texts, reports and traces
+  std::string_view summary;  ///< one line for people
+  Meeting meeting = Meeting::kNone;
+  bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
+
+  /// What the operation does to contents: reads the operands from `walk`, requires what must hold,
+  /// and writes the results.
+  void (*rule)(ContentWalk& walk, const Action& action) = nullptr;
+  /// Adds the calls and the bytes that one rank sends; null: none.
+  void (*charge)(const Schedule& schedule, const Action& action, Traffic& traffic) = nullptr;
+  /// Carries it out: as a task of `stream` if no ranks meet, else on the host, which puts tasks on
+  /// `stream`. Null: there is nothing to do but to wait.
+  void (*run)(StepContext& context, const Action& action, Stream& stream) = nullptr;
+};
+
+/// The operations that planners use.
+namespace operations {
+extern const Operation kCountTokens;
+extern const Operation kAllGather;
+extern const Operation kReduceScatter;
+extern const Operation kAllReduce;
+extern const Operation kForward;
+extern const Operation kForwardLoss;
+extern const Operation kLoss;
+extern const Operation kBackward;
+extern const Operation kReshard;
+extern const Operation kCast;
+extern const Operation kNormPartial;
+extern const Operation kResults;
+extern const Operation kOptimizerStep;
+}  // namespace operations
+
+/// All of them, in the order above.
+std::span<const Operation* const> all_operations();
+/// Null if there is none of this name.
+const Operation* find_operation(std::string_view name,
+                                std::span<const Operation* const> operations = all_operations());
+/// A schedule whose actions name other operations than those of the table.
+Schedule parse_schedule(std::string_view text, std::span<const Operation* const> operations);
+
+inline bool is_collective(const Action& action) {
+  return action.operation->meeting != Meeting::kNone;
+}
+
+/// Bytes of memory that an action's operands take on one rank: what it has to read and write at
+/// least. Passes through layers: parameters and gradients only.
+std::int64_t operand_bytes(const Schedule& schedule, const Action& action);
+
+}  // namespace tessera

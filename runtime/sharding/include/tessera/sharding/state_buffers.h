@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/sharding/layout.h"
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+/// What decides which training state a rank keeps, and in which parts.
+struct StateOptions {
+  Mesh mesh;
+  Placement placement;
+  DType parameter_dtype = DType::kFloat32;
+  /// The fp32 tensors that the optimizer keeps for each trainable parameter, by name.
+  std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
+};
+
+/// The training state of one rank as buffers, unit by unit: "h.3.parameter" and "h.3.frozen" in the
+/// parameter dtype, "h.3.master" in fp32 (where parameters are not), "h.3.first-moment", ... Empty
+/// ones are left out. A schedule's persistent buffers are these.
+std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options);
+
+}  // namespace tessera

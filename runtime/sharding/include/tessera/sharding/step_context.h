@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+
+#include "tessera/core/device.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/groups.h"
+#include "tessera/sharding/schedule.h"
+
+namespace tessera {
+
+class LayerRunner;
+class StepBuffers;
+class StepExchange;
+
+/// What a handler of an operation may use: one rank's memory, kernels and groups, for the step that
+/// runs. An operand's view is all that a handler can touch: what it does not name, it cannot reach.
+class StepContext {
+ public:
+  StepContext(const Schedule& schedule, const StepBuffers& buffers, const KernelTable& kernels,
+              const RankGroups& groups, StepExchange& exchange, LayerRunner& layers,
+              std::function<void(const Action&, Stream&)> optimizer)
+      : schedule_(schedule),
+        buffers_(buffers),
+        kernels_(kernels),
+        groups_(groups),
+        exchange_(exchange),
+        layers_(layers),
+        optimizer_(std::move(optimizer)) {}
+
+  const Schedule& schedule() const { return schedule_; }
+  /// The elements that an operand names. Not of scalars and activations.
+  TensorView view(const Operand& operand) const;
+  /// Of a slot with a unit's parameters: the trainable or the frozen ones.
+  TensorView view(const Operand& operand, Role flat) const;
+  const KernelTable& kernels() const { return kernels_; }
+  /// The ranks that meet in an action.
+  ProcessGroup& group(const Action& action) const;
+  StepExchange& exchange() { return exchange_; }
+  LayerRunner& layers() { return layers_; }
+  /// Runs the optimizer of an optimizer step.
+  void optimize(const Action& action, Stream& stream) { optimizer_(action, stream); }
+
+ private:
+  const Schedule& schedule_;
+  const StepBuffers& buffers_;
+  const KernelTable& kernels_;
+  const RankGroups& groups_;
+  StepExchange& exchange_;
+  LayerRunner& layers_;
+  std::function<void(const Action&, Stream&)> optimizer_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,201 @@
+#include "tessera/sharding/contents.h"
+
+#include <algorithm>
+
+#include "tessera/sharding/operation.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostViolations = 16;  // what follows is mostly a consequence
+
+bool is_parameter(Role role) { return role == Role::kParameter || role == Role::kFrozen; }
+
+std::vector<std::vector<int>> writers_by_unit(const Schedule& schedule) {
+  std::vector<std::vector<int>> writers(schedule.units.size());
+  for (int layer = static_cast<int>(schedule.layers.size()) - 1; layer >= 0; --layer) {
+    for (const int unit : schedule.layers[static_cast<std::size_t>(layer)].gradients) {
+      writers[static_cast<std::size_t>(unit)].push_back(layer);
+    }
+  }
+  return writers;
+}
+
+}  // namespace
+
+bool cuts_further(const ShardNesting& nesting, AxisSet outer, AxisSet all) {
+  if (outer == all || outer.empty()) return true;
+  const std::vector<Axis> first = nesting.order(outer);
+  const std::vector<Axis> both = nesting.order(all);
+  return first.size() <= both.size() && std::equal(first.begin(), first.end(), both.begin());
+}
+
+ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& violations,
+                         GradientSums* sums)
+    : schedule_(schedule),
+      nesting_(schedule.mesh, schedule.placement),
+      violations_(violations),
+      sums_(sums),
+      writers_(writers_by_unit(schedule)),
+      state_(schedule.units.size()),
+      contents_(static_cast<std::size_t>(schedule.buffer_count())),
+      normed_(schedule.units.size()) {
+  for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
+    const ScheduleBuffer& buffer = schedule.buffers[b];
+    if (!buffer.persistent) continue;
+    contents_[b] = {
+        .valid = true, .role = buffer.role, .unit = buffer.unit, .sharded = buffer.sharded};
+    state_[static_cast<std::size_t>(buffer.unit)].push_back(static_cast<int>(b));
+  }
+}
+
+void ContentWalk::run() {
+  const std::size_t before = violations_.size();
+  for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
+    action_ = static_cast<int>(i);
+    const Action& action = schedule_.actions[i];
+    action.operation->rule(*this, action);
+    if (violations_.size() >= before + kMostViolations) return;
+  }
+  action_ = -1;
+  if (violations_.size() == before) finish();
+}
+
+void ContentWalk::report(std::string what) {
+  if (action_ < 0) {
+    violations_.push_back({Rule::kEnd, -1, std::move(what)});
+    return;
+  }
+  if (!violations_.empty() && violations_.back().action == action_) return;  // the first will do
+  const Action& action = schedule_.actions[static_cast<std::size_t>(action_)];
+  violations_.push_back(
+      {Rule::kContents, action_,
+       concat("action ", action_, " (", describe(schedule_, action), "): ", what)});
+}
+
+std::string ContentWalk::unit_name(int unit) const {
+  if (unit < 0 || static_cast<std::size_t>(unit) >= schedule_.units.size()) return "nothing";
+  return schedule_.units[static_cast<std::size_t>(unit)].name;
+}
+
+std::string ContentWalk::cut(AxisSet axes) const {
+  return axes.empty() ? "unsharded" : "sharded over " + to_string(axes);
+}
+
+Content ContentWalk::read(const Operand& operand) {
+  Content content = at(operand.buffer);
+  if (!require_that(content.valid, "reads ", schedule_.name_of(operand.buffer),
+                    ", which holds nothing at this point")) {
+    return content;
+  }
+  require_that(content.unit == operand.unit, schedule_.name_of(operand.buffer), " holds ",
+               unit_name(content.unit), ", not ", unit_name(operand.unit));
+  require_that(cuts_further(nesting_, content.sharded, operand.sharded),
+               schedule_.name_of(operand.buffer), " is ", cut(content.sharded), ", not ",
+               cut(operand.sharded));
+  content.sharded = operand.sharded;
+  return content;
+}
+
+Content ContentWalk::take(const Operand& operand) {
+  const Content content = read(operand);
+  if (!schedule_.is_activation(operand.buffer) && schedule_.buffer(operand).is_slot()) {
+    at(operand.buffer).valid = false;
+  }
+  return content;
+}
+
+void ContentWalk::write(const Operand& operand, const Content& content) {
+  Content& there = at(operand.buffer);
+  const auto name = [&] { return schedule_.name_of(operand.buffer); };
+  require_that(content.role == schedule_.role(operand.buffer), name(), " is for a ",
+               to_string(schedule_.role(operand.buffer)), ", not a ", to_string(content.role));
+  require_that(content.unit == operand.unit, "the result is of ", unit_name(content.unit),
+               ", not of ", unit_name(operand.unit));
+  require_that(content.sharded == operand.sharded, "the result is ", cut(content.sharded), ", not ",
+               cut(operand.sharded));
+  bool once = schedule_.is_activation(operand.buffer);
+  if (!once) {
+    const ScheduleBuffer& buffer = schedule_.buffer(operand);
+    once = buffer.is_slot() || buffer.role == Role::kScalars;
+    require_that(buffer.unit < 0 || buffer.unit == content.unit, name(), " is not for ",
+                 unit_name(content.unit));
+    require_that(cuts_further(nesting_, buffer.sharded, content.sharded), name(),
+                 " has room for what is ", cut(buffer.sharded), " only");
+  }
+  if (!operand.adds) {
+    require_that(!once || !there.valid, name(), " still holds what somebody needs",
+                 there.unit >= 0 ? concat(" (", unit_name(there.unit), ")") : std::string());
+    there = content;
+    there.valid = true;
+    return;
+  }
+  if (!require_that(there.valid, "adds to ", name(), ", which holds nothing at this point")) return;
+  require_that(there.unit == content.unit && there.sharded == content.sharded &&
+                   there.partial == content.partial,
+               "adds to ", name(), ", which holds another sum");
+  require_that(there.end == content.begin, "adds contributions ", content.begin, " to ",
+               content.end - 1, " to ", name(), ", which holds those up to ", there.end - 1,
+               ": they are added once each, in order");
+  there.end = content.end;
+}
+
+void ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
+  std::size_t found = 0, present = 0;
+  for (const Operand& operand : action.reads) {
+    if (is_parameter(schedule_.role(operand.buffer))) ++present;
+  }
+  for (const int unit : units) {
+    bool trainable = schedule_.unit_numel(unit, Role::kParameter) == 0;
+    bool frozen = schedule_.unit_numel(unit, Role::kFrozen) == 0;
+    for (const Operand& operand : action.reads) {
+      const Role role = schedule_.role(operand.buffer);
+      if (operand.unit != unit || !is_parameter(role)) continue;
+      ++found;
+      const Content content = read(operand);
+      require_that(content.sharded.empty(), "needs all of ", unit_name(unit), ", but ",
+                   schedule_.name_of(operand.buffer), " is ", cut(content.sharded));
+      require_that(content.version == 0, "reads ", unit_name(unit),
+                   ", which this step has updated already");
+      const bool slot = schedule_.buffer(operand).is_slot();
+      trainable = trainable || slot || role == Role::kParameter;
+      frozen = frozen || slot || role == Role::kFrozen;
+    }
+    require_that(trainable && frozen, "does not read the parameters of ", unit_name(unit));
+  }
+  require_that(found == present, "reads parameters that the layer does not have");
+}
+
+int ContentWalk::contribution(int unit, int layer, int micro_step) const {
+  const std::vector<int>& writers = writers_[static_cast<std::size_t>(unit)];
+  const auto place = std::ranges::find(writers, layer);
+  if (place == writers.end()) return -1;
+  return micro_step * contributions(unit) + static_cast<int>(place - writers.begin());
+}
+
+/// The end of the step: state one version on (or as it was), nothing left behind.
+void ContentWalk::finish() {
+  const bool trains = schedule_.purpose == Purpose::kTrain;
+  for (int b = 0; b < schedule_.buffer_count(); ++b) {
+    const Content& content = at(b);
+    if (schedule_.is_activation(b)) {
+      require_that(!content.valid, schedule_.name_of(b), " is never used up");
+      continue;
+    }
+    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
+    if (buffer.is_slot()) {
+      require_that(!content.valid, buffer.name, " still holds ", unit_name(content.unit),
+                   " at the end");
+    }
+    if (!buffer.persistent) continue;
+    const int version = trains && buffer.role != Role::kFrozen && is_trained(buffer.unit) ? 1 : 0;
+    require_that(content.version == version, buffer.name,
+                 version == 1 ? " is never updated" : " must stay as it is");
+    require_that(content.sharded == buffer.sharded, buffer.name, " ends ", cut(content.sharded),
+                 ", not ", cut(buffer.sharded), ": the updated parts are never gathered");
+  }
+  const int results = schedule_.find(kResultsBuffer);
+  require_that(results >= 0 && at(results).valid, "the loss is never computed");
+}
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/sharding/gradient_sums.h"
+#include "tessera/sharding/layout.h"
+
+namespace tessera {
+
+/// A sum of samples' contributions as a rank holds it, in the order of addition. Samples are
+/// counted from the rank's own in the first micro-step, so that the ranks' sums read alike.
+class SampleSum {
+ public:
+  /// `count` addends of the same form, each `stride` samples after the one before.
+  struct Run {
+    std::int64_t first = 0;
+    std::int64_t count = 1;
+    std::int64_t stride = 0;
+    std::string body;  ///< of the first, relative to it
+    bool operator==(const Run&) const = default;
+  };
+
+  SampleSum() = default;
+  SampleSum(std::int64_t sample, std::string body) : runs_{{sample, 1, 0, std::move(body)}} {}
+
+  bool empty() const { return runs_.empty(); }
+  /// Adds another sum as one addend.
+  void add(const SampleSum& other);
+  /// Adds what `count` ranks hold, each `stride` samples further on than the one before.
+  void add_ranks(const SampleSum& other, std::int64_t count, std::int64_t stride);
+  /// As a rank holds it whose samples begin `samples` later.
+  SampleSum later(std::int64_t samples) const;
+  /// Rounded to a format; twice is once.
+  SampleSum rounded(DType format) const;
+  /// A contribution of the same sample, from another layer, added to the only addend.
+  void extend(const std::string& layer, DType format);
+  std::string text() const;
+  /// The number of the first sample.
+  std::int64_t first() const { return runs_.empty() ? 0 : runs_.front().first; }
+
+ private:
+  void push(Run run);
+  Run as_addend() const;
+  std::string relative_text(std::int64_t origin) const;
+
+  std::vector<Run> runs_;
+};
+
+/// Follows the gradients through a schedule's buffers; ContentWalk's rules tell it of every step.
+class GradientSums {
+ public:
+  explicit GradientSums(const Schedule& schedule);
+
+  /// A pass of the action's layer contributes to the operand's unit.
+  void contribute(const Operand& to, const Action& action);
+  /// A gradient in another buffer, rounded to its format.
+  void move(const Operand& from, const Operand& to);
+  /// A reduction over the action's axes.
+  void reduce(const Action& action);
+
+  /// The complete gradients, where the optimizer reads them.
+  std::vector<GradientSum> result() const;
+
+ private:
+  using Parts = std::vector<SampleSum>;  ///< of a unit
+  Parts& at(int buffer) { return held_[static_cast<std::size_t>(buffer)]; }
+
+  const Schedule& schedule_;
+  ShardNesting nesting_;
+  std::vector<Parts> held_;  ///< by buffer
+};
+
+}  // namespace tessera

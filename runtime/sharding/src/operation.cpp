@@ -1,0 +1,169 @@
+#include "tessera/sharding/operation.h"
+
+#include <algorithm>
+#include <array>
+
+#include "operation_handlers.h"
+#include "operation_rules.h"
+#include "tessera/core/error.h"
+
+// The table of operations.
+namespace tessera {
+namespace {
+
+constexpr auto kWordBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
+
+std::int64_t bytes_of(const Schedule& schedule, const Operand& operand, std::int64_t unsharded) {
+  return unsharded / schedule.mesh.size(operand.sharded) *
+         static_cast<std::int64_t>(size_of(schedule.buffer(operand).format));
+}
+
+std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
+  if (schedule.is_activation(operand.buffer)) return 0;
+  const ScheduleBuffer& buffer = schedule.buffer(operand);
+  if (operand.unit < 0) return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
+  std::int64_t numel = schedule.unit_numel(operand.unit, buffer.role);
+  if (buffer.is_slot() && buffer.role == Role::kParameter) {
+    numel += schedule.unit_numel(operand.unit, Role::kFrozen);
+  }
+  return bytes_of(schedule, operand, numel);
+}
+
+/// Adds one call of a collective on a buffer of `bytes`; empty flat parameters are never sent.
+void charge(Traffic& traffic, CollectiveKind kind, std::int64_t bytes, int ranks) {
+  if (bytes == 0 || ranks == 1) return;
+  ++traffic.calls_of(kind);
+  traffic.sent_of(kind) += sent_bytes(kind, bytes, ranks);
+}
+
+/// A call for each buffer that is read: of all that the ranks together put in.
+void charge_all_gather(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  const int ranks = schedule.mesh.size(action.axes);
+  for (const Operand& operand : action.reads) {
+    charge(traffic, CollectiveKind::kAllGather, operand_bytes(schedule, operand) * ranks, ranks);
+  }
+}
+
+void charge_reduce_scatter(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  charge(traffic, CollectiveKind::kReduceScatter, operand_bytes(schedule, action.reads.front()),
+         schedule.mesh.size(action.axes));
+}
+
+void charge_all_reduce(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  charge(traffic, CollectiveKind::kAllReduce, operand_bytes(schedule, action.reads.front()),
+         schedule.mesh.size(action.axes));
+}
+
+void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& traffic) {
+  charge(traffic, CollectiveKind::kAllReduce, kWordBytes, schedule.mesh.world_size());
+}
+
+/// The sums that are read, in one message.
+void charge_results(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  std::int64_t bytes = 0;
+  for (const Operand& operand : action.reads) {
+    if (schedule.buffer(operand).name != kTokensBuffer) bytes += operand_bytes(schedule, operand);
+  }
+  charge(traffic, CollectiveKind::kAllReduce, bytes, schedule.mesh.world_size());
+}
+
+}  // namespace
+
+namespace operations {
+
+const Operation kCountTokens{
+    .name = "count-tokens",
+    .summary = "all-reduce of how many targets count; fixes the loss scale, clears the sums",
+    .meeting = Meeting::kWorld,
+    .rule = rules::count_tokens,
+    .charge = charge_count,
+    .run = handlers::count_tokens};
+const Operation kAllGather{
+    .name = "all-gather",
+    .summary = "every rank gets the parts of all, of parameters or gradients",
+    .meeting = Meeting::kAlongAxes,
+    .rule = rules::all_gather,
+    .charge = charge_all_gather,
+    .run = handlers::all_gather};
+const Operation kReduceScatter{.name = "reduce-scatter",
+                               .summary = "sums gradients over ranks; each keeps its part",
+                               .meeting = Meeting::kAlongAxes,
+                               .rule = rules::reduce_scatter,
+                               .charge = charge_reduce_scatter,
+                               .run = handlers::reduce_scatter};
+const Operation kAllReduce{.name = "all-reduce",
+                           .summary = "sums gradients over ranks, in place; each keeps all",
+                           .meeting = Meeting::kAlongAxes,
+                           .rule = rules::all_reduce,
+                           .charge = charge_all_reduce,
+                           .run = handlers::all_reduce};
+const Operation kForward{.name = "forward",
+                         .summary = "a layer's forward",
+                         .is_pass = true,
+                         .rule = rules::forward,
+                         .run = handlers::forward};
+const Operation kForwardLoss{.name = "forward-loss",
+                             .summary = "the last layer's forward, which makes losses",
+                             .is_pass = true,
+                             .rule = rules::forward_loss,
+                             .run = handlers::forward_loss};
+const Operation kLoss{.name = "loss",
+                      .summary = "the last layer's forward and backward in one",
+                      .is_pass = true,
+                      .rule = rules::loss,
+                      .run = handlers::loss};
+const Operation kBackward{.name = "backward",
+                          .summary = "a layer's backward, with its forward again if recomputed",
+                          .is_pass = true,
+                          .rule = rules::backward,
+                          .run = handlers::backward};
+const Operation kReshard{.name = "reshard",
+                         .summary = "gives a slot of unsharded parameters back",
+                         .rule = rules::reshard};
+const Operation kCast{
+    .name = "cast",
+    .summary = "a gradient in another buffer and format, or added to what is there",
+    .rule = rules::cast,
+    .run = handlers::cast};
+const Operation kNormPartial{.name = "norm-partial",
+                             .summary = "adds this rank's part of a unit's squared gradient norm",
+                             .rule = rules::norm_partial,
+                             .run = handlers::norm_partial};
+const Operation kResults{
+    .name = "results",
+    .summary = "all-reduce of losses and squared norms; fixes the mean loss and the clip factor",
+    .meeting = Meeting::kWorld,
+    .rule = rules::results,
+    .charge = charge_results,
+    .run = handlers::results};
+const Operation kOptimizerStep{.name = "optimizer-step",
+                               .summary = "the optimizer on this rank's part of a unit",
+                               .rule = rules::optimizer_step,
+                               .run = handlers::optimizer_step};
+
+}  // namespace operations
+
+std::span<const Operation* const> all_operations() {
+  using namespace operations;  // NOLINT: the table above
+  static constexpr std::array kAll{
+      &kCountTokens, &kAllGather, &kReduceScatter, &kAllReduce,   &kForward, &kForwardLoss,  &kLoss,
+      &kBackward,    &kReshard,   &kCast,          &kNormPartial, &kResults, &kOptimizerStep};
+  return kAll;
+}
+
+const Operation* find_operation(std::string_view name,
+                                std::span<const Operation* const> operations) {
+  const auto found = std::ranges::find(operations, name, &Operation::name);
+  return found == operations.end() ? nullptr : *found;
+}
+
+std::int64_t operand_bytes(const Schedule& schedule, const Action& action) {
+  std::int64_t bytes = 0;
+  for (const Operand& operand : action.reads) bytes += operand_bytes(schedule, operand);
+  for (const Operand& operand : action.writes) {
+    bytes += operand_bytes(schedule, operand) * (operand.adds ? 2 : 1);
+  }
+  return bytes;
+}
+
+}  // namespace tessera

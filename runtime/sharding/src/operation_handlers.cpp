@@ -1,0 +1,80 @@
+#include "operation_handlers.h"
+
+#include "layer_runner.h"
+#include "step_buffers.h"
+#include "step_exchange.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+TensorView StepContext::view(const Operand& operand) const { return buffers_.view(operand); }
+TensorView StepContext::view(const Operand& operand, Role flat) const {
+  return buffers_.view(operand, flat);
+}
+ProcessGroup& StepContext::group(const Action& action) const {
+  return groups_.of(action.lane, action.axes);
+}
+
+namespace handlers {
+
+void count_tokens(StepContext& context, const Action& /*action*/, Stream& stream) {
+  context.exchange().count_tokens(stream);
+}
+
+void all_gather(StepContext& context, const Action& action, Stream& stream) {
+  const Operand& to = action.writes.front();
+  for (const Operand& from : action.reads) {
+    context.group(action).all_gather(
+        context.view(from), context.view(to, context.schedule().role(from.buffer)), stream);
+  }
+}
+
+void reduce_scatter(StepContext& context, const Action& action, Stream& stream) {
+  const Operand& to = action.writes.front();
+  context.group(action).reduce_scatter(context.view(action.reads.front()), context.view(to),
+                                       to.adds, stream);
+}
+
+void all_reduce(StepContext& context, const Action& action, Stream& stream) {
+  context.group(action).all_reduce(context.view(action.writes.front()), stream);
+}
+
+void forward(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().forward(action, stream);
+}
+
+void forward_loss(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().forward_loss(action, context.exchange().loss_sum(), stream);
+}
+
+void loss(StepContext& context, const Action& action, Stream& stream) {
+  StepExchange& exchange = context.exchange();
+  context.layers().loss(action, exchange.loss_scale(), exchange.loss_sum(), stream);
+}
+
+void backward(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().backward(action, stream);
+}
+
+void cast(StepContext& context, const Action& action, Stream& stream) {
+  const TensorView from = context.view(action.reads.front());
+  const TensorView to = context.view(action.writes.front());
+  if (action.writes.front().adds) return context.kernels().add({.src = from, .dst = to}, stream);
+  context.kernels().cast({.src = from, .dst = to}, stream);
+}
+
+void norm_partial(StepContext& context, const Action& action, Stream& stream) {
+  context.kernels().exact_squares(
+      {.x = context.view(action.reads.front()), .words = context.exchange().square_sum()}, stream);
+}
+
+void results(StepContext& context, const Action& action, Stream& stream) {
+  context.exchange().reduce_results(action.reads.size() > 2, stream);  // with the norm
+}
+
+void optimizer_step(StepContext& context, const Action& action, Stream& stream) {
+  context.optimize(action, stream);
+}
+
+}  // namespace handlers
+}  // namespace tessera

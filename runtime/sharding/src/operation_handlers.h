@@ -1,0 +1,22 @@
+#pragma once
+
+#include "tessera/sharding/operation.h"
+#include "tessera/sharding/step_context.h"
+
+// The handlers of operations: each carries out one action on one rank. See Operation::run.
+namespace tessera::handlers {
+
+void count_tokens(StepContext& context, const Action& action, Stream& stream);
+void all_gather(StepContext& context, const Action& action, Stream& stream);
+void reduce_scatter(StepContext& context, const Action& action, Stream& stream);
+void all_reduce(StepContext& context, const Action& action, Stream& stream);
+void forward(StepContext& context, const Action& action, Stream& stream);
+void forward_loss(StepContext& context, const Action& action, Stream& stream);
+void loss(StepContext& context, const Action& action, Stream& stream);
+void backward(StepContext& context, const Action& action, Stream& stream);
+void cast(StepContext& context, const Action& action, Stream& stream);
+void norm_partial(StepContext& context, const Action& action, Stream& stream);
+void results(StepContext& context, const Action& action, Stream& stream);
+void optimizer_step(StepContext& context, const Action& action, Stream& stream);
+
+}  // namespace tessera::handlers

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "tessera/sharding/contents.h"
+#include "tessera/sharding/operation.h"
+
+// The rules of operations: what each does to the contents of buffers. They know no strategy.
+namespace tessera::rules {
+
+void count_tokens(ContentWalk& walk, const Action& action);
+void all_gather(ContentWalk& walk, const Action& action);
+void reduce_scatter(ContentWalk& walk, const Action& action);
+void all_reduce(ContentWalk& walk, const Action& action);
+void forward(ContentWalk& walk, const Action& action);
+void forward_loss(ContentWalk& walk, const Action& action);
+void loss(ContentWalk& walk, const Action& action);
+void backward(ContentWalk& walk, const Action& action);
+void reshard(ContentWalk& walk, const Action& action);
+void cast(ContentWalk& walk, const Action& action);
+void norm_partial(ContentWalk& walk, const Action& action);
+void results(ContentWalk& walk, const Action& action);
+void optimizer_step(ContentWalk& walk, const Action& action);
+
+}  // namespace tessera::rules

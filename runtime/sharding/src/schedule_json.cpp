@@ -1,0 +1,177 @@
+#include "tessera/sharding/schedule_json.h"
+
+#include "schedule_words.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
+
+// JSON goes through the text form on its way back, so that there is one reader of names, operands
+// and numbers.
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <typename Item>
+Json names_of(const std::vector<Item>& items, const std::vector<int>& indices) {
+  Json names = Json::array();
+  for (const int index : indices) names.push_back(items[static_cast<std::size_t>(index)].name);
+  return names;
+}
+
+Json operands_of(const Schedule& schedule, const std::vector<Operand>& operands) {
+  Json words = Json::array();
+  for (const Operand& operand : operands) words.push_back(describe(schedule, operand));
+  return words;
+}
+
+Json action_of(const Schedule& schedule, const Action& action) {
+  Json json{{"lane", to_string(action.lane)}, {"operation", action.operation->name}};
+  if (action.operation->is_pass) {
+    json["layer"] = schedule.layers[static_cast<std::size_t>(action.layer)].name;
+    json["micro_step"] = action.micro_step;
+  }
+  if (!action.axes.empty()) json["over"] = to_string(action.axes);
+  json["reads"] = operands_of(schedule, action.reads);
+  json["writes"] = operands_of(schedule, action.writes);
+  json["after"] = action.waits;
+  return json;
+}
+
+/// A string, quoted as a name; a number; a list of either, separated by blanks.
+std::string word(const Json& json, bool quoted = true) {
+  if (json.is_number_integer()) return std::to_string(json.get<std::int64_t>());
+  if (json.is_string()) {
+    const auto& text = json.get_ref<const std::string&>();
+    require(quoted || text.find_first_of(" \n\t") == text.npos, ErrorCode::kConfig, "'", text,
+            "' is not one word");
+    return quoted ? quote_name(text) : text;
+  }
+  require(json.is_array(), ErrorCode::kConfig, json.dump(), " is no name, number or list");
+  std::string words;
+  for (const Json& item : json) words += (words.empty() ? "" : " ") + word(item, quoted);
+  return words;
+}
+
+std::string name_list(const Json& json) { return json.empty() ? "-" : word(json); }
+
+/// Adds a line for each element of the list `key`, written by `line`.
+template <typename Line>
+void add_lines(std::string& text, const Json& json, const char* key, const Line& line) {
+  for (const Json& item : json.at(key)) text += concat(line(item), '\n');
+}
+
+std::string to_text(const Json& json) {
+  std::string text = concat(kScheduleTitle, '\n');
+  const Json& mesh = json.at("mesh");
+  const Json& placement = json.at("placement");
+  const auto plain = [](const Json& item) { return word(item, false); };
+  text += concat(
+      "purpose ", plain(json.at("purpose")), "\nmesh replicate ", plain(mesh.at("replicate")),
+      " shard ", plain(mesh.at("shard")), "\nparameter over ", plain(placement.at("parameter")),
+      " in ", plain(json.at("parameter_dtype")), "\ngradient over ",
+      plain(placement.at("gradient")), "\noptimizer over ", plain(placement.at("optimizer")), '\n');
+  for (const char* const key : {"micro_steps", "recompute", "first_backward_layer"}) {
+    text += concat(key, ' ', plain(json.at(key)), '\n');
+  }
+  add_lines(text, json, "units", [&](const Json& unit) {
+    return concat("unit ", word(unit.at("name")), ' ', plain(unit.at("trainable_numel")), ' ',
+                  plain(unit.at("frozen_numel")));
+  });
+  add_lines(text, json, "layers", [&](const Json& layer) {
+    return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
+                  " | ", name_list(layer.at("backward_reads")), " | ",
+                  name_list(layer.at("gradients")));
+  });
+  for (const Json& unit : json.at("units")) {
+    add_lines(text, unit, "parts", [&](const Json& part) {
+      return concat("part ", word(unit.at("name")), ' ', word(part.at("first_tensor")), ' ',
+                    plain(part.at("tensors")), " | ", word(part.at("layers")));
+    });
+  }
+  add_lines(text, json, "buffers", [&](const Json& buffer) {
+    const Json& unit = buffer.at("unit");
+    return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("role")), ' ',
+                  unit.is_null() ? "-" : word(unit), ' ', plain(buffer.at("format")), ' ',
+                  plain(buffer.at("sharded")), ' ', plain(buffer.at("numel")), ' ',
+                  buffer.at("persistent").get<bool>() ? "persistent" : "step");
+  });
+  std::size_t number = 0;
+  add_lines(text, json, "actions", [&](const Json& action) {
+    std::string line =
+        concat(number++, ' ', plain(action.at("lane")), ' ', plain(action.at("operation")));
+    if (action.contains("layer")) {
+      line += concat(' ', word(action.at("layer")), " m", plain(action.at("micro_step")));
+    }
+    if (action.contains("over")) line += concat(" over ", plain(action.at("over")));
+    line += concat(' ', plain(action.at("reads")), " -> ", plain(action.at("writes")));
+    if (!action.at("after").empty()) line += concat(" after ", plain(action.at("after")));
+    return line;
+  });
+  return text;
+}
+
+}  // namespace
+
+Json to_json(const Schedule& schedule) {
+  Json units = Json::array();
+  for (const ScheduleUnit& unit : schedule.units) {
+    Json parts = Json::array();
+    for (const GradientPart& part : unit.parts) {
+      parts.push_back({{"first_tensor", part.name},
+                       {"tensors", part.tensors},
+                       {"layers", names_of(schedule.layers, part.layers)}});
+    }
+    units.push_back({{"name", unit.name},
+                     {"trainable_numel", unit.trainable_numel},
+                     {"frozen_numel", unit.frozen_numel},
+                     {"parts", parts}});
+  }
+  Json layers = Json::array();
+  for (const ScheduleLayer& layer : schedule.layers) {
+    layers.push_back({{"name", layer.name},
+                      {"forward_reads", names_of(schedule.units, layer.forward_reads)},
+                      {"backward_reads", names_of(schedule.units, layer.backward_reads)},
+                      {"gradients", names_of(schedule.units, layer.gradients)}});
+  }
+  Json buffers = Json::array();
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    buffers.push_back(
+        {{"name", buffer.name},
+         {"role", to_string(buffer.role)},
+         {"unit", buffer.unit < 0
+                      ? Json()
+                      : Json(schedule.units[static_cast<std::size_t>(buffer.unit)].name)},
+         {"format", to_string(buffer.format)},
+         {"sharded", to_string(buffer.sharded)},
+         {"numel", buffer.numel},
+         {"persistent", buffer.persistent}});
+  }
+  Json actions = Json::array();
+  for (const Action& action : schedule.actions) actions.push_back(action_of(schedule, action));
+  return {{"purpose", to_string(schedule.purpose)},
+          {"mesh", {{"replicate", schedule.mesh.replicate}, {"shard", schedule.mesh.shard}}},
+          {"placement",
+           {{"parameter", to_string(schedule.placement.parameter)},
+            {"gradient", to_string(schedule.placement.gradient)},
+            {"optimizer", to_string(schedule.placement.optimizer)}}},
+          {"parameter_dtype", to_string(schedule.parameter_dtype)},
+          {"micro_steps", schedule.micro_steps},
+          {"recompute", to_string(schedule.recompute)},
+          {"first_backward_layer", schedule.first_backward_layer},
+          {"units", units},
+          {"layers", layers},
+          {"buffers", buffers},
+          {"actions", actions}};
+}
+
+Schedule schedule_from_json(const Json& json) {
+  std::string text;
+  try {
+    text = to_text(json);
+  } catch (const Json::exception& error) {
+    fail(ErrorCode::kConfig, "the JSON is no schedule: ", error.what());
+  }
+  return parse_schedule(text);
+}
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#include "step_buffers.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/sharding/account.h"
+
+namespace tessera {
+namespace {
+
+bool is_pooled(const ScheduleBuffer& buffer) {
+  return !buffer.persistent && buffer.role != Role::kScalars;
+}
+
+}  // namespace
+
+BufferPool::BufferPool(std::span<const Schedule* const> schedules, Memory& memory, Stream& stream) {
+  std::map<std::string, const ScheduleBuffer*> largest;
+  for (const Schedule* const schedule : schedules) {
+    for (const ScheduleBuffer& buffer : schedule->buffers) {
+      if (!is_pooled(buffer)) continue;
+      const ScheduleBuffer*& known = largest[buffer.name];
+      require(known == nullptr || known->format == buffer.format, ErrorCode::kInvalidArgument,
+              "two schedules have a buffer '", buffer.name, "' of different formats");
+      if (known == nullptr || known->numel < buffer.numel) known = &buffer;
+    }
+  }
+  for (const auto& [name, buffer] : largest) {
+    Tensor tensor =
+        Tensor::empty(memory, Shape{buffer->numel}, buffer->format, category_of(*buffer), name);
+    if (!buffer->is_slot()) kernels_for(memory.device()).fill({.dst = tensor}, stream);  // padding
+    buffers_.emplace(name, std::move(tensor));
+  }
+}
+
+StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
+                         const BufferPool& pool)
+    : schedule_(schedule),
+      nesting_(schedule.mesh, schedule.placement),
+      rank_(state.rank()),
+      bases_(static_cast<std::size_t>(schedule.buffer_count())) {
+  std::size_t persistent = 0;
+  for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
+    const ScheduleBuffer& buffer = schedule.buffers[b];
+    if (is_pooled(buffer)) bases_[b] = pool.at(buffer.name);
+    if (!buffer.persistent) continue;
+    const StateTensor& tensor = state.at(buffer.name);
+    require(tensor.format == buffer.format && tensor.sharded == buffer.sharded &&
+                tensor.unit == buffer.unit && tensor.view.numel() == buffer.numel,
+            ErrorCode::kInvalidArgument, "the schedule was planned for another state: '",
+            buffer.name, "' has ", buffer.numel, " elements in ", to_string(buffer.format),
+            " there, and here ", tensor.view.numel(), " in ", to_string(tensor.format));
+    bases_[b] = tensor.view;
+    ++persistent;
+  }
+  const auto tensors = static_cast<std::size_t>(state.end() - state.begin());
+  require(persistent == tensors, ErrorCode::kInvalidArgument,
+          "the schedule was planned for another state, of ", persistent, " tensors; this one has ",
+          tensors);
+}
+
+TensorView StepBuffers::view(const Operand& operand) const {
+  return view(operand, schedule_.buffer(operand).role);
+}
+
+TensorView StepBuffers::view(const Operand& operand, Role flat) const {
+  const ScheduleBuffer& buffer = schedule_.buffer(operand);
+  const std::int64_t numel = schedule_.unit_numel(operand.unit, flat);
+  const Range range = nesting_.range(numel, operand.sharded, rank_);
+  const TensorView base = whole(operand.buffer);
+  if (buffer.is_slot()) {
+    const std::int64_t first =
+        flat == Role::kFrozen ? schedule_.unit_numel(operand.unit, Role::kParameter) : 0;
+    return base.narrow(0, first, range.numel);
+  }
+  const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;
+  return base.narrow(0, range.begin - origin, range.numel);
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+#include "tessera/sharding/schedule.h"
+#include "tessera/sharding/training_state.h"
+
+namespace tessera {
+
+/// Memory for the buffers of schedules that run over one state in turn: those of the same name are
+/// one, as large as the largest. What persists is the state's.
+class BufferPool {
+ public:
+  BufferPool(std::span<const Schedule* const> schedules, Memory& memory, Stream& stream);
+  TensorView at(const std::string& name) const { return buffers_.at(name).view(); }
+
+ private:
+  std::map<std::string, Tensor> buffers_;
+};
+
+/// Where one schedule's operands lie in the memory of one rank. Scalars are StepExchange's.
+class StepBuffers {
+ public:
+  /// Throws Error{kInvalidArgument} if the schedule was planned for another state.
+  StepBuffers(const Schedule& schedule, const TrainingState& state, const BufferPool& pool);
+
+  /// What an operand names: that part of the buffer. Of a slot for parameters: the trainable ones.
+  TensorView view(const Operand& operand) const;
+  /// A slot holds a unit's trainable parameters and then its frozen ones; of other buffers, all.
+  TensorView view(const Operand& operand, Role flat) const;
+  /// All of a buffer; null for scalars and activations.
+  TensorView whole(int buffer) const { return bases_[static_cast<std::size_t>(buffer)]; }
+
+ private:
+  const Schedule& schedule_;
+  ShardNesting nesting_;
+  int rank_;
+  std::vector<TensorView> bases_;
+};
+
+}  // namespace tessera
