@@ -36,6 +36,7 @@
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/kernels/optimizer.h"
 
 namespace tessera::bench {
 namespace {
@@ -151,19 +152,23 @@ Case triad_case(const Tensors& tensors) {
 
 Case adamw_case(const Tensors& tensors, Stream& stream, bool with_parameter) {
   const std::int64_t n = tensors.elements;
-  AdamWArgs args{.master = tensors.floats(0),
-                 .gradient = tensors.floats(3),
-                 .m = tensors.floats(1),
-                 .v = tensors.floats(2),
-                 .parameter = with_parameter ? tensors.halves(4) : TensorView(),
-                 .segments = {},
-                 .scalars = {}};
-  auto kernel = [args, n, &stream]() mutable {
-    auto scalars = adamw_scalars(1e-6F, args.beta1, args.beta2, 1);
-    args.scalars = TensorView(scalars.data(), DType::kFloat32, Shape{kAdamWScalars});
-    const AdamWSegment all{0, n, 0.1F};
-    args.segments = std::span(&all, 1);
-    cpu_kernels().adamw(args, stream);
+  const Optimizer& adamw = find_optimizer("adamw");
+  auto kernel = [&tensors, &stream, &adamw, n, with_parameter] {
+    OptimizerScalars scalars =
+        optimizer_scalars(adamw, hyperparameter_values(adamw), /*learning_rate=*/1e-6, /*step=*/1);
+    float gradient_scale = 1.0F;
+    const std::array<TensorView, 2> states{tensors.floats(1), tensors.floats(2)};
+    const OptimizerSegment all{0, n, 0.1F};
+    cpu_kernels().optimizer_step(
+        {.optimizer = &adamw,
+         .master = tensors.floats(0),
+         .gradient = tensors.floats(3),
+         .states = states,
+         .parameter = with_parameter ? tensors.halves(4) : TensorView(),
+         .segments = std::span(&all, 1),
+         .scalars = TensorView(scalars.data(), DType::kFloat32, Shape{kOptimizerScalars}),
+         .gradient_scale = TensorView(&gradient_scale, DType::kFloat32, Shape{1})},
+        stream);
   };
   auto floor = [&tensors, n, with_parameter] {
     float* const p = tensors.data(0);

@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include "gpu/gpu_bench.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/exact_sum.h"
+#include "tessera/kernels/optimizer.h"
 
 // The memory-bound CUDA kernels at the sizes of GPT-2 1558M (micro-batch 16 of 1024 tokens, bf16),
 // against the bandwidth of a device-to-device copy on the same GPU; and attention, our own and
@@ -175,22 +177,25 @@ struct AdamW {
         m(b.random({kShard}, kFloat, 1e-3F)),
         v(b.constant({kShard}, kFloat, 1e-6F)),
         parameter(b.random({kShard}, kT)),
-        scalars(b.constant({kAdamWScalars}, kFloat, 1e-6F)) {}
+        scalars(b.constant({kOptimizerScalars}, kFloat, 1e-6F)),
+        gradient_scale(b.constant({1}, kFloat, 1.0F)) {}
   Traffic traffic() const {
     return {{&master, &gradient, &m, &v, &scalars}, {&master, &m, &v, &parameter}};
   }
   void launch(GpuBench& b) const {
-    b.kernels().adamw({.master = master,
-                       .gradient = gradient,
-                       .m = m,
-                       .v = v,
-                       .parameter = parameter,
-                       .segments = std::span(&all, 1),
-                       .scalars = scalars},
-                      b.stream());
+    const std::array<TensorView, 2> states{m, v};
+    b.kernels().optimizer_step({.optimizer = &find_optimizer("adamw"),
+                                .master = master,
+                                .gradient = gradient,
+                                .states = states,
+                                .parameter = parameter,
+                                .segments = std::span(&all, 1),
+                                .scalars = scalars,
+                                .gradient_scale = gradient_scale},
+                               b.stream());
   }
-  Tensor master, gradient, m, v, parameter, scalars;
-  AdamWSegment all{0, kShard, 0.1F};
+  Tensor master, gradient, m, v, parameter, scalars, gradient_scale;
+  OptimizerSegment all{0, kShard, 0.1F};
 };
 
 struct ExactSquares {

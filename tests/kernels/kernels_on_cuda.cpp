@@ -28,14 +28,16 @@ void on_device(const Args& args, Stream& stream) {
   copies.copy_back();
 }
 
-void ordered_sum_on_device(const OrderedSumArgs& args, Stream& stream) {
-  OrderedSumArgs moved = args;
-  std::vector<TensorView> sources(args.sources.begin(), args.sources.end());
-  moved.sources = sources;
+/// The same for one that also takes a span of views.
+template <auto kKernel, auto kSpan, typename Args>
+void span_on_device(const Args& args, Stream& stream) {
+  Args moved = args;
+  std::vector<TensorView> spanned((args.*kSpan).begin(), (args.*kSpan).end());
+  moved.*kSpan = spanned;
   Views views = views_of(moved);
-  for (TensorView& source : sources) views.push_back(&source);
+  for (TensorView& view : spanned) views.push_back(&view);
   DeviceCopies copies(views, stream);
-  device().kernels().ordered_sum(moved, stream);
+  (device().kernels().*kKernel)(moved, stream);
   copies.copy_back();
 }
 
@@ -57,12 +59,12 @@ constexpr KernelTable kOnDevice{
     .dropout = on_device<&KernelTable::dropout>,
     .cross_entropy = on_device<&KernelTable::cross_entropy>,
     .squared_error = on_device<&KernelTable::squared_error>,
-    .adamw = on_device<&KernelTable::adamw>,
+    .optimizer_step = span_on_device<&KernelTable::optimizer_step, &OptimizerStepArgs::states>,
     .exact_squares = on_device<&KernelTable::exact_squares>,
     .exact_sum = on_device<&KernelTable::exact_sum>,
     .loss_scale = on_device<&KernelTable::loss_scale>,
     .step_results = on_device<&KernelTable::step_results>,
-    .ordered_sum = ordered_sum_on_device,
+    .ordered_sum = span_on_device<&KernelTable::ordered_sum, &OrderedSumArgs::sources>,
     .cast = on_device<&KernelTable::cast>,
     .add = on_device<&KernelTable::add>,
     .fill = on_device<&KernelTable::fill>,

@@ -35,8 +35,8 @@ inline Views views_of(EmbeddingBackwardArgs& a) { return {&a.tokens, &a.dx, &a.d
 inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
-inline Views views_of(AdamWArgs& a) {
-  return {&a.master, &a.gradient, &a.m, &a.v, &a.parameter, &a.scalars};
+inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
+  return {&a.master, &a.gradient, &a.parameter, &a.scalars, &a.gradient_scale};
 }
 inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "temporary_folder.h"
@@ -29,8 +30,23 @@ TEST(CsvLog, WhatIsNotKnownIsAnEmptyCell) {
   CsvLog log(path);
   log.step({.step = 1, .loss = 0.5, .peak_bytes = 7, .exposed_seconds = 0.25}, 0.125);
   log.step({.step = 2, .loss = 0.5, .peak_bytes = 7}, std::nullopt);
-  EXPECT_THAT(lines_of(path), ElementsAre(StartsWith("step,loss,"), "1,0.5,0,0,0,0,0,0.125,7,0.25",
-                                          "2,0.5,0,0,0,0,0,,7,"));
+  EXPECT_THAT(lines_of(path),
+              ElementsAre(StartsWith("step,loss,"), "1,0.5,0,0,0,0,0,0.125,7,0.25,,,",
+                          "2,0.5,0,0,0,0,0,,7,,,,"));
+}
+
+TEST(CsvLog, AnEvaluationIsARowWithColumnsOfItsOwn) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path("run.csv");
+  CsvLog log(path);
+  log.step({.step = 1, .loss = 0.5}, std::nullopt);
+  log.evaluation({.step = 1, .loss = 0.25, .perplexity = 1.5, .tokens = 77});
+  const std::vector<std::string> lines = lines_of(path);
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[2], "1,,,,,,,,,,0.25,1.5,77");
+  EXPECT_THAT(lines[0], ::testing::EndsWith(",eval_loss,eval_perplexity,eval_tokens"));
+  const auto cells = std::ranges::count(lines[0], ',');
+  for (const std::string& line : lines) EXPECT_EQ(std::ranges::count(line, ','), cells) << line;
 }
 
 TEST(CsvLog, IsExtendedWithoutASecondHeading) {

@@ -102,10 +102,21 @@ TEST_F(RunLogTest, ANoteIsALine) {
   EXPECT_EQ(read_lines(path_).at(0), (json{{"kind", "note"}, {"text", "4 ranks share GPU 0"}}));
 }
 
+TEST_F(RunLogTest, AnEvaluationIsALine) {
+  RunLog(path_).evaluation({.step = 100, .loss = 0.75, .perplexity = 2.117, .tokens = 4096});
+  EXPECT_EQ(read_lines(path_).at(0), (json{{"kind", "evaluation"},
+                                           {"step", 100},
+                                           {"loss", 0.75},
+                                           {"perplexity", 2.117},
+                                           {"tokens", 4096}}));
+}
+
 TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {
   RunLog(path_).step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()}, {});
   EXPECT_TRUE(read_lines(path_).at(0)["loss"].is_null());
   EXPECT_TRUE(read_lines(path_).at(0)["mfu"].is_null());
+  RunLog(path_).evaluation({.perplexity = std::numeric_limits<double>::infinity()});
+  EXPECT_TRUE(read_lines(path_).at(0)["perplexity"].is_null());
 }
 
 TEST_F(RunLogTest, AStepSaysWhatWasExposed) {

@@ -44,6 +44,23 @@ TEST(TensorBoardLog, BeginsWithTheVersionAndKeepsTagsAndValues) {
             std::string::npos);
 }
 
+TEST(TensorBoardLog, AnEvaluationIsTwoScalarsOfItsStep) {
+  const test::TemporaryFolder folder;
+  TensorBoardLog log(folder.path("board"));
+  log.evaluation({.step = 300, .loss = 0.5, .perplexity = 2.0, .tokens = 9});
+  const auto all = records(contents(log.path()));
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_NE(all[1].find(std::string("\x10\xac\x02")), std::string::npos);
+  for (const std::string& value : {std::string("\x0a\x09"
+                                               "eval/loss\x15\x00\x00\x00\x3f",
+                                               16),
+                                   std::string("\x0a\x0f"
+                                               "eval/perplexity\x15\x00\x00\x00\x40",
+                                               22)}) {
+    EXPECT_NE(all[1].find(value), std::string::npos) << value;
+  }
+}
+
 TEST(TensorBoardLog, ChecksumsAreThoseOfTfRecord) {
   const test::TemporaryFolder folder;
   const TensorBoardLog log(folder.path("board"));

@@ -22,7 +22,7 @@ void embedding_backward(const EmbeddingBackwardArgs&, Stream&);
 void dropout(const DropoutArgs&, Stream&);
 void cross_entropy(const CrossEntropyArgs&, Stream&);
 void squared_error(const SquaredErrorArgs&, Stream&);
-void adamw(const AdamWArgs&, Stream&);
+void optimizer_step(const OptimizerStepArgs&, Stream&);
 void exact_squares(const ExactSquaresArgs&, Stream&);
 void exact_sum(const ExactSumArgs&, Stream&);
 void loss_scale(const LossScaleArgs&, Stream&);

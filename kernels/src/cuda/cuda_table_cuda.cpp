@@ -22,7 +22,7 @@ constexpr KernelTable kCudaTable{
     .dropout = cuda::dropout,
     .cross_entropy = cuda::cross_entropy,
     .squared_error = cuda::squared_error,
-    .adamw = cuda::adamw,
+    .optimizer_step = cuda::optimizer_step,
     .exact_squares = cuda::exact_squares,
     .exact_sum = cuda::exact_sum,
     .loss_scale = cuda::loss_scale,

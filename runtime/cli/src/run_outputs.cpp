@@ -121,6 +121,13 @@ void RunOutputs::step(const StepRecord& record, double peak_flops) {
   board_->scalars(record.step, values);
 }
 
+void RunOutputs::evaluation(const EvaluationRecord& record) {
+  open();
+  if (log_) log_->evaluation(record);
+  if (csv_) csv_->evaluation(record);
+  if (board_) board_->evaluation(record);
+}
+
 void RunOutputs::end(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   if (log_) log_->summary(plan, summary, measurements);

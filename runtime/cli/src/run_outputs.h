@@ -30,6 +30,7 @@ class RunOutputs {
   /// `peak_flops`: what MFU is told against; 0: there is none. A step that achieves more has no
   /// MFU.
   void step(const StepRecord& record, double peak_flops);
+  void evaluation(const EvaluationRecord& record);
   void end(const TrainingPlan& plan, const TrainingSummary& summary,
            const RunMeasurements& measurements);
 

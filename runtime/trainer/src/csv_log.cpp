@@ -14,7 +14,9 @@ namespace {
 
 constexpr std::string_view kHeading =
     "step,loss,grad_norm,learning_rate,tokens,seconds,tokens_per_second,mfu,peak_bytes,"
-    "exposed_seconds\n";
+    "exposed_seconds,eval_loss,eval_perplexity,eval_tokens\n";
+constexpr std::string_view kNoStep = ",,,,,,,,,";  // the cells between "step" and "eval_loss"
+constexpr std::string_view kNoEvaluation = ",,,";
 
 /// The shortest text that reads back as the same number.
 std::string text_of(double number) {
@@ -55,7 +57,12 @@ void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
   add(mfu ? text_of(*mfu) : "");
   add(std::to_string(record.peak_bytes));
   add(record.exposed_seconds ? text_of(*record.exposed_seconds) : "");
-  file_.write(row + "\n");
+  file_.write(concat(row, kNoEvaluation, "\n"));
+}
+
+void CsvLog::evaluation(const EvaluationRecord& record) {
+  file_.write(concat(record.step, kNoStep, ",", text_of(record.loss), ",",
+                     text_of(record.perplexity), ",", record.tokens, "\n"));
 }
 
 }  // namespace tessera

@@ -94,6 +94,14 @@ void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
          {"exposed_seconds", or_null(record.exposed_seconds)}});
 }
 
+void RunLog::evaluation(const EvaluationRecord& record) {
+  write({{"kind", "evaluation"},
+         {"step", record.step},
+         {"loss", record.loss},
+         {"perplexity", record.perplexity},
+         {"tokens", record.tokens}});
+}
+
 void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   const Traffic& counted = summary.counted_traffic.front();

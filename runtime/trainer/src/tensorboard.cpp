@@ -139,6 +139,10 @@ void TensorBoardLog::scalars(std::int64_t step,
   write_event(step, message);
 }
 
+void TensorBoardLog::evaluation(const EvaluationRecord& record) {
+  scalars(record.step, {{"eval/loss", record.loss}, {"eval/perplexity", record.perplexity}});
+}
+
 void TensorBoardLog::text(std::string_view tag, std::string_view markdown) {
   std::string message;
   append_bytes(message, summary::kValue, text_value(tag, markdown));

@@ -181,37 +181,30 @@ struct SquaredErrorArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard that shares hyperparameters. Those of one call are disjoint.
-struct AdamWSegment {
+/// A range of a flat shard that shares a weight decay. Those of one call are disjoint.
+struct OptimizerSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
   float weight_decay = 0.0F;
 };
-/// What AdamW takes from device memory, so that a captured step can be replayed with other values:
-/// the elements of AdamWArgs::scalars.
-enum AdamWScalar : int {
-  kAdamWLearningRate,
-  kAdamWStepSize,            ///< learning rate / (1 - beta1^t)
-  kAdamWInverseCorrection2,  ///< 1 / sqrt(1 - beta2^t)
-  kAdamWGradientScale,       ///< the clip factor
-  kAdamWScalars
-};
-/// The scalars of step `t`, counted from 1, without a clip factor (1).
-std::array<float, kAdamWScalars> adamw_scalars(float learning_rate, float beta1, float beta2,
-                                               std::int64_t t);
 
-/// AdamW (Loshchilov and Hutter 2019), as torch.optim.AdamW computes it:
-///   g = gradient_scale * gradient;  p -= lr * weight_decay * p
-///   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-///   p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
-/// Elements outside of every segment are left alone.
-struct AdamWArgs {
-  TensorView master{};     // (n); fp32; updated
-  TensorView gradient{};   // (n); fp32 or bf16
-  TensorView m{}, v{};     // (n); fp32; updated
+/// What an optimizer takes from device memory in a step, the learning rate among them, so that a
+/// captured step can be replayed with other values: Optimizer::scalars makes them.
+inline constexpr int kOptimizerScalars = 8;
+using OptimizerScalars = std::array<float, kOptimizerScalars>;
+
+struct Optimizer;  // optimizer.h
+
+/// One step of an optimizer on a flat shard. Elements outside of every segment are left alone.
+struct OptimizerStepArgs {
+  const Optimizer* optimizer = nullptr;  ///< a row of optimizers()
+  TensorView master{};                   // (n); fp32; updated
+  TensorView gradient{};                 // (n); fp32 or bf16
+  std::span<const TensorView>
+      states{};            // each (n); fp32; updated: those that optimizer_states names
   TensorView parameter{};  // (n); bf16; optional: receives the rounded master
-  std::span<const AdamWSegment> segments{};
-  TensorView scalars{};  // (kAdamWScalars); fp32
-  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  std::span<const OptimizerSegment> segments{};
+  TensorView scalars{};         // (kOptimizerScalars); fp32
+  TensorView gradient_scale{};  // (1); fp32; the clip factor: multiplies the gradient
 
   /// Round `parameter` up or down at random (bf16_rounded_at_random in philox.h) instead of to the
   /// nearest: so small updates move it too, on average. Element i draws word first_index + i of
@@ -219,6 +212,26 @@ struct AdamWArgs {
   bool stochastic_rounding = false;
   RandomKey rounding_key{};
   std::int64_t first_index = 0;  ///< global index of element 0
+};
+
+/// AdamW by a name of its own: for whoever does not take optimizers from their table yet.
+using AdamWSegment = OptimizerSegment;
+inline constexpr int kAdamWGradientScale = kOptimizerScalars;
+inline constexpr int kAdamWScalars = kOptimizerScalars + 1;
+/// The scalars of step `t`, counted from 1, without a clip factor (1).
+std::array<float, kAdamWScalars> adamw_scalars(float learning_rate, float beta1, float beta2,
+                                               std::int64_t t);
+struct AdamWArgs {
+  TensorView master{};  // as in OptimizerStepArgs
+  TensorView gradient{};
+  TensorView m{}, v{};  // (n); fp32; updated
+  TensorView parameter{};
+  std::span<const AdamWSegment> segments{};
+  TensorView scalars{};  // (kAdamWScalars); fp32; the constants below are written among them
+  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  bool stochastic_rounding = false;
+  RandomKey rounding_key{};
+  std::int64_t first_index = 0;
 };
 
 /// Adds squares of x to an exact sum (exact_sum.h). The squares of each block of kNormBlock
@@ -304,7 +317,7 @@ struct KernelTable {
   void (*dropout)(const DropoutArgs&, Stream&);
   void (*cross_entropy)(const CrossEntropyArgs&, Stream&);
   void (*squared_error)(const SquaredErrorArgs&, Stream&);
-  void (*adamw)(const AdamWArgs&, Stream&);
+  void (*optimizer_step)(const OptimizerStepArgs&, Stream&);
   void (*exact_squares)(const ExactSquaresArgs&, Stream&);
   void (*exact_sum)(const ExactSumArgs&, Stream&);
   void (*loss_scale)(const LossScaleArgs&, Stream&);
@@ -321,6 +334,8 @@ struct KernelTable {
   void (*plan_gemm)(const GemmArgs&, Stream&);
   void (*plan_attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*plan_attention_backward)(const AttentionBackwardArgs&, Stream&);
+
+  void adamw(const AdamWArgs& args, Stream& stream) const;  ///< optimizer_step
 };
 
 /// A table that plans what `kernels` would run, and does nothing else: work that goes over it first

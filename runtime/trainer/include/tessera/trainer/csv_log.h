@@ -12,7 +12,9 @@ namespace tessera {
 /// Throws Error{kConfig} that names the remedy, and Error{kIo}.
 void check_csv_columns(const std::string& path);
 
-/// A run as a table: a heading, then a row per step, for spreadsheets. Numbers round-trip; nan and
+/// A run as a table: a heading, then a row per step or evaluation, for spreadsheets and pandas. A
+/// row leaves the cells of the other kind empty: rows of evaluations have the step and columns
+/// that begin with "eval_". Numbers round-trip; nan and
 /// infinity are spelt so. Every row is flushed before the call returns. Throws Error{kIo}.
 class CsvLog {
  public:
@@ -21,6 +23,7 @@ class CsvLog {
   explicit CsvLog(std::string path, Existing existing = Existing::kReplace);
   /// `mfu`: see model_flops_utilisation. An empty cell where there is none.
   void step(const StepRecord& record, std::optional<double> mfu);
+  void evaluation(const EvaluationRecord& record);
 
  private:
   OutputFile file_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/trainer/output_file.h"
+#include "tessera/trainer/trainer.h"
 
 namespace tessera {
 
@@ -29,6 +30,8 @@ class TensorBoardLog {
 
   /// Values of one step, by tag ("train/loss").
   void scalars(std::int64_t step, const std::vector<std::pair<std::string_view, double>>& values);
+  /// "eval/loss" and "eval/perplexity".
+  void evaluation(const EvaluationRecord& record);
   /// A text that TensorBoard shows as Markdown.
   void text(std::string_view tag, std::string_view markdown);
 

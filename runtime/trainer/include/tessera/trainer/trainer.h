@@ -28,6 +28,14 @@ struct StepRecord {
   std::optional<double> exposed_seconds{};
 };
 
+/// One evaluation: the model of that step on data that it is not trained with.
+struct EvaluationRecord {
+  std::int64_t step = 0;    ///< finished steps; 0: before the first
+  double loss = 0.0;        ///< mean over the tokens
+  double perplexity = 0.0;  ///< exp(loss)
+  std::int64_t tokens = 0;  ///< items: losses that count
+};
+
 /// A finished run. Everything predicted stands beside what was measured.
 struct TrainingSummary {
   std::int64_t steps = 0;

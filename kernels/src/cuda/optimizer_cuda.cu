@@ -1,18 +1,20 @@
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
-#include "adamw_arguments.h"
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "optimizer_arguments.h"
 #include "simt.h"
+#include "tessera/core/error.h"
 #include "tessera/kernels/philox.h"
 
-// AdamW on a flat shard in one pass, with the CPU's bits: every operation is rounded as written.
-// master, m, v (n) fp32, gradient (n) fp32 or bf16, parameter (n) bf16 or absent. Bytes per
-// element: 28 with fp32 gradients (four reads, three writes), 26 with bf16, 2 more with a
-// parameter.
+// One step of any optimizer on a flat shard in one pass, with the CPU's bits: every operation is
+// rounded as written. master and states (n) fp32, gradient (n) fp32 or bf16, parameter (n) bf16 or
+// absent. Bytes per element with an fp32 gradient: 12, and 8 more for each state (AdamW: 28), 2
+// less with one in bf16, 2 more with a parameter.
 //
 // A thread takes four elements, 16 bytes of each fp32 tensor; a block a tile of 1024, at multiples
 // of 1024 of the shard. Segments go to the kernel by value, as many as fit; a block finds its own
@@ -38,50 +40,38 @@ struct Segments {
   float weight_decay[kSegments] = {};
 };
 
-/// AdamWArgs as the device takes it; G is the gradient's type.
-template <typename G>
+#define TESSERA_UPDATE_RULE __device__
+#include "optimizers/update_rules.h"
+
+/// How an update rule computes on one element.
+struct ElementMath {
+  using Value = float;
+  static __device__ float mul(float a, float b) { return __fmul_rn(a, b); }
+  static __device__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+  static __device__ float div(float a, float b) { return __fdiv_rn(a, b); }
+  static __device__ float sqrt(float a) { return __fsqrt_rn(a); }
+};
+
+/// OptimizerStepArgs as the device takes them; G is the gradient's type.
+template <typename Rule, typename G>
 struct Shard {
+  static constexpr int kStates = Rule::kStateCount;
+  static constexpr bool kStatesOptional = Rule::kRow.states_optional;
   float* master;
   const G* gradient;
-  float* m;
-  float* v;
-  bf16* parameter;       // null: none
-  const float* scalars;  // (kAdamWScalars)
-  float beta1, beta2, epsilon;
+  float* states[kStates];       // null: not kept
+  bf16* parameter;              // null: none
+  const float* scalars;         // (kOptimizerScalars)
+  const float* gradient_scale;  // (1)
   RandomKey rounding_key;
   std::int64_t first_index;
   bool aligned;  // groups of four of every tensor
+
+  __device__ bool keeps(int state) const { return !kStatesOptional || states[state] != nullptr; }
+  __device__ auto factors(float weight_decay) const {
+    return Rule::factors(scalars, *gradient_scale, weight_decay);
+  }
 };
-
-/// What is the same for all elements of a segment.
-struct Factors {
-  template <typename G>
-  __device__ Factors(const Shard<G>& a, float weight_decay)
-      : gradient_scale(a.scalars[kAdamWGradientScale]),
-        // The product of two fp32 is exact in fp64.
-        decay(static_cast<float>(1.0 - static_cast<double>(a.scalars[kAdamWLearningRate]) *
-                                           static_cast<double>(weight_decay))),
-        beta1(a.beta1),
-        one_minus_beta1(1.0F - a.beta1),
-        beta2(a.beta2),
-        one_minus_beta2(1.0F - a.beta2),
-        inverse_root_correction2(a.scalars[kAdamWInverseCorrection2]),
-        epsilon(a.epsilon),
-        step_size(a.scalars[kAdamWStepSize]) {}
-
-  float gradient_scale, decay;
-  float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float inverse_root_correction2, epsilon, step_size;
-};
-
-__device__ void update(const Factors& f, float gradient, float& master, float& m, float& v) {
-  const float g = __fmul_rn(f.gradient_scale, gradient);
-  const float decayed = __fmul_rn(f.decay, master);
-  m = __fmaf_rn(f.beta1, m, __fmul_rn(f.one_minus_beta1, g));
-  v = __fmaf_rn(f.beta2, v, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
-  const float denominator = __fmaf_rn(__fsqrt_rn(v), f.inverse_root_correction2, f.epsilon);
-  master = __fmaf_rn(-f.step_size, __fdiv_rn(m, denominator), decayed);
-}
 
 /// What becomes of the parameter.
 enum class WriteOut { kNone, kNearest, kAtRandom };
@@ -121,8 +111,8 @@ __device__ void store_group(T* to, const Group<T>& group) {
   *reinterpret_cast<Group<T>*>(to) = group;
 }
 
-template <WriteOut kWriteOut, typename G>
-__device__ Group<bf16> rounded(const Shard<G>& a, const Group<float>& master, std::int64_t i) {
+template <WriteOut kWriteOut, typename Shard>
+__device__ Group<bf16> rounded(const Shard& a, const Group<float>& master, std::int64_t i) {
   Group<bf16> parameter;
   std::uint32_t words[kGroup] = {};
   if constexpr (kWriteOut == WriteOut::kAtRandom) draw(a.rounding_key, a.first_index + i, words);
@@ -134,31 +124,48 @@ __device__ Group<bf16> rounded(const Shard<G>& a, const Group<float>& master, st
   return parameter;
 }
 
-template <WriteOut kWriteOut, typename G>
-__device__ void update_group(const Shard<G>& a, const Factors& f, std::int64_t i) {
+template <WriteOut kWriteOut, typename Rule, typename G>
+__device__ void update_group(const Shard<Rule, G>& a, const typename Rule::Factors& f,
+                             std::int64_t i) {
+  constexpr int kStates = Rule::kStateCount;
   const Group<G> gradient = load_group(a.gradient + i);
   Group<float> master = load_group(a.master + i);
-  Group<float> m = load_group(a.m + i);
-  Group<float> v = load_group(a.v + i);
+  Group<float> states[kStates];
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    states[s] = a.keeps(s) ? load_group(a.states[s] + i) : Group<float>{};
+  }
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
-    update(f, simt::to_float(gradient.v[j]), master.v[j], m.v[j], v.v[j]);
+    float of_element[kStates];
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) of_element[s] = states[s].v[j];
+    Rule::template update<ElementMath>(f, simt::to_float(gradient.v[j]), master.v[j], of_element);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) states[s].v[j] = of_element[s];
   }
   store_group(a.master + i, master);
-  store_group(a.m + i, m);
-  store_group(a.v + i, v);
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    if (a.keeps(s)) store_group(a.states[s] + i, states[s]);
+  }
   if constexpr (kWriteOut != WriteOut::kNone) {
     store_group(a.parameter + i, rounded<kWriteOut>(a, master, i));
   }
 }
 
-template <WriteOut kWriteOut, typename G>
-__device__ void update_element(const Shard<G>& a, const Factors& f, std::int64_t i) {
-  float master = a.master[i], m = a.m[i], v = a.v[i];
-  update(f, simt::to_float(a.gradient[i]), master, m, v);
+template <WriteOut kWriteOut, typename Rule, typename G>
+__device__ void update_element(const Shard<Rule, G>& a, const typename Rule::Factors& f,
+                               std::int64_t i) {
+  constexpr int kStates = Rule::kStateCount;
+  float master = a.master[i];
+  float states[kStates];
+  for (int s = 0; s < kStates; ++s) states[s] = a.keeps(s) ? a.states[s][i] : 0.0F;
+  Rule::template update<ElementMath>(f, simt::to_float(a.gradient[i]), master, states);
   a.master[i] = master;
-  a.m[i] = m;
-  a.v[i] = v;
+  for (int s = 0; s < kStates; ++s) {
+    if (a.keeps(s)) a.states[s][i] = states[s];
+  }
   if constexpr (kWriteOut == WriteOut::kAtRandom) {
     std::uint32_t words[kGroup];
     draw(a.rounding_key, a.first_index + i, words);
@@ -178,9 +185,9 @@ __device__ int segment_of(const Segments& segments, std::int64_t block) {
   return low;
 }
 
-template <WriteOut kWriteOut, typename G>
+template <WriteOut kWriteOut, typename Rule, typename G>
 __global__ void __launch_bounds__(kThreads)
-    update_segments(const Shard<G> a, const __grid_constant__ Segments segments) {
+    update_segments(const Shard<Rule, G> a, const __grid_constant__ Segments segments) {
   const std::int64_t block = blockIdx.x;
   const int s = segment_of(segments, block);
   const std::int64_t tile = segments.begin[s] / kTile + (block - segments.first_block[s]);
@@ -188,42 +195,42 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t begin = segments.begin[s] > group ? segments.begin[s] : group;
   const std::int64_t end = segments.end[s] < group + kGroup ? segments.end[s] : group + kGroup;
   if (begin >= end) return;
-  const Factors f(a, segments.weight_decay[s]);
+  const auto factors = a.factors(segments.weight_decay[s]);
   if (a.aligned && end - begin == kGroup) {
-    update_group<kWriteOut>(a, f, group);
+    update_group<kWriteOut>(a, factors, group);
   } else {
-    for (std::int64_t i = begin; i < end; ++i) update_element<kWriteOut>(a, f, i);
+    for (std::int64_t i = begin; i < end; ++i) update_element<kWriteOut>(a, factors, i);
   }
 }
 
-template <typename G>
-Shard<G> shard_of(const AdamWArgs& args) {
-  Shard<G> a{.master = args.master.as<float>(),
-             .gradient = device_data<const G>(args.gradient),
-             .m = args.m.as<float>(),
-             .v = args.v.as<float>(),
-             .parameter = device_data<bf16>(args.parameter),
-             .scalars = args.scalars.as<float>(),
-             .beta1 = args.beta1,
-             .beta2 = args.beta2,
-             .epsilon = args.epsilon,
-             .rounding_key = args.rounding_key,
-             .first_index = args.first_index,
-             .aligned = false};
+template <typename Rule, typename G>
+Shard<Rule, G> shard_of(const OptimizerStepArgs& args) {
+  Shard<Rule, G> a{.master = args.master.as<float>(),
+                   .gradient = device_data<const G>(args.gradient),
+                   .states = {},
+                   .parameter = device_data<bf16>(args.parameter),
+                   .scalars = args.scalars.as<float>(),
+                   .gradient_scale = args.gradient_scale.as<float>(),
+                   .rounding_key = args.rounding_key,
+                   .first_index = args.first_index,
+                   .aligned = false};
   a.aligned = is_aligned(a.master, alignof(Group<float>)) &&
-              is_aligned(a.m, alignof(Group<float>)) && is_aligned(a.v, alignof(Group<float>)) &&
               is_aligned(a.gradient, alignof(Group<G>)) &&
               is_aligned(a.parameter, alignof(Group<bf16>));
+  for (int s = 0; s < Rule::kStateCount; ++s) {
+    a.states[s] = state_data(args, static_cast<std::size_t>(s));
+    a.aligned = a.aligned && is_aligned(a.states[s], alignof(Group<float>));
+  }
   return a;
 }
 
 /// One launch for up to kSegments of them.
-template <typename G>
-void update_chunk(const Shard<G>& shard, std::span<const AdamWSegment> chunk, WriteOut write_out,
-                  cudaStream_t stream) {
+template <typename Rule, typename G>
+void update_chunk(const Shard<Rule, G>& shard, std::span<const OptimizerSegment> chunk,
+                  WriteOut write_out, cudaStream_t stream) {
   Segments segments;
   std::int64_t blocks = 0;
-  for (const AdamWSegment& segment : chunk) {
+  for (const OptimizerSegment& segment : chunk) {
     if (segment.begin == segment.end) continue;
     const int i = segments.count++;
     segments.begin[i] = segment.begin;
@@ -233,26 +240,33 @@ void update_chunk(const Shard<G>& shard, std::span<const AdamWSegment> chunk, Wr
     blocks += ceil_div(segment.end, kTile) - segment.begin / kTile;
   }
   if (blocks == 0) return;
-  const auto kernel = write_out == WriteOut::kNone      ? update_segments<WriteOut::kNone, G>
-                      : write_out == WriteOut::kNearest ? update_segments<WriteOut::kNearest, G>
-                                                        : update_segments<WriteOut::kAtRandom, G>;
+  const auto kernel = write_out == WriteOut::kNone ? update_segments<WriteOut::kNone, Rule, G>
+                      : write_out == WriteOut::kNearest
+                          ? update_segments<WriteOut::kNearest, Rule, G>
+                          : update_segments<WriteOut::kAtRandom, Rule, G>;
   simt::launch(kernel, blocks_for(blocks, 1), kThreads, 0, stream, shard, segments);
+}
+
+template <typename Rule>
+void step_of(const OptimizerStepArgs& args, cudaStream_t stream) {
+  const WriteOut write_out = !args.parameter            ? WriteOut::kNone
+                             : args.stochastic_rounding ? WriteOut::kAtRandom
+                                                        : WriteOut::kNearest;
+  with_element_type("optimizer step", args.gradient.dtype, [&]<typename G>(ElementType<G>) {
+    const Shard<Rule, G> shard = shard_of<Rule, G>(args);
+    for (std::size_t i = 0; i < args.segments.size(); i += kSegments) {
+      const std::size_t count = std::min<std::size_t>(kSegments, args.segments.size() - i);
+      update_chunk(shard, args.segments.subspan(i, count), write_out, stream);
+    }
+  });
 }
 
 }  // namespace
 
-void adamw(const AdamWArgs& args, Stream& stream) {
-  check_adamw(args);
-  const WriteOut write_out = !args.parameter            ? WriteOut::kNone
-                             : args.stochastic_rounding ? WriteOut::kAtRandom
-                                                        : WriteOut::kNearest;
-  with_element_type("adamw", args.gradient.dtype, [&]<typename G>(ElementType<G>) {
-    const Shard<G> shard = shard_of<G>(args);
-    for (std::size_t i = 0; i < args.segments.size(); i += kSegments) {
-      const std::size_t count = std::min<std::size_t>(kSegments, args.segments.size() - i);
-      update_chunk(shard, args.segments.subspan(i, count), write_out, handle(stream));
-    }
-  });
+void optimizer_step(const OptimizerStepArgs& args, Stream& stream) {
+  check_optimizer_step(args);
+  AllRules::visit(args.optimizer->rule,
+                  [&]<typename Rule>(Rule) { step_of<Rule>(args, handle(stream)); });
 }
 
 }  // namespace tessera::cuda

@@ -1,6 +1,6 @@
 #include "cpu/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/adamw_cpu.cpp"
+#define HWY_TARGET_INCLUDE "cpu/optimizer_cpu.cpp"
 #include <hwy/foreach_target.h>
 
 #include "cpu/philox_simd.h"
@@ -9,63 +9,70 @@
 
 #include <cmath>
 
-#include "adamw_arguments.h"
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
+#include "optimizer_arguments.h"
+#include "tessera/core/error.h"
 
-// AdamW on a flat shard, in one pass: 28 bytes of traffic per element with fp32 gradients (four
-// reads, three writes), 2 more with a bf16 copy. Every element goes through the same vector
-// instructions wherever it lies, so that its result does not depend on how shards are cut.
-
-#ifndef TESSERA_KERNELS_ADAMW_FACTORS_
-#define TESSERA_KERNELS_ADAMW_FACTORS_
-namespace tessera::cpu {
-
-/// What is the same for all elements of a segment.
-struct AdamWFactors {
-  float gradient_scale;
-  float decay;  ///< 1 - lr * weight_decay
-  float beta1, one_minus_beta1;
-  float beta2, one_minus_beta2;
-  float inverse_root_correction2;  ///< 1 / sqrt(1 - beta2^t)
-  float epsilon;
-  float step_size;  ///< lr / (1 - beta1^t)
-};
-
-}  // namespace tessera::cpu
-#endif
+// One step of any optimizer on a flat shard, in one pass: it reads gradient, master and states, and
+// writes master, states and, if there is one, the bf16 parameter. Every element goes through the
+// same vector instructions wherever it lies, so that its result does not depend on how shards are
+// cut.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
+#define TESSERA_UPDATE_RULE HWY_INLINE
+#include "optimizers/update_rules.h"
+
+/// How an update rule computes on vectors.
+struct VectorMath {
+  using Value = FloatVec;
+  static HWY_INLINE Value value(float a) { return splat(a); }
+  static HWY_INLINE Value value(Value a) { return a; }
+  template <typename A, typename B>
+  static HWY_INLINE Value mul(A a, B b) {
+    return hn::Mul(value(a), value(b));
+  }
+  template <typename A, typename B, typename C>
+  static HWY_INLINE Value mul_add(A a, B b, C c) {
+    return hn::MulAdd(value(a), value(b), value(c));
+  }
+  static HWY_INLINE Value div(Value a, Value b) { return hn::Div(a, b); }
+  static HWY_INLINE Value sqrt(Value a) { return hn::Sqrt(a); }
+};
+
 /// Elements of the master (16 KiB) that are still in the first-level cache when they are rounded.
 constexpr std::int64_t kRoundingChunk = 4096;
 
 /// `parameter` is null if it is absent or written later.
-template <typename G>
-void adamw_typed(const AdamWArgs& args, const AdamWFactors& f, const G* gradient,
-                 bfloat16* parameter, std::int64_t begin, std::int64_t end) {
+template <typename Rule, typename G>
+void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
+                     const G* gradient, bfloat16* parameter, std::int64_t begin, std::int64_t end) {
+  constexpr std::size_t kStates = Rule::kStateCount;
   float* const master = args.master.as<float>();
-  float* const m = args.m.as<float>();
-  float* const v = args.v.as<float>();
+  float* states[kStates];
+  for (std::size_t s = 0; s < kStates; ++s) states[s] = state_data(args, s);
+  const auto is_kept = [&](std::size_t s) {
+    return !Rule::kRow.states_optional || states[s] != nullptr;
+  };
   for_each_vector(end - begin, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
     const std::int64_t i = begin + k;
+    FloatVec new_states[kStates];
     prefetch_ahead(gradient + i, 1024);
     prefetch_ahead(master + i, 1024);
-    prefetch_ahead(m + i, 1024);
-    prefetch_ahead(v + i, 1024);
-    const auto g = hn::Mul(splat(f.gradient_scale), load_n(gradient + i, count));
-    const auto decayed = hn::Mul(splat(f.decay), load_n(master + i, count));
-    const auto new_m =
-        hn::MulAdd(splat(f.beta1), load_n(m + i, count), hn::Mul(splat(f.one_minus_beta1), g));
-    const auto new_v = hn::MulAdd(splat(f.beta2), load_n(v + i, count),
-                                  hn::Mul(hn::Mul(splat(f.one_minus_beta2), g), g));
-    const auto denominator =
-        hn::MulAdd(hn::Sqrt(new_v), splat(f.inverse_root_correction2), splat(f.epsilon));
-    const auto updated = hn::NegMulAdd(splat(f.step_size), hn::Div(new_m, denominator), decayed);
-    store_n(new_m, m + i, count);
-    store_n(new_v, v + i, count);
+    FloatVec updated = load_n(master + i, count);
+    for (std::size_t s = 0; s < kStates; ++s) {
+      new_states[s] = splat(0.0F);
+      if (!is_kept(s)) continue;
+      prefetch_ahead(states[s] + i, 1024);
+      new_states[s] = load_n(states[s] + i, count);
+    }
+    Rule::template update<VectorMath>(factors, load_n(gradient + i, count), updated, new_states);
+    for (std::size_t s = 0; s < kStates; ++s) {
+      if (is_kept(s)) store_n(new_states[s], states[s] + i, count);
+    }
     store_n(updated, master + i, count);
     if (parameter != nullptr) store_n(updated, parameter + i, count);
   });
@@ -88,7 +95,7 @@ HWY_INLINE void store_rounded_at_random(const std::uint32_t* words, const float*
   std::memcpy(to, lanes, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(bfloat16));
 }
 
-void write_rounded_at_random(const AdamWArgs& args, std::int64_t begin, std::int64_t end) {
+void write_rounded_at_random(const OptimizerStepArgs& args, std::int64_t begin, std::int64_t end) {
   const WordTag d;
   const float* const master = args.master.as<float>() + begin;
   bfloat16* const parameter = args.parameter.as<bfloat16>() + begin;
@@ -109,28 +116,32 @@ void write_rounded_at_random(const AdamWArgs& args, std::int64_t begin, std::int
       });
 }
 
-template <typename G>
-void adamw_gradient(const AdamWArgs& args, const AdamWFactors& factors, const G* gradient,
-                    std::int64_t begin, std::int64_t end) {
+template <typename Rule, typename G>
+void update_range(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
+                  const G* gradient, std::int64_t begin, std::int64_t end) {
   if (!args.parameter || !args.stochastic_rounding) {
     bfloat16* const parameter = args.parameter ? args.parameter.as<bfloat16>() : nullptr;
-    adamw_typed(args, factors, gradient, parameter, begin, end);
+    update_elements<Rule>(args, factors, gradient, parameter, begin, end);
     return;
   }
   for (std::int64_t i = begin; i < end; i += kRoundingChunk) {
     const std::int64_t chunk_end = HWY_MIN(end, i + kRoundingChunk);
-    adamw_typed(args, factors, gradient, nullptr, i, chunk_end);
+    update_elements<Rule>(args, factors, gradient, nullptr, i, chunk_end);
     write_rounded_at_random(args, i, chunk_end);
   }
 }
 
-void adamw_range(const AdamWArgs& args, const AdamWFactors& factors, std::int64_t begin,
-                 std::int64_t end) {
-  if (args.gradient.dtype == DType::kFloat32) {
-    adamw_gradient(args, factors, args.gradient.as<float>(), begin, end);
-  } else {
-    adamw_gradient(args, factors, args.gradient.as<bfloat16>(), begin, end);
-  }
+void optimizer_range(const OptimizerStepArgs& args, float weight_decay, std::int64_t begin,
+                     std::int64_t end) {
+  AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) HWY_ATTR {
+    const auto factors =
+        Rule::factors(args.scalars.as<float>(), *args.gradient_scale.as<float>(), weight_decay);
+    if (args.gradient.dtype == DType::kFloat32) {
+      update_range<Rule>(args, factors, args.gradient.as<float>(), begin, end);
+    } else {
+      update_range<Rule>(args, factors, args.gradient.as<bfloat16>(), begin, end);
+    }
+  });
 }
 
 }  // namespace
@@ -141,35 +152,22 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::cpu {
 namespace {
 
-HWY_EXPORT(adamw_range);
+HWY_EXPORT(optimizer_range);
 
-/// Elements per chunk: 450 KB of traffic, tens of microseconds.
+/// Elements per chunk: hundreds of KB of traffic, tens of microseconds.
 constexpr std::int64_t kGrain = 16384;
-
-AdamWFactors factors_of(const AdamWArgs& args, const AdamWSegment& segment) {
-  const float* const scalars = args.scalars.as<float>();
-  const double lr = scalars[kAdamWLearningRate];
-  return {.gradient_scale = scalars[kAdamWGradientScale],
-          .decay = static_cast<float>(1.0 - lr * static_cast<double>(segment.weight_decay)),
-          .beta1 = args.beta1,
-          .one_minus_beta1 = 1.0F - args.beta1,
-          .beta2 = args.beta2,
-          .one_minus_beta2 = 1.0F - args.beta2,
-          .inverse_root_correction2 = scalars[kAdamWInverseCorrection2],
-          .epsilon = args.epsilon,
-          .step_size = scalars[kAdamWStepSize]};
-}
 
 }  // namespace
 
-void adamw(const AdamWArgs& args, Stream&) {
-  check_adamw(args);
+void optimizer_step(const OptimizerStepArgs& args, Stream&) {
+  check_optimizer_step(args);
   // One parallel region for all segments: there may be hundreds of small ones.
   parallel_for(args.master.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (const AdamWSegment& segment : args.segments) {
+    for (const OptimizerSegment& segment : args.segments) {
       const std::int64_t from = std::max(begin, segment.begin);
       const std::int64_t to = std::min(end, segment.end);
-      if (from < to) HWY_DYNAMIC_DISPATCH(adamw_range)(args, factors_of(args, segment), from, to);
+      if (from >= to) continue;
+      HWY_DYNAMIC_DISPATCH(optimizer_range)(args, segment.weight_decay, from, to);
     }
   });
 }

@@ -1,0 +1,61 @@
+#include "optimizer_arguments.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+struct Expected {
+  std::string_view optimizer;
+  std::int64_t numel = 0;
+};
+
+void check_view(const Expected& expected, std::string_view name, const TensorView& view,
+                bool dtype_matches) {
+  require(view || expected.numel == 0, ErrorCode::kInvalidArgument, expected.optimizer, ": ", name,
+          " is missing");
+  require(view.numel() == expected.numel && view.is_contiguous(), ErrorCode::kInvalidArgument,
+          expected.optimizer, ": ", name, " has shape ", view.shape, ", expected ", expected.numel,
+          " contiguous elements");
+  require(dtype_matches, ErrorCode::kInvalidArgument, expected.optimizer, ": ", name, " cannot be ",
+          to_string(view.dtype));
+}
+
+void check_floats(const Expected& expected, std::string_view name, const TensorView& view) {
+  check_view(expected, name, view, view.dtype == DType::kFloat32);
+}
+
+}  // namespace
+
+void check_optimizer_step(const OptimizerStepArgs& args) {
+  require(args.optimizer != nullptr, ErrorCode::kInvalidArgument,
+          "optimizer step: of no optimizer");
+  const Expected expected{args.optimizer->name, args.master.numel()};
+  check_floats(expected, "master", args.master);
+  require(args.states.size() <= args.optimizer->states.size(), ErrorCode::kInvalidArgument,
+          expected.optimizer, ": ", args.states.size(), " states, expected at most ",
+          args.optimizer->states.size());
+  for (std::size_t i = 0; i < args.optimizer->states.size(); ++i) {
+    const bool is_given = state_data(args, i) != nullptr;
+    if (is_given || !args.optimizer->states_optional) {
+      check_floats(expected, args.optimizer->states[i],
+                   i < args.states.size() ? args.states[i] : TensorView());
+    }
+  }
+  check_view(expected, "gradient", args.gradient,
+             args.gradient.dtype == DType::kFloat32 || args.gradient.dtype == DType::kBFloat16);
+  if (args.parameter) {
+    check_view(expected, "parameter", args.parameter, args.parameter.dtype == DType::kBFloat16);
+  }
+  check_floats({expected.optimizer, kOptimizerScalars}, "scalars", args.scalars);
+  check_floats({expected.optimizer, 1}, "gradient_scale", args.gradient_scale);
+  require(args.first_index >= 0, ErrorCode::kInvalidArgument, expected.optimizer,
+          ": the first index is ", args.first_index);
+  for (const OptimizerSegment& segment : args.segments) {
+    require(segment.begin >= 0 && segment.begin <= segment.end && segment.end <= expected.numel,
+            ErrorCode::kInvalidArgument, expected.optimizer, ": segment [", segment.begin, ", ",
+            segment.end, ") of a shard of ", expected.numel);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// All optimizers. This file has no include guard: it is included in a namespace of each way to
+// compute (an instruction set of the CPU, CUDA) and of the table of rows, so that each compiles the
+// same formulas for itself. Before it come "tessera/kernels/optimizer.h", "tessera/core/error.h",
+// <cmath>, and TESSERA_UPDATE_RULE, which is what that way puts before a function.
+//
+// An update rule has its row, kRow, and for a kernel:
+//   kStateCount   tensors that it updates beside the master
+//   factors(...)  what is the same for all elements of a segment
+//   update<Math>  the new master and states of one Math::Value of elements. Math says how to
+//                 multiply, divide and so on; each of its operations rounds once, everywhere.
+
+#include "optimizers/adamw.h"
+#include "optimizers/sgd.h"
+
+#undef TESSERA_UPDATE_RULE
+
+template <typename... Rules>
+struct UpdateRules {
+  static constexpr int kCount = sizeof...(Rules);
+  static constexpr std::array<Optimizer, kCount> rows() {
+    std::array<Optimizer, kCount> rows{Rules::kRow...};
+    for (int i = 0; i < kCount; ++i) rows[static_cast<std::size_t>(i)].rule = i;
+    return rows;
+  }
+  /// Calls body(Rule()) for the rule of that place.
+  template <typename Body>
+  static void visit(int place, const Body& body) {
+    int i = 0;
+    ((i++ == place ? body(Rules()) : void()), ...);
+  }
+};
+using AllRules = UpdateRules<AdamW, Sgd>;
