@@ -82,10 +82,30 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"}, "wrap", "layer"},
       {{"--fsdp_min_num_params", "1000"}, "wrap", "size:1000"},
       {{"--fsdp_backward_prefetch", "BACKWARD_POST"}, "prefetch_backward", 0},
+      {{"--fsdp_forward_prefetch", "false"}, "prefetch_forward", 0},
+      {{"--seq_len", "32"}, "sequence_length", 32},
+      {{"--wd", "0.5"}, "weight_decay", 0.5},
   };
   for (const Habit& habit : habits) {
     EXPECT_EQ(settings(habit.words)[habit.setting], habit.value) << habit.words.front();
   }
+}
+
+TEST_F(ForeignFlags, WithoutEffectTheyAreTakenWithANote) {
+  for (const std::vector<std::string>& flag : {std::vector<std::string>{"--use_fsdp"},
+                                               {"--compile=False"},
+                                               {"--logging_steps", "10"},
+                                               {"--fsdp_use_orig_params", "true"},
+                                               {"--dynamo_backend", "no"},
+                                               {"--multi_gpu"}}) {
+    std::vector<std::string> words{"plan", "--no-default-config", "--format", "summary"};
+    words.insert(words.end(), flag.begin(), flag.end());
+    words.insert(words.end(), {"--steps", "3"});
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(" has no effect: ")) << flag.front();
+  }
+  EXPECT_THAT(error_of(train({"--use_fsdp", "x", "y"})), HasSubstr("unexpected argument 'y'"));
 }
 
 TEST_F(ForeignFlags, TrainsWithThem) {
@@ -187,7 +207,6 @@ TEST_F(ForeignFlags, TheAnswerNamesOursAndItsPlace) {
   EXPECT_THAT(answer("--megatron_lm_tp_degree"), HasSubstr("not split in other ways"));
   EXPECT_THAT(answer("-m"), HasSubstr("tessera launch FLAGS -- train FLAGS"));
   EXPECT_THAT(answer("--proceses"), HasSubstr("did you mean '--processes'"));
-  EXPECT_THAT(error_of(train({"--use_fsdp"})), HasSubstr("no counterpart: say how to shard"));
   EXPECT_THAT(error_of(train({"--nnodes", "2"})),
               HasSubstr("'--nnodes' is '--nodes' here, which this command does not have"));
   EXPECT_THAT(error_of(train({"--tpu"})), HasSubstr("'--tpu' has no counterpart: TPUs"));

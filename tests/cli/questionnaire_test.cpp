@@ -1,4 +1,4 @@
-#include "questionnaire/questionnaire.h"
+#include "tessera/compat/questionnaire.h"
 
 #include <gmock/gmock.h>
 
@@ -12,7 +12,7 @@
 // Our questions beside those of `accelerate config` (questionnaire_golden.json). Every difference
 // stands in one of the lists below, with its reason; the last test holds the lists to their use.
 
-namespace tessera::cli {
+namespace tessera::questionnaire {
 namespace {
 
 using nlohmann::json;
@@ -273,4 +273,4 @@ TEST(Questionnaire, ManyMachinesTypeTheirRank) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::questionnaire

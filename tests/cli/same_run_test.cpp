@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "cli/launched_program.h"
-#include "tessera/trainer/agreement.h"
+#include "tessera/trainer/setting.h"
 
 // Processes of one run that were started differently: each ends at once, and says in what.
 namespace tessera {
@@ -133,6 +134,14 @@ const std::map<std::string, Other> kOthers{
 /// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, and another
 /// kind of data takes other data.
 const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
+
+/// Where something lies, what is shown, and what a machine has.
+bool may_differ(const std::string& name) {
+  static const std::set<std::string> kNames{
+      "data",  "log",    "csv",         "tensorboard", "append", "overwrite",    "verbose",
+      "quiet", "prompt", "temperature", "top_k",       "format", "memory_limit", "timeout"};
+  return kNames.contains(name);
+}
 
 TEST_F(SameRun, EverySettingIsComparedOrMayDiffer) {
   write_text();

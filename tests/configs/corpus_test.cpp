@@ -14,8 +14,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "tessera/compat/config.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 #include <regex>
 #include <sstream>
 
+#include "tessera/compat/config.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {
@@ -25,12 +25,13 @@ struct Key {
   std::string type;  // of KeyType
 };
 
-/// The keys of the tables in *_keys.cpp, by the function that returns the table.
+/// The keys of the tables in *_keys.cpp, by section.
 std::map<std::string, std::vector<Key>> tables() {
-  static const std::regex kItem(R"re((\w+_keys)\(\) \{|\.name = "(\w+)",\s*\.type = k(\w+))re");
+  static const std::regex kItem(
+      R"re(\{"([^"]+)", \{\n|(?:used|quiet|said|refused)\("(\w+)", k(\w+))re");
   std::map<std::string, std::vector<Key>> result;
   for (const auto& entry :
-       fs::directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "runtime/trainer/src/foreign")) {
+       fs::directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "runtime/compat/src")) {
     if (!entry.path().filename().string().ends_with("_keys.cpp")) continue;
     std::ifstream file(entry.path());
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -67,39 +68,37 @@ const std::vector<Place>& places() {
       R"({"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR",
           "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})";
   static const std::vector<Place> all{
-      {"accelerate_keys", kFsdp, ""},
-      {"accelerate_keys", kByDeepSpeed, ""},
-      {"accelerate_keys", kDdp, ""},
-      {"fsdp_keys", kFsdp, "/fsdp_config"},
-      {"fsdp_keys", kFsdp2, "/fsdp_config"},
-      {"parallelism_keys", kFsdp2, "/parallelism_config"},
-      {"parallelism_keys", kDdp, "/parallelism_config"},
-      {"accelerate_deepspeed_keys", kByDeepSpeed, "/deepspeed_config"},
-      {"dynamo_keys", kDdp, "/dynamo_config"},
-      {"mpirun_keys", kDdp, "/mpirun_config"},
-      {"deepspeed_keys", kDeepSpeed, ""},
-      {"zero_keys", kDeepSpeed, "/zero_optimization"},
-      {"zero_offload_keys", kDeepSpeed, "/zero_optimization/offload_optimizer"},
-      {"zero_offload_keys", kDeepSpeed, "/zero_optimization/offload_param"},
-      {"half_precision_keys", kDeepSpeed, "/bf16"},
-      {"half_precision_keys", kDeepSpeed, "/fp16"},
-      {"optimizer_keys", R"({"train_batch_size": 8, "optimizer": {"type": "AdamW"}})",
-       "/optimizer"},
-      {"optimizer_params_keys", R"({"train_batch_size": 8, "optimizer": {"type": "Adam"}})",
+      {"accelerate", kFsdp, ""},
+      {"accelerate", kByDeepSpeed, ""},
+      {"accelerate", kDdp, ""},
+      {"fsdp_config", kFsdp, "/fsdp_config"},
+      {"fsdp_config", kFsdp2, "/fsdp_config"},
+      {"parallelism_config", kFsdp2, "/parallelism_config"},
+      {"parallelism_config", kDdp, "/parallelism_config"},
+      {"deepspeed_config", kByDeepSpeed, "/deepspeed_config"},
+      {"dynamo_config", kDdp, "/dynamo_config"},
+      {"mpirun_config", kDdp, "/mpirun_config"},
+      {"deepspeed", kDeepSpeed, ""},
+      {"zero_optimization", kDeepSpeed, "/zero_optimization"},
+      {"zero_optimization.offload_*", kDeepSpeed, "/zero_optimization/offload_optimizer"},
+      {"zero_optimization.offload_*", kDeepSpeed, "/zero_optimization/offload_param"},
+      {"fp16, bf16", kDeepSpeed, "/bf16"},
+      {"fp16, bf16", kDeepSpeed, "/fp16"},
+      {"optimizer", R"({"train_batch_size": 8, "optimizer": {"type": "AdamW"}})", "/optimizer"},
+      {"optimizer.params", R"({"train_batch_size": 8, "optimizer": {"type": "Adam"}})",
        "/optimizer/params"},
-      {"scheduler_keys", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR"}})",
-       "/scheduler"},
-      {"scheduler_params_keys", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR"}})",
+      {"scheduler", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR"}})", "/scheduler"},
+      {"scheduler.params", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR"}})",
        "/scheduler/params"},
-      {"scheduler_params_keys", kDecay, "/scheduler/params"},
-      {"scheduler_params_keys", kCosine, "/scheduler/params"},
-      {"activation_checkpointing_keys", kDeepSpeed, "/activation_checkpointing"},
-      {"tensor_parallel_keys", kDeepSpeed, "/tensor_parallel"},
-      {"data_types_keys", kDeepSpeed, "/data_types"},
-      {"checkpoint_keys", kDeepSpeed, "/checkpoint"},
-      {"monitor_keys", R"({"train_batch_size": 8, "tensorboard": {"enabled": true}})",
+      {"scheduler.params", kDecay, "/scheduler/params"},
+      {"scheduler.params", kCosine, "/scheduler/params"},
+      {"activation_checkpointing", kDeepSpeed, "/activation_checkpointing"},
+      {"tensor_parallel", kDeepSpeed, "/tensor_parallel"},
+      {"data_types", kDeepSpeed, "/data_types"},
+      {"checkpoint", kDeepSpeed, "/checkpoint"},
+      {"tensorboard, csv_monitor", R"({"train_batch_size": 8, "tensorboard": {"enabled": true}})",
        "/tensorboard"},
-      {"monitor_keys", R"({"train_batch_size": 8, "csv_monitor": {"enabled": true}})",
+      {"tensorboard, csv_monitor", R"({"train_batch_size": 8, "csv_monitor": {"enabled": true}})",
        "/csv_monitor"},
   };
   return all;

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <map>
 
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {

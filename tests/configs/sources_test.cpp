@@ -10,8 +10,8 @@
 #include <fstream>
 #include <map>
 
+#include "tessera/compat/config.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {

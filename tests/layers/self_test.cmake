@@ -27,7 +27,7 @@ endfunction()
 expect(kernels/src/gemm_cpu.cpp "#include \"tessera/core/error.h\"" "")
 expect(kernels/src/gemm_cpu.cpp "#include \"simd.h\"" "")
 expect(runtime/cli/src/main.cpp "#include \"tessera/model/gpt.h\"" "")
-expect(runtime/trainer/include/tessera/trainer/config.h "#include <nlohmann/json_fwd.hpp>" "")
+expect(runtime/trainer/include/tessera/trainer/settings.h "#include <nlohmann/json_fwd.hpp>" "")
 
 expect(runtime/core/src/tensor.cpp "#include \"tessera/kernels/table.h\""
        "tensor.cpp:2: core may not include kernels")
@@ -35,6 +35,7 @@ expect(runtime/core/include/tessera/core/x.h "  #  include <tessera/trainer/trai
        "x.h:2: core may not include trainer")
 expect(model/src/gpt.cpp "#include \"tessera/sharding/plan.h\"" "model may not include sharding")
 expect(runtime/sharding/src/plan.cpp "#include \"tessera/model/gpt.h\"" "sharding may not include model")
+expect(runtime/trainer/src/trainer.cpp "#include \"tessera/compat/config.h\"" "trainer may not include compat")
 expect(runtime/trainer/src/trainer.cpp "#include \"tessera/model/gpt.h\"" "trainer may not include model")
 expect(runtime/core/src/tensor.cpp "#include \"simd.h\"" "\"simd.h\" is not a private header of core")
 expect(runtime/core/src/tensor.cpp "#include \"../../../kernels/src/simd.h\"" "is not a private header")

@@ -148,7 +148,7 @@ const std::map<std::string, std::string> kOthers{
 // Whoever adds a setting decides here whether processes may give it differently.
 TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
   const auto identity = [](const std::string& name, const std::string& value) {
-    Config config(trainer_settings());
+    Settings config(trainer_settings());
     config.set_text("ranks", "8");
     config.set_text("device", "cpu");
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
@@ -161,7 +161,7 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
   };
   for (const Setting& setting : trainer_settings()) {
     SCOPED_TRACE(setting.name);
-    if (may_differ(setting.name)) {
+    if (setting.must_agree == MustAgree::kNone) {
       EXPECT_EQ(kOthers.count(setting.name), 0U);
       continue;
     }
@@ -175,7 +175,7 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
 
 TEST(Agreement, ThreadsAreComparedOnTheCpuOnly) {
   const auto identity = [](const char* device, const char* threads) {
-    Config config(trainer_settings());
+    Settings config(trainer_settings());
     config.set_text("device", device);
     config.set_text("threads_per_rank", threads);
     return identity_of_settings(config);
@@ -186,7 +186,7 @@ TEST(Agreement, ThreadsAreComparedOnTheCpuOnly) {
 
 TEST(Agreement, ANumberIsTheSameHoweverItIsWritten) {
   const auto identity = [](const char* rate) {
-    Config config(trainer_settings());
+    Settings config(trainer_settings());
     config.set_text("learning_rate", rate);
     return identity_of_settings(config);
   };

@@ -1,4 +1,4 @@
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,9 +5,9 @@
 #include <map>
 #include <string>
 
+#include "tessera/compat/config.h"
 #include "tessera/model/dataset.h"
 #include "tessera/model/gpt.h"
-#include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {

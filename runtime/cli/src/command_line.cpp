@@ -6,7 +6,6 @@
 
 #include "aliases.h"
 #include "help_format.h"
-#include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 
@@ -84,7 +83,8 @@ void SettingsCommand::add_flag(const Setting& setting) {
 }
 
 void SettingsCommand::reject_extras() const {
-  const std::vector<std::string> extras = command_->remaining();
+  std::vector<std::string> extras = command_->remaining();
+  take_flags_without_effect(extras);
   if (extras.empty()) return;
   const std::string& word = extras.front();
   std::vector<std::string> names{"--help", "--config", "--no-default-config"};
@@ -111,6 +111,10 @@ Config SettingsCommand::flags() const {
 Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
                                const std::string& path) const {
   Config config = flags();
+  std::vector<std::string> extras = command_->remaining();
+  for (const std::string& note : take_flags_without_effect(extras)) {
+    notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
+  }
   config.set_launch(launch);
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   config.read_environment(environment, environment_names());

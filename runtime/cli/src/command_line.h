@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/compat/config.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config.h"
 
 namespace tessera::cli {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/trainer/config.h"
-#include "tessera/trainer/config_sources.h"
+#include "tessera/compat/config.h"
+#include "tessera/compat/config_sources.h"
 
 namespace CLI {
 class App;

@@ -14,7 +14,6 @@
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "model_names.h"
-#include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"

@@ -12,6 +12,7 @@
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "terminal.h"
+#include "tessera/compat/habits.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -34,6 +35,7 @@ struct ExplainRequest {
   bool all = false;
   bool json = false;
   std::string fixed_path{};
+  bool tables = false;
 };
 
 void print_file(std::ostream& out, const ConfigTranslation& translation, bool all) {
@@ -184,7 +186,13 @@ Command add_explain(CLI::App& program) {
       .add_option("--fix", request->fixed_path,
                   "write the nearest file that runs here, with what is refused changed or left out")
       ->type_name("FILE");
+  command->command().add_flag("--tables", request->tables,
+                              "print what keys and flags of other programs are here, in Markdown");
   return {&command->command(), [command, request] {
+            if (request->tables) {
+              std::cout << habit_tables();
+              return kExitGood;
+            }
             try {
               if (!request->fixed_path.empty()) return run_fix(*command, *request);
               return run_explain(command->config(std::cerr, kForAnyMachine, request->path),

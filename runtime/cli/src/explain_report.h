@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 
 namespace tessera::cli {
 

@@ -68,7 +68,8 @@ std::vector<Setting> data_settings() {
       {.name = "data",
        .help = "what to train on: a text file, a folder of texts (bytes are tokens), or .bin files "
                "of token ids",
-       .group = "Data"},
+       .group = "Data",
+       .must_agree = MustAgree::kNone},
       {.name = "data_kind",
        .fallback = "auto",
        .help = "what the files hold; auto: .bin files are tokens, others are text",

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/compat/config.h"
 #include "tessera/model/dataset.h"
 #include "tessera/model/gpt.h"
-#include "tessera/trainer/config.h"
 
 namespace tessera::cli {
 

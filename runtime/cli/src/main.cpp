@@ -12,16 +12,14 @@
 
 #include "commands.h"
 #include "error_reserve.h"
-#include "foreign_commands.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
 #include "launch/launch_environment.h"
-#include "spelling.h"
 #include "terminal.h"
+#include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/model/generate.h"
-#include "tessera/trainer/config.h"
 
 namespace tessera::cli {
 namespace {
@@ -116,7 +114,7 @@ int main(int argc, char** argv) {
   cli::keep_memory_for_errors();
   prepare_cpu_libraries();
   try {
-    const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
+    const std::vector<std::string> arguments = spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
     return cli::after_output(cli::run(argc, words.data()));

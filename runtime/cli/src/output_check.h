@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 
 namespace tessera::cli {
 

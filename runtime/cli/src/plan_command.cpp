@@ -74,12 +74,14 @@ std::vector<Setting> plan_only_settings() {
        .help = "text: words; summary: without the actions; schedule: the schedule alone, as it can "
                "be parsed again; json",
        .group = "Output",
-       .choices = {"text", "summary", "schedule", "json"}},
+       .choices = {"text", "summary", "schedule", "json"},
+       .must_agree = MustAgree::kNone},
       {.name = "actions",
        .type = SettingType::kFlag,
        .fallback = false,
        .help = "show all actions, however many",
-       .group = "Output"},
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
   };
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 #include "tessera/trainer/csv_log.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/tensorboard.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gpt_settings.h"
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 
 namespace tessera::cli {
 

@@ -205,39 +205,31 @@ int run_train(Config config) {
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
-  std::vector<Setting> all = data_settings();
-  for (Setting& setting : sample_settings()) all.push_back(std::move(setting));
-  for (Setting& setting : output_settings()) all.push_back(std::move(setting));
-  all.push_back({.name = "auto_batch",
-                 .type = SettingType::kFlag,
-                 .fallback = false,
-                 .help =
-                     "raise the micro-batch to the largest that fits the memory, and accumulate "
-                     "less: micro-batch times accumulation stays as given",
-                 .group = "Step"});
-  all.push_back(
-      {.name = "append",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "write after what an earlier run has left in --log, --csv and --tensorboard",
-       .group = "Output"});
-  all.push_back(
-      {.name = "overwrite",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "replace what an earlier run has left there; without either, it is refused",
-       .group = "Output"});
-  all.push_back({.name = "verbose",
-                 .type = SettingType::kFlag,
-                 .fallback = false,
-                 .help = "tell every setting and where it is from, and a line for every step",
-                 .group = "Output"});
-  all.push_back({.name = "quiet",
-                 .type = SettingType::kFlag,
-                 .fallback = false,
-                 .help = "print nothing but errors",
-                 .group = "Output"});
-  return all;
+  const auto flag = [](const char* name, const char* help) {
+    return Setting{.name = name,
+                   .type = SettingType::kFlag,
+                   .fallback = false,
+                   .help = help,
+                   .group = "Output",
+                   .must_agree = MustAgree::kNone};
+  };
+  Setting auto_batch =
+      flag("auto_batch",
+           "raise the micro-batch to the largest that fits the memory, and accumulate less: "
+           "micro-batch times accumulation stays as given");
+  auto_batch.group = "Step";
+  auto_batch.must_agree = MustAgree::kAll;
+  return joined(
+      {data_settings(),
+       sample_settings(),
+       output_settings(),
+       {auto_batch,
+        flag("append",
+             "write after what an earlier run has left in --log, --csv and --tensorboard"),
+        flag("overwrite",
+             "replace what an earlier run has left there; without either, it is refused"),
+        flag("verbose", "tell every setting and where it is from, and a line for every step"),
+        flag("quiet", "print nothing but errors")}});
 }
 
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {

@@ -11,18 +11,10 @@
 #include "tessera/core/digest.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/agreement.h"
-#include "tessera/trainer/rank_device.h"
+#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {
 namespace {
-
-// Where something lies.
-constexpr std::array kPaths{"data", "log", "csv", "tensorboard", "append", "overwrite"};
-// What is shown, by the first process.
-constexpr std::array kShown{"verbose", "quiet",  "prompt", "temperature",
-                            "top_k",   "format", "actions"};
-// What a machine has, and how long its processes wait.
-constexpr std::array kOfMachine{"memory_limit", "timeout"};
 
 // Where the data do not tell what they are, micro-batches of the run are compared: so many, spread
 // over its steps, of which the first million will do.
@@ -65,25 +57,17 @@ std::vector<std::string> loaded_modules() {
 }
 
 /// A value as every process writes it, however the user did.
-std::string in_words(const Setting& setting, const nlohmann::ordered_json& value) {
+std::string in_words(const Setting& setting, const nlohmann::json& value) {
   const bool is_number = setting.type == SettingType::kNumber && value.is_number();
   return is_number ? nlohmann::json(value.get<double>()).dump() : value.dump();
 }
 
-std::string in_words(double number) { return nlohmann::json(number).dump(); }
-std::string in_words(bool flag) { return flag ? "true" : "false"; }
-
-/// Threads of a rank: on the CPU they decide how sums of matrix products are cut, and so the bits.
-bool bits_depend_on_threads(DeviceChoice device) { return device != DeviceChoice::kCuda; }
+bool is_compared(const Setting& setting, bool on_cpus) {
+  return setting.must_agree == MustAgree::kAll ||
+         (setting.must_agree == MustAgree::kOnCpus && on_cpus);
+}
 
 }  // namespace
-
-bool may_differ(std::string_view setting) {
-  const auto has = [&](const auto& names) {
-    return std::ranges::find(names, setting) != names.end();
-  };
-  return has(kPaths) || has(kShown) || has(kOfMachine);
-}
 
 NamedText identity_of_program() {
   static const std::string program = hash_of_file("/proc/self/exe");
@@ -94,70 +78,27 @@ NamedText identity_of_program() {
   return {"the program", text};
 }
 
-std::vector<NamedText> identity_of_settings(const Config& config) {
-  const bool compares_threads =
-      bits_depend_on_threads(parse_device(config.get<std::string>("device")));
+std::vector<NamedText> identity_of_settings(const Settings& settings) {
+  const bool on_cpus = settings.get<std::string>("device") != to_string(DeviceChoice::kCuda);
   std::vector<NamedText> all;
-  for (const Setting& setting : config.table()) {
-    if (may_differ(setting.name)) continue;
-    if (setting.name == "threads_per_rank" && !compares_threads) continue;
-    all.push_back({flag_name(setting.name), in_words(setting, config.values().at(setting.name))});
+  for (const Setting& setting : settings.table()) {
+    if (!is_compared(setting, on_cpus)) continue;
+    all.push_back({flag_name(setting.name), in_words(setting, settings.value(setting.name))});
   }
   return all;
 }
 
-std::vector<NamedText> identity_of_options(const TrainerOptions& o) {
-  std::vector<NamedText> all;
-  const auto text = [&](const char* name, std::string_view value) {
-    all.push_back({name, std::string(value)});
-  };
-  const auto number = [&](const char* name, auto value) { all.push_back({name, concat(value)}); };
-  const auto real = [&](const char* name, double value) { text(name, in_words(value)); };
-  const auto flag = [&](const char* name, bool value) { text(name, in_words(value)); };
-  text("strategy", o.strategy);
-  text("parameter_placement", to_string(o.placement->parameter));
-  text("gradient_placement", to_string(o.placement->gradient));
-  text("optimizer_placement", to_string(o.placement->optimizer));
-  flag("reshard_after_forward", *o.reshard_after_forward);
-  number("ranks", o.ranks);
-  number("replicas", o.replicas);
-  text("reduction_order", to_string(o.reduction_order));
-  text("wrap", to_string(o.wrap));
-  number("prefetch_forward", o.prefetch_forward);
-  number("prefetch_backward", o.prefetch_backward);
-  number("steps", o.steps);
-  number("micro_batch", o.micro_batch);
-  number("accumulate", o.accumulate);
-  flag("accumulate_unsharded", o.accumulate_unsharded);
-  text("recompute", to_string(o.recompute));
-  text("precision", to_string(o.precision));
-  text("reduce_dtype", to_string(o.reduce_dtype));
-  real("beta1", o.optimizer.beta1);
-  real("beta2", o.optimizer.beta2);
-  real("epsilon", o.optimizer.epsilon);
-  real("weight_decay", o.optimizer.weight_decay);
-  real("clip_norm", o.optimizer.clip_norm);
-  flag("stochastic_rounding", o.optimizer.stochastic_rounding);
-  const LearningRateSchedule rate = resolved(o.learning_rate);
-  text("learning_rate_schedule", to_string(rate.kind));
-  real("learning_rate", rate.peak);
-  real("minimum_learning_rate", *rate.minimum);
-  number("total_steps", rate.total_steps);
-  number("warmup_steps", *rate.warmup_steps);
-  number("decay_steps", *rate.decay_steps);
-  number("seed", o.seed);
-  text("device", to_string(o.device));
-  text("group", to_string(o.group));
-  flag("deterministic_collectives", o.deterministic_collectives);
-  text("attention", to_string(o.attention));
-  flag("deterministic_attention", o.deterministic_attention);
-  flag("cuda_graph", o.cuda_graph);
-  if (bits_depend_on_threads(o.device)) number("threads_per_rank", o.threads_per_rank);
-  flag("check_collectives", o.check_collectives);
-  text("trace", o.trace ? in_words(*o.trace) : "null");
-  flag("allow_non_finite", o.allow_non_finite);
-  flag("gather_parameters", o.gather_parameters);
-  flag("parameters_hash", o.hash_parameters);
+std::vector<NamedText> identity_of_options(const TrainerOptions& options) {
+  TrainerOptions o = options;
+  o.learning_rate = resolved(o.learning_rate);
+  std::vector<NamedText> all{{"total_steps", concat(o.learning_rate.total_steps)},
+                             {"gather_parameters", o.gather_parameters ? "true" : "false"}};
+  for (const auto& [setting, read, write] : trainer_rows()) {
+    if (!is_compared(setting, o.device != DeviceChoice::kCuda)) continue;
+    const nlohmann::json value = read(o);
+    all.push_back(
+        {setting.name, value.is_string() ? value.get<std::string>() : in_words(setting, value)});
+  }
   return all;
 }
 

@@ -46,19 +46,4 @@ DeviceChoice parse_device(std::string_view name) {
   fail(ErrorCode::kConfig, "'", name, "' is not a device; choose auto, cpu or cuda");
 }
 
-GroupChoice parse_group(std::string_view name) {
-  for (const auto choice : {GroupChoice::kAuto, GroupChoice::kThread, GroupChoice::kNccl}) {
-    if (name == to_string(choice)) return choice;
-  }
-  fail(ErrorCode::kConfig, "'", name, "' is not a process group; choose auto, thread or nccl");
-}
-
-AttentionBackend parse_attention(std::string_view name) {
-  using enum AttentionBackend;
-  for (const auto backend : {kAuto, kOwn, kCudnn}) {
-    if (name == to_string(backend)) return backend;
-  }
-  fail(ErrorCode::kConfig, "'", name, "' is not an attention; choose auto, own or cudnn");
-}
-
 }  // namespace tessera

@@ -21,10 +21,9 @@
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
 #include "launch/process_limits.h"
-#include "spelling.h"
 #include "tessera/collectives/listening_socket.h"
+#include "tessera/compat/config.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 

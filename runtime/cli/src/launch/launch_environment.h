@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "tessera/collectives/world.h"
-#include "tessera/trainer/config.h"
-#include "tessera/trainer/config_sources.h"
+#include "tessera/compat/config.h"
+#include "tessera/compat/config_sources.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/trainer/config_file.h"
+#include "tessera/compat/config_file.h"
 
 namespace tessera::cli {
 

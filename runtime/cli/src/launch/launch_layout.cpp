@@ -11,8 +11,8 @@
 #include "gpt_settings.h"
 #include "launch/launch_environment.h"
 #include "launch/launch_gpus.h"
+#include "tessera/compat/config_sources.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/config_sources.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 

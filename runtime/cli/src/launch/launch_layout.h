@@ -7,7 +7,7 @@
 
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
-#include "tessera/trainer/config_file.h"
+#include "tessera/compat/config_file.h"
 
 namespace tessera::cli {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tessera/collectives/world.h"
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {

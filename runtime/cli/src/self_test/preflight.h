@@ -1,7 +1,7 @@
 #pragma once
 
 #include "launch/launch_environment.h"
-#include "tessera/trainer/config.h"
+#include "tessera/compat/config.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {

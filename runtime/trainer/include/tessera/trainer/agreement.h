@@ -7,7 +7,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/collectives/world.h"
 #include "tessera/core/named_text.h"
-#include "tessera/trainer/config.h"
+#include "tessera/trainer/settings.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
@@ -24,17 +24,13 @@ void require_agreement(World& world, const std::vector<NamedText>& own);
 /// The texts of all processes, by process. Every process must call it.
 std::vector<std::string> gather_texts(World& world, const std::string& own);
 
-/// Whether processes of one run may give the setting differently: it says where something lies,
-/// what is shown, or what a machine has. Every other setting must be the same in all of them.
-bool may_differ(std::string_view setting);
-
 // What must be the same, in words.
 
 /// The build: hashes of this program's file, and of those of Tessera's modules that are loaded. Not
 /// a build id: not every linker writes one, and it says nothing of a file that was damaged since.
 NamedText identity_of_program();
-/// The effective values of all settings that may not differ, by flag.
-std::vector<NamedText> identity_of_settings(const Config& config);
+/// The effective values of all settings of which Setting::must_agree says so, by flag.
+std::vector<NamedText> identity_of_settings(const Settings& settings);
 /// The same of a Trainer's options, whose device is decided, by the name of the setting. `options`
 /// are resolved.
 std::vector<NamedText> identity_of_options(const TrainerOptions& options);

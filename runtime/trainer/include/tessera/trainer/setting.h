@@ -18,9 +18,16 @@ enum class SettingType : std::uint8_t {
   kBytes,  ///< an integer, or a text such as "4GiB"; see parse_bytes
 };
 
+/// Which processes of one run must have the same value.
+enum class MustAgree : std::uint8_t {
+  kAll,
+  kOnCpus,  ///< all, if they compute on CPUs
+  kNone,    ///< it says where something lies, what is shown, or what a machine has
+};
+
 /// One thing that a user can set: a flag of the program and a key of its config files at once.
 struct Setting {
-  std::string name;  ///< the key, "micro_batch"; the flag is "--micro-batch"
+  std::string name{};  ///< the key, "micro_batch"; the flag is "--micro-batch"
   SettingType type = SettingType::kText;
   nlohmann::json fallback{};  ///< default value; null if unset means something of its own
   std::string help{};
@@ -30,7 +37,11 @@ struct Setting {
   double maximum = std::numeric_limits<double>::infinity();   ///< numbers: inclusive
   /// What the other fields cannot say; throws Error{kConfig}.
   std::function<void(const nlohmann::json&)> check{};
+  MustAgree must_agree = MustAgree::kAll;
 };
+
+/// `value` as its setting keeps it. Throws Error{kConfig} with the value and what is allowed.
+nlohmann::json checked_value(const Setting& setting, const nlohmann::json& value);
 
 /// "--micro-batch" for "micro_batch".
 std::string flag_name(std::string_view setting);
@@ -40,5 +51,19 @@ std::string setting_name(std::string_view flag);
 /// "unknown <kind> '<word>'; did you mean '<nearest>'?", or without a suggestion if none is near.
 std::string unknown_name(std::string_view kind, std::string_view word,
                          const std::vector<std::string>& candidates);
+
+/// "unknown value 'x'; did you mean 'y'? allowed: y, z"; without the question if `nearest` is "".
+std::string unknown_value(const std::string& word, const std::string& nearest,
+                          const std::vector<std::string>& allowed);
+
+/// A text of a user's, the beginning of it if it is long.
+std::string shortened(const std::string& text);
+/// "a, b, c"
+std::string joined(const std::vector<std::string>& words, std::string_view between = ", ");
+
+/// "010" is 8 to Accelerate, which reads YAML 1.1, and 10 to others: here it is no number.
+bool has_leading_zero(std::string_view text);
+inline constexpr const char* kLeadingZeroRemedy =
+    "; leave out the leading zero, which can mean octal";
 
 }  // namespace tessera

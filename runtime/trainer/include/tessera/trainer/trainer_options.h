@@ -45,19 +45,19 @@ struct TrainerOptions {
   std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
   int ranks = 1;
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
-  ReductionOrder reduction_order = ReductionOrder::kRank;
+  ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
-  int prefetch_forward = 1;
-  int prefetch_backward = 1;
+  int prefetch_forward = PlanOptions{}.prefetch_forward;
+  int prefetch_backward = PlanOptions{}.prefetch_backward;
 
   // What a step is.
   std::int64_t steps = 100;
   std::int64_t micro_batch = 4;  ///< samples per micro-step and rank
   int accumulate = 1;            ///< micro-steps per step
-  bool accumulate_unsharded = false;
-  Recompute recompute = Recompute::kNone;
-  DType precision = DType::kFloat32;     ///< of parameters and activations: fp32 or bf16
-  DType reduce_dtype = DType::kFloat32;  ///< of gradients on their way: fp32 or bf16
+  bool accumulate_unsharded = PlanOptions{}.accumulate_unsharded;
+  Recompute recompute = PlanOptions{}.recompute;
+  DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
+  DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
@@ -88,9 +88,7 @@ struct TrainerOptions {
 std::string_view to_string(DeviceChoice choice);
 std::string_view to_string(GroupChoice choice);
 std::string_view to_string(AttentionBackend backend);
-DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}, as the next.
-GroupChoice parse_group(std::string_view name);
-AttentionBackend parse_attention(std::string_view name);
+DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}.
 
 /// usable_cores() divided by `ranks`, at least 1.
 int default_threads_per_rank(int ranks);

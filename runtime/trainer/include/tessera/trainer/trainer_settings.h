@@ -2,12 +2,16 @@
 
 #include <vector>
 
-#include "tessera/trainer/config.h"
+#include "tessera/trainer/bound_setting.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
 
-/// The settings that make up TrainerOptions. A program adds those of its model and its data.
+/// Every setting that makes up TrainerOptions: its name, meaning and limits, and the member that
+/// has its default. This table is the one place to add a setting: flags, keys of config files, the
+/// log and what processes compare are made from it.
+const std::vector<BoundSetting<TrainerOptions>>& trainer_rows();
+/// The same without the members. A program adds settings of its model and its data.
 std::vector<Setting> trainer_settings();
 
 /// The files that a program may write of a run: log, csv and tensorboard. They are no options of
@@ -16,9 +20,9 @@ std::vector<Setting> output_settings();
 
 /// The options that a table with trainer_settings() in it holds.
 /// Throws Error{kConfig} if values do not fit together.
-TrainerOptions trainer_options(const Config& config);
+TrainerOptions trainer_options(const Settings& settings);
 
 /// Writes back what the options were resolved to, so that a log tells every effective setting.
-void set_effective(Config& config, const TrainerOptions& resolved);
+void set_effective(Settings& settings, const TrainerOptions& resolved);
 
 }  // namespace tessera

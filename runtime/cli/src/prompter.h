@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/compat/questionnaire.h"
+
+namespace tessera::cli {
+
+using questionnaire::Interrupted;
+using questionnaire::Prompter;
+
+/// Menus that arrow keys move through if standard input and output are terminals; else every answer
+/// is a line, so that a script can give them.
+std::unique_ptr<Prompter> make_prompter();
+
+/// `text` without the blanks around it.
+std::string trimmed(const std::string& text);
+
+/// Answers are lines of the file `input`; the questions go to `out`. What is typed elsewhere than
+/// at a terminal is repeated there, so that the output reads like a session.
+class LinePrompter : public Prompter {
+ public:
+  LinePrompter(int input, std::ostream& out);
+  void say(const std::string& text) override;
+  std::size_t choose(const std::string& question, const std::vector<std::string>& choices,
+                     std::size_t fallback) override;
+  std::string type(const std::string& question) override;
+
+ protected:
+  int input() const { return input_; }
+  std::ostream& out() { return out_; }
+  /// Throws the Error of answers that ended at `question`.
+  [[noreturn]] static void ended(const std::string& question);
+
+ private:
+  /// The answer to `question`, of which `prompt` is the last line.
+  std::string read_answer(const std::string& prompt, const std::string& question);
+  [[noreturn]] static void give_up(const std::string& question);
+
+  int input_;
+  std::ostream& out_;
+  bool repeat_;
+  std::string asked_;  ///< the last question
+  int times_asked_ = 0;
+};
+
+}  // namespace tessera::cli

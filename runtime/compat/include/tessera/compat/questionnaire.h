@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::questionnaire {
+
+/// Ctrl-C at a question. The terminal is as it was before.
+struct Interrupted {};
+
+/// Puts questions to a person or to a script.
+/// Throws Error{kConfig} if the answers end, or go on and on without a right one, and Interrupted.
+class Prompter {
+ public:
+  virtual ~Prompter() = default;
+  /// False if a script answers, which cannot know of questions that only some runs ask.
+  virtual bool is_person() const { return false; }
+  virtual void say(const std::string& text) = 0;
+  /// The index of one of `choices`; `fallback` is what Enter alone means.
+  virtual std::size_t choose(const std::string& question, const std::vector<std::string>& choices,
+                             std::size_t fallback) = 0;
+  /// A line without the spaces around it; empty if only Enter was typed.
+  virtual std::string type(const std::string& question) = 0;
+};
+
+/// What was answered, by Question::key.
+using Answers = std::map<std::string, nlohmann::json, std::less<>>;
+
+enum class AnswerKind : std::uint8_t { kMenu, kYesNo, kInteger, kNumber, kText };
+
+struct Choice {
+  std::string name;
+  nlohmann::json value;
+};
+
+/// A row of the questionnaire.
+struct Question {
+  /// Where the answer stands in the file, "fsdp_config.fsdp_version"; or "ask.…" if it only decides
+  /// what is asked next.
+  std::string key;
+  std::string text;  ///< without the default, which is added
+  AnswerKind kind = AnswerKind::kText;
+  std::vector<Choice> choices{};  ///< of a menu
+  /// Instead of `choices`, if they depend on other answers.
+  std::function<std::vector<Choice>(const Answers&)> choices_from{};
+  nlohmann::json fallback{};  ///< what Enter alone means; null: an answer is needed
+  /// Instead of `fallback`, if it depends on other answers.
+  std::function<nlohmann::json(const Answers&)> fallback_from{};
+  std::function<bool(const Answers&)> asked_if{};  ///< absent: always
+  std::int64_t minimum = 0;                        ///< of an integer
+  std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
+  std::string note{};  ///< a line before the question
+  /// What is wrong with an answer and what is allowed; empty if it is right.
+  std::function<std::string(const nlohmann::json& answer, const Answers&)> check{};
+};
+
+/// What the machine offers, for the defaults.
+struct MachineFacts {
+  int gpus = 0;
+  int cores = 1;
+};
+
+/// Accelerate's questions in its order, as far as this program can do what they are about.
+std::vector<Question> config_questions(const MachineFacts& machine);
+
+/// The number of processes that fits the machine and the answers so far.
+std::int64_t default_processes(const MachineFacts& machine, const Answers& answers);
+
+/// What a text answers; nothing if neither.
+std::optional<bool> answered_yes(std::string text);
+
+/// Asks what applies, in order. A wrong answer is told and asked for again.
+Answers ask(const std::vector<Question>& questions, Prompter& prompter);
+
+}  // namespace tessera::questionnaire

@@ -1,0 +1,486 @@
+#include "accelerate.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "accelerate_machines.h"
+#include "deepspeed.h"
+#include "fsdp.h"
+#include "keys.h"
+#include "known_settings.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera::compat {
+namespace {
+
+constexpr const char* kType = "distributed_type";
+constexpr const char* kMegatron = "MEGATRON_LM";
+constexpr const char* kMegatronSection = "megatron_lm_config";
+constexpr const char* kPrecision = "mixed_precision";
+constexpr const char* kProcesses = "num_processes";
+constexpr const char* kUseCpu = "use_cpu";
+constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
+constexpr const char* kShard = "parallelism_config_dp_shard_size";
+
+const Node& empty_map() {
+  static const Node node{.kind = Node::Kind::kMap};
+  return node;
+}
+
+class Accelerate {
+ public:
+  Accelerate(const Document& document, AccelerateSource source, const AutoValues& autos,
+             const TranslationContext& context, ConfigTranslation& translation)
+      : path_(document.path),
+        source_(source),
+        known_(context),
+        translation_(translation),
+        top_(translation, path_, document.root, rules_of("accelerate"),
+             {.name = "", .known = &known_}),
+        autos_(autos) {}
+
+  void translate() {
+    attempt([this] { read_type(); });
+    attempt([this] { read_ranks(*type_); });
+    attempt([this] { machines_ = translate_machines(top_, path_, ranks_, known_.launch()); });
+    if (top_.has("ipex_config")) {
+      top_.differ("ipex_config", "Accelerate 1.15 refuses the key, which it knew before");
+    }
+    if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
+    attempt([this] { read_affinity(); });
+    read_device();
+    read_small_sections();
+    const bool fsdp = is_type("FSDP");
+    const bool deepspeed = is_type("DEEPSPEED");
+    if (fsdp || deepspeed) top_.agree(kType, fsdp ? "see fsdp_config" : "see deepspeed_config");
+    attempt([&] { read_fsdp(fsdp); });
+    attempt([&] { read_deepspeed(deepspeed); });
+    attempt([&] {
+      if (!followed_) read_precision(fsdp || deepspeed);
+    });
+  }
+
+ private:
+  static const DistributedType* find_type(const std::string& name) {
+    const auto& types = distributed_types();
+    const auto found = std::find_if(types.begin(), types.end(),
+                                    [&](const DistributedType& type) { return type.name == name; });
+    return found == types.end() ? nullptr : &*found;
+  }
+
+  static std::vector<std::string> type_names() {
+    std::vector<std::string> names;
+    for (const DistributedType& known : distributed_types()) {
+      if (known.refusal == nullptr) names.emplace_back(known.name);
+    }
+    return names;
+  }
+
+  /// Sets type_. Where the key is refused, to the type that is nearest to what the file asks for:
+  /// the other keys are judged by that.
+  void read_type() {
+    const auto name = top_.text(kType);
+    static const DistributedType kUntold{"", nullptr, nullptr};
+    if (!name && source_ == AccelerateSource::kEnvironment) {
+      type_ = &kUntold;
+      return;
+    }
+    const DistributedType* found = name ? find_type(upper(*name)) : nullptr;
+    if (found != nullptr && found->refusal == nullptr) {
+      type_ = found;
+      if (*name != found->name) {
+        top_.differ(kType, concat("Accelerate refuses it unless it is spelt ", found->name));
+      }
+      return;
+    }
+    type_ = find_type(nearest_type(name.value_or("")));
+    const std::vector<ConfigChange> change{top_.with(kType, type_->name)};
+    if (!name) {
+      top_.refuse_for(change, kType, "is missing, which Accelerate refuses; add distributed_type: ",
+                      "FSDP, DEEPSPEED, MULTI_GPU, MULTI_CPU or NO");
+    }
+    if (found == nullptr) top_.refuse_for(change, kType, unknown_value(*name, type_names()));
+    if (std::string_view(found->name) == kMegatron && top_.node(kMegatronSection) != nullptr) {
+      top_.no_effect(kMegatronSection,
+                     "says how Megatron-LM splits the model, which Tessera does not do",
+                     Told::kByRun);
+    }
+    top_.refuse_for(change, kType, "'", *name, "': ", found->refusal);
+  }
+
+  std::string nearest_type(const std::string& name) const {
+    const std::string near = near_word(upper(name), type_names());
+    if (!near.empty()) return near;
+    if (upper(name) == kMegatron || top_.node("fsdp_config") != nullptr) return "FSDP";
+    if (top_.node("deepspeed_config") != nullptr) return "DEEPSPEED";
+    if (top_.integer(kProcesses).value_or(1) == 1) return "NO";
+    return top_.flag(kUseCpu).value_or(false) ? "MULTI_CPU" : "MULTI_GPU";
+  }
+
+  /// Who says how many ranks there are: the first of these that says anything.
+  enum class RanksFrom : std::uint8_t { kByFlag, kByKey, kByLauncher, kByType, kByNobody };
+
+  bool is_type(std::string_view name) const { return name == type_->name; }
+
+  static bool is_one_process(const DistributedType& type) {
+    return std::string_view(type.name) == "NO";
+  }
+
+  RanksFrom ranks_from(const DistributedType& type) const {
+    if (known_.override_integer("ranks")) return RanksFrom::kByFlag;
+    if (top_.integer(kProcesses).value_or(-1) != -1) return RanksFrom::kByKey;
+    if (known_.launch().ranks > 0) return RanksFrom::kByLauncher;
+    return is_one_process(type) ? RanksFrom::kByType : RanksFrom::kByNobody;
+  }
+
+  void read_ranks(const DistributedType& type) {
+    const RanksFrom from = ranks_from(type);
+    const auto key = top_.integer(kProcesses);  // -1 leaves it to others
+    const auto flag = known_.override_integer("ranks");
+    const LaunchFacts& launch = known_.launch();
+    refuse_ranks(type, from);
+    if (key && *key != -1) {
+      top_.honour(kProcesses, "ranks", *key,
+                  flag && *flag != *key ? concat("the command line has ", *flag) : "");
+    }
+    switch (from) {
+      case RanksFrom::kByFlag:
+        if (key == -1) top_.agree(kProcesses, "left to --ranks");
+        ranks_ = *flag;
+        break;
+      case RanksFrom::kByKey:
+        ranks_ = *key;
+        break;
+      case RanksFrom::kByLauncher:
+        ranks_ = launch.ranks;
+        if (source_ == AccelerateSource::kFile) {
+          set_ranks(concat("as many as ", launch.launcher, " has started"));
+        }
+        break;
+      case RanksFrom::kByType:
+        ranks_ = 1;
+        set_ranks("distributed_type NO is one process");
+        break;
+      case RanksFrom::kByNobody:
+        ranks_ = kUnknownRanks;
+        break;
+    }
+    tell_processes(type);
+  }
+
+  /// The number is not in the file, or is -1 there.
+  void set_ranks(const std::string& note) {
+    if (top_.has(kProcesses)) {
+      top_.honour(kProcesses, "ranks", ranks_, note);
+    } else {
+      top_.derive(kProcesses, "ranks", ranks_, note);
+    }
+  }
+
+  void refuse_ranks(const DistributedType& type, RanksFrom from) {
+    const auto key = top_.integer(kProcesses);
+    const LaunchFacts& launch = known_.launch();
+    const bool one = is_one_process(type);
+    const std::vector<ConfigChange> one_each{top_.with(kProcesses, fewest_ranks())};
+    if (key && *key < 1 && *key != -1) {
+      top_.refuse_for(one_each, kProcesses, "is ", *key,
+                      "; it must be at least 1, or -1 to give --ranks");
+    }
+    if (key && *key > kMaxRanks) {
+      top_.refuse_for(one_each, kProcesses, "is ", *key, "; it must be at most ", kMaxRanks);
+    }
+    if (one && key && *key > 1) {
+      top_.refuse_for({top_.with(kProcesses, 1)}, kProcesses, "is ", *key,
+                      ", but distributed_type NO is one process; use 1, or ",
+                      "distributed_type: FSDP or MULTI_GPU");
+    }
+    // A launcher of others takes no number from the file, and nobody has said who is right.
+    if (from == RanksFrom::kByKey && launch.ranks > 0 && launch.ranks != *key) {
+      top_.refuse(kProcesses, "is ", *key, ", but ", launch.launcher, " has started ", launch.ranks,
+                  launch.ranks == 1 ? " process" : " processes",
+                  "; start as many, or give --ranks ",
+                  *key % launch.ranks == 0 ? *key : launch.ranks);
+    }
+    if (from == RanksFrom::kByLauncher && one && launch.ranks > 1) {
+      top_.refuse(kType, "NO is one process, but ", launch.launcher, " has started ", launch.ranks,
+                  "; use FSDP, MULTI_CPU or MULTI_GPU");
+    }
+    if (from == RanksFrom::kByNobody && source_ == AccelerateSource::kFile) {
+      top_.refuse_for(one_each, kProcesses, key ? "is -1" : "is missing",
+                      "; set it, or give --ranks",
+                      launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
+    }
+  }
+
+  /// One for each machine.
+  std::int64_t fewest_ranks() const {
+    return is_one_process(*type_)
+               ? 1
+               : std::max<std::int64_t>(1, top_.integer("num_machines").value_or(1));
+  }
+
+  /// Where `accelerate launch` would start other processes, or computes elsewhere.
+  void tell_processes(const DistributedType& type) {
+    const std::string_view name = type.name;
+    const bool alone = known_.launch().launcher.empty() || known_.launch().launcher == kOwnLauncher;
+    if (name == "MULTI_CPU" && alone && ranks_ > 1) {
+      top_.differ(top_.has(kProcesses) ? kProcesses : kType,
+                  concat("'accelerate launch' starts one process for MULTI_CPU, unless ",
+                         "mpirun_hostfile is given; here there are ", ranks_, " ranks"),
+                  Told::kByExplain);
+    }
+    const bool on_gpus = name == "FSDP" || name == "DEEPSPEED" || name == "MULTI_GPU";
+    if (on_gpus && top_.flag(kUseCpu).value_or(false)) {
+      top_.differ(kUseCpu, concat("'accelerate launch' ignores the key with distributed_type ",
+                                  name, " and runs on GPUs; here ranks compute on the CPU"));
+    }
+  }
+
+  /// Its launcher reads the flag and the variable, but not the key.
+  void read_affinity() {
+    const char* key = "enable_cpu_affinity";
+    if (!top_.has(key)) return;
+    if (!top_.flag(key).value_or(false)) {
+      top_.agree(key, "asks for nothing");
+    } else if (source_ == AccelerateSource::kFile) {
+      top_.no_effect(key,
+                     concat("Accelerate's launcher ignores the key in a file, too; to bind ",
+                            "processes to NUMA nodes, start the program under numactl"),
+                     Told::kByRun);
+    } else {
+      top_.refuse(key,
+                  "asks for binding processes to NUMA nodes, which Tessera does not have; set ",
+                  "it to false and start the program under numactl");
+    }
+  }
+
+  void read_device() {
+    if (!top_.has(kUseCpu)) return;
+    if (top_.flag(kUseCpu).value_or(false)) {
+      top_.honour(kUseCpu, "device", "cpu");
+    } else {
+      top_.no_effect(kUseCpu, "--device tells where ranks compute");
+    }
+  }
+
+  void read_small_sections() {
+    if (const Node* node = top_.node("dynamo_config")) {
+      const Section dynamo(translation_, path_, *node, rules_of("dynamo_config"),
+                           {.name = "dynamo_config", .prefix = "dynamo_"});
+    }
+    if (const Node* node = top_.node("mpirun_config")) {
+      Section mpirun(translation_, path_, *node, rules_of("mpirun_config"),
+                     {.name = "mpirun_config", .prefix = "mpirun_"});
+      if (!is_type("MULTI_CPU") && !is_type("NO")) {
+        mpirun.switch_off("is read only with distributed_type: MULTI_CPU, as in Accelerate");
+      }
+    }
+    for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
+                            "deepspeed_config"}) {
+      if (top_.has(key)) top_.agree(key, top_.node(key) != nullptr ? "see its keys" : "is empty");
+    }
+  }
+
+  void read_fsdp(bool wanted) {
+    const Node* fsdp_node = top_.node("fsdp_config");
+    const Node* mesh_node = top_.node("parallelism_config");
+    std::optional<Section> mesh;
+    if (mesh_node != nullptr) {
+      mesh.emplace(translation_, path_, *mesh_node, rules_of("parallelism_config"),
+                   Section::Options{.name = "parallelism_config",
+                                    .prefix = "parallelism_config_",
+                                    .apart_from_prefix = true});
+    }
+    if (!wanted) {
+      if (fsdp_node != nullptr) {
+        Section(translation_, path_, *fsdp_node, rules_of("fsdp_config"),
+                {.name = "fsdp_config", .prefix = "fsdp_"})
+            .switch_off("is read only with distributed_type: FSDP, as in Accelerate");
+      }
+      if (type_->strategy != nullptr) top_.honour(kType, "strategy", type_->strategy);
+      if (mesh) read_replicas(*mesh);
+      return;
+    }
+    Section fsdp(translation_, path_, fsdp_node != nullptr ? *fsdp_node : empty_map(),
+                 rules_of("fsdp_config"), {.name = "fsdp_config", .prefix = "fsdp_"});
+    translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_);
+  }
+
+  /// Without FSDP there is nothing to shard over, but DDP is a mesh of replicas.
+  void read_replicas(Section& mesh) {
+    const std::int64_t replicas = mesh.integer(kReplicate).value_or(1);
+    const bool ddp = is_type("MULTI_GPU") || is_type("MULTI_CPU");
+    for (const char* key : {kShard, kReplicate}) {
+      const std::int64_t size = mesh.integer(key).value_or(1);
+      attempt([&] {
+        if (size < 1) mesh.refuse(key, "is ", size, "; it must be at least 1");
+        if (size > 1 && !(ddp && key == kReplicate)) {
+          mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
+        }
+      });
+    }
+    if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
+    mesh.leave_unused("an axis of one rank", Told::kByExplain);
+    const bool known = ranks_ != kUnknownRanks && !is_axis_refused(mesh);
+    if (replicas > 1 && known && replicas != ranks_) {
+      mesh.refuse(
+          kReplicate, "is ", replicas, ", but there are ", ranks_,
+          " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
+    }
+  }
+
+  void read_deepspeed(bool wanted) {
+    const Node* node = top_.node("deepspeed_config");
+    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
+                    rules_of("deepspeed_config"), {.name = "deepspeed_config"});
+    if (!wanted) {
+      section.switch_off("is read only with distributed_type: DEEPSPEED, as in Accelerate");
+      return;
+    }
+    if (section.has("deepspeed_config_file")) {
+      follow(section);
+    } else {
+      read_stage(section);
+      attempt([&] { read_accumulation(section); });
+      attempt([&] { read_clipping(section); });
+    }
+  }
+
+  void read_stage(Section& section) {
+    if (const auto stage = section.integer("zero_stage")) {
+      section.honour("zero_stage", "strategy", strategy_of_stage(*stage));
+    } else {
+      section.derive("zero_stage", "strategy", strategy_of_stage(2), "Accelerate's default is 2");
+    }
+  }
+
+  void read_accumulation(Section& section) {
+    const char* key = "gradient_accumulation_steps";
+    if (const auto steps = section.integer(key)) {
+      if (*steps < 1) section.refuse(key, "is ", *steps, "; it must be at least 1");
+      section.honour(key, "accumulate", *steps);
+    } else if (section.has(key)) {
+      section.agree(key, concat("\"auto\" is --accumulate, ", known_.integer("accumulate")));
+    }
+  }
+
+  void read_clipping(Section& section) {
+    const char* key = "gradient_clipping";
+    if (const auto norm = section.number(key)) {
+      if (*norm < 0) section.refuse(key, "is ", *norm, "; it must be at least 0");
+      section.honour(key, "clip_norm", *norm);
+    } else if (section.has(key)) {
+      section.honour(key, "clip_norm", 1.0);
+    } else {
+      section.derive(key, "clip_norm", 1.0, "Accelerate's default for DeepSpeed is 1.0");
+    }
+  }
+
+  void follow(Section& section) {
+    const char* key = "deepspeed_config_file";
+    refuse_conflicts(section);
+    std::string path = *section.text(key);
+    const std::string found = beside(path_, path);
+    if (found != path) {
+      path = found;
+      section.differ(
+          key, concat("Accelerate looks for it from the current folder only; here it is ", path));
+    }
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) {
+      section.refuse(key, "there is no file ", compat::quoted(path),
+                     "; give the path of DeepSpeed's JSON file");
+    }
+    section.agree(key, concat("is read: ", path));
+    section.leave_unused("the DeepSpeed file decides", Told::kByExplain);
+    translate_deepspeed(
+        read_named(section, key, path),
+        ThroughAccelerate{.ranks = ranks_ == kUnknownRanks ? known_.integer("ranks") : ranks_,
+                          .autos = autos_},
+        known_, translation_);
+    followed_ = true;
+  }
+
+  static Document read_named(Section& section, const char* key, const std::string& path) {
+    try {
+      return read_document(path);
+    } catch (const Error& error) {
+      section.refuse(key, error.what());
+    }
+  }
+
+  /// Accelerate's own rule and words: two files must not say the same thing.
+  void refuse_conflicts(Section& section) const {
+    std::vector<std::string> names;
+    std::vector<ConfigChange> changes;
+    const auto collect = [&](const Section& where, const char* key) {
+      if (!where.has(key)) return;
+      names.emplace_back(key);
+      changes.push_back({.key = where.with(key, nullptr).key});
+    };
+    for (const char* key :
+         {"gradient_accumulation_steps", "gradient_clipping", "zero_stage",
+          "offload_optimizer_device", "offload_param_device", "offload_param_nvme_path",
+          "offload_optimizer_nvme_path", "zero3_save_16bit_model"}) {
+      collect(section, key);
+    }
+    collect(top_, kPrecision);
+    const char* file = "deepspeed_config_file";
+    if (names.empty()) return;
+    section.refuse_for(
+        changes, file,
+        "When using deepspeed_config_file, the following accelerate config variables "
+        "will be ignored: [",
+        joined(names), "]; remove them here and set them in ", section.text(file).value_or(""));
+  }
+
+  void read_precision(bool low_precision_reduction) {
+    const auto precision = top_.text(kPrecision);
+    if (!precision) return;
+    if (*precision == "fp16" || *precision == "fp8") {
+      if (top_.overridden(kPrecision, "precision", concat(*precision, " is not supported"))) return;
+      top_.refuse_for({top_.with(kPrecision, "bf16")}, kPrecision, *precision,
+                      " is not supported; use bf16",
+                      *precision == "fp16" ? ", which needs no loss scaling" : "");
+    }
+    if (top_.node(kPrecision)->scalar.is_boolean()) {
+      top_.differ(kPrecision,
+                  "Accelerate stops at a no without quotes, which YAML takes for false");
+    }
+    const bool bf16 = *precision == "bf16";
+    top_.honour(kPrecision, "precision", bf16 ? "bf16" : "fp32");
+    // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32
+    // masters.
+    top_.honour(kPrecision, "reduce_dtype", bf16 && low_precision_reduction ? "bf16" : "fp32");
+  }
+
+  const std::string& path_;
+  AccelerateSource source_;
+  KnownSettings known_;
+  ConfigTranslation& translation_;
+  Section top_;
+  const AutoValues& autos_;
+  const DistributedType* type_ = nullptr;
+  std::int64_t ranks_ = kUnknownRanks;
+  std::int64_t machines_ = 1;
+  bool followed_ = false;
+};
+
+}  // namespace
+
+// Accelerate looks from the current folder; files that lie together should work from anywhere.
+std::string beside(const std::string& of, const std::string& named) {
+  const auto other = std::filesystem::path(of).parent_path() / named;
+  std::error_code error;
+  const bool there =
+      !std::filesystem::exists(named, error) && std::filesystem::exists(other, error);
+  return there ? other.string() : named;
+}
+
+void translate_accelerate(const Document& document, AccelerateSource source,
+                          const AutoValues& autos, const TranslationContext& context,
+                          ConfigTranslation& translation) {
+  Accelerate(document, source, autos, context, translation).translate();
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "deepspeed.h"
+#include "document.h"
+#include "tessera/compat/config_sources.h"
+
+namespace tessera::compat {
+
+/// Where the keys are from: a file says how many ranks there are, a launcher's environment does
+/// not.
+enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
+
+/// The path of a file that the file `of` names: from the current folder, or else from beside `of`.
+std::string beside(const std::string& of, const std::string& named);
+
+/// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`, where
+/// `autos` stands for "auto".
+void translate_accelerate(const Document& document, AccelerateSource source,
+                          const AutoValues& autos, const TranslationContext& context,
+                          ConfigTranslation& translation);
+
+}  // namespace tessera::compat

@@ -1,0 +1,381 @@
+#include "tessera/compat/aliases.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "scalar.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/setting.h"
+
+namespace tessera {
+namespace {
+
+bool is_true(const std::string& text) {
+  const auto flag = compat::as_flag({.text = text});
+  require(flag.has_value(), ErrorCode::kConfig, "'", text, "' is not true or false");
+  return *flag;
+}
+
+/// The second of the pair whose first is `text`; `text` itself if there is none, of which the
+/// setting knows what is wrong.
+template <std::size_t kPairs>
+std::string translated(
+    const std::string& text,
+    const std::array<std::pair<std::string_view, std::string_view>, kPairs>& pairs) {
+  const std::string word = compat::lower(text);
+  for (const auto& [theirs, ours] : pairs) {
+    if (word == theirs) return std::string(ours);
+  }
+  return text;
+}
+
+// ---- Values -------------------------------------------------------------------------------------
+
+using Pair = std::pair<std::string_view, std::string_view>;
+
+std::string precision(const std::string& text) {
+  return translated(text, std::array{Pair{"no", "fp32"}, Pair{"float32", "fp32"},
+                                     Pair{"float", "fp32"}, Pair{"bfloat16", "bf16"}});
+}
+std::string bf16(const std::string& text) { return is_true(text) ? "bf16" : "fp32"; }
+std::string recompute(const std::string& text) { return is_true(text) ? "full" : "none"; }
+std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
+
+std::string zero_stage(const std::string& text) {
+  return translated(text, std::array{Pair{"0", "no_shard"}, Pair{"1", "zero1"}, Pair{"2", "zero2"},
+                                     Pair{"3", "full_shard"}});
+}
+
+std::string sharding_strategy(const std::string& text) {
+  return translated(
+      text, std::array{Pair{"1", "full_shard"}, Pair{"2", "shard_grad_op"}, Pair{"3", "no_shard"},
+                       Pair{"4", "hybrid_shard"}, Pair{"5", "hybrid_shard_zero2"}});
+}
+
+/// Transformers' Trainer says "full_shard auto_wrap"; layers are wrapped here unless --wrap says
+/// otherwise.
+std::string trainer_fsdp(const std::string& text) {
+  constexpr std::string_view kAutoWrap = " auto_wrap";
+  return text.ends_with(kAutoWrap) ? text.substr(0, text.size() - kAutoWrap.size()) : text;
+}
+
+std::string learning_rate_schedule(const std::string& text) {
+  return translated(text, std::array{Pair{"constant_with_warmup", "constant"},
+                                     Pair{"warmup_stable_decay", "wsd"}});
+}
+
+std::string wrap_policy(const std::string& text) {
+  require(compat::lower(text) != "size_based_wrap", ErrorCode::kConfig,
+          "SIZE_BASED_WRAP is --wrap size:N here, with the least number of parameters; give that");
+  return translated(text,
+                    std::array{Pair{"transformer_based_wrap", "layer"}, Pair{"no_wrap", "none"}});
+}
+/// Whatever the layers of their model are called, those of ours are wrapped.
+std::string wrap_layers(const std::string& /*names*/) { return "layer"; }
+std::string wrap_size(const std::string& text) { return "size:" + text; }
+
+std::string backward_prefetch(const std::string& text) {
+  return translated(text, std::array{Pair{"backward_pre", "1"}, Pair{"backward_post", "0"},
+                                     Pair{"no_prefetch", "0"}});
+}
+
+std::string forward_prefetch(const std::string& text) { return is_true(text) ? "1" : "0"; }
+
+// ---- The table ----------------------------------------------------------------------------------
+
+constexpr Alias kAliases[] = {
+    // The processes.
+    {"--num-processes", "--ranks"},  // `launch` has a flag of that name, of all machines
+    {"--world-size", "--ranks"},
+    {"--world-size", "--num-processes"},
+    {"--nproc-per-node", "--processes"},
+    {"--nproc-per-node", "--ranks"},
+    {"--num-gpus", "--processes"},
+    {"--num-gpus", "--ranks"},
+    {"--nnodes", "--nodes"},
+    {"--num-nodes", "--nodes"},
+    {"--num-machines", "--nodes"},
+    {"--machine-rank", "--node-rank"},
+    {"--main-process-ip", "--main-address"},
+    {"--master-addr", "--main-address"},
+    {"--main-process-port", "--main-port"},
+    {"--master-port", "--main-port"},
+    {"--num-cpu-threads-per-process", "--threads-per-rank"},
+    {"--ddp-timeout", "--timeout"},
+    {"--cpu", "--device", cpu, true},
+    {"--use-cpu", "--device", cpu, true},
+    {"--debug", "--check-collectives", nullptr, true},
+    {"--deepspeed", "--config"},
+    {"--deepspeed-config", "--config"},
+    {"--deepspeed-config-file", "--config"},
+
+    // The step.
+    {"--max-steps", "--steps"},
+    {"--max-train-steps", "--steps"},
+    {"--num-train-steps", "--steps"},
+    {"--total-steps", "--steps"},
+    {"--num-steps", "--steps"},
+    {"--max-iters", "--steps"},
+    {"--train-iters", "--steps"},
+    {"--num-iterations", "--steps"},
+    {"-x", "--steps"},
+    {"--batch-size", "--micro-batch"},
+    {"--micro-batch-size", "--micro-batch"},
+    {"--per-device-train-batch-size", "--micro-batch"},
+    {"--train-micro-batch-size-per-gpu", "--micro-batch"},
+    {"--device-batch-size", "--micro-batch"},
+    {"-b", "--micro-batch"},
+    {"--gradient-accumulation-steps", "--accumulate"},
+    {"--grad-accum-steps", "--accumulate"},
+    {"--accumulation-steps", "--accumulate"},
+    {"--auto-find-batch-size", "--auto-batch", nullptr, true},
+    {"--gradient-checkpointing", "--recompute", recompute, true},
+    {"--activation-checkpointing", "--recompute", recompute, true},
+    {"--recompute-granularity", "--recompute"},
+    {"--mixed-precision", "--precision", precision},
+    {"--dtype", "--precision", precision},
+    {"--bf16", "--precision", bf16, true},
+
+    // The optimizer.
+    {"--lr", "--learning-rate"},
+    {"--min-lr", "--minimum-learning-rate"},
+    {"--lr-scheduler-type", "--learning-rate-schedule", learning_rate_schedule},
+    {"--lr-decay-style", "--learning-rate-schedule", learning_rate_schedule},
+    {"--lr-scheduler", "--learning-rate-schedule", learning_rate_schedule},
+    {"--warmup", "--warmup-steps"},
+    {"--lr-warmup-steps", "--warmup-steps"},
+    {"--warmup-iters", "--warmup-steps"},
+    {"--lr-warmup-iters", "--warmup-steps"},
+    {"--num-warmup-steps", "--warmup-steps"},
+    {"--adam-beta1", "--beta1"},
+    {"--wd", "--weight-decay"},
+    {"--adam-beta2", "--beta2"},
+    {"--adam-eps", "--epsilon"},
+    {"--adam-epsilon", "--epsilon"},
+    {"--max-grad-norm", "--clip-norm"},
+    {"--clip-grad-norm", "--clip-norm"},
+    {"--gradient-clipping", "--clip-norm"},
+    {"--grad-clip", "--clip-norm"},
+    {"--clip-grad", "--clip-norm"},
+
+    // The model, the data and what is written.
+    {"--model-name-or-path", "--model"},
+    {"--model-name", "--model"},
+    {"--n-layer", "--layers"},
+    {"--num-layers", "--layers"},
+    {"--num-hidden-layers", "--layers"},
+    {"--n-head", "--heads"},
+    {"--num-attention-heads", "--heads"},
+    {"--num-heads", "--heads"},
+    {"--n-embd", "--width"},
+    {"--hidden-size", "--width"},
+    {"--d-model", "--width"},
+    {"--block-size", "--context-length"},
+    {"--n-ctx", "--context-length"},
+    {"--max-position-embeddings", "--context-length"},
+    {"--seq-length", "--sequence-length"},
+    {"--seq-len", "--sequence-length"},
+    {"--max-seq-length", "--sequence-length"},
+    {"--dataset", "--data"},
+    {"--dataset-name", "--data"},
+    {"--train-file", "--data"},
+    {"--data-path", "--data"},
+    {"--data-dir", "--data"},
+    {"--train-data", "--data"},
+    {"-i", "--data"},
+    {"--logging-dir", "--tensorboard"},
+
+    // Sharding.
+    {"--zero-stage", "--strategy", zero_stage},
+    {"-z", "--strategy", zero_stage},
+    {"--fsdp", "--strategy", trainer_fsdp},
+    {"--fsdp-sharding-strategy", "--strategy", sharding_strategy},
+    {"--fsdp-reshard-after-forward", "--reshard-after-forward"},
+    {"--fsdp-auto-wrap-policy", "--wrap", wrap_policy},
+    {"--fsdp-transformer-layer-cls-to-wrap", "--wrap", wrap_layers},
+    {"--fsdp-min-num-params", "--wrap", wrap_size},
+    {"--fsdp-backward-prefetch", "--prefetch-backward", backward_prefetch},
+    {"--fsdp-forward-prefetch", "--prefetch-forward", forward_prefetch, true},
+    {"--fsdp-activation-checkpointing", "--recompute", recompute, true},
+    {"--parallelism-config-dp-replicate-size", "--replicas"},
+    {"--dp-replicate-size", "--replicas"},
+};
+
+constexpr std::string_view kOtherParallelism =
+    "a model is sharded and replicated (--strategy, --replicas), not split in other ways";
+constexpr std::string_view kTpu = "TPUs are not supported";
+constexpr std::string_view kOneMeeting =
+    "processes meet where --main-address and --main-port of 'tessera launch' say";
+constexpr std::string_view kOffload =
+    "nothing is offloaded; shard more (--strategy full_shard), or recompute (--recompute)";
+constexpr std::string_view kHosts =
+    "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
+constexpr std::string_view kNotSaved = "parameters and state are not saved yet";
+constexpr std::string_view kSteps = "say how many steps: --steps";
+constexpr std::string_view kNoRestart = "a run that has failed is not started again";
+constexpr std::string_view kOutput =
+    "the output of all processes comes with their ranks in front; send it to a file";
+constexpr std::string_view kNoPython =
+    "what is launched is this program: 'tessera launch FLAGS -- train FLAGS'";
+constexpr std::string_view kNoCompiler = "there is no Python code to compile";
+constexpr std::string_view kSameStart = "all ranks compute the same first parameters from the seed";
+
+constexpr FlagWithoutCounterpart kMissing[] = {
+    {"--multi-gpu", "each rank takes a GPU if there are GPUs; say how many ranks: --processes",
+     true},
+    {"--use-fsdp", "say how to shard: --strategy, of which full_shard is the default", true},
+    {"--use-deepspeed", "say which stage: --strategy zero1, zero2 or zero3", true},
+    {"--use-parallelism-config", "say how many replicas: --replicas", true},
+    {"--parallelism-config-dp-shard-size", "say how many replicas: --replicas"},
+    {"--report-to", "say where: --tensorboard FOLDER, --csv FILE or --log FILE"},
+    {"--wandb", "numbers are written by --log, --csv and --tensorboard"},
+    {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy", true},
+    {"--fsdp-offload-params", kOffload},
+    {"--fsdp-activation-checkpointing-offload", kOffload},
+    {"--offload-", kOffload},
+    {"--fsdp-state-dict-type", kNotSaved, true},
+    {"--fsdp-use-orig-params", "parameters keep their names and shapes always", true},
+    {"--fsdp-cpu-ram-efficient-loading", "no weights are loaded from a checkpoint", true},
+    {"--fsdp-sync-module-states", kSameStart, true},
+    {"--zero3-init-flag", "every rank makes only its own part of the parameters, always", true},
+    {"--zero3-save-16bit-model", kNotSaved},
+    {"--deepspeed-moe-layer-cls-names", "there are no layers with experts"},
+    {"--deepspeed-", kHosts},
+    {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
+    {"--dynamo-", kNoCompiler, true},
+    {"--fp8-", "computation is in fp32 or bf16 (--precision)"},
+    {"--fp16", "computation in 16 bits is in bf16 (--precision)"},
+    {"--num-train-epochs", kSteps},
+    {"--epochs", kSteps},
+    {"--warmup-ratio", "say how many steps: --warmup-steps"},
+    {"--output-dir",
+     "parameters are not saved yet; see --log, --csv and --tensorboard for numbers"},
+    {"--save-", kNotSaved},
+    {"--resume", kNotSaved},
+    {"--overwrite-output-dir", kNotSaved},
+    {"--torch-compile", kNoCompiler, true},
+    {"--compile", kNoCompiler, true},
+    {"--eval-", "there is no evaluation besides the training loss yet"},
+    {"--log-interval", "every step is logged: --log, --csv and --tensorboard", true},
+    {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
+    {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
+    {"--use-megatron-lm", kOtherParallelism},
+    {"--megatron-lm-", kOtherParallelism},
+    {"--parallelism-config-", kOtherParallelism},
+    {"--tpu", kTpu},
+    {"--no-tpu-cluster", kTpu},
+    {"--vm", kTpu},
+    {"--env", kTpu},
+    {"--downcast-bf16", kTpu, true},
+    {"--aws-", "runs are not sent to Amazon SageMaker"},
+    {"--enable-cpu-affinity", "processes are not bound to cores; numactl or taskset can do that"},
+    {"--same-network", kOneMeeting, true},
+    {"--rdzv-", kOneMeeting},
+    {"--local-addr", kOneMeeting},
+    {"--standalone", "a run on one machine needs no flag", true},
+    {"--max-restarts", kNoRestart},
+    {"--monitor-interval", kNoRestart},
+    {"--tee", kOutput},
+    {"--log-dir", kOutput},
+    {"--redirects", kOutput},
+    {"--local-ranks-filter", kOutput},
+    {"--role", "all processes do the same"},
+    {"--no-python", kNoPython},
+    {"--module", kNoPython},
+    {"-m", kNoPython},
+    {"--run-path", kNoPython},
+    {"--main-training-function", kNoPython},
+    {"--start-method", kNoPython},
+    {"--library-name", "the models are this program's own presets"},
+    {"--trust-remote-code", "the models are this program's own presets", true},
+};
+
+/// Our flag for theirs among `names`; among all if there are none. Empty if it has no name here.
+std::string_view ours_for(std::string_view theirs, const std::vector<std::string>& names) {
+  for (const Alias& alias : std::span(kAliases)) {
+    const bool has = names.empty() || std::ranges::find(names, alias.ours) != names.end();
+    if (theirs == alias.theirs && has) return alias.ours;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::span<const Alias> aliases() { return kAliases; }
+std::span<const FlagWithoutCounterpart> flags_without_counterpart() { return kMissing; }
+
+std::vector<std::string> spelt_as_ours(std::vector<std::string> arguments) {
+  const bool writes_config = arguments.size() > 1 && arguments[1] == "config";
+  for (std::string& argument : arguments) {
+    if (!argument.starts_with("--")) continue;
+    const auto end = argument.begin() +
+                     static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
+    std::replace(argument.begin(), end, '_', '-');
+    constexpr std::string_view kTheirs = "--config-file";
+    const bool is_theirs = std::string_view(argument).substr(0, argument.find('=')) == kTheirs;
+    if (is_theirs && !writes_config) argument.replace(0, kTheirs.size(), "--config");
+  }
+  return arguments;
+}
+
+void refuse_flag(std::string_view word, const std::vector<std::string>& names,
+                 const FollowingCommand& following) {
+  word = word.substr(0, word.find('='));
+  const std::string_view behind = ours_for(word, following.flags);
+  require(following.flags.empty() || behind.empty(), ErrorCode::kConfig, "unknown flag '", word,
+          "'; here it is '", behind, "', behind '", following.name, "'");
+  const bool too_early = std::ranges::find(following.flags, word) != following.flags.end();
+  require(!too_early, ErrorCode::kConfig, "unknown flag '", word, "'; it belongs behind '",
+          following.name, "'");
+  const std::string_view elsewhere = ours_for(word, {});
+  require(elsewhere.empty(), ErrorCode::kConfig, "'", word, "' is '", elsewhere,
+          "' here, which this command does not have; 'tessera --help' lists the others");
+  for (const FlagWithoutCounterpart& missing : kMissing) {
+    require(!word.starts_with(missing.beginning), ErrorCode::kConfig, "'", word,
+            "' has no counterpart: ", missing.why);
+  }
+  fail(ErrorCode::kConfig, unknown_name("flag", word, names));
+}
+
+std::vector<std::string> take_flags_without_effect(std::vector<std::string>& words) {
+  std::vector<std::string> notes;
+  for (auto word = words.begin(); word != words.end();) {
+    const auto is_taken = [&](const FlagWithoutCounterpart& flag) {
+      return flag.is_taken && word->starts_with(flag.beginning);
+    };
+    const auto found = std::ranges::find_if(kMissing, is_taken);
+    if (found == std::end(kMissing)) {
+      ++word;
+      continue;
+    }
+    const auto value = std::next(word);
+    const bool has_value =
+        word->find('=') == word->npos && value != words.end() && !value->starts_with('-');
+    notes.push_back(concat(word->substr(0, word->find('=')), " has no effect: ", found->why));
+    word = words.erase(word, has_value ? std::next(value) : value);
+  }
+  return notes;
+}
+
+std::string about_foreign_command(const std::string& word) {
+  struct Row {
+    const char* name;
+    const char* answer;
+  };
+  constexpr std::array kRows{
+      Row{"merge_weights",
+          "there are no checkpoints to merge: saving is not built yet, and no run writes any"},
+      Row{"to_fsdp2",
+          "there is nothing to convert: files of FSDP 1 and 2 are both read; 'tessera explain "
+          "FILE' "
+          "says what each key means here"},
+      Row{"tpu_config", "TPUs are not supported; CPUs and NVIDIA GPUs are"},
+  };
+  for (const Row& row : kRows) {
+    if (setting_name(word) == row.name) return concat("'", word, "': ", row.answer);
+  }
+  return "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,107 @@
+#include "tessera/compat/config_file.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "accelerate.h"
+#include "accelerate_machines.h"
+#include "deepspeed.h"
+#include "dialect.h"
+#include "key_table.h"
+#include "tessera/core/error.h"
+#include "tessera/core/nearest_name.h"
+#include "tessera/trainer/log.h"
+
+namespace tessera {
+namespace {
+
+std::string unknown_key(const std::string& nearest) {
+  return concat("unknown key; ", nearest.empty() ? "see --help for all of them"
+                                                 : concat("did you mean '", nearest, "'?"));
+}
+
+void translate_own(const compat::Document& document, const std::vector<Setting>& table,
+                   ConfigTranslation& translation) {
+  std::vector<std::string> names;
+  for (const Setting& setting : table) names.push_back(setting.name);
+  const std::set<std::string> known(names.begin(), names.end());
+  std::map<std::string, int> lines;
+  std::size_t unknown = 0;
+  const auto is_log = [](const compat::Node::Member& member) {
+    return member.key == "kind" && member.value.json() == "run";
+  };
+  const bool of_log = std::ranges::any_of(document.root.members, is_log);  // its first line
+  for (const compat::Node::Member& member : document.root.members) {
+    if (of_log && is_of_run_line(member.key)) continue;
+    const std::string name = setting_name(member.key);
+    const std::string where = compat::at_line(document.path, member.line);
+    if (!known.contains(name)) {
+      const bool suggest = ++unknown <= compat::kMostSuggestions;
+      const std::string nearest = suggest ? nearest_name(name, names) : "";
+      translation.entries.push_back({.key = member.key,
+                                     .file = document.path,
+                                     .line = member.line,
+                                     .value = member.value.json(),
+                                     .outcome = KeyOutcome::kRefused,
+                                     .note = unknown_key(nearest)});
+      if (!nearest.empty()) {
+        translation.entries.back().changes = {{.key = member.key, .name = nearest}};
+      }
+      continue;
+    }
+    const auto [before, is_new] = lines.emplace(name, member.line);
+    require(is_new, ErrorCode::kConfig, where, "'", name, "' is there twice, also on line ",
+            before->second, "; keep one");
+    translation.entries.push_back({.key = member.key,
+                                   .file = document.path,
+                                   .line = member.line,
+                                   .value = member.value.json(),
+                                   .outcome = KeyOutcome::kHonoured,
+                                   .settings = {{name, member.value.json()}}});
+  }
+}
+
+}  // namespace
+
+ConfigFile::ConfigFile(const std::string& path)
+    : document_(std::make_shared<const compat::Document>(compat::read_document(path))) {}
+
+ConfigFile::ConfigFile(const std::string& path, const std::string& text)
+    : document_(std::make_shared<const compat::Document>(compat::parse_document(path, text))) {}
+
+const std::string& ConfigFile::path() const { return document_->path; }
+
+LauncherKeys ConfigFile::launcher_keys(const std::vector<Setting>& table) const {
+  const bool accelerates =
+      compat::recognise(*document_, table).dialect == ConfigDialect::kAccelerate;
+  return accelerates ? compat::read_launcher_keys(*document_) : LauncherKeys{};
+}
+
+ConfigTranslation ConfigFile::translate(const TranslationContext& context) const {
+  const compat::Recognition recognised = compat::recognise(*document_, context.table);
+  ConfigTranslation translation{
+      .path = path(), .dialect = recognised.dialect, .recognised_by = recognised.by};
+  switch (recognised.dialect) {
+    case ConfigDialect::kTessera:
+      translate_own(*document_, context.table, translation);
+      break;
+    case ConfigDialect::kAccelerate:
+      compat::translate_accelerate(*document_, compat::AccelerateSource::kFile, {}, context,
+                                   translation);
+      break;
+    case ConfigDialect::kDeepSpeed:
+      compat::translate_deepspeed(*document_, std::nullopt, compat::KnownSettings(context),
+                                  translation);
+      break;
+  }
+  compat::check_complete(translation);
+  return translation;
+}
+
+ConfigContents read_config(const std::string& path, const std::vector<Setting>& table) {
+  const compat::Document document = compat::read_document(path);
+  return {compat::recognise(document, table).dialect, document.root.json()};
+}
+
+}  // namespace tessera

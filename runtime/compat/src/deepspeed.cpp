@@ -1,0 +1,297 @@
+#include "deepspeed.h"
+
+#include <array>
+
+#include "deepspeed_parts.h"
+#include "keys.h"
+
+namespace tessera::compat {
+namespace {
+
+constexpr const char* kCommunication = "communication_data_type";
+
+/// As the command line or the launcher has it.
+std::optional<std::int64_t> launched_ranks(const KnownSettings& known) {
+  const auto given = known.override_integer("ranks");
+  if (given || known.launch().ranks == 0) return given;
+  return known.launch().ranks;
+}
+
+class DeepSpeed {
+ public:
+  DeepSpeed(const Document& document, const std::optional<ThroughAccelerate>& accelerate,
+            const KnownSettings& known, ConfigTranslation& translation)
+      : path_(document.path),
+        known_(known),
+        translation_(translation),
+        through_accelerate_(accelerate.has_value()),
+        autos_(accelerate ? accelerate->autos : AutoValues{}),
+        ranks_(accelerate ? accelerate->ranks : launched_ranks(known)),
+        top_(translation, path_, document.root, rules_of("deepspeed"),
+             {.name = "", .known = &known}) {}
+
+  void translate() {
+    attempt([this] { ranks_ = translate_batch(top_, ranks_, autos_.accumulate, known_); });
+    attempt([this] { read_zero(); });
+    attempt([this] { read_precision(); });
+    attempt([this] { read_clipping(); });
+    attempt([this] { read_updates(); });
+    attempt([this] { translate_monitors(top_, path_, known_, translation_); });
+    attempt([this] { read_checked_sections(); });
+  }
+
+ private:
+  const Node* open(const char* key) {
+    const Node* node = top_.node(key);
+    if (top_.has(key)) top_.agree(key, node != nullptr ? "see its keys" : "is empty");
+    return node;
+  }
+
+  void read_zero() {
+    const Node* node = open("zero_optimization");
+    if (node == nullptr) {
+      top_.derive("zero_optimization", "strategy", strategy_of_stage(0), without_zero(),
+                  told_if(through_accelerate_ && !top_.has("zero_optimization")));
+      return;
+    }
+    Section zero(translation_, path_, *node, rules_of("zero_optimization"),
+                 {.name = "zero_optimization"});
+    for (const char* key : {"offload_optimizer", "offload_param"}) {
+      if (zero.has(key)) zero.agree(key, zero.node(key) != nullptr ? "see its keys" : "is empty");
+      if (const Node* offload = zero.node(key)) {
+        const std::string name = concat("zero_optimization.", key);
+        Section checked(translation_, path_, *offload, rules_of("zero_optimization.offload_*"),
+                        {.name = name});
+        const bool parameters = std::string_view(key) == "offload_param";
+        attempt([&] {
+          refuse_offload(checked,
+                         parameters ? autos_.offload_parameters : autos_.offload_optimizer);
+        });
+      }
+    }
+    if (zero.flag("overlap_comm") == false) {
+      zero.differ("overlap_comm",
+                  "DeepSpeed then reduces after each backward, not during it; the "
+                  "sums are the same",
+                  Told::kByExplain);
+    }
+    read_stage(zero);
+  }
+
+  std::string without_zero() const {
+    constexpr const char* kNothing = "without it DeepSpeed shards nothing";
+    return through_accelerate_ && !top_.has("zero_optimization")
+               ? concat(kNothing, "; Accelerate refuses a file of DeepSpeed's without it")
+               : kNothing;
+  }
+
+  /// Its "auto" is what the launcher was told.
+  static void refuse_offload(Section& offload, const std::string& exported) {
+    if (!offload.is_auto("device") || exported.empty() || lower(exported) == "none") return;
+    offload.refuse_for(
+        {offload.with("device", "none")}, "device", "\"auto\" is '", exported,
+        "', as Accelerate's launcher exports, and ",
+        "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
+        "more ranks");
+  }
+
+  void read_stage(Section& zero) {
+    const char* key = "stage";
+    if (zero.is_auto(key)) {
+      if (!through_accelerate_) {
+        zero.refuse(key, "\"auto\" means something only in Accelerate; set 0 to 3");
+      }
+      set_stage(zero, autos_.stage.value_or(2),
+                autos_.stage ? "\"auto\": is ACCELERATE_DEEPSPEED_ZERO_STAGE"
+                             : "\"auto\": Accelerate's default is 2");
+    } else if (const auto text = zero.text(key)) {
+      const bool legacy = *text == "true" || *text == "false";
+      const std::int64_t stage = legacy ? (*text == "true" ? 1 : 0) : std::stoll(*text);
+      set_stage(zero, stage, legacy ? "the old form of a stage" : "");
+    } else {
+      set_stage(zero, 0, "DeepSpeed's default is 0");
+    }
+  }
+
+  void set_stage(Section& zero, std::int64_t stage, const std::string& note) {
+    const char* key = "stage";
+    const bool mics = read_mics(zero, stage);
+    const char* strategy = mics ? "hybrid_shard" : strategy_of_stage(stage);
+    if (zero.has(key)) {
+      zero.honour(key, "strategy", strategy, note);
+    } else {
+      zero.derive(key, "strategy", strategy, note);
+    }
+  }
+
+  /// MiCS: ZeRO-3 inside groups of ranks. Returns whether it is on.
+  bool read_mics(Section& zero, std::int64_t stage) {
+    const char* key = "mics_shard_size";
+    if (!zero.has(key)) return false;
+    const std::int64_t size = zero.integer(key).value_or(-1);
+    if (size == -1) {
+      zero.agree(key, "MiCS is off");
+      return false;
+    }
+    if (size < 1) zero.refuse(key, "is ", size, "; it must be at least 1, or -1 for none");
+    if (stage != 3) zero.refuse(key, "MiCS needs stage 3; set it, or set this key to -1");
+    if (!ranks_) return true;  // a key of the batch is refused
+    if (*ranks_ % size != 0) {
+      zero.refuse(key, "is ", size, ", which does not divide ", *ranks_,
+                  " ranks; change it, or give --ranks");
+    }
+    zero.honour(key, "replicas", *ranks_ / size);
+    return true;
+  }
+
+  /// True if "auto", or a section that is absent, stands for this precision.
+  bool is_exported(const char* key) const {
+    const std::string& precision = autos_.precision;
+    if (std::string_view(key) == "fp16") return precision == "fp16";
+    return precision == "bf16";
+  }
+
+  /// True if the section `key` is there and enabled, or if Accelerate would enable it.
+  bool is_enabled(const char* key) {
+    const Node* node = open(key);
+    if (node == nullptr) {
+      if (top_.has(key) || !is_exported(key)) return false;
+      if (std::string_view(key) == "fp16") {
+        if (known_.is_overridden("precision")) return false;
+        top_.refuse_for(
+            {{.key = "bf16.enabled", .value = true}, {.key = "fp16.enabled", .value = false}}, key,
+            kNoFp16);
+      }
+      top_.derive(key, "precision", "bf16", "is ACCELERATE_MIXED_PRECISION");
+      if (!top_.has(kCommunication)) {
+        top_.derive(key, "reduce_dtype", "bf16", "is ACCELERATE_MIXED_PRECISION");
+      }
+      return true;
+    }
+    Section section(translation_, path_, *node, rules_of("fp16, bf16"),
+                    {.name = key, .known = &known_});
+    const bool automatic = section.is_auto("enabled");
+    const bool enabled = automatic ? is_exported(key) : section.flag("enabled").value_or(false);
+    if (enabled && std::string_view(key) == "fp16") {
+      if (section.overridden("enabled", "precision", "fp16 is not supported")) return false;
+      section.refuse_for({section.with("enabled", false), {.key = "bf16.enabled", .value = true}},
+                         "enabled", kNoFp16);
+    }
+    if (enabled) {
+      const char* note = automatic ? "\"auto\": is ACCELERATE_MIXED_PRECISION" : "";
+      section.honour("enabled", "precision", "bf16", note);
+      if (!top_.has(kCommunication)) section.honour("enabled", "reduce_dtype", "bf16");
+    } else if (section.has("enabled")) {
+      section.agree("enabled",
+                    !automatic ? concat(key, " is off")
+                    : autos_.precision.empty()
+                        ? "\"auto\" follows mixed_precision, which no file sets"
+                        : concat("\"auto\": ACCELERATE_MIXED_PRECISION is ", autos_.precision));
+    }
+    return enabled;
+  }
+
+  static constexpr const char* kNoFp16 =
+      "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which needs no loss scaling";
+
+  void read_precision() {
+    if (top_.has("bf16") && top_.has("bfloat16")) {
+      top_.refuse("bfloat16", "is the old name of bf16, which is there, too; keep one");
+    }
+    if (autos_.precision == "fp8" && !known_.is_overridden("precision")) {
+      top_.refuse("bf16", "ACCELERATE_MIXED_PRECISION is fp8, which is not supported; use bf16");
+    }
+    bool refused = true;
+    attempt([&] {
+      is_enabled("fp16");
+      refused = false;
+    });
+    const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
+    if (!bf16 && !refused) {
+      top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
+    }
+    const auto type = top_.text(kCommunication);
+    if (type == "fp16") {
+      if (!top_.overridden(kCommunication, "reduce_dtype", "fp16 is not supported")) {
+        top_.refuse_for({top_.with(kCommunication, "bf16")}, kCommunication,
+                        "fp16 is not supported; use bf16 or fp32");
+      }
+    } else if (type) {
+      top_.honour(kCommunication, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
+    } else if (!bf16 && !refused) {
+      top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");
+    }
+  }
+
+  void read_clipping() {
+    const char* key = "gradient_clipping";
+    if (const auto norm = top_.number(key)) {
+      if (*norm < 0) top_.refuse(key, "is ", *norm, "; it must be at least 0");
+      top_.honour(key, "clip_norm", *norm);
+    } else if (top_.has(key)) {
+      top_.honour(key, "clip_norm", autos_.clip_norm.value_or(1.0),
+                  autos_.clip_norm ? "\"auto\": is ACCELERATE_GRADIENT_CLIPPING"
+                                   : "\"auto\": Accelerate takes 1.0");
+    } else {
+      top_.derive(key, "clip_norm", 0.0, "DeepSpeed's default is 0, never");
+    }
+  }
+
+  void read_updates() {
+    std::optional<TypedSection> optimizer = open_optimizer(top_, path_, translation_);
+    std::optional<TypedSection> scheduler = open_scheduler(top_, path_, translation_);
+    const PeakRate peak =
+        decide_peak(optimizer ? &*optimizer : nullptr, scheduler ? &*scheduler : nullptr, known_);
+    if (optimizer) translate_optimizer(*optimizer, peak);
+    if (scheduler) {
+      translate_scheduler(*scheduler, peak, known_);
+    } else if (optimizer && top_.node("scheduler") == nullptr) {
+      top_.absent(
+          "scheduler",
+          concat("DeepSpeed then keeps the learning rate unless the script changes it; here ",
+                 "learning_rate_schedule shapes it, give --learning-rate-schedule constant "
+                 "--warmup-steps 0 for the same"),
+          Told::kByRun);
+    }
+  }
+
+  /// Sections that ask for nothing we could do, or are refused by their keys.
+  void read_checked_sections() {
+    struct Checked {
+      const char* name;
+      const std::vector<KeyRule>& rules;
+    };
+    const std::array sections{
+        Checked{"activation_checkpointing", rules_of("activation_checkpointing")},
+        Checked{"tensor_parallel", rules_of("tensor_parallel")},
+        Checked{"data_types", rules_of("data_types")},
+        Checked{"checkpoint", rules_of("checkpoint")}};
+    for (const Checked& checked : sections) {
+      if (const Node* node = open(checked.name)) {
+        const Section section(translation_, path_, *node, checked.rules, {.name = checked.name});
+      }
+    }
+  }
+
+  const std::string& path_;
+  const KnownSettings& known_;
+  ConfigTranslation& translation_;
+  bool through_accelerate_;
+  AutoValues autos_;
+  std::optional<std::int64_t> ranks_;
+  Section top_;
+};
+
+}  // namespace
+
+const char* strategy_of_stage(std::int64_t stage) {
+  constexpr std::array kStrategies{"no_shard", "zero1", "zero2", "full_shard"};
+  return kStrategies.at(static_cast<std::size_t>(stage));
+}
+
+void translate_deepspeed(const Document& document, std::optional<ThroughAccelerate> accelerate,
+                         const KnownSettings& known, ConfigTranslation& translation) {
+  DeepSpeed(document, accelerate, known, translation).translate();
+}
+
+}  // namespace tessera::compat

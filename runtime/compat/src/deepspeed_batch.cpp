@@ -1,0 +1,135 @@
+#include <limits>
+
+#include "deepspeed_parts.h"
+
+namespace tessera::compat {
+namespace {
+
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulate = "gradient_accumulation_steps";
+constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+
+class Batch {
+ public:
+  Batch(Section& top, std::optional<std::int64_t> ranks, std::optional<std::int64_t> accumulate,
+        const KnownSettings& known)
+      : top_(top), known_(known), ranks_(ranks) {
+    train_ = positive(kTrain);
+    micro_ = known.override_integer("micro_batch");
+    if (!micro_) micro_ = positive(kMicro);
+    accumulate_ = known.override_integer("accumulate");
+    if (!accumulate_ && top_.is_auto(kAccumulate)) {
+      accumulate_ = accumulate;
+      exported_ = accumulate.has_value();
+    }
+    if (!accumulate_) accumulate_ = positive(kAccumulate);
+  }
+
+  std::int64_t resolve() {
+    top_.need_all_of({kTrain, kMicro, kAccumulate});
+    if (!train_ && !micro_ && !top_.has(kTrain) && !top_.has(kMicro)) {
+      top_.refuse_for({top_.with(kMicro, known_.integer("micro_batch"))}, kTrain,
+                      "Either train_batch_size or train_micro_batch_size_per_gpu needs to be ",
+                      "provided; set one of them, or give --micro-batch");
+    }
+    find_ranks();
+    find_sizes();
+    check();
+    report();
+    return *ranks_;
+  }
+
+ private:
+  std::optional<std::int64_t> positive(const char* key) const {
+    attempt([&] {
+      const auto value = top_.integer(key);
+      if (value && *value < 1) top_.refuse(key, "is ", *value, "; it must be at least 1");
+      if (value && *value > kMost) top_.refuse(key, "is ", *value, "; it must be at most ", kMost);
+    });
+    return top_.integer(key);
+  }
+
+  void find_ranks() {
+    if (ranks_) return;
+    if (train_ && micro_ && accumulate_ && *train_ % product({*micro_, *accumulate_}) == 0) {
+      ranks_ = *train_ / product({*micro_, *accumulate_});
+      top_.derive(kTrain, "ranks", *ranks_,
+                  concat(*train_, " samples per step / ", *micro_, " per micro-step / ",
+                         *accumulate_, " micro-steps; DeepSpeed takes the ranks from its launcher"),
+                  Told::kByRun);
+    } else {
+      ranks_ = known_.integer("ranks");
+    }
+  }
+
+  /// `whole` divided by two factors, which must leave no rest.
+  std::int64_t divided(std::int64_t whole, std::int64_t factor, const char* name) const {
+    const std::int64_t divisor = product({factor, *ranks_});
+    if (whole % divisor != 0) {
+      top_.refuse(kTrain, whole, " samples cannot be divided by ", name, " ", factor, " x ",
+                  *ranks_, " ranks; change one of them, or give --ranks");
+    }
+    return whole / divisor;
+  }
+
+  void find_sizes() {
+    if (micro_ && !accumulate_) {
+      accumulate_ = train_ ? divided(*train_, *micro_, kMicro) : known_.integer("accumulate");
+    } else if (!micro_) {
+      const std::int64_t steps = accumulate_.value_or(known_.integer("accumulate"));
+      accumulate_ = steps;
+      micro_ = train_ ? divided(*train_, steps, kAccumulate) : known_.integer("micro_batch");
+    }
+  }
+
+  void check() const {
+    const std::int64_t whole = product({*micro_, *accumulate_, *ranks_});
+    if (!train_ || *train_ == whole) return;
+    top_.refuse_for({top_.with(kTrain, whole)}, kTrain,
+                    "Check batch related parameters. train_batch_size is not equal to ",
+                    "micro_batch_per_gpu * gradient_acc_step * world_size ", *train_,
+                    " != ", *micro_, " * ", *accumulate_, " * ", *ranks_, "; set it to ", whole,
+                    ", or change --micro-batch, --accumulate or --ranks");
+  }
+
+  void report() {
+    report_size(kMicro, "micro_batch", *micro_);
+    report_size(kAccumulate, "accumulate", *accumulate_);
+    if (top_.has(kTrain)) {
+      top_.agree(kTrain, concat(product({*micro_, *accumulate_, *ranks_}), " = ", *micro_,
+                                " samples x ", *accumulate_, " micro-steps x ", *ranks_, " ranks"));
+    }
+  }
+
+  void report_size(const char* key, const char* setting, std::int64_t value) {
+    if (exported_ && std::string_view(key) == kAccumulate) {
+      top_.honour(key, setting, value, "\"auto\": is ACCELERATE_GRADIENT_ACCUMULATION_STEPS");
+    } else if (top_.is_auto(key)) {
+      top_.honour(key, setting, value,
+                  train_ ? "\"auto\": follows from train_batch_size"
+                         : concat("\"auto\": is ", flag_name(setting)));
+    } else if (top_.has(key)) {
+      top_.honour(key, setting, *top_.integer(key));
+    } else {
+      top_.derive(key, setting, value, train_ ? "follows from train_batch_size" : "the default");
+    }
+  }
+
+  Section& top_;
+  const KnownSettings& known_;
+  std::optional<std::int64_t> ranks_;
+  std::optional<std::int64_t> train_;
+  std::optional<std::int64_t> micro_;
+  std::optional<std::int64_t> accumulate_;
+  bool exported_ = false;  // a variable fills in "auto"
+};
+
+}  // namespace
+
+std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
+                             std::optional<std::int64_t> accumulate, const KnownSettings& known) {
+  return Batch(top, ranks, accumulate, known).resolve();
+}
+
+}  // namespace tessera::compat

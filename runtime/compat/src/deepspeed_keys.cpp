@@ -1,0 +1,288 @@
+#include "keys.h"
+
+namespace tessera::compat {
+namespace {
+
+using enum KeyType;
+
+// clang-format off: a key is a line.
+constexpr const char* kAddRanks = "set it to false and use more ranks";
+constexpr const char* kBuckets = "a unit's gradients are one buffer already; there are no buckets";
+constexpr const char* kLog = "the log has it always";
+constexpr const char* kNoOffload = "nothing is offloaded";
+constexpr const char* kQuantised = "quantised communication (ZeRO++)";
+constexpr const char* kRarely = "about how DeepSpeed works inside, not about what it computes";
+constexpr const char* kRemove = "remove it";
+constexpr const char* kSaving = "about saving, not about training";
+constexpr const char* kScaling = "only fp16 scales its loss";
+constexpr const char* kSetFalse = "set it to false";
+constexpr const char* kSlots = "gathers are bounded by slots; see prefetch_forward";
+constexpr const char* kSwitch =
+    "does not switch recomputation on, there or here; --recompute full does";
+constexpr const char* kUseFiles =
+    "set \"enabled\" to false and use --tensorboard DIR, --csv FILE or --log FILE";
+
+}  // namespace
+
+const std::vector<KeyTable>& deepspeed_key_tables() {
+  static const std::vector<KeyTable> tables{
+      {"deepspeed",
+       {
+           used("train_batch_size", kInteger, "`--micro-batch`, `--accumulate`").or_auto(),
+           used("train_micro_batch_size_per_gpu", kInteger, "`--micro-batch`, `--accumulate`")
+               .or_auto(),
+           used("gradient_accumulation_steps", kInteger, "`--micro-batch`, `--accumulate`")
+               .or_auto(),
+           used("gradient_clipping", kNumber, "`--clip-norm x`").or_auto(),
+           used("zero_optimization", kSection, "read key by key, as below"),
+           used("fp16", kSection, "refused where `enabled`: use bf16"),
+           used("bf16", kSection, "`--precision bf16`"),
+           used("bfloat16", kSection, "`--precision bf16`"),
+           used("optimizer", kSection, "read key by key, as below"),
+           used("scheduler", kSection, "read key by key, as below"),
+           used("communication_data_type", kText, "`--reduce-dtype`")
+               .one_of({"fp32", "bf16", "bfp16", "fp16"}),
+           used("activation_checkpointing", kSection, "read key by key, as below"),
+           used("tensor_parallel", kSection, "read key by key, as below"),
+           used("data_types", kSection, "read key by key, as below"),
+           used("checkpoint", kSection, "read key by key, as below"),
+           quiet("steps_per_print", kAny, "every step is shown"),
+           quiet("wall_clock_breakdown", kFlag, kLog),
+           quiet("memory_breakdown", kFlag, kLog),
+           quiet("dump_state", kFlag, "`tessera explain` prints the settings"),
+           refused("prescale_gradients", kFlag, "dividing gradients before they are added",
+                   kSetFalse),
+           refused("gradient_predivide_factor", kNumber, "dividing gradients before they are added",
+                   "set it to 1.0")
+               .but({"1.0"}),
+           refused("sparse_gradients", kFlag, "sparse gradients", kSetFalse),
+           quiet("disable_allgather", kFlag, kRarely),
+           quiet("zero_allow_untested_optimizer", kFlag,
+                 "every optimizer here works with every stage"),
+           quiet("zero_force_ds_cpu_optimizer", kFlag,
+                 "there is one AdamW, with kernels per device"),
+           quiet("dataloader_drop_last", kFlag, "every micro-batch is whole"),
+           refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse),
+           quiet("seq_parallel_communication_data_type", kText, "there is no sequence parallelism"),
+           refused("sequence_parallel_size", kInteger, "sequence parallelism", "set it to 1")
+               .but({"1"}),
+           quiet("aio", kAny, "nothing is offloaded"),
+           refused("nebula", kSection, "Nebula's checkpoints", kRemove),
+           said("flops_profiler", kSection, "FLOPs and MFU are in the log"),
+           said("comms_logger", kSection, "every collective is counted in the log"),
+           used("tensorboard", kSection, "`--tensorboard DIR`"),
+           used("csv_monitor", kSection, "`--csv FILE`"),
+           refused("wandb", kSection, "Weights & Biases", kUseFiles),
+           refused("comet", kSection, "Comet", kUseFiles),
+           refused("trackio", kSection, "Trackio", kUseFiles),
+           refused("torch_autocast", kSection, "PyTorch's autocast",
+                   "use \"bf16\": {\"enabled\": true}"),
+           refused("amp", kSection, "NVIDIA's Apex", "use \"bf16\": {\"enabled\": true}"),
+           refused("elasticity", kSection, "elastic training", kRemove),
+           refused("autotuning", kSection, "DeepSpeed's autotuning",
+                   "compare settings with `tessera plan`"),
+           refused("hybrid_engine", kSection, "the hybrid engine", kRemove),
+           refused("compression_training", kAny, "compression", kRemove),
+           refused("data_efficiency", kSection, "data efficiency", kRemove),
+           refused("curriculum_learning", kSection, "curriculum learning", kRemove),
+           refused("progressive_layer_drop", kSection, "progressive layer drop", kRemove),
+           refused("eigenvalue", kSection, "eigenvalues", kRemove),
+           refused("quantize_training", kSection, "quantised training", kRemove),
+           refused("sparse_attention", kAny, "sparse attention", kRemove),
+           refused("pipeline", kAny, "pipeline parallelism", kRemove),
+           refused("moe", kAny, "mixtures of experts", kRemove),
+           said("compile", kSection, "there is no Python code to compile"),
+       }},
+      {"zero_optimization",
+       {
+           used("stage", kAny, "`--strategy no_shard`, `zero1`, `zero2`, `full_shard`")
+               .one_of({"0", "1", "2", "3", "true", "false"})
+               .or_auto(),
+           used("mics_shard_size", kInteger,
+                "`--strategy hybrid_shard` with as many ranks in a replica")
+               .or_auto(),
+           quiet("mics_hierarchical_params_gather", kFlag, kRarely).or_auto(),
+           quiet("contiguous_gradients", kFlag, kBuckets).or_auto(),
+           quiet("overlap_comm", kFlag, "communication always overlaps computation").or_auto(),
+           quiet("reduce_scatter", kFlag, "gradients are reduce-scattered where they are sharded")
+               .or_auto(),
+           quiet("reduce_bucket_size", kNumber, kBuckets).or_auto(),
+           quiet("allgather_partitions", kFlag, "parameters are gathered with all-gathers")
+               .or_auto(),
+           quiet("allgather_bucket_size", kNumber, kBuckets).or_auto(),
+           quiet("use_multi_rank_bucket_allreduce", kFlag, kBuckets).or_auto(),
+           quiet("round_robin_gradients", kFlag, "every rank owns an equal part already").or_auto(),
+           quiet("ignore_unused_parameters", kFlag, "layers use all their parameters").or_auto(),
+           quiet("load_from_fp32_weights", kFlag, "about resuming, not about training").or_auto(),
+           used("offload_optimizer", kSection, "read key by key, as below"),
+           used("offload_param", kSection, "read key by key, as below"),
+           refused("cpu_offload", kFlag, "offloading optimizer state", kAddRanks),
+           refused("cpu_offload_params", kFlag, "offloading parameters", kAddRanks),
+           refused("cpu_offload_param", kFlag, "offloading parameters", kAddRanks),
+           quiet("cpu_offload_use_pin_memory", kFlag, kNoOffload),
+           quiet("sub_group_size", kNumber, "the optimizer updates a unit at a time").or_auto(),
+           quiet("stage3_prefetch_bucket_size", kNumber, kSlots).or_auto(),
+           quiet("prefetch_bucket_size", kNumber, kSlots).or_auto(),
+           quiet("stage3_param_persistence_threshold", kNumber,
+                 "small parameters are gathered with their unit")
+               .or_auto(),
+           quiet("param_persistence_threshold", kNumber,
+                 "small parameters are gathered with their unit")
+               .or_auto(),
+           quiet("stage3_model_persistence_threshold", kNumber,
+                 "small parameters are gathered with their unit")
+               .or_auto(),
+           quiet("stage3_max_live_parameters", kNumber, kSlots).or_auto(),
+           quiet("max_live_parameters", kNumber, kSlots).or_auto(),
+           quiet("stage3_max_reuse_distance", kNumber, kSlots).or_auto(),
+           quiet("max_reuse_distance", kNumber, kSlots).or_auto(),
+           quiet("stage3_gather_16bit_weights_on_model_save", kFlag,
+                 "says how DeepSpeed saves, not how it trains")
+               .or_auto(),
+           quiet("stage3_gather_fp16_weights_on_model_save", kFlag,
+                 "says how DeepSpeed saves, not how it trains")
+               .or_auto(),
+           quiet("stage3_module_granularity_threshold", kNumber, kSlots),
+           quiet("stage3_use_all_reduce_for_fetch_params", kFlag, kRarely),
+           quiet("stage3_allgather_sequential", kFlag, kRarely),
+           refused("zero_hpz_partition_size", kInteger, "a second shard of the parameters (ZeRO++)",
+                   "set it to 1, and use --strategy hybrid_shard to gather inside a machine")
+               .but({"1"}),
+           refused("zero_quantized_weights", kFlag, kQuantised, kSetFalse),
+           refused("zero_quantized_gradients", kFlag, kQuantised, kSetFalse),
+           refused("zero_quantized_nontrainable_weights", kFlag, kQuantised, kSetFalse),
+           refused("zeropp_loco_param", kAny, kQuantised, kRemove),
+           quiet("legacy_stage1", kFlag, kRarely),
+           quiet("elastic_checkpoint", kFlag, "about resuming, not about training"),
+           quiet("memory_efficient_linear", kFlag, kRarely),
+           quiet("pipeline_loading_checkpoint", kFlag, "about resuming, not about training"),
+           quiet("override_module_apply", kFlag, kRarely),
+           quiet("log_trace_cache_warnings", kFlag, kRarely),
+           quiet("enable_sanity_checks", kFlag, "every schedule is validated"),
+           quiet("save_muon_momentum_buffer_in_memory", kFlag, "there is no Muon"),
+           refused("zenflow", kAny, "ZenFlow", kRemove),
+           refused("leaf_module", kAny, "modules that are gathered whole", kRemove),
+       }},
+      {"zero_optimization.offload_*",
+       {
+           refused("device", kText, "offloading", "set it to \"none\" and use more ranks")
+               .but({"none"})
+               .only({"cpu", "nvme"})
+               .or_auto(),
+           quiet("nvme_path", kText, kNoOffload).or_auto(),
+           quiet("buffer_count", kInteger, kNoOffload),
+           quiet("buffer_size", kNumber, kNoOffload),
+           quiet("max_in_cpu", kNumber, kNoOffload),
+           quiet("pin_memory", kFlag, kNoOffload),
+           quiet("pipeline_read", kFlag, kNoOffload),
+           quiet("pipeline_write", kFlag, kNoOffload),
+           quiet("fast_init", kFlag, kNoOffload),
+           quiet("ratio", kNumber, kNoOffload),
+           quiet("super_offload", kFlag, kNoOffload),
+           quiet("cpuadam_cores_perc", kNumber, kNoOffload),
+       }},
+      {"fp16, bf16",
+       {
+           used("enabled", kFlag, "`--precision bf16`; fp16 is refused").or_auto(),
+           quiet("auto_cast", kFlag, kScaling).or_auto(),
+           quiet("loss_scale", kNumber, kScaling).or_auto(),
+           quiet("initial_scale_power", kNumber, kScaling).or_auto(),
+           quiet("loss_scale_window", kNumber, kScaling).or_auto(),
+           quiet("hysteresis", kNumber, kScaling).or_auto(),
+           quiet("consecutive_hysteresis", kFlag, kScaling).or_auto(),
+           quiet("min_loss_scale", kNumber, kScaling).or_auto(),
+           quiet("opt_level", kText, kScaling).or_auto(),
+           quiet("immediate_grad_update", kFlag, kRarely),
+           quiet("check_grad_overflow", kFlag,
+                 "a loss that is not finite stops the run; see allow_non_finite"),
+           refused("bf16_master_weights_and_grads", kFlag, "master weights in bf16", kSetFalse),
+           refused("bf16_optimizer_states", kFlag, "optimizer states in bf16", kSetFalse),
+           refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse),
+       }},
+      {"optimizer",
+       {
+           used("type", kText, "AdamW"),
+           used("params", kSection, "read key by key, as below"),
+           quiet("legacy_fusion", kFlag, kRarely),
+       }},
+      {"optimizer.params",
+       {
+           used("lr", kNumber, "`--learning-rate`").or_auto(),
+           used("betas", kAny, "`--beta1`, `--beta2`").or_auto(),
+           used("eps", kNumber, "`--epsilon`").or_auto(),
+           used("weight_decay", kNumber, "`--weight-decay`").or_auto(),
+           used("adam_w_mode", kFlag, "AdamW; false is refused with weight decay"),
+           quiet("torch_adam", kFlag, "there is one AdamW, with kernels per device"),
+           quiet("fused", kFlag, "there is one AdamW, with kernels per device"),
+           refused("bias_correction", kFlag, "AdamW without bias correction", "set it to true")
+               .but({"true"}),
+           refused("amsgrad", kFlag, "AMSGrad", kSetFalse),
+       }},
+      {"scheduler",
+       {
+           used("type", kText, "`--learning-rate-schedule`"),
+           used("params", kSection, "read key by key, as below"),
+       }},
+      {"scheduler.params",
+       {
+           used("warmup_min_lr", kNumber, "no effect: the warm-up begins near 0").or_auto(),
+           used("warmup_max_lr", kNumber, "`--learning-rate`").or_auto(),
+           used("warmup_num_steps", kInteger, "`--warmup-steps`").or_auto(),
+           used("warmup_type", kText, "a straight line always").one_of({"log", "linear"}).or_auto(),
+           used("total_num_steps", kInteger, "`--steps`").or_auto(),
+           used("warmup_min_ratio", kNumber, "no effect: the warm-up begins near 0").or_auto(),
+           used("cos_min_ratio", kNumber, "`--minimum-learning-rate`").or_auto(),
+           refused("last_batch_iteration", kInteger, "starting in the middle of a schedule",
+                   kRemove)
+               .but({"-1"}),
+       }},
+      {"tensorboard, csv_monitor",
+       {
+           used("enabled", kFlag, "whether there is one"),
+           used("output_path", kText, "`--tensorboard DIR`, `--csv FILE`"),
+           used("job_name", kText, "`--tensorboard DIR`, `--csv FILE`"),
+       }},
+      {"activation_checkpointing",
+       {
+           refused("partition_activations", kFlag, "activations cut over tensor-parallel ranks",
+                   kSetFalse),
+           refused("cpu_checkpointing", kFlag, "offloading activations",
+                   "set it to false and use --recompute full"),
+           quiet("contiguous_memory_optimization", kFlag, kSwitch),
+           quiet("number_checkpoints", kAny, kSwitch),
+           quiet("synchronize_checkpoint_boundary", kFlag, kSwitch),
+           quiet("profile", kFlag, kSwitch),
+       }},
+      {"tensor_parallel",
+       {
+           refused("autotp_size", kInteger, "tensor parallelism", "set it to 1").but({"0", "1"}),
+       }},
+      {"data_types",
+       {
+           refused("grad_accum_dtype", kText, "gradients that are added up in less than fp32",
+                   "set it to \"fp32\"")
+               .but({"fp32"}),
+       }},
+      {"checkpoint",
+       {
+           quiet("tag_validation", kText, kSaving),
+           refused("load_universal", kFlag, "DeepSpeed's universal checkpoints", kSetFalse),
+           quiet("use_node_local_storage", kFlag, kSaving),
+           quiet("parallel_write", kAny, kSaving),
+           quiet("writer", kAny, kSaving),
+       }},
+  };
+  return tables;
+}
+// clang-format on
+
+const std::vector<KeyRule>& rules_of(std::string_view section) {
+  for (const auto* tables : {&accelerate_key_tables(), &deepspeed_key_tables()}) {
+    for (const KeyTable& table : *tables) {
+      if (section == table.section) return table.rules;
+    }
+  }
+  fail(ErrorCode::kInternal, "there is no table of the keys of ", section);
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,88 @@
+#include <array>
+
+#include "deepspeed_parts.h"
+
+namespace tessera::compat {
+namespace {
+
+/// A number of at least 0; what DeepSpeed takes if the key is absent.
+void number(Section& params, const char* key, const char* setting, double fallback) {
+  if (const auto value = params.number(key)) {
+    if (*value < 0) params.refuse(key, "is ", *value, "; it must be at least 0");
+    params.honour(key, setting, *value);
+  } else if (params.has(key)) {
+    params.agree(key, concat("\"auto\": is ", flag_name(setting)));
+  } else {
+    params.derive(key, setting, fallback, concat("DeepSpeed's default is ", fallback));
+  }
+}
+
+void learning_rate(Section& params, const PeakRate& peak) {
+  const char* key = "lr";
+  const auto rate = params.number(key);
+  if (!peak.by_scheduler) {
+    number(params, key, "learning_rate", kDefaultLearningRate);
+  } else if (rate == peak.in_file) {
+    params.honour(key, "learning_rate", *rate);
+  } else if (params.has(key)) {
+    params.no_effect(key, concat("the scheduler's warmup_max_lr decides: ", peak.in_file),
+                     told_if(rate.has_value()));
+  }
+}
+
+void betas(Section& params) {
+  const char* key = "betas";
+  std::array<double, 2> values{0.9, 0.999};
+  if (params.is_auto(key)) {
+    params.agree(key, "\"auto\": are --beta1 and --beta2");
+    return;
+  }
+  if (!params.has(key)) {
+    params.derive(key, "beta1", values[0], "DeepSpeed's default is 0.9");
+    params.derive(key, "beta2", values[1], "DeepSpeed's default is 0.999");
+    return;
+  }
+  const Node* list = params.node(key);
+  if (list == nullptr || list->items.size() != values.size()) {
+    params.refuse(key, "must be two numbers");
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto value = as_number(list->items[i]);
+    if (!value || *value < 0 || *value >= 1) {
+      params.refuse(key, "must be two numbers of at least 0 and below 1");
+    }
+    params.honour(key, i == 0 ? "beta1" : "beta2", *value);
+  }
+}
+
+void check_adam(Section& params, bool adamw) {
+  const auto decoupled = params.flag("adam_w_mode");
+  if (!decoupled) return;
+  const bool decays =
+      params.number("weight_decay").value_or(params.is_auto("weight_decay") ? 1 : 0) > 0;
+  if (!*decoupled && !adamw && decays) {
+    params.refuse_for(
+        {params.with("adam_w_mode", true)}, "adam_w_mode",
+        "false adds weight decay to the gradient (L2), which Tessera does not do; use "
+        "true, or \"weight_decay\": 0");
+  }
+  params.agree("adam_w_mode", adamw || *decoupled ? "the optimizer is AdamW"
+                                                  : "without weight decay Adam is AdamW");
+}
+
+}  // namespace
+
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak) {
+  Section& params = optimizer.params;
+  optimizer.section.agree("type", "AdamW is the only optimizer here");
+  attempt([&] { check_adam(params, optimizer.type == "AdamW"); });
+  attempt([&] { learning_rate(params, peak); });
+  attempt([&] { betas(params); });
+  attempt([&] { number(params, "eps", "epsilon", 1e-8); });
+  attempt([&] { number(params, "weight_decay", "weight_decay", 0.0); });
+  if (params.number("weight_decay").value_or(0) > 0) {
+    params.differ("weight_decay", "DeepSpeed decays every parameter; here only matrices decay");
+  }
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "key_table.h"
+#include "known_settings.h"
+
+namespace tessera::compat {
+
+/// train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks: fills
+/// in what is absent or "auto". Returns the number of ranks: `ranks`, or if that is nothing, the
+/// one that follows from three explicit sizes. `accumulate`: what "auto" stands for, if it is
+/// known.
+std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
+                             std::optional<std::int64_t> accumulate, const KnownSettings& known);
+
+/// A section {"type": ..., "params": {...}}, opened.
+struct TypedSection {
+  Section section;
+  std::string type;  ///< as we spell it
+  Section params;
+};
+/// Opens "optimizer" or "scheduler", if `top` has keys in it and its type is not refused.
+std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
+                                           ConfigTranslation& translation);
+std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,
+                                           ConfigTranslation& translation);
+
+/// The peak of the learning rate. Both sections may say it, so it is decided once, before either of
+/// them reports it.
+struct PeakRate {
+  bool by_scheduler = false;  ///< warmup_max_lr or its default decides, else the optimizer's lr
+  double in_file = 0;         ///< what the file says; --learning-rate where it leaves it to that
+  double value = 0;           ///< of the run, in which flags win
+};
+PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known);
+
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak);
+void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known);
+
+/// Translates the sections "tensorboard" and "csv_monitor".
+void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
+                        ConfigTranslation& translation);
+
+/// What DeepSpeed takes for a learning rate that is absent.
+inline constexpr double kDefaultLearningRate = 1e-3;
+
+}  // namespace tessera::compat

@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include "deepspeed_parts.h"
+#include "keys.h"
+
+namespace tessera::compat {
+namespace {
+
+constexpr const char* kLr = "lr";
+constexpr const char* kMaximum = "warmup_max_lr";
+
+const Node& params_of(const Section& section) {
+  static const Node kEmpty{.kind = Node::Kind::kMap};
+  const Node* node = section.node("params");
+  return node != nullptr ? *node : kEmpty;
+}
+
+/// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.
+std::string read_type(Section& section, const std::vector<std::string>& ours,
+                      const std::vector<std::string>& others) {
+  const auto type = section.text("type");
+  // Another optimizer is AdamW here; a schedule of another form is left out.
+  const bool optimizer = ours.front() == "AdamW";
+  const std::vector<ConfigChange> change{optimizer ? section.with("type", ours.front())
+                                                   : ConfigChange{.key = "scheduler"}};
+  if (!type) section.refuse_for(change, "type", "is missing; use ", joined(ours));
+  const auto same = [&](const std::string& name) { return lower(name) == lower(*type); };
+  const auto found = std::ranges::find_if(ours, same);
+  if (found != ours.end()) return *found;
+  if (std::ranges::any_of(others, same)) {
+    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours));
+  }
+  const std::string nearest = near_word(*type, ours);
+  section.refuse_for(nearest.empty() ? change : std::vector{section.with("type", nearest)}, "type",
+                     unknown_value(*type, nearest, ours));
+}
+
+struct Kind {
+  const char* name;
+  const char* params;
+  std::vector<std::string> ours;
+  std::vector<std::string> others;
+};
+
+std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vector<KeyRule>& keys,
+                                 const std::vector<KeyRule>& params_keys, const std::string& file,
+                                 ConfigTranslation& translation) {
+  const Node* node = top.node(kind.name);
+  if (top.has(kind.name)) top.agree(kind.name, node != nullptr ? "see its keys" : "is empty");
+  if (node == nullptr) return std::nullopt;
+  Section section(translation, file, *node, keys, {.name = kind.name});
+  std::string type;
+  attempt([&] { type = read_type(section, kind.ours, kind.others); });
+  if (type.empty()) return std::nullopt;
+  if (section.has("params")) section.agree("params", "see its keys");
+  return TypedSection{
+      .section = section,
+      .type = std::move(type),
+      .params = Section(translation, file, params_of(section), params_keys, {.name = kind.params})};
+}
+
+/// A rate that is given, no "auto" and not refused.
+std::optional<double> rate_in(Section& params, const char* key) {
+  attempt([&] {
+    const auto rate = params.number(key);
+    if (rate && *rate < 0) params.refuse(key, "is ", *rate, "; it must be at least 0");
+  });
+  return params.number(key);
+}
+
+/// What a scheduler sets the peak to, whatever the optimizer's lr is; nothing if it takes that.
+std::optional<double> scheduled_peak(TypedSection* scheduler) {
+  if (scheduler == nullptr) return std::nullopt;
+  const auto rate = rate_in(scheduler->params, kMaximum);
+  const bool has_default = scheduler->type == "WarmupDecayLR" && !scheduler->params.has(kMaximum);
+  return has_default ? std::optional(kDefaultLearningRate) : rate;
+}
+
+}  // namespace
+
+std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
+                                           ConfigTranslation& translation) {
+  const Kind kind{.name = "optimizer",
+                  .params = "optimizer.params",
+                  .ours = {"AdamW", "Adam"},
+                  .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lion",
+                             "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD"}};
+  return open(top, kind, rules_of("optimizer"), rules_of("optimizer.params"), file, translation);
+}
+
+std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,
+                                           ConfigTranslation& translation) {
+  const Kind kind{.name = "scheduler",
+                  .params = "scheduler.params",
+                  .ours = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
+                  .others = {"LRRangeTest", "OneCycle"}};
+  return open(top, kind, rules_of("scheduler"), rules_of("scheduler.params"), file, translation);
+}
+
+PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {
+  PeakRate peak;
+  const auto scheduled = scheduled_peak(scheduler);
+  const auto lr = optimizer == nullptr ? std::nullopt : rate_in(optimizer->params, kLr);
+  const bool has_default = optimizer != nullptr && !optimizer->params.has(kLr);
+  peak.by_scheduler = scheduled.has_value();
+  peak.in_file = scheduled.value_or(
+      lr.value_or(has_default ? kDefaultLearningRate : known.number("learning_rate")));
+  peak.value = known.override_number("learning_rate").value_or(peak.in_file);
+  return peak;
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "key_table.h"
+
+namespace tessera::compat {
+
+/// An environment does not tell, and needs no check: a launcher has read the file.
+inline constexpr std::int64_t kUnknownRanks = 0;
+
+/// True if an axis of the mesh is refused: then nobody knows how many ranks it has.
+bool is_axis_refused(const Section& parallelism);
+
+/// Translates fsdp_config, and parallelism_config if there is one, for that many ranks on that many
+/// machines.
+void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines);
+
+}  // namespace tessera::compat

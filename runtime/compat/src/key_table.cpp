@@ -1,0 +1,522 @@
+#include "key_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "known_settings.h"
+#include "tessera/core/nearest_name.h"
+
+namespace tessera::compat {
+namespace {
+
+bool is_empty(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::kScalar:
+      return node.scalar.is_null() || node.text.empty();
+    case Node::Kind::kList:
+      return node.items.empty();
+    case Node::Kind::kMap:
+      return node.members.empty();
+  }
+  return true;
+}
+
+/// True if a value is spelt so that it stands for none: null everywhere, an empty text where texts
+/// belong, {} where keys do, and either of {} and [] where any value may be that nobody here reads.
+bool says_nothing(const KeyRule& rule, const Node& node) {
+  if (node.is_null()) return true;
+  if (!is_empty(node)) return false;
+  switch (node.kind) {
+    case Node::Kind::kScalar:
+      return rule.type == KeyType::kText || rule.type == KeyType::kAny;
+    case Node::Kind::kMap:
+      if (rule.type == KeyType::kSection) return true;
+      [[fallthrough]];
+    case Node::Kind::kList:
+      return rule.type == KeyType::kAny && rule.use != KeyUse::kUsed;
+  }
+  return false;
+}
+
+bool is_auto_text(const Node& node) {
+  return node.kind == Node::Kind::kScalar && lower(node.text) == "auto";
+}
+
+std::vector<std::string> strings(const std::vector<const char*>& words) {
+  return {words.begin(), words.end()};
+}
+
+/// The value of `allowed` that is meant, or "".
+std::string match(const std::string& shown, const std::vector<const char*>& allowed) {
+  for (const char* word : allowed) {
+    if (lower(word) == lower(shown)) return word;
+  }
+  return "";
+}
+
+std::string in_words(const KeyRule& rule) {
+  std::string text;
+  switch (rule.type) {
+    case KeyType::kFlag:
+      text = "true or false";
+      break;
+    case KeyType::kInteger:
+      text = "an integer";
+      break;
+    case KeyType::kNumber:
+      text = "a number";
+      break;
+    case KeyType::kText:
+      text = "a text";
+      break;
+    case KeyType::kSection:
+      text = rule.use == KeyUse::kUsed ? "a section of keys"
+                                       : "a section that says whether it is \"enabled\"";
+      break;
+    case KeyType::kAny:
+      text = "a value";
+      break;
+  }
+  return rule.may_be_auto ? text + " or \"auto\"" : text;
+}
+
+/// Of a section that is switched: "true" or "false", or nothing if it does not say.
+std::optional<std::string> enabled(const Node& map) {
+  for (const Node::Member& member : map.members) {
+    if (member.key != "enabled") continue;
+    const auto flag = as_flag(member.value);
+    if (flag) return *flag ? "true" : "false";
+  }
+  return std::nullopt;
+}
+
+/// True if a value asks for what its key is about. `shown`: its canonical spelling.
+bool asks(const KeyRule& rule, const Node& node, const std::string& shown) {
+  if (!match(shown, rule.harmless).empty()) return false;
+  switch (rule.type) {
+    case KeyType::kFlag:  // where true is harmless, false asks
+      return rule.harmless.empty() ? shown == "true" : true;
+    case KeyType::kSection:
+      return shown == "true";
+    case KeyType::kAny:
+      return !(node.kind == Node::Kind::kScalar && node.scalar == false);
+    case KeyType::kInteger:
+    case KeyType::kNumber:
+    case KeyType::kText:
+      return true;
+  }
+  return true;
+}
+
+/// The value by which a key asks for nothing; none where it has to be left out for that.
+std::optional<nlohmann::ordered_json> value_for_nothing(const KeyRule& rule) {
+  if (rule.harmless.empty()) {
+    return rule.type == KeyType::kFlag ? std::optional<nlohmann::ordered_json>(false)
+                                       : std::nullopt;
+  }
+  const std::string text = rule.harmless.front();
+  return rule.type == KeyType::kText || rule.type == KeyType::kAny
+             ? nlohmann::ordered_json(text)
+             : nlohmann::ordered_json::parse(text);
+}
+
+/// The value in one spelling, to compare with the table's, or nothing if it is of another type.
+std::optional<std::string> canonical(const KeyRule& rule, const Node& node) {
+  switch (rule.type) {
+    case KeyType::kFlag: {
+      const auto flag = as_flag(node);
+      return flag ? std::optional<std::string>(*flag ? "true" : "false") : std::nullopt;
+    }
+    case KeyType::kInteger: {
+      const auto integer = as_integer(node);
+      return integer ? std::optional(std::to_string(*integer)) : std::nullopt;
+    }
+    case KeyType::kNumber: {
+      const auto number = as_number(node);
+      return number ? std::optional(nlohmann::json(*number).dump()) : std::nullopt;
+    }
+    case KeyType::kText: {
+      if (node.kind != Node::Kind::kScalar) return std::nullopt;
+      // YAML takes NO for a boolean: only where words are listed can it be one of them.
+      const bool words = !(rule.allowed.empty() && rule.harmless.empty() && rule.asking.empty());
+      return words || !node.scalar.is_boolean() ? std::optional(node.text) : std::nullopt;
+    }
+    case KeyType::kSection:
+      if (rule.use != KeyUse::kUsed && as_flag(node) == false) return "false";
+      if (node.kind != Node::Kind::kMap) return std::nullopt;
+      return rule.use == KeyUse::kUsed ? "a section" : enabled(node);
+    case KeyType::kAny:
+      return node.kind == Node::Kind::kScalar ? node.text : node.json().dump();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void attempt(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const Refusal&) {
+    return;  // its entry says it
+  }
+}
+
+std::string quoted(const std::string& text) { return concat("'", shortened(text), "'"); }
+
+std::string near_word(const std::string& word, const std::vector<std::string>& candidates) {
+  constexpr std::size_t kShortest = 4;
+  return word.size() < kShortest ? "" : nearest_name(word, candidates);
+}
+
+std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed) {
+  return tessera::unknown_value(word, near_word(word, allowed), allowed);
+}
+
+Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
+                 const std::vector<KeyRule>& rules, Options options)
+    : translation_(translation), file_(file), options_(options), map_line_(map.line) {
+  RulesByName by_name;
+  for (const KeyRule& rule : rules) by_name.emplace(rule.name, &rule);
+  for (const Node::Member& member : map.members) read_member(member, rules, by_name);
+}
+
+std::string Section::path_of(std::string_view key) const {
+  return options_.name.empty() ? std::string(key) : concat(options_.name, ".", key);
+}
+
+void Section::read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
+                          const RulesByName& by_name) {
+  auto found = by_name.find(member.key);
+  const bool prefixed = found != by_name.end();
+  if (!prefixed && !options_.prefix.empty()) {
+    found = by_name.find(concat(options_.prefix, member.key));
+  }
+  if (found == by_name.end()) {
+    refuse_unknown(member, rules);
+    return;
+  }
+  const KeyRule& rule = *found->second;
+  if (const auto before = items_.find(rule.name); before != items_.end()) {
+    const int line = translation_.entries[before->second.entry].line;
+    refuse_member(member, concat("is there twice, also on line ", line, "; keep one"));
+    return;
+  }
+  add_entry(member);
+  Item& item = items_[rule.name];
+  item = {.node = &member.value, .rule = &rule, .entry = entries_.back()};
+  if (!prefixed && options_.apart_from_prefix) {
+    differ(rule.name, concat("Accelerate ignores the key unless it is spelt ", rule.name));
+  }
+  if (says_nothing(rule, member.value)) {
+    const bool section = member.value.kind == Node::Kind::kMap && rule.use == KeyUse::kUsed;
+    if (!section) agree(rule.name, "asks for nothing");
+    return;
+  }
+  if (rule.may_be_auto && is_auto_text(member.value)) {
+    if (rule.use != KeyUse::kUsed) agree(rule.name, "asks for nothing");
+    return;
+  }
+  attempt([&] {
+    const auto shown = canonical(rule, member.value);
+    if (!shown) refuse_type(rule, member.value);
+    apply(rule, item, *shown);
+    item.canonical = rule.allowed.empty() ? *shown : match(*shown, rule.allowed);
+  });
+}
+
+void Section::add_entry(const Node::Member& member) {
+  entries_.push_back(translation_.entries.size());
+  translation_.entries.push_back({.key = path_of(member.key),
+                                  .file = file_,
+                                  .line = member.line,
+                                  .value = member.value.json()});
+}
+
+void Section::refuse_member(const Node::Member& member, const std::string& why) {
+  add_entry(member);
+  translation_.entries.back().outcome = KeyOutcome::kRefused;
+  translation_.entries.back().note = why;
+}
+
+ConfigChange Section::with(std::string_view key, nlohmann::ordered_json value) const {
+  const auto found = items_.find(key);
+  return {
+      .key = found == items_.end() ? path_of(key) : translation_.entries[found->second.entry].key,
+      .value = std::move(value)};
+}
+
+void Section::refuse_key(std::string_view key, std::vector<ConfigChange> changes,
+                         const std::string& why) {
+  const auto found = items_.find(key);
+  if (found == items_.end()) {
+    missing_.emplace(key);
+    translation_.entries.push_back({.key = path_of(key),
+                                    .file = file_,
+                                    .line = map_line_,
+                                    .outcome = KeyOutcome::kRefused,
+                                    .note = why,
+                                    .changes = std::move(changes)});
+  } else if (!is_refused(key)) {
+    ConfigEntry& e = translation_.entries[found->second.entry];
+    e.outcome = KeyOutcome::kRefused;
+    e.note = why;
+    e.settings.clear();
+    e.changes = std::move(changes);
+  }
+  throw Refusal(ErrorCode::kConfig, concat(at_line(file_, line(key)), path_of(key), ": ", why));
+}
+
+void Section::need_all_of(std::initializer_list<std::string_view> keys) const {
+  for (const std::string_view key : keys) {
+    if (is_refused(key)) throw Refusal(ErrorCode::kConfig, path_of(key));
+  }
+}
+
+bool Section::is_refused(std::string_view key) const {
+  const auto found = items_.find(key);
+  if (found == items_.end()) return missing_.contains(key);
+  return translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
+}
+
+void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) {
+  constexpr std::size_t kLongest = 100;
+  if (++unknown_ > kMostSuggestions || member.key.size() > kLongest) {
+    return refuse_member(member, "unknown key");
+  }
+  std::vector<std::string> names;
+  for (const KeyRule& known : rules) names.emplace_back(known.name);
+  const std::string word = concat(options_.prefix, member.key);
+  std::string nearest = near_word(member.key, names);
+  if (nearest.empty()) nearest = nearest_name(word, names);
+  const std::string remedy = !nearest.empty() ? concat("did you mean '", nearest, "'?")
+                             : options_.hint.empty()
+                                 ? concat("the nearest of the ", names.size(), " keys here are ",
+                                          joined(nearest_names(word, names, 3)))
+                                 : std::string(options_.hint);
+  refuse_member(member, "unknown key; " + remedy);
+  if (nearest.empty()) return;
+  translation_.entries.back().changes = {{.key = path_of(member.key), .name = nearest}};
+}
+
+void Section::refuse_type(const KeyRule& rule, const Node& node) {
+  const bool scalar = node.kind == Node::Kind::kScalar;
+  std::vector<std::string> items;
+  for (const Node& item : node.items) {
+    if (item.kind == Node::Kind::kScalar) items.push_back(item.text);
+  }
+  std::string remedy;
+  if (!rule.allowed.empty()) {
+    remedy = concat("; allowed: ", joined(strings(rule.allowed)));
+  } else if (rule.type == KeyType::kText && !items.empty()) {
+    remedy = concat("; write it as one text: \"", joined(items), "\"");
+  } else if (rule.type == KeyType::kInteger || rule.type == KeyType::kNumber) {
+    remedy = number_remedy(node);
+  } else if (rule.type == KeyType::kSection && rule.use == KeyUse::kUsed) {
+    remedy = "; put its keys below it, or leave it out";
+  }
+  refuse(rule.name, scalar ? quoted(node.text) : "a list or section", " is not ", in_words(rule),
+         remedy);
+}
+
+void Section::apply(const KeyRule& rule, const Item& item, const std::string& shown) {
+  if (!rule.allowed.empty() && match(shown, rule.allowed).empty()) {
+    const std::string nearest = near_word(shown, strings(rule.allowed));
+    std::vector<ConfigChange> changes;
+    if (!nearest.empty()) changes.push_back(with(rule.name, nearest));
+    refuse_for(std::move(changes), rule.name, unknown_value(shown, strings(rule.allowed)));
+  }
+  switch (rule.use) {
+    case KeyUse::kUsed:
+      break;
+    case KeyUse::kQuiet:
+      if (match(shown, rule.harmless).empty()) {
+        no_effect(rule.name, rule.why);
+      } else {
+        agree(rule.name, rule.why);
+      }
+      break;
+    case KeyUse::kSaid:
+      if (asks(rule, *item.node, shown)) {
+        no_effect(rule.name, rule.why, Told::kByRun);
+      } else {
+        agree(rule.name, rule.why);
+      }
+      break;
+    case KeyUse::kRefused:
+      apply_refused(rule, item, shown);
+      break;
+  }
+}
+
+void Section::apply_refused(const KeyRule& rule, const Item& item, const std::string& shown) {
+  if (!asks(rule, *item.node, shown)) {
+    agree(rule.name, concat("does not ask for ", rule.asks_for));
+    return;
+  }
+  std::vector<ConfigChange> changes;
+  if (const auto value = value_for_nothing(rule)) changes.push_back(with(rule.name, *value));
+  if (!rule.asking.empty() && match(shown, rule.asking).empty()) {
+    refuse_for(std::move(changes), rule.name, unknown_value(shown, strings(rule.harmless)));
+  }
+  const std::string refusal = concat("asks for ", rule.asks_for, ", which Tessera does not have");
+  if (overridden(rule.name, rule.lifter, refusal)) return;
+  const std::string written = item.node->kind == Node::Kind::kScalar ? item.node->text : "";
+  refuse_for(std::move(changes), rule.name, written.empty() ? "" : quoted(written) + " ", refusal,
+             "; ", rule.instead);
+}
+
+bool Section::overridden(std::string_view key, const char* setting, const std::string& refusal) {
+  if (options_.known == nullptr || !options_.known->is_overridden(setting)) return false;
+  no_effect(key, concat(refusal, "; ", flag_name(setting), " decides instead"), Told::kByRun);
+  return true;
+}
+
+const Section::Item* Section::find(std::string_view key) const {
+  const auto found = items_.find(key);
+  if (found == items_.end() || is_refused(key)) return nullptr;
+  const Node& node = *found->second.node;
+  return node.kind == Node::Kind::kScalar && is_empty(node) ? nullptr : &found->second;
+}
+
+ConfigEntry& Section::entry(std::string_view key) {
+  if (is_refused(key)) return thrown_away_;
+  const auto found = items_.find(key);
+  require(found != items_.end(), ErrorCode::kInternal, "the key '", key, "' is not in the file");
+  return translation_.entries[found->second.entry];
+}
+
+int Section::line(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found == items_.end() ? map_line_ : translation_.entries[found->second.entry].line;
+}
+
+bool Section::is_null(std::string_view key) const {
+  const auto found = items_.find(key);
+  return found != items_.end() && found->second.node->is_null();
+}
+
+bool Section::is_auto(std::string_view key) const {
+  const Item* item = find(key);
+  return item != nullptr && item->rule->may_be_auto && is_auto_text(*item->node);
+}
+
+std::optional<bool> Section::flag(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_flag(*item->node);
+}
+std::optional<std::int64_t> Section::integer(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_integer(*item->node);
+}
+std::optional<double> Section::number(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_auto(key) ? std::nullopt : as_number(*item->node);
+}
+std::optional<std::string> Section::text(std::string_view key) const {
+  const Item* item = find(key);
+  if (item == nullptr || is_auto(key) || item->canonical.empty()) return std::nullopt;
+  return item->canonical;
+}
+
+const Node* Section::node(std::string_view key) const {
+  const Item* item = find(key);
+  return item == nullptr || is_empty(*item->node) ? nullptr : item->node;
+}
+
+void Section::honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                     const std::string& note) {
+  agree(key, note);
+  entry(key).settings[setting] = std::move(value);
+}
+
+void Section::agree(std::string_view key, const std::string& note) {
+  ConfigEntry& e = entry(key);
+  if (e.outcome != KeyOutcome::kTranslated) e.outcome = KeyOutcome::kHonoured;
+  e.note += (e.note.empty() || note.empty() ? "" : "; ") + note;
+}
+
+void Section::translate(std::string_view key, const std::string& setting,
+                        nlohmann::ordered_json value, const std::string& note) {
+  ConfigEntry& e = entry(key);
+  e.outcome = KeyOutcome::kTranslated;
+  e.settings[setting] = std::move(value);
+  e.note += (e.note.empty() ? "" : "; ") + note;
+  e.announce = true;
+}
+
+void Section::no_effect(std::string_view key, const std::string& note, Told told) {
+  ConfigEntry& e = entry(key);
+  e.outcome = KeyOutcome::kNoEffect;
+  e.settings.clear();
+  e.note = note;
+  e.announce = e.announce || told == Told::kByRun;
+}
+
+void Section::differ(std::string_view key, const std::string& difference, Told told) {
+  ConfigEntry& e = entry(key);
+  e.difference += (e.difference.empty() ? "" : "; ") + difference;
+  e.announce = e.announce || told == Told::kByRun;
+}
+
+void Section::derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                     const std::string& note, Told told) {
+  if (is_refused(key)) return;
+  translation_.entries.push_back({.key = path_of(key),
+                                  .file = file_,
+                                  .outcome = KeyOutcome::kDerived,
+                                  .settings = {{setting, std::move(value)}},
+                                  .note = note,
+                                  .announce = told == Told::kByRun});
+}
+
+void Section::absent(std::string_view key, const std::string& note, Told told) {
+  if (is_refused(key)) return;
+  translation_.entries.push_back({.key = path_of(key),
+                                  .file = file_,
+                                  .outcome = KeyOutcome::kDerived,
+                                  .note = note,
+                                  .announce = told == Told::kByRun});
+}
+
+void Section::leave_unused(const std::string& note, Told told, KeyOutcome outcome) {
+  for (auto& [name, item] : items_) {
+    ConfigEntry& e = translation_.entries[item.entry];
+    if (e.outcome) continue;
+    e.outcome = outcome;
+    e.note = note;
+    e.announce = told == Told::kByRun;
+  }
+}
+
+void Section::switch_off(const std::string& note) {
+  for (const std::size_t index : entries_) {
+    ConfigEntry& e = translation_.entries[index];
+    const bool asks = e.outcome == KeyOutcome::kRefused || e.announce;
+    if (e.outcome && !asks) continue;
+    e.outcome = KeyOutcome::kNoEffect;
+    e.note = note;
+    e.announce = true;
+  }
+}
+
+void check_complete(const ConfigTranslation& translation) {
+  const auto refused = [](const ConfigEntry& e) { return e.outcome == KeyOutcome::kRefused; };
+  if (std::ranges::any_of(translation.entries, refused)) throw ConfigRefused(translation);
+  std::map<std::string, nlohmann::ordered_json> settings;
+  for (const ConfigEntry& entry : translation.entries) {
+    require(entry.outcome.has_value(), ErrorCode::kInternal, "nothing was made of ", entry.where(),
+            ": ", entry.key);
+    for (const auto& [setting, value] : entry.settings.items()) {
+      const auto [said, first] = settings.emplace(setting, value);
+      require(first || said->second == value, ErrorCode::kInternal, entry.where(), ": ", entry.key,
+              " makes ", setting, " ", value.dump(), ", but another key makes it ",
+              said->second.dump());
+    }
+  }
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,138 @@
+#include "tessera/compat/questionnaire.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include "tessera/core/error.h"
+
+namespace tessera::questionnaire {
+namespace {
+
+using nlohmann::json;
+
+/// An answer, or what is wrong with it.
+struct Reading {
+  json value{};
+  std::string problem{};
+};
+
+bool read_double(const std::string& text, double& number) {
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, number);
+  return result.ec == std::errc{} && result.ptr == end && std::isfinite(number);
+}
+
+/// An integer may be written as 1e8: that is how the default is shown.
+Reading read_integer(const Question& question, const std::string& text) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  const bool bounded = question.maximum != std::numeric_limits<std::int64_t>::max();
+  const std::string problem = bounded ? concat("Please enter an integer from ", question.minimum,
+                                               " to ", question.maximum, ", not '", text, "'.")
+                                      : concat("Please enter an integer of at least ",
+                                               question.minimum, ", not '", text, "'.");
+  double number = 0;
+  if (!read_double(text, number) || number != std::floor(number) || std::abs(number) > kExact) {
+    return {{}, problem};
+  }
+  const auto integer = static_cast<std::int64_t>(number);
+  if (integer < question.minimum || integer > question.maximum) return {{}, problem};
+  return {integer};
+}
+
+/// Such as an arrow key leaves in a line: no reader of files takes them.
+bool has_control(const std::string& text) {
+  return std::ranges::any_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });
+}
+
+Reading read(const Question& question, const std::string& text) {
+  switch (question.kind) {
+    case AnswerKind::kYesNo: {
+      const auto answer = answered_yes(text);
+      return answer ? Reading{*answer} : Reading{{}, "Please enter yes or no."};
+    }
+    case AnswerKind::kInteger:
+      return read_integer(question, text);
+    case AnswerKind::kNumber: {
+      double number = 0;
+      if (read_double(text, number) && number >= 0) return {number};
+      return {{}, concat("Please enter a number of at least 0, not '", text, "'.")};
+    }
+    case AnswerKind::kText:
+      if (has_control(text)) return {{}, "Please enter plain text, without control characters."};
+      break;
+    case AnswerKind::kMenu:
+      break;
+  }
+  return {text};
+}
+
+/// The question with its default as Accelerate shows it.
+std::string prompt(const Question& question, const json& fallback) {
+  if (question.kind == AnswerKind::kYesNo) {
+    return question.text + (fallback == json(true) ? " [YES/no]: " : " [yes/NO]: ");
+  }
+  if (fallback.is_null()) return question.text + ": ";
+  const std::string shown = fallback.is_string() ? fallback.get<std::string>() : fallback.dump();
+  return question.text + " [" + shown + "]: ";
+}
+
+Reading ask_menu(const Question& question, const json& fallback, const Answers& answers,
+                 Prompter& prompter) {
+  const std::vector<Choice> choices =
+      question.choices_from ? question.choices_from(answers) : question.choices;
+  std::vector<std::string> names;
+  std::size_t chosen = 0;
+  for (const Choice& choice : choices) {
+    if (choice.value == fallback) chosen = names.size();
+    names.push_back(choice.name);
+  }
+  return {choices[prompter.choose(question.text, names, chosen)].value};
+}
+
+Reading ask_line(const Question& question, const json& fallback, Prompter& prompter) {
+  const std::string text = prompter.type(prompt(question, fallback));
+  if (!text.empty()) return read(question, text);
+  return {fallback, fallback.is_null() ? "An answer is needed here." : ""};
+}
+
+json ask_until_right(const Question& question, const Answers& answers, Prompter& prompter) {
+  const json fallback =
+      question.fallback_from ? question.fallback_from(answers) : question.fallback;
+  if (!question.note.empty()) prompter.say(question.note);
+  for (;;) {
+    Reading reading = question.kind == AnswerKind::kMenu
+                          ? ask_menu(question, fallback, answers, prompter)
+                          : ask_line(question, fallback, prompter);
+    if (reading.problem.empty() && question.check) {
+      reading.problem = question.check(reading.value, answers);
+    }
+    if (reading.problem.empty()) return reading.value;
+    prompter.say(reading.problem);
+  }
+}
+
+}  // namespace
+
+std::optional<bool> answered_yes(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* word : {"yes", "y", "true", "1"}) {
+    if (text == word) return true;
+  }
+  for (const char* word : {"no", "n", "false", "0"}) {
+    if (text == word) return false;
+  }
+  return std::nullopt;
+}
+
+Answers ask(const std::vector<Question>& questions, Prompter& prompter) {
+  Answers answers;
+  for (const Question& question : questions) {
+    if (question.asked_if && !question.asked_if(answers)) continue;
+    answers[question.key] = ask_until_right(question, answers, prompter);
+  }
+  return answers;
+}
+
+}  // namespace tessera::questionnaire
