@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "commands.h"
-#include "error_reserve.h"
 #include "foreign_commands.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
@@ -19,7 +18,6 @@
 #include "spelling.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/cpu_libraries.h"
 #include "tessera/model/generate.h"
 #include "tessera/trainer/config.h"
 
@@ -113,8 +111,6 @@ int main(int argc, char** argv) {
   using namespace tessera;
   // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
-  cli::keep_memory_for_errors();
-  prepare_cpu_libraries();
   try {
     const std::vector<std::string> arguments = cli::spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;
