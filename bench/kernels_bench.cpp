@@ -1,20 +1,24 @@
 // Kernels of a transformer block at the sizes of GPT-2 124M.
 //
-// On OMP_NUM_THREADS threads, with 1024 tokens, 768 channels, 12 heads. Counters: FLOP/s of
-// arithmetic that the formula needs (the causal half of attention), or bytes/s of tensors read and
-// written.
+// On OMP_NUM_THREADS threads, with 1024 tokens, 768 channels, 12 heads; GEMMs are those of a step
+// of one block and the head (recorded_gemms.h). Counters: FLOP/s of arithmetic that the formula
+// needs (the causal half of attention), or bytes/s of tensors read and written.
 //
 //   OMP_NUM_THREADS=1 kernels_bench --filter gemm --repetitions 5
 #include <omp.h>
 
 #include <cstdint>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "recorded_gemms.h"
 #include "registered_benchmarks.h"
+#include "support.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/model/gpt.h"
 
 namespace tessera::bench {
 namespace {
@@ -58,22 +62,32 @@ void measure(benchmark::State& state, const char* counter, double amount, const 
                          benchmark::Counter::kIsRate, benchmark::Counter::kIs1000);
 }
 
-/// The three products of a linear layer x (T, in) -> y (T, out), weights (out, in).
-enum class Pass { kForward, kInputGradient, kWeightGradient };
-
-void gemm(benchmark::State& state, DType dtype, Pass pass, std::int64_t in, std::int64_t out) {
-  const Filled x({kTokens, in}, dtype), y({kTokens, out}, dtype), weight({out, in}, dtype);
-  const Filled bias({out}, dtype), gradient({out, in}, DType::kFloat32);
-  GemmArgs args;
-  if (pass == Pass::kForward) {
-    args.a = x, args.b = weight, args.c = y, args.bias = bias, args.transpose_b = true;
-  } else if (pass == Pass::kInputGradient) {
-    args.a = y, args.b = weight, args.c = x;
-  } else {
-    args.a = y, args.b = x, args.c = gradient, args.transpose_a = true, args.accumulate = true;
+/// As a step asks for it, with what it wants along with the product.
+void gemm(benchmark::State& state, GemmArgs args) {
+  std::vector<Filled> operands;
+  for (TensorView* view : {&args.a, &args.b, &args.c, &args.bias, &args.gelu_input,
+                           &args.gelu_backward_input, &args.bias_gradient}) {
+    if (!*view) continue;
+    Shape shape = view->shape;
+    const std::int64_t columns = shape[shape.rank() - 1];
+    if (shape.rank() == 2) shape = {shape[0], view->strides[0]};
+    const TensorView& whole = operands.emplace_back(shape, view->dtype);
+    *view = whole.narrow(shape.rank() - 1, 0, columns);
   }
-  measure(state, "flops", 2.0 * static_cast<double>(kTokens * in * out),
+  const std::int64_t depth = args.a.shape[args.transpose_a ? 0 : 1];
+  measure(state, "flops", 2.0 * static_cast<double>(args.c.numel() * depth),
           [&](Stream& stream) { cpu_kernels().gemm(args, stream); });
+}
+
+/// "forward/bf16/768->2304": a product of a linear layer x (T, in) -> y (T, out).
+std::string name_of(const GemmArgs& args) {
+  const char* pass = args.transpose_a   ? "weight gradient"
+                     : args.transpose_b ? "forward"
+                                        : "input gradient";
+  std::int64_t in = args.a.shape[1], out = args.c.shape[1];
+  if (args.transpose_a) in = args.c.shape[1], out = args.c.shape[0];
+  if (!args.transpose_a && !args.transpose_b) std::swap(in, out);
+  return concat(pass, "/", to_string(args.a.dtype), "/", in, "->", out);
 }
 
 void attention(benchmark::State& state, DType dtype, bool backward, std::int64_t length) {
@@ -162,19 +176,17 @@ void add(const std::string& name, const Body& body) {
 }
 
 void register_all() {
-  using Sizes = std::pair<std::int64_t, std::int64_t>;
   using State = benchmark::State;
-  const std::pair<Pass, const char*> passes[] = {{Pass::kForward, "forward"},
-                                                 {Pass::kInputGradient, "input gradient"},
-                                                 {Pass::kWeightGradient, "weight gradient"}};
+  GptConfig gpt = gpt_preset("gpt2-124m");
+  gpt.layers = 1;
+  const Model model = make_gpt(gpt);
+  const RandomTokens source(kTokens, gpt.vocab_size);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const std::string type(to_string(dtype));
-    for (const Sizes& size :
-         {Sizes{768, 768}, {768, 2304}, {768, 3072}, {3072, 768}, {768, 50304}}) {
-      for (const auto& pass : passes) {
-        add(concat("gemm/", pass.second, "/", type, "/", size.first, "->", size.second),
-            [=](State& s) { gemm(s, dtype, pass.first, size.first, size.second); });
-      }
+    std::set<std::string> known;  // the head runs in chunks
+    for (const GemmArgs& args : record_gemms(model, source, 1, dtype)) {
+      if (!known.insert(name_of(args)).second) continue;
+      add("gemm/" + name_of(args), [=](State& s) { gemm(s, args); });
     }
     for (const bool backward : {false, true}) {
       const std::string way = concat(backward ? "backward" : "forward", "/", type);

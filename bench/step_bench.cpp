@@ -1,8 +1,8 @@
 // A training step of a GPT on CPU ranks beside its GEMMs alone.
 //
 // The yardstick is the products of the step, called directly in oneDNN: those of the linear layers
-// and the head (step_products.h) and those of attention (attention_products.h). Same shapes,
-// strides and accumulation, as much distinct weight and gradient memory as the model has, random
+// and the head, recorded from a step (recorded_gemms.h), and those of attention, which its kernel
+// makes (attention_products.h). Same shapes, strides, accumulation and places in memory, random
 // numbers; no bias, GELU, mask or softmax. For every shape the fastest of oneDNN's ways is taken
 // (direct_product.h), tried out before the first step. Three rates:
 //
@@ -20,10 +20,12 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "attention_products.h"
+#include "recorded_gemms.h"
 #include "step_products.h"
 #include "support.h"
 #include "tessera/collectives/thread_group.h"
@@ -96,11 +98,11 @@ struct Times {
 /// One rank's products on a stream of their own.
 class ProductsLane {
  public:
-  ProductsLane(const GptConfig& gpt, const Options& o, Device& device, Memory& memory,
-               ProcessGroup& world)
+  ProductsLane(const GptConfig& gpt, std::span<const GemmArgs> gemms, const Options& o,
+               Device& device, Memory& memory, ProcessGroup& world)
       : world_(world), stream_(device.create_stream({.name = "products", .threads = o.threads})) {
     run([&] {
-      linear_.emplace(gpt, o.micro_batch * o.length, o.dtype(), memory);
+      linear_.emplace(gemms, memory);
       attention_.emplace(gpt, o.micro_batch, o.length, o.dtype(), memory);
     });
   }
@@ -141,6 +143,7 @@ Times measure(const Options& o) {
                     .placement = strategy.placement,
                     .reshard_after_forward = strategy.reshard_after_forward,
                     .parameter_dtype = o.dtype()});
+  const std::vector<GemmArgs> gemms = record_gemms(model, source, o.micro_batch, o.dtype());
   Times times;
   launch_ranks(make_thread_group(o.ranks), [&](int rank, ProcessGroup& world) {
     const auto device = make_cpu_device();
@@ -149,7 +152,7 @@ Times measure(const Options& o) {
     TrainingState state(layout, state_options(schedule), rank, memory);
     Executor executor(state, model, {{&schedule, &source}}, groups, memory,
                       {.micro_batch = o.micro_batch, .threads = o.threads, .trace = o.breakdown});
-    ProductsLane lane(gpt, o, *device, memory, world);
+    ProductsLane lane(gpt, gemms, o, *device, memory, world);
     executor.run_step(0, 1e-4);  // warm-up: pages, primitives
     for (int round = 1; round <= o.rounds; ++round) {
       const double step = seconds_of([&] { executor.run_step(round, 1e-4); });

@@ -8,7 +8,6 @@
 
 #include "call_group.h"
 #include "tessera/core/error.h"
-#include "tessera/core/fixed_text.h"
 
 namespace tessera {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 /// Why the group was taken down. Outlives the group: submitted tasks look at it.
 struct AbortReason {
   std::mutex mutex;
-  std::optional<FailureText> text;
+  std::optional<std::string> text;
 };
 
 class SimGroup : public CallGroup<> {
@@ -39,7 +38,7 @@ class SimGroup : public CallGroup<> {
 
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard lock(aborted_->mutex);
-    if (!aborted_->text) aborted_->text.emplace() << reason;
+    if (!aborted_->text) aborted_->text.emplace(reason);
   }
 
  private:
@@ -47,7 +46,7 @@ class SimGroup : public CallGroup<> {
     stream.submit({.name = to_string(call.kind)}, [aborted = aborted_, kind = call.kind] {
       const std::lock_guard lock(aborted->mutex);
       require(!aborted->text.has_value(), ErrorCode::kAborted, to_string(kind), ": ",
-              aborted->text ? aborted->text->view() : "");
+              aborted->text.value_or(""));
     });
     return 0;
   }

@@ -127,9 +127,8 @@ TEST_F(LaunchMeeting, ADeathBeforeProcessesHaveMetEndsTheOthersAtOnce) {
              });
   EXPECT_LT(Clock::now() - killed, kSoon);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("rank 1 (process 1, "),
-                    HasSubstr("was killed by signal 9 (Killed) before the processes had met")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 (process 1, "),
+                                HasSubstr("was killed by signal 9 (Killed)")));
 }
 
 TEST_F(LaunchMeeting, OneMachineListensAtTheLoopbackInterfaceAlone) {
@@ -168,27 +167,6 @@ TEST_F(LaunchMeeting, TheProcessThatWasKilledIsBlamedAlthoughOthersAreSeenFirst)
   EXPECT_THAT(result.err, HasSubstr(concat("error: rank 2 (process 2, pid ", killed)));
 }
 
-TEST_F(LaunchMeeting, AProcessThatIsStoppedIsSaidToBe) {
-  const ProgramResult result = launch(
-      {"--processes", "2"}, {"--data", write_text(), "--steps", "1000000", "--log", path("log")},
-      [&](pid_t launcher) {
-        await_step("log");
-        const pid_t stopped = test::children_of(launcher).at(1);
-        kill(stopped, SIGSTOP);
-        const auto deadline = Clock::now() + kSoon;
-        while (read_file(path("stderr")).find("stopped by signal") == std::string::npos &&
-               Clock::now() < deadline) {
-          sleep_a_little();
-        }
-        kill(stopped, SIGCONT);
-        kill(launcher, SIGINT);
-      });
-  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("tessera: rank 1 (process 1, pid "),
-                    HasSubstr("was stopped by signal 19"), HasSubstr("the run waits for it")));
-}
-
 TEST_F(LaunchMeeting, ASignalFromTheParentToOneProcessEndsTheRunInFiveSeconds) {
   ScopedVariables variables{{"RANK", "0"},
                             {"WORLD_SIZE", "2"},
@@ -217,28 +195,6 @@ TEST_F(LaunchMeeting, ASignalFromTheParentToOneProcessEndsTheRunInFiveSeconds) {
   EXPECT_LT(Clock::now() - signalled, std::chrono::milliseconds(5000));
   EXPECT_THAT(read_file(path("first")), HasSubstr("process 1 was ended by SIGTERM"));
   EXPECT_EQ(second.exit_code, 1) << second.err;
-}
-
-TEST_F(LaunchMeeting, AProcessThatIsStoppedWhileMpiStartsEndsTheRunInTime) {
-  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun";
-  const auto module = std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
-  if (!std::filesystem::exists(module)) GTEST_SKIP() << "built without MPI";
-  std::vector<std::string> training = small_training();
-  training.insert(training.end(), {"--data", write_text(), "--steps", "1", "--timeout", "4"});
-  const std::string script = write("start.sh",
-                                   "[ $OMPI_COMM_WORLD_RANK = 1 ] && kill -STOP $$\n"
-                                   "exec " +
-                                       in_shell(training) + "\n");
-  const auto begin = Clock::now();
-  const int status = std::system(
-      ("timeout -k 1 60 mpirun -n 2 --oversubscribe --allow-run-as-root --bind-to none sh " +
-       script + " >" + path("out") + " 2>&1")
-          .c_str());
-  EXPECT_NE(status, 0);
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
-  EXPECT_THAT(read_file(path("out")),
-              AllOf(HasSubstr("process 0 of 2 on "),
-                    HasSubstr("waited 4 s for MPI to bring the processes together")));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
 #include "temporary_folder.h"
 
@@ -63,14 +64,27 @@ TEST_F(LoadedModuleTest, OneThatCannotBeLoadedIsAProblemThatSaysWhy) {
                     HasSubstr("; write it better")));
 }
 
-TEST_F(LoadedModuleTest, OneThatIsFoundIsLoaded) {
-  Dl_info library{};  // the C library, which every machine has
-  ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &library), 0);
-  setenv(kVariable, library.dli_fname, 1);
+TEST_F(LoadedModuleTest, OneOfThisBuildIsLoaded) {
+  setenv(kVariable, TESSERA_STUB_MODULE, 1);
   const LoadedModule module = load_module(kModule);
   EXPECT_EQ(module.problem, "");
-  EXPECT_EQ(module.path, library.dli_fname);
-  EXPECT_NE(dlsym(module.handle, "gnu_get_libc_version"), nullptr);
+  EXPECT_EQ(module.path, TESSERA_STUB_MODULE);
+  EXPECT_NE(dlsym(module.handle, "tessera_build_identity"), nullptr);
+}
+
+TEST_F(LoadedModuleTest, OneOfAnotherBuildIsRefusedWithBothIdentities) {
+  Dl_info library{};  // the C library, which every machine has, and which has no identity
+  ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &library), 0);
+  for (const auto& [path, identity] :
+       {std::pair(TESSERA_STALE_MODULE, "0.0.1-stale"), std::pair(library.dli_fname, "unknown")}) {
+    setenv(kVariable, path, 1);
+    const LoadedModule module = load_module(kModule);
+    EXPECT_EQ(module.handle, nullptr);
+    EXPECT_EQ(module.problem, std::string("the test module ") + path + " is of build " + identity +
+                                  ", and what loads it of build " + tessera_build_identity() +
+                                  "; build both together ('./run build'), or name another file in "
+                                  "TESSERA_TEST_MODULE");
+  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kSteepest = 1.13;  // of |gelu'|
 constexpr double kGeluError =
-    4e-7;  // of the kernels, relative to their argument; see gelu_test.cpp
+    4e-7;  // of the kernels, relative to their argument; see smooth_activation_test.cpp
 
 /// A linear layer's sizes. Rows of 8 elements and more are what GPUs have fused kernels for.
 struct Layer {

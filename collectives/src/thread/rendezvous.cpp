@@ -55,7 +55,7 @@ void Family::abort(std::string_view reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_.load(std::memory_order_relaxed)) return;
-    reason_ << reason;
+    reason_ = reason;
     aborted_.store(true, std::memory_order_seq_cst);
     members.swap(members_);  // who joins from here on sees the flag before it sleeps
   }
@@ -67,7 +67,7 @@ void Family::abort(std::string_view reason) noexcept {
 
 std::string Family::reason() const {
   const std::lock_guard lock(mutex_);
-  return std::string(reason_.view());
+  return reason_;
 }
 
 }  // namespace tessera

@@ -10,8 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/core/fixed_text.h"
-
 namespace tessera {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
@@ -59,7 +57,7 @@ class Family {
  private:
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
-  FailureText reason_;                            // guarded by mutex_; set with aborted_
+  std::string reason_;                            // guarded by mutex_; set with aborted_
   std::vector<std::weak_ptr<Wakeable>> members_;  // guarded by mutex_
 };
 

@@ -53,9 +53,7 @@ SharedMapping::SharedMapping(std::size_t reserve)
           errno == EMFILE || errno == ENFILE ? kRaiseFiles : "");
   const int failed = ftruncate(file(), static_cast<off_t>(bytes_));
   require(failed == 0, ErrorCode::kUnavailable,
-          "cannot reserve memory to share between processes: ", std::strerror(errno),
-          errno == EFBIG ? "; lift 'ulimit -f', or train in one process (tessera train --ranks N)"
-                         : "");
+          "cannot reserve memory to share between processes: ", std::strerror(errno));
   fcntl(file(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   map();
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <new>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -32,16 +31,6 @@ void make_room(Piece& piece, std::uint64_t end) {
 }
 
 }  // namespace
-
-void append(PieceQueues& queues, std::uint32_t tag, PiecePtr piece) {
-  std::deque<PiecePtr>& queue = queues[tag];
-  try {
-    queue.push_back(std::move(piece));
-  } catch (const std::bad_alloc&) {
-    if (queue.empty()) queues.erase(tag);
-    throw;
-  }
-}
 
 // ---- Sending ------------------------------------------------------------------------------------
 
@@ -83,12 +72,7 @@ bool SocketConnection::give_up(const PiecePtr& piece) {
     outgoing.erase(place);
     return true;
   }
-  try {  // it ends with this part
-    piece->own.assign(piece->data + piece->moved, piece->data + sent.end);
-  } catch (const std::bad_alloc&) {
-    break_off();
-    return true;
-  }
+  piece->own.assign(piece->data + piece->moved, piece->data + sent.end);  // it ends with this part
   piece->data = piece->own.data();
   piece->moved = 0;
   piece->header.bytes = sent.end = piece->own.size();
@@ -184,7 +168,7 @@ bool SocketConnection::begin_unasked(int process, std::string& failure) {
   incoming = std::make_shared<Piece>();
   incoming->header = header;
   make_room(*incoming, received.end);
-  if (header.kind == FrameKind::kData) append(unasked, header.tag, incoming);
+  if (header.kind == FrameKind::kData) unasked[header.tag].push_back(incoming);
   return true;
 }
 

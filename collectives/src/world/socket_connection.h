@@ -42,7 +42,6 @@ using PiecePtr = std::shared_ptr<Piece>;
 
 /// By tag; none is empty.
 using PieceQueues = std::map<std::uint32_t, std::deque<PiecePtr>>;
-void append(PieceQueues& queues, std::uint32_t tag, PiecePtr piece);
 
 /// The part of a message that is being moved.
 struct Part {

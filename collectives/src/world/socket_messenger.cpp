@@ -27,9 +27,6 @@ constexpr std::uint32_t kExchangeTag = 0xffffffffU;
 /// No text that is exchanged is longer.
 constexpr std::uint64_t kMostExchangedBytes = std::uint64_t{1} << 20U;
 
-/// Reserved for the text of a failure.
-constexpr std::size_t kFailureBytes = kMostReasonBytes;
-
 /// Messages over TCP. One thread does all input and output.
 class SocketMessenger : public Messenger {
  public:
@@ -40,7 +37,6 @@ class SocketMessenger : public Messenger {
     std::vector<Socket> mesh = connect_mesh(rendezvous);
     connections_ = std::vector<SocketConnection>(mesh.size());
     for (std::size_t p = 0; p < mesh.size(); ++p) connections_[p].socket = std::move(mesh[p]);
-    failure_.reserve(kFailureBytes);
     thread_ = start_thread("messages to other processes", [this] { run_guarded(); });
   }
 
@@ -63,10 +59,8 @@ class SocketMessenger : public Messenger {
     piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
     // Only read from; Piece serves both directions.
     piece->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-    // First, for it may throw: from when a piece is known here, somebody must give it up.
-    auto handle = std::make_shared<Handle>(*this, piece);
-    enqueue(process, std::move(piece));
-    return handle;
+    enqueue(process, piece);
+    return std::make_shared<Handle>(*this, std::move(piece));
   }
 
   std::shared_ptr<Transfer> receive(int process, std::uint32_t tag, void* data,
@@ -113,12 +107,11 @@ class SocketMessenger : public Messenger {
   }
   void enqueue(int process, PiecePtr piece);
   void tell(FrameKind kind, std::string_view text) noexcept;
-  void broadcast(FrameKind kind, std::string_view text);
   void give_up(const PiecePtr& piece);
   void drain(std::chrono::milliseconds patience);
   bool drained();
   void run_guarded();
-  void end_with(const char* failure);
+  void end_with(std::string failure);
   void run();
   void lose(SocketConnection& connection, int process, const std::string& why);
 
@@ -127,7 +120,7 @@ class SocketMessenger : public Messenger {
   const Socket wake_;  // tells the thread that there is something to send
   std::mutex mutex_;
   std::vector<SocketConnection> connections_;
-  std::string failure_;  // guarded by mutex_; may hold kFailureBytes without more memory
+  std::string failure_;  // guarded by mutex_
   int lost_ = -1;
   std::atomic<bool> aborting_{false};
   std::atomic<bool> stopping_{false};
@@ -174,19 +167,16 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
 std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::uint32_t tag,
                                                               void* data, std::size_t bytes) {
   SocketConnection& connection = connections_[static_cast<std::size_t>(process)];
-  std::shared_ptr<Handle> handle;  // first, as in send; where this throws it goes without the lock
   const std::lock_guard lock(mutex_);
   const auto unasked = connection.unasked.find(tag);
   if (unasked == connection.unasked.end()) {
     auto piece = std::make_shared<Piece>();
     piece->header = {.kind = FrameKind::kData, .tag = tag, .bytes = bytes};
     piece->data = static_cast<std::byte*>(data);
-    handle = std::make_shared<Handle>(*this, piece);
-    append(connection.wanted, tag, std::move(piece));
-    return handle;
+    connection.wanted[tag].push_back(piece);
+    return std::make_shared<Handle>(*this, std::move(piece));
   }
   const PiecePtr piece = unasked->second.front();
-  handle = std::make_shared<Handle>(*this, piece);
   unasked->second.pop_front();
   if (unasked->second.empty()) connection.unasked.erase(unasked);
   require(piece->header.bytes == bytes, ErrorCode::kInternal, "process ", process, " sent ",
@@ -194,7 +184,7 @@ std::shared_ptr<Messenger::Transfer> SocketMessenger::receive(int process, std::
   // It may still be arriving: what is there moves to its place, and the rest goes there itself.
   std::copy_n(piece->own.begin(), piece->moved, static_cast<std::byte*>(data));
   piece->data = static_cast<std::byte*>(data);
-  return handle;
+  return std::make_shared<Handle>(*this, piece);
 }
 
 void SocketMessenger::enqueue(int process, PiecePtr piece) {
@@ -220,13 +210,6 @@ void SocketMessenger::give_up(const PiecePtr& piece) {
 }
 
 void SocketMessenger::tell(FrameKind kind, std::string_view text) noexcept {
-  try {
-    broadcast(kind, text);
-  } catch (const std::bad_alloc&) {  // they see that the connection ends
-  }
-}
-
-void SocketMessenger::broadcast(FrameKind kind, std::string_view text) {
   for (int p = 0; p < processes(); ++p) {
     if (p == process_) continue;
     auto piece = std::make_shared<Piece>();
@@ -262,7 +245,7 @@ bool SocketMessenger::drained() {
 
 // ---- The thread ---------------------------------------------------------------------------------
 
-/// What ends the thread ends the run. Memory for saying so is reserved.
+/// What ends the thread ends the run.
 void SocketMessenger::run_guarded() {
   try {
     run();
@@ -273,13 +256,13 @@ void SocketMessenger::run_guarded() {
   }
 }
 
-void SocketMessenger::end_with(const char* failure) {
+void SocketMessenger::end_with(std::string failure) {
   const std::lock_guard lock(mutex_);
   for (SocketConnection& connection : connections_) {
     connection.closed = true;
     if (connection.socket.fd() >= 0) connection.break_off();
   }
-  if (failure_.empty()) failure_.assign(failure, std::min(std::strlen(failure), kFailureBytes));
+  if (failure_.empty()) failure_ = std::move(failure);
 }
 
 void SocketMessenger::run() {

@@ -172,11 +172,7 @@ void WorldCore::abort(std::string_view reason) noexcept {
 void WorldCore::abort_if_unwinding() noexcept {
   if (std::uncaught_exceptions() <= exceptions_) return;
   // The exception itself cannot be seen from here.
-  try {
-    abort(describe(process()) + " failed; its own output says why");
-  } catch (const std::bad_alloc&) {
-    abort("a process failed; its own output says why");
-  }
+  abort(describe(process()) + " failed; its own output says why");
 }
 
 bool WorldCore::aborted() const { return board().abort_state.load(std::memory_order_seq_cst) != 0; }
@@ -229,10 +225,7 @@ void WorldCore::look() {
 
 void WorldCore::watch() {
   while (!stopping_) {
-    try {
-      look();
-    } catch (const std::bad_alloc&) {  // the next look may find memory again
-    }
+    look();
     std::this_thread::sleep_for(kWatchInterval);
   }
 }

@@ -11,14 +11,12 @@
 #include <vector>
 
 #include "commands.h"
-#include "error_reserve.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
 #include "launch/launch_environment.h"
 #include "terminal.h"
 #include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/cpu_libraries.h"
 #include "tessera/model/generate.h"
 
 namespace tessera::cli {
@@ -111,8 +109,6 @@ int main(int argc, char** argv) {
   using namespace tessera;
   // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
-  cli::keep_memory_for_errors();
-  prepare_cpu_libraries();
   try {
     const std::vector<std::string> arguments = spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;

@@ -14,6 +14,8 @@
 namespace tessera::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
 /// A Markdown table of all settings, as TensorBoard's text tab shows it.
 std::string settings_table(const Config& config) {
   std::string text = "| setting | value |\n|---|---|\n";
@@ -21,6 +23,37 @@ std::string settings_table(const Config& config) {
     text += "| " + name + " | " + value.dump() + " |\n";
   }
   return text;
+}
+
+/// Whether two paths lead to one file. A device or a pipe may be shared.
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code none;
+  if (fs::is_other(a, none)) return false;
+  const auto whole = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path), none);
+  };
+  return fs::equivalent(a, b, none) || whole(a) == whole(b);
+}
+
+/// Refuses a run that would write over what it reads, or write two things to one file.
+void check_paths(const Config& config, const std::vector<std::string>& data_files) {
+  std::vector<std::pair<std::string, std::string>> written;  // paths and their flags
+  for (const Setting& setting : output_settings()) {
+    if (config.is_null(setting.name)) continue;
+    const auto path = config.get<std::string>(setting.name);
+    const std::string flag = flag_name(setting.name);
+    const auto require_other = [&](const std::string& read, const char* what) {
+      require(!is_same_file(path, read), ErrorCode::kConfig, flag, " would write over ", path,
+              ", from which ", what, " are read; give ", flag, " another path");
+    };
+    for (const std::string& file : data_files) require_other(file, "the data");
+    for (const auto& file : config.translations()) require_other(file.path, "the settings");
+    for (const auto& [other, its_flag] : written) {
+      require(!is_same_file(path, other), ErrorCode::kConfig, flag, " and ", its_flag,
+              " would both write to ", path, "; give each a path of its own");
+    }
+    written.emplace_back(path, flag);
+  }
 }
 
 /// Earlier runs are kept unless somebody says otherwise.
@@ -51,7 +84,8 @@ void check_events(const std::string& folder, const Config& config) {
 
 }  // namespace
 
-void RunOutputs::check(const Config& config) {
+void RunOutputs::check(const Config& config, const std::vector<std::string>& data_files) {
+  check_paths(config, data_files);
   require(!config.get<bool>("append") || !config.get<bool>("overwrite"), ErrorCode::kConfig,
           "--append keeps what an earlier run has written, and --overwrite does not; give one of "
           "them");
@@ -90,7 +124,7 @@ void RunOutputs::open() {
   for (const std::string& path : earlier) {
     if (!is_our_event_file(path)) continue;
     std::error_code failed;
-    std::filesystem::remove(path, failed);
+    fs::remove(path, failed);
     require(!failed, ErrorCode::kIo, "--tensorboard: ", path, ", of an earlier run, cannot be ",
             "removed (", failed.message(), "); give a new folder");
   }

@@ -19,9 +19,10 @@ namespace tessera::cli {
 /// are.
 class RunOutputs {
  public:
-  /// Throws Error{kIo} if one cannot be written, and Error{kConfig} if one holds an earlier run,
-  /// and neither --append nor --overwrite says what becomes of that. Makes and changes nothing.
-  static void check(const Config& config);
+  /// Throws Error{kIo} if one cannot be written, and Error{kConfig} if one is read by the run
+  /// (`data_files`, config files), two are one file, or one holds an earlier run and neither
+  /// --append nor --overwrite says what becomes of that. Makes and changes nothing.
+  static void check(const Config& config, const std::vector<std::string>& data_files);
 
   /// Both arguments outlive this.
   RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {}

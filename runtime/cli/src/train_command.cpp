@@ -13,7 +13,6 @@
 #include "launch/launch_environment.h"
 #include "launch/same_run.h"
 #include "loss_plot.h"
-#include "output_check.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
@@ -101,8 +100,7 @@ double machine_flops(TrainerOptions options) {
 /// The options of the run, as far as the data, the other processes and memory decide them.
 TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
                                 const TokenDataset& dataset) {
-  check_outputs(config, dataset.files());
-  RunOutputs::check(config);
+  RunOutputs::check(config, dataset.files());
   config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "tessera/core/address_space.h"
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 
@@ -23,12 +22,6 @@ namespace {
 constexpr std::chrono::milliseconds kTeamIdle{20};
 
 constexpr int kYields = 8;
-
-/// Opens a gate when the scope ends, however it ends.
-struct Opener {
-  Gate& gate;
-  ~Opener() { gate.open(); }
-};
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -115,7 +108,6 @@ void CpuStream::run() {
       if (options_.threads > 1 && !pushed_.wait_for(lock, kTeamIdle, woken)) {
         lock.unlock();
         omp_pause_resource_all(omp_pause_soft);  // of this thread alone, in GCC's OpenMP
-        has_team_ = false;
         lock.lock();
       }
       pushed_.wait(lock, woken);
@@ -146,7 +138,6 @@ void CpuStream::execute(Entry& entry) {
 
 void CpuStream::run_task(Entry& entry) {
   try {
-    if (options_.threads > 1 && !has_team_) make_way_for_team();
     if (options_.before_task) options_.before_task();
     const double begin = options_.on_span ? steady_seconds() : 0.0;
     if (entry.task) entry.task();
@@ -155,24 +146,6 @@ void CpuStream::run_task(Entry& entry) {
     fail_with(error.what());
   } catch (...) {
     fail_with("unknown exception");
-  }
-}
-
-/// OpenMP would end the program if it could not start its threads: the first time, as many are
-/// started and ended before it is asked.
-void CpuStream::make_way_for_team() {
-  const int others = options_.threads - 1;
-  const std::string what =
-      concat("the stream '", options_.name, "' of ", options_.threads, " threads");
-  if (!has_address_space_for_threads(others))
-    fail_to_start_thread(what, "no address space is left");
-  has_team_ = true;
-  if (std::exchange(has_tried_team_, true)) return;
-  Gate all_started;
-  std::vector<std::jthread> team;  // joined once the gate is open
-  const Opener opener{all_started};
-  for (int i = 0; i < others; ++i) {
-    team.push_back(start_thread<std::jthread>(what, [&] { all_started.pass(); }));
   }
 }
 

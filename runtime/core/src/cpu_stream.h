@@ -48,7 +48,6 @@ class CpuStream : public Stream {
   void run();
   void execute(Entry& entry);
   void run_task(Entry& entry);
-  void make_way_for_team();
   void fail_with(std::string_view what);
 
   const StreamOptions options_;
@@ -58,8 +57,6 @@ class CpuStream : public Stream {
   bool stopping_ = false;                   // guarded by mutex_
   std::exception_ptr failure_;              // guarded by mutex_; set once
   bool failed_ = false;                     // the worker's own copy of "failure_ is set"
-  bool has_team_ = false;                   // the worker's; see [Note: teams of threads]
-  bool has_tried_team_ = false;             // the worker\'s
   std::uint64_t pushes_ = 0;                // guarded by mutex_
   std::atomic<std::uint64_t> executed_{0};  // of these
   std::atomic<int> synchronizing_{0};       // threads that sleep until executed_ has changed

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <new>
-#include <utility>
 
-#include "tessera/core/address_space.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -32,7 +29,6 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) {
 /// `bytes` (whole pages) aligned to a huge page, or nullptr.
 void* map_pages(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePageBytes;
-  if (!has_address_space(mapped)) return nullptr;
   void* const raw =
       mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -74,7 +70,7 @@ void HostMemoryPool::deallocate(void* address, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   if (bytes >= kLargeBytes) {
     const auto used = used_large_.find(address);
-    free_large_.insert(std::move(used->second));
+    free_large_.emplace(used->second, address);
     used_large_.erase(used);
   } else {
     free_small_.give_back(address, bytes);
@@ -85,26 +81,17 @@ void* HostMemoryPool::allocate_large(std::size_t bytes) {
   const auto fit = free_large_.lower_bound(bytes);
   if (fit != free_large_.end() && fit->first <= bytes + bytes / 4) {
     void* const block = fit->second;
-    LargeBlocks::node_type& node = used_large_[block];  // first: this may throw
-    node = free_large_.extract(fit);
+    used_large_.emplace(block, fit->first);
+    free_large_.erase(fit);
     return block;
   }
   const std::size_t capacity = round_up(bytes, kPageBytes);
-  LargeBlocks blocks;
-  LargeBlocks::node_type node = blocks.extract(blocks.emplace(capacity, nullptr));
   void* block = map_pages(capacity);
   if (block == nullptr) {
     release_cached();
     block = map_pages(capacity);
   }
-  if (block == nullptr) return nullptr;
-  node.mapped() = block;
-  try {
-    used_large_.emplace(block, std::move(node));
-  } catch (const std::bad_alloc&) {
-    munmap(block, capacity);
-    throw;
-  }
+  if (block != nullptr) used_large_.emplace(block, capacity);
   return block;
 }
 

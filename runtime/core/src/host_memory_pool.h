@@ -30,12 +30,8 @@ class HostMemoryPool {
   void release_cached() noexcept;
 
   std::mutex mutex_;
-  using LargeBlocks = std::multimap<std::size_t, void*>;  // by capacity
-
-  // Giving a block back takes no memory, as in FreeLists: the nodes of the list are made with the
-  // blocks, and kept here while these are in use.
-  std::unordered_map<void*, LargeBlocks::node_type> used_large_;
-  LargeBlocks free_large_;
+  std::unordered_map<void*, std::size_t> used_large_;  // capacities
+  std::multimap<std::size_t, void*> free_large_;       // by capacity
   FreeLists free_small_;
 };
 

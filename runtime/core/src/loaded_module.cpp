@@ -46,6 +46,24 @@ std::optional<std::filesystem::path> find_module(const ModuleFile& module) {
   return std::nullopt;
 }
 
+namespace {
+
+/// Classes are passed over this seam, so both sides must have been compiled from the same sources
+/// in the same way. "" if they have.
+std::string problem_of_identity(const ModuleFile& module, const LoadedModule& loaded) {
+  constexpr const char* kIdentity = "tessera_build_identity";
+  auto* const get =
+      reinterpret_cast<decltype(&tessera_build_identity)>(dlsym(loaded.handle, kIdentity));
+  const std::string theirs = get != nullptr ? get() : "unknown";
+  const std::string ours = tessera_build_identity();
+  if (theirs == ours) return "";
+  return concat("the ", module.name, " ", loaded.path.string(), " is of build ", theirs,
+                ", and what loads it of build ", ours,
+                "; build both together ('./run build'), or name another file in ", module.variable);
+}
+
+}  // namespace
+
 LoadedModule load_module(const ModuleFile& module) {
   LoadedModule result;
   const auto path = find_module(module);
@@ -65,7 +83,10 @@ LoadedModule load_module(const ModuleFile& module) {
     result.problem = concat("the ", module.name, " ", path->string(),
                             " cannot be loaded: ", why != nullptr ? why : "no reason given", "; ",
                             module.if_unusable);
+    return result;
   }
+  result.problem = problem_of_identity(module, result);
+  if (!result.problem.empty()) result.handle = nullptr;
   return result;
 }
 

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "tessera/core/error.h"
-#include "tessera/core/fixed_text.h"
 #include "tessera/core/start_thread.h"
 
 namespace tessera {
@@ -108,9 +107,8 @@ void launch_ranks(const std::vector<std::unique_ptr<ProcessGroup>>& world,
       first, static_cast<int>(world.size()), [&](int rank) { body(rank, group_of(rank)); },
       [&](int rank, const char* what) {
         // All ends: a group of NCCL does not tell its neighbours.
-        FailureText reason;
-        reason << "rank " << rank << " failed: " << what;
-        for (const auto& group : world) group->abort(reason.view());
+        const std::string reason = concat("rank ", rank, " failed: ", what);
+        for (const auto& group : world) group->abort(reason);
       });
 }
 

@@ -1,9 +1,7 @@
 #include "launch/launch_command.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,7 +18,6 @@
 #include "launch/launch_environment.h"
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
-#include "launch/process_limits.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/compat/config.h"
 #include "tessera/core/error.h"
@@ -31,14 +28,6 @@ namespace tessera::cli {
 namespace {
 
 constexpr int kLastPort = 65535;
-
-/// Opens those of standard input, output and error that are closed, so that no socket or pipe takes
-/// their numbers, over which a process puts its own. They cannot be written to, as if closed.
-void keep_standard_numbers() {
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDONLY);  // takes the lowest number, this one
-  }
-}
 
 // ---- Where the processes meet -------------------------------------------------------------------
 
@@ -182,14 +171,12 @@ std::vector<std::string> take_launched(int& argc, const char* const* argv) {
 }
 
 int run_launch(const LaunchRequest& request) {
-  keep_standard_numbers();
   const LaunchedCommand command(request.command);
   if (!command.help().empty()) {
     std::cout << command.help();
     return kExitGood;
   }
   const LaunchLayout layout = make_layout(request, command);
-  check_process_limits(layout);
   check_address(layout.main_address);
   int port = layout.main_port.value;
   const int listener = layout.node_rank.value == 0 ? listener_of(layout) : -1;

@@ -10,8 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "launch/meeting_board.h"
-#include "launch/start_watch.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
@@ -119,7 +117,6 @@ Launcher by_ours(const Environment& environment) {
   Launcher launcher = by_sockets(environment, kOwnLauncher);
   launcher.ranks_per_process = needed(environment, kRanksPerProcess, kOwnLauncher);
   launcher.listener = number(environment, kListener).value_or(-1);
-  launcher.meeting = number(environment, kMeeting).value_or(-1);
   return launcher;
 }
 
@@ -198,26 +195,12 @@ int listener_of(const Launcher& launcher, bool quiet) {
 
 /// An MPI that does not know the launcher's variables takes the process for the only one.
 std::shared_ptr<World> join_mpi(const Launcher& launcher, const WorldOptions& options) {
-  std::shared_ptr<World> world;
-  {
-    const StartWatch watch(
-        options.timeout,
-        concat("process ", launcher.process, " of ", launcher.processes, " on ", host_name(),
-               " waited ", options.timeout.count() / 1000,
-               " s for MPI to bring the processes together; one of them did not start, or is "
-               "stopped; look at them, or raise --timeout"));
-    world = make_mpi_world(options);
-  }
+  std::shared_ptr<World> world = make_mpi_world(options);
   require(world->processes() == launcher.processes, ErrorCode::kConfig, launcher.name,
           " has started ", launcher.processes, " processes, but the MPI of this build knows of ",
           world->processes(), "; use the ", launcher.name,
           " of the MPI that it was built with, or 'tessera launch'");
   return world;
-}
-
-/// So `tessera launch` knows that this process hears of it if another one ends.
-void say_met(const Launcher& launcher) {
-  if (launcher.meeting >= 0) write_to_meeting_board(launcher.meeting, launcher.process);
 }
 
 /// A launcher, and the variables that all its processes have.
@@ -338,7 +321,7 @@ void adopt_launcher(const Launcher& launcher, Config& config) {
 }
 
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {
-  if (launcher.kind == Launcher::Kind::kNone) return say_met(launcher);
+  if (launcher.kind == Launcher::Kind::kNone) return;
   const char* const apart = std::getenv(kApart);
   const WorldOptions world{.local_ranks = options.ranks / launcher.processes,
                            .timeout = options.timeout,
@@ -354,7 +337,6 @@ void join_world(const Launcher& launcher, const Config& config, TrainerOptions& 
                                .token = launcher.token,
                                .patience = options.timeout},
                               world);
-  say_met(launcher);
   // Until now all ranks were taken for this machine's.
   options.threads_per_rank = config.get<int>("threads_per_rank");
   options = resolved(std::move(options));

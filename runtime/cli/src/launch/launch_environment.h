@@ -17,8 +17,6 @@ inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
 inline constexpr const char* kListener = "TESSERA_LISTENER";
 /// A secret of the job; see SocketRendezvous::token. Launchers pass it on.
 inline constexpr const char* kJobToken = "TESSERA_JOB_TOKEN";
-/// A file descriptor: a process writes a byte at its number there when it has met the others.
-inline constexpr const char* kMeeting = "TESSERA_MEETING";
 /// A file descriptor of process 0: the terminal, where its progress bar goes. What it says goes
 /// through the launcher, as with all processes, which puts its ranks in front.
 inline constexpr const char* kBarTerminal = "TESSERA_BAR_TERMINAL";
@@ -38,7 +36,6 @@ struct Launcher {
   std::string address{};  ///< kSockets only, as the next two
   int port = 0;
   int listener = -1;
-  int meeting = -1;     ///< the value of kMeeting
   std::string token{};  ///< kSockets only: of kJobToken, else what the launcher calls the job
   bool secret = false;  ///< whether `token` is of kJobToken
 };

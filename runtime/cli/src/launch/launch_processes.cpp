@@ -19,7 +19,6 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "launch/launch_environment.h"
-#include "launch/meeting_board.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
@@ -29,8 +28,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// After a failure, how long the others may take to say what they know of it.
+constexpr std::chrono::seconds kFirstGrace{2};
 constexpr std::chrono::seconds kLastGrace{3};
-constexpr int kInheritedListener = 3;
 
 std::string ranks_of(const ProcessOptions& options) {
   if (options.first_rank == options.last_rank) return concat("rank ", options.first_rank);
@@ -84,15 +84,11 @@ class LinePrinter {
   std::string text_;
 };
 
-/// How long those may take to say what they know of a failure that have not met the others yet.
-constexpr std::chrono::milliseconds kGraceOfUnmet{500};
-
 /// A running process.
 struct Child {
   ProcessOptions options;
   pid_t pid = 0;
   bool running = false;
-  int stopped_by = 0;  ///< the signal that has stopped it for now, such as SIGSTOP
 };
 
 struct Failure {
@@ -102,8 +98,8 @@ struct Failure {
 
 /// Between fork and exec: only what a signal handler might call, so all memory is made before.
 /// `inherited`: files that the process has under the same numbers, -1 being none.
-[[noreturn]] void become(const ProcessOptions& options, char** argv, char** variables, int out,
-                         int err, const std::array<int, 2>& inherited, pid_t parent) {
+[[noreturn]] void become(char** argv, char** variables, int out, int err,
+                         const std::array<int, 2>& inherited, pid_t parent) {
   // The launcher's handlers would swallow what comes before exec.
   sigset_t all_signals;
   sigfillset(&all_signals);
@@ -119,13 +115,6 @@ struct Failure {
   dup2(err, STDERR_FILENO);
   for (const int file : inherited) {
     if (file >= 0) fcntl(file, F_SETFD, 0);
-  }
-  if (options.listener >= 0) {
-    if (options.listener == kInheritedListener) {
-      fcntl(kInheritedListener, F_SETFD, 0);
-    } else {
-      dup2(options.listener, kInheritedListener);
-    }
   }
   execve("/proc/self/exe", argv, variables);
   _exit(127);
@@ -151,8 +140,6 @@ class Launch {
       forward_output();
       reap();
       pass_on_signal();
-      end_unmet();
-      kill_stopped();
       escalate();
     }
     if (!failure_ && passed_on_ == 0 && std::ferror(stdout) != 0) {
@@ -182,10 +169,9 @@ class Launch {
     std::vector<std::string> arguments{"tessera"};
     arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
     Variables all = options.variables;
-    if (options.listener >= 0) all[kListener] = std::to_string(kInheritedListener);
+    if (options.listener >= 0) all[kListener] = std::to_string(options.listener);
     const int terminal = options.process == 0 ? terminal_for_bar() : -1;
     if (terminal >= 0) all[kBarTerminal] = std::to_string(terminal);
-    if (board_.file() >= 0) all[kMeeting] = std::to_string(board_.file());
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
       if (is_of_other_launcher(text)) continue;
@@ -211,8 +197,7 @@ class Launch {
     sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
     if (child.pid == 0) {
-      become(options, argv.data(), variables.data(), out[1], err[1], {terminal, board_.file()},
-             parent);
+      become(argv.data(), variables.data(), out[1], err[1], {terminal, options.listener}, parent);
     }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
@@ -254,32 +239,18 @@ class Launch {
   void reap() {
     std::vector<std::pair<const Child*, int>> ended;  // with their statuses
     int status = 0;
-    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
+    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
       const auto child = std::find_if(children_.begin(), children_.end(),
                                       [&](const Child& c) { return c.pid == pid; });
       if (child == children_.end()) continue;
-      if (WIFSTOPPED(status)) {
-        note_stop(*child, WSTOPSIG(status));
-      } else if (WIFCONTINUED(status)) {
-        child->stopped_by = 0;
-      } else {
-        child->running = false;
-        child->stopped_by = 0;
-        ended.emplace_back(&*child, status);
-      }
+      child->running = false;
+      ended.emplace_back(&*child, status);
     }
     // The system gives them in the order of their start. Who was killed has not failed for want of
     // another one.
     std::stable_partition(ended.begin(), ended.end(),
                           [](const auto& end) { return WIFSIGNALED(end.second); });
     for (const auto& [child, how] : ended) note_end(*child, how);
-  }
-
-  void note_stop(Child& child, int signal) {
-    child.stopped_by = signal;
-    if (failure_) return;  // kill_stopped tells of it
-    say(concat(describe(child), " was stopped by signal ", signal, " (", strsignal(signal),
-               "); the run waits for it (kill -CONT ", child.pid, ")"));
   }
 
   std::string describe(const Child& child) const {
@@ -294,12 +265,11 @@ class Launch {
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       cut_short_ = cut_short_ || (passed_on_ != 0 && signal == passed_on_);
-      const bool by_us = stopping_ && (signal == SIGTERM || signal == SIGKILL);
+      const bool by_us = signals_ > 1 && (signal == SIGTERM || signal == SIGKILL);
       if (by_us || cut_short_) return;
-      const bool early = children_.size() > 1 && !board_.has_met(child.options.process);
-      failure_ = {concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal),
-                         ")", early ? " before the processes had met" : ""),
-                  kExitSignal + signal};
+      failure_ = {
+          concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal), ")"),
+          kExitSignal + signal};
     } else if (WEXITSTATUS(status) != 0) {
       const int code = WEXITSTATUS(status);
       if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
@@ -313,30 +283,7 @@ class Launch {
     } else {
       return;
     }
-    unmet_deadline_ = Clock::now() + kGraceOfUnmet;
-    if (!deadline_) deadline_ = Clock::now() + grace_;
-  }
-
-  /// After a failure, those that have not met the others would look for them until they give up.
-  void end_unmet() {
-    if (!unmet_deadline_ || Clock::now() < *unmet_deadline_) return;
-    unmet_deadline_.reset();
-    for (const Child& child : children_) {
-      if (child.running && !board_.has_met(child.options.process)) kill(-child.pid, SIGTERM);
-    }
-  }
-
-  /// After a failure, one that is stopped would wait for the last signal; it is said that it was,
-  /// since the others have failed for want of it.
-  void kill_stopped() {
-    if (!failure_) return;
-    for (Child& child : children_) {
-      if (!child.running || child.stopped_by == 0) continue;
-      failure_->what += concat("; ", describe(child), " was stopped by signal ", child.stopped_by,
-                               " (", strsignal(child.stopped_by), ")");
-      kill(-child.pid, SIGKILL);
-      child.stopped_by = 0;
-    }
+    if (!deadline_) deadline_ = Clock::now() + std::min<std::chrono::seconds>(kFirstGrace, grace_);
   }
 
   void pass_on_signal() {
@@ -346,34 +293,30 @@ class Launch {
     for (const Child& child : children_) {
       if (child.running) signal_one_of_all(child.pid, signal);
     }
+    signals_ = std::max(signals_, 1);
     deadline_ = Clock::now() + grace_;
   }
 
+  /// After a failure SIGTERM: it ends whoever still looks for the others, and a run that trains
+  /// takes it for Ctrl-C. `grace_` after either, SIGTERM again, which then kills; at last SIGKILL.
   void escalate() {
     if (!deadline_ || Clock::now() < *deadline_ || !any_running()) return;
-    kill_all(stopping_ ? SIGKILL : SIGTERM);
-    stopping_ = true;
-    deadline_ = Clock::now() + kLastGrace;
-  }
-
-  void kill_all(int signal) const {
     for (const Child& child : children_) {
-      if (child.running) kill(-child.pid, signal);
+      if (child.running) kill(-child.pid, signals_ < 2 ? SIGTERM : SIGKILL);
     }
+    deadline_ = Clock::now() + (++signals_ < 2 ? grace_ : kLastGrace);
   }
 
   const InterruptGuard interrupt_;
-  const MeetingBoard board_;
   const std::chrono::seconds grace_;
   std::vector<Child> children_;
   std::set<std::string> errors_;  // of the processes
   std::vector<LinePrinter> printers_;
   std::optional<Failure> failure_;
-  std::optional<Clock::time_point> unmet_deadline_;  // when those that have not met get SIGTERM
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
   int passed_on_ = 0;
   bool cut_short_ = false;  // a process has died of the signal that was passed on
-  bool stopping_ = false;   // SIGTERM has been sent
+  int signals_ = 0;         // that all have been sent
 };
 
 }  // namespace

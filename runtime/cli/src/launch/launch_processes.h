@@ -20,9 +20,10 @@ struct ProcessOptions {
 };
 
 /// Starts the processes and waits until all have ended. What they print comes out line by line,
-/// each with its ranks in front. If one fails, or on SIGINT and SIGTERM, which are passed on, the
-/// others have `grace` to end; then they get SIGTERM, and 3 s later SIGKILL. They die with this
-/// process. Returns the exit code of the first that failed, 128 + signal if one killed it.
+/// each with its ranks in front. SIGINT and SIGTERM are passed on. If one fails, the others get
+/// SIGTERM 2 s later. Whoever has not ended `grace` after such a signal gets SIGTERM again, and 3 s
+/// later SIGKILL. They die with this process. Returns the exit code of the first that failed, 128 +
+/// signal if one killed it.
 int run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace);
 
 }  // namespace tessera::cli

@@ -4,6 +4,10 @@
 #include <optional>
 #include <string>
 
+/// Which build this is of: the version and hashes of the sources of modules, and of the compiler
+/// and its flags ("0.1.0-3f2a91c07b5e-9d4401aa"). The program and every module have their own.
+extern "C" __attribute__((visibility("default"))) const char* tessera_build_identity();
+
 namespace tessera {
 
 /// A part of Tessera that is a file of its own, loaded when it is first needed, since the libraries
@@ -27,7 +31,8 @@ struct LoadedModule {
   std::string problem{};  ///< why it is not loaded, where it was looked for, and what to do; or ""
 };
 
-/// Never throws for a module that is missing or cannot be loaded. What was loaded stays loaded.
+/// Never throws for a module that is missing, cannot be loaded or is of another build. What was
+/// loaded stays loaded.
 LoadedModule load_module(const ModuleFile& module);
 
 }  // namespace tessera

@@ -2,19 +2,24 @@
 
 #include <functional>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
+
+#include "tessera/core/error.h"
 
 namespace tessera {
-
-/// Throws Error{kUnavailable} with `why` and what helps.
-[[noreturn]] void fail_to_start_thread(std::string_view what, std::string_view why);
 
 /// A thread that runs `body`; it is `what`, as in "the stream 'compute0'". Throws
 /// Error{kUnavailable} that names it if there can be no more threads.
 template <typename Thread = std::thread>
-Thread start_thread(std::string_view what, std::function<void()> body);
-
-extern template std::thread start_thread(std::string_view, std::function<void()>);
-extern template std::jthread start_thread(std::string_view, std::function<void()>);
+Thread start_thread(std::string_view what, std::function<void()> body) {
+  try {
+    return Thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail(ErrorCode::kUnavailable, "cannot start a thread for ", what, " (", error.what(),
+         "); use fewer ranks, or raise the limits of this process (ulimit -u, -v)");
+  }
+}
 
 }  // namespace tessera

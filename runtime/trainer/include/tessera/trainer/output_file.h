@@ -17,7 +17,7 @@ class OutputFile {
  public:
   /// Opens the file, and makes it and its folder if need be. What is in it stays until the first
   /// write: a run that cannot open all its files has destroyed none. `flag` is what the user named
-  /// it with ("--log"), for the error. Throws Error{kIo}, also for a named pipe that nobody reads.
+  /// it with ("--log"), for the error. Throws Error{kIo}.
   OutputFile(std::string path, std::string_view flag, Existing existing = Existing::kReplace);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -52,8 +52,8 @@ enum class Writing : std::uint8_t {
   kByReplacing,  ///< a new one in its folder takes its place, if it is a regular file
 };
 
-/// Whether the file could be written so, without making or changing anything: throws as an
-/// OutputFile would.
+/// Whether the file could be written so, as far as permissions tell without making or changing
+/// anything. Throws Error{kIo}.
 void check_writable(const std::string& path, std::string_view flag,
                     Writing writing = Writing::kInPlace);
 

@@ -1,30 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <limits>
 #include <set>
 
-#include "tessera/core/address_space.h"
-#include "tessera/core/fixed_text.h"
 #include "tessera/core/free_lists.h"
 
-// What errors and freed memory rest on where there is none left.
 namespace tessera {
 namespace {
-
-TEST(FixedText, HoldsTextsAndNumbers) {
-  FixedText<64> text;
-  text << "rank " << 3 << " failed: " << std::numeric_limits<int>::min();
-  EXPECT_EQ(text.view(), "rank 3 failed: -2147483648");
-}
-
-TEST(FixedText, CutsOffWhatDoesNotFit) {
-  FixedText<8> text;
-  text << "12345"
-       << "6789"
-       << "0";
-  EXPECT_EQ(text.view(), "12345678");
-}
 
 TEST(FreeLists, GivesOutBlocksOfTheSameSizeOnly) {
   FreeLists lists;
@@ -50,11 +32,6 @@ TEST(FreeLists, AreEmptyOnceCleared) {
   lists.clear([&](void* address) { released.insert(address); });
   EXPECT_EQ(released, std::set<void*>{block.data()});
   EXPECT_EQ(lists.take(64), nullptr);
-}
-
-TEST(AddressSpace, HasRoomForSomeAndNotForMoreThanThereIs) {
-  EXPECT_TRUE(has_address_space(4096));
-  EXPECT_FALSE(has_address_space(std::size_t{1} << 60U));
 }
 
 }  // namespace
