@@ -9,7 +9,7 @@
 #include "tessera/sharding/placement.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
-namespace tessera {
+namespace tessera::launch_command_test {
 namespace {
 
 using test::ProgramResult;
@@ -472,4 +472,4 @@ TEST_F(LaunchCommand, AKilledProcessEndsAllSoonUnderMpirun) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::launch_command_test

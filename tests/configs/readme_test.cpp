@@ -12,7 +12,7 @@
 // Accelerate and DeepSpeed stands in a row, by its name or by a pattern like stage3_*, and the row
 // says what becomes of it.
 
-namespace tessera {
+namespace tessera::readme_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -106,4 +106,4 @@ TEST(ReadmeHabits, HasEveryKeyAndSaysWhatBecomesOfIt) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::readme_test

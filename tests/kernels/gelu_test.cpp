@@ -1,7 +1,7 @@
 #include "kernels/gelu_oracle.h"
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::gelu_test {
 namespace {
 
 /// Both tails, where exp under- or overflows, and all between.
@@ -117,4 +117,4 @@ TEST(GeluForward, NanStaysNan) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::gelu_test

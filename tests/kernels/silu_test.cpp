@@ -1,6 +1,6 @@
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::silu_test {
 namespace {
 
 double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
@@ -107,4 +107,4 @@ TEST(SiluForward, NanStaysNan) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::silu_test
