@@ -1,14 +1,9 @@
 # The CUDA backend, libtessera_cuda.so: built where the CUDA toolkit is, loaded by the program on demand
 # (runtime/core/src/cuda_module.cpp), absent elsewhere.
 option(TESSERA_CUDA "Build the CUDA backend if the CUDA toolkit is found" ON)
-# Machine code for Ampere and Hopper, and PTX of 9.0, which the drivers of newer GPUs translate.
-# The environment's CUDAARCHS, which CMake knows, asks for others.
-set(_tessera_architectures "80-real;90;90a-real")
-if(DEFINED ENV{CUDAARCHS})
-  set(_tessera_architectures $ENV{CUDAARCHS})
-endif()
-set(TESSERA_CUDA_ARCHITECTURES "${_tessera_architectures}"
-    CACHE STRING "GPU architectures of the CUDA backend, as CMAKE_CUDA_ARCHITECTURES writes them")
+# The environment's CUDAARCHS, which CMake knows, sets what the first configuration begins with.
+set(TESSERA_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}" CACHE STRING "GPU architectures of the CUDA backend, as \
+CMAKE_CUDA_ARCHITECTURES writes them; empty: Ampere and Hopper, and PTX of 9.0 for the drivers of newer GPUs")
 # Below, its sources are compiled for the emulator, which brings its own sanitized build.
 if(NOT TESSERA_CUDA OR TESSERA_SANITIZE)
   return()
@@ -36,6 +31,9 @@ foreach(needed CUDAToolkit_FOUND TESSERA_NCCL_INCLUDE TESSERA_CUDNN_INCLUDE TESS
 endforeach()
 
 set(CMAKE_CUDA_ARCHITECTURES ${TESSERA_CUDA_ARCHITECTURES})
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90;90a-real")
+endif()
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know how to ask nvcc for C++20
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -5,7 +5,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera {
+namespace tessera::layer_test {
 namespace {
 
 class NamedLayer : public Layer {
@@ -64,4 +64,4 @@ TEST(Model, CheckNamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::layer_test

@@ -4,7 +4,7 @@
 #include "autograd/oracles.h"
 #include "tessera/core/sim_device.h"
 
-namespace tessera {
+namespace tessera::mlp_test {
 namespace {
 
 using test::check_op;
@@ -189,4 +189,4 @@ TEST_F(Mlp, RefusesShapesBeforeItComputes) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::mlp_test

@@ -11,7 +11,7 @@
 #include "tessera/sharding/placement.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
-namespace tessera {
+namespace tessera::launch_command_test {
 namespace {
 
 using test::ProgramResult;
@@ -521,4 +521,4 @@ TEST_F(LaunchUnderMpirun, ASignalToMpirunEndsAllInFiveSeconds) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::launch_command_test

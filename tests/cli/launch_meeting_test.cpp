@@ -9,7 +9,7 @@
 #include "tessera/core/error.h"
 
 // How the processes of a run find each other, who else may come, and what ends them meanwhile.
-namespace tessera {
+namespace tessera::launch_meeting_test {
 namespace {
 
 using test::ProgramResult;
@@ -198,4 +198,4 @@ TEST_F(LaunchMeeting, ASignalFromTheParentToOneProcessEndsTheRunInFiveSeconds) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::launch_meeting_test

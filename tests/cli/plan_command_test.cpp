@@ -67,11 +67,11 @@ TEST_F(PlanCommand, TheScheduleCanBeParsedAndIsValid) {
   const Schedule schedule = parse_schedule(text.out);
   EXPECT_TRUE(validate(schedule).empty());
   const ProgramResult json_run = run({"plan", "--ranks", "4", "--format", "json"});
-  const auto json = nlohmann::json::parse(json_run.out);
-  EXPECT_EQ(json["actions"].size(), schedule.actions.size());
-  EXPECT_EQ(json["sent_bytes"]["all_gather"],
+  const auto document = nlohmann::json::parse(json_run.out);
+  EXPECT_EQ(document["actions"].size(), schedule.actions.size());
+  EXPECT_EQ(document["sent_bytes"]["all_gather"],
             account_traffic(schedule).sent_of(CollectiveKind::kAllGather));
-  EXPECT_EQ(json["settings"]["ranks"], 4);
+  EXPECT_EQ(document["settings"]["ranks"], 4);
 }
 
 TEST_F(PlanCommand, SaysWhenAStrategyIsAnotherOneOnItsRanks) {

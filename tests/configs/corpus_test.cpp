@@ -18,7 +18,7 @@
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
-namespace tessera {
+namespace tessera::corpus_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -195,4 +195,4 @@ TEST(CorpusFiles, TrainAndLaunchAgree) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::corpus_test

@@ -14,7 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
-namespace tessera {
+namespace tessera::every_type_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -253,4 +253,4 @@ TEST_F(EveryType, ManyKeysTakeNoTime) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::every_type_test

@@ -11,7 +11,7 @@
 #include "tessera/compat/config.h"
 #include "tessera/trainer/trainer_settings.h"
 
-namespace tessera {
+namespace tessera::golden_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -172,4 +172,4 @@ TEST(AccelerateGolden, WeReadFilesAsAccelerateDoesOrSayWhereWeDoNot) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::golden_test

@@ -9,7 +9,7 @@
 // The tables "you used ... here it is" of runtime/compat/README.md beside those by which keys and
 // flags are read.
 
-namespace tessera {
+namespace tessera::readme_test {
 namespace {
 
 TEST(ReadmeHabits, AreThoseOfTheTablesOfKeysAndFlags) {
@@ -30,4 +30,4 @@ TEST(ReadmeHabits, AreThoseOfTheTablesOfKeysAndFlags) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::readme_test

@@ -12,7 +12,7 @@
 #include "tessera/trainer/rank_device.h"
 
 // Steps on four emulated GPUs of one process, over the substitute for NCCL.
-namespace tessera {
+namespace tessera::cuda_nccl_test {
 namespace {
 
 using test::cuda_options;
@@ -216,4 +216,4 @@ TEST_F(CudaNccl, ARankOfSeveralProcessesTakesTheGpuOfItsPlace) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::cuda_nccl_test

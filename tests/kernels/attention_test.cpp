@@ -1,7 +1,7 @@
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
-namespace tessera {
+namespace tessera::attention_test {
 namespace {
 
 struct Sizes {
@@ -362,4 +362,4 @@ TEST(AttentionErrors, ViewsThatAreNotContiguousOrOfAnotherDtypeAreNamed) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::attention_test

@@ -1,6 +1,6 @@
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::bias_gradient_test {
 namespace {
 
 template <typename T, typename D>
@@ -77,4 +77,4 @@ TEST(BiasGradientErrors, ViewsThatAreNotFlatFloatsAreNamed) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::bias_gradient_test

@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
 
-namespace tessera {
+namespace tessera::cross_entropy_test {
 namespace {
 
 constexpr float kCanary = 1234.0F;
@@ -219,4 +219,4 @@ TEST(CrossEntropy, RejectsWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::cross_entropy_test

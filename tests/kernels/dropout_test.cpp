@@ -5,7 +5,7 @@
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/kernels/philox.h"
 
-namespace tessera {
+namespace tessera::dropout_test {
 namespace {
 
 constexpr RandomKey kKey{77, stream_of("dropout", 3)};
@@ -83,4 +83,4 @@ TEST(Dropout, RejectsWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::dropout_test

@@ -5,7 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
 
-namespace tessera {
+namespace tessera::embedding_test {
 namespace {
 
 struct Sizes {
@@ -169,4 +169,4 @@ TEST(Embedding, RejectsTokensOutsideOfTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::embedding_test

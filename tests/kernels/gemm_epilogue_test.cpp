@@ -3,7 +3,7 @@
 #include "kernels/under_test.h"
 
 // What GemmArgs takes along with a product: GELU, its derivative, a bias gradient.
-namespace tessera {
+namespace tessera::gemm_epilogue_test {
 namespace {
 
 constexpr double kSteepest = 1.13;  // of |gelu'|
@@ -331,4 +331,4 @@ TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::gemm_epilogue_test

@@ -3,7 +3,7 @@
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
-namespace tessera {
+namespace tessera::gemm_test {
 namespace {
 
 /// One product: sizes, flags, and how many elements longer than needed the stored rows are.
@@ -238,4 +238,4 @@ TEST(GemmErrors, ABiasAndItsGradientWithGapsAreNamed) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::gemm_test

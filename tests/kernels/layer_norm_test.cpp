@@ -1,6 +1,6 @@
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::layer_norm_test {
 namespace {
 
 constexpr double kEpsilon = 1e-5;
@@ -380,4 +380,4 @@ TEST(LayerNormErrors, ViewsThatAreNotFlatFloatsAreNamed) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::layer_norm_test

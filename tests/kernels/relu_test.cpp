@@ -2,7 +2,7 @@
 
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::relu_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -83,4 +83,4 @@ TEST(ReluOfNan, StaysNan) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::relu_test

@@ -2,7 +2,7 @@
 
 #include "kernels/support.h"
 
-namespace tessera {
+namespace tessera::squared_error_test {
 namespace {
 
 template <typename T>
@@ -93,4 +93,4 @@ TEST(SquaredErrorKernel, NamesViewsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::squared_error_test

@@ -14,7 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/dataset.h"
 
-namespace tessera {
+namespace tessera::dataset_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -299,4 +299,4 @@ TEST(DataFiles, ReadsMoreFilesThanAProcessMayHaveOpen) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::dataset_files_test

@@ -12,7 +12,7 @@
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
 
-namespace tessera {
+namespace tessera::dataset_test {
 namespace {
 
 using test::TemporaryFolder;
@@ -282,4 +282,4 @@ TEST(DataKind, ParsesItsNames) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::dataset_test

@@ -9,7 +9,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera {
+namespace tessera::generate_test {
 namespace {
 
 using Logits = std::vector<float>;
@@ -180,4 +180,4 @@ TEST(Printable, NamesTokensThatAreNoBytes) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::generate_test

@@ -11,7 +11,7 @@
 #include "tessera/kernels/philox.h"
 #include "tessera/model/generate.h"
 
-namespace tessera {
+namespace tessera::gpt_sampler_test {
 namespace {
 
 using testing::HasSubstr;
@@ -155,4 +155,4 @@ TEST(GptSampler, NamesTheParameterThatIsMissing) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::gpt_sampler_test

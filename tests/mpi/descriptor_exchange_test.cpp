@@ -18,7 +18,7 @@
 #include "world/shared_arena.h"
 
 // Who gets the memory of a process, and what memory is taken of another.
-namespace tessera {
+namespace tessera::descriptor_exchange_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -112,4 +112,4 @@ TEST(SharedMappingTest, MemoryThatIsNotThereForGoodIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::descriptor_exchange_test

@@ -10,7 +10,7 @@
 #include "tessera/core/error.h"
 
 // Who meets, and who only knocks. The test plays the other processes, and strangers.
-namespace tessera {
+namespace tessera::socket_mesh_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -209,4 +209,4 @@ TEST(SocketMeshTest, NumbersOfProcessesAreChecked) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::socket_mesh_test

@@ -12,7 +12,7 @@
 #include "tessera/core/error.h"
 
 // What a process makes of the messages of another, which the test plays.
-namespace tessera {
+namespace tessera::socket_messenger_test {
 namespace {
 
 using test::connection_to;
@@ -146,4 +146,4 @@ TEST(SocketMessengerTest, AnIntroductionLongerThanAnyIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::socket_messenger_test

@@ -18,7 +18,7 @@
 
 // How the end of one side reaches the other one while messages are on their way. Both sides are in
 // this process.
-namespace tessera {
+namespace tessera::world_end_test {
 namespace {
 
 using test::meet;
@@ -144,4 +144,4 @@ INSTANTIATE_TEST_SUITE_P(Near, WorldEndTest, ::testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Far, WorldEndTest, ::testing::Values(true));
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::world_end_test

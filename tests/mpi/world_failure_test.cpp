@@ -10,7 +10,7 @@
 
 // A rank that aborts, stalls, is killed or just leaves: every rank of every process is told in
 // time.
-namespace tessera {
+namespace tessera::world_failure_test {
 namespace {
 
 using ::testing::AnyOf;
@@ -89,4 +89,4 @@ INSTANTIATE_TEST_SUITE_P(OneMachine, WorldFailure, ::testing::Values(""));
 INSTANTIATE_TEST_SUITE_P(ThreeMachines, WorldFailure, ::testing::Values("--apart"));
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::world_failure_test

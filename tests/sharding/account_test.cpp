@@ -13,7 +13,7 @@
 // The formulas are derived by hand from what a strategy does, not from the schedule. Per rank,
 // small_layout's units embedding, h.0, h.1, h.2, head have 128, 192, 256, 320, 384 trainable
 // elements, 1280 together; h.1 has 1280 frozen ones besides.
-namespace tessera {
+namespace tessera::account_test {
 namespace {
 
 using test::small_layout;
@@ -398,4 +398,4 @@ TEST(AccountMemory, RoundsEveryAllocation) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::account_test

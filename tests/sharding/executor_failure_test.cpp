@@ -10,7 +10,7 @@
 #include "support/chain_run.h"
 
 // One rank fails: every rank must hear of it, soon and with the reason, and be destructible.
-namespace tessera::test {
+namespace tessera::test::executor_failure_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -273,4 +273,4 @@ TEST(ExecutorFailure, ARankWithoutEnoughMemoryStopsEveryRank) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::executor_failure_test

@@ -10,7 +10,7 @@
 #include "tessera/collectives/checked_group.h"
 
 // What an executor does beside training well (parity_test.cpp) and failing (executor_failure_test).
-namespace tessera::test {
+namespace tessera::test::executor_test {
 namespace {
 
 using ::testing::Each;
@@ -365,4 +365,4 @@ TEST(Executor, KeepsNoSpansUnlessAsked) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::executor_test

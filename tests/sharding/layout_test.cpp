@@ -12,7 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/gpt.h"
 
-namespace tessera {
+namespace tessera::layout_test {
 namespace {
 
 using Kind = WrapPolicy::Kind;
@@ -299,4 +299,4 @@ TEST(ShardNesting, RefusesInvalidPlacements) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::layout_test

@@ -12,7 +12,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera {
+namespace tessera::learning_rate_test {
 namespace {
 
 using Kind = LearningRateSchedule::Kind;
@@ -142,4 +142,4 @@ TEST(LearningRate, CheckRejectsContradictions) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::learning_rate_test

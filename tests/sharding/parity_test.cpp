@@ -8,7 +8,7 @@
 // All strategies give the same bits: losses, gradient norms and parameters after ten steps with
 // clipping, whatever the number of ranks, their mesh, the prefetch depth and the delays on the
 // lanes; and one rank that accumulates does the same.
-namespace tessera::test {
+namespace tessera::test::parity_test {
 namespace {
 
 constexpr int kSteps = 10;
@@ -400,4 +400,4 @@ TEST(Parity, RanksThatHoldOnlyPadding) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::parity_test

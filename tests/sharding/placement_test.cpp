@@ -11,7 +11,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera {
+namespace tessera::placement_test {
 namespace {
 
 using ::testing::AllOf;
@@ -249,4 +249,4 @@ TEST(ReductionOrder, ReadsItsOwnNames) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::placement_test

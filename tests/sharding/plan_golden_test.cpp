@@ -9,7 +9,7 @@
 #include "tessera/sharding/plan.h"
 
 // Plans to the letter: golden/*.txt.
-namespace tessera::test {
+namespace tessera::test::plan_golden_test {
 namespace {
 
 PlanOptions options_for(const std::string& name, const Mesh& mesh) {
@@ -70,4 +70,4 @@ TEST(PlanGolden, HybridShardThatReducesHierarchically) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::plan_golden_test

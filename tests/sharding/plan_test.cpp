@@ -12,7 +12,7 @@
 #include "sharding/schedule_edits.h"
 #include "tessera/model/gpt.h"
 
-namespace tessera::test {
+namespace tessera::test::plan_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -448,4 +448,4 @@ TEST(Plan, RefusesALayoutMadeForAnotherWorld) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::plan_test

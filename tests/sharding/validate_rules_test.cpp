@@ -3,7 +3,7 @@
 
 #include "sharding/schedule_edits.h"
 
-namespace tessera {
+namespace tessera::validate_rules_test {
 namespace {
 
 using namespace test;  // NOLINT: plans and edits
@@ -274,4 +274,4 @@ TEST(ValidateUpdate, FindsFrozenUnitsThatAreTrained) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::validate_rules_test

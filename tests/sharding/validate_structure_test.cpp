@@ -3,7 +3,7 @@
 
 #include "sharding/schedule_edits.h"
 
-namespace tessera {
+namespace tessera::validate_structure_test {
 namespace {
 
 using namespace test;  // NOLINT: plans and edits
@@ -155,4 +155,4 @@ TEST(ValidateStructure, RejectsAMissingOrSecondCountOfItems) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::validate_structure_test

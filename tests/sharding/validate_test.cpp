@@ -5,7 +5,7 @@
 
 #include "sharding/schedule_edits.h"
 
-namespace tessera {
+namespace tessera::validate_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -130,4 +130,4 @@ TEST(RequireValid, ThrowsWithEveryViolation) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::validate_test

@@ -9,7 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer.h"
 
-namespace tessera {
+namespace tessera::regression_test {
 namespace {
 
 /// The first layer takes the batch's input as any other takes its predecessor's output.
@@ -130,4 +130,4 @@ TEST(RegressionLoss, IsTheMeanOverAllElements) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::regression_test

@@ -15,7 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/trainer/parameter_hash.h"
 
-namespace tessera {
+namespace tessera::trainer_test {
 namespace {
 
 using test::tiny_model;
@@ -582,4 +582,4 @@ TEST(TrainingPlan, MoreRanksThanElements) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::trainer_test
