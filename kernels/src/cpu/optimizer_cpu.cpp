@@ -8,6 +8,7 @@
 #include "cpu/stream_store.h"
 
 #include <cmath>
+#include <utility>
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
@@ -50,32 +51,32 @@ constexpr std::int64_t kRoundingChunk = 4096;
 template <typename Rule, typename G>
 void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
                      const G* gradient, bfloat16* parameter, std::int64_t begin, std::int64_t end) {
-  constexpr std::size_t kStates = Rule::kStateCount;
   float* const master = args.master.as<float>();
-  float* states[kStates];
-  for (std::size_t s = 0; s < kStates; ++s) states[s] = state_data(args, s);
-  const auto is_kept = [&](std::size_t s) {
-    return !Rule::kRow.states_optional || states[s] != nullptr;
+  const typename Rule::Factors f = factors;
+  // Loops over the states are unrolled at compile time: GCC does not do it at -O2, and would keep
+  // vectors in memory.
+  const auto update = [&]<std::size_t... kS>(std::index_sequence<kS...>) HWY_ATTR {
+    float* const states[] = {state_data(args, kS)...};
+    const auto is_kept = [&](std::size_t s) {
+      return !Rule::kRow.states_optional || states[s] != nullptr;
+    };
+    // Inlined by force: GCC would rather call it for every vector.
+    const auto body = [&](std::int64_t k, std::int64_t count) HWY_ATTR
+        __attribute__((always_inline)) {
+      const std::int64_t i = begin + k;
+      prefetch_ahead(gradient + i, 1024);
+      prefetch_ahead(master + i, 1024);
+      ((is_kept(kS) ? prefetch_ahead(states[kS] + i, 1024) : void()), ...);
+      FloatVec updated = load_n(master + i, count);
+      FloatVec of_states[] = {is_kept(kS) ? load_n(states[kS] + i, count) : splat(0.0F)...};
+      Rule::template update<VectorMath>(f, load_n(gradient + i, count), updated, of_states);
+      ((is_kept(kS) ? store_n(of_states[kS], states[kS] + i, count) : void()), ...);
+      store_n(updated, master + i, count);
+      if (parameter != nullptr) store_n(updated, parameter + i, count);
+    };
+    for_each_vector(end - begin, body);
   };
-  for_each_vector(end - begin, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
-    const std::int64_t i = begin + k;
-    FloatVec new_states[kStates];
-    prefetch_ahead(gradient + i, 1024);
-    prefetch_ahead(master + i, 1024);
-    FloatVec updated = load_n(master + i, count);
-    for (std::size_t s = 0; s < kStates; ++s) {
-      new_states[s] = splat(0.0F);
-      if (!is_kept(s)) continue;
-      prefetch_ahead(states[s] + i, 1024);
-      new_states[s] = load_n(states[s] + i, count);
-    }
-    Rule::template update<VectorMath>(factors, load_n(gradient + i, count), updated, new_states);
-    for (std::size_t s = 0; s < kStates; ++s) {
-      if (is_kept(s)) store_n(new_states[s], states[s] + i, count);
-    }
-    store_n(updated, master + i, count);
-    if (parameter != nullptr) store_n(updated, parameter + i, count);
-  });
+  update(std::make_index_sequence<Rule::kStateCount>());
 }
 
 /// bf16_rounded_at_random of up to a vector. Reads a full vector of words.
