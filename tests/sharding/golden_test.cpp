@@ -51,9 +51,9 @@ Trained train_golden(const Golden& golden, const std::string& strategy, int rank
   const Shape tokens = golden.shape("tokens");
   const ModelLayout layout = make_layout(model, {}, ranks);
   const Schedule schedule = plan(layout, plan_options({.ranks = ranks, .strategy = strategy}));
-  ExecutorOptions options{.optimizer = {.beta1 = optimizer.at("beta1"),
-                                        .beta2 = optimizer.at("beta2"),
-                                        .epsilon = optimizer.at("epsilon"),
+  ExecutorOptions options{.optimizer = {.hyperparameters = {{"beta1", optimizer.at("beta1")},
+                                                            {"beta2", optimizer.at("beta2")},
+                                                            {"epsilon", optimizer.at("epsilon")}},
                                         .weight_decay = optimizer.at("weight_decay"),
                                         .clip_norm = optimizer.at("clip_norm")},
                           .micro_batch = tokens[1] / ranks};

@@ -16,6 +16,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
+#include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/step_context.h"
@@ -31,6 +32,17 @@ std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) 
 
 }  // namespace
 
+std::vector<double> hyperparameter_values(const OptimizerOptions& options) {
+  std::vector<std::pair<std::string_view, double>> given;
+  for (const auto& [name, value] : options.hyperparameters) given.emplace_back(name, value);
+  return hyperparameter_values(find_optimizer(options.name), given);
+}
+
+std::vector<std::string> optimizer_tensors(const OptimizerOptions& options) {
+  const auto names = optimizer_states(find_optimizer(options.name), hyperparameter_values(options));
+  return {names.begin(), names.end()};
+}
+
 class Executor::Impl {
  public:
   Impl(TrainingState& state, const Model& model, const std::vector<Program>& programs,
@@ -42,8 +54,13 @@ class Executor::Impl {
         options_(std::move(options)),
         device_(memory.device()),
         kernels_(kernels_for(memory.device())),
+        optimizer_(find_optimizer(options_.optimizer.name)),
+        hyperparameters_(hyperparameter_values(options_.optimizer)),
         lanes_(memory.device(), groups, options_),
         exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory) {
+    require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
+            ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
+            options_.optimizer.name, " with these hyperparameters");
     plan_segments();
     run_apart([&](Stream& stream) {
       state_.initialize(options_.seed, stream);
@@ -96,12 +113,15 @@ class Executor::Impl {
   ExecutorOptions options_;
   Device& device_;
   const KernelTable& kernels_;
+  const Optimizer& optimizer_;
+  const std::vector<double> hyperparameters_;
   Lanes lanes_;
   StepExchange exchange_;
   std::unique_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Loaded>> programs_;
-  Tensor scratch_;                                   ///< of the compute lane, on a CUDA device
-  std::vector<std::vector<AdamWSegment>> segments_;  ///< by unit, relative to the optimizer shard
+  Tensor scratch_;  ///< of the compute lane, on a CUDA device
+  std::vector<std::vector<OptimizerSegment>>
+      segments_;  ///< by unit, relative to the optimizer shard
   /// By unit: the place of the optimizer shard's first element if all units were one.
   std::vector<std::int64_t> first_elements_;
   RandomKey rounding_key_{};  ///< of the step
@@ -131,20 +151,21 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
 
 /// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
 void Executor::Impl::plan_segments() {
+  const float weight_decay =
+      options_.optimizer.weight_decay.value_or(static_cast<float>(optimizer_.weight_decay));
   std::int64_t elements = 0;
   for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
     const FlatParameter& flat = layout_.units[static_cast<std::size_t>(u)].trainable;
     const Range shard = state_.nesting().range(
         flat.padded_numel, state_.nesting().placement().optimizer, state_.rank());
-    std::vector<AdamWSegment> segments;
+    std::vector<OptimizerSegment> segments;
     for (const FlatTensor& tensor : flat.tensors) {
       const std::int64_t begin = std::max(shard.begin, tensor.offset);
       const std::int64_t end = std::min(shard.end(), tensor.offset + tensor.spec.shape.numel());
       if (begin >= end) continue;
-      segments.push_back(
-          {.begin = begin - shard.begin,
-           .end = end - shard.begin,
-           .weight_decay = options_.optimizer.weight_decay * tensor.spec.weight_decay_scale});
+      segments.push_back({.begin = begin - shard.begin,
+                          .end = end - shard.begin,
+                          .weight_decay = weight_decay * tensor.spec.weight_decay_scale});
     }
     segments_.push_back(std::move(segments));
     first_elements_.push_back(elements + shard.begin);
@@ -183,8 +204,8 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate, std
     program.batches.read(step);
     const OptimizerOptions& o = options_.optimizer;
     rounding_key_ = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))};
-    exchange_.begin_step(program.batches.items(), adamw_scalars(static_cast<float>(learning_rate),
-                                                                o.beta1, o.beta2, step + 1));
+    exchange_.begin_step(program.batches.items(),
+                         optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1));
     if (program.graph == nullptr) {
       issue_step(program);
     } else {
@@ -290,20 +311,18 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
   }
   const bool has_copy = static_cast<bool>(master);
   const auto unit = static_cast<std::size_t>(action.writes.front().unit);
-  kernels_.adamw({.master = has_copy ? master : parameter,
-                  .gradient = gradient,
-                  .m = states.at(0),
-                  .v = states.at(1),
-                  .parameter = has_copy ? parameter : TensorView(),
-                  .segments = segments_[unit],
-                  .scalars = exchange_.adamw_scalars(),
-                  .beta1 = o.beta1,
-                  .beta2 = o.beta2,
-                  .epsilon = o.epsilon,
-                  .stochastic_rounding = o.stochastic_rounding,
-                  .rounding_key = rounding_key_,
-                  .first_index = first_elements_[unit]},
-                 stream);
+  kernels_.optimizer_step({.optimizer = &optimizer_,
+                           .master = has_copy ? master : parameter,
+                           .gradient = gradient,
+                           .states = states,
+                           .parameter = has_copy ? parameter : TensorView(),
+                           .segments = segments_[unit],
+                           .scalars = exchange_.optimizer_scalars(),
+                           .gradient_scale = exchange_.clip_factor(),
+                           .stochastic_rounding = o.stochastic_rounding,
+                           .rounding_key = rounding_key_,
+                           .first_index = first_elements_[unit]},
+                          stream);
 }
 
 std::vector<std::string> Executor::Impl::notes() {

@@ -25,22 +25,19 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessG
       count_(memory, 1, "the item count"),
       sums_(memory, 2 * kExactSumWords, "the sums of losses and squares"),
       loss_scale_(memory, 1, "the loss scale"),
-      adamw_(memory, kAdamWScalars, "scalars of the optimizer"),
+      optimizer_(memory, kOptimizerScalars, "scalars of the optimizer"),
+      clip_factor_(memory, 1, "the clip factor"),
       results_(memory, 2, "loss and gradient norm") {
   check_terms(layout);
 }
 
-void StepExchange::begin_step(std::int64_t items, const std::array<float, kAdamWScalars>& adamw) {
+void StepExchange::begin_step(std::int64_t items, const OptimizerScalars& optimizer) {
   *count_.host() = items;
   std::fill_n(sums_.host(), sums_.numel(), 0);
-  std::copy_n(adamw.begin(), kAdamWGradientScale, adamw_.host());
+  std::ranges::copy(optimizer, optimizer_.host());
 }
 
-void StepExchange::send_scalars(Stream& stream) {
-  // All but the last, the clip factor, which reduce_results makes on the device.
-  static_assert(kAdamWGradientScale == kAdamWScalars - 1);
-  adamw_.upload(stream, kAdamWGradientScale);
-}
+void StepExchange::send_scalars(Stream& stream) { optimizer_.upload(stream); }
 
 /// Before every loss, which needs the loss scale, and before all squares, on the same lane: so the
 /// sums begin at zero.
@@ -61,7 +58,7 @@ void StepExchange::reduce_results(bool with_norm, Stream& stream) {
                            .squares = square_sum(),
                            .clip_norm = clip_norm_,
                            .results = results_.view(),
-                           .clip_factor = adamw_.view(kAdamWGradientScale, 1)},
+                           .clip_factor = clip_factor_.view()},
                           stream);
   });
   if (!with_norm) sums_.download(stream);

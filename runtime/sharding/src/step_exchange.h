@@ -24,9 +24,9 @@ class StepExchange {
   /// has more terms than an exact sum holds.
   StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory);
 
-  /// Before a step, lanes idle: takes what the host knows of it. `items` of this rank; `adamw` as
-  /// adamw_scalars gives it.
-  void begin_step(std::int64_t items, const std::array<float, kAdamWScalars>& adamw);
+  /// Before a step, lanes idle: takes what the host knows of it. `items` of this rank;
+  /// `optimizer` as optimizer_scalars gives it.
+  void begin_step(std::int64_t items, const OptimizerScalars& optimizer);
   /// Issues its way to the device, on the compute lane.
   void send_scalars(Stream& stream);
 
@@ -43,8 +43,10 @@ class StepExchange {
   /// Makes the loss of the ranks' sums; `with_norm`: the norm and the clip factor as well. Issues
   /// on `stream`.
   void reduce_results(bool with_norm, Stream& stream);
-  /// (kAdamWScalars) fp32, the clip factor among them.
-  TensorView adamw_scalars() const { return adamw_.view(); }
+  /// (kOptimizerScalars) fp32.
+  TensorView optimizer_scalars() const { return optimizer_.view(); }
+  /// (1) fp32.
+  TensorView clip_factor() const { return clip_factor_.view(); }
 
   // After the step, lanes synchronised.
   std::int64_t total_items() const { return *count_.host(); }
@@ -60,7 +62,8 @@ class StepExchange {
   DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
   DeviceArray<std::int64_t> sums_;   ///< (2, kExactSumWords): losses, squares
   DeviceArray<float> loss_scale_;    ///< (1)
-  DeviceArray<float> adamw_;         ///< (kAdamWScalars)
+  DeviceArray<float> optimizer_;     ///< (kOptimizerScalars)
+  DeviceArray<float> clip_factor_;   ///< (1)
   DeviceArray<double> results_;      ///< the sum of the losses, the gradient norm
 };
 

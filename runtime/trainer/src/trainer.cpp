@@ -1,12 +1,16 @@
 #include "tessera/trainer/trainer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
 #include <utility>
 
+#include "plan_here.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/agreement.h"
+#include "tessera/trainer/parameter_hash.h"
 #include "tessera/trainer/rank_device.h"
-#include "training_run.h"
+#include "tessera/trainer/session.h"
 
 namespace tessera {
 
@@ -28,7 +32,7 @@ auto telling_others(const std::shared_ptr<World>& world, const Body& body) {
 
 /// All processes of a run must have come here for the same run.
 void compare_processes(const Model& model, const BatchSource& source,
-                       const TrainerOptions& options) {
+                       const TrainerOptions& options, const BatchSource* evaluation) {
   if (options.world == nullptr || options.world->processes() == 1) return;
   const auto own = telling_others(options.world, [&] {
     TrainerOptions here = resolved(options);
@@ -37,18 +41,153 @@ void compare_processes(const Model& model, const BatchSource& source,
     all.insert(all.begin(), identity_of_program());
     all.push_back(identity_of_model(model));
     for (NamedText& value : identity_of_data(source, here)) all.push_back(std::move(value));
+    for (NamedText& value :
+         evaluation != nullptr ? identity_of_data(*evaluation, here) : std::vector<NamedText>()) {
+      value.name = concat("evaluation ", value.name);
+      all.push_back(std::move(value));
+    }
     return all;
   });
   require_agreement(*options.world, own);
 }
 
-/// A plan is for any machine; a run is for this one.
-TrainingPlan plan_here(const Model& model, const BatchSource& source,
-                       const TrainerOptions& options) {
-  compare_processes(model, source, options);
+/// True in rank 0's process.
+bool speaks(const TrainerOptions& options) {
+  return options.world == nullptr || options.world->first_rank() == 0;
+}
+
+Traffic times(const Traffic& traffic, std::int64_t steps) {
+  Traffic result = traffic;
+  for (auto& calls : result.calls) calls *= steps;
+  for (auto& bytes : result.sent_bytes) bytes *= steps;
+  result.copied_bytes *= steps;
+  return result;
+}
+
+/// A number; nan without the sign that some machines give it.
+std::string in_words(double number) { return std::isnan(number) ? "nan" : concat(number); }
+
+/// Its loss would be 0 over 0, and an update by no gradient would still decay the parameters.
+void check_tokens(const StepRecord& record) {
+  require(
+      record.tokens > 0, ErrorCode::kInvalidArgument, "step ", record.step,
+      " has no target that counts: nothing can be learned from it, and it has no loss; mend the "
+      "data, whose targets there are all -1 or -100, or take more samples into a step "
+      "(--micro-batch, --accumulate)");
+}
+
+void check_loss(const StepRecord& record) {
+  if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
+  fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
+       in_words(record.loss), " and gradient norm ", in_words(record.gradient_norm),
+       " at learning rate ", record.learning_rate,
+       "; lower the learning rate, warm it up for longer, or clip gradients (--learning-rate, "
+       "--warmup-steps, --clip-norm)");
+}
+
+MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
+  MemoryPeak result = a;
+  result.total = std::max(a.total, b.total);
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    result.by_category[category] = std::max(a.by_category[category], b.by_category[category]);
+  }
+  return result;
+}
+
+/// Fewer steps than this are all there is to go by.
+constexpr std::int64_t kSteadySteps = 3;
+
+/// What the steps come to: as much for a million of them as for one.
+struct Totals {
+  std::int64_t steps = 0;
+  double first_loss = 0.0, last_loss = 0.0;
+  std::int64_t tokens = 0, first_tokens = 0;
+  double seconds = 0.0, first_seconds = 0.0;
+  TimelineSummary timeline, first_timeline;  ///< sums over steps; if they are traced
+  std::int64_t evaluations = 0;
+
+  void add(const StepRecord& record);
+  bool is_steady() const { return steps >= kSteadySteps; }
+  /// Without the first step, which warms up: threads, caches, fresh memory.
+  double steady_rate() const;
+  TimelineSummary steady_timeline() const;
+};
+
+void Totals::add(const StepRecord& record) {
+  if (++steps == 1) {
+    first_loss = record.loss;
+    first_tokens = record.tokens;
+    first_seconds = record.seconds;
+    first_timeline = record.timeline.value_or(TimelineSummary());
+  }
+  last_loss = record.loss;
+  tokens += record.tokens;
+  seconds += record.seconds;
+  if (!record.timeline) return;
+  timeline.step_seconds += record.timeline->step_seconds;
+  timeline.compute_seconds += record.timeline->compute_seconds;
+  timeline.communication_seconds += record.timeline->communication_seconds;
+  timeline.exposed_seconds += record.timeline->exposed_seconds;
+}
+
+double Totals::steady_rate() const {
+  const double over = is_steady() ? seconds - first_seconds : seconds;
+  return over > 0.0 ? static_cast<double>(is_steady() ? tokens - first_tokens : tokens) / over
+                    : 0.0;
+}
+
+TimelineSummary Totals::steady_timeline() const {
+  const auto n = static_cast<double>(is_steady() ? steps - 1 : steps);
+  const auto mean = [&](double TimelineSummary::*part) {
+    return (timeline.*part - (is_steady() ? first_timeline.*part : 0.0)) / n;
+  };
+  return {.step_seconds = mean(&TimelineSummary::step_seconds),
+          .compute_seconds = mean(&TimelineSummary::compute_seconds),
+          .communication_seconds = mean(&TimelineSummary::communication_seconds),
+          .exposed_seconds = mean(&TimelineSummary::exposed_seconds)};
+}
+
+TrainingSummary summarise(const TrainingPlan& plan, const Totals& totals,
+                          const std::vector<RankUse>& use) {
+  TrainingSummary summary;
+  summary.steps = totals.steps;
+  summary.first_loss = totals.first_loss;
+  summary.last_loss = totals.last_loss;
+  summary.seconds = totals.seconds;
+  summary.tokens_per_second = totals.steady_rate();
+  summary.predicted_memory = plan.memory;
+  summary.predicted_traffic = times(plan.traffic, totals.steps);
+  summary.predicted_traffic += times(plan.evaluation_traffic, totals.evaluations);
+  for (const RankUse& rank : use) {
+    summary.measured_memory = highest(summary.measured_memory, rank.memory);
+    summary.counted_traffic.push_back(rank.traffic);
+  }
+  if (*plan.options.trace) summary.timeline = totals.steady_timeline();
+  return summary;
+}
+
+/// The trained parameters and their hash, as far as they are wanted.
+void take_parameters(Session& session, TrainingSummary& summary) {
+  const TrainerOptions& options = session.plan().options;
+  if (!options.hash_parameters && !options.gather_parameters) return;
+  const bool keeps = options.gather_parameters && speaks(options);
+  ParameterHash hash;
+  session.parameters([&](FullParameter parameter) {
+    if (options.hash_parameters) hash.add(parameter.values);
+    if (keeps) summary.parameters.push_back(std::move(parameter));
+  });
+  if (options.hash_parameters) summary.parameters_sha256 = hash.finish();
+}
+
+}  // namespace
+
+TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                       const BatchSource* evaluation) {
+  compare_processes(model, source, options, evaluation);
   return telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
-    TrainingPlan plan = make_training_plan(model, source, here);
+    TrainingPlan plan = make_training_plan(model, source, here, evaluation);
     if (std::string note = sharing_note(here); !note.empty()) {
       plan.notes.insert(plan.notes.begin(), std::move(note));
     }
@@ -57,14 +196,52 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source,
   });
 }
 
-}  // namespace
+Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                 const BatchSource* evaluation)
+    : model_(model),
+      source_(source),
+      evaluation_(evaluation),
+      plan_(plan_here(model, source, options, evaluation)) {}
 
-Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options)
-    : model_(model), source_(source), plan_(plan_here(model, source, options)) {}
-
-TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note) const {
-  TrainingRun run(plan_, model_, source_, on_step, on_note);
-  return run.run();
+TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
+                               const OnEvaluation& on_evaluation) const {
+  const TrainerOptions& options = plan_.options;
+  const bool tells = speaks(options);
+  Totals totals;
+  TrainingSummary summary;
+  Session session(plan_, model_, source_, evaluation_);
+  std::optional<EvaluationRecord> evaluation;
+  const auto evaluate = [&] {
+    evaluation = session.evaluate();
+    ++totals.evaluations;
+    if (tells && on_evaluation) on_evaluation(*evaluation);
+  };
+  try {
+    while (const auto record = session.step()) {
+      totals.add(*record);
+      if (record->step == 1) {
+        for (const std::string& note : session.notes()) {
+          if (tells && on_note) on_note(note);
+        }
+      }
+      check_tokens(*record);
+      if (tells && on_step && !on_step(*record)) session.stop();
+      if (!options.allow_non_finite) check_loss(*record);
+      const bool due = options.evaluate_every > 0 && record->step % options.evaluate_every == 0;
+      if (evaluation_ != nullptr && due) evaluate();
+    }
+    if (evaluation_ != nullptr && (!evaluation || evaluation->step != session.steps())) evaluate();
+    summary = summarise(plan_, totals, session.use());
+    take_parameters(session, summary);
+  } catch (const std::exception& error) {
+    session.abort(error.what());
+    throw;
+  } catch (...) {
+    session.abort("a callback threw");
+    throw;
+  }
+  summary.evaluation = evaluation;
+  return summary;
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/usable_cores.h"
+#include "tessera/kernels/optimizer.h"
 
 namespace tessera {
 namespace {
@@ -25,11 +26,20 @@ void check_optimizer(const OptimizerOptions& optimizer) {
     require(allowed && std::isfinite(value), ErrorCode::kConfig, name, " is ", value,
             "; it must be ", range);
   };
-  check("beta1", optimizer.beta1, optimizer.beta1 >= 0 && optimizer.beta1 < 1, "in [0, 1)");
-  check("beta2", optimizer.beta2, optimizer.beta2 >= 0 && optimizer.beta2 < 1, "in [0, 1)");
-  check("epsilon", optimizer.epsilon, optimizer.epsilon > 0, "above 0");
-  check("weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0, "at least 0");
+  hyperparameter_values(optimizer);  // throws what is wrong with them
+  const double decay = optimizer.weight_decay.value_or(0.0F);
+  check("weight_decay", decay, decay >= 0, "at least 0");
   check("clip_norm", optimizer.clip_norm, optimizer.clip_norm >= 0, "at least 0; 0 clips never");
+}
+
+/// Every hyperparameter that the optimizer takes, and its weight decay.
+void fill_in(OptimizerOptions& options) {
+  const Optimizer& optimizer = find_optimizer(options.name);
+  const std::vector<double> values = hyperparameter_values(options);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    options.hyperparameters[std::string(optimizer.hyperparameters[i].name)] = values[i];
+  }
+  if (!options.weight_decay) options.weight_decay = static_cast<float>(optimizer.weight_decay);
 }
 
 void check_rounding(const TrainerOptions& options) {
@@ -85,6 +95,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_reduction(options);
   check_attention(options);
   check_optimizer(options.optimizer);
+  fill_in(options.optimizer);
   check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);

@@ -1,8 +1,11 @@
 #include "tessera/trainer/trainer_settings.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "tessera/core/error.h"
 #include "tessera/core/mesh.h"
+#include "tessera/kernels/optimizer.h"
 
 namespace tessera {
 
@@ -158,10 +161,64 @@ std::vector<Row> step_rows() {
               });
 }
 
+/// Rows for the hyperparameters of all optimizers, each with the values that it has where.
+std::vector<Row> hyperparameter_rows() {
+  std::vector<Row> rows;
+  for (const Optimizer& optimizer : optimizers()) {
+    for (const Hyperparameter& h : optimizer.hyperparameters) {
+      const std::string name(h.name);
+      const auto known = std::ranges::find(rows, name, [](const Row& r) { return r.setting.name; });
+      const std::string value =
+          h.is_flag ? (h.value != 0.0 ? "true" : "false") : json(h.value).dump();
+      if (known != rows.end()) {
+        known->setting.help += concat("; ", optimizer.name, ": ", value);
+        continue;
+      }
+      rows.push_back(
+          {{.name = name,
+            .type = h.is_flag ? SettingType::kFlag : SettingType::kNumber,
+            .help = concat(h.meaning, " [", optimizer.name, ": ", value, "]"),
+            .minimum = h.is_flag ? -std::numeric_limits<double>::infinity() : h.minimum,
+            .check = h.is_flag ? nullptr
+                     : h.below == 1.0
+                         ? check_below_one
+                         : std::function<void(const json&)>(
+                               h.minimum > 0.0 || name == "epsilon" ? check_positive : check_fp32)},
+           [name, flag = h.is_flag](const O& o) {
+             const auto given = o.optimizer.hyperparameters.find(name);
+             if (given == o.optimizer.hyperparameters.end()) return json();
+             return flag ? json(given->second != 0.0) : json(given->second);
+           },
+           [name](O& o, const json& given) {
+             o.optimizer.hyperparameters[name] =
+                 given.is_boolean() ? (given.get<bool>() ? 1.0 : 0.0) : given.get<double>();
+           }});
+    }
+  }
+  return rows;
+}
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const Optimizer& optimizer : optimizers()) names.emplace_back(optimizer.name);
+  return names;
+}
+
+std::string weight_decay_help() {
+  std::string text = "of matrices [";
+  for (const Optimizer& optimizer : optimizers()) {
+    text += concat(text.ends_with('[') ? "" : "; ", optimizer.name, ": ",
+                   json(optimizer.weight_decay).dump());
+  }
+  return text + "]";
+}
+
 std::vector<Row> optimizer_rows() {
-  return in_group(
+  std::vector<Row> rows = in_group(
       "Optimizer",
       {
+          bound<&O::optimizer, &Opt::name>("optimizer", "what updates the parameters",
+                                           {.choices = optimizer_names()}),
           bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
                                                 {.minimum = 0, .check = check_fp32}),
           bound<&O::learning_rate, &Rate::minimum>("minimum_learning_rate",
@@ -176,14 +233,6 @@ std::vector<Row> optimizer_rows() {
               {.minimum = 0}),
           bound<&O::learning_rate, &Rate::decay_steps>(
               "decay_steps", "steps of wsd's decay [a fifth of the steps]", {.minimum = 0}),
-          bound<&O::optimizer, &Opt::weight_decay>("weight_decay", "of matrices",
-                                                   {.minimum = 0, .check = check_fp32}),
-          bound<&O::optimizer, &Opt::beta1>("beta1", "of AdamW's first moment",
-                                            {.minimum = 0, .check = check_below_one}),
-          bound<&O::optimizer, &Opt::beta2>("beta2", "of AdamW's second moment",
-                                            {.minimum = 0, .check = check_below_one}),
-          bound<&O::optimizer, &Opt::epsilon>("epsilon", "of AdamW's denominator",
-                                              {.minimum = 0, .check = check_positive}),
           bound<&O::optimizer, &Opt::clip_norm>(
               "clip_norm", "gradients are scaled down to this global norm; 0: never",
               {.minimum = 0}),
@@ -191,7 +240,11 @@ std::vector<Row> optimizer_rows() {
               "stochastic_rounding",
               "bf16 parameters are rounded up or down at random, so that "
               "small updates move them too; the same bits for every strategy"),
+          bound<&O::optimizer, &Opt::weight_decay>("weight_decay", weight_decay_help(),
+                                                   {.minimum = 0, .check = check_fp32}),
       });
+  for (Row& row : in_group("Optimizer", hyperparameter_rows())) rows.push_back(std::move(row));
+  return rows;
 }
 
 std::vector<Row> machine_rows() {

@@ -20,7 +20,8 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .accumulate_unsharded = options.accumulate_unsharded,
           .prefetch_forward = options.prefetch_forward,
           .prefetch_backward = options.prefetch_backward,
-          .recompute = options.recompute};
+          .recompute = options.recompute,
+          .optimizer_tensors = optimizer_tensors(options.optimizer)};
 }
 
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
@@ -55,8 +56,13 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   return result;
 }
 
+std::int64_t evaluation_steps(const TrainerOptions& resolved) {
+  const std::int64_t samples = resolved.micro_batch * resolved.ranks;
+  return (resolved.evaluation_samples + samples - 1) / samples;
+}
+
 TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
-                                const TrainerOptions& options) {
+                                const TrainerOptions& options, const BatchSource* evaluation) {
   check(model);
   TrainingPlan result;
   result.options = resolved(options);
@@ -72,8 +78,22 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   result.layout = make_layout(model, result.options.wrap, result.options.ranks);
   result.schedule = plan(result.layout, plan_options(result.options));
   require_valid(result.schedule);
-  result.memory = predict_memory(result.schedule, result.layout, model, source,
-                                 executor_options(result.options));
+  std::vector<Program> programs{{&result.schedule, &source}};
+  if (evaluation != nullptr) {
+    PlanOptions forward_only = plan_options(result.options);
+    forward_only.purpose = Purpose::kEvaluate;
+    forward_only.micro_steps = 1;
+    result.evaluation = plan(result.layout, forward_only);
+    require_valid(*result.evaluation);
+    programs.push_back({&*result.evaluation, evaluation});
+    const Traffic once = account_traffic(*result.evaluation);
+    for (std::int64_t i = evaluation_steps(result.options); i > 0; --i) {
+      result.evaluation_traffic += once;
+    }
+  }
+  result.memory =
+      predict_memory(programs, result.layout, model, plan_options(result.options).state(),
+                     executor_options(result.options));
   result.traffic = account_traffic(result.schedule);
   return result;
 }

@@ -214,26 +214,6 @@ struct OptimizerStepArgs {
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 
-/// AdamW by a name of its own: for whoever does not take optimizers from their table yet.
-using AdamWSegment = OptimizerSegment;
-inline constexpr int kAdamWGradientScale = kOptimizerScalars;
-inline constexpr int kAdamWScalars = kOptimizerScalars + 1;
-/// The scalars of step `t`, counted from 1, without a clip factor (1).
-std::array<float, kAdamWScalars> adamw_scalars(float learning_rate, float beta1, float beta2,
-                                               std::int64_t t);
-struct AdamWArgs {
-  TensorView master{};  // as in OptimizerStepArgs
-  TensorView gradient{};
-  TensorView m{}, v{};  // (n); fp32; updated
-  TensorView parameter{};
-  std::span<const AdamWSegment> segments{};
-  TensorView scalars{};  // (kAdamWScalars); fp32; the constants below are written among them
-  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
-  bool stochastic_rounding = false;
-  RandomKey rounding_key{};
-  std::int64_t first_index = 0;
-};
-
 /// Adds squares of x to an exact sum (exact_sum.h). The squares of each block of kNormBlock
 /// elements are first added in fp64, in an order that depends on nothing else.
 inline constexpr std::int64_t kNormBlock = 64;
@@ -334,8 +314,6 @@ struct KernelTable {
   void (*plan_gemm)(const GemmArgs&, Stream&);
   void (*plan_attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*plan_attention_backward)(const AttentionBackwardArgs&, Stream&);
-
-  void adamw(const AdamWArgs& args, Stream& stream) const;  ///< optimizer_step
 };
 
 /// A table that plans what `kernels` would run, and does nothing else: work that goes over it first

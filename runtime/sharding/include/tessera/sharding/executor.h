@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,17 +21,24 @@
 
 namespace tessera {
 
-/// AdamW's constants; the learning rate comes with every step.
+/// An optimizer by its row (optimizer.h); the learning rate comes with every step.
 struct OptimizerOptions {
-  float beta1 = 0.9F;
-  float beta2 = 0.95F;
-  float epsilon = 1e-8F;
-  float weight_decay = 0.1F;  ///< times ParameterSpec::weight_decay_scale
-  double clip_norm = 1.0;     ///< global gradient norm is scaled down to this; 0: never
+  std::string name = "adamw";
+  /// By name, like {{"beta2", 0.99}}; those that are left out have the row's values.
+  std::map<std::string, double> hyperparameters{};
+  std::optional<float>
+      weight_decay{};      ///< times ParameterSpec::weight_decay_scale; unset: the row's
+  double clip_norm = 1.0;  ///< global gradient norm is scaled down to this; 0: never
   /// bf16 parameters are the fp32 masters rounded up or down at random, instead of to the nearest:
   /// drawn by step and element, the same for every placement and unit.
   bool stochastic_rounding = false;
 };
+
+/// The row's hyperparameters, all of them, in its order. Throws Error{kConfig} on names and values
+/// that the optimizer does not take.
+std::vector<double> hyperparameter_values(const OptimizerOptions& options);
+/// What it keeps for each trainable parameter: see StateOptions::optimizer_tensors.
+std::vector<std::string> optimizer_tensors(const OptimizerOptions& options);
 
 struct ExecutorOptions {
   OptimizerOptions optimizer{};

@@ -9,32 +9,11 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/timeline.h"
+#include "tessera/trainer/records.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera {
-
-/// One finished step. Loss, norm and tokens are global; bytes are of rank 0.
-struct StepRecord {
-  std::int64_t step = 0;       ///< counted from 1
-  double loss = 0.0;           ///< mean over the step's items
-  double gradient_norm = 0.0;  ///< before clipping
-  double learning_rate = 0.0;
-  std::int64_t tokens = 0;  ///< items: losses that count
-  double seconds = 0.0;
-  double tokens_per_second = 0.0;
-  std::int64_t peak_bytes = 0;  ///< of one rank, so far
-  /// Of this step, communication that no computation hid; if TrainerOptions::trace.
-  std::optional<double> exposed_seconds{};
-};
-
-/// One evaluation: the model of that step on data that it is not trained with.
-struct EvaluationRecord {
-  std::int64_t step = 0;    ///< finished steps; 0: before the first
-  double loss = 0.0;        ///< mean over the tokens
-  double perplexity = 0.0;  ///< exp(loss)
-  std::int64_t tokens = 0;  ///< items: losses that count
-};
 
 /// A finished run. Everything predicted stands beside what was measured.
 struct TrainingSummary {
@@ -46,10 +25,11 @@ struct TrainingSummary {
   MemoryPeak predicted_memory;     ///< of one rank
   MemoryPeak measured_memory;      ///< the highest over ranks, of the total and by category
   Traffic predicted_traffic;       ///< of one rank, in all steps
-  std::vector<Traffic> counted_traffic;     ///< by rank
-  std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.trace
-  std::string parameters_sha256;            ///< see parameters_sha256(); "" without hash_parameters
-  std::vector<FullParameter> parameters;    ///< if options.gather_parameters
+  std::vector<Traffic> counted_traffic;        ///< by rank
+  std::optional<EvaluationRecord> evaluation;  ///< the last one
+  std::optional<TimelineSummary> timeline;     ///< of rank 0, mean over steps; if options.trace
+  std::string parameters_sha256;          ///< see parameters_sha256(); "" without hash_parameters
+  std::vector<FullParameter> parameters;  ///< if options.gather_parameters
 };
 
 /// Trains a model with data: every rank is a thread, of this process or of several.
@@ -63,8 +43,10 @@ class Trainer {
   /// Plans the run. Throws Error{kConfig} on options that do not fit together, and
   /// Error{kOutOfMemory} if the run would not fit into memory, before anything is allocated. In
   /// several processes, all must make one: they compare options, model, data and program, and
-  /// Error{kConfig} in all of them names what differs; see agreement.h.
-  Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options);
+  /// Error{kConfig} in all of them names what differs; see agreement.h. `evaluation`: data to
+  /// evaluate with, every TrainerOptions::evaluate_every steps and after the last.
+  Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options,
+          const BatchSource* evaluation = nullptr);
   Trainer(const Model&&, const BatchSource&, const TrainerOptions&) = delete;
   Trainer(const Model&, const BatchSource&&, const TrainerOptions&) = delete;
   Trainer(const Model&&, const BatchSource&&, const TrainerOptions&) = delete;
@@ -78,17 +60,22 @@ class Trainer {
   /// plan's notes, and what rank 0 has found.
   using OnNote = std::function<void(const std::string&)>;
 
-  /// Trains from freshly initialised parameters; each call gives the same numbers. `on_step` is
-  /// called after each step from another thread, while all ranks wait, and so is `on_note`; what
-  /// they throw ends the training and comes out of here. In several processes they must return
-  /// within TrainerOptions::timeout, for the other processes wait no longer. If a rank fails, the
-  /// others are stopped, and the Error names the rank and the cause; if memory is why, also what
-  /// the plan had predicted and what would fit. What `source` has thrown is nested in it.
-  TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {}) const;
+  using OnEvaluation = std::function<void(const EvaluationRecord&)>;
+
+  /// Trains from freshly initialised parameters, in a session of its own; each call gives the same
+  /// numbers. `on_step` is called after each step while all ranks wait, and so are the others; what
+  /// they throw ends the training and comes out of here. In several processes they are called in
+  /// rank 0's, and must return within TrainerOptions::timeout, for the other processes wait no
+  /// longer. If a rank fails, the others are stopped, and the Error names the rank and the cause;
+  /// if memory is why, also what the plan had predicted and what would fit. What `source` has
+  /// thrown is nested in it.
+  TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {},
+                        const OnEvaluation& on_evaluation = {}) const;
 
  private:
   const Model& model_;
   const BatchSource& source_;
+  const BatchSource* evaluation_;
   TrainingPlan plan_;
 };
 

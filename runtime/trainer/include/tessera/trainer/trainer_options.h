@@ -62,6 +62,10 @@ struct TrainerOptions {
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
 
+  // Evaluation, if there is data for it.
+  std::int64_t evaluate_every = 0;      ///< steps; 0: after the last one only
+  std::int64_t evaluation_samples = 0;  ///< the first so many of the data
+
   // How it runs here.
   /// The processes that share the run; it has `ranks` ranks. Null: all ranks are of this process.
   std::shared_ptr<World> world{};

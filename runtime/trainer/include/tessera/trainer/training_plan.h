@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,18 +18,26 @@ namespace tessera {
 struct TrainingPlan {
   TrainerOptions options;  ///< resolved
   ModelLayout layout;
-  Schedule schedule;        ///< valid
-  MemoryPeak memory;        ///< predicted peak of one rank
-  Traffic traffic;          ///< predicted, of one rank and step, without scalars
-  bool cuda_graph = false;  ///< steps are recorded as a CUDA graph and replayed
+  Schedule schedule;  ///< valid
+  /// Forward passes over the same state, if there is data to evaluate with; valid.
+  std::optional<Schedule> evaluation;
+  MemoryPeak memory;           ///< predicted peak of one rank, evaluations included
+  Traffic traffic;             ///< predicted, of one rank and step
+  Traffic evaluation_traffic;  ///< of one rank and one evaluation
+  bool cuda_graph = false;     ///< steps are recorded as a CUDA graph and replayed
   /// What a user should know of how it will run, a sentence each.
   std::vector<std::string> notes;
 };
 
 /// Plans, validates and accounts. Touches no device and no data: of `source` only the shapes are
-/// used. Throws Error{kConfig} on options that do not fit together.
+/// used. Throws Error{kConfig} on options that do not fit together. `evaluation`: the data to
+/// evaluate with; null: none.
 TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
-                                const TrainerOptions& options);
+                                const TrainerOptions& options,
+                                const BatchSource* evaluation = nullptr);
+
+/// How often an evaluation runs its schedule.
+std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
 /// What the executor takes, as one rank's options.
 ExecutorOptions executor_options(const TrainerOptions& options);

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/trainer/records.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera {
+
+/// A training run under the caller's own loop. Its ranks are threads of this process (or of
+/// several: then every process makes the same session and calls the same methods in the same
+/// order); between calls they wait.
+///
+///   Session session(model, data, {.strategy = "full_shard", .ranks = 4, .steps = 1000});
+///   while (const auto record = session.step()) {
+///     if (record->loss < 1.0) session.stop();
+///   }
+///   save(session.parameters());
+///
+/// The model and the data must outlive the session. If a rank fails, the others are stopped, and
+/// the call in progress throws an Error that names the rank and the cause; what a BatchSource has
+/// thrown is nested in it. After that only destruction is allowed.
+class Session {
+ public:
+  /// Plans the run, starts its ranks and initialises the parameters. Throws as Trainer does.
+  /// `evaluation` is the data of evaluate(), if that is wanted.
+  Session(const Model& model, const BatchSource& source, const TrainerOptions& options,
+          const BatchSource* evaluation = nullptr);
+  /// A run that is planned already.
+  Session(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+          const BatchSource* evaluation = nullptr);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const TrainingPlan& plan() const;
+  /// Optimizer steps so far.
+  std::int64_t steps() const;
+
+  /// One optimizer step at the plan's learning rate, or at one's own. Nothing once there have been
+  /// TrainerOptions::steps, or after stop(). The record is the same in all processes but for its
+  /// seconds and bytes.
+  std::optional<StepRecord> step();
+  std::optional<StepRecord> step(double learning_rate);
+
+  /// The mean loss on TrainerOptions::evaluation_samples samples of the evaluation's data, without
+  /// dropout. The same bits for every strategy and any number of ranks. Throws
+  /// Error{kInvalidArgument} if the session has no such data.
+  EvaluationRecord evaluate();
+
+  /// The fp32 master weights of all ranks, in order of declaration.
+  std::vector<FullParameter> parameters();
+  /// The same, one parameter after the other: no more than one unit is whole at a time.
+  void parameters(const std::function<void(FullParameter)>& receive);
+  /// Overwrites the parameters. `values` is asked for every one, perhaps repeatedly and by several
+  /// threads at once. The optimizer's state stays as it is.
+  void set_parameters(const ParameterValues& values);
+
+  /// No further step, in any process, although only one may ask for it. Safe from any thread and
+  /// while a step runs, which ends first.
+  void stop();
+  /// Makes calls in other processes fail: this one gives up. Only destruction may follow.
+  void abort(std::string_view reason) noexcept;
+
+  /// What executor and plan have to say of how the run goes, a sentence each; after a step.
+  std::vector<std::string> notes();
+  /// What each rank has measured and counted, of all processes.
+  std::vector<RankUse> use();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+/// The first samples of a source; those beyond do not count.
+class FirstSamples : public BatchSource {
+ public:
+  FirstSamples(const BatchSource& source, std::int64_t samples)
+      : source_(source), samples_(samples) {}
+  Shape input_shape(std::int64_t n) const override { return source_.input_shape(n); }
+  DType input_dtype() const override { return source_.input_dtype(); }
+  Shape target_shape(std::int64_t n) const override { return source_.target_shape(n); }
+  DType target_dtype() const override { return source_.target_dtype(); }
+
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    const std::int64_t here = std::clamp<std::int64_t>(samples_ - first, 0, n);
+    if (here == n) return source_.fill(first, n, inputs, targets);
+    require(targets.dtype == DType::kInt32, ErrorCode::kConfig, "the ", samples_,
+            " samples of an evaluation must fill its batches, since targets of ",
+            to_string(targets.dtype), " cannot be left out: use a multiple of micro-batch x ranks");
+    const auto rest = [&](const TensorView& view) { return view.narrow(0, here, n - here); };
+    std::memset(rest(inputs).data, 0, static_cast<std::size_t>(rest(inputs).bytes()));
+    const TensorView ignored = rest(targets);
+    std::fill_n(ignored.as<std::int32_t>(), ignored.numel(), -1);
+    if (here == 0) return 0;
+    return source_.fill(first, here, inputs.narrow(0, 0, here), targets.narrow(0, 0, here));
+  }
+
+ private:
+  const BatchSource& source_;
+  std::int64_t samples_;
+};
+
+}  // namespace tessera

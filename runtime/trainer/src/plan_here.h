@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera {
+
+/// A plan for this machine and the processes of the run, which compare what they have been asked
+/// for; see agreement.h. Throws Error{kConfig}, and Error{kOutOfMemory} if the run would not fit.
+TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                       const BatchSource* evaluation);
+
+}  // namespace tessera

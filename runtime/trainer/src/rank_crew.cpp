@@ -1,0 +1,126 @@
+#include "rank_crew.h"
+
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
+#include "tessera/trainer/launch.h"
+#include "tessera/trainer/rank_device.h"
+
+namespace tessera {
+namespace {
+
+/// The rank whose process has another one to tell something: the first of each.
+std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int rank) {
+  const World* const world = options.world.get();
+  if (world == nullptr || world->processes() == 1) return nullptr;
+  const bool leads = rank == world->first_rank();
+  ProcessGroup& seat = *world->groups()[static_cast<std::size_t>(rank - world->first_rank())];
+  auto group = seat.split(leads ? 0 : 1, rank);
+  return leads ? std::move(group) : nullptr;
+}
+
+std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
+  std::vector<const Schedule*> schedules;
+  for (const Program& program : programs) schedules.push_back(program.schedule);
+  return schedules;
+}
+
+}  // namespace
+
+RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
+                   const std::vector<Program>& programs, int number, ProcessGroup& world)
+    : rank(number),
+      device(make_rank_device(plan.options, rank)),
+      memory(*device, plan.options.memory_limit_bytes),
+      groups(RankGroups::split_from(world, schedules_of(programs))),
+      leaders(split_leaders(plan.options, rank)),
+      state(plan.layout, state_options(plan.schedule), rank, memory),
+      executor(state, model, programs, groups, memory, executor_options(plan.options)) {}
+
+RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs)
+    : plan_(plan),
+      model_(model),
+      programs_(std::move(programs)),
+      first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()),
+      made_(make_groups(plan.options)),
+      groups_(made_.empty() ? &plan.options.world->groups() : &made_) {
+  local_ranks_ = groups_->size();
+  driver_ = start_thread("a training session", [this] {
+    std::exception_ptr failure;
+    try {
+      launch_ranks(*groups_, [this](int rank, ProcessGroup& world) {
+        try {
+          serve(rank, world);
+        } catch (...) {
+          std::lock_guard lock(mutex_);
+          failed_ = true;
+          changed_.notify_all();
+          throw;
+        }
+      });
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    ended_ = true;
+    changed_.notify_all();
+  });
+  try {
+    wait_until_done();  // at their seats
+  } catch (...) {
+    driver_.join();
+    throw;
+  }
+}
+
+RankCrew::~RankCrew() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (driver_.joinable()) driver_.join();
+}
+
+void RankCrew::serve(int rank, ProcessGroup& world) {
+  RankSeat seat(plan_, model_, programs_, rank, world);
+  for (std::int64_t next = 1;; ++next) {
+    std::unique_lock lock(mutex_);
+    if (++done_ == local_ranks_) changed_.notify_all();
+    changed_.wait(lock, [&] { return failed_ || ending_ || number_ == next; });
+    require(!failed_, ErrorCode::kAborted, "another rank failed");
+    if (number_ != next) return;
+    const Job& job = *job_;
+    lock.unlock();
+    job(seat);
+  }
+}
+
+void RankCrew::wait_until_done() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return ended_ || (!failed_ && done_ == local_ranks_); });
+  if (!ended_) return;
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  fail(ErrorCode::kInvalidArgument, "the session has ended");
+}
+
+void RankCrew::run(const Job& job) {
+  {
+    std::lock_guard lock(mutex_);
+    job_ = &job;
+    done_ = 0;
+    ++number_;
+    changed_.notify_all();
+  }
+  wait_until_done();
+}
+
+void RankCrew::abort(std::string_view reason) noexcept {
+  for (const auto& group : *groups_) group->abort(reason);
+  if (plan_.options.world == nullptr) return;
+  for (const auto& seat : plan_.options.world->groups()) seat->abort(reason);
+}
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/core/memory.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/groups.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera {
+
+/// One rank at work: what its thread owns. Members are destroyed in reverse order.
+struct RankSeat {
+  RankSeat(const TrainingPlan& plan, const Model& model, const std::vector<Program>& programs,
+           int rank, ProcessGroup& world);
+
+  int rank;
+  std::unique_ptr<Device> device;
+  Memory memory;
+  RankGroups groups;
+  /// The ranks that speak for their processes; null where there is one process, and on the others.
+  std::unique_ptr<ProcessGroup> leaders;
+  TrainingState state;
+  Executor executor;
+};
+
+/// The ranks of this process: threads that wait for work, each at its seat.
+class RankCrew {
+ public:
+  /// Starts them; returns when all have taken their seats. Rethrows what kept one from it.
+  RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs);
+  /// Ends them.
+  ~RankCrew();
+  RankCrew(const RankCrew&) = delete;
+  RankCrew& operator=(const RankCrew&) = delete;
+
+  using Job = std::function<void(RankSeat&)>;
+  /// Every rank does `job`; returns when all have. If one fails, the others are stopped and the
+  /// cause comes out of here; see launch_ranks. No job may follow.
+  void run(const Job& job);
+  /// Makes whatever the ranks of other processes wait for fail.
+  void abort(std::string_view reason) noexcept;
+  /// The first rank of this process, which speaks for it.
+  int first_rank() const { return first_rank_; }
+
+ private:
+  void serve(int rank, ProcessGroup& world);
+  void wait_until_done();
+
+  const TrainingPlan& plan_;
+  const Model& model_;
+  const std::vector<Program> programs_;
+  const int first_rank_;
+  std::size_t local_ranks_ = 0;
+  std::vector<std::unique_ptr<ProcessGroup>> made_;  ///< groups, unless the world's own are used
+  const std::vector<std::unique_ptr<ProcessGroup>>* groups_ = nullptr;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const Job* job_ = nullptr;
+  std::int64_t number_ = 0;  ///< of the job
+  std::size_t done_ = 0;     ///< ranks that have done it
+  bool failed_ = false;      ///< a rank has
+  bool ending_ = false;
+  bool ended_ = false;  ///< all threads have
+  std::exception_ptr failure_;
+  std::thread driver_;
+};
+
+}  // namespace tessera

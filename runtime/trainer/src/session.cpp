@@ -1,0 +1,230 @@
+#include "tessera/trainer/session.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "first_samples.h"
+#include "plan_here.h"
+#include "rank_crew.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/rank_device.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kEvaluation = 1;  // the program's index
+
+/// Plain bytes as a collective takes them.
+template <typename T>
+TensorView bytes_of(T* values, std::size_t count) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return TensorView(reinterpret_cast<std::uint8_t*>(values), DType::kUInt8,
+                    Shape{static_cast<std::int64_t>(count * sizeof(T))});
+}
+
+/// Gathers a value of every rank of `group`.
+template <typename T>
+std::vector<T> gather_bytes(ProcessGroup& group, T own) {
+  std::vector<T> all(static_cast<std::size_t>(group.size()));
+  const auto host = make_cpu_device();
+  const auto stream = host->create_stream({});
+  group.all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
+  stream->synchronize();
+  return all;
+}
+
+}  // namespace
+
+class Session::Impl {
+ public:
+  Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan& plan, const Model& model,
+       const BatchSource& source, const BatchSource* evaluation)
+      : own_(std::move(own)), plan_(plan), model_(model), source_(source) {
+    std::vector<Program> programs{{&plan_.schedule, &source_}};
+    if (evaluation != nullptr) {
+      require(plan_.evaluation.has_value(), ErrorCode::kInvalidArgument,
+              "the run was planned without an evaluation");
+      evaluated_.emplace(*evaluation, plan_.options.evaluation_samples);
+      programs.push_back({&*plan_.evaluation, &*evaluated_});
+    }
+    guarded([&] { crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs)); });
+  }
+
+  const TrainingPlan& plan() const { return plan_; }
+  std::int64_t steps() const { return steps_; }
+  double planned_rate() const { return plan_.options.learning_rate.at(steps_); }
+  void stop() { stopping_ = true; }
+  void abort(std::string_view reason) noexcept { crew_->abort(reason); }
+
+  std::optional<StepRecord> step(double learning_rate);
+  EvaluationRecord evaluate();
+  void run(const RankCrew::Job& job) {
+    guarded([&] { crew_->run(job); });
+  }
+  bool leads(const RankSeat& seat) const { return seat.rank == crew_->first_rank(); }
+  std::vector<RankUse> use();
+
+ private:
+  template <typename Body>
+  void guarded(const Body& body) const;
+  bool agrees_to_stop();
+  StepRecord record_of(const StepResult& result, const RankSeat& seat, double learning_rate,
+                       double seconds) const;
+
+  const std::unique_ptr<const TrainingPlan> own_;
+  const TrainingPlan& plan_;
+  const Model& model_;
+  const BatchSource& source_;
+  std::optional<FirstSamples> evaluated_;
+  std::int64_t steps_ = 0;
+  std::atomic<bool> stopping_ = false;
+  std::unique_ptr<RankCrew> crew_;  ///< last: its threads use the others
+};
+
+/// Memory that ran out is told with what would fit. What this run had taken is free again then: the
+/// rest is what others hold.
+template <typename Body>
+void Session::Impl::guarded(const Body& body) const {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    std::throw_with_nested(
+        Error(error.code(),
+              concat(error.what(), "; ",
+                     memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
+  }
+}
+
+/// Whether some process wants no further step.
+bool Session::Impl::agrees_to_stop() {
+  bool stop = stopping_;
+  if (plan_.options.world != nullptr && plan_.options.world->processes() > 1) {
+    run([&](RankSeat& seat) {
+      if (seat.leaders == nullptr) return;
+      for (const char asks : gather_bytes(*seat.leaders, static_cast<char>(stopping_ ? 1 : 0))) {
+        stop = stop || asks != 0;
+      }
+    });
+  }
+  stopping_ = stop;
+  return stop;
+}
+
+StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& seat,
+                                    double learning_rate, double seconds) const {
+  StepRecord record{.step = steps_ + 1,
+                    .loss = result.loss,
+                    .gradient_norm = result.gradient_norm,
+                    .learning_rate = learning_rate,
+                    .tokens = result.items,
+                    .seconds = seconds,
+                    .tokens_per_second = static_cast<double>(result.items) / seconds,
+                    .peak_bytes = seat.memory.peak().total};
+  if (*plan_.options.trace) {
+    record.timeline = summarize(seat.executor.spans());
+    record.exposed_seconds = record.timeline->exposed_seconds;
+  }
+  return record;
+}
+
+std::optional<StepRecord> Session::Impl::step(double learning_rate) {
+  using Clock = std::chrono::steady_clock;
+  if (steps_ >= plan_.options.steps || agrees_to_stop()) return std::nullopt;
+  StepRecord record;
+  run([&](RankSeat& seat) {
+    const Clock::time_point begin = Clock::now();
+    const StepResult result = seat.executor.run_step(steps_, learning_rate);
+    if (!leads(seat)) return;
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    record = record_of(result, seat, learning_rate, seconds);
+  });
+  ++steps_;
+  return record;
+}
+
+EvaluationRecord Session::Impl::evaluate() {
+  require(evaluated_.has_value(), ErrorCode::kInvalidArgument,
+          "the session has no data to evaluate with: give it some as its last argument");
+  EvaluationRecord record{.step = steps_};
+  run([&](RankSeat& seat) {
+    const StepResult result = seat.executor.evaluate(kEvaluation, plan_.options.evaluation_samples);
+    if (!leads(seat)) return;
+    record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
+    record.tokens = result.items;
+    record.perplexity = std::exp(record.loss);
+  });
+  require(record.tokens > 0, ErrorCode::kInvalidArgument,
+          "the data to evaluate with has no target that counts: all are -1 or -100");
+  return record;
+}
+
+std::vector<RankUse> Session::Impl::use() {
+  std::vector<RankUse> all(static_cast<std::size_t>(plan_.options.ranks));
+  const World* const world = plan_.options.world.get();
+  run([&](RankSeat& seat) {
+    const RankUse own{seat.memory.peak(), seat.groups.traffic()};
+    if (world == nullptr) {
+      all[static_cast<std::size_t>(seat.rank)] = own;
+      return;
+    }
+    const auto place = static_cast<std::size_t>(seat.rank - world->first_rank());
+    auto gathered = gather_bytes(*world->groups()[place], own);
+    if (leads(seat)) all = std::move(gathered);
+  });
+  return all;
+}
+
+Session::Session(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                 const BatchSource* evaluation) {
+  auto plan = std::make_unique<const TrainingPlan>(plan_here(model, source, options, evaluation));
+  const TrainingPlan& kept = *plan;
+  impl_ = std::make_unique<Impl>(std::move(plan), kept, model, source, evaluation);
+}
+
+Session::Session(const TrainingPlan& plan, const Model& model, const BatchSource& source,
+                 const BatchSource* evaluation)
+    : impl_(std::make_unique<Impl>(nullptr, plan, model, source, evaluation)) {}
+
+Session::~Session() = default;
+
+const TrainingPlan& Session::plan() const { return impl_->plan(); }
+std::int64_t Session::steps() const { return impl_->steps(); }
+std::optional<StepRecord> Session::step() { return impl_->step(impl_->planned_rate()); }
+std::optional<StepRecord> Session::step(double learning_rate) { return impl_->step(learning_rate); }
+EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
+void Session::stop() { impl_->stop(); }
+void Session::abort(std::string_view reason) noexcept { impl_->abort(reason); }
+std::vector<RankUse> Session::use() { return impl_->use(); }
+
+std::vector<FullParameter> Session::parameters() {
+  std::vector<FullParameter> all;
+  parameters([&](FullParameter parameter) { all.push_back(std::move(parameter)); });
+  return all;
+}
+
+void Session::parameters(const std::function<void(FullParameter)>& receive) {
+  impl_->run([&](RankSeat& seat) {
+    seat.executor.gather_parameters([&](FullParameter parameter) {
+      if (impl_->leads(seat)) receive(std::move(parameter));
+    });
+  });
+}
+
+void Session::set_parameters(const ParameterValues& values) {
+  impl_->run([&](RankSeat& seat) { seat.executor.set_parameters(values); });
+}
+
+std::vector<std::string> Session::notes() {
+  std::vector<std::string> notes = plan().notes;
+  impl_->run([&](RankSeat& seat) {
+    if (!impl_->leads(seat)) return;
+    for (const std::string& note : seat.executor.notes()) notes.push_back(note);
+  });
+  return notes;
+}
+
+}  // namespace tessera
