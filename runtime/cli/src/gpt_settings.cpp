@@ -1,5 +1,7 @@
 #include "gpt_settings.h"
 
+#include <algorithm>
+
 #include "model_names.h"
 #include "tessera/core/error.h"
 
@@ -80,6 +82,15 @@ std::vector<Setting> data_settings() {
        .fallback = true,
        .help = "read samples in random order, another in each epoch",
        .group = "Data"},
+      {.name = "eval_data",
+       .help = "what to evaluate on, as --data; its samples are read in order",
+       .group = "Evaluation",
+       .must_agree = MustAgree::kNone},
+      {.name = "eval_tokens",
+       .type = kInteger,
+       .help = "of --eval-data, the first so many, in whole samples [all]",
+       .group = "Evaluation",
+       .minimum = 1},
   };
 }
 
@@ -113,26 +124,60 @@ Model make_model(const GptChoice& choice) {
   return model;
 }
 
+namespace {
+
+/// Checked against the vocabulary.
+TokenDataset open_checked(const DatasetOptions& options) {
+  try {
+    TokenDataset dataset(options);
+    dataset.check_vocabulary(options.vocab_size);
+    return dataset;
+  } catch (const Error& error) {
+    // A file that is damaged, or a pipe, is as little to read as one that is not there.
+    if (error.code() != ErrorCode::kIo) throw;
+    fail(ErrorCode::kConfig, error.what());
+  }
+}
+
+DatasetOptions dataset_options(const Config& config, const GptChoice& choice, const char* setting) {
+  DatasetOptions options;
+  options.path = config.get<std::string>(setting);
+  options.kind = parse_data_kind(config.get<std::string>("data_kind"));
+  options.sequence_length = choice.sequence_length;
+  options.vocab_size = choice.config.vocab_size;
+  return options;
+}
+
+}  // namespace
+
 TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
   require(
       !config.is_null("data") && !config.get<std::string>("data").empty(), ErrorCode::kConfig,
       "nothing to train on: give --data a text file, a folder of texts or .bin files of tokens");
-  DatasetOptions options;
-  options.path = config.get<std::string>("data");
-  options.kind = parse_data_kind(config.get<std::string>("data_kind"));
-  options.sequence_length = choice.sequence_length;
+  DatasetOptions options = dataset_options(config, choice, "data");
   options.seed = config.get<std::uint64_t>("seed");
   options.shuffle = config.get<bool>("shuffle");
-  options.vocab_size = choice.config.vocab_size;
-  try {
-    TokenDataset dataset(options);
-    dataset.check_vocabulary(choice.config.vocab_size);
-    return dataset;
-  } catch (const Error& error) {
-    // A file that is damaged, or a pipe, is as little to train on as one that is not there.
-    if (error.code() != ErrorCode::kIo) throw;
-    fail(ErrorCode::kConfig, error.what());
+  return open_checked(options);
+}
+
+std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice) {
+  if (config.is_null("eval_data")) {
+    for (const char* const setting : {"eval_tokens", "eval_every"}) {
+      require(!config.is_typed(setting), ErrorCode::kConfig, flag_name(setting),
+              " needs --eval-data, which names what to evaluate on");
+    }
+    return std::nullopt;
   }
+  DatasetOptions options = dataset_options(config, choice, "eval_data");
+  options.shuffle = false;
+  return open_checked(options);
+}
+
+std::int64_t evaluation_samples(const Config& config, const TokenDataset& dataset) {
+  const std::int64_t all = dataset.samples_per_epoch();
+  if (config.is_null("eval_tokens")) return all;
+  const std::int64_t length = dataset.options().sequence_length;
+  return std::min(all, (config.get<std::int64_t>("eval_tokens") + length - 1) / length);
 }
 
 std::int64_t TokenShapes::fill(std::int64_t, std::int64_t, TensorView, TensorView) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ Model make_model(const GptChoice& choice);
 
 /// The data set, checked against the vocabulary. Throws Error that names the remedy.
 TokenDataset open_dataset(const Config& config, const GptChoice& choice);
+/// What to evaluate on, in order; nothing if --eval-data is not given.
+std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice);
+/// As many as --eval-tokens asks for, or all.
+std::int64_t evaluation_samples(const Config& config, const TokenDataset& dataset);
 
 /// Stands for a data set of which only the shapes matter.
 class TokenShapes : public BatchSource {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "launch/launch_environment.h"
+#include "report.h"
 #include "tessera/trainer/byte_size.h"
 
 namespace tessera::cli {
@@ -51,6 +52,13 @@ void Progress::note(const std::string& text) {
   if (quiet_) return;
   end_line();
   std::fprintf(stderr, "note: %s\n", text.c_str());
+}
+
+void Progress::evaluation(const EvaluationRecord& record) {
+  if (quiet_) return;
+  end_line();
+  std::fprintf(stderr, "evaluation after step %lld: %s\n", static_cast<long long>(record.step),
+               describe_evaluation(record).c_str());
 }
 
 void Progress::end_line() {

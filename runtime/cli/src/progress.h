@@ -24,6 +24,7 @@ class Progress {
   void show(const StepRecord& record);
   /// On a line of its own.
   void note(const std::string& text);
+  void evaluation(const EvaluationRecord& record);
 
  private:
   void draw(const StepRecord& record);

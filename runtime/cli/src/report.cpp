@@ -119,6 +119,11 @@ std::vector<std::string> learning_rate_notes(const Config& config,
   return notes;
 }
 
+std::string describe_evaluation(const EvaluationRecord& record) {
+  return concat("loss ", fixed(record.loss, 4), ", perplexity ", fixed(record.perplexity, 2),
+                " on ", with_commas(record.tokens), " tokens");
+}
+
 std::string describe_shape(const Schedule& schedule) {
   const auto count = [&](auto&& matches, const auto& list) {
     return static_cast<std::int64_t>(std::ranges::count_if(list, matches));
@@ -174,6 +179,9 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   out << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, kIndent) << "\n";
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
+  if (summary.evaluation) {
+    out << "evaluated " << describe_evaluation(*summary.evaluation) << "\n";
+  }
   std::string speed = "speed     " + with_prefix(summary.tokens_per_second) + " tokens/s";
   if (measurements.mfu) {
     speed += ", MFU " + fixed(100.0 * *measurements.mfu, 1) + " % of the " +

@@ -18,6 +18,8 @@ std::string device_note(const Config& config, const TrainerOptions& options);
 /// settings for several schedules, as that of an earlier run does: it is not told of.
 std::vector<std::string> learning_rate_notes(const Config& config,
                                              const LearningRateSchedule& schedule);
+/// "loss 3.1415, perplexity 23.14 on 4,096 tokens".
+std::string describe_evaluation(const EvaluationRecord& record);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
 std::string describe_shape(const Schedule& schedule);
 /// "0.82 M parameters in 6 units".

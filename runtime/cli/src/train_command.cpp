@@ -99,11 +99,13 @@ double machine_flops(TrainerOptions options) {
 
 /// The options of the run, as far as the data, the other processes and memory decide them.
 TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
-                                const TokenDataset& dataset) {
+                                const TokenDataset& dataset,
+                                const std::optional<TokenDataset>& evaluation) {
   RunOutputs::check(config, dataset.files());
   config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
   if (options.world != nullptr) {
     require_same_program(*options.world);
@@ -120,7 +122,9 @@ struct PreparedRun {
         choice(choose_gpt(config)),
         model(make_model(choice)),
         dataset(open_dataset(config, choice)),
-        trainer(model, dataset, complete_options(config, launcher, model, dataset)) {
+        evaluation(open_evaluation(config, choice)),
+        trainer(model, dataset, complete_options(config, launcher, model, dataset, evaluation),
+                evaluation ? &*evaluation : nullptr) {
     set_effective(config, plan().options);
   }
   const TrainingPlan& plan() const { return trainer.plan(); }
@@ -130,6 +134,7 @@ struct PreparedRun {
   const GptChoice choice;
   const Model model;
   const TokenDataset dataset;
+  const std::optional<TokenDataset> evaluation;
   const Trainer trainer;
 };
 
@@ -148,6 +153,10 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
       [&](const std::string& note) {
         outputs.note(note);
         progress.note(note);
+      },
+      [&](const EvaluationRecord& record) {
+        outputs.evaluation(record);
+        progress.evaluation(record);
       });
 }
 

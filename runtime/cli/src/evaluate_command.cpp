@@ -1,0 +1,84 @@
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "command_line.h"
+#include "commands.h"
+#include "gpt_settings.h"
+#include "json_output.h"
+#include "launch/launch_environment.h"
+#include "launch/same_run.h"
+#include "report.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+/// A data set to evaluate on: --eval-data, or --data for whoever gives that.
+TokenDataset open_data(Config& config, const GptChoice& choice) {
+  if (config.is_null("eval_data") && !config.is_null("data")) {
+    config.set_effective("eval_data", config.value("data"));
+  }
+  std::optional<TokenDataset> dataset = open_evaluation(config, choice);
+  require(
+      dataset.has_value(), ErrorCode::kConfig,
+      "nothing to evaluate on: give --eval-data a text file, a folder of texts or .bin files of "
+      "tokens");
+  return *std::move(dataset);
+}
+
+int run_evaluate(Config config, const Launcher& launcher) {
+  const GptChoice choice = choose_gpt(config);
+  const Model model = make_model(choice);
+  const TokenDataset data = open_data(config, choice);
+  TrainerOptions options = trainer_options(config);
+  options.evaluation_samples = evaluation_samples(config, data);
+  join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options);
+  }
+  Session session(model, data, options, &data);
+  const EvaluationRecord record = session.evaluate();
+  if (launcher.process != 0) return kExitGood;
+  if (config.get<std::string>("format") == "json") {
+    write_json(std::cout, {{"kind", "evaluation"},
+                           {"step", record.step},
+                           {"loss", record.loss},
+                           {"perplexity", record.perplexity},
+                           {"tokens", record.tokens}});
+    return kExitGood;
+  }
+  std::cout << model.name << ", parameters as initialised by --seed "
+            << config.get<std::uint64_t>("seed") << "\n"
+            << describe_evaluation(record) << "\n";
+  return kExitGood;
+}
+
+}  // namespace
+
+Command add_evaluate(CLI::App& program) {
+  const Setting format{.name = "format",
+                       .fallback = "text",
+                       .help = "text, or the record that a log has, as json",
+                       .group = "Output",
+                       .choices = {"text", "json"}};
+  std::vector<Setting> other;
+  for (Setting& setting : train_only_settings()) {
+    if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
+  }
+  const auto command = std::make_shared<SettingsCommand>(
+      program, "evaluate", "Compute a model's loss on text or tokens",
+      joined({model_settings(), data_settings(), trainer_settings(), {format}}), other);
+  return {&command->command(), [command] {
+            const Launcher launcher = find_launcher(std::getenv);
+            Config config = command->config(std::cerr, facts_of(launcher));
+            adopt_launcher(launcher, config);
+            return run_evaluate(std::move(config), launcher);
+          }};
+}
+
+}  // namespace tessera::cli
