@@ -124,8 +124,8 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
                  " has room for what is ", cut(buffer.sharded), " only");
   }
   if (!operand.adds) {
-    require_that(!once || !there.valid, name(), " still holds what somebody needs",
-                 there.unit >= 0 ? concat(" (", unit_name(there.unit), ")") : std::string());
+    require_that(!once || !there.valid, "overwrites ", name(), ", which still holds ",
+                 there.unit >= 0 ? unit_name(there.unit) : std::string("what is needed"));
     there = content;
     there.valid = true;
     return;
@@ -133,14 +133,28 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
   if (!require_that(there.valid, "adds to ", name(), ", which holds nothing at this point")) return;
   require_that(there.unit == content.unit && there.sharded == content.sharded &&
                    there.partial == content.partial,
-               "adds to ", name(), ", which holds another sum");
-  require_that(there.end == content.begin, "adds contributions ", content.begin, " to ",
-               content.end - 1, " to ", name(), ", which holds those up to ", there.end - 1,
-               ": they are added once each, in order");
+               "adds to ", name(), ", which holds ", sum_text(there), ", not ", sum_text(content));
+  require_that(there.end == content.begin, "adds ", contributions_text(content), " to ", name(),
+               ", which holds ", contributions_text(there), ": each is added once, in order");
   there.end = content.end;
 }
 
-void ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
+std::string ContentWalk::contributions_text(const Content& content) const {
+  const bool losses = content.role == Role::kScalars;
+  const char* const what = losses ? "losses of micro-step" : "contribution";
+  if (content.end == content.begin) return concat("no ", losses ? "losses" : "contributions");
+  if (content.end == content.begin + 1) return concat(what, ' ', content.begin);
+  return concat(what, "s ", content.begin, " to ", content.end - 1);
+}
+
+std::string ContentWalk::sum_text(const Content& content) const {
+  return concat(unit_name(content.unit), ' ', cut(content.sharded),
+                content.partial.empty()
+                    ? std::string(" and summed over all ranks")
+                    : " and still to be summed over " + to_string(content.partial));
+}
+
+std::size_t ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
   std::size_t found = 0, present = 0;
   for (const Operand& operand : action.reads) {
     if (is_parameter(schedule_.role(operand.buffer))) ++present;
@@ -153,7 +167,7 @@ void ContentWalk::read_parameters(const Action& action, const std::vector<int>& 
       if (operand.unit != unit || !is_parameter(role)) continue;
       ++found;
       const Content content = read(operand);
-      require_that(content.sharded.empty(), "needs all of ", unit_name(unit), ", but ",
+      require_that(content.sharded.empty(), "reads a part of ", unit_name(unit), " only: ",
                    schedule_.name_of(operand.buffer), " is ", cut(content.sharded));
       require_that(content.version == 0, "reads ", unit_name(unit),
                    ", which this step has updated already");
@@ -161,9 +175,11 @@ void ContentWalk::read_parameters(const Action& action, const std::vector<int>& 
       trainable = trainable || slot || role == Role::kParameter;
       frozen = frozen || slot || role == Role::kFrozen;
     }
-    require_that(trainable && frozen, "does not read the parameters of ", unit_name(unit));
+    require_that(trainable && frozen, "must read the parameters of ", unit_name(unit));
   }
-  require_that(found == present, "reads parameters that the layer does not have");
+  require_that(found == present, "reads parameters of units that layer ",
+               schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
+  return present;
 }
 
 int ContentWalk::contribution(int unit, int layer, int micro_step) const {

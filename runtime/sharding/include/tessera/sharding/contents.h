@@ -66,8 +66,8 @@ class ContentWalk {
   Content take(const Operand& operand);
 
   /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
-  /// step, and of no other unit.
-  void read_parameters(const Action& action, const std::vector<int>& units);
+  /// step, and of no other unit. How many operands these are.
+  std::size_t read_parameters(const Action& action, const std::vector<int>& units);
   /// Contributions of one micro-step to a unit's gradient: its layers' in order of backward.
   int contributions(int unit) const {
     return static_cast<int>(writers_[static_cast<std::size_t>(unit)].size());
@@ -84,11 +84,14 @@ class ContentWalk {
     return state_[static_cast<std::size_t>(unit)];
   }
   std::string unit_name(int unit) const;
+  /// "contributions 2 to 5", "losses of micro-step 1".
+  std::string contributions_text(const Content& content) const;
 
  private:
   void report(std::string what);
   void finish();
   std::string cut(AxisSet axes) const;
+  std::string sum_text(const Content& content) const;
 
   const Schedule& schedule_;
   ShardNesting nesting_;
