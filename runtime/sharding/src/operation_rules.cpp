@@ -35,14 +35,22 @@ const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands,
   return found;
 }
 
-void write_scalars(ContentWalk& walk, const Operand& operand) {
-  walk.write(operand, {.role = Role::kScalars});
-}
-
 /// One operand on each side; else a violation.
 bool has_one_each(ContentWalk& walk, const Action& action) {
   return walk.require_that(action.reads.size() == 1 && action.writes.size() == 1,
                            "needs one operand to read and one to write");
+}
+
+bool formats_fit(const ContentWalk& walk, const Operand& from, const Operand& to) {
+  return walk.schedule().buffer(from).format == walk.schedule().buffer(to).format;
+}
+
+/// In place, a rank's part must lie where the others expect it; a slot has parts at its beginning.
+void require_parts_in_place(ContentWalk& walk, const Action& action) {
+  const Operand& to = action.writes.front();
+  if (!walk.schedule().buffer(to).is_slot()) return;
+  walk.require_that(find_buffer(action.reads, to.buffer) == nullptr,
+                    "works in place on a slot, where ranks' parts have no place of their own");
 }
 
 /// What a reduction makes of a gradient: the sum over the action's axes.
@@ -55,59 +63,54 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
                         : concat("to be summed over ", to_string(content.partial)),
                     ", not over ", to_string(action.axes));
   content.partial = content.partial - action.axes;
+  content.open = false;
   return content;
 }
 
-/// The gradients that a pass of this layer makes, each where the action says.
+/// The gradients that a pass of this layer makes, each where the action says. It may add to what
+/// other layers left there for the same sample, and to nothing else: sums of several samples are
+/// for reductions and casts.
 void write_gradients(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   const ScheduleLayer& layer = schedule.layers[static_cast<std::size_t>(action.layer)];
-  std::size_t found = 0, present = 0;
-  for (const Operand& operand : action.writes) {
-    if (schedule.role(operand.buffer) == Role::kGradient) ++present;
-  }
+  std::size_t found = 0;
   for (const int unit : layer.gradients) {
     for (const Operand& operand : action.writes) {
       if (operand.unit != unit || schedule.role(operand.buffer) != Role::kGradient) continue;
       ++found;
       const int contribution = walk.contribution(unit, action.layer, action.micro_step);
+      const Content& there = walk.at(operand.buffer);
+      walk.require_that(
+          !operand.adds || (there.open && there.begin >= contribution / walk.contributions(unit) *
+                                                             walk.contributions(unit)),
+          "adds to ", schedule.name_of(operand.buffer),
+          ", which layers have not written in this micro-step");
       walk.write(operand, {.role = Role::kGradient,
                            .unit = unit,
                            .partial = walk.all_axes(),
                            .begin = contribution,
-                           .end = contribution + 1});
+                           .end = contribution + 1,
+                           .open = true});
       if (walk.sums() != nullptr) walk.sums()->contribute(operand, action);
     }
   }
-  walk.require_that(found == present && found == layer.gradients.size(),
-                    "writes other gradients than the layer has");
+  walk.require_that(found == layer.gradients.size(), "does not write the layer's gradients");
 }
 
 /// Takes the output of the layer before.
 void take_input(ContentWalk& walk, const Action& action) {
   if (action.layer == 0) return;
   const int buffer = walk.schedule().activation(action.layer - 1, action.micro_step);
+  const Operand* const operand = find_buffer(action.reads, buffer);
+  if (!walk.require_that(operand != nullptr, "does not read the layer's input")) return;
+  walk.require_that(walk.read(*operand).output, "does not find the layer's input");
   Content& input = walk.at(buffer);
-  walk.require_that(find_buffer(action.reads, buffer) != nullptr && input.valid && input.output,
-                    "does not find the layer's input");
   input.output = false;
   input.valid = input.kept;
 }
 
 bool is_last(const ContentWalk& walk, const Action& action) {
   return action.layer == static_cast<int>(walk.schedule().layers.size()) - 1;
-}
-
-/// Activations among the operands: as many as the pass has, so that none is named in vain.
-void require_activations(ContentWalk& walk, const Action& action, std::size_t reads,
-                         std::size_t writes) {
-  const auto count = [&](const std::vector<Operand>& operands) {
-    return static_cast<std::size_t>(std::ranges::count_if(operands, [&](const Operand& operand) {
-      return walk.schedule().is_activation(operand.buffer);
-    }));
-  };
-  walk.require_that(count(action.reads) == reads && count(action.writes) == writes,
-                    "names activations that it does not touch");
 }
 
 /// Writes the gradient of the layer's input, if that is wanted.
@@ -134,9 +137,14 @@ void add_losses(ContentWalk& walk, const Action& action) {
 }  // namespace
 
 void count_tokens(ContentWalk& walk, const Action& action) {
-  for (const Operand& operand : action.writes) write_scalars(walk, operand);
-  scalars(walk, action.writes, kTokensBuffer);
-  scalars(walk, action.writes, kLossBuffer);
+  for (const std::string_view name : {kTokensBuffer, kLossBuffer, kNormBuffer}) {
+    const Operand* const operand = name == kNormBuffer
+                                       ? find_scalars(walk.schedule(), action.writes, name)
+                                       : scalars(walk, action.writes, name);
+    if (operand == nullptr) continue;
+    walk.require_that(!operand->adds, "adds to ", name);
+    walk.write(*operand, {.role = Role::kScalars});
+  }
 }
 
 void all_gather(ContentWalk& walk, const Action& action) {
@@ -150,23 +158,27 @@ void all_gather(ContentWalk& walk, const Action& action) {
   for (const Operand& operand : action.reads) {
     const Content part = walk.read(operand);
     if (&operand != &action.reads.front()) {
-      walk.require_that(part.unit == content.unit && part.version == content.version,
+      walk.require_that(part.unit == content.unit && part.version == content.version &&
+                            part.sharded == content.sharded,
                         "gathers parts of different things");
     }
+    walk.require_that(
+        part.role == Role::kParameter || part.role == Role::kFrozen || part.role == Role::kGradient,
+        "gathers only parameters and gradients");
+    walk.require_that(formats_fit(walk, operand, to), "gathers into another format");
     trainable = trainable || part.role == Role::kParameter;
     frozen = frozen || part.role == Role::kFrozen;
     content = part;
   }
+  content.open = false;
   walk.require_that(
       content.sharded.contains(action.axes) &&
           cuts_further(walk.nesting(), content.sharded - action.axes, content.sharded),
       "what it reads is not sharded in such parts");
   content.sharded = content.sharded - action.axes;
+  require_parts_in_place(walk, action);
   if (!walk.schedule().buffer(to).is_slot()) {
     walk.require_that(action.reads.size() == 1, "gathers several buffers into one");
-    walk.require_that(
-        walk.schedule().buffer(action.reads.front()).format == walk.schedule().buffer(to).format,
-        "gathers into another format");
   } else if (content.role != Role::kGradient) {
     const std::size_t flats = walk.schedule().unit_numel(content.unit, Role::kParameter) > 0 &&
                                       walk.schedule().unit_numel(content.unit, Role::kFrozen) > 0
@@ -190,6 +202,7 @@ void reduce_scatter(ContentWalk& walk, const Action& action) {
                         cuts_further(walk.nesting(), content.sharded, cut),
                     "parts of the sum would not be what ranks keep");
   content.sharded = cut;
+  require_parts_in_place(walk, action);
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
   walk.write(action.writes.front(), content);
 }
@@ -214,7 +227,6 @@ void forward(ContentWalk& walk, const Action& action) {
   take_input(walk, action);
   const int buffer = schedule.activation(action.layer, action.micro_step);
   const Operand* const output = find_buffer(action.writes, buffer);
-  require_activations(walk, action, action.layer > 0 ? 1 : 0, 1);
   if (!walk.require_that(output != nullptr, "does not write the layer's output")) return;
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
@@ -226,7 +238,6 @@ void forward_loss(ContentWalk& walk, const Action& action) {
   const auto layer = static_cast<std::size_t>(action.layer);
   walk.read_parameters(action, walk.schedule().layers[layer].forward_reads);
   take_input(walk, action);
-  require_activations(walk, action, action.layer > 0 ? 1 : 0, 0);
   add_losses(walk, action);
 }
 
@@ -240,8 +251,6 @@ void loss(ContentWalk& walk, const Action& action) {
   walk.read_parameters(action, units);
   take_input(walk, action);
   if (const Operand* const tokens = scalars(walk, action.reads, kTokensBuffer)) walk.read(*tokens);
-  const bool passes_on = action.layer > walk.schedule().first_backward_layer;
-  require_activations(walk, action, action.layer > 0 ? 1 : 0, passes_on ? 1 : 0);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
   add_losses(walk, action);
@@ -256,14 +265,15 @@ void backward(ContentWalk& walk, const Action& action) {
   walk.read_parameters(action, layer.backward_reads);
   for (const int buffer : {schedule.activation(action.layer, action.micro_step),
                            schedule.activation_gradient(action.layer, action.micro_step)}) {
+    const Operand* const operand = find_buffer(action.reads, buffer);
+    if (!walk.require_that(operand != nullptr, "does not read ", schedule.name_of(buffer))) return;
+    walk.require_that(
+        walk.read(*operand).kept || schedule.role(buffer) == Role::kActivationGradient,
+        "does not find ", schedule.name_of(buffer));
     Content& content = walk.at(buffer);
-    const bool there = content.kept || schedule.role(buffer) == Role::kActivationGradient;
-    walk.require_that(find_buffer(action.reads, buffer) != nullptr && content.valid && there,
-                      "does not find ", schedule.name_of(buffer));
     content.kept = false;
     content.valid = schedule.role(buffer) == Role::kActivation && content.output;
   }
-  require_activations(walk, action, 2, action.layer > schedule.first_backward_layer ? 1 : 0);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
 }
@@ -277,8 +287,11 @@ void reshard(ContentWalk& walk, const Action& action) {
 
 void cast(ContentWalk& walk, const Action& action) {
   if (!has_one_each(walk, action)) return;
-  const Content content = walk.take(action.reads.front());
+  Content content = walk.take(action.reads.front());
   walk.require_that(content.role == Role::kGradient, "only gradients are cast");
+  walk.require_that(action.reads.front().buffer != action.writes.front().buffer,
+                    "casts a buffer to itself");
+  content.open = false;
   if (walk.sums() != nullptr) walk.sums()->move(action.reads.front(), action.writes.front());
   walk.write(action.writes.front(), content);
 }
@@ -339,16 +352,19 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
       "the gradient is incomplete");
   const bool has_master = std::ranges::any_of(
       walk.state_of(sum.unit), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
-  std::size_t reads = 2, writes = 0;
+  walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
+                    "the gradient is not in fp32");
+  std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
     if (role == Role::kFrozen) continue;
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
-    ++writes;
     if (!walk.require_that(to != nullptr, "leaves out ", schedule.name_of(buffer))) return;
+    const auto place = static_cast<std::size_t>(to - action.writes.data()) + 1;
+    walk.require_that(place > before, "names the unit's state in another order");
+    before = place;
     if (role != Role::kParameter || !has_master) {
-      ++reads;
       if (!walk.require_that(from != nullptr, "does not read ", schedule.name_of(buffer))) return;
       const Content state = walk.read(*from);
       walk.require_that(state.sharded == sum.sharded, "state and gradient are not the same part");
@@ -363,8 +379,6 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     state.version = 1;
     walk.write(*to, state);
   }
-  walk.require_that(action.reads.size() == reads && action.writes.size() == writes,
-                    "names buffers that it does not touch");
 }
 
 }  // namespace tessera::rules

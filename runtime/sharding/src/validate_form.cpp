@@ -161,6 +161,9 @@ class FormCheck {
     }
     const Operation& operation = *action.operation;
     if (static_cast<std::size_t>(action.lane) >= kLanes) return add_at(index, "has no lane");
+    if (operation.is_pass && action.lane != Lane::kCompute) {
+      return add_at(index, "layers run on the compute lane, which has their kernels' memory");
+    }
     if (operation.is_pass ? !in_range(action.layer, s_.layers.size()) : action.layer != -1) {
       return add_at(index, "layer ", action.layer,
                     operation.is_pass ? " does not exist" : " means nothing here");
