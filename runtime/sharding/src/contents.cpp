@@ -54,7 +54,9 @@ void ContentWalk::run() {
   for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
     action_ = static_cast<int>(i);
     const Action& action = schedule_.actions[i];
+    touched_.clear();
     action.operation->rule(*this, action);
+    require_all_touched();
     if (violations_.size() >= before + kMostViolations) return;
   }
   action_ = -1;
@@ -73,6 +75,18 @@ void ContentWalk::report(std::string what) {
        concat("action ", action_, " (", describe(schedule_, action), "): ", what)});
 }
 
+void ContentWalk::touch(const Operand& operand) { touched_.push_back(&operand); }
+
+void ContentWalk::require_all_touched() {
+  const Action& action = schedule_.actions[static_cast<std::size_t>(action_)];
+  for (const auto* operands : {&action.reads, &action.writes}) {
+    for (const Operand& operand : *operands) {
+      require_that(std::ranges::find(touched_, &operand) != touched_.end(), "does nothing with ",
+                   schedule_.name_of(operand.buffer), ", which it names");
+    }
+  }
+}
+
 std::string ContentWalk::unit_name(int unit) const {
   if (unit < 0 || static_cast<std::size_t>(unit) >= schedule_.units.size()) return "nothing";
   return schedule_.units[static_cast<std::size_t>(unit)].name;
@@ -83,6 +97,7 @@ std::string ContentWalk::cut(AxisSet axes) const {
 }
 
 Content ContentWalk::read(const Operand& operand) {
+  touch(operand);
   Content content = at(operand.buffer);
   if (!require_that(content.valid, "reads ", schedule_.name_of(operand.buffer),
                     ", which holds nothing at this point")) {
@@ -90,7 +105,9 @@ Content ContentWalk::read(const Operand& operand) {
   }
   require_that(content.unit == operand.unit, schedule_.name_of(operand.buffer), " holds ",
                unit_name(content.unit), ", not ", unit_name(operand.unit));
-  require_that(cuts_further(nesting_, content.sharded, operand.sharded),
+  const bool slot = !schedule_.is_activation(operand.buffer) && schedule_.buffer(operand).is_slot();
+  require_that(slot ? content.sharded == operand.sharded
+                    : cuts_further(nesting_, content.sharded, operand.sharded),
                schedule_.name_of(operand.buffer), " is ", cut(content.sharded), ", not ",
                cut(operand.sharded));
   content.sharded = operand.sharded;
@@ -106,6 +123,7 @@ Content ContentWalk::take(const Operand& operand) {
 }
 
 void ContentWalk::write(const Operand& operand, const Content& content) {
+  touch(operand);
   Content& there = at(operand.buffer);
   const auto name = [&] { return schedule_.name_of(operand.buffer); };
   require_that(content.role == schedule_.role(operand.buffer), name(), " is for a ",
@@ -137,6 +155,7 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
   require_that(there.end == content.begin, "adds ", contributions_text(content), " to ", name(),
                ", which holds ", contributions_text(there), ": each is added once, in order");
   there.end = content.end;
+  there.open = there.open && content.open;
 }
 
 std::string ContentWalk::contributions_text(const Content& content) const {
@@ -167,8 +186,8 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
       if (operand.unit != unit || !is_parameter(role)) continue;
       ++found;
       const Content content = read(operand);
-      require_that(content.sharded.empty(), "reads a part of ", unit_name(unit), " only: ",
-                   schedule_.name_of(operand.buffer), " is ", cut(content.sharded));
+      require_that(content.sharded.empty(), "reads a part of ", unit_name(unit),
+                   " only: ", schedule_.name_of(operand.buffer), " is ", cut(content.sharded));
       require_that(content.version == 0, "reads ", unit_name(unit),
                    ", which this step has updated already");
       const bool slot = schedule_.buffer(operand).is_slot();

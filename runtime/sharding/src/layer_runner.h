@@ -63,14 +63,16 @@ class LayerRunner {
   struct Activation {
     Tensor output;
     std::unique_ptr<Tape> tape;
-    Value recorded;  ///< the output on the tape, without its tensor
-    Tensor input;    ///< kept for recomputation only
+    Value recorded;     ///< the output on the tape, without its tensor
+    Tensor input;       ///< kept for recomputation only
+    bool kept = false;  ///< backward is to come
   };
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
 
-  std::vector<std::vector<Parameter>> parameters_;   ///< by layer; see bind
-  std::vector<std::vector<char>> written_;           ///< gradients, by unit and trainable tensor
+  std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
+  /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.
+  std::vector<std::vector<char>> written_;
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
 };
 

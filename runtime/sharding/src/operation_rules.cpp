@@ -35,10 +35,6 @@ const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands,
   return found;
 }
 
-void write_scalars(ContentWalk& walk, const Operand& operand) {
-  walk.write(operand, {.role = Role::kScalars});
-}
-
 /// An operation touches no other operands than these.
 bool has_operands(ContentWalk& walk, const Action& action, std::size_t reads, std::size_t writes) {
   return walk.require_that(action.reads.size() == reads && action.writes.size() == writes,
@@ -47,6 +43,14 @@ bool has_operands(ContentWalk& walk, const Action& action, std::size_t reads, st
 }
 
 bool is_disjoint(AxisSet a, AxisSet b) { return a - b == a; }
+
+/// In place, a rank's part must lie where the others expect it; a slot has parts at its beginning.
+void require_parts_in_place(ContentWalk& walk, const Action& action) {
+  const Operand& to = action.writes.front();
+  if (!walk.schedule().buffer(to).is_slot()) return;
+  walk.require_that(find_buffer(action.reads, to.buffer) == nullptr,
+                    "works in place on a slot, where ranks' parts have no place of their own");
+}
 
 /// What a reduction makes of a gradient: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
@@ -60,6 +64,7 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
                         : concat(" is still to be summed over ", to_string(content.partial),
                                  ", not over ", to_string(action.axes)));
   content.partial = content.partial - action.axes;
+  content.open = false;
   return content;
 }
 
@@ -73,7 +78,9 @@ void require_complete(ContentWalk& walk, const Content& gradient) {
                     walk.contributions_text(gradient), " of ", all);
 }
 
-/// The gradients that a pass of this layer makes, each where the action says.
+/// The gradients that a pass of this layer makes, each where the action says. It may add to what
+/// other layers left there for the same sample, and to nothing else: sums of several samples are
+/// for reductions and casts.
 void write_gradients(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   for (const int unit : schedule.layers[static_cast<std::size_t>(action.layer)].gradients) {
@@ -85,11 +92,17 @@ void write_gradients(ContentWalk& walk, const Action& action) {
       return;
     }
     const int contribution = walk.contribution(unit, action.layer, action.micro_step);
+    const int first = walk.contribution_of_micro_step(unit, action.micro_step);
+    const Content& there = walk.at(operand->buffer);
+    walk.require_that(!operand->adds || !there.valid || (there.open && there.begin >= first),
+                      "adds to ", schedule.name_of(operand->buffer),
+                      ", which holds more than what layers have left in this micro-step");
     walk.write(*operand, {.role = Role::kGradient,
                           .unit = unit,
                           .partial = walk.all_axes(),
                           .begin = contribution,
-                          .end = contribution + 1});
+                          .end = contribution + 1,
+                          .open = true});
     if (walk.sums() != nullptr) walk.sums()->contribute(*operand, action);
   }
 }
@@ -98,13 +111,11 @@ void write_gradients(ContentWalk& walk, const Action& action) {
 void take_input(ContentWalk& walk, const Action& action) {
   if (action.layer == 0) return;
   const int buffer = walk.schedule().activation(action.layer - 1, action.micro_step);
+  const Operand* const operand = find_buffer(action.reads, buffer);
+  const std::string name = walk.schedule().name_of(buffer);
+  if (!walk.require_that(operand != nullptr, "must read its input, ", name)) return;
+  walk.require_that(walk.read(*operand).output, "reads ", name, ", which was consumed already");
   Content& input = walk.at(buffer);
-  if (!walk.require_that(find_buffer(action.reads, buffer) != nullptr, "must read its input, ",
-                         walk.schedule().name_of(buffer))) {
-    return;
-  }
-  walk.require_that(input.valid && input.output, "reads ", walk.schedule().name_of(buffer),
-                    ", which ", input.valid ? "was consumed already" : "holds nothing at this point");
   input.output = false;
   input.valid = input.kept;
 }
@@ -143,7 +154,10 @@ void count_tokens(ContentWalk& walk, const Action& action) {
   const Operand* const norm = find_scalars(walk.schedule(), action.writes, kNormBuffer);
   if (tokens == nullptr || loss == nullptr) return;
   if (!has_operands(walk, action, 0, norm == nullptr ? 2 : 3)) return;
-  for (const Operand& operand : action.writes) write_scalars(walk, operand);
+  for (const Operand& operand : action.writes) {
+    walk.require_that(!operand.adds, "adds to ", walk.schedule().name_of(operand.buffer));
+    walk.write(operand, {.role = Role::kScalars});
+  }
 }
 
 void all_gather(ContentWalk& walk, const Action& action) {
@@ -159,10 +173,14 @@ void all_gather(ContentWalk& walk, const Action& action) {
     const Content part = walk.read(operand);
     const auto name = [&] { return schedule.name_of(operand.buffer); };
     if (&operand != &action.reads.front()) {
-      walk.require_that(part.unit == content.unit && part.version == content.version,
+      walk.require_that(part.unit == content.unit && part.version == content.version &&
+                            part.sharded == content.sharded,
                         "gathers parts of different things: ",
                         schedule.name_of(action.reads.front().buffer), " and ", name());
     }
+    walk.require_that(
+        part.role == Role::kParameter || part.role == Role::kFrozen || part.role == Role::kGradient,
+        name(), " holds neither parameters nor gradients");
     walk.require_that(
         part.sharded.contains(action.axes) &&
             cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),
@@ -179,8 +197,10 @@ void all_gather(ContentWalk& walk, const Action& action) {
     frozen = frozen || part.role == Role::kFrozen;
     content = part;
   }
+  content.open = false;
   content.sharded = content.sharded - action.axes;
   if (!content.valid || content.unit < 0) return;
+  require_parts_in_place(walk, action);
   if (schedule.buffer(to).is_slot() && content.role != Role::kGradient) {
     const bool has_trainable = schedule.unit_numel(content.unit, Role::kParameter) > 0;
     const bool has_frozen = schedule.unit_numel(content.unit, Role::kFrozen) > 0;
@@ -208,6 +228,7 @@ void reduce_scatter(ContentWalk& walk, const Action& action) {
                     "cannot shard over ", to_string(action.axes), " what is sharded over ",
                     to_string(content.sharded));
   content.sharded = cut;
+  require_parts_in_place(walk, action);
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
   walk.write(action.writes.front(), content);
 }
@@ -217,8 +238,8 @@ void all_reduce(ContentWalk& walk, const Action& action) {
   const Content content = summed(walk, action, action.reads.front());
   walk.require_that(
       action.reads.front().buffer == action.writes.front().buffer && !action.writes.front().adds,
-      "must write the buffer that it reads, ",
-      walk.schedule().name_of(action.reads.front().buffer), ": it sums in place");
+      "must write the buffer that it reads, ", walk.schedule().name_of(action.reads.front().buffer),
+      ": it sums in place");
   walk.require_that(is_disjoint(content.sharded, action.axes), "ranks along ",
                     to_string(action.axes), " hold different parts of ",
                     walk.unit_name(content.unit), ", which is sharded over ",
@@ -284,14 +305,12 @@ void backward(ContentWalk& walk, const Action& action) {
   const std::size_t parameters = walk.read_parameters(action, layer.backward_reads);
   for (const int buffer : {schedule.activation(action.layer, action.micro_step),
                            schedule.activation_gradient(action.layer, action.micro_step)}) {
-    Content& content = walk.at(buffer);
+    const Operand* const operand = find_buffer(action.reads, buffer);
     const bool is_gradient = schedule.role(buffer) == Role::kActivationGradient;
-    if (!walk.require_that(find_buffer(action.reads, buffer) != nullptr, "must read ",
-                           schedule.name_of(buffer))) {
-      return;
-    }
-    walk.require_that(content.valid && (content.kept || is_gradient), "reads ",
-                      schedule.name_of(buffer), ", which holds nothing for it at this point");
+    if (!walk.require_that(operand != nullptr, "must read ", schedule.name_of(buffer))) return;
+    walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", schedule.name_of(buffer),
+                      ", which holds nothing for it at this point");
+    Content& content = walk.at(buffer);
     content.kept = false;
     content.valid = !is_gradient && content.output;
   }
@@ -312,9 +331,12 @@ void reshard(ContentWalk& walk, const Action& action) {
 
 void cast(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
-  const Content content = walk.take(action.reads.front());
+  Content content = walk.take(action.reads.front());
   walk.require_that(content.role == Role::kGradient,
                     walk.schedule().name_of(action.reads.front().buffer), " holds no gradient");
+  walk.require_that(action.reads.front().buffer != action.writes.front().buffer,
+                    "casts a buffer to itself");
+  content.open = false;
   if (walk.sums() != nullptr) walk.sums()->move(action.reads.front(), action.writes.front());
   walk.write(action.writes.front(), content);
 }
@@ -350,8 +372,8 @@ void results(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, norms == nullptr ? 2 : 3, 1)) return;
   walk.read(*tokens);
   const Content losses = walk.read(*loss);
-  walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps,
-                    "'", kLossBuffer, "' holds the losses of ", losses.end, " of ",
+  walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps, "'",
+                    kLossBuffer, "' holds the losses of ", losses.end, " of ",
                     walk.schedule().micro_steps, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
@@ -378,17 +400,21 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   require_complete(walk, sum);
   const bool has_master = std::ranges::any_of(
       walk.state_of(sum.unit), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
-  std::size_t reads = 2, writes = 0;
+  walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
+                    "the gradient is not in fp32");
+  std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
     const auto name = [&] { return schedule.name_of(buffer); };
     if (role == Role::kFrozen) continue;
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
-    ++writes;
     if (!walk.require_that(to != nullptr, "must write ", name())) return;
+    const auto place = static_cast<std::size_t>(to - action.writes.data()) + 1;
+    walk.require_that(place > before, "must write the state of ", walk.unit_name(sum.unit),
+                      " in the order of the buffers");
+    before = place;
     if (role != Role::kParameter || !has_master) {
-      ++reads;
       if (!walk.require_that(from != nullptr, "must read ", name())) return;
       const Content state = walk.read(*from);
       walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name(),
@@ -404,10 +430,6 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     state.version = 1;
     walk.write(*to, state);
   }
-  has_operands(walk, action, reads, writes);
-  walk.require_that(std::ranges::is_sorted(action.writes, {}, &Operand::buffer),
-                    "must write the state of ", walk.unit_name(sum.unit),
-                    " in the order of the buffers");
 }
 
 }  // namespace tessera::rules

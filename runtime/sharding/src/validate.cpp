@@ -165,6 +165,13 @@ std::vector<Violation> validate_times(const Schedule& schedule, std::span<const 
   for (int i = 0; i < static_cast<int>(schedule.actions.size()); ++i) {
     const Action& action = action_of(schedule, i);
     int& lane = last[static_cast<std::size_t>(action.lane)];
+    if (Span& now = spans[static_cast<std::size_t>(i)]; now.end == -kNever) {
+      // Nothing to do, or nothing known: it is over with all that it comes after.
+      if (lane >= 0) now.end = spans[static_cast<std::size_t>(lane)].end;
+      for (const int wait : action.waits) {
+        now.end = std::max(now.end, spans[static_cast<std::size_t>(wait)].end);
+      }
+    }
     if (lane >= 0) after(i, lane, "which comes before it on its lane");
     lane = i;
     for (const int wait : action.waits) after(i, wait, "for which it waits");

@@ -64,8 +64,8 @@ class FormCheck {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
       for (const std::int64_t numel : {unit.trainable_numel, unit.frozen_numel}) {
         if (numel >= 0 && numel % ranks == 0) continue;
-        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ", ranks,
-            " ranks");
+        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ",
+            ranks, " ranks");
       }
     }
   }
@@ -194,6 +194,9 @@ class FormCheck {
     }
     const Operation& operation = *action.operation;
     if (static_cast<std::size_t>(action.lane) >= kLanes) return add_at(index, "has no lane");
+    if (operation.is_pass && action.lane != Lane::kCompute) {
+      return add_at(index, "layers run on the compute lane, which has their kernels' memory");
+    }
     if (operation.is_pass ? !in_range(action.layer, s_.layers.size()) : action.layer != -1) {
       return add_at(index, "layer ", action.layer,
                     operation.is_pass ? " does not exist" : " means nothing here");

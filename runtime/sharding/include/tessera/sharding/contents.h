@@ -28,11 +28,13 @@ struct Content {
   int end = 0;
   bool output = false;  ///< an activation: the next layer has yet to read it
   bool kept = false;    ///< an activation: backward has yet to read it
+  bool open = false;    ///< a gradient: as layers left it, so that others may add to it
 };
 
 /// Walks the actions of a schedule in order of issue and keeps what every buffer holds. The rules
 /// of operations (operation.h) read and write contents through it; what they require and find
-/// missing becomes a Violation of the current action.
+/// missing becomes a Violation of the current action. So does an operand that a rule passes over:
+/// handlers go by operands, and must find no more than the rule has seen.
 class ContentWalk {
  public:
   /// `sums`, if any, is told of every rounding and addition of gradients.
@@ -54,8 +56,8 @@ class ContentWalk {
     return holds;
   }
 
-  /// What the operand names: what its buffer holds, or this rank's part of that along more axes.
-  /// Requires that the buffer holds it.
+  /// What the operand names: what its buffer holds, or this rank's part of that along more axes (a
+  /// slot is read as it is: parts lie at its beginning). Requires that the buffer holds it.
   Content read(const Operand& operand);
   Content& at(int buffer) { return contents_[static_cast<std::size_t>(buffer)]; }
   /// Puts `content` where the operand says; added to what is there, if it says so. Requires that it
@@ -71,6 +73,10 @@ class ContentWalk {
   /// Contributions of one micro-step to a unit's gradient: its layers' in order of backward.
   int contributions(int unit) const {
     return static_cast<int>(writers_[static_cast<std::size_t>(unit)].size());
+  }
+  /// The number of the first one in `micro_step`.
+  int contribution_of_micro_step(int unit, int micro_step) const {
+    return contributions(unit) * micro_step;
   }
   /// All that a complete gradient holds.
   int all_contributions(int unit) const { return contributions(unit) * schedule_.micro_steps; }
@@ -89,6 +95,8 @@ class ContentWalk {
 
  private:
   void report(std::string what);
+  void touch(const Operand& operand);
+  void require_all_touched();
   void finish();
   std::string cut(AxisSet axes) const;
   std::string sum_text(const Content& content) const;
@@ -101,6 +109,7 @@ class ContentWalk {
   std::vector<std::vector<int>> state_;    ///< by unit: buffers
   std::vector<Content> contents_;          ///< by buffer
   std::vector<char> normed_;               ///< by unit
+  std::vector<const Operand*> touched_;    ///< by the current action's rule
   int action_ = -1;
 };
 

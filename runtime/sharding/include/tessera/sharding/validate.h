@@ -50,7 +50,7 @@ struct ActionTime {
 /// Checks a recorded run against the schedule: every action that must come after another (an
 /// earlier one of its lane, or one that it waits for) began when that had ended, and no two actions
 /// that touch the same buffer, one of them writing, overlapped. `times` may name an action several
-/// times. Finds an executor that ignores a wait.
+/// times; one that it does not name takes no time. Finds an executor that ignores a wait.
 std::vector<Violation> validate_times(const Schedule& schedule, std::span<const ActionTime> times);
 
 }  // namespace tessera

@@ -1,0 +1,472 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "sharding/schedule_mutants.h"
+#include "support/chain_run.h"
+#include "tessera/sharding/gradient_sums.h"
+
+// No mutant of a schedule may both pass validate() and do harm: those that pass are run on CPU
+// ranks under random delays. Their recorded times must show no race, and losses, norms and every
+// byte of the training state must be the original's.
+namespace tessera::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kMutantsPerPlan = 2;
+#else
+constexpr int kMutantsPerPlan = 30;
+#endif
+constexpr int kWorkers = 4;
+constexpr int kSteps = 2;
+constexpr std::chrono::milliseconds kTimeout{10'000};  // of a collective: a mutant that hangs
+constexpr std::chrono::microseconds kLongestDelay{150};
+
+/// y = gelu(x W^T + b); the last layer multiplies with the first layer's weight and ends in the
+/// loss. So the first unit's gradient has contributions of two layers, of a part of its tensors.
+class TiedLayer : public Layer {
+ public:
+  TiedLayer(int index, int layers, bool trainable)
+      : Layer("l" + std::to_string(index), "Tied"), is_last_(index == layers - 1) {
+    parameters_ = {{.name = name() + ".weight",
+                    .shape = {kWidth, kWidth},
+                    .initializer = Initializer::normal(0.4F),
+                    .trainable = trainable},
+                   {.name = name() + ".bias",
+                    .shape = {kWidth},
+                    .initializer = Initializer::constant(0.125F),
+                    .trainable = trainable},
+                   {.name = name() + ".scale",
+                    .shape = {kWidth, kWidth},
+                    .initializer = Initializer::normal(0.4F),
+                    .trainable = index != 1}};
+    if (is_last_) tied_parameters_ = {"l0.weight"};
+  }
+
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    Value y = ops::linear(tape, input, parameters[0], &parameters[1]);
+    y = ops::linear(tape, ops::gelu(tape, std::move(y)), parameters[2], nullptr);
+    if (!is_last_) return y;
+    y = ops::linear(tape, y, parameters[3], nullptr);
+    return ops::cross_entropy(tape, std::move(y), tape.batch().targets);
+  }
+
+ private:
+  bool is_last_;
+};
+
+Model make_tied(int layers, bool trains_first) {
+  Model model{.name = "tied", .layers = {}};
+  for (int l = 0; l < layers; ++l) {
+    model.layers.push_back(std::make_unique<TiedLayer>(l, layers, l > 0 || trains_first));
+  }
+  return model;
+}
+
+/// A plan, and the model that it is for.
+struct Subject {
+  std::string name;
+  SmallRun run;
+  Purpose purpose = Purpose::kTrain;
+  int layers = 3;
+  bool trains_first = true;
+};
+
+/// What is left when a schedule has run.
+struct Outcome {
+  std::string failure;  ///< what was thrown
+  std::vector<double> losses, norms;
+  std::vector<std::string> states;  ///< by rank: every byte
+  std::vector<std::string> races;
+  bool changed = false;  ///< the state, on some rank (others may have padding alone)
+
+  bool same(const Outcome& other) const {
+    return failure.empty() && losses == other.losses && norms == other.norms &&
+           states == other.states;
+  }
+};
+
+std::string bytes_of(const TrainingState& state) {
+  std::string bytes;
+  for (const StateTensor& tensor : state) {
+    bytes.append(reinterpret_cast<const char*>(tensor.view.data),
+                 static_cast<std::size_t>(tensor.view.bytes()));
+  }
+  return bytes;
+}
+
+std::vector<ActionTime> times_of(const std::vector<ActionSpan>& spans) {
+  std::vector<ActionTime> times;
+  for (const ActionSpan& span : spans) times.push_back({span.action, span.begin, span.end});
+  return times;
+}
+
+/// Runs schedules of one subject.
+class Runner {
+ public:
+  explicit Runner(const Subject& subject)
+      : model_(make_tied(subject.layers, subject.trains_first)),
+        source_(subject.run.dtype),
+        layout_(make_layout(model_, subject.run.wrap, subject.run.ranks)) {
+    PlanOptions options = plan_options(subject.run);
+    options.purpose = subject.purpose;
+    schedule_ = plan(layout_, options);
+  }
+  const Schedule& schedule() const { return schedule_; }
+
+  /// Of a rank: what runs before the tasks of its lanes.
+  using Delays = std::function<std::function<void(Lane)>(int rank)>;
+  /// The times of `schedule` are held against `judge`.
+  Outcome run(const Schedule& schedule, const Schedule& judge, const Delays& delays) const;
+  Outcome run(const Schedule& schedule, std::uint32_t seed) const {
+    return run(schedule, schedule,
+               [&](int rank) { return random_delays(seed, rank, kLongestDelay); });
+  }
+  /// The same in virtual time.
+  std::vector<Violation> simulate_times(const Schedule& schedule, const Schedule& judge,
+                                        Lane slow) const;
+
+ private:
+  void run_rank(const Schedule& schedule, const Schedule& judge, int rank, ProcessGroup& world,
+                ExecutorOptions options, Outcome& outcome, std::mutex& mutex) const;
+
+  Model model_;
+  RandomVectors source_;
+  ModelLayout layout_;
+  Schedule schedule_;
+};
+
+Outcome Runner::run(const Schedule& schedule, const Schedule& judge, const Delays& delays) const {
+  Outcome outcome;
+  outcome.states.resize(static_cast<std::size_t>(schedule.mesh.world_size()));
+  std::mutex mutex;
+  try {
+    const auto world = make_thread_group(schedule.mesh.world_size(), {.timeout = kTimeout});
+    launch_ranks(world, [&](int rank, ProcessGroup& group) {
+      const ExecutorOptions options{.optimizer = {.clip_norm = 0.5},
+                                    .seed = 42,
+                                    .cost = {},
+                                    .before_task = delays(rank),
+                                    .trace = true};
+      run_rank(schedule, judge, rank, group, options, outcome, mutex);
+    });
+  } catch (const std::exception& error) {
+    outcome.failure = error.what();
+  }
+  return outcome;
+}
+
+std::vector<Violation> Runner::simulate_times(const Schedule& schedule, const Schedule& judge,
+                                              Lane slow) const {
+  ExecutorOptions options;
+  options.cost = [slow](const Schedule&, const Action& action) {
+    return action.lane == slow ? 1.0 : 0.001;
+  };
+  const Simulation run = simulate(schedule, layout_, model_, source_, options);
+  return validate_times(judge, times_of(run.spans));
+}
+
+void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
+                      ProcessGroup& world, ExecutorOptions options, Outcome& outcome,
+                      std::mutex& mutex) const {
+  const auto device = make_cpu_device();
+  Memory memory(*device);
+  RankGroups groups = RankGroups::split_from(world, schedule);
+  TrainingState state(layout_, state_options(schedule_), rank, memory);
+  Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, std::move(options));
+  const std::string before = bytes_of(state);
+  for (int step = 0; step < kSteps; ++step) {
+    const StepResult result = schedule.purpose == Purpose::kTrain
+                                  ? executor.run_step(step, kRate)
+                                  : executor.evaluate(0, schedule.mesh.world_size());
+    const std::vector<Violation> races = validate_times(judge, times_of(executor.spans()));
+    const std::lock_guard lock(mutex);
+    for (const Violation& race : races) outcome.races.push_back(race.message);
+    if (rank != 0) continue;
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.gradient_norm);
+  }
+  std::string after = bytes_of(state);
+  const std::lock_guard lock(mutex);
+  outcome.changed = outcome.changed || before != after;
+  outcome.states[static_cast<std::size_t>(rank)] = std::move(after);
+}
+
+/// Every preset x mesh x prefetch depth x accumulation x recomputation; the rest is drawn.
+std::vector<Subject> subjects() {
+  std::vector<Subject> all;
+  std::mt19937 random(1);
+  const auto draw = [&](int below) {
+    return static_cast<int>(random() % static_cast<unsigned>(below));
+  };
+  for (const Strategy& strategy : strategies()) {
+    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}}) {
+      for (const int depth : {0, 1, 2}) {
+        for (const auto& [micro_steps, unsharded] : {std::pair{1, false}, {2, false}, {2, true}}) {
+          for (const Recompute recompute :
+               {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+            const bool bf16 = draw(2) == 0;
+            WrapPolicy wrap;
+            if (draw(4) == 0) wrap.kind = WrapPolicy::Kind::kNone;
+            if (draw(4) == 0) wrap = {WrapPolicy::Kind::kSize, 200};
+            Subject s{
+                .name = {},
+                .run = {.ranks = mesh.world_size(),
+                        .replicas = mesh.replicate,
+                        .strategy = strategy.name,
+                        .micro_steps = micro_steps,
+                        .prefetch_forward = depth,
+                        .prefetch_backward = draw(2) == 0 ? depth : draw(3),
+                        .accumulate_unsharded = unsharded,
+                        .reduction_order =
+                            draw(2) == 0 ? ReductionOrder::kRank : ReductionOrder::kHierarchical,
+                        .recompute = recompute,
+                        .dtype = bf16 ? DType::kBFloat16 : DType::kFloat32,
+                        .reduce_dtype = bf16 && draw(2) == 0 ? DType::kBFloat16 : DType::kFloat32,
+                        .wrap = wrap},
+                .purpose = draw(10) == 0 ? Purpose::kEvaluate : Purpose::kTrain,
+                .layers = 2 + draw(2),
+                .trains_first = draw(6) != 0};
+            s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
+                            ' ', s.run.prefetch_backward, ", ", micro_steps, " micro-steps, ",
+                            unsharded ? "unsharded, " : "", to_string(recompute), ", ",
+                            to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
+                            to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
+                            s.layers, " layers");
+            all.push_back(std::move(s));
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+/// What became of the mutants.
+struct Tally {
+  std::int64_t plans = 0, made = 0, ran = 0, other_sums = 0;
+  std::map<std::string, std::int64_t> refused;                    ///< by rule
+  std::array<std::array<std::int64_t, 2>, kMutations> by_kind{};  ///< refused, ran
+  std::vector<std::string> harmful;
+};
+
+class Trial {
+ public:
+  Trial(const Subject& subject, std::uint32_t seed)
+      : subject_(subject), seed_(seed), runner_(subject), mutator_(seed) {}
+
+  void run(Tally& tally, std::mutex& mutex);
+
+ private:
+  struct Mutant {
+    Schedule schedule;
+    int changes = 0;
+    std::string what;
+  };
+  /// A change of the original, or of a mutant that passed.
+  std::optional<Mutant> make(Mutation& kind);
+  std::string harm_of(const Mutant& mutant, const Outcome& expected) const;
+
+  const Subject& subject_;
+  const std::uint32_t seed_;
+  const Runner runner_;
+  Mutator mutator_;
+  std::vector<Mutant> passed_;
+  std::set<std::string> seen_;
+};
+
+std::optional<Trial::Mutant> Trial::make(Mutation& kind) {
+  kind = static_cast<Mutation>(mutator_.below(kMutations));
+  const Mutant original{runner_.schedule(), 0, ""};
+  const bool again = !passed_.empty() && mutator_.once_in(3);
+  const Mutant& base =
+      again ? passed_[static_cast<std::size_t>(mutator_.below(passed_.size()))] : original;
+  if (base.changes >= 4) return std::nullopt;
+  std::optional<Schedule> schedule = mutator_.mutant(base.schedule, kind);
+  if (!schedule || *schedule == runner_.schedule()) return std::nullopt;
+  if (!seen_.insert(to_string(*schedule)).second) return std::nullopt;
+  return Mutant{std::move(*schedule), base.changes + 1,
+                concat(base.what, base.what.empty() ? "" : ", ",
+                       kMutationNames[static_cast<std::size_t>(kind)])};
+}
+
+/// "": none.
+std::string Trial::harm_of(const Mutant& mutant, const Outcome& expected) const {
+  const Outcome outcome = runner_.run(mutant.schedule, seed_ + 1);
+  if (!outcome.failure.empty()) return "fails: " + outcome.failure;
+  if (!outcome.races.empty()) return "races: " + outcome.races.front();
+  return outcome.same(expected) ? "" : "gives other bits";
+}
+
+void Trial::run(Tally& tally, std::mutex& mutex) {
+  Tally own;
+  const auto sums = [&](const Schedule& schedule) {
+    return subject_.purpose == Purpose::kTrain ? hash_of(gradient_sums(schedule)) : 0;
+  };
+  ASSERT_TRUE(validate(runner_.schedule()).empty()) << subject_.name;
+  const Outcome expected = runner_.run(runner_.schedule(), seed_);
+  ASSERT_EQ(expected.failure, "") << subject_.name;
+  EXPECT_EQ(expected.races, std::vector<std::string>()) << subject_.name;
+  EXPECT_EQ(expected.changed, subject_.purpose == Purpose::kTrain) << subject_.name;
+  EXPECT_NE(expected.losses.front(), 0.0) << subject_.name;
+  for (int tries = 0; own.made < kMutantsPerPlan && tries < 100 * kMutantsPerPlan; ++tries) {
+    Mutation kind{};
+    std::optional<Mutant> mutant = make(kind);
+    if (!mutant) continue;
+    ++own.made;
+    const std::vector<Violation> violations = validate(mutant->schedule);
+    if (!violations.empty()) {
+      ++own.refused[std::string(to_string(violations.front().rule))];
+      ++own.by_kind[static_cast<std::size_t>(kind)][0];
+      continue;
+    }
+    ++own.ran;
+    ++own.by_kind[static_cast<std::size_t>(kind)][1];
+    std::string harm = harm_of(*mutant, expected);
+    if (harm == "gives other bits" && sums(mutant->schedule) != sums(runner_.schedule())) {
+      ++own.other_sums;  // a step as good as the original, and it says that it is another
+      harm.clear();
+    }
+    if (harm.empty()) {
+      passed_.push_back(std::move(*mutant));
+      continue;
+    }
+    std::ostringstream text;
+    text << "seed " << seed_ << ", " << subject_.name << ": " << mutant->what << ": " << harm;
+    const Schedule &a = runner_.schedule(), &b = mutant->schedule;
+    for (std::size_t i = 0, shown = 0; i < b.actions.size() && shown < 3; ++i) {
+      if (i < a.actions.size() && a.actions[i] == b.actions[i]) continue;
+      ++shown;
+      text << "\n  " << i << ": "
+           << (i < a.actions.size() ? describe(a, a.actions[i]) : std::string("nothing"))
+           << "\n   now " << describe(b, b.actions[i]);
+    }
+    own.harmful.push_back(text.str());
+  }
+  const std::lock_guard lock(mutex);
+  ++tally.plans;
+  tally.made += own.made;
+  tally.ran += own.ran;
+  tally.other_sums += own.other_sums;
+  for (const auto& [rule, count] : own.refused) tally.refused[rule] += count;
+  for (std::size_t k = 0; k < kMutations; ++k) {
+    tally.by_kind[k][0] += own.by_kind[k][0];
+    tally.by_kind[k][1] += own.by_kind[k][1];
+  }
+  tally.harmful.insert(tally.harmful.end(), own.harmful.begin(), own.harmful.end());
+}
+
+void print(const Tally& tally) {
+  std::ostringstream out;
+  out << tally.plans << " plans, " << tally.made << " mutants: refused";
+  for (const auto& [rule, count] : tally.refused) out << ' ' << count << " by " << rule << ',';
+  out << " ran " << tally.ran << ", of which " << tally.other_sums << " with other sums\n";
+  for (std::size_t k = 0; k < kMutations; ++k) {
+    out << "  " << kMutationNames[k] << ": refused " << tally.by_kind[k][0] << ", ran "
+        << tally.by_kind[k][1] << '\n';
+  }
+  std::cout << out.str();
+}
+
+TEST(Mutation, WhatPassesDoesNoHarm) {
+  const std::vector<Subject> all = subjects();
+  Tally tally;
+  std::mutex mutex;
+  std::atomic<std::size_t> next{0};
+  {
+    std::vector<std::jthread> workers;
+    for (int w = 0; w < kWorkers; ++w) {
+      workers.emplace_back([&] {
+        for (std::size_t i = next++; i < all.size(); i = next++) {
+          Trial(all[i], static_cast<std::uint32_t>(i)).run(tally, mutex);
+        }
+      });
+    }
+  }
+  print(tally);
+  for (const std::string& harmful : tally.harmful) ADD_FAILURE() << harmful;
+  EXPECT_GE(tally.made, std::int64_t{kMutantsPerPlan} * 1000);
+  EXPECT_GT(tally.ran, tally.made / 20) << "hardly anything passes";
+  for (const char* rule : {"form", "happens-before", "contents", "end"}) {
+    EXPECT_GT(tally.refused[rule], 0) << rule;
+  }
+  for (std::size_t k = 0; k < kMutations; ++k) {
+    EXPECT_GT(tally.by_kind[k][0] + tally.by_kind[k][1], 0) << kMutationNames[k];
+  }
+}
+
+/// Every wait of a schedule, and the schedule without it.
+void for_each_dropped_wait(
+    const Schedule& schedule,
+    const std::function<void(const Schedule& mutant, int action, Lane waited)>& visit) {
+  for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
+    for (const int wait : schedule.actions[i].waits) {
+      Schedule mutant = schedule;
+      std::erase(mutant.actions[i].waits, wait);
+      visit(mutant, static_cast<int>(i), schedule.actions[static_cast<std::size_t>(wait)].lane);
+    }
+  }
+}
+
+bool has(const std::vector<Violation>& violations, int action) {
+  return std::ranges::find(violations, action, &Violation::action) != violations.end();
+}
+
+// The executor that ignores a wait is one that is given a schedule without it.
+TEST(Mutation, AnExecutorThatIgnoresAWaitIsFoundByItsTimes) {
+  const std::vector<Subject> all = subjects();
+  int waits = 0;
+  for (std::size_t i = 0; i < all.size(); i += 13) {
+    SCOPED_TRACE(all[i].name);
+    const Runner runner(all[i]);
+    for (const Lane slow : kAllLanes) {
+      EXPECT_TRUE(runner.simulate_times(runner.schedule(), runner.schedule(), slow).empty());
+    }
+    for_each_dropped_wait(runner.schedule(), [&](const Schedule& mutant, int action, Lane waited) {
+      ++waits;
+      EXPECT_FALSE(validate(mutant).empty());
+      EXPECT_TRUE(has(runner.simulate_times(mutant, runner.schedule(), waited), action))
+          << describe(mutant, mutant.actions[static_cast<std::size_t>(action)]);
+    });
+  }
+  EXPECT_GT(waits, 500);
+}
+
+// The same with threads. The lane that is not waited for is slow; the more so, if this machine has
+// kept the others from running ahead.
+TEST(Mutation, ThreadsThatIgnoreAWaitAreFoundByTheirTimes) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "a schedule without its wait is a race, which ThreadSanitizer reports";
+#endif
+  Subject subject{.name = "full_shard", .run = {.ranks = 2}};
+  const Runner runner(subject);
+  int found = 0, waits = 0;
+  for_each_dropped_wait(runner.schedule(), [&](const Schedule& mutant, int action, Lane waited) {
+    ++waits;
+    for (int milliseconds = 1; milliseconds <= 64; milliseconds *= 4) {
+      const Outcome outcome = runner.run(mutant, runner.schedule(), [&](int /*rank*/) {
+        return [=](Lane lane) {
+          if (lane == waited) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+        };
+      });
+      EXPECT_EQ(outcome.failure, "");
+      if (outcome.races.empty()) continue;
+      ++found;
+      return;
+    }
+    ADD_FAILURE() << describe(mutant, mutant.actions[static_cast<std::size_t>(action)]);
+  });
+  EXPECT_EQ(found, waits);
+  EXPECT_GE(waits, 8);
+}
+
+}  // namespace
+}  // namespace tessera::test
