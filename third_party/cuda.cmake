@@ -54,6 +54,7 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 
 get_property(_cuda_sources GLOBAL PROPERTY TESSERA_CUDA_SOURCES)
 add_library(tessera_cuda MODULE ${_cuda_sources} $<TARGET_OBJECTS:tessera_identity>)
+tessera_compile_cuda_hosts_together(tessera_cuda ${_cuda_sources})
 get_target_property(_tessera_includes tessera INCLUDE_DIRECTORIES)
 target_include_directories(tessera_cuda PRIVATE
   ${_tessera_includes} ${PROJECT_SOURCE_DIR}/kernels/src/cuda/nvcc ${_headers})
