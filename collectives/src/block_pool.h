@@ -1,14 +1,9 @@
 #pragma once
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstddef>
-#include <cstring>
 #include <new>
 #include <utility>
-
-#include "tessera/core/error.h"
 
 namespace tessera {
 
@@ -48,7 +43,8 @@ class BlockPool {
   struct Own {
     Block* first = nullptr;
     int given = 0;
-    bool will_leave = false;  // at the end of the thread
+
+    ~Own() { leave(); }
 
     void leave() noexcept {
       given = 0;
@@ -65,23 +61,8 @@ class BlockPool {
   };
 
   static Own& own_blocks() {
-    // Not by a destructor: to register one, the C library takes memory, and ends the program if
-    // there is none.
     static thread_local Own own;
-    if (!own.will_leave) own.will_leave = pthread_setspecific(end_of_thread(), &own) == 0;
     return own;
-  }
-
-  static pthread_key_t end_of_thread() {
-    static const pthread_key_t key = [] {
-      pthread_key_t made{};
-      const auto leave = [](void* own) { static_cast<Own*>(own)->leave(); };
-      const int failure = pthread_key_create(&made, leave);
-      require(failure == 0, ErrorCode::kInternal, "no key is left for what threads own (",
-              std::strerror(failure), ")");
-      return made;
-    }();
-    return key;
   }
 
   static inline std::atomic<Block*> returned_{nullptr};

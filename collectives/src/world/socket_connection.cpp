@@ -135,7 +135,8 @@ bool SocketConnection::begin_part(int process, std::string& failure) {
   received.end = std::min(header.bytes, kPartBytes);
   const auto queue = wanted.find(header.tag);
   if (header.kind != FrameKind::kData || queue == wanted.end()) {
-    return begin_unasked(process, failure);
+    begin_unasked();
+    return true;
   }
   incoming = queue->second.front();
   queue->second.pop_front();
@@ -151,25 +152,12 @@ bool SocketConnection::begin_part(int process, std::string& failure) {
   return true;
 }
 
-/// The header of a message that nobody waits for is there. How long it is, is believed only as far
-/// as such messages are.
-bool SocketConnection::begin_unasked(int process, std::string& failure) {
-  const FrameHeader header = received.header;
-  const std::uint64_t most = header.kind == FrameKind::kData    ? kMostUnaskedBytes
-                             : header.kind == FrameKind::kAbort ? kMostReasonBytes
-                                                                : 0;
-  if (header.bytes > most) {
-    if (failure.empty()) {
-      failure = concat("process ", process, " announced a message of ", header.bytes,
-                       " bytes, where at most ", most, " can come");
-    }
-    return false;
-  }
+/// The header of a message that nobody waits for is there.
+void SocketConnection::begin_unasked() {
   incoming = std::make_shared<Piece>();
-  incoming->header = header;
+  incoming->header = received.header;
   make_room(*incoming, received.end);
-  if (header.kind == FrameKind::kData) unasked[header.tag].push_back(incoming);
-  return true;
+  if (received.header.kind == FrameKind::kData) unasked[received.header.tag].push_back(incoming);
 }
 
 void SocketConnection::end_part(std::string& failure) {

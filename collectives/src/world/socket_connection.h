@@ -23,12 +23,6 @@ struct FrameHeader {
   std::uint64_t bytes = 0;
 };
 
-/// No message that nobody has asked for yet is longer; what is exchanged before there are groups is
-/// far shorter, see Messenger::receive.
-inline constexpr std::uint64_t kMostUnaskedBytes = std::uint64_t{64} << 20U;
-/// No reason of an abort is longer.
-inline constexpr std::uint64_t kMostReasonBytes = 4096;
-
 /// A message of this side, as its thread and the input-output thread share it.
 struct Piece {
   FrameHeader header{};
@@ -78,7 +72,7 @@ struct SocketConnection {
 
  private:
   bool begin_part(int process, std::string& failure);
-  bool begin_unasked(int process, std::string& failure);
+  void begin_unasked();
   void end_part(std::string& failure);
 };
 

@@ -24,8 +24,6 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kExchangeTag = 0xffffffffU;
-/// No text that is exchanged is longer.
-constexpr std::uint64_t kMostExchangedBytes = std::uint64_t{1} << 20U;
 
 /// Messages over TCP. One thread does all input and output.
 class SocketMessenger : public Messenger {
@@ -68,7 +66,7 @@ class SocketMessenger : public Messenger {
 
   void abort(std::string_view reason) noexcept override {
     aborting_ = true;
-    tell(FrameKind::kAbort, reason.substr(0, kMostReasonBytes));
+    tell(FrameKind::kAbort, reason);
   }
   std::string failure() override {
     const std::lock_guard lock(mutex_);
@@ -154,9 +152,6 @@ std::vector<std::string> SocketMessenger::exchange(const std::string& mine) {
       continue;
     }
     wait(*receive(p, kExchangeTag, &sizes[i], sizeof(sizes[i])), p);
-    require(sizes[i] <= kMostExchangedBytes, ErrorCode::kUnavailable, "process ", p,
-            " announced a text of ", sizes[i], " bytes, where at most ", kMostExchangedBytes,
-            " can come; all must run the same version of tessera");
     texts[i].resize(sizes[i]);
     wait(*receive(p, kExchangeTag, texts[i].data(), texts[i].size()), p);
   }

@@ -22,23 +22,12 @@
 namespace tessera::cli {
 namespace {
 
-/// What may be shown on a terminal, whatever values and names an error repeats, and not too long:
-/// the remedy at its end is kept.
-std::string shown(std::string what) {
-  constexpr std::size_t kMaxBytes = 4096;
-  constexpr std::size_t kEndBytes = 1024;
-  if (what.size() > kMaxBytes) {
-    const std::size_t left_out = what.size() - kMaxBytes;
-    what.replace(kMaxBytes - kEndBytes, left_out, concat(" [", left_out, " bytes] "));
-  }
-  return printable(to_byte_tokens(what));
-}
-
 int fail_with(const std::string& what, int exit_code) {
   std::cout << std::flush;
   const Terminal terminal = inspect(stderr);
   constexpr std::size_t kBegin = std::string_view("tessera: error:").size();
-  const std::string text = for_reader(terminal, "tessera: error: " + shown(what));
+  const std::string text =
+      for_reader(terminal, "tessera: error: " + printable(to_byte_tokens(what)));
   std::cerr << "tessera: " << paint(terminal, Colour::kRed, "error:") << text.substr(kBegin)
             << "\n";
   return exit_code;

@@ -93,7 +93,8 @@ void check_writable(const std::string& path, std::string_view flag, Writing writ
     nearest = nearest.parent_path();
   }
   if (nearest != file && !fs::is_directory(nearest, error)) fail_to_open(path, flag, ENOTDIR);
-  if (access(nearest.c_str(), W_OK) != 0) fail_to_open(path, flag, errno);
+  const int needed = nearest == file ? W_OK : W_OK | X_OK;
+  if (access(nearest.c_str(), needed) != 0) fail_to_open(path, flag, errno);
 }
 
 }  // namespace tessera
