@@ -226,7 +226,6 @@ class DeepSpeed {
   void read_clipping() {
     const char* key = "gradient_clipping";
     if (const auto norm = top_.number(key)) {
-      if (*norm < 0) top_.refuse(key, "is ", *norm, "; it must be at least 0");
       top_.honour(key, "clip_norm", *norm);
     } else if (top_.has(key)) {
       top_.honour(key, "clip_norm", autos_.clip_norm.value_or(1.0),
