@@ -45,8 +45,7 @@ struct Kind {
 std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vector<KeyRule>& keys,
                                  const std::vector<KeyRule>& params_keys, const std::string& file,
                                  ConfigTranslation& translation) {
-  const Node* node = top.node(kind.name);
-  if (top.has(kind.name)) top.agree(kind.name, node != nullptr ? "see its keys" : "is empty");
+  const Node* node = top.open(kind.name);
   if (node == nullptr) return std::nullopt;
   Section section(translation, file, *node, keys, {.name = kind.name});
   std::string type;

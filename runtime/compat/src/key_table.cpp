@@ -442,6 +442,12 @@ const Node* Section::node(std::string_view key) const {
   return item == nullptr || is_empty(*item->node) ? nullptr : item->node;
 }
 
+const Node* Section::open(std::string_view key) {
+  const Node* found = node(key);
+  if (has(key)) agree(key, found != nullptr ? "see its keys" : "is empty");
+  return found;
+}
+
 void Section::honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
                      const std::string& note) {
   agree(key, note);

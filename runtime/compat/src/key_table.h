@@ -133,6 +133,8 @@ class Section {
   std::optional<std::string> text(std::string_view key) const;
   /// A subsection or a list; null if it is absent or empty.
   const Node* node(std::string_view key) const;
+  /// The same of a subsection that is read key by key, which is said of it.
+  const Node* open(std::string_view key);
   int line(std::string_view key) const;
 
   // What becomes of a kUsed key that is there; may be called again to add settings or notes.
