@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <ostream>
 #include <set>
-#include <sstream>
 #include <tuple>
 #include <vector>
 
@@ -21,10 +20,7 @@ std::string show_short(const nlohmann::ordered_json& value) {
   constexpr std::size_t kLongest = 60;
   std::string text = show(value);
   std::ranges::replace(text, '\n', ' ');
-  if (text.size() <= kLongest) return text;
-  std::size_t end = kLongest;  // not inside of a character
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80) --end;
-  return text.substr(0, end) + "...";
+  return shortened(text, kLongest);
 }
 
 /// "strategy = full_shard, replicas = 2", or what stands for it.
@@ -169,20 +165,9 @@ std::string show(const nlohmann::ordered_json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-void print_wrapped(std::ostream& out, const std::string& text, std::size_t indent) {
-  std::istringstream words(text);
-  std::string line(indent, ' ');
-  bool empty = true;
-  for (std::string word; words >> word;) {
-    if (!empty && line.size() + 1 + word.size() > kWidth) {
-      out << line << "\n";
-      line.assign(indent + 2, ' ');
-      empty = true;
-    }
-    line += (empty ? "" : " ") + word;
-    empty = false;
-  }
-  out << line << "\n";
+void print_wrapped(std::ostream& out, const std::string& text, int indent) {
+  out << wrapped(std::string(static_cast<std::size_t>(indent), ' ') + text, kColumns, indent + 2)
+      << "\n";
 }
 
 void print_verdict(std::ostream& out, const ConfigTranslation& translation) {

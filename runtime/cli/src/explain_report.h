@@ -20,9 +20,8 @@ void print_findings(std::ostream& out, const ConfigTranslation& translation);
 /// The settings that are given and are not our defaults.
 void print_given_settings(std::ostream& out, const Config& config);
 
-/// `text` in lines of at most 80 columns, the first behind `indent` blanks, the others behind two
-/// more. A word that is longer stays whole.
-void print_wrapped(std::ostream& out, const std::string& text, std::size_t indent);
+/// `text` wrapped, the first line behind `indent` blanks, the others behind two more.
+void print_wrapped(std::ostream& out, const std::string& text, int indent);
 
 /// A value as a person writes it: a text without quotes.
 std::string show(const nlohmann::ordered_json& value);

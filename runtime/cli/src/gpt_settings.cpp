@@ -4,11 +4,10 @@
 
 #include "model_names.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/bound_setting.h"
 
 namespace tessera::cli {
 namespace {
-
-using enum SettingType;
 
 constexpr double kMaxSize = 1 << 24;
 constexpr double kMaxLayers = 1 << 16;
@@ -18,80 +17,83 @@ void check_below_one(const nlohmann::json& value) {
           " is out of range; it must be at least 0 and below 1");
 }
 
-/// Takes the setting if it has a value, else tells what the value came to be.
-void read_size(Config& config, std::string_view name, std::int64_t& size) {
-  if (config.is_null(name)) {
-    config.set_effective(name, size);
-  } else {
-    size = config.get<std::int64_t>(name);
-  }
+using Rows = std::vector<BoundSetting<GptConfig>>;
+
+/// Sizes of the preset, each of which can be given.
+const Rows& size_rows() {
+  static const Rows rows = [] {
+    const Setting size{.minimum = 1, .maximum = kMaxSize};
+    Rows all{
+        bound<&GptConfig::layers>("layers", "transformer blocks [the model's]",
+                                  {.minimum = 1, .maximum = kMaxLayers}),
+        bound<&GptConfig::heads>("heads", "attention heads [the model's]", size),
+        bound<&GptConfig::width>("width", "channels; a multiple of the heads [the model's]", size),
+        bound<&GptConfig::vocab_size>(
+            "vocab_size", "tokens that the model knows; bytes need 256 [the model's]", size),
+        bound<&GptConfig::context_length>("context_length", "longest sequence [the model's]", size),
+    };
+    for (auto& row : all) row.setting.fallback = nullptr;
+    return all;
+  }();
+  return rows;
+}
+
+BoundSetting<GptConfig> dropout_row() {
+  return bound<&GptConfig::dropout>("dropout", "probability of dropping an activation",
+                                    {.minimum = 0, .check = check_below_one});
+}
+
+std::vector<Setting> in_group(const char* group, std::vector<Setting> settings) {
+  for (Setting& setting : settings) setting.group = group;
+  return settings;
 }
 
 }  // namespace
 
 std::vector<Setting> model_settings() {
-  const auto size = [](const char* name, const char* what, double maximum = kMaxSize) {
-    return Setting{.name = name,
-                   .type = kInteger,
-                   .help = std::string(what) + " [the model's]",
-                   .group = "Model",
-                   .minimum = 1,
-                   .maximum = maximum};
-  };
-  return {
+  std::vector<Setting> all = settings_of(size_rows());
+  all.insert(
+      all.begin(),
       {.name = "model",
        .fallback = "gpt2-tiny",
        .help = concat("a preset, which the sizes below change: ", model_names()),
-       .group = "Model",
-       .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }},
-      size("layers", "transformer blocks", kMaxLayers),
-      size("heads", "attention heads"),
-      size("width", "channels; a multiple of the heads"),
-      size("vocab_size", "tokens that the model knows; bytes need 256"),
-      size("context_length", "longest sequence"),
-      {.name = "dropout",
-       .type = kNumber,
-       .fallback = 0.0,
-       .help = "probability of dropping an activation",
-       .group = "Model",
-       .minimum = 0,
-       .check = check_below_one},
-      {.name = "sequence_length",
-       .type = kInteger,
-       .help = "tokens per sample [the context length]",
-       .group = "Model",
-       .minimum = 1,
-       .maximum = kMaxSize},
-  };
+       .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }});
+  all.push_back(dropout_row().setting);
+  all.push_back({.name = "sequence_length",
+                 .type = SettingType::kInteger,
+                 .help = "tokens per sample [the context length]",
+                 .minimum = 1,
+                 .maximum = kMaxSize});
+  return in_group("Model", std::move(all));
 }
 
 std::vector<Setting> data_settings() {
-  return {
-      {.name = "data",
-       .help = "what to train on: a text file, a folder of texts (bytes are tokens), or .bin files "
-               "of token ids",
-       .group = "Data",
-       .must_agree = MustAgree::kNone},
-      {.name = "data_kind",
-       .fallback = "auto",
-       .help = "what the files hold; auto: .bin files are tokens, others are text",
-       .group = "Data",
-       .choices = {"auto", "text", "tokens"}},
-      {.name = "shuffle",
-       .type = kFlag,
-       .fallback = true,
-       .help = "read samples in random order, another in each epoch",
-       .group = "Data"},
-      {.name = "eval_data",
-       .help = "what to evaluate on, as --data; its samples are read in order",
-       .group = "Evaluation",
-       .must_agree = MustAgree::kNone},
-      {.name = "eval_tokens",
-       .type = kInteger,
-       .help = "of --eval-data, the first so many, in whole samples [all]",
-       .group = "Evaluation",
-       .minimum = 1},
-  };
+  std::vector<Setting> all = in_group(
+      "Data",
+      {{.name = "data",
+        .help =
+            "what to train on: a text file, a folder of texts (bytes are tokens), or .bin files "
+            "of token ids",
+        .must_agree = MustAgree::kNone},
+       {.name = "data_kind",
+        .fallback = "auto",
+        .help = "what the files hold; auto: .bin files are tokens, others are text",
+        .choices = {"auto", "text", "tokens"}},
+       bound<&DatasetOptions::shuffle>("shuffle",
+                                       "read samples in random order, another in each epoch")
+           .setting});
+  for (Setting& setting : in_group(
+           "Evaluation",
+           {{.name = "eval_data",
+             .help = "what to evaluate on, as --data; its samples are read in order",
+             .must_agree = MustAgree::kNone},
+            {.name = "eval_tokens",
+             .type = kInteger,
+             .help = "of --eval-data, the first so many, in whole samples [all]",
+             .minimum = 1}})) {
+    all.push_back(std::move(setting));
+  }
+  return all;
 }
 
 GptChoice choose_gpt(Config& config) {
@@ -100,14 +102,15 @@ GptChoice choose_gpt(Config& config) {
   const std::string preset = gpt_preset_name(config.get<std::string>("model"));
   config.set_effective("model", preset);
   gpt = gpt_preset(preset);
-  read_size(config, "layers", gpt.layers);
-  read_size(config, "heads", gpt.heads);
-  read_size(config, "width", gpt.width);
-  read_size(config, "vocab_size", gpt.vocab_size);
-  read_size(config, "context_length", gpt.context_length);
-  gpt.dropout = config.get<float>("dropout");
-  choice.sequence_length = gpt.context_length;
-  read_size(config, "sequence_length", choice.sequence_length);
+  for (const auto& [setting, read, write] : size_rows()) {
+    if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
+    config.set_effective(setting.name, read(gpt));
+  }
+  dropout_row().write(gpt, config.value("dropout"));
+  if (config.is_null("sequence_length")) {
+    config.set_effective("sequence_length", gpt.context_length);
+  }
+  choice.sequence_length = config.get<std::int64_t>("sequence_length");
   require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", gpt.context_length,
           " tokens; give --sequence-length at most that or raise ", "--context-length");

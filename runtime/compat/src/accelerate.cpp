@@ -277,7 +277,7 @@ class Accelerate {
     }
     for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
                             "deepspeed_config"}) {
-      if (top_.has(key)) top_.agree(key, top_.node(key) != nullptr ? "see its keys" : "is empty");
+      top_.open(key);
     }
   }
 
@@ -313,7 +313,6 @@ class Accelerate {
     for (const char* key : {kShard, kReplicate}) {
       const std::int64_t size = mesh.integer(key).value_or(1);
       attempt([&] {
-        if (size < 1) mesh.refuse(key, "is ", size, "; it must be at least 1");
         if (size > 1 && !(ddp && key == kReplicate)) {
           mesh.refuse(key, "is ", size, ", which needs distributed_type: FSDP and fsdp_version: 2");
         }
@@ -357,7 +356,6 @@ class Accelerate {
   void read_accumulation(Section& section) {
     const char* key = "gradient_accumulation_steps";
     if (const auto steps = section.integer(key)) {
-      if (*steps < 1) section.refuse(key, "is ", *steps, "; it must be at least 1");
       section.honour(key, "accumulate", *steps);
     } else if (section.has(key)) {
       section.agree(key, concat("\"auto\" is --accumulate, ", known_.integer("accumulate")));
@@ -367,7 +365,6 @@ class Accelerate {
   void read_clipping(Section& section) {
     const char* key = "gradient_clipping";
     if (const auto norm = section.number(key)) {
-      if (*norm < 0) section.refuse(key, "is ", *norm, "; it must be at least 0");
       section.honour(key, "clip_norm", *norm);
     } else if (section.has(key)) {
       section.honour(key, "clip_norm", 1.0);

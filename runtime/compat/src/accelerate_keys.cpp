@@ -1,12 +1,15 @@
 #include "keys.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::compat {
 namespace {
 
 using enum KeyType;
 
-// clang-format off: a key is a line.
+// clang-format off
+constexpr const char* kBelow = "read key by key, as below";
 constexpr const char* kCompiled = "there is no Python code to compile";
+constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
 constexpr const char* kNoNvme = "nothing is kept outside memory";
 constexpr const char* kOffloadRemedy =
@@ -18,23 +21,8 @@ constexpr const char* kShardInstead =
 constexpr const char* kTpu = "only for TPUs";
 
 std::vector<const char*> dynamo_backends() {
-  return {"NO",
-          "EAGER",
-          "AOT_EAGER",
-          "INDUCTOR",
-          "AOT_TS_NVFUSER",
-          "NVPRIMS_NVFUSER",
-          "CUDAGRAPHS",
-          "OFI",
-          "FX2TRT",
-          "ONNXRT",
-          "TENSORRT",
-          "AOT_TORCHXLA_TRACE_ONCE",
-          "TORCHXLA_TRACE_ONCE",
-          "IPEX",
-          "TVM",
-          "HPU_BACKEND",
-          "NEURON"};
+  return {"NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS", "OFI", "FX2TRT",
+          "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "IPEX", "TVM", "HPU_BACKEND", "NEURON"};
 }
 
 }  // namespace
@@ -42,156 +30,100 @@ std::vector<const char*> dynamo_backends() {
 // They follow Accelerate 1.15 and what its older versions wrote.
 const std::vector<KeyTable>& accelerate_key_tables() {
   static const std::vector<KeyTable> tables{
-      {"accelerate",
-       {
-           refused("compute_environment", kText, "jobs in SageMaker",
-                   "run on the machine itself, with LOCAL_MACHINE")
-               .but({"LOCAL_MACHINE"})
-               .only({"AMAZON_SAGEMAKER"}),
-           used(
-               "distributed_type", kAny,
-               "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`: what "
-               "their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
-           used("mixed_precision", kText,
-                "`--precision fp32` or `bf16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp16 "
-                "and fp8 are refused")
-               .one_of({"no", "bf16", "fp16", "fp8"}),
-           refused("fp16", kFlag, "fp16", "use mixed_precision: bf16, which needs no loss scaling")
-               .lifted_by("precision"),
-           used("num_processes", kInteger,
-                "`launch --config FILE` reads it; without a launcher it is `--ranks`"),
-           used("num_machines", kInteger, "`launch --config FILE` reads it"),
-           used("machine_rank", kInteger, "`launch --config FILE` reads it"),
-           used("main_process_ip", kText, "`launch --config FILE` reads it"),
-           used("main_process_port", kInteger, "`launch --config FILE` reads it"),
-           quiet("rdzv_backend", kText, kOneMeeting).but({"static"}),
-           quiet("same_network", kFlag, kOneMeeting),
-           used("gpu_ids", kText, "`launch --config FILE` reads it"),
-           used("enable_cpu_affinity", kFlag,
-                "no effect in a file, as in Accelerate; its variable is refused: start under "
-                "`numactl`"),
-           used("use_cpu", kFlag, "`--device cpu`"),
-           used("debug", kFlag, "`--check-collectives`"),
-           quiet("main_training_function", kText, "names a Python function of notebooks"),
-           quiet("downcast_bf16", kAny, kTpu),
-           quiet("tpu_name", kAny, kTpu),
-           quiet("tpu_zone", kAny, kTpu),
-           quiet("tpu_use_cluster", kFlag, kTpu),
-           quiet("tpu_use_sudo", kFlag, kTpu),
-           quiet("tpu_vm", kAny, kTpu),
-           quiet("tpu_env", kAny, kTpu),
-           quiet("command_file", kAny, kTpu),
-           quiet("commands", kAny, kTpu),
-           said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
-           used("dynamo_config", kSection, "read key by key, as below"),
-           used("fsdp_config", kSection, "read key by key, as below"),
-           used("parallelism_config", kSection, "read key by key, as below"),
-           used("deepspeed_config", kSection, "read key by key, as below"),
-           used("mpirun_config", kSection, "read key by key, as below"),
-           said("megatron_lm_config", kAny,
-                "is read only with distributed_type: MEGATRON_LM, as in Accelerate"),
-           said("fp8_config", kAny, "is read only with mixed_precision: fp8, as in Accelerate"),
-           quiet("ipex_config", kAny, "there is no PyTorch to extend"),
-       }},
-      {"fsdp_config",
-       {
-           used("fsdp_version", kInteger, "both are read").one_of({"1", "2"}),
-           used("fsdp_sharding_strategy", kText, "`--strategy`, in small letters")
-               .one_of({"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
-                        "HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5"}),
-           used("fsdp_reshard_after_forward", kAny,
-                "`--reshard-after-forward`"),  // A boolean or, in version 1, a strategy.
-           used("fsdp_auto_wrap_policy", kText, "`--wrap layer`, `none` or `size:N`")
-               .one_of({"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP", "1", "2", "3"}),
-           used("fsdp_transformer_layer_cls_to_wrap", kText, "`--wrap layer`, `none` or `size:N`"),
-           used("fsdp_min_num_params", kInteger, "`--wrap layer`, `none` or `size:N`"),
-           used("fsdp_backward_prefetch", kText, "`--prefetch-backward K`")
-               .one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
-           used("fsdp_backward_prefetch_policy", kText, "`--prefetch-backward K`")
-               .one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
-           used("fsdp_forward_prefetch", kFlag, "`--prefetch-forward K`"),
-           refused("fsdp_offload_params", kFlag, "keeping the state in the host's memory",
-                   kOffloadRemedy),
-           used("fsdp_state_dict_type", kText,
-                "no effect: says how Accelerate saves, not how it trains")
-               .one_of(
-                   {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"}),
-           quiet("fsdp_use_orig_params", kFlag, "parameters keep their names and shapes always"),
-           quiet("fsdp_cpu_ram_efficient_loading", kFlag,
-                 "no weights are loaded from a checkpoint"),
-           quiet("fsdp_sync_module_states", kFlag,
-                 "all ranks compute the same first parameters from the seed"),
-           used("fsdp_activation_checkpointing", kFlag, "`--recompute full`"),
-           refused("fsdp_activation_checkpointing_offload", kFlag,
-                   "keeping activations in the host's memory",
-                   "set it to false; fsdp_activation_checkpointing: true recomputes them"),
-           refused("fsdp_ignored_modules", kText, "leaving modules out of the sharding",
-                   "remove it; parameters of any module can be sharded"),
-           quiet("fsdp_limit_all_gathers", kFlag,
-                 "gathers are bounded always: a unit is gathered when a slot is free"),
-       }},
-      {"parallelism_config",
-       {
-           used("parallelism_config_dp_replicate_size", kInteger, "`--replicas R`"),
-           used("parallelism_config_dp_shard_size", kInteger, "ranks / `--replicas R`"),
-           refused("parallelism_config_tp_size", kInteger, "tensor parallelism", kShardInstead)
-               .but({"1"}),
-           refused("parallelism_config_cp_size", kInteger, "context parallelism", kShardInstead)
-               .but({"1"}),
-           refused("parallelism_config_sp_size", kInteger, "sequence parallelism", kShardInstead)
-               .but({"1"}),
-           refused("parallelism_config_pp_size", kInteger, "pipeline parallelism", kShardInstead)
-               .but({"1"}),
-           quiet("parallelism_config_cp_backend", kText, kOnlyAxis).one_of({"torch"}),
-           quiet("parallelism_config_cp_comm_strategy", kText, kOnlyAxis)
-               .one_of({"allgather", "alltoall"}),
-           quiet("parallelism_config_sp_backend", kText, kOnlyAxis).one_of({"deepspeed"}),
-           quiet("parallelism_config_sp_seq_length", kInteger, kOnlyAxis),
-           quiet("parallelism_config_sp_seq_length_is_variable", kFlag, kOnlyAxis),
-           quiet("parallelism_config_sp_attn_implementation", kText, kOnlyAxis),
-       }},
-      {"deepspeed_config",
-       {
-           used("zero_stage", kInteger, "`--strategy no_shard`, `zero1`, `zero2`, `full_shard`")
-               .one_of({"0", "1", "2", "3"}),
-           used("gradient_accumulation_steps", kInteger, "`--accumulate N`").or_auto(),
-           used("gradient_clipping", kNumber, "`--clip-norm x`").or_auto(),
-           used("deepspeed_config_file", kText, "`--config FILE`, or left where it is"),
-           refused("offload_optimizer_device", kText, "offloading optimizer state",
-                   "set it to none and use more ranks")
-               .but({"none"})
-               .only({"cpu", "nvme"}),
-           refused("offload_param_device", kText, "offloading parameters",
-                   "set it to none and use more ranks")
-               .but({"none"})
-               .only({"cpu", "nvme"}),
-           quiet("offload_optimizer_nvme_path", kText, kNoNvme),
-           quiet("offload_param_nvme_path", kText, kNoNvme),
-           quiet("zero3_init_flag", kFlag, "there is no second way to build a model"),
-           quiet("zero3_save_16bit_model", kFlag, "says how DeepSpeed saves, not how it trains"),
-           refused("deepspeed_moe_layer_cls_names", kText, "mixtures of experts", "remove it"),
-           said("deepspeed_hostfile", kText, kLauncher),
-           said("deepspeed_inclusion_filter", kText, kLauncher),
-           said("deepspeed_exclusion_filter", kText, kLauncher),
-           quiet("deepspeed_multinode_launcher", kText, kLauncher)
-               .one_of(
-                   {"pdsh", "standard", "openmpi", "mvapich", "mpich", "impi", "slurm", "nossh"}),
-       }},
-      {"dynamo_config",
-       {
-           said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
-           quiet("dynamo_mode", kText, kCompiled)
-               .one_of({"default", "reduce-overhead", "max-autotune"}),
-           quiet("dynamo_use_fullgraph", kFlag, kCompiled),
-           quiet("dynamo_use_dynamic", kFlag, kCompiled),
-           quiet("dynamo_use_regional_compilation", kFlag, kCompiled),
-       }},
-      {"mpirun_config",
-       {
-           said("mpirun_hostfile", kText,
-                "no launcher starts mpirun here; give it the file: mpirun --hostfile"),
-           quiet("mpirun_ccl", kAny, "there is no oneCCL"),
-       }},
+      {"accelerate", {
+      refused("compute_environment", kText, "jobs in SageMaker", "run on the machine itself, with LOCAL_MACHINE").but({"LOCAL_MACHINE"}).only({"AMAZON_SAGEMAKER"}),
+      used("distributed_type", kAny, "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`: what their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
+      used("mixed_precision", kText, "`--precision fp32` or `bf16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp16 and fp8 are refused").one_of({"no", "bf16", "fp16", "fp8"}),
+      refused("fp16", kFlag, "fp16", "use mixed_precision: bf16, which needs no loss scaling").lifted_by("precision"),
+      used("num_processes", kInteger, "`launch --config FILE` reads it; without a launcher it is `--ranks`"),
+      used("num_machines", kInteger, kLaunch).from(1, kMaxRanks),
+      used("machine_rank", kInteger, kLaunch),
+      used("main_process_ip", kText, kLaunch),
+      used("main_process_port", kInteger, kLaunch),
+      quiet("rdzv_backend", kText, kOneMeeting).but({"static"}),
+      quiet("same_network", kFlag, kOneMeeting),
+      used("gpu_ids", kText, kLaunch),
+      used("enable_cpu_affinity", kFlag, "no effect in a file, as in Accelerate; its variable is refused: start under `numactl`"),
+      used("use_cpu", kFlag, "`--device cpu`"),
+      used("debug", kFlag, "`--check-collectives`"),
+      quiet("main_training_function", kText, "names a Python function of notebooks"),
+      quiet("downcast_bf16", kAny, kTpu),
+      quiet("tpu_name", kAny, kTpu),
+      quiet("tpu_zone", kAny, kTpu),
+      quiet("tpu_use_cluster", kFlag, kTpu),
+      quiet("tpu_use_sudo", kFlag, kTpu),
+      quiet("tpu_vm", kAny, kTpu),
+      quiet("tpu_env", kAny, kTpu),
+      quiet("command_file", kAny, kTpu),
+      quiet("commands", kAny, kTpu),
+      said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
+      used("dynamo_config", kSection, kBelow),
+      used("fsdp_config", kSection, kBelow),
+      used("parallelism_config", kSection, kBelow),
+      used("deepspeed_config", kSection, kBelow),
+      used("mpirun_config", kSection, kBelow),
+      said("megatron_lm_config", kAny, "is read only with distributed_type: MEGATRON_LM, as in Accelerate"),
+      said("fp8_config", kAny, "is read only with mixed_precision: fp8, as in Accelerate"),
+      quiet("ipex_config", kAny, "there is no PyTorch to extend"), }},
+      {"fsdp_config", {
+      used("fsdp_version", kInteger, "both are read").one_of({"1", "2"}),
+      used("fsdp_sharding_strategy", kText, "`--strategy`, in small letters").one_of({"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5"}),
+      used("fsdp_reshard_after_forward", kAny, "`--reshard-after-forward`"),  // A boolean or, in version 1, a strategy.
+      used("fsdp_auto_wrap_policy", kText, "`--wrap layer`, `none` or `size:N`").one_of({"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP", "1", "2", "3"}),
+      used("fsdp_transformer_layer_cls_to_wrap", kText, "`--wrap layer`, `none` or `size:N`"),
+      used("fsdp_min_num_params", kInteger, "`--wrap layer`, `none` or `size:N`").from(0),
+      used("fsdp_backward_prefetch", kText, "`--prefetch-backward K`").one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
+      used("fsdp_backward_prefetch_policy", kText, "`--prefetch-backward K`").one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
+      used("fsdp_forward_prefetch", kFlag, "`--prefetch-forward K`"),
+      refused("fsdp_offload_params", kFlag, "keeping the state in the host's memory", kOffloadRemedy),
+      used("fsdp_state_dict_type", kText, "no effect: says how Accelerate saves, not how it trains").one_of(
+      {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"}),
+      quiet("fsdp_use_orig_params", kFlag, "parameters keep their names and shapes always"),
+      quiet("fsdp_cpu_ram_efficient_loading", kFlag, "no weights are loaded from a checkpoint"),
+      quiet("fsdp_sync_module_states", kFlag, "all ranks compute the same first parameters from the seed"),
+      used("fsdp_activation_checkpointing", kFlag, "`--recompute full`"),
+      refused("fsdp_activation_checkpointing_offload", kFlag, "keeping activations in the host's memory", "set it to false; fsdp_activation_checkpointing: true recomputes them"),
+      refused("fsdp_ignored_modules", kText, "leaving modules out of the sharding", "remove it; parameters of any module can be sharded"),
+      quiet("fsdp_limit_all_gathers", kFlag, "gathers are bounded always: a unit is gathered when a slot is free"), }},
+      {"parallelism_config", {
+      used("parallelism_config_dp_replicate_size", kInteger, "`--replicas R`").from(1),
+      used("parallelism_config_dp_shard_size", kInteger, "ranks / `--replicas R`").from(1),
+      refused("parallelism_config_tp_size", kInteger, "tensor parallelism", kShardInstead).but({"1"}),
+      refused("parallelism_config_cp_size", kInteger, "context parallelism", kShardInstead).but({"1"}),
+      refused("parallelism_config_sp_size", kInteger, "sequence parallelism", kShardInstead).but({"1"}),
+      refused("parallelism_config_pp_size", kInteger, "pipeline parallelism", kShardInstead).but({"1"}),
+      quiet("parallelism_config_cp_backend", kText, kOnlyAxis).one_of({"torch"}),
+      quiet("parallelism_config_cp_comm_strategy", kText, kOnlyAxis).one_of({"allgather", "alltoall"}),
+      quiet("parallelism_config_sp_backend", kText, kOnlyAxis).one_of({"deepspeed"}),
+      quiet("parallelism_config_sp_seq_length", kInteger, kOnlyAxis),
+      quiet("parallelism_config_sp_seq_length_is_variable", kFlag, kOnlyAxis),
+      quiet("parallelism_config_sp_attn_implementation", kText, kOnlyAxis), }},
+      {"deepspeed_config", {
+      used("zero_stage", kInteger, "`--strategy no_shard`, `zero1`, `zero2`, `full_shard`").one_of({"0", "1", "2", "3"}),
+      used("gradient_accumulation_steps", kInteger, "`--accumulate N`").from(1).or_auto(),
+      used("gradient_clipping", kNumber, "`--clip-norm x`").from(0).or_auto(),
+      used("deepspeed_config_file", kText, "`--config FILE`, or left where it is"),
+      refused("offload_optimizer_device", kText, "offloading optimizer state", "set it to none and use more ranks").but({"none"}).only({"cpu", "nvme"}),
+      refused("offload_param_device", kText, "offloading parameters", "set it to none and use more ranks").but({"none"}).only({"cpu", "nvme"}),
+      quiet("offload_optimizer_nvme_path", kText, kNoNvme),
+      quiet("offload_param_nvme_path", kText, kNoNvme),
+      quiet("zero3_init_flag", kFlag, "there is no second way to build a model"),
+      quiet("zero3_save_16bit_model", kFlag, "says how DeepSpeed saves, not how it trains"),
+      refused("deepspeed_moe_layer_cls_names", kText, "mixtures of experts", "remove it"),
+      said("deepspeed_hostfile", kText, kLauncher),
+      said("deepspeed_inclusion_filter", kText, kLauncher),
+      said("deepspeed_exclusion_filter", kText, kLauncher),
+      quiet("deepspeed_multinode_launcher", kText, kLauncher).one_of(
+      {"pdsh", "standard", "openmpi", "mvapich", "mpich", "impi", "slurm", "nossh"}), }},
+      {"dynamo_config", {
+      said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
+      quiet("dynamo_mode", kText, kCompiled).one_of({"default", "reduce-overhead", "max-autotune"}),
+      quiet("dynamo_use_fullgraph", kFlag, kCompiled),
+      quiet("dynamo_use_dynamic", kFlag, kCompiled),
+      quiet("dynamo_use_regional_compilation", kFlag, kCompiled), }},
+      {"mpirun_config", {
+      said("mpirun_hostfile", kText, "no launcher starts mpirun here; give it the file: mpirun --hostfile"),
+      quiet("mpirun_ccl", kAny, "there is no oneCCL"), }},
   };
   return tables;
 }

@@ -16,14 +16,7 @@ constexpr const char* kPort = "main_process_port";
 constexpr const char* kGpus = "gpu_ids";
 constexpr std::int64_t kLastPort = 65535;
 
-std::int64_t machines_in(Section& top) {
-  const std::int64_t machines = top.integer(kMachines).value_or(1);
-  if (machines < 1) top.refuse(kMachines, "is ", machines, "; it must be at least 1");
-  if (machines > kMaxRanks) {
-    top.refuse(kMachines, "is ", machines, "; it must be at most ", kMaxRanks);
-  }
-  return machines;
-}
+std::int64_t machines_in(const Section& top) { return top.integer(kMachines).value_or(1); }
 
 /// Flags of a launcher may say how many machines there are, if the file does not.
 std::int64_t machine_rank_in(Section& top, bool launched) {
@@ -60,7 +53,6 @@ void check_gpu_ids(Section& top) {
 
 /// Each by itself: one that is wrong hides no other.
 void check_launcher_keys(Section& top, bool launched) {
-  attempt([&] { machines_in(top); });
   attempt([&] { machine_rank_in(top, launched); });
   attempt([&] { port_in(top); });
   attempt([&] { check_gpu_ids(top); });

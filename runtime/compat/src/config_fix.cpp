@@ -4,8 +4,8 @@
 #include "document.h"
 #include "key_table.h"
 #include "tessera/compat/config_file.h"
+#include "tessera/compat/questionnaire_document.h"
 #include "tessera/core/error.h"
-#include "yaml_edit.h"
 
 namespace tessera {
 namespace {
@@ -15,6 +15,82 @@ using compat::Node;
 
 std::string show(const nlohmann::ordered_json& value) {
   return shortened(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+/// A key, and the map that has it.
+struct Place {
+  Node* map = nullptr;
+  std::size_t index = 0;
+
+  Node::Member& member() const { return map->members[index]; }
+};
+
+/// Keys may hold dots themselves, so that a path is followed along the keys that are there.
+std::optional<Place> find(Node& map, std::string_view path) {
+  for (std::size_t i = 0; i < map.members.size(); ++i) {
+    Node::Member& member = map.members[i];
+    if (member.key == path) return Place{&map, i};
+    if (!path.starts_with(member.key + ".")) continue;
+    if (const auto below = find(member.value, path.substr(member.key.size() + 1))) return below;
+  }
+  return std::nullopt;
+}
+
+/// The map of sections in which a path ends, and the path's last part. Makes what is not there.
+std::pair<Node*, std::string> make_place(Node& root, std::string path) {
+  Node* map = &root;
+  for (std::size_t dot = path.find('.'); dot != path.npos; dot = path.find('.')) {
+    const std::string section = path.substr(0, dot);
+    auto place = find(*map, section);
+    if (!place) {
+      map->members.push_back({.key = section, .value = {}});
+      place = Place{map, map->members.size() - 1};
+    }
+    map = &place->member().value;
+    if (map->kind != Node::Kind::kMap) *map = {.kind = Node::Kind::kMap, .line = map->line};
+    path.erase(0, dot + 1);
+  }
+  return {map, path};
+}
+
+Node scalar_of(const nlohmann::ordered_json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  return {.scalar = value, .text = text};
+}
+
+/// Makes one change in a tree. False if it says nothing new: a key to leave out, or to call
+/// otherwise, is not there.
+bool apply_change(Node& root, const ConfigChange& change) {
+  const auto place = find(root, change.key);
+  if (!change.name.empty()) {
+    if (place) place->member().key = change.name;
+    return place.has_value();
+  }
+  if (change.value) {
+    if (place) {
+      place->member().value = scalar_of(*change.value);
+      return true;
+    }
+    const auto [map, key] = make_place(root, change.key);
+    map->members.push_back({.key = key, .value = scalar_of(*change.value)});
+    return true;
+  }
+  if (!place) return false;
+  Node& map = *place->map;
+  map.members.erase(map.members.begin() + static_cast<std::ptrdiff_t>(place->index));
+  if (map.members.empty() && &map != &root) map = {};  // as YAML has it: the key alone
+  return true;
+}
+
+/// The value of a key, by a path as in ConfigEntry; null if there is none.
+const Node* value_at(const Node& root, const std::string& path) {
+  for (const Node::Member& member : root.members) {
+    if (member.key == path) return &member.value;
+    if (!path.starts_with(member.key + ".")) continue;
+    if (const Node* below = value_at(member.value, path.substr(member.key.size() + 1)))
+      return below;
+  }
+  return nullptr;
 }
 
 /// A file on its way to one that is accepted. The text counts; the document is what it says.
@@ -69,45 +145,27 @@ class Fix {
   bool has_sibling(const ConfigChange& change) const {
     const std::size_t dot = change.key.rfind('.');
     const std::string section = dot == change.key.npos ? "" : change.key.substr(0, dot + 1);
-    return compat::value_at(document_.root, section + change.name) != nullptr;
+    return value_at(document_.root, section + change.name) != nullptr;
   }
 
   bool apply(const ConfigChange& change) {
     Node wanted = document_.root;
-    if (!compat::apply_change(wanted, change)) return false;
+    if (!apply_change(wanted, change)) return false;
     touched_.push_back(change);
-    if (!document_.json) {
-      const auto text = compat::change_yaml(text_, document_.root, change);
-      if (text && says(*text, wanted)) return true;
-    }
     // JSON is YAML, too, and Accelerate itself writes it into files called .yaml.
-    const bool had_comments =
-        document_.json ? !nlohmann::json::accept(text_) : text_.find('#') != std::string::npos;
-    comments_lost_ = comments_lost_ || had_comments;
-    text_ = wanted.json().dump(2) + "\n";
+    comments_lost_ = comments_lost_ || (document_.json ? !nlohmann::json::accept(text_)
+                                                       : text_.find('#') != std::string::npos);
+    text_ = questionnaire::config_text(wanted.json(), document_.json ? ".json" : ".yaml");
     document_ = compat::parse_document(document_.path, text_);
     return true;
-  }
-
-  /// Takes the text if it says no more and no less.
-  bool says(const std::string& text, const Node& wanted) {
-    try {
-      Document document = compat::parse_document(document_.path, text);
-      if (document.root.json() != wanted.json()) return false;
-      document_ = std::move(document);
-      text_ = text;
-      return true;
-    } catch (const Error&) {
-      return false;
-    }
   }
 
   /// What became of each key in the end, in the order of the changes.
   std::vector<std::string> changes() const {
     std::vector<std::string> lines;
     for (const ConfigChange& change : touched_) {
-      const Node* before = compat::value_at(before_, change.key);
-      const Node* after = compat::value_at(document_.root, change.key);
+      const Node* before = value_at(before_, change.key);
+      const Node* after = value_at(document_.root, change.key);
       std::string line = change.key;
       if (!change.name.empty()) {
         line += concat(" -> ", change.name);

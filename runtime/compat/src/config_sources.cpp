@@ -1,6 +1,7 @@
 #include "tessera/compat/config_sources.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <tuple>
 
@@ -55,31 +56,14 @@ ConfigRefused::ConfigRefused(ConfigTranslation translation, const std::string& r
       translation_(std::make_shared<const ConfigTranslation>(std::move(translation))) {}
 
 std::string_view to_string(ConfigDialect dialect) {
-  switch (dialect) {
-    case ConfigDialect::kTessera:
-      return "Tessera";
-    case ConfigDialect::kAccelerate:
-      return "Accelerate";
-    case ConfigDialect::kDeepSpeed:
-      return "DeepSpeed";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 3> kNames{"Tessera", "Accelerate", "DeepSpeed"};
+  return kNames.at(static_cast<std::size_t>(dialect));
 }
 
 std::string_view to_string(KeyOutcome outcome) {
-  switch (outcome) {
-    case KeyOutcome::kHonoured:
-      return "honoured";
-    case KeyOutcome::kTranslated:
-      return "translated";
-    case KeyOutcome::kNoEffect:
-      return "no effect";
-    case KeyOutcome::kDerived:
-      return "derived";
-    case KeyOutcome::kRefused:
-      return "refused";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 5> kNames{"honoured", "translated", "no effect", "derived",
+                                                   "refused"};
+  return kNames.at(static_cast<std::size_t>(outcome));
 }
 
 std::string ConfigEntry::where() const { return line > 0 ? concat(file, ":", line) : file; }

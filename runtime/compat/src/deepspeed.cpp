@@ -41,14 +41,8 @@ class DeepSpeed {
   }
 
  private:
-  const Node* open(const char* key) {
-    const Node* node = top_.node(key);
-    if (top_.has(key)) top_.agree(key, node != nullptr ? "see its keys" : "is empty");
-    return node;
-  }
-
   void read_zero() {
-    const Node* node = open("zero_optimization");
+    const Node* node = top_.open("zero_optimization");
     if (node == nullptr) {
       top_.derive("zero_optimization", "strategy", strategy_of_stage(0), without_zero(),
                   told_if(through_accelerate_ && !top_.has("zero_optimization")));
@@ -57,8 +51,7 @@ class DeepSpeed {
     Section zero(translation_, path_, *node, rules_of("zero_optimization"),
                  {.name = "zero_optimization"});
     for (const char* key : {"offload_optimizer", "offload_param"}) {
-      if (zero.has(key)) zero.agree(key, zero.node(key) != nullptr ? "see its keys" : "is empty");
-      if (const Node* offload = zero.node(key)) {
+      if (const Node* offload = zero.open(key)) {
         const std::string name = concat("zero_optimization.", key);
         Section checked(translation_, path_, *offload, rules_of("zero_optimization.offload_*"),
                         {.name = name});
@@ -153,7 +146,7 @@ class DeepSpeed {
 
   /// True if the section `key` is there and enabled, or if Accelerate would enable it.
   bool is_enabled(const char* key) {
-    const Node* node = open(key);
+    const Node* node = top_.open(key);
     if (node == nullptr) {
       if (top_.has(key) || !is_exported(key)) return false;
       if (std::string_view(key) == "fp16") {
@@ -226,7 +219,6 @@ class DeepSpeed {
   void read_clipping() {
     const char* key = "gradient_clipping";
     if (const auto norm = top_.number(key)) {
-      if (*norm < 0) top_.refuse(key, "is ", *norm, "; it must be at least 0");
       top_.honour(key, "clip_norm", *norm);
     } else if (top_.has(key)) {
       top_.honour(key, "clip_norm", autos_.clip_norm.value_or(1.0),
@@ -267,7 +259,7 @@ class DeepSpeed {
         Checked{"data_types", rules_of("data_types")},
         Checked{"checkpoint", rules_of("checkpoint")}};
     for (const Checked& checked : sections) {
-      if (const Node* node = open(checked.name)) {
+      if (const Node* node = top_.open(checked.name)) {
         const Section section(translation_, path_, *node, checked.rules, {.name = checked.name});
       }
     }

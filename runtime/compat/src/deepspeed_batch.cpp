@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "deepspeed_parts.h"
 
 namespace tessera::compat {
@@ -8,22 +6,21 @@ namespace {
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulate = "gradient_accumulation_steps";
-constexpr std::int64_t kMost = std::numeric_limits<int>::max();
 
 class Batch {
  public:
   Batch(Section& top, std::optional<std::int64_t> ranks, std::optional<std::int64_t> accumulate,
         const KnownSettings& known)
       : top_(top), known_(known), ranks_(ranks) {
-    train_ = positive(kTrain);
+    train_ = top_.integer(kTrain);
     micro_ = known.override_integer("micro_batch");
-    if (!micro_) micro_ = positive(kMicro);
+    if (!micro_) micro_ = top_.integer(kMicro);
     accumulate_ = known.override_integer("accumulate");
     if (!accumulate_ && top_.is_auto(kAccumulate)) {
       accumulate_ = accumulate;
       exported_ = accumulate.has_value();
     }
-    if (!accumulate_) accumulate_ = positive(kAccumulate);
+    if (!accumulate_) accumulate_ = top_.integer(kAccumulate);
   }
 
   std::int64_t resolve() {
@@ -41,15 +38,6 @@ class Batch {
   }
 
  private:
-  std::optional<std::int64_t> positive(const char* key) const {
-    attempt([&] {
-      const auto value = top_.integer(key);
-      if (value && *value < 1) top_.refuse(key, "is ", *value, "; it must be at least 1");
-      if (value && *value > kMost) top_.refuse(key, "is ", *value, "; it must be at most ", kMost);
-    });
-    return top_.integer(key);
-  }
-
   void find_ranks() {
     if (ranks_) return;
     if (train_ && micro_ && accumulate_ && *train_ % product({*micro_, *accumulate_}) == 0) {

@@ -56,10 +56,7 @@ class MonitorSection {
 void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
                         ConfigTranslation& translation) {
   for (const Monitor& monitor : kMonitors) {
-    const Node* node = top.node(monitor.section);
-    if (top.has(monitor.section)) {
-      top.agree(monitor.section, node != nullptr ? "see its keys" : "is empty");
-    }
+    const Node* node = top.open(monitor.section);
     if (node != nullptr) MonitorSection(monitor, *node, file, translation).translate(known);
   }
 }

@@ -5,10 +5,9 @@
 namespace tessera::compat {
 namespace {
 
-/// A number of at least 0; what DeepSpeed takes if the key is absent.
+/// A number; what DeepSpeed takes if the key is absent.
 void number(Section& params, const char* key, const char* setting, double fallback) {
   if (const auto value = params.number(key)) {
-    if (*value < 0) params.refuse(key, "is ", *value, "; it must be at least 0");
     params.honour(key, setting, *value);
   } else if (params.has(key)) {
     params.agree(key, concat("\"auto\": is ", flag_name(setting)));

@@ -45,8 +45,7 @@ struct Kind {
 std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vector<KeyRule>& keys,
                                  const std::vector<KeyRule>& params_keys, const std::string& file,
                                  ConfigTranslation& translation) {
-  const Node* node = top.node(kind.name);
-  if (top.has(kind.name)) top.agree(kind.name, node != nullptr ? "see its keys" : "is empty");
+  const Node* node = top.open(kind.name);
   if (node == nullptr) return std::nullopt;
   Section section(translation, file, *node, keys, {.name = kind.name});
   std::string type;
@@ -59,19 +58,10 @@ std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vect
       .params = Section(translation, file, params_of(section), params_keys, {.name = kind.params})};
 }
 
-/// A rate that is given, no "auto" and not refused.
-std::optional<double> rate_in(Section& params, const char* key) {
-  attempt([&] {
-    const auto rate = params.number(key);
-    if (rate && *rate < 0) params.refuse(key, "is ", *rate, "; it must be at least 0");
-  });
-  return params.number(key);
-}
-
 /// What a scheduler sets the peak to, whatever the optimizer's lr is; nothing if it takes that.
 std::optional<double> scheduled_peak(TypedSection* scheduler) {
   if (scheduler == nullptr) return std::nullopt;
-  const auto rate = rate_in(scheduler->params, kMaximum);
+  const auto rate = scheduler->params.number(kMaximum);
   const bool has_default = scheduler->type == "WarmupDecayLR" && !scheduler->params.has(kMaximum);
   return has_default ? std::optional(kDefaultLearningRate) : rate;
 }
@@ -100,7 +90,7 @@ std::optional<TypedSection> open_scheduler(Section& top, const std::string& file
 PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {
   PeakRate peak;
   const auto scheduled = scheduled_peak(scheduler);
-  const auto lr = optimizer == nullptr ? std::nullopt : rate_in(optimizer->params, kLr);
+  const auto lr = optimizer == nullptr ? std::nullopt : optimizer->params.number(kLr);
   const bool has_default = optimizer != nullptr && !optimizer->params.has(kLr);
   peak.by_scheduler = scheduled.has_value();
   peak.in_file = scheduled.value_or(

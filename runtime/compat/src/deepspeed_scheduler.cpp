@@ -89,7 +89,6 @@ class Scheduler {
   void start(const char* key) {
     if (!params_.has(key)) return;
     const double from = params_.number(key).value_or(0.0);
-    if (from < 0) params_.refuse(key, "is ", from, "; it must be at least 0");
     if (from == 0.0) {
       params_.agree(key, "the warm-up begins near 0");
     } else {
@@ -109,8 +108,7 @@ class Scheduler {
       params_.agree(key, "\"auto\": is --steps");
       return known_.integer("steps");
     }
-    const std::int64_t steps = params_.integer(key).value_or(0);
-    if (steps < 1) params_.refuse(key, "is ", steps, "; it must be at least 1");
+    const std::int64_t steps = *params_.integer(key);
     const std::int64_t given = known_.override_integer("steps").value_or(steps);
     params_.honour(key, "steps", steps);
     if (given != steps) {
@@ -128,7 +126,6 @@ class Scheduler {
       params_.agree(key, "\"auto\": is --warmup-steps");
     } else {
       const std::int64_t count = params_.integer(key).value_or(1000);
-      if (count < 0) params_.refuse(key, "is ", count, "; it must be at least 0");
       const bool fits = known_.override_integer("warmup_steps") || count <= steps;
       if (!fits && are_steps_given()) {
         params_.refuse(key, count, " warm-up steps",

@@ -121,15 +121,6 @@ void set_strategy(Section& fsdp, const Choice& choice, const char* strategy) {
   }
 }
 
-/// One if the key is absent or refused.
-std::int64_t axis(Section& parallelism, const char* key) {
-  attempt([&] {
-    const std::int64_t size = parallelism.integer(key).value_or(1);
-    if (size < 1) parallelism.refuse(key, "is ", size, "; it must be at least 1");
-  });
-  return parallelism.integer(key).value_or(1);
-}
-
 /// The product must be the number of ranks; all ones is no mesh yet.
 void check_mesh(Section& parallelism, std::int64_t replicate, std::int64_t shard,
                 std::int64_t ranks) {
@@ -157,8 +148,8 @@ void replicate_only(Section& fsdp, Section& parallelism, const Choice& choice) {
 
 void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::int64_t version,
                 std::int64_t ranks) {
-  const std::int64_t replicate = axis(parallelism, kReplicate);
-  const std::int64_t shard = axis(parallelism, kShard);
+  const std::int64_t replicate = parallelism.integer(kReplicate).value_or(1);
+  const std::int64_t shard = parallelism.integer(kShard).value_or(1);
   if (version == 1 && (replicate > 1 || shard > 1)) {
     parallelism.refuse_for({fsdp.with("fsdp_version", 2)}, shard > 1 ? kShard : kReplicate,
                            "parallelism_config needs fsdp_version: 2; set it, "
@@ -263,10 +254,6 @@ void translate_wrap(Section& fsdp) {
   } else if (!size) {
     fsdp.honour(kPolicy, "wrap", "none");
   } else {
-    attempt([&] {
-      const std::int64_t given = fsdp.integer(kSize).value_or(0);
-      if (given < 0) fsdp.refuse(kSize, "is ", given, "; it must be at least 0");
-    });
     const std::int64_t numel = fsdp.integer(kSize).value_or(100'000'000);
     const std::string wrap = numel == 0 ? "none" : concat("size:", numel);
     fsdp.honour(kPolicy, "wrap", wrap);

@@ -331,6 +331,7 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
   }
   switch (rule.use) {
     case KeyUse::kUsed:
+      check_range(rule, *item.node);
       break;
     case KeyUse::kQuiet:
       if (match(shown, rule.harmless).empty()) {
@@ -349,6 +350,20 @@ void Section::apply(const KeyRule& rule, const Item& item, const std::string& sh
     case KeyUse::kRefused:
       apply_refused(rule, item, shown);
       break;
+  }
+}
+
+void Section::check_range(const KeyRule& rule, const Node& node) {
+  const double number = as_number(node).value_or(rule.minimum);
+  const auto written = [&](double bound) {
+    return rule.type == KeyType::kInteger ? concat(static_cast<std::int64_t>(bound))
+                                          : concat(bound);
+  };
+  if (number < rule.minimum) {
+    refuse(rule.name, "is ", written(number), "; it must be at least ", written(rule.minimum));
+  }
+  if (number > rule.maximum) {
+    refuse(rule.name, "is ", written(number), "; it must be at most ", written(rule.maximum));
   }
 }
 
@@ -425,6 +440,12 @@ std::optional<std::string> Section::text(std::string_view key) const {
 const Node* Section::node(std::string_view key) const {
   const Item* item = find(key);
   return item == nullptr || is_empty(*item->node) ? nullptr : item->node;
+}
+
+const Node* Section::open(std::string_view key) {
+  const Node* found = node(key);
+  if (has(key)) agree(key, found != nullptr ? "see its keys" : "is empty");
+  return found;
 }
 
 void Section::honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,

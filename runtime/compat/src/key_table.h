@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,6 +47,8 @@ struct KeyRule {
   std::vector<const char*> harmless{};  ///< see but
   std::vector<const char*> asking{};    ///< see only
   bool may_be_auto = false;
+  double minimum = -std::numeric_limits<double>::infinity();  ///< see from
+  double maximum = std::numeric_limits<double>::infinity();
 
   using Values = std::vector<const char*>;
   /// Not kRefused: the values there are, in any case; without it, all.
@@ -55,6 +58,10 @@ struct KeyRule {
   /// kRefused: the values that ask for it; without it, all others than those of `but`.
   KeyRule only(Values values) const { return changed(&KeyRule::asking, std::move(values)); }
   KeyRule lifted_by(const char* setting) const { return changed(&KeyRule::lifter, setting); }
+  /// kUsed: numbers, both inclusive.
+  KeyRule from(double least, double most = std::numeric_limits<double>::infinity()) const {
+    return changed(&KeyRule::minimum, least).changed(&KeyRule::maximum, most);
+  }
   /// DeepSpeed's "auto" is a value.
   KeyRule or_auto() const { return changed(&KeyRule::may_be_auto, true); }
 
@@ -126,6 +133,8 @@ class Section {
   std::optional<std::string> text(std::string_view key) const;
   /// A subsection or a list; null if it is absent or empty.
   const Node* node(std::string_view key) const;
+  /// The same of a subsection that is read key by key, which is said of it.
+  const Node* open(std::string_view key);
   int line(std::string_view key) const;
 
   // What becomes of a kUsed key that is there; may be called again to add settings or notes.
@@ -184,6 +193,7 @@ class Section {
   void read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
                    const RulesByName& by_name);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);
+  void check_range(const KeyRule& rule, const Node& node);
   void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
   void refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules);
   void add_entry(const Node::Member& member);

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "scalar.h"
 #include "tessera/core/error.h"
 
 namespace tessera::questionnaire {
@@ -116,7 +117,7 @@ json ask_until_right(const Question& question, const Answers& answers, Prompter&
 }  // namespace
 
 std::optional<bool> answered_yes(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  text = compat::lower(text);
   for (const char* word : {"yes", "y", "true", "1"}) {
     if (text == word) return true;
   }

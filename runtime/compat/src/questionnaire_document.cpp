@@ -7,6 +7,8 @@
 #include <cctype>
 #include <vector>
 
+#include "scalar.h"
+
 namespace tessera::questionnaire {
 namespace {
 
@@ -15,7 +17,7 @@ using nlohmann::json;
 /// Words that YAML 1.1, which Accelerate's reader speaks, takes for something else than text.
 bool is_reserved(std::string text) {
   constexpr std::array kWords{"y", "n", "yes", "no", "on", "off", "true", "false", "null"};
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  text = compat::lower(text);
   return std::ranges::find(kWords, text) != kWords.end();
 }
 
@@ -30,7 +32,7 @@ bool is_plain(const std::string& text) {
          std::ranges::all_of(text, inner) && !is_reserved(text);
 }
 
-void emit(YAML::Emitter& out, const json& value) {
+void emit(YAML::Emitter& out, const nlohmann::ordered_json& value) {
   if (value.is_object()) {
     out << YAML::BeginMap;
     for (const auto& [key, member] : value.items()) {
@@ -40,7 +42,7 @@ void emit(YAML::Emitter& out, const json& value) {
     out << YAML::EndMap;
   } else if (value.is_array()) {
     out << YAML::Flow << YAML::BeginSeq;
-    for (const json& item : value) emit(out, item);
+    for (const auto& item : value) emit(out, item);
     out << YAML::EndSeq;
   } else if (value.is_string()) {
     const std::string text = value;
@@ -120,7 +122,7 @@ json config_document(const Answers& answers) {
   return document;
 }
 
-std::string config_text(const json& document, const std::string& path) {
+std::string config_text(const nlohmann::ordered_json& document, const std::string& path) {
   if (path.ends_with(".json")) return document.dump(2) + "\n";
   YAML::Emitter out;
   emit(out, document);

@@ -1,42 +1,30 @@
+#include <array>
+
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
+namespace {
+
+/// Of an enumeration that counts from 0.
+template <typename E, std::size_t kCount>
+std::string_view name_of(E value, const std::array<std::string_view, kCount>& names) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < kCount ? names[index] : "unknown";
+}
+
+}  // namespace
 
 std::string_view to_string(DeviceChoice choice) {
-  switch (choice) {
-    case DeviceChoice::kAuto:
-      return "auto";
-    case DeviceChoice::kCpu:
-      return "cpu";
-    case DeviceChoice::kCuda:
-      return "cuda";
-  }
-  return "unknown";
+  return name_of<DeviceChoice, 3>(choice, {"auto", "cpu", "cuda"});
 }
 
 std::string_view to_string(GroupChoice choice) {
-  switch (choice) {
-    case GroupChoice::kAuto:
-      return "auto";
-    case GroupChoice::kThread:
-      return "thread";
-    case GroupChoice::kNccl:
-      return "nccl";
-  }
-  return "unknown";
+  return name_of<GroupChoice, 3>(choice, {"auto", "thread", "nccl"});
 }
 
 std::string_view to_string(AttentionBackend backend) {
-  switch (backend) {
-    case AttentionBackend::kAuto:
-      return "auto";
-    case AttentionBackend::kOwn:
-      return "own";
-    case AttentionBackend::kCudnn:
-      return "cudnn";
-  }
-  return "unknown";
+  return name_of<AttentionBackend, 3>(backend, {"auto", "own", "cudnn"});
 }
 
 DeviceChoice parse_device(std::string_view name) {

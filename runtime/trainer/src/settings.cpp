@@ -184,10 +184,9 @@ std::string joined(const std::vector<std::string>& words, std::string_view betwe
   return all;
 }
 
-std::string shortened(const std::string& text) {
-  constexpr std::size_t kLongest = 100;
-  if (text.size() <= kLongest) return text;
-  std::size_t end = kLongest;  // not inside of a character
+std::string shortened(const std::string& text, std::size_t longest) {
+  if (text.size() <= longest) return text;
+  std::size_t end = longest;  // not inside of a character
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80) --end;
   return concat(text.substr(0, end), "...");
 }

@@ -2,34 +2,24 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 
 #include "tessera/core/error.h"
 #include "tessera/core/usable_cores.h"
 #include "tessera/kernels/optimizer.h"
+#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera {
 namespace {
 
-void check_at_least(std::string_view name, std::int64_t value, std::int64_t minimum) {
-  require(value >= minimum, ErrorCode::kConfig, name, " is ", value, "; it must be at least ",
-          minimum);
-}
-
-void check_float_dtype(std::string_view name, DType dtype) {
-  require(dtype == DType::kFloat32 || dtype == DType::kBFloat16, ErrorCode::kConfig, name, " is ",
-          to_string(dtype), "; it may be fp32 or bf16");
-}
-
-void check_optimizer(const OptimizerOptions& optimizer) {
-  const auto check = [](std::string_view name, double value, bool allowed, std::string_view range) {
-    require(allowed && std::isfinite(value), ErrorCode::kConfig, name, " is ", value,
-            "; it must be ", range);
-  };
-  hyperparameter_values(optimizer);  // throws what is wrong with them
-  const double decay = optimizer.weight_decay.value_or(0.0F);
-  check("weight_decay", decay, decay >= 0, "at least 0");
-  check("clip_norm", optimizer.clip_norm, optimizer.clip_norm >= 0, "at least 0; 0 clips never");
+/// What each setting allows by itself.
+void check_rows(const TrainerOptions& options) {
+  for (const auto& [setting, read, write] : trainer_rows()) {
+    try {
+      checked_value(setting, read(options));
+    } catch (const Error& error) {
+      fail(ErrorCode::kConfig, setting.name, ": ", error.what());
+    }
+  }
 }
 
 /// Every hyperparameter that the optimizer takes, and its weight decay.
@@ -51,7 +41,6 @@ void check_rounding(const TrainerOptions& options) {
 
 /// Backward writes gradients in the dtype that they are reduced in, and products of fp32 are fp32.
 void check_reduction(const TrainerOptions& options) {
-  check_float_dtype("reduce_dtype", options.reduce_dtype);
   require(options.reduce_dtype == DType::kFloat32 || options.precision == DType::kBFloat16,
           ErrorCode::kConfig,
           "reduce_dtype is bf16, but with precision fp32 gradients are written and sent in fp32; "
@@ -76,25 +65,12 @@ int ranks_on_host(const TrainerOptions& options) {
 }
 
 TrainerOptions resolved(TrainerOptions options) {
-  check_at_least("ranks", options.ranks, 1);
+  check_rows(options);
   require(options.world == nullptr || options.world->size() == options.ranks, ErrorCode::kConfig,
           "ranks is ", options.ranks, ", but the ", options.world ? options.world->processes() : 0,
           " processes of the run have ", options.world ? options.world->size() : 0);
-  check_at_least("replicas", options.replicas, 0);
-  check_at_least("steps", options.steps, 1);
-  check_at_least("micro_batch", options.micro_batch, 1);
-  check_at_least("accumulate", options.accumulate, 1);
-  require(options.accumulate <= kMaxAccumulate, ErrorCode::kConfig, "accumulate is ",
-          options.accumulate, "; it must be at most ", kMaxAccumulate);
-  check_at_least("prefetch_forward", options.prefetch_forward, 0);
-  check_at_least("prefetch_backward", options.prefetch_backward, 0);
-  check_at_least("threads_per_rank", options.threads_per_rank, 0);
-  check_at_least("memory_limit", options.memory_limit_bytes, 0);
-  check_at_least("timeout", options.timeout.count(), 1);
-  check_float_dtype("precision", options.precision);
   check_reduction(options);
   check_attention(options);
-  check_optimizer(options.optimizer);
   fill_in(options.optimizer);
   check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;

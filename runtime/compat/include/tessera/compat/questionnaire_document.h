@@ -24,7 +24,7 @@ nlohmann::json config_document(const Answers& answers);
 void fill_defaults(nlohmann::json& document);
 
 /// As `accelerate config` writes it: JSON if the path ends in .json, else YAML.
-std::string config_text(const nlohmann::json& document, const std::string& path);
+std::string config_text(const nlohmann::ordered_json& document, const std::string& path);
 
 /// A file's text with more top-level keys after its own, so that comments and order stay. Nothing
 /// if they cannot stand there: in JSON, or in YAML that is not a plain list of keys.

@@ -57,7 +57,7 @@ std::string unknown_value(const std::string& word, const std::string& nearest,
                           const std::vector<std::string>& allowed);
 
 /// A text of a user's, the beginning of it if it is long.
-std::string shortened(const std::string& text);
+std::string shortened(const std::string& text, std::size_t longest = 100);
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words, std::string_view between = ", ");
 
