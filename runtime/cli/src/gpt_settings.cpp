@@ -88,7 +88,7 @@ std::vector<Setting> data_settings() {
              .help = "what to evaluate on, as --data; its samples are read in order",
              .must_agree = MustAgree::kNone},
             {.name = "eval_tokens",
-             .type = kInteger,
+             .type = SettingType::kInteger,
              .help = "of --eval-data, the first so many, in whole samples [all]",
              .minimum = 1}})) {
     all.push_back(std::move(setting));
