@@ -85,6 +85,7 @@ class RandomVectors : public BatchSource {
 
   std::int64_t ignored_from = std::numeric_limits<std::int64_t>::max();  ///< sample
   std::int64_t nan_from = std::numeric_limits<std::int64_t>::max();      ///< sample
+  int sizes = 1;  ///< inputs are multiplied by 1 to 2^(sizes - 1)
   std::function<void(std::int64_t first)> before_fill{};
 
   Shape input_shape(std::int64_t n) const override { return Shape{n, kWidth}; }
@@ -98,9 +99,13 @@ class RandomVectors : public BatchSource {
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t sample = first + i;
       for (std::int64_t c = 0; c < kWidth; ++c) {
-        const float value = sample >= nan_from
-                                ? std::numeric_limits<float>::quiet_NaN()
-                                : random_normal({3, stream_of("inputs")}, sample * kWidth + c);
+        const std::int64_t element = sample * kWidth + c;
+        float value = random_normal({3, stream_of("inputs")}, element);
+        if (sample >= nan_from) value = std::numeric_limits<float>::quiet_NaN();
+        if (sizes > 1) {
+          const std::uint32_t size = random_word({3, stream_of("sizes")}, element);
+          value = std::ldexp(value, static_cast<int>(size % static_cast<std::uint32_t>(sizes)));
+        }
         const std::int64_t at = i * kWidth + c;
         if (dtype_ == DType::kFloat32) {
           inputs.as<float>()[at] = value;

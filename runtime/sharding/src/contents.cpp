@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gradient_sums.h"
 #include "tessera/sharding/operation.h"
 
 namespace tessera {
@@ -120,6 +121,10 @@ Content ContentWalk::take(const Operand& operand) {
     at(operand.buffer).valid = false;
   }
   return content;
+}
+
+void ContentWalk::carry(const Operand& from, const Operand& to) {
+  if (sums_ != nullptr) sums_->move(from, to);
 }
 
 void ContentWalk::write(const Operand& operand, const Content& content) {

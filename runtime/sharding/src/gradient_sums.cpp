@@ -115,7 +115,8 @@ void SampleSum::extend(const std::string& layer, DType format) {
 GradientSums::GradientSums(const Schedule& schedule)
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
-      held_(static_cast<std::size_t>(schedule.buffer_count())) {}
+      held_(static_cast<std::size_t>(schedule.buffer_count())),
+      used_(schedule.units.size()) {}
 
 void GradientSums::contribute(const Operand& to, const Action& action) {
   const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(to.unit)];
@@ -176,14 +177,17 @@ void GradientSums::reduce(const Action& action) {
   }
 }
 
+void GradientSums::use(const Operand& gradient) {
+  used_[static_cast<std::size_t>(gradient.unit)] = at(gradient.buffer);
+}
+
 std::vector<GradientSum> GradientSums::result() const {
   std::vector<GradientSum> sums;
-  for (std::size_t b = 0; b < schedule_.buffers.size(); ++b) {
-    const ScheduleBuffer& buffer = schedule_.buffers[b];
-    if (buffer.role != Role::kGradient || buffer.is_slot()) continue;
-    const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(buffer.unit)];
-    for (std::size_t p = 0; p < unit.parts.size() && p < held_[b].size(); ++p) {
-      sums.push_back({unit.name, unit.parts[p].name, unit.parts[p].tensors, held_[b][p].text()});
+  for (std::size_t u = 0; u < used_.size(); ++u) {
+    const ScheduleUnit& unit = schedule_.units[u];
+    for (std::size_t p = 0; p < used_[u].size(); ++p) {
+      const GradientPart& part = unit.parts[p];
+      sums.push_back({unit.name, part.name, part.tensors, used_[u][p].text()});
     }
   }
   return sums;

@@ -59,8 +59,10 @@ class GradientSums {
   void move(const Operand& from, const Operand& to);
   /// A reduction over the action's axes.
   void reduce(const Action& action);
+  /// The optimizer reads a unit's gradient.
+  void use(const Operand& gradient);
 
-  /// The complete gradients, where the optimizer reads them.
+  /// What the optimizer has read, unit by unit.
   std::vector<GradientSum> result() const;
 
  private:
@@ -70,6 +72,7 @@ class GradientSums {
   const Schedule& schedule_;
   ShardNesting nesting_;
   std::vector<Parts> held_;  ///< by buffer
+  std::vector<Parts> used_;  ///< by unit
 };
 
 }  // namespace tessera

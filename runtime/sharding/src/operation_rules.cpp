@@ -214,9 +214,7 @@ void all_gather(ContentWalk& walk, const Action& action) {
                       schedule.name_of(to.buffer));
   }
   walk.write(to, content);
-  if (walk.sums() != nullptr && content.role == Role::kGradient) {
-    walk.sums()->move(action.reads.front(), to);
-  }
+  if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
 }
 
 void reduce_scatter(ContentWalk& walk, const Action& action) {
@@ -337,7 +335,7 @@ void cast(ContentWalk& walk, const Action& action) {
   walk.require_that(action.reads.front().buffer != action.writes.front().buffer,
                     "casts a buffer to itself");
   content.open = false;
-  if (walk.sums() != nullptr) walk.sums()->move(action.reads.front(), action.writes.front());
+  walk.carry(action.reads.front(), action.writes.front());
   walk.write(action.writes.front(), content);
 }
 
@@ -402,6 +400,7 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
       walk.state_of(sum.unit), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
   walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
                     "the gradient is not in fp32");
+  if (walk.sums() != nullptr) walk.sums()->use(*gradient);
   std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);

@@ -66,6 +66,8 @@ class ContentWalk {
   void write(const Operand& operand, const Content& content);
   /// As read; and if the buffer is a slot, the next may have it.
   Content take(const Operand& operand);
+  /// What `to` gets is, number for number, what `from` holds: for gradient_sums().
+  void carry(const Operand& from, const Operand& to);
 
   /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
   /// step, and of no other unit. How many operands these are.

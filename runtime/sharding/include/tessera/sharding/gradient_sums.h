@@ -27,8 +27,9 @@ struct GradientSum {
 ///     (...) x4/8       four such sums, each 8 samples further on, added from left to right
 ///     h.0+h.2          a sample's contributions of two layers, in order of backward
 ///
-/// Two schedules give the same bits if and only if they have the same sums: fp32 addition depends
-/// on its order, and on nothing else here.
+/// Two schedules over parameters of one dtype give the same bits if they have the same sums. If
+/// they have not, they differ, unless the numbers happen to add up without rounding: a few in bf16,
+/// all about as large, do.
 std::vector<GradientSum> gradient_sums(const Schedule& schedule);
 
 /// A number for all of them: equal numbers, equal bits.
