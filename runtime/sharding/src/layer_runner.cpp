@@ -45,7 +45,7 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
-  for (const Unit& unit : layout.units) written_.emplace_back(unit.trainable.tensors.size());
+  written_.resize(schedule.buffers.size());
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
@@ -94,7 +94,7 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
                           : nullptr;
     if (gradient == nullptr) continue;
     parameters[p].gradient = tensor_of(buffers_.view(*gradient), tensor);
-    parameters[p].gradient_written = written_[static_cast<std::size_t>(address.unit)]
+    parameters[p].gradient_written = written_[static_cast<std::size_t>(gradient->buffer)]
                                              [static_cast<std::size_t>(address.tensor)] != 0;
   }
   return parameters;
@@ -105,14 +105,14 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
 void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
   for (const Operand& operand : action.writes) {
     if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
-    const auto unit = static_cast<std::size_t>(operand.unit);
-    std::ranges::fill(written_[unit], char{0});
+    const FlatParameter& flat = layout_.units[static_cast<std::size_t>(operand.unit)].trainable;
+    written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), 0);
     const TensorView gradient = buffers_.view(operand);
     std::int64_t end = 0;
     const auto clear_until = [&](std::int64_t begin) {
       if (begin > end) kernels_->fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
     };
-    for (const FlatTensor& tensor : layout_.units[unit].trainable.tensors) {
+    for (const FlatTensor& tensor : flat.tensors) {
       clear_until(tensor.offset);
       end = tensor.offset + tensor.spec.shape.numel();
     }
@@ -128,7 +128,10 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
     if (!address.trainable) continue;
     const Parameter& parameter = parameters_[layer][p];
     if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
-    written_[static_cast<std::size_t>(address.unit)][static_cast<std::size_t>(address.tensor)] = 1;
+    const Operand* const gradient =
+        find_operand(schedule_, action.writes, address.unit, Role::kGradient);
+    written_[static_cast<std::size_t>(gradient->buffer)]
+            [static_cast<std::size_t>(address.tensor)] = 1;
   }
 }
 

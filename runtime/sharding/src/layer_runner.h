@@ -70,7 +70,7 @@ class LayerRunner {
   Tensor take(int buffer);
 
   std::vector<std::vector<Parameter>> parameters_;   ///< by layer; see bind
-  std::vector<std::vector<char>> written_;           ///< gradients, by unit and trainable tensor
+  std::vector<std::vector<char>> written_;           ///< gradients, by buffer and the unit's tensor
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
 };
 
