@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <map>
 #include <string>
 #include <vector>
@@ -478,6 +479,25 @@ TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
   EXPECT_EQ(actions(96, 16384), actions(24, 16384) + 72 * per_layer);
   EXPECT_EQ(actions(960, 16384), actions(24, 16384) + 936 * per_layer);
   EXPECT_EQ(actions(96, 2), actions(96, 16384));
+}
+
+// Of this process's time, not the clock's: a machine may be busy. It takes about 1 ms
+// (bench/plan_bench.cpp); with sanitizers, ten times as long.
+TEST(Plan, PlanningAndValidatingALargeStepTakesMilliseconds) {
+  const ModelLayout layout = chain(96, 16384);
+  PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 16384});
+  double best_ms = 1e9;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const std::clock_t begin = std::clock();
+    ASSERT_EQ(text_of(validate(plan(layout, options))), "");
+    best_ms = std::min(best_ms, 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+  }
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  constexpr double kMost = 200.0;
+#else
+  constexpr double kMost = 10.0;
+#endif
+  EXPECT_LT(best_ms, kMost);
 }
 
 // --- Refusals ---

@@ -185,7 +185,7 @@ Schedule with_odd_names() {
   Schedule s;
   for (const char* name : {"-", "|", "?3", "?", "#", "->", "over", "after", "m0", "0", "\\", "\\2d",
                            "two words", "", "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f", " ", "+",
-                           "+a=b/shard", "x.", "d.m0", "x..m0"}) {
+                           "+a=b/shard", "*", "*x", "x.", "d.m0", "x..m0"}) {
     const int unit = static_cast<int>(s.units.size());
     s.units.push_back({name, 64, 0, {{name, 1, {unit}}}});
     s.layers.push_back({name, {unit}, {unit}, {unit}});
@@ -356,10 +356,9 @@ TEST(ScheduleText, DescribesActions) {
           "backward h.0 m0 p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0",
           "reshard -> p0=h.0", "cast g0=h.0 -> +h.0.gradient/none",
           "reduce-scatter over shard g0=h.0 -> +h.0.gradient",
-          "all-reduce over replicate h.0.gradient -> h.0.gradient",
+          "all-reduce over replicate -> *h.0.gradient",
           "norm-partial h.0.gradient -> +norm", "results tokens loss norm -> results",
-          "optimizer-step h.0.gradient results h.0.master h.0.momentum -> h.0.parameter "
-          "h.0.master h.0.momentum"));
+          "optimizer-step h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum"));
 }
 
 }  // namespace

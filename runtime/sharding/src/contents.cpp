@@ -69,7 +69,9 @@ void ContentWalk::report(std::string what) {
     violations_.push_back({Rule::kEnd, -1, std::move(what)});
     return;
   }
-  if (!violations_.empty() && violations_.back().action == action_) return;  // the first will do
+  const bool again = !violations_.empty() && violations_.back().rule == Rule::kContents &&
+                     violations_.back().action == action_;
+  if (again) return;  // the first will do
   const Action& action = schedule_.actions[static_cast<std::size_t>(action_)];
   violations_.push_back(
       {Rule::kContents, action_,

@@ -13,7 +13,7 @@ bool needs_quoting(std::string_view name, std::size_t i) {
   const auto c = static_cast<unsigned char>(name[i]);
   if (c <= ' ' || c == 0x7f || c == '\\' || c == '=' || c == '/' || c == '+') return true;
   if (i > 0) return false;
-  return c == '?' || name == "-" || name == "|" || name == "->" || name == "after" ||
+  return c == '?' || c == '*' || name == "-" || name == "|" || name == "->" || name == "after" ||
          name == "over";
 }
 
