@@ -11,10 +11,10 @@ namespace tessera::test {
 namespace {
 
 constexpr int kLayers = 6;  // the loss layer included
-constexpr double kForward = 3.0;
-constexpr double kBackward = 6.0;
-constexpr double kLoss = kForward + kBackward;
-constexpr double kChain = (kLayers - 1) * (kForward + kBackward) + kLoss;
+constexpr double kForwardSeconds = 3.0;
+constexpr double kBackwardSeconds = 6.0;
+constexpr double kLossSeconds = kForwardSeconds + kBackwardSeconds;
+constexpr double kChain = (kLayers - 1) * (kForwardSeconds + kBackwardSeconds) + kLossSeconds;
 
 /// Seconds of virtual time.
 struct Costs {
@@ -26,10 +26,10 @@ struct Costs {
   double regather = 0.0;
 
   double of(const Schedule& schedule, const Action& action) const {
-    if (action.operation == &operations::kForward) return kForward;
-    if (action.operation == &operations::kLoss) return kLoss;
+    if (action.operation == &operations::kForward) return kForwardSeconds;
+    if (action.operation == &operations::kLoss) return kLossSeconds;
     if (action.operation == &operations::kBackward) {
-      return kBackward + (schedule.recompute == Recompute::kFull ? kForward : 0.0);
+      return kBackwardSeconds + (schedule.recompute == Recompute::kFull ? kForwardSeconds : 0.0);
     }
     if (unshards(schedule, action)) {
       return unit_of(action) % 2 == 1 && unshard_odd >= 0.0 ? unshard_odd : unshard;
@@ -145,7 +145,7 @@ TEST(Simulate, DepthTwoHidesUnevenGathersThatDepthOneCannot) {
   constexpr double kEven = 1.0;  // a
   constexpr double kOdd = 5.0;   // b, and no more than a backward
   const Costs costs{.unshard = kEven, .unshard_odd = kOdd};
-  const double late = kOdd - kForward;
+  const double late = kOdd - kForwardSeconds;
   const TimelineSummary one = run({.depth = 1}, costs);
   const TimelineSummary two = run({.depth = 2}, costs);
   EXPECT_DOUBLE_EQ(one.exposed_seconds, kEven + kLayers / 2 * late);
@@ -161,20 +161,20 @@ TEST(Simulate, GathersSlowerThanForwardSetItsPace) {
   constexpr double kSlow = 5.0;  // slower than a forward, faster than a backward
   const TimelineSummary t = run({.depth = 1}, {.unshard = kSlow});
   // Forward: every layer waits for its gather, the last gather is followed by the loss.
-  EXPECT_DOUBLE_EQ(t.step_seconds, kLayers * kSlow + kLoss + (kLayers - 1) * kBackward);
+  EXPECT_DOUBLE_EQ(t.step_seconds, kLayers * kSlow + kLossSeconds + (kLayers - 1) * kBackwardSeconds);
 }
 
 TEST(Simulate, ReductionsSlowerThanBackwardSetItsPace) {
   constexpr double kSlow = 10.0;
   const TimelineSummary t = run({.strategy = "zero2", .depth = 1}, {.reduce = kSlow});
-  EXPECT_DOUBLE_EQ(t.step_seconds, (kLayers - 1) * kForward + kLoss + kLayers * kSlow);
+  EXPECT_DOUBLE_EQ(t.step_seconds, (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * kSlow);
 }
 
 // The gather of a gradient runs behind its reduction, on the same lane.
 TEST(Simulate, GathersOfGradientsSlowerThanBackwardSetItsPace) {
   const TimelineSummary t = run({.strategy = "hybrid_shard_zero2", .depth = 1},
                                 {.unshard = 2.0, .reduce = 4.0, .gather_gradient = 5.0});
-  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + (kLayers - 1) * kForward + kLoss + kLayers * (4.0 + 5.0));
+  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * (4.0 + 5.0));
 }
 
 TEST(Simulate, UpdatedParametersSlowerThanUpdatesSetTheirPace) {
@@ -212,7 +212,7 @@ TEST(Simulate, MicroStepsPrefetchAcrossTheirBorder) {
 
 TEST(Simulate, FullRecomputationRunsForwardAgain) {
   const TimelineSummary t = run({.recompute = Recompute::kFull}, {.unshard = 2.0, .reduce = 1.5});
-  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + kChain + (kLayers - 1) * kForward + 1.5);
+  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + kChain + (kLayers - 1) * kForwardSeconds + 1.5);
 }
 
 TEST(Simulate, SixteenThousandRanksNeedNoMemory) {

@@ -46,10 +46,6 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
-<<<<<<< HEAD
-=======
-  written_.resize(schedule.buffers.size());
->>>>>>> w-tsta
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
@@ -110,11 +106,7 @@ void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
   for (const Operand& operand : action.writes) {
     if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
     const FlatParameter& flat = layout_.units[static_cast<std::size_t>(operand.unit)].trainable;
-<<<<<<< HEAD
     written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), char{0});
-=======
-    written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), 0);
->>>>>>> w-tsta
     const TensorView gradient = buffers_.view(operand);
     std::int64_t end = 0;
     const auto clear_until = [&](std::int64_t begin) {
@@ -138,13 +130,8 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
     if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
     const Operand* const gradient =
         find_operand(schedule_, action.writes, address.unit, Role::kGradient);
-<<<<<<< HEAD
     written_[static_cast<std::size_t>(gradient->buffer)][static_cast<std::size_t>(address.tensor)] =
         1;
-=======
-    written_[static_cast<std::size_t>(gradient->buffer)]
-            [static_cast<std::size_t>(address.tensor)] = 1;
->>>>>>> w-tsta
   }
 }
 
