@@ -352,8 +352,7 @@ TEST(Trainer, DivergenceEndsTheRunUnlessAllowed) {
   data.poison = true;
   TrainerOptions options = options_for("full_shard", 2);
   const Error error = error_of([&] { Trainer(model, data, options).train(); });
-  EXPECT_THAT(error.what(),
-              AllOf(HasSubstr("step 1 has loss nan"), HasSubstr("learning_rate: -1.0")));
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("step 1 has loss nan"), HasSubstr("learning rate")));
   options.allow_non_finite = true;
   EXPECT_EQ(Trainer(model, data, options).train().steps, options.steps);
 }
@@ -500,7 +499,8 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
               HasSubstr("leave --reduce-dtype out"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }),
               HasSubstr("beta2: 1.0 is out of range"));
-  EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }), HasSubstr("learning rate"));
+  EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }),
+              HasSubstr("learning_rate: -1.0"));
   EXPECT_THAT(refusal([](auto& o) { o.replicas = 8; }), HasSubstr("replicas"));
   EXPECT_THAT(refusal([](auto& o) { o.replicas = 3; }), HasSubstr("replicas"));
   EXPECT_THAT(refusal([](auto& o) { o.strategy = "full_shart"; }), HasSubstr("full_shard"));
