@@ -482,18 +482,25 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig) << error.what();
     return std::string(error.what());
   };
-  EXPECT_THAT(refusal([](auto& o) { o.ranks = 0; }), HasSubstr("ranks is 0"));
-  EXPECT_THAT(refusal([](auto& o) { o.steps = 0; }), HasSubstr("steps is 0"));
-  EXPECT_THAT(refusal([](auto& o) { o.micro_batch = -1; }), HasSubstr("micro_batch is -1"));
-  EXPECT_THAT(refusal([](auto& o) { o.accumulate = 0; }), HasSubstr("accumulate is 0"));
+  EXPECT_THAT(refusal([](auto& o) { o.ranks = 0; }),
+              HasSubstr("ranks: 0 is out of range; allowed: 1 to"));
+  EXPECT_THAT(refusal([](auto& o) { o.steps = 0; }),
+              HasSubstr("steps: 0 is out of range; allowed: at least 1"));
+  EXPECT_THAT(refusal([](auto& o) { o.micro_batch = -1; }),
+              HasSubstr("micro_batch: -1 is out of range"));
+  EXPECT_THAT(refusal([](auto& o) { o.accumulate = 0; }),
+              HasSubstr("accumulate: 0 is out of range"));
   EXPECT_THAT(refusal([](auto& o) { o.prefetch_forward = -1; }), HasSubstr("prefetch_forward"));
-  EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }), HasSubstr("fp32 or bf16"));
+  EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }),
+              HasSubstr("allowed: fp32, bf16"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.stochastic_rounding = true; }),
               HasSubstr("leave --stochastic-rounding out"));
   EXPECT_THAT(refusal([](auto& o) { o.reduce_dtype = DType::kBFloat16; }),
               HasSubstr("leave --reduce-dtype out"));
-  EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }), HasSubstr("beta2 is 1"));
-  EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }), HasSubstr("learning rate"));
+  EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }),
+              HasSubstr("beta2: 1.0 is out of range"));
+  EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }),
+              HasSubstr("learning_rate: -1.0"));
   EXPECT_THAT(refusal([](auto& o) { o.replicas = 8; }), HasSubstr("replicas"));
   EXPECT_THAT(refusal([](auto& o) { o.replicas = 3; }), HasSubstr("replicas"));
   EXPECT_THAT(refusal([](auto& o) { o.strategy = "full_shart"; }), HasSubstr("full_shard"));

@@ -1,7 +1,10 @@
 #include "aliases.h"
 
 #include <CLI/CLI.hpp>
+#include <ostream>
 
+#include "command_line.h"
+#include "commands.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -42,6 +45,29 @@ void accept_aliases(CLI::App& command) {
     CLI::Option* ours = command.get_option_no_throw(std::string(alias.ours));
     if (ours != nullptr) add_alias(command, alias, ours);
   }
+}
+
+void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
+                   std::vector<std::string>& launched, std::ostream& notes) {
+  if (launched.empty() || (launched.front() != "train" && launched.front() != "test")) return;
+  CLI::App program;
+  const auto settings =
+      launched.front() == "train" ? add_train_flags(program) : add_self_test_flags(program);
+  std::vector<std::string> kept;
+  std::vector<std::string> handed;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    const bool is_launchs = !name.starts_with('-') || launch.get_option_no_throw(name) != nullptr;
+    const CLI::Option* theirs =
+        is_launchs ? nullptr : settings->command().get_option_no_throw(name);
+    (theirs == nullptr ? kept : handed).push_back(words[i]);
+    const bool has_value = theirs != nullptr && name == words[i] && i + 1 < words.size() &&
+                           (theirs->get_expected_min() > 0 || !words[i + 1].starts_with('-'));
+    if (has_value) handed.push_back(words[++i]);
+  }
+  for (const std::string& note : take_flags_without_effect(kept)) notes << "note: " << note << "\n";
+  launched.insert(launched.begin() + 1, handed.begin(), handed.end());
+  words = std::move(kept);
 }
 
 std::vector<std::string> shown_flags(const CLI::App& command) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,12 @@ namespace tessera::cli {
 /// Lets a command take the aliases of the flags that it has, unseen in its --help. To be called
 /// when it has all its flags.
 void accept_aliases(CLI::App& command);
+
+/// Hands flags on that stand before the command that is launched, as `accelerate launch` takes
+/// them: from `words`, which are `launch` and its arguments, behind the first of `launched`. Those
+/// without effect are taken out, with a line on `notes`.
+void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
+                   std::vector<std::string>& launched, std::ostream& notes);
 
 /// The flags that its --help shows.
 std::vector<std::string> shown_flags(const CLI::App& command);

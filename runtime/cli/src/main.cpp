@@ -10,12 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "aliases.h"
 #include "commands.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
 #include "launch/launch_environment.h"
 #include "terminal.h"
-#include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 
@@ -74,9 +74,11 @@ int run(int argc, const char* const* argv) {
   }
   const LaunchCommand launch(app);
   check_command(app, argc, argv);
-  const std::vector<std::string> launched = take_launched(argc, argv);
+  std::vector<std::string> launched = take_launched(argc, argv);
+  std::vector<std::string> words(argv + 1, argv + argc);
+  hand_on_flags(*app.get_subcommand("launch"), words, launched, std::cerr);
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::CallForVersion& version) {

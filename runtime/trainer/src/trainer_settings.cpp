@@ -103,7 +103,6 @@ std::vector<Row> in_group(const char* group, std::vector<Row> rows) {
   return rows;
 }
 
-// clang-format off: a row of the table stands together.
 std::vector<Row> sharding_rows() {
   return in_group(
       "Sharding",
@@ -304,7 +303,6 @@ std::vector<Row> machine_rows() {
               "after the last step gather the parameters once more, for their SHA-256"),
       });
 }
-// clang-format on
 
 }  // namespace
 
