@@ -14,6 +14,7 @@
 #include "terminal.h"
 #include "tessera/compat/habits.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
@@ -73,7 +74,7 @@ int run_explain(Config config, const ExplainRequest& request,
                 const nlohmann::ordered_json& fixed = nullptr) {
   require(!config.translations().empty(), ErrorCode::kConfig,
           "nothing to explain: give the path of a config file");
-  choose_gpt(config);
+  const Model model = make_model(choose_gpt(config));
   const TrainerOptions options = trainer_options(config);
   const std::string note = strategy_note(options);
   if (!note.empty()) std::cerr << "note: " << note << "\n";
@@ -87,10 +88,16 @@ int run_explain(Config config, const ExplainRequest& request,
   for (const ConfigTranslation& translation : config.translations()) {
     print_file(std::cout, translation, request.all);
   }
+  const std::string bits = concat("Same bits: ", tessera::joined(compare_bits(model, options).same),
+                                  " add up gradients in the same way.");
   if (request.all) {
     print_settings(std::cout, config);
+    std::cout << "\n";
+    print_wrapped(std::cout, bits, 0);
   } else {
     print_given_settings(std::cout, config);
+    std::cout << "\n";
+    print_wrapped(std::cout, bits, 0);
     std::cout << "\n";
     print_hint(std::cout, config.translations().back().path);
   }

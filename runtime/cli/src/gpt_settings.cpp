@@ -83,14 +83,13 @@ std::vector<Setting> data_settings() {
                                        "read samples in random order, another in each epoch")
            .setting});
   for (Setting& setting : in_group(
-           "Evaluation",
-           {{.name = "eval_data",
-             .help = "what to evaluate on, as --data; its samples are read in order",
-             .must_agree = MustAgree::kNone},
-            {.name = "eval_tokens",
-             .type = SettingType::kInteger,
-             .help = "of --eval-data, the first so many, in whole samples [all]",
-             .minimum = 1}})) {
+           "Evaluation", {{.name = "eval_data",
+                         .help = "what to evaluate on, as --data; its samples are read in order",
+                         .must_agree = MustAgree::kNone},
+                          {.name = "eval_tokens",
+                          .type = SettingType::kInteger,
+                          .help = "of --eval-data, the first so many, in whole samples [all]",
+                          .minimum = 1}})) {
     all.push_back(std::move(setting));
   }
   return all;

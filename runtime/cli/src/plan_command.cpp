@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 
@@ -8,9 +10,11 @@
 #include "json_output.h"
 #include "report.h"
 #include "terminal.h"
+#include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
+#include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
 
@@ -67,6 +71,62 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
 
 }  // namespace
 
+namespace {
+
+std::string hex(std::uint64_t number) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(number));
+  return text.data();
+}
+
+/// The terms with `g` for the layer, if the part has one only.
+std::string short_terms(const Schedule& schedule, const GradientSum& sum) {
+  for (const ScheduleUnit& unit : schedule.units) {
+    for (const GradientPart& part : unit.parts) {
+      if (unit.name != sum.unit || part.name != sum.part || part.layers.size() != 1) continue;
+      const std::string& layer =
+          schedule.layers[static_cast<std::size_t>(part.layers.front())].name;
+      std::string terms = sum.terms;
+      for (auto at = terms.find(layer); at != terms.npos; at = terms.find(layer, at + 1)) {
+        terms.replace(at, layer.size(), "g");
+      }
+      return terms;
+    }
+  }
+  return sum.terms;
+}
+
+/// The sums of gradients in their short form: parts that are added up alike are one line, in which
+/// `g` is the contribution of the part's own layer.
+void print_sums(std::ostream& out, const Model& model, const TrainingPlan& plan) {
+  struct Line {
+    std::string example;
+    std::int64_t parts = 0, tensors = 0;
+  };
+  const std::vector<GradientSum> sums = gradient_sums(plan.schedule);
+  std::vector<std::pair<std::string, Line>> lines;
+  for (const GradientSum& sum : sums) {
+    const std::string terms = short_terms(plan.schedule, sum);
+    auto line = std::ranges::find(lines, terms, &std::pair<std::string, Line>::first);
+    if (line == lines.end()) line = lines.insert(lines.end(), {terms, {.example = sum.part}});
+    ++line->second.parts;
+    line->second.tensors += sum.tensors;
+  }
+  out << "gradients are added up as (hash " << hex(hash_of(sums)) << ")\n";
+  for (const auto& [terms, line] : lines) {
+    out << wrapped(concat("  ", terms), kColumns, 6) << "\n      "
+        << counted(line.tensors, "tensor") << " (" << line.example
+        << (line.tensors > 1 ? ", ..." : "") << ")\n";
+  }
+  const BitsByStrategy bits = compare_bits(model, plan.options);
+  out << wrapped("same bits  " + tessera::joined(bits.same), kColumns, 11) << "\n";
+  if (!bits.others.empty()) {
+    out << wrapped("others     " + tessera::joined(bits.others), kColumns, 11) << "\n";
+  }
+}
+
+}  // namespace
+
 std::vector<Setting> plan_only_settings() {
   return {
       {.name = "format",
@@ -80,6 +140,13 @@ std::vector<Setting> plan_only_settings() {
        .type = SettingType::kFlag,
        .fallback = false,
        .help = "show all actions, however many",
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
+      {.name = "sums",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "show how gradients are added up, with every rounding, and which strategies add "
+               "alike: those give the same bits",
        .group = "Output",
        .must_agree = MustAgree::kNone},
   };
@@ -101,6 +168,10 @@ int run_plan(Config config) {
   }
   set_effective(config, plan.options);
 
+  if (config.get<bool>("sums")) {
+    print_sums(std::cout, model, plan);
+    return kExitGood;
+  }
   const auto format = config.get<std::string>("format");
   std::ostream& out = std::cout;
   if (format == "json") {

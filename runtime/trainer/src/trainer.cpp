@@ -31,8 +31,8 @@ auto telling_others(const std::shared_ptr<World>& world, const Body& body) {
 }
 
 /// All processes of a run must have come here for the same run.
-void compare_processes(const Model& model, const BatchSource& source,
-                       const TrainerOptions& options, const BatchSource* evaluation) {
+void compare_processes(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                       const BatchSource* evaluation) {
   if (options.world == nullptr || options.world->processes() == 1) return;
   const auto own = telling_others(options.world, [&] {
     TrainerOptions here = resolved(options);

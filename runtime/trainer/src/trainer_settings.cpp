@@ -247,10 +247,10 @@ std::vector<Row> optimizer_rows() {
 }
 
 std::vector<Row> evaluation_rows() {
-  return in_group("Evaluation",
-                  {bound<&O::evaluate_every>(
-                      "eval_every", "steps between evaluations; 0: one after the last step",
-                      {.minimum = 0})});
+  return in_group(
+      "Evaluation",
+      {bound<&O::evaluate_every>(
+          "eval_every", "steps between evaluations; 0: one after the last step", {.minimum = 0})});
 }
 
 std::vector<Row> machine_rows() {
@@ -309,7 +309,8 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part : {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(), machine_rows()}) {
+    for (const auto& part :
+         {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -9,21 +9,6 @@
 namespace tessera {
 namespace {
 
-PlanOptions plan_options(const TrainerOptions& options) {
-  return {.mesh = {.replicate = options.replicas, .shard = options.ranks / options.replicas},
-          .placement = *options.placement,
-          .reshard_after_forward = *options.reshard_after_forward,
-          .reduction_order = options.reduction_order,
-          .parameter_dtype = options.precision,
-          .reduce_dtype = options.reduce_dtype,
-          .micro_steps = options.accumulate,
-          .accumulate_unsharded = options.accumulate_unsharded,
-          .prefetch_forward = options.prefetch_forward,
-          .prefetch_backward = options.prefetch_backward,
-          .recompute = options.recompute,
-          .optimizer_tensors = optimizer_tensors(options.optimizer)};
-}
-
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return "only a GPU has graphs";
@@ -41,6 +26,21 @@ std::string why_no_graph(const TrainerOptions& options) {
 }
 
 }  // namespace
+
+PlanOptions plan_options(const TrainerOptions& options) {
+  return {.mesh = {.replicate = options.replicas, .shard = options.ranks / options.replicas},
+          .placement = *options.placement,
+          .reshard_after_forward = *options.reshard_after_forward,
+          .reduction_order = options.reduction_order,
+          .parameter_dtype = options.precision,
+          .reduce_dtype = options.reduce_dtype,
+          .micro_steps = options.accumulate,
+          .accumulate_unsharded = options.accumulate_unsharded,
+          .prefetch_forward = options.prefetch_forward,
+          .prefetch_backward = options.prefetch_backward,
+          .recompute = options.recompute,
+          .optimizer_tensors = optimizer_tensors(options.optimizer)};
+}
 
 ExecutorOptions executor_options(const TrainerOptions& options) {
   ExecutorOptions result;

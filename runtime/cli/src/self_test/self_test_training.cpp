@@ -5,6 +5,7 @@
 #include "gpt_settings.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/gradient_sums.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/trainer.h"
 
@@ -73,10 +74,11 @@ TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   options.learning_rate = {.peak = 0.32 / static_cast<double>(config_.width)};
   options.deterministic_collectives = true;
   options.hash_parameters = true;
+  TrainingOutcome outcome;
   const Trainer trainer(model_, data, options);
+  outcome.sums = hash_of(gradient_sums(trainer.plan().schedule));
   require(trainer.plan().options.placement == strategy.placement, ErrorCode::kInternal,
           "another strategy than ", strategy.name, " was planned");
-  TrainingOutcome outcome;
   const TrainingSummary summary = trainer.train([&](const StepRecord& record) {
     outcome.losses.push_back(record.loss);
     outcome.norms.push_back(record.gradient_norm);
@@ -106,6 +108,8 @@ std::string SelfTestTraining::run_reference() {
 
 std::string SelfTestTraining::run(const Strategy& strategy) const {
   const TrainingOutcome outcome = train(strategy);
+  require(outcome.sums == reference_.sums, ErrorCode::kInternal,
+          "the plan adds up gradients in another way than that of no_shard");
   require(outcome.losses == reference_.losses && outcome.last_loss == reference_.last_loss,
           ErrorCode::kInternal, "other losses than no_shard, the last ", outcome.last_loss,
           " instead of ", reference_.last_loss);
@@ -113,7 +117,7 @@ std::string SelfTestTraining::run(const Strategy& strategy) const {
           "other gradient norms than no_shard");
   require(outcome.parameters_sha256 == reference_.parameters_sha256, ErrorCode::kInternal,
           "other parameters than no_shard");
-  return concat("the same bits, with ", format_bytes(outcome.peak_bytes),
+  return concat("the same bits, as the plans prove, with ", format_bytes(outcome.peak_bytes),
                 " per rank, as predicted");
 }
 

@@ -9,6 +9,7 @@
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/plan.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/trainer/trainer_options.h"
 
@@ -39,6 +40,8 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
 /// How often an evaluation runs its schedule.
 std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
+/// What the planner takes, of resolved options.
+PlanOptions plan_options(const TrainerOptions& resolved);
 /// What the executor takes, as one rank's options.
 ExecutorOptions executor_options(const TrainerOptions& options);
 
