@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "launch/same_run.h"
 #include "report.h"
 #include "tessera/core/error.h"

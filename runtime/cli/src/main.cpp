@@ -14,7 +14,7 @@
 #include "commands.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "report.h"
 #include "tessera/trainer/byte_size.h"
 

@@ -10,7 +10,7 @@
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "launch/same_run.h"
 #include "loss_plot.h"
 #include "progress.h"

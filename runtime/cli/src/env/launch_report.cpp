@@ -7,7 +7,7 @@
 #include <map>
 #include <string_view>
 
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 
 extern "C" char** environ;

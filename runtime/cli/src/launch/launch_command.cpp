@@ -15,7 +15,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
 #include "tessera/collectives/listening_socket.h"

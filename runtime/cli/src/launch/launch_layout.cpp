@@ -9,7 +9,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "launch/launch_gpus.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/core/error.h"

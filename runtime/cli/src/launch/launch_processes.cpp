@@ -18,7 +18,7 @@
 
 #include "commands.h"
 #include "interrupt.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"

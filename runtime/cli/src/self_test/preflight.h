@@ -1,6 +1,6 @@
 #pragma once
 
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/compat/config.h"
 #include "tessera/trainer/trainer_options.h"
 

@@ -12,7 +12,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
 #include "self_test/preflight.h"

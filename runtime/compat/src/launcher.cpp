@@ -1,4 +1,4 @@
-#include "launch/launch_environment.h"
+#include "tessera/compat/launcher.h"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 std::optional<int> number(const Environment& environment, const char* name) {
@@ -320,26 +320,40 @@ void adopt_launcher(const Launcher& launcher, Config& config) {
   }
 }
 
-void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {
+void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet) {
   if (launcher.kind == Launcher::Kind::kNone) return;
   const char* const apart = std::getenv(kApart);
   const WorldOptions world{.local_ranks = options.ranks / launcher.processes,
                            .timeout = options.timeout,
                            .apart = apart != nullptr && std::string_view(apart) == "1"};
-  options.world =
-      launcher.kind == Launcher::Kind::kMpi
-          ? join_mpi(launcher, world)
-          : make_socket_world({.process = launcher.process,
-                               .processes = launcher.processes,
-                               .address = launcher.address,
-                               .port = launcher.port,
-                               .listener = listener_of(launcher, config.get<bool>("quiet")),
-                               .token = launcher.token,
-                               .patience = options.timeout},
-                              world);
+  options.world = launcher.kind == Launcher::Kind::kMpi
+                      ? join_mpi(launcher, world)
+                      : make_socket_world({.process = launcher.process,
+                                           .processes = launcher.processes,
+                                           .address = launcher.address,
+                                           .port = launcher.port,
+                                           .listener = listener_of(launcher, quiet),
+                                           .token = launcher.token,
+                                           .patience = options.timeout},
+                                          world);
+}
+
+void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {
+  if (launcher.kind == Launcher::Kind::kNone) return;
+  join_world(launcher, options, config.get<bool>("quiet"));
   // Until now all ranks were taken for this machine's.
   options.threads_per_rank = config.get<int>("threads_per_rank");
   options = resolved(std::move(options));
 }
 
-}  // namespace tessera::cli
+Launcher join_launched(TrainerOptions& options) {
+  const Launcher launcher = find_launcher(std::getenv);
+  if (options.threads_per_rank == 0) options.threads_per_rank = launcher.threads;
+  const int each = launcher.ranks_per_process;
+  if (launcher.kind == Launcher::Kind::kNone && each == 0) return launcher;
+  options.ranks = launcher.processes * std::max(each, 1);
+  join_world(launcher, options, false);
+  return launcher;
+}
+
+}  // namespace tessera

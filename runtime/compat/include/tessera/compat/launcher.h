@@ -9,7 +9,7 @@
 #include "tessera/compat/config_sources.h"
 #include "tessera/trainer/trainer_options.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 /// Set by `tessera launch` beside what every launcher sets.
 inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
@@ -65,8 +65,16 @@ LaunchFacts facts_of(const Launcher& launcher);
 /// split evenly.
 void adopt_launcher(const Launcher& launcher, Config& config);
 
-/// Joins the other processes, if there are any: options.world. The machine's threads are then
-/// divided by its own ranks, unless `config` says how many a rank has.
+/// Joins the other processes, if there are any: options.world, of options.ranks ranks. Notes go to
+/// stderr, unless `quiet`. Throws Error{kUnavailable} or Error{kTimeout} if they cannot be reached.
+void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet);
+/// The same; the machine's threads are then divided by its own ranks, unless `config` says how many
+/// a rank has.
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options);
 
-}  // namespace tessera::cli
+/// For a program of one's own: recognises the launcher of this process and joins the others, with as
+/// many ranks as it has started. Without a launcher, options stay as they are: the ranks are threads
+/// of this process. Process 0 of the result is the one that should print.
+Launcher join_launched(TrainerOptions& options);
+
+}  // namespace tessera
