@@ -39,6 +39,10 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
       nesting_(schedule.mesh, schedule.placement),
       rank_(state.rank()),
       bases_(static_cast<std::size_t>(schedule.buffer_count())) {
+  require(schedule.mesh == state.options().mesh, ErrorCode::kInvalidArgument,
+          "the schedule was planned for another state, on a mesh of ", schedule.mesh.replicate,
+          " replicas of ", schedule.mesh.shard, " ranks; this one is on ",
+          state.options().mesh.replicate, " of ", state.options().mesh.shard);
   std::size_t persistent = 0;
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];
@@ -50,6 +54,9 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
             ErrorCode::kInvalidArgument, "the schedule was planned for another state: '",
             buffer.name, "' has ", buffer.numel, " elements in ", to_string(buffer.format),
             " there, and here ", tensor.view.numel(), " in ", to_string(tensor.format));
+    require(state.nesting().order(tensor.sharded) == nesting_.order(buffer.sharded),
+            ErrorCode::kInvalidArgument, "the schedule was planned for another state: it cuts '",
+            buffer.name, "' along the same axes in another order");
     bases_[b] = tensor.view;
     ++persistent;
   }

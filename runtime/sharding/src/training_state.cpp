@@ -4,6 +4,7 @@
 
 #include "device_array.h"
 #include "tessera/core/error.h"
+#include "tessera/core/nearest_name.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/sharding/account.h"
 
@@ -47,9 +48,13 @@ const FlatParameter& TrainingState::flat(const StateTensor& tensor) const {
 
 const StateTensor& TrainingState::at(std::string_view name) const {
   const auto found = std::ranges::find(tensors_, name, &StateTensor::name);
-  require(found != tensors_.end(), ErrorCode::kInvalidArgument,
-          "the training state has no tensor '", name, "'; its first is '",
-          tensors_.empty() ? "" : tensors_.front().name, "'");
+  if (found == tensors_.end()) {
+    std::vector<std::string> names;
+    for (const StateTensor& tensor : tensors_) names.push_back(tensor.name);
+    const std::string nearest = nearest_name(name, names);
+    fail(ErrorCode::kInvalidArgument, "the training state has no tensor '", name, "'",
+         nearest.empty() ? "" : concat("; did you mean '", nearest, "'?"));
+  }
   return *found;
 }
 
