@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int kLayers = 3;
+constexpr int kTiedLayers = 3;
 
 /// A rank's training state, made of layout, placement and optimizer alone.
 struct StateOf {
@@ -33,7 +33,7 @@ StateOptions options_of(const std::string& strategy, Mesh mesh, DType dtype) {
 }
 
 void for_each_state(const std::function<void(const StateOptions&, const ModelLayout&)>& visit) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   for (const Strategy& strategy : strategies()) {
     for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{2, 3}}) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -158,7 +158,7 @@ TEST(TrainingState, HasItsParametersInPieces) {
 }
 
 TEST(TrainingState, FindsItsTensors) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 2);
   const StateOf rank(layout, options_of("full_shard", {1, 2}, DType::kFloat32), 0);
   EXPECT_EQ(rank.state.at("l1.frozen").name, "l1.frozen");
@@ -172,7 +172,7 @@ TEST(TrainingState, FindsItsTensors) {
 }
 
 TEST(TrainingState, HasTheMastersOfItsOptimizersPart) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 2);
   const StateOf fp32(layout, options_of("zero1", {1, 2}, DType::kFloat32), 1);
   const StateTensor& parameter = fp32.state.at("l0.parameter");
@@ -230,7 +230,7 @@ std::vector<float> values_of(const std::string& name, std::int64_t numel) {
 }
 
 TEST(TrainingState, TakesParametersByName) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   std::map<std::string, std::vector<float>> given;
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& spec : layer->parameters()) {
@@ -292,7 +292,7 @@ struct Both {
   std::vector<const Schedule*> schedules() const { return {&training, &evaluation}; }
 
   SmallRun run;
-  Model model = make_tied(kLayers);
+  Model model = make_tied(kTiedLayers);
   ModelLayout layout = make_layout(model, run.wrap, run.ranks);
   Schedule training = plan(layout, plan_options(run));
   Schedule evaluation;
@@ -391,7 +391,7 @@ TEST(Evaluation, NeedsAScheduleThatWasPlannedForIt) {
 }
 
 TEST(AnExecutor, RefusesAStateOfAnotherPlacement) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 2);
   const RandomVectors source(DType::kFloat32);
   const Schedule schedule = plan(layout, plan_options({.ranks = 2, .strategy = "full_shard"}));
@@ -422,7 +422,7 @@ TEST(AnExecutor, RefusesAStateOfAnotherPlacement) {
 // As many elements, but others.
 TEST(AnExecutor, RefusesAStateThatIsCutInAnotherOrder) {
   constexpr AxisSet kBoth{Axis::kShard, Axis::kReplicate};
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 4);
   const RandomVectors source(DType::kFloat32);
   PlanOptions options{.mesh = {2, 2}, .placement = {{}, {Axis::kShard}, kBoth}};
@@ -440,7 +440,7 @@ TEST(AnExecutor, RefusesAStateThatIsCutInAnotherOrder) {
 }
 
 TEST(AnExecutor, RefusesAStateOnAnotherMesh) {
-  const Model model = make_tied(kLayers);
+  const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 6);
   const RandomVectors source(DType::kFloat32);
   const Schedule schedule =

@@ -64,7 +64,8 @@ TEST_F(ConfigTest, EverySettingRoundTripsThroughAFile) {
 }
 
 TEST_F(ConfigTest, DefaultsAreThoseOfTheLibraryAsAPersonWouldWriteThem) {
-  const Config config(trainer_settings());
+  Config config(trainer_settings());
+  set_effective(config, trainer_options(config));
   EXPECT_EQ(config.values()["strategy"], TrainerOptions{}.strategy);
   EXPECT_EQ(config.values()["beta1"].dump(), "0.9");
   EXPECT_EQ(config.values()["beta2"].dump(), "0.95");
@@ -190,7 +191,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_EQ(options.learning_rate.decay_steps, 10);
   EXPECT_DOUBLE_EQ(*options.learning_rate.minimum, 0.002);
   EXPECT_EQ(options.optimizer.clip_norm, 0.0);
-  EXPECT_FLOAT_EQ(options.optimizer.beta2, 0.99F);
+  EXPECT_EQ(options.optimizer.hyperparameters.at("beta2"), 0.99);
   EXPECT_TRUE(options.optimizer.stochastic_rounding);
   EXPECT_EQ(options.timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(options.accumulate, 3);

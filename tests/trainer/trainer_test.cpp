@@ -497,7 +497,7 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
               HasSubstr("leave --stochastic-rounding out"));
   EXPECT_THAT(refusal([](auto& o) { o.reduce_dtype = DType::kBFloat16; }),
               HasSubstr("leave --reduce-dtype out"));
-  EXPECT_THAT(refusal([](auto& o) { o.optimizer.beta2 = 1.0F; }),
+  EXPECT_THAT(refusal([](auto& o) { o.optimizer.hyperparameters["beta2"] = 1.0; }),
               HasSubstr("beta2: 1.0 is out of range"));
   EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }),
               HasSubstr("learning_rate: -1.0"));
