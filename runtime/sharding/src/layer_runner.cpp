@@ -130,8 +130,8 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
     if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
     const Operand* const gradient =
         find_operand(schedule_, action.writes, address.unit, Role::kGradient);
-    written_[static_cast<std::size_t>(gradient->buffer)]
-            [static_cast<std::size_t>(address.tensor)] = 1;
+    written_[static_cast<std::size_t>(gradient->buffer)][static_cast<std::size_t>(address.tensor)] =
+        1;
   }
 }
 

@@ -64,8 +64,8 @@ class FormCheck {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
       for (const std::int64_t numel : {unit.trainable_numel, unit.frozen_numel}) {
         if (numel >= 0 && numel % ranks == 0) continue;
-        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ", ranks,
-            " ranks");
+        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ",
+            ranks, " ranks");
       }
     }
   }

@@ -14,9 +14,9 @@ class StepContext;
 
 /// Which ranks meet in an operation.
 enum class Meeting : std::uint8_t {
-  kNone,   ///< none: a task of the action's lane
-  kAlongAxes,   ///< those that differ along the action's axes
-  kWorld,  ///< all of them, for scalars
+  kNone,       ///< none: a task of the action's lane
+  kAlongAxes,  ///< those that differ along the action's axes
+  kWorld,      ///< all of them, for scalars
 };
 
 /// One row of the table of operations. To add an operation: a row, its rule and its handler.
