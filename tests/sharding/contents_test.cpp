@@ -54,7 +54,8 @@ TEST(ContentsOfParameters, FindsAMissingReshard) {
   const int reshard = find(s, kReshard);
   const std::string slot = s.name_of(slot_of(s, at(s, reshard)));
   const std::string unit = s.units[static_cast<std::size_t>(unit_of(at(s, reshard)))].name;
-  expect_breaks(without(s, reshard), Rule::kEnd, concat(slot, " still holds ", unit, " at the end"));
+  expect_breaks(without(s, reshard), Rule::kEnd,
+                concat(slot, " still holds ", unit, " at the end"));
 }
 
 TEST(ContentsOfParameters, FindsDoubleAllGathersAndReshards) {
@@ -65,9 +66,9 @@ TEST(ContentsOfParameters, FindsDoubleAllGathersAndReshards) {
                 concat("(reshard -> ", slot, "=embedding): reads ", slot,
                        ", which holds nothing at this point"));
   const int unshard = find(s, unshards, 1);
-  expect_breaks(repeated(s, unshard), Rule::kContents,
-                concat("overwrites ", s.name_of(slot_of(s, at(s, unshard))),
-                       ", which still holds h.0"));
+  expect_breaks(
+      repeated(s, unshard), Rule::kContents,
+      concat("overwrites ", s.name_of(slot_of(s, at(s, unshard))), ", which still holds h.0"));
 }
 
 TEST(ContentsOfParameters, FindsAReshardOfAnotherUnitOrBuffer) {
@@ -81,8 +82,7 @@ TEST(ContentsOfParameters, FindsAReshardOfAnotherUnitOrBuffer) {
   expect([](Operand& o) { o.unit = 2; }, slot + " holds embedding, not h.1");
   expect([&](Operand& o) { o.buffer = good.find("embedding.parameter"); },
          "embedding.parameter is no slot for unsharded parameters");
-  expect([&](Operand& o) { o.buffer = good.find("g0"); },
-         "g0 is no slot for unsharded parameters");
+  expect([&](Operand& o) { o.buffer = good.find("g0"); }, "g0 is no slot for unsharded parameters");
 }
 
 TEST(ContentsOfParameters, FindsASlotTakenWhileHeld) {
@@ -108,7 +108,8 @@ TEST(ContentsOfParameters, FindsAllGathersOverOtherAxes) {
 
 TEST(ContentsOfParameters, FindsAllGathersOfOtherThings) {
   const Schedule good = planned("full_shard", {1, 2});
-  const int frozen = find(good, [&](const Action& a) { return unshards(good, a) && unit_of(a) == 2; });
+  const int frozen =
+      find(good, [&](const Action& a) { return unshards(good, a) && unit_of(a) == 2; });
   ASSERT_EQ(at(good, frozen).reads.size(), 2U);
   const auto expect = [&](const std::function<void(Schedule&, Action&)>& change,
                           const std::string& says) {
@@ -120,11 +121,17 @@ TEST(ContentsOfParameters, FindsAllGathersOfOtherThings) {
   expect([](Schedule&, Action& a) { a.reads.pop_back(); }, "must gather all parameters of h.1");
   expect([](Schedule&, Action& a) { a.reads.erase(a.reads.begin()); },
          "must gather all parameters of h.1");
-  expect([&](Schedule&, Action& a) { a.reads[1] = {of_h0, 1, kShard}; },
-         "gathers parts of different things: h.1.parameter and h.0.parameter");
+  expect(
+      [&](Schedule&, Action& a) {
+        a.reads[1] = {of_h0, 1, kShard};
+      },
+      "gathers parts of different things: h.1.parameter and h.0.parameter");
   expect([&](Schedule&, Action& a) { a.reads = {{of_h0, 1, kShard}}; }, "the result is of h.0");
-  expect([](Schedule& s, Action& a) { s.buffers[static_cast<std::size_t>(a.writes[0].buffer)].format = DType::kBFloat16; },
-         "which has another format");
+  expect(
+      [](Schedule& s, Action& a) {
+        s.buffers[static_cast<std::size_t>(a.writes[0].buffer)].format = DType::kBFloat16;
+      },
+      "which has another format");
   expect([](Schedule&, Action& a) { a.reads[0].sharded = {}; },
          "h.1.parameter is sharded over shard, not unsharded");
 }
@@ -141,15 +148,29 @@ TEST(ContentsOfParameters, FindsPassesThatReadOtherParameters) {
     expect_breaks(s, Rule::kContents, says);
   };
   const int forward = find_pass(good, kForward, 1);
-  expect(forward, [](Action& a) { a.reads.erase(a.reads.begin()); },
-         "must read the parameters of h.0");
-  expect(forward, [](Action& a) { a.reads[0].unit = 2; }, "must read the parameters of h.0");
-  expect(forward, [&](Action& a) { a.reads[0] = {good.find("h.0.parameter"), 1, kShard}; },
-         "reads a part of h.0 only: h.0.parameter is sharded over shard");
-  expect(forward, [&](Action& a) { a.reads.push_back({good.find("h.1.parameter"), 2, kShard}); },
-         "reads parameters of units that layer h.0 does not read");
-  expect(forward, [&](Action& a) { a.reads.push_back({good.find("h.0.first-moment"), 1, kShard}); },
-         "must read 2 buffers and write 1, but names 3 and 1");
+  expect(
+      forward, [](Action& a) { a.reads.erase(a.reads.begin()); },
+      "must read the parameters of h.0");
+  expect(
+      forward, [](Action& a) { a.reads[0].unit = 2; }, "must read the parameters of h.0");
+  expect(
+      forward,
+      [&](Action& a) {
+        a.reads[0] = {good.find("h.0.parameter"), 1, kShard};
+      },
+      "reads a part of h.0 only: h.0.parameter is sharded over shard");
+  expect(
+      forward,
+      [&](Action& a) {
+        a.reads.push_back({good.find("h.1.parameter"), 2, kShard});
+      },
+      "reads parameters of units that layer h.0 does not read");
+  expect(
+      forward,
+      [&](Action& a) {
+        a.reads.push_back({good.find("h.0.first-moment"), 1, kShard});
+      },
+      "must read 2 buffers and write 1, but names 3 and 1");
 }
 
 // --- Passes ---
@@ -181,27 +202,39 @@ TEST(ContentsOfActivations, FindsPassesOfOtherLayersAndMicroSteps) {
   };
   const int forward = find_pass(good, kForward, 1);
   const int backward = find_pass(good, kBackward, 1);
-  expect(forward, [](Action& a) { a.layer = 2; }, "must read the parameters of h.1");
-  expect(forward, [](Action& a) { a.layer = 4; }, "its pass is 'loss' or 'forward-loss'");
-  expect(forward, [](Action& a) { a.micro_step = 1; }, "must read its input, x.embedding.m1");
-  expect(forward, [](Action& a) { a.reads.pop_back(); }, "must read its input, x.embedding.m0");
-  expect(forward, [](Action& a) { a.writes.clear(); }, "must write its output, x.h.0.m0");
-  expect(forward, [&](Action& a) { a.writes.push_back({.buffer = good.activation(2, 0)}); },
-         "must read 2 buffers and write 1, but names 2 and 2");
-  expect(backward, [](Action& a) { a.micro_step = 1; }, "must read x.h.0.m1");
-  expect(backward, [](Action& a) { a.reads.pop_back(); }, "must read d.h.0.m0");
-  expect(backward, [](Action& a) { a.writes.pop_back(); },
-         "must write the gradient of its input, d.embedding.m0");
-  expect(backward, [](Action& a) { a.layer = 4; }, "is part of its loss");
-  expect(find(good, kLoss), [](Action& a) { a.layer = 1; }, "only the last layer makes losses");
-  expect(find(good, kLoss), [](Action& a) { a.operation = &kForwardLoss; },
-         "but names");
+  expect(
+      forward, [](Action& a) { a.layer = 2; }, "must read the parameters of h.1");
+  expect(
+      forward, [](Action& a) { a.layer = 4; }, "its pass is 'loss' or 'forward-loss'");
+  expect(
+      forward, [](Action& a) { a.micro_step = 1; }, "must read its input, x.embedding.m1");
+  expect(
+      forward, [](Action& a) { a.reads.pop_back(); }, "must read its input, x.embedding.m0");
+  expect(
+      forward, [](Action& a) { a.writes.clear(); }, "must write its output, x.h.0.m0");
+  expect(
+      forward, [&](Action& a) { a.writes.push_back({.buffer = good.activation(2, 0)}); },
+      "must read 2 buffers and write 1, but names 2 and 2");
+  expect(
+      backward, [](Action& a) { a.micro_step = 1; }, "must read x.h.0.m1");
+  expect(
+      backward, [](Action& a) { a.reads.pop_back(); }, "must read d.h.0.m0");
+  expect(
+      backward, [](Action& a) { a.writes.pop_back(); },
+      "must write the gradient of its input, d.embedding.m0");
+  expect(
+      backward, [](Action& a) { a.layer = 4; }, "is part of its loss");
+  expect(
+      find(good, kLoss), [](Action& a) { a.layer = 1; }, "only the last layer makes losses");
+  expect(
+      find(good, kLoss), [](Action& a) { a.operation = &kForwardLoss; }, "but names");
 }
 
 TEST(ContentsOfActivations, FindsAnActivationThatNobodyReads) {
   const Strategy& strategy = find_strategy("no_shard");
   Schedule evaluation =
-      plan(small_layout(1), {.purpose = Purpose::kEvaluate, .mesh = {}, .placement = strategy.placement});
+      plan(small_layout(1),
+           {.purpose = Purpose::kEvaluate, .mesh = {}, .placement = strategy.placement});
   ASSERT_EQ(text_of(validate(evaluation)), "");
   evaluation.purpose = Purpose::kTrain;
   expect_breaks(evaluation, Rule::kEnd, "x.embedding.m0 is never used up");
@@ -259,8 +292,7 @@ TEST(ContentsOfGradients, FindsGradientsThatAreNotReduced) {
   expect_breaks(without(levels, find(levels, kReduceScatter, 1)), Rule::kContents,
                 "the gradient of head is still to be summed over replicate");
   const Schedule local = planned("no_shard", {1, 1}, 2);
-  expect_breaks(without(local, find(local, accumulates)), Rule::kContents,
-                "which still holds");
+  expect_breaks(without(local, find(local, accumulates)), Rule::kContents, "which still holds");
 }
 
 TEST(ContentsOfGradients, FindsGradientsThatAreReducedTwice) {
@@ -322,8 +354,8 @@ TEST(ContentsOfGradients, FindsWrongAxesAndAdditions) {
       planned("zero2", {1, 2}), [](Action& a) { a.writes[0].adds = true; },
       "adds to head.gradient, which holds nothing at this point");
   Schedule s = planned("zero2", {1, 2}, 2);
-  const int second = find(
-      s, [](const Action& a) { return a.operation == &kReduceScatter && a.writes[0].adds; });
+  const int second =
+      find(s, [](const Action& a) { return a.operation == &kReduceScatter && a.writes[0].adds; });
   at(s, second).writes[0].adds = false;
   expect_breaks(s, Rule::kContents,
                 "the gradient of head is incomplete: it holds contribution 1 of 2");
@@ -404,7 +436,8 @@ TEST(ContentsOfGradients, FindsSumsThatAreNotSentAsRounded) {
 }
 
 TEST(ContentsOfGradients, FindsGradientsWrittenElsewhere) {
-  const auto expect = [](const Schedule& good, const std::function<void(Schedule&, Action&)>& change,
+  const auto expect = [](const Schedule& good,
+                         const std::function<void(Schedule&, Action&)>& change,
                          const std::string& says) {
     Schedule s = good;
     change(s, at(s, find(s, kLoss)));
@@ -414,25 +447,34 @@ TEST(ContentsOfGradients, FindsGradientsWrittenElsewhere) {
       planned("no_shard", {1, 2}, 1, false, ReductionOrder::kRank, DType::kBFloat16);
   const std::string slot = bf16.name_of(at(bf16, find(bf16, kLoss)).writes[0].buffer);
   // To the buffer instead of the slot: the reduction finds nothing where it reads.
-  expect(bf16, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
-         "reads " + slot + ", which holds nothing at this point");
+  expect(
+      bf16, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
+      "reads " + slot + ", which holds nothing at this point");
   const Schedule every = planned("zero2", {1, 2}, 2);
-  expect(every, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
-         "head.gradient has room for what is sharded over shard only");
-  expect(every, [](Schedule&, Action& a) { a.writes.erase(a.writes.begin()); },
-         "must write the gradient of head");
-  expect(every,
-         [](Schedule& s, Action& a) { a.writes.push_back({gradient_buffer(s, 4), 4, {}}); },
-         "must read 4 buffers and write 4, but names 4 and 5");
-  expect(every, [](Schedule&, Action& a) { a.writes[0].unit = 1; },
-         "must write the gradient of head");
-  expect(every, [](Schedule&, Action& a) { a.writes[0].adds = true; },
-         "which holds nothing at this point");
-  expect(every, [](Schedule&, Action& a) { a.writes[0].sharded = kShard; },
-         "the result is unsharded, not sharded over shard");
+  expect(
+      every, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
+      "head.gradient has room for what is sharded over shard only");
+  expect(
+      every, [](Schedule&, Action& a) { a.writes.erase(a.writes.begin()); },
+      "must write the gradient of head");
+  expect(
+      every,
+      [](Schedule& s, Action& a) {
+        a.writes.push_back({gradient_buffer(s, 4), 4, {}});
+      },
+      "must read 4 buffers and write 4, but names 4 and 5");
+  expect(
+      every, [](Schedule&, Action& a) { a.writes[0].unit = 1; }, "must write the gradient of head");
+  expect(
+      every, [](Schedule&, Action& a) { a.writes[0].adds = true; },
+      "which holds nothing at this point");
+  expect(
+      every, [](Schedule&, Action& a) { a.writes[0].sharded = kShard; },
+      "the result is unsharded, not sharded over shard");
   const Schedule whole = planned("no_shard", {1, 2}, 2);
-  expect(whole, [](Schedule& s, Action& a) { a.writes[0].buffer = s.find("g0"); },
-         "which holds nothing at this point");
+  expect(
+      whole, [](Schedule& s, Action& a) { a.writes[0].buffer = s.find("g0"); },
+      "which holds nothing at this point");
 }
 
 TEST(ContentsOfGradients, FindsMicroStepsAddedOutOfOrder) {
@@ -472,8 +514,7 @@ TEST(ContentsOfTheStep, FindsMissingAndDoubleActions) {
   const auto drop = [&](const Operation& operation) { return without(s, find(s, operation)); };
   const auto repeat = [&](const Operation& operation) { return repeated(s, find(s, operation)); };
   expect_breaks(drop(kOptimizerStep), Rule::kEnd, "embedding.parameter is never updated");
-  expect_breaks(repeat(kOptimizerStep), Rule::kContents,
-                "embedding.parameter was updated already");
+  expect_breaks(repeat(kOptimizerStep), Rule::kContents, "embedding.parameter was updated already");
   expect_breaks(drop(kNormPartial), Rule::kContents, "the norm of head has not been taken");
   expect_breaks(repeat(kNormPartial), Rule::kContents, "the norm of head has been taken already");
   expect_breaks(drop(kResults), Rule::kContents, "reads results, which holds nothing");
@@ -534,16 +575,23 @@ TEST(ContentsOfTheStep, FindsScalarsThatAreOverwrittenOrLeftOut) {
   const auto last_written_overwrites = [](Action& a) { a.writes.back().adds = false; };
   expect(kLoss, last_written_overwrites, "overwrites 'loss'; losses are added");
   expect(kNormPartial, last_written_overwrites, "overwrites 'norm'; squared norms are added");
-  expect(kCountTokens, [](Action& a) { a.writes.pop_back(); },
-         "adds to norm, which holds nothing at this point");
-  expect(kCountTokens, [&](Action& a) { a.writes.push_back({.buffer = good.find("results")}); },
-         "must read 0 buffers and write 3, but names 0 and 4");
-  expect(kResults, [](Action& a) { a.reads.pop_back(); },
-         "'results' has no clip factor: the results were made without 'norm'");
-  expect(kResults, [](Action& a) { a.reads.erase(a.reads.begin()); },
-         "must name the buffer 'tokens'");
-  expect(kOptimizerStep, [&](Action& a) { std::erase_if(a.reads, [&](const Operand& o) { return o.buffer == good.find("results"); }); },
-         "must name the buffer 'results'");
+  expect(
+      kCountTokens, [](Action& a) { a.writes.pop_back(); },
+      "adds to norm, which holds nothing at this point");
+  expect(
+      kCountTokens, [&](Action& a) { a.writes.push_back({.buffer = good.find("results")}); },
+      "must read 0 buffers and write 3, but names 0 and 4");
+  expect(
+      kResults, [](Action& a) { a.reads.pop_back(); },
+      "'results' has no clip factor: the results were made without 'norm'");
+  expect(
+      kResults, [](Action& a) { a.reads.erase(a.reads.begin()); }, "must name the buffer 'tokens'");
+  expect(
+      kOptimizerStep,
+      [&](Action& a) {
+        std::erase_if(a.reads, [&](const Operand& o) { return o.buffer == good.find("results"); });
+      },
+      "must name the buffer 'results'");
   expect_breaks(without(good, find(good, kLoss)), Rule::kContents,
                 "adds losses of micro-step 1 to loss, which holds no losses: each is added once");
 }
@@ -562,12 +610,14 @@ TEST(ContentsOfTheStep, FindsAnOptimizerThatTouchesOtherState) {
   };
   expect([&](Action& a) { erase(a.reads, second_moment); }, "must read h.0.second-moment");
   expect([&](Action& a) { erase(a.writes, second_moment); }, "must write h.0.second-moment");
-  expect([&](Action& a) { erase(a.reads, gradient_buffer(good, unit)); },
-         "must read a gradient");
+  expect([&](Action& a) { erase(a.reads, gradient_buffer(good, unit)); }, "must read a gradient");
   expect([](Action& a) { std::swap(a.writes[1], a.writes[2]); },
          "must write the state of h.0 in the order of the buffers");
-  expect([&](Action& a) { a.reads.push_back({good.find("h.1.first-moment"), 2, kShard}); },
-         "must read 5 buffers and write 3, but names 6 and 3");
+  expect(
+      [&](Action& a) {
+        a.reads.push_back({good.find("h.1.first-moment"), 2, kShard});
+      },
+      "must read 5 buffers and write 3, but names 6 and 3");
   expect([](Action& a) { a.reads[0].sharded = {}; },
          "h.0.gradient is sharded over shard, not unsharded");
   expect([](Action& a) { a.writes[0].sharded = {}; },
@@ -588,9 +638,9 @@ TEST(ContentsOfTheStep, FindsFrozenUnitsThatAreTrained) {
     for (Operand& o : action.reads) {
       if (trained.role(o.buffer) == Role::kGradient) o = {.buffer = frozen, .unit = 3};
     }
-    expect_breaks(trained, Rule::kContents,
-                  operation == &kNormPartial ? "h.2.frozen holds no gradient"
-                                             : "must read a gradient");
+    expect_breaks(
+        trained, Rule::kContents,
+        operation == &kNormPartial ? "h.2.frozen holds no gradient" : "must read a gradient");
   }
 }
 

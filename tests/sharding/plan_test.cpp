@@ -44,9 +44,8 @@ int count(const Schedule& s, const Operation& operation) {
 }
 
 int count(const Schedule& s, const Operation& operation, AxisSet axes) {
-  return static_cast<int>(std::ranges::count_if(s.actions, [&](const Action& a) {
-    return a.operation == &operation && a.axes == axes;
-  }));
+  return static_cast<int>(std::ranges::count_if(
+      s.actions, [&](const Action& a) { return a.operation == &operation && a.axes == axes; }));
 }
 
 /// `is`: unshards, gathers_gradient, ...; see support/action_uses.h.
@@ -318,7 +317,8 @@ TEST(Plan, OneRankCommunicatesNothing) {
       EXPECT_TRUE(action.axes.empty()) << strategy.name << ": " << describe(s, action);
     }
     EXPECT_TRUE(slots(s, Role::kParameter).empty()) << strategy.name;
-    EXPECT_EQ(count(s, operations::kCountTokens), 1);  // it scales the loss, even if nobody else counts
+    EXPECT_EQ(count(s, operations::kCountTokens),
+              1);  // it scales the loss, even if nobody else counts
   }
 }
 
@@ -341,8 +341,9 @@ TEST(Plan, EqualUnitsShareARingOfSlots) {
       EXPECT_EQ(slots(s, Role::kParameter),
                 std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1 + kept),
                                           s.units[0].trainable_numel));
-      EXPECT_EQ(slots(s, Role::kGradient), std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
-                                                            s.units[0].trainable_numel));
+      EXPECT_EQ(slots(s, Role::kGradient),
+                std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
+                                          s.units[0].trainable_numel));
     }
   }
 }

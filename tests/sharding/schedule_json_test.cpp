@@ -56,12 +56,11 @@ TEST(ScheduleJson, NamesFieldsAndOperands) {
   EXPECT_EQ(json["layers"][4]["forward_reads"], Json({"head", "embedding"}));
   EXPECT_EQ(json["buffers"][0]["name"], "embedding.parameter");
   EXPECT_EQ(json["buffers"][0]["persistent"], true);
-  EXPECT_EQ(json["actions"][0],
-            (Json{{"lane", "reduce"},
-                  {"operation", "count-tokens"},
-                  {"reads", Json::array()},
-                  {"writes", {"tokens", "loss", "norm"}},
-                  {"after", Json::array()}}));
+  EXPECT_EQ(json["actions"][0], (Json{{"lane", "reduce"},
+                                      {"operation", "count-tokens"},
+                                      {"reads", Json::array()},
+                                      {"writes", {"tokens", "loss", "norm"}},
+                                      {"after", Json::array()}}));
   EXPECT_EQ(json["actions"].back(), (Json{{"lane", "gather"},
                                           {"operation", "all-gather"},
                                           {"over", "shard"},

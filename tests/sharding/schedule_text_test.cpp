@@ -100,15 +100,14 @@ Schedule small_schedule() {
   return s;
 }
 
-constexpr std::string_view kSmallText = R"(schedule 1
+constexpr std::string_view kSmallText = R"(schedule 2
 
+purpose               train
 mesh                  replicate 1 shard 2
 parameter             over shard in bf16
-gradient              over shard in fp32
+gradient              over shard
 optimizer             over shard
-reduction_order       rank
 micro_steps           1
-accumulate_unsharded  no
 recompute             selective
 first_backward_layer  0
 
@@ -123,33 +122,43 @@ layer    embedding  |  embedding      |  -               |  embedding
 layer    h.0        |  h.0            |  h.0             |  h.0
 layer    head       |  embedding      |  embedding       |  embedding
 
-# Buffers for whole units, p: parameters, g: gradients; in elements.
-slot  p0  1280
-slot  p1   384
-slot  g0  1280
+# Tensors of a unit whose gradients come from the same layers, in order of backward.
+# part  unit       first tensor  tensors     layers
+part    embedding  wte                 1  |  head embedding
+part    embedding  wpe                 1  |  embedding
+part    h.0        h.0.weight          4  |  h.0
 
-# Where backward writes a unit's gradient in a micro-step.
-target  embedding  m0  -> g0
-target  h.0        m0  -> buffer
+# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, which
+# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.
+# buffer  name                 role       unit       format  sharded  numel  kept
+buffer    embedding.parameter  parameter  embedding  bf16    shard      640  persistent
+buffer    h.0.parameter        parameter  h.0        bf16    shard       64  persistent
+buffer    h.0.frozen           frozen     h.0        bf16    shard      128  persistent
+buffer    h.0.master           master     h.0        fp32    shard       64  persistent
+buffer    h.0.momentum         optimizer  h.0        fp32    shard       64  persistent
+buffer    h.0.gradient         gradient   h.0        fp32    shard       64  step
+buffer    p0                   parameter  -          bf16    none      1280  step
+buffer    g0                   gradient   -          bf16    none      1280  step
+buffer    tokens               scalars    -          int64   none         1  step
+buffer    loss                 scalars    -          int64   none        28  step
+buffer    norm                 scalars    -          int64   none        28  step
+buffer    results              scalars    -          fp64    none         2  step
 
-# Actions in the order of issue: number, lane, kind, unit or layer, micro-step, slot
-# written (->), read (<-) or released (free), axes, and the actions that must have
-# finished before.
- 0  reduce   count-items
- 1  gather   unshard           embedding  m0  -> p0      over shard
- 2  compute  forward           embedding  m0                                         after 1
- 3  compute  loss              head       m0                                         after 0
- 4  compute  backward          h.0        m0
- 5  compute  reshard           h.0        m0  free p1
- 6  compute  accumulate        embedding  m0  <- g0
- 7  reduce   reduce-scatter    embedding  m0  <- g0      over shard      accumulate  after 4 6
- 8  reduce   reduce-scatter    h.0        m0  <- buffer  over shard
- 9  reduce   all-reduce        h.0        m0             over replicate
-10  reduce   gather-gradient   h.0        m0             over replicate
-11  reduce   squares           h.0
-12  reduce   exchange                                                                after 3
-13  compute  update            h.0                                                   after 12
-14  gather   gather-parameter  h.0                       over shard                  after 13
+# Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
+# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with h.1;
+# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: read as well.
+ 0  reduce   count-tokens                    -> tokens loss norm
+ 1  gather   all-gather      over shard      h.0.parameter h.0.frozen -> p0=h.0
+ 2  compute  forward         h.0 m0          p0=h.0 x.embedding.m0 -> x.h.0.m0           after 1
+ 3  compute  forward-loss    head m0         embedding.parameter/none x.h.0.m0 -> +loss  after 0
+ 4  compute  backward        h.0 m0          p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0
+ 5  compute  reshard                         -> p0=h.0
+ 6  compute  cast                            g0=h.0 -> +h.0.gradient/none
+ 7  reduce   reduce-scatter  over shard      g0=h.0 -> +h.0.gradient                     after 4 6
+ 8  reduce   all-reduce      over replicate  -> *h.0.gradient
+ 9  reduce   norm-partial                    h.0.gradient -> +norm
+10  reduce   results                         tokens loss norm -> results                 after 3
+11  compute  optimizer-step                  h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum  after 10
 )";
 
 TEST(ScheduleText, IsReadable) { EXPECT_EQ(to_string(small_schedule()), kSmallText); }
@@ -183,9 +192,10 @@ TEST(ScheduleText, HeadersReadBack) {
 
 Schedule with_odd_names() {
   Schedule s;
-  for (const char* name : {"-", "|", "?3", "?", "#", "->", "over", "after", "m0", "0", "\\", "\\2d",
-                           "two words", "", "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f", " ", "+",
-                           "+a=b/shard", "*", "*x", "x.", "d.m0", "x..m0"}) {
+  for (const char* name :
+       {"-", "|",  "?3",         "?",         "#",  "->",   "over",         "after", "m0",
+        "0", "\\", "\\2d",       "two words", "",   "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f",
+        " ", "+",  "+a=b/shard", "*",         "*x", "x.",   "d.m0",         "x..m0"}) {
     const int unit = static_cast<int>(s.units.size());
     s.units.push_back({name, 64, 0, {{name, 1, {unit}}}});
     s.layers.push_back({name, {unit}, {unit}, {unit}});
@@ -353,11 +363,10 @@ TEST(ScheduleText, DescribesActions) {
           "all-gather over shard h.0.parameter h.0.frozen -> p0=h.0",
           "forward h.0 m0 p0=h.0 x.embedding.m0 -> x.h.0.m0",
           "forward-loss head m0 embedding.parameter/none x.h.0.m0 -> +loss",
-          "backward h.0 m0 p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0",
-          "reshard -> p0=h.0", "cast g0=h.0 -> +h.0.gradient/none",
-          "reduce-scatter over shard g0=h.0 -> +h.0.gradient",
-          "all-reduce over replicate -> *h.0.gradient",
-          "norm-partial h.0.gradient -> +norm", "results tokens loss norm -> results",
+          "backward h.0 m0 p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0", "reshard -> p0=h.0",
+          "cast g0=h.0 -> +h.0.gradient/none", "reduce-scatter over shard g0=h.0 -> +h.0.gradient",
+          "all-reduce over replicate -> *h.0.gradient", "norm-partial h.0.gradient -> +norm",
+          "results tokens loss norm -> results",
           "optimizer-step h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum"));
 }
 

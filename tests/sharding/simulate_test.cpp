@@ -36,7 +36,9 @@ struct Costs {
     }
     if (gathers_gradient(schedule, action)) return gather_gradient;
     if (gathers_updated(schedule, action)) return regather;
-    if (action.operation == &operations::kReduceScatter || action.operation == &operations::kAllReduce) return reduce;
+    if (action.operation == &operations::kReduceScatter ||
+        action.operation == &operations::kAllReduce)
+      return reduce;
     return action.operation == &operations::kOptimizerStep ? update : 0.0;
   }
 };

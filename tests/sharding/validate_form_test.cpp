@@ -142,7 +142,8 @@ TEST(ValidateForm, RejectsBuffersThatCannotBe) {
   expect(
       "p0", [](B& b) { b.persistent = true; }, "p0 belongs to no unit and cannot persist");
   expect(
-      "p0", [](B& b) { b.sharded = {Axis::kShard}; }, "p0 belongs to no unit and cannot be sharded");
+      "p0", [](B& b) { b.sharded = {Axis::kShard}; },
+      "p0 belongs to no unit and cannot be sharded");
   expect(
       "p0", [](B& b) { b.role = Role::kMaster; }, "p0 holds master elements of no unit");
   expect(

@@ -26,9 +26,9 @@ TEST(Validate, AcceptsWhateverThePlannerMakes) {
 TEST(Validate, FindsEverySingleMissingWait) {
   std::int64_t dropped = 0;
   for_each_plan([&](const Schedule& s, const std::string& what) {
+    Schedule mutant = s;
     for (std::size_t i = 0; i < s.actions.size(); ++i) {
       for (std::size_t w = 0; w < s.actions[i].waits.size(); ++w) {
-        Schedule mutant = s;
         auto& waits = mutant.actions[i].waits;
         waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
         ++dropped;
@@ -36,6 +36,7 @@ TEST(Validate, FindsEverySingleMissingWait) {
             << what << ": action " << i << " does not need to wait for " << s.actions[i].waits[w]
             << '\n'
             << to_string(s);
+        waits = s.actions[i].waits;
       }
     }
   });
@@ -108,8 +109,10 @@ TEST(ValidateRanks, FindsCollectivesInAnotherOrder) {
   ranks[1] = moved(s, second, first);
   const auto violations = validate(ranks);
   ASSERT_TRUE(breaks(violations, Rule::kCollectiveOrder)) << text_of(violations);
-  EXPECT_THAT(text_of(violations), HasSubstr("rank 1: action 1 (all-gather over shard h.0.parameter"));
-  EXPECT_THAT(text_of(violations), HasSubstr("but rank 0 issues action 1 (all-gather over shard embedding.parameter"));
+  EXPECT_THAT(text_of(violations),
+              HasSubstr("rank 1: action 1 (all-gather over shard h.0.parameter"));
+  EXPECT_THAT(text_of(violations),
+              HasSubstr("but rank 0 issues action 1 (all-gather over shard embedding.parameter"));
 }
 
 // Each lane by itself agrees, but rank 0 reduces before it gathers and rank 1 gathers before it

@@ -156,6 +156,8 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     config.set_text("ranks", "8");
     config.set_text("device", "cpu");
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
+    if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
+    if (name == "nesterov") config.set_text("momentum", "0.5");
     if (!value.empty()) {
       config.set_text(name, value);
       // It cannot stand alone.

@@ -55,14 +55,16 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
 /// What a reduction makes of a gradient: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
   Content content = walk.take(operand);
-  const auto name = [&] { return walk.schedule().name_of(operand.buffer); };
-  walk.require_that(content.role == Role::kGradient, name(), " holds no gradient to be reduced");
+  const auto name = walk.name_of(operand.buffer);
+  walk.require_that(content.role == Role::kGradient, name, " holds no gradient to be reduced");
   walk.require_that(content.partial.contains(action.axes), "the gradient of ",
-                    walk.unit_name(content.unit), " in ", name(),
-                    content.partial.empty()
-                        ? " is summed over all ranks already"
-                        : concat(" is still to be summed over ", to_string(content.partial),
-                                 ", not over ", to_string(action.axes)));
+                    walk.unit_name(content.unit), " in ", name, [&] {
+                      return content.partial.empty()
+                                 ? std::string(" is summed over all ranks already")
+                                 : concat(" is still to be summed over ",
+                                          to_string(content.partial), ", not over ",
+                                          to_string(action.axes));
+                    });
   content.partial = content.partial - action.axes;
   content.open = false;
   return content;
@@ -71,11 +73,11 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
 /// Whether a gradient is the sum of all contributions of all ranks.
 void require_complete(ContentWalk& walk, const Content& gradient) {
   walk.require_that(gradient.partial.empty(), "the gradient of ", walk.unit_name(gradient.unit),
-                    " is still to be summed over ", to_string(gradient.partial));
+                    " is still to be summed over ", [&] { return to_string(gradient.partial); });
   const int all = walk.all_contributions(gradient.unit);
-  walk.require_that(gradient.begin == 0 && gradient.end == all, "the gradient of ",
-                    walk.unit_name(gradient.unit), " is incomplete: it holds ",
-                    walk.contributions_text(gradient), " of ", all);
+  walk.require_that(
+      gradient.begin == 0 && gradient.end == all, "the gradient of ", walk.unit_name(gradient.unit),
+      " is incomplete: it holds ", [&] { return walk.contributions_text(gradient); }, " of ", all);
 }
 
 /// The gradients that a pass of this layer makes, each where the action says. It may add to what
@@ -95,7 +97,7 @@ void write_gradients(ContentWalk& walk, const Action& action) {
     const int first = walk.contribution_of_micro_step(unit, action.micro_step);
     const Content& there = walk.at(operand->buffer);
     walk.require_that(!operand->adds || !there.valid || (there.open && there.begin >= first),
-                      "adds to ", schedule.name_of(operand->buffer),
+                      "adds to ", walk.name_of(operand->buffer),
                       ", which holds more than what layers have left in this micro-step");
     walk.write(*operand, {.role = Role::kGradient,
                           .unit = unit,
@@ -112,7 +114,7 @@ void take_input(ContentWalk& walk, const Action& action) {
   if (action.layer == 0) return;
   const int buffer = walk.schedule().activation(action.layer - 1, action.micro_step);
   const Operand* const operand = find_buffer(action.reads, buffer);
-  const std::string name = walk.schedule().name_of(buffer);
+  const auto name = walk.name_of(buffer);
   if (!walk.require_that(operand != nullptr, "must read its input, ", name)) return;
   walk.require_that(walk.read(*operand).output, "reads ", name, ", which was consumed already");
   Content& input = walk.at(buffer);
@@ -135,7 +137,7 @@ void write_input_gradient(ContentWalk& walk, const Action& action) {
     walk.write(*operand, {.role = Role::kActivationGradient, .output = true});
   }
   walk.require_that(!wanted || operand != nullptr, "must write the gradient of its input, ",
-                    schedule.name_of(buffer));
+                    walk.name_of(buffer));
 }
 
 void add_losses(ContentWalk& walk, const Action& action) {
@@ -155,7 +157,7 @@ void count_tokens(ContentWalk& walk, const Action& action) {
   if (tokens == nullptr || loss == nullptr) return;
   if (!has_operands(walk, action, 0, norm == nullptr ? 2 : 3)) return;
   for (const Operand& operand : action.writes) {
-    walk.require_that(!operand.adds, "adds to ", walk.schedule().name_of(operand.buffer));
+    walk.require_that(!operand.adds, "adds to ", walk.name_of(operand.buffer));
     walk.write(operand, {.role = Role::kScalars});
   }
 }
@@ -171,27 +173,28 @@ void all_gather(ContentWalk& walk, const Action& action) {
   bool trainable = false, frozen = false;
   for (const Operand& operand : action.reads) {
     const Content part = walk.read(operand);
-    const auto name = [&] { return schedule.name_of(operand.buffer); };
+    const auto name = walk.name_of(operand.buffer);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
                             part.sharded == content.sharded,
                         "gathers parts of different things: ",
-                        schedule.name_of(action.reads.front().buffer), " and ", name());
+                        walk.name_of(action.reads.front().buffer), " and ", name);
     }
     walk.require_that(
         part.role == Role::kParameter || part.role == Role::kFrozen || part.role == Role::kGradient,
-        name(), " holds neither parameters nor gradients");
+        name, " holds neither parameters nor gradients");
     walk.require_that(
         part.sharded.contains(action.axes) &&
             cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),
-        "gathers over ", to_string(action.axes), ", but reads ", name(), " as ",
-        part.sharded.empty() ? "unsharded" : "sharded over " + to_string(part.sharded));
-    walk.require_that(is_disjoint(part.partial, action.axes), "the gradient of ",
-                      walk.unit_name(part.unit), " in ", name(), " is still to be summed over ",
-                      to_string(part.partial), ": its parts are not all of the same sum");
+        "gathers over ", [&] { return to_string(action.axes); }, ", but reads ", name, " as ",
+        [&] { return walk.sharding_text(part.sharded); });
+    walk.require_that(
+        is_disjoint(part.partial, action.axes), "the gradient of ", walk.unit_name(part.unit),
+        " in ", name, " is still to be summed over ", [&] { return to_string(part.partial); },
+        ": its parts are not all of the same sum");
     walk.require_that(schedule.is_activation(operand.buffer) ||
                           schedule.buffer(operand).format == schedule.buffer(to).format,
-                      "gathers ", name(), " into ", schedule.name_of(to.buffer),
+                      "gathers ", name, " into ", walk.name_of(to.buffer),
                       ", which has another format");
     trainable = trainable || part.role == Role::kParameter;
     frozen = frozen || part.role == Role::kFrozen;
@@ -207,11 +210,11 @@ void all_gather(ContentWalk& walk, const Action& action) {
     walk.require_that(trainable == has_trainable && frozen == has_frozen &&
                           action.reads.size() == (has_trainable && has_frozen ? 2U : 1U),
                       "must gather all parameters of ", walk.unit_name(content.unit), " into ",
-                      schedule.name_of(to.buffer), ", trainable and frozen");
+                      walk.name_of(to.buffer), ", trainable and frozen");
     content.role = Role::kParameter;
   } else {
     walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
-                      schedule.name_of(to.buffer));
+                      walk.name_of(to.buffer));
   }
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
@@ -221,10 +224,11 @@ void reduce_scatter(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   Content content = summed(walk, action, action.reads.front());
   const AxisSet cut = content.sharded | action.axes;
-  walk.require_that(is_disjoint(content.sharded, action.axes) &&
-                        cuts_further(walk.nesting(), content.sharded, cut),
-                    "cannot shard over ", to_string(action.axes), " what is sharded over ",
-                    to_string(content.sharded));
+  walk.require_that(
+      is_disjoint(content.sharded, action.axes) &&
+          cuts_further(walk.nesting(), content.sharded, cut),
+      "cannot shard over ", [&] { return to_string(action.axes); }, " what is ",
+      [&] { return walk.sharding_text(content.sharded); });
   content.sharded = cut;
   require_parts_in_place(walk, action);
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
@@ -236,12 +240,13 @@ void all_reduce(ContentWalk& walk, const Action& action) {
   const Content content = summed(walk, action, action.reads.front());
   walk.require_that(
       action.reads.front().buffer == action.writes.front().buffer && !action.writes.front().adds,
-      "must write the buffer that it reads, ", walk.schedule().name_of(action.reads.front().buffer),
+      "must write the buffer that it reads, ", walk.name_of(action.reads.front().buffer),
       ": it sums in place");
-  walk.require_that(is_disjoint(content.sharded, action.axes), "ranks along ",
-                    to_string(action.axes), " hold different parts of ",
-                    walk.unit_name(content.unit), ", which is sharded over ",
-                    to_string(content.sharded));
+  walk.require_that(
+      is_disjoint(content.sharded, action.axes), "ranks along ",
+      [&] { return to_string(action.axes); }, " hold different parts of ",
+      walk.unit_name(content.unit), ", which is ",
+      [&] { return walk.sharding_text(content.sharded); });
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
   walk.write(action.writes.front(), content);
 }
@@ -257,7 +262,7 @@ void forward(ContentWalk& walk, const Action& action) {
   take_input(walk, action);
   const int buffer = schedule.activation(action.layer, action.micro_step);
   const Operand* const output = find_buffer(action.writes, buffer);
-  if (!walk.require_that(output != nullptr, "must write its output, ", schedule.name_of(buffer))) {
+  if (!walk.require_that(output != nullptr, "must write its output, ", walk.name_of(buffer))) {
     return;
   }
   has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0), 1);
@@ -305,8 +310,8 @@ void backward(ContentWalk& walk, const Action& action) {
                            schedule.activation_gradient(action.layer, action.micro_step)}) {
     const Operand* const operand = find_buffer(action.reads, buffer);
     const bool is_gradient = schedule.role(buffer) == Role::kActivationGradient;
-    if (!walk.require_that(operand != nullptr, "must read ", schedule.name_of(buffer))) return;
-    walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", schedule.name_of(buffer),
+    if (!walk.require_that(operand != nullptr, "must read ", walk.name_of(buffer))) return;
+    walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", walk.name_of(buffer),
                       ", which holds nothing for it at this point");
     Content& content = walk.at(buffer);
     content.kept = false;
@@ -330,8 +335,8 @@ void reshard(ContentWalk& walk, const Action& action) {
 void cast(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   Content content = walk.take(action.reads.front());
-  walk.require_that(content.role == Role::kGradient,
-                    walk.schedule().name_of(action.reads.front().buffer), " holds no gradient");
+  walk.require_that(content.role == Role::kGradient, walk.name_of(action.reads.front().buffer),
+                    " holds no gradient");
   walk.require_that(action.reads.front().buffer != action.writes.front().buffer,
                     "casts a buffer to itself");
   content.open = false;
@@ -343,14 +348,14 @@ void norm_partial(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Content gradient = walk.read(action.reads.front());
   if (!walk.require_that(gradient.valid && gradient.role == Role::kGradient && gradient.unit >= 0,
-                         walk.schedule().name_of(action.reads.front().buffer),
-                         " holds no gradient")) {
+                         walk.name_of(action.reads.front().buffer), " holds no gradient")) {
     return;
   }
   require_complete(walk, gradient);
-  walk.require_that(gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
-                    walk.unit_name(gradient.unit), ", sharded over ", to_string(walk.all_axes()),
-                    ", or elements count more than once in the norm");
+  walk.require_that(
+      gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
+      walk.unit_name(gradient.unit), ", sharded over ", [&] { return to_string(walk.all_axes()); },
+      ", or elements count more than once in the norm");
   char& normed = walk.normed()[static_cast<std::size_t>(gradient.unit)];
   walk.require_that(normed == 0, "the norm of ", walk.unit_name(gradient.unit),
                     " has been taken already");
@@ -404,27 +409,27 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
-    const auto name = [&] { return schedule.name_of(buffer); };
+    const auto name = walk.name_of(buffer);
     if (role == Role::kFrozen) continue;
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
-    if (!walk.require_that(to != nullptr, "must write ", name())) return;
+    if (!walk.require_that(to != nullptr, "must write ", name)) return;
     const auto place = static_cast<std::size_t>(to - action.writes.data()) + 1;
     walk.require_that(place > before, "must write the state of ", walk.unit_name(sum.unit),
                       " in the order of the buffers");
     before = place;
     if (role != Role::kParameter || !has_master) {
-      if (!walk.require_that(from != nullptr, "must read ", name())) return;
+      if (!walk.require_that(from != nullptr, "must read ", name)) return;
       const Content state = walk.read(*from);
-      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name(),
+      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name,
                         " than of the gradient");
     }
     Content state = walk.at(buffer);
-    walk.require_that(state.version == 0, name(), " was updated already");
+    walk.require_that(state.version == 0, name, " was updated already");
     walk.require_that(cuts_further(walk.nesting(), state.sharded, sum.sharded),
-                      "the gradient is not a part of what ", name(), " holds");
+                      "the gradient is not a part of what ", name, " holds");
     walk.require_that(role == Role::kParameter || state.sharded == sum.sharded,
-                      "updates only a part of ", name());
+                      "updates only a part of ", name);
     state.sharded = sum.sharded;
     state.version = 1;
     walk.write(*to, state);

@@ -176,10 +176,13 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
                     operand_list(schedule, action), after});
   }
   out << "\n# Actions in the order of issue: number, lane, operation, layer and micro-step or "
-         "axes,\n"
-         "# buffers read -> written, and the actions that must have finished before. p0=h.1: h.1 in "
-         "slot\n"
-         "# p0; /shard: this rank's part over that axis; +: added to what is there; *: read as well.\n";
+         "axes, "
+         "buffers\n"
+         "# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with "
+         "h.1;\n"
+         "# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: "
+         "read "
+         "as well.\n";
   write_table(out, rows);
 }
 
@@ -198,10 +201,14 @@ std::string to_string(const Schedule& schedule) {
 
 std::string describe(const Schedule& schedule, const Operand& operand) {
   std::string text = operand.adds ? "+" : "";
-  text += operand.buffer < 0 || operand.buffer >= schedule.buffer_count()
-              ? schedule.name_of(operand.buffer)
-              : quote_name(schedule.name_of(operand.buffer));
-  const bool listed = operand.buffer >= 0 && !schedule.is_activation(operand.buffer);
+  const bool exists = operand.buffer >= 0 && operand.buffer < schedule.buffer_count();
+  const bool listed = exists && !schedule.is_activation(operand.buffer);
+  const std::string name = schedule.name_of(operand.buffer);
+  if (listed) {
+    text += quote_name(name);
+  } else {  // "x.LAYER.m0"; of a broken schedule, "?7"
+    text += exists ? name.substr(0, 2) + quote_name(name.substr(2)) : name;
+  }
   if (operand.unit != (listed ? schedule.buffer(operand).unit : -1)) {
     text += '=' + name_of(schedule.units, operand.unit);
   }
