@@ -262,7 +262,8 @@ TEST(Plan, KeepsGradientsInBf16InSlots) {
       EXPECT_EQ(buffer.format, buffer.is_slot() ? reduce_dtype : DType::kFloat32);
     }
     const bool sent = std::ranges::any_of(s.actions, [&](const Action& a) {
-      return is_collective(a) && s.role(a.reads.front().buffer) == Role::kGradient &&
+      return is_collective(a) && !a.reads.empty() &&
+             s.role(a.reads.front().buffer) == Role::kGradient &&
              s.buffer(a.reads.front()).is_slot();
     });
     std::vector<Place> places;

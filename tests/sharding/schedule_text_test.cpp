@@ -317,7 +317,6 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("|  -  ", "|  ", "there is no unit '|'");
   expect_refused("part    h.0  ", "part    h.9  ", "there is no unit 'h.9'");
   expect_refused("|  head embedding", "|  head tail", "there is no layer 'tail'");
-  expect_refused("buffer    p0 ", "buffer    g0 ", "XX");
   expect_refused("buffer    p0 ", "buffer  h.0.frozen ", "the name 'h.0.frozen' is taken");
   expect_refused("master     h.0", "mistress     h.0", "unknown role 'mistress'");
   expect_refused("master     h.0", "activation     h.0", "unknown role 'activation'");
@@ -332,17 +331,18 @@ TEST(ScheduleText, RefusesBadActions) {
   expect_refused(" 2  compute  forward", " 2  passing  forward", "unknown lane 'passing'");
   expect_refused(" 2  compute  forward", " 2  compute  fwd", "unknown operation 'fwd'");
   expect_refused("backward        h.0", "backward        h.9", "there is no layer 'h.9'");
-  expect_refused("backward        h.0 m0", "backward        h.0", "XX");
+  expect_refused("backward        h.0 m0", "backward        h.0",
+                 "'p0=h.0' is not 'm' and a number");
   expect_refused("backward        h.0 m0", "backward        h.0 m", "'m' is not 'm' and a number");
   expect_refused("over replicate  ", "over roads  ", "unknown axis 'roads'");
-  expect_refused("over replicate  ", "over  ", "XX");
-  expect_refused("-> p0=h.0  ", "-> p1=h.0  ", "there is no buffer 'p1'");
-  expect_refused("-> p0=h.0  ", "-> p0=h.9  ", "there is no unit 'h.9'");
-  expect_refused("-> p0=h.0  ", "-> p0=h.0/beam  ", "unknown axis 'beam'");
-  expect_refused("-> p0=h.0  ", "-> x.h.9.m0  ", "there is no layer 'h.9'");
-  expect_refused("-> p0=h.0  ", "-> x.h.0.m1  ", "there is no micro-step 1");
-  expect_refused("-> p0=h.0  ", "-> x.h.0.n0  ", "'n0' is not 'm' and a number");
-  expect_refused("-> p0=h.0  ", "p0=h.0  ", "XXarrow");
+  expect_refused("over replicate  ", "over  ", "unknown axis '->'");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p1=h.0", "there is no buffer 'p1'");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p0=h.9", "there is no unit 'h.9'");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p0=h.0/beam", "unknown axis 'beam'");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.9.m0", "there is no layer 'h.9'");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.0.m1", "there is no micro-step 1");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.0.n0", "'n0' is not 'm' and a number");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen p0=h.0", "'->' is missing at the end");
   expect_refused("after 4 6", "after 4 x", "'x' is not a number");
   expect_refused("after 4 6", "after", "an action is missing at the end");
   expect_refused("after 4 6", "before 4 6", "there is no buffer 'before'");

@@ -229,14 +229,17 @@ class Parser {
     }
     if (line.accept("over")) action.axes = parse_axes(line.take("axes"));
     while (!line.accept("->")) action.reads.push_back(parse_operand(line.take("'->'")));
-    while (!line.done() && !line.accept("after")) {
+    bool waits = false;
+    while (!line.done() && !(waits = line.accept("after"))) {
       std::string_view word = line.take("an operand");
       const bool updated = word.starts_with('*');
       if (updated) word.remove_prefix(1);
       action.writes.push_back(parse_operand(word));
       if (updated) action.reads.push_back(action.writes.back());
     }
-    while (!line.done()) action.waits.push_back(line.number("an action"));
+    while (waits && (action.waits.empty() || !line.done())) {
+      action.waits.push_back(line.number("an action"));
+    }
     schedule_.actions.push_back(std::move(action));
   }
 
