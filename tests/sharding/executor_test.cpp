@@ -273,7 +273,7 @@ TEST(Executor, LeavesNothingInMemory) {
           EXPECT_EQ(member.memory.current(), at_rest) << strategy.name;
         }
         member.executor.reset();
-  member.state.reset();
+        member.state.reset();
         EXPECT_EQ(member.memory.current(), MemoryUse{}) << strategy.name;
       });
     }

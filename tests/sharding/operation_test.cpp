@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "sharding/schedule_edits.h"
 #include "support/tied_chain.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/contents.h"
@@ -244,7 +245,7 @@ TEST_F(ABrokenCopy, BeforeTheSumIsCompleteIsRefused) {
 }
 
 TEST_F(ABrokenCopy, ThatIsLeftOutIsRefused) {
-  copy() = {.operation = &operations::kReshard};
+  schedule_ = without(schedule_, static_cast<int>(&copy() - schedule_.actions.data()));
   EXPECT_THAT(refusal_of(schedule_), HasSubstr("l0.gradient-copy, which holds nothing"));
 }
 

@@ -163,20 +163,23 @@ TEST(Simulate, GathersSlowerThanForwardSetItsPace) {
   constexpr double kSlow = 5.0;  // slower than a forward, faster than a backward
   const TimelineSummary t = run({.depth = 1}, {.unshard = kSlow});
   // Forward: every layer waits for its gather, the last gather is followed by the loss.
-  EXPECT_DOUBLE_EQ(t.step_seconds, kLayers * kSlow + kLossSeconds + (kLayers - 1) * kBackwardSeconds);
+  EXPECT_DOUBLE_EQ(t.step_seconds,
+                   kLayers * kSlow + kLossSeconds + (kLayers - 1) * kBackwardSeconds);
 }
 
 TEST(Simulate, ReductionsSlowerThanBackwardSetItsPace) {
   constexpr double kSlow = 10.0;
   const TimelineSummary t = run({.strategy = "zero2", .depth = 1}, {.reduce = kSlow});
-  EXPECT_DOUBLE_EQ(t.step_seconds, (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * kSlow);
+  EXPECT_DOUBLE_EQ(t.step_seconds,
+                   (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * kSlow);
 }
 
 // The gather of a gradient runs behind its reduction, on the same lane.
 TEST(Simulate, GathersOfGradientsSlowerThanBackwardSetItsPace) {
   const TimelineSummary t = run({.strategy = "hybrid_shard_zero2", .depth = 1},
                                 {.unshard = 2.0, .reduce = 4.0, .gather_gradient = 5.0});
-  EXPECT_DOUBLE_EQ(t.step_seconds, 2.0 + (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * (4.0 + 5.0));
+  EXPECT_DOUBLE_EQ(t.step_seconds,
+                   2.0 + (kLayers - 1) * kForwardSeconds + kLossSeconds + kLayers * (4.0 + 5.0));
 }
 
 TEST(Simulate, UpdatedParametersSlowerThanUpdatesSetTheirPace) {
