@@ -38,6 +38,8 @@ std::atomic<long> registered_collectives{0};
 std::atomic<int> violations{0};
 std::atomic<int> communicators{0};
 
+}  // namespace
+
 /// What outlives the handle, as work on streams does.
 struct CommState {
   explicit CommState(std::filesystem::path folder, int rank, int size)
@@ -46,8 +48,6 @@ struct CommState {
   std::atomic<ncclResult_t> error{ncclSuccess};
   std::atomic<std::uint64_t> ran{0};
 };
-
-}  // namespace
 
 struct ncclComm {
   explicit ncclComm(std::shared_ptr<CommState> of)
