@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/small_layout.h"
@@ -373,28 +375,71 @@ TEST(AccountMemory, HybridsHoldOnePartPerReplica) {
   }
 }
 
-TEST(AccountMemory, HoldsNoGradientThatNobodyWrites) {
-  Schedule s;
-  s.units = {{"a", 64, 0}};
-  s.layers = {{"a", {0}, {0}, {}}};
-  EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 0);
-  s.layers[0].gradients = {0};
-  EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 256);
+TEST(AccountMemory, HoldsNoGradientOfAFrozenUnit) {
+  ModelLayout layout = small_layout(1);
+  std::swap(layout.units[3].trainable, layout.units[3].frozen);
+  layout.layers[3].parameters[0].trainable = false;
+  const Schedule s = plan(layout, {.mesh = {}, .placement = find_strategy("no_shard").placement});
+  const std::int64_t trained = kTrainable - 320;
+  EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 4 * trained);
+  EXPECT_EQ(account_memory(s)[MemoryCategory::kOptimizer], 2 * 4 * trained);
 }
 
 // Allocations count in multiples of 64 bytes, each by itself.
 TEST(AccountMemory, RoundsEveryAllocation) {
+  constexpr DType kBf16 = DType::kBFloat16;
   Schedule s;
-  s.parameter_dtype = DType::kBFloat16;
   s.units = {{"a", 1, 1}, {"b", 0, 33}};
-  s.layers = {{"a", {0, 1}, {0, 1}, {0}}};
-  s.gradient_slots = {1, 17};
+  const auto add = [&](const char* name, Role role, int unit, DType format, std::int64_t numel) {
+    s.buffers.push_back(
+        {.name = name, .role = role, .unit = unit, .format = format, .numel = numel});
+  };
+  add("a.parameter", Role::kParameter, 0, kBf16, 1);
+  add("a.frozen", Role::kFrozen, 0, kBf16, 1);
+  add("b.frozen", Role::kFrozen, 1, kBf16, 33);
+  add("a.master", Role::kMaster, 0, DType::kFloat32, 1);
+  add("a.first-moment", Role::kOptimizer, 0, DType::kFloat32, 16);
+  add("a.second-moment", Role::kOptimizer, 0, DType::kFloat32, 17);
+  add("a.gradient", Role::kGradient, 0, DType::kFloat32, 1);
+  add("p0", Role::kParameter, -1, kBf16, 32);
+  add("g0", Role::kGradient, -1, DType::kFloat32, 1);
+  add("g1", Role::kGradient, -1, DType::kFloat32, 17);
+  add("loss", Role::kScalars, -1, DType::kInt64, 28);  // workspace: a run shows it
   MemoryUse use;
-  use[MemoryCategory::kParameters] = 64 + 64 + 128;  // b has nothing to train: no allocation
+  use[MemoryCategory::kParameters] = 64 + 64 + 128;
+  use[MemoryCategory::kUnshardedParameters] = 64;
   use[MemoryCategory::kGradients] = 64;
   use[MemoryCategory::kUnshardedGradients] = 64 + 128;
-  use[MemoryCategory::kOptimizer] = 3 * 64;
+  use[MemoryCategory::kOptimizer] = 64 + 64 + 128;
   EXPECT_EQ(account_memory(s).bytes, use.bytes);
+}
+
+// Schedules that take turns share the state, and what they name alike: the larger of each.
+TEST(AccountMemory, SchedulesOfOneStateShareTheirBuffers) {
+  const auto planned_for = [](Purpose purpose, int depth) {
+    const Strategy& strategy = find_strategy("full_shard");
+    return plan(small_layout(4), {.purpose = purpose,
+                                  .mesh = {1, 4},
+                                  .placement = strategy.placement,
+                                  .reshard_after_forward = strategy.reshard_after_forward,
+                                  .prefetch_forward = depth,
+                                  .prefetch_backward = depth});
+  };
+  const Schedule train = planned_for(Purpose::kTrain, 1);
+  const Schedule evaluate = planned_for(Purpose::kEvaluate, 1);
+  const Schedule* const both[] = {&train, &evaluate};
+  MemoryUse expected = account_memory(train);
+  std::int64_t& slots = expected[MemoryCategory::kUnshardedParameters];
+  slots = 0;
+  const auto slot_numel = [](const Schedule& s, int number) {
+    const int index = s.find(concat('p', number));
+    return index < 0 ? 0 : s.buffers[static_cast<std::size_t>(index)].numel;
+  };
+  for (int number = 0; number < 8; ++number) {
+    slots += 4 * std::max(slot_numel(train, number), slot_numel(evaluate, number));
+  }
+  EXPECT_EQ(account_memory(both).bytes, expected.bytes);
+  EXPECT_EQ(account_memory(evaluate)[MemoryCategory::kGradients], 0);
 }
 
 }  // namespace

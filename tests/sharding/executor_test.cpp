@@ -8,6 +8,7 @@
 
 #include "support/chain_run.h"
 #include "tessera/collectives/checked_group.h"
+#include "tessera/sharding/operation.h"
 
 // What an executor does beside training well (parity_test.cpp) and failing (executor_failure_test).
 namespace tessera::test {
@@ -239,7 +240,7 @@ TEST(Executor, RefusesAScheduleOfAnotherLayout) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("another layout"));
+    EXPECT_THAT(error.what(), HasSubstr("planned for another state"));
   }
 }
 
@@ -320,14 +321,14 @@ void expect_spans(const Schedule& schedule, const std::vector<ActionSpan>& spans
   std::array<double, kLanes> lane_end{};
   for (std::size_t i = 0; i < whole.size(); ++i) {
     const Action& action = schedule.actions[i];
-    if (action.kind == ActionKind::kReshard) continue;  // only an event
+    if (action.operation == &operations::kReshard) continue;  // only an event
     SCOPED_TRACE(describe(schedule, action));
     ASSERT_EQ(whole[i].action, static_cast<int>(i)) << "no span";
-    EXPECT_EQ(whole[i].lane, alone ? Lane::kCompute : action.lane());
+    EXPECT_EQ(whole[i].lane, alone ? Lane::kCompute : action.lane);
     EXPECT_GE(whole[i].begin, begin);
     EXPECT_LE(whole[i].begin, whole[i].end);
     EXPECT_LE(whole[i].end, end);
-    double& before = lane_end[static_cast<std::size_t>(action.lane())];
+    double& before = lane_end[static_cast<std::size_t>(action.lane)];
     EXPECT_GE(whole[i].begin, before);
     before = whole[i].end;
     for (const int wait : action.waits) {

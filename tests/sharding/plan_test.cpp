@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <map>
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ ModelLayout chain(int units, int world_size) {
   for (int u = 0; u < units; ++u) {
     const std::string name = "h." + std::to_string(u);
     Unit unit{.name = name, .trainable = {}, .frozen = {}};
-    unit.trainable.padded_numel = kFlatAlignment * world_size;
+    unit.trainable = one_tensor(name + ".weight", kFlatAlignment * world_size);
     layout.units.push_back(std::move(unit));
     layout.layers.push_back({name, {{.unit = u, .trainable = true, .tensor = 0}}, true});
   }
@@ -37,14 +38,34 @@ PlanOptions options_for(const std::string& name, const Mesh& mesh) {
           .reshard_after_forward = strategy.reshard_after_forward};
 }
 
-int count(const Schedule& s, Kind kind, AxisSet axes) {
-  return static_cast<int>(std::ranges::count_if(
-      s.actions, [&](const Action& a) { return a.kind == kind && a.axes == axes; }));
+int count(const Schedule& s, const Operation& operation) {
+  return static_cast<int>(
+      std::ranges::count(s.actions, &operation, [](const Action& a) { return a.operation; }));
 }
 
-int count(const Schedule& s, Kind kind) {
+int count(const Schedule& s, const Operation& operation, AxisSet axes) {
+  return static_cast<int>(std::ranges::count_if(
+      s.actions, [&](const Action& a) { return a.operation == &operation && a.axes == axes; }));
+}
+
+/// `is`: unshards, gathers_gradient, ...; see support/action_uses.h.
+int count(const Schedule& s, bool (*is)(const Schedule&, const Action&)) {
   return static_cast<int>(
-      std::ranges::count_if(s.actions, [&](const Action& a) { return a.kind == kind; }));
+      std::ranges::count_if(s.actions, [&](const Action& a) { return is(s, a); }));
+}
+
+int count(const Schedule& s, bool (*is)(const Schedule&, const Action&), AxisSet axes) {
+  return static_cast<int>(std::ranges::count_if(
+      s.actions, [&](const Action& a) { return is(s, a) && a.axes == axes; }));
+}
+
+/// The sizes of the slots for parameters, or for gradients.
+std::vector<std::int64_t> slots(const Schedule& s, Role role) {
+  std::vector<std::int64_t> sizes;
+  for (const ScheduleBuffer& buffer : s.buffers) {
+    if (buffer.is_slot() && buffer.role == role) sizes.push_back(buffer.numel);
+  }
+  return sizes;
 }
 
 constexpr AxisSet kReplicate{Axis::kReplicate};
@@ -128,20 +149,20 @@ TEST(Plan, GathersParametersAsOftenAsTheStrategySays) {
   for (const int depth : {0, 1, 2, 3, 4}) {
     for (const int micro_steps : {1, 2, 3}) {
       SCOPED_TRACE(concat("depth ", depth, ", micro-steps ", micro_steps));
-      const auto unshards = [&](const char* strategy) {
+      const auto gathers = [&](const char* strategy) {
         PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
         options.micro_steps = micro_steps;
         options.prefetch_forward = options.prefetch_backward = depth;
-        return count(plan(chain(kUnits, 4), options), Kind::kUnshard, kShard);
+        return count(plan(chain(kUnits, 4), options), unshards, kShard);
       };
       // The first layer's backward is followed by its next forward: it is kept over the border.
       const int borders = micro_steps - 1;
       // In backward all but the loss layer, the one before (used just before and just after the
       // loss), and those that would be asked for again before the loss lets them go.
       const int kept = 2 + std::max(0, depth - 2);
-      EXPECT_EQ(unshards("full_shard"), micro_steps * (2 * kUnits - kept) - borders);
-      EXPECT_EQ(unshards("shard_grad_op"), micro_steps * kUnits - borders);
-      for (const char* whole : {"no_shard", "zero1", "zero2"}) EXPECT_EQ(unshards(whole), 0);
+      EXPECT_EQ(gathers("full_shard"), micro_steps * (2 * kUnits - kept) - borders);
+      EXPECT_EQ(gathers("shard_grad_op"), micro_steps * kUnits - borders);
+      for (const char* whole : {"no_shard", "zero1", "zero2"}) EXPECT_EQ(gathers(whole), 0);
     }
   }
 }
@@ -163,16 +184,16 @@ TEST(Plan, ReducesGradientsAsOftenAsTheStrategySays) {
         options.accumulate_unsharded = unsharded;
         const Schedule s = plan(chain(kUnits, 4), options);
         const int reduce_scatters = unsharded ? std::min(e.reduce_scatters, 1) : e.reduce_scatters;
-        EXPECT_EQ(count(s, Kind::kReduceScatter), kUnits * reduce_scatters);
-        EXPECT_EQ(count(s, Kind::kAllReduce), kUnits * e.all_reduces);
-        EXPECT_EQ(count(s, Kind::kGatherParameter), kUnits * e.regathers);
-        EXPECT_EQ(count(s, Kind::kGatherGradient), 0);
-        EXPECT_EQ(count(s, Kind::kUpdate), kUnits);
-        EXPECT_EQ(count(s, Kind::kSquares), kUnits);
+        EXPECT_EQ(count(s, operations::kReduceScatter), kUnits * reduce_scatters);
+        EXPECT_EQ(count(s, operations::kAllReduce), kUnits * e.all_reduces);
+        EXPECT_EQ(count(s, gathers_updated), kUnits * e.regathers);
+        EXPECT_EQ(count(s, gathers_gradient), 0);
+        EXPECT_EQ(count(s, operations::kOptimizerStep), kUnits);
+        EXPECT_EQ(count(s, operations::kNormPartial), kUnits);
         // Where gradients stay whole between micro-steps, all but the first are added by hand.
         const bool whole = e.reduce_scatters != micro_steps || unsharded || micro_steps == 1;
         const bool adds = whole && micro_steps > 1;
-        EXPECT_EQ(count(s, Kind::kAccumulate), adds ? kUnits * (micro_steps - 1) : 0);
+        EXPECT_EQ(count(s, accumulates), adds ? kUnits * (micro_steps - 1) : 0);
       }
     }
   }
@@ -191,18 +212,70 @@ TEST(Plan, ReducesFromSlotsWhereGradientsTravelInBf16) {
       options.reduce_dtype = DType::kBFloat16;
       const Schedule s = plan(chain(kUnits, 4), options);
       const bool sums_travel = std::string_view(strategy) == "no_shard";
-      EXPECT_EQ(count(s, Kind::kReduceScatter), kUnits);
-      EXPECT_EQ(count(s, Kind::kAllReduce), 0);
-      EXPECT_EQ(count(s, Kind::kGatherGradient), sums_travel ? kUnits : 0);
-      EXPECT_EQ(count(s, Kind::kAccumulate), micro_steps > 1 ? kUnits * micro_steps : 0);
-      EXPECT_EQ(count(s, Kind::kRound), micro_steps > 1 ? kUnits : 0);
+      EXPECT_EQ(count(s, operations::kReduceScatter), kUnits);
+      EXPECT_EQ(count(s, operations::kAllReduce), 0);
+      EXPECT_EQ(count(s, gathers_gradient), sums_travel ? kUnits : 0);
+      EXPECT_EQ(count(s, accumulates), micro_steps > 1 ? kUnits * micro_steps : 0);
+      EXPECT_EQ(count(s, rounds), micro_steps > 1 ? kUnits : 0);
       for (const Action& a : s.actions) {
-        if (a.kind != Kind::kReduceScatter) continue;
-        EXPECT_GE(a.slot, 0);
-        EXPECT_FALSE(a.accumulate);
+        if (a.operation != &operations::kReduceScatter) continue;
+        EXPECT_TRUE(s.buffer(a.reads.front()).is_slot());
+        EXPECT_EQ(s.buffer(a.reads.front()).format, DType::kBFloat16);
+        EXPECT_EQ(a.writes.front().buffer, gradient_buffer(s, unit_of(a)));
+        EXPECT_FALSE(a.writes.front().adds);
       }
     }
   }
+}
+
+TEST(Plan, ShardsGradientBuffersAsTheReductionDemands) {
+  const auto axes = [](const Placement& placement, ReductionOrder order, bool unsharded) {
+    const Schedule s = plan(chain(2, 4), {.mesh = {2, 2},
+                                          .placement = placement,
+                                          .reduction_order = order,
+                                          .accumulate_unsharded = unsharded});
+    return s.buffers[static_cast<std::size_t>(gradient_buffer(s, 0))].sharded;
+  };
+  const Placement cut{kShard, kShard, kBoth};
+  EXPECT_EQ(axes(cut, ReductionOrder::kRank, false), kBoth);
+  EXPECT_EQ(axes(cut, ReductionOrder::kHierarchical, false), kShard);
+  EXPECT_EQ(axes(cut, ReductionOrder::kHierarchical, true), AxisSet{});
+  EXPECT_EQ(axes(cut, ReductionOrder::kRank, true), AxisSet{});
+  EXPECT_EQ(axes({{}, {}, kShard}, ReductionOrder::kRank, false), AxisSet{});
+}
+
+// Gradient buffers are fp32: what is written in bf16 goes to a slot, and what is sent in bf16
+// leaves one.
+TEST(Plan, KeepsGradientsInBf16InSlots) {
+  struct Place {
+    bool written_to_slot, sent_from_slot;
+    bool operator==(const Place&) const = default;
+  };
+  const auto places_of = [](int ranks, DType reduce_dtype) {
+    const Strategy& strategy = find_strategy("no_shard");
+    const Schedule s = plan(chain(2, ranks), {.mesh = {1, ranks},
+                                              .placement = strategy.placement,
+                                              .reduce_dtype = reduce_dtype,
+                                              .micro_steps = 2});
+    for (const ScheduleBuffer& buffer : s.buffers) {
+      if (buffer.role != Role::kGradient) continue;
+      EXPECT_EQ(buffer.format, buffer.is_slot() ? reduce_dtype : DType::kFloat32);
+    }
+    const bool sent = std::ranges::any_of(s.actions, [&](const Action& a) {
+      return is_collective(a) && s.role(a.reads.front().buffer) == Role::kGradient &&
+             s.buffer(a.reads.front()).is_slot();
+    });
+    std::vector<Place> places;
+    for (const int micro_step : {0, 1}) {
+      const Action& pass = at(s, find_pass(s, operations::kBackward, 0, micro_step));
+      places.push_back({s.buffer(pass.writes.front()).is_slot(), sent && micro_step == 1});
+    }
+    return places;
+  };
+  EXPECT_EQ(places_of(2, DType::kFloat32), (std::vector<Place>{{false, false}, {true, false}}));
+  EXPECT_EQ(places_of(2, DType::kBFloat16), (std::vector<Place>{{true, false}, {true, true}}));
+  // There is nobody to send to.
+  EXPECT_EQ(places_of(1, DType::kBFloat16), (std::vector<Place>{{true, false}, {true, false}}));
 }
 
 TEST(Plan, HybridsReduceOverAllRanksOrInTwoLevels) {
@@ -215,25 +288,25 @@ TEST(Plan, HybridsReduceOverAllRanksOrInTwoLevels) {
   };
   for (const char* strategy : {"hybrid_shard", "hybrid_shard_zero2"}) {
     const Schedule by_rank = planned_on_six(strategy, ReductionOrder::kRank);
-    EXPECT_EQ(count(by_rank, Kind::kReduceScatter, kBoth), kUnits * kMicroSteps);
-    EXPECT_EQ(count(by_rank, Kind::kReduceScatter), kUnits * kMicroSteps);
-    EXPECT_EQ(count(by_rank, Kind::kGatherGradient, kReplicate), kUnits);
-    EXPECT_EQ(count(by_rank, Kind::kAllReduce), 0);
+    EXPECT_EQ(count(by_rank, operations::kReduceScatter, kBoth), kUnits * kMicroSteps);
+    EXPECT_EQ(count(by_rank, operations::kReduceScatter), kUnits * kMicroSteps);
+    EXPECT_EQ(count(by_rank, gathers_gradient, kReplicate), kUnits);
+    EXPECT_EQ(count(by_rank, operations::kAllReduce), 0);
     const Schedule levels = planned_on_six(strategy, ReductionOrder::kHierarchical);
-    EXPECT_EQ(count(levels, Kind::kReduceScatter, kShard), kUnits * kMicroSteps);
-    EXPECT_EQ(count(levels, Kind::kReduceScatter), kUnits * kMicroSteps);
-    EXPECT_EQ(count(levels, Kind::kAllReduce, kReplicate), kUnits);
-    EXPECT_EQ(count(levels, Kind::kGatherGradient), 0);
-    EXPECT_EQ(count(levels, Kind::kGatherParameter), 0);
+    EXPECT_EQ(count(levels, operations::kReduceScatter, kShard), kUnits * kMicroSteps);
+    EXPECT_EQ(count(levels, operations::kReduceScatter), kUnits * kMicroSteps);
+    EXPECT_EQ(count(levels, operations::kAllReduce, kReplicate), kUnits);
+    EXPECT_EQ(count(levels, gathers_gradient), 0);
+    EXPECT_EQ(count(levels, gathers_updated), 0);
   }
   const Schedule by_rank = planned_on_six("hybrid_full_optimizer", ReductionOrder::kRank);
-  EXPECT_EQ(count(by_rank, Kind::kReduceScatter, kBoth), kUnits * kMicroSteps);
-  EXPECT_EQ(count(by_rank, Kind::kGatherGradient), 0);
-  EXPECT_EQ(count(by_rank, Kind::kGatherParameter, kReplicate), kUnits);
+  EXPECT_EQ(count(by_rank, operations::kReduceScatter, kBoth), kUnits * kMicroSteps);
+  EXPECT_EQ(count(by_rank, gathers_gradient), 0);
+  EXPECT_EQ(count(by_rank, gathers_updated, kReplicate), kUnits);
   const Schedule levels = planned_on_six("hybrid_full_optimizer", ReductionOrder::kHierarchical);
-  EXPECT_EQ(count(levels, Kind::kReduceScatter, kShard), kUnits * kMicroSteps);
-  EXPECT_EQ(count(levels, Kind::kReduceScatter, kReplicate), kUnits);
-  EXPECT_EQ(count(levels, Kind::kGatherParameter, kReplicate), kUnits);
+  EXPECT_EQ(count(levels, operations::kReduceScatter, kShard), kUnits * kMicroSteps);
+  EXPECT_EQ(count(levels, operations::kReduceScatter, kReplicate), kUnits);
+  EXPECT_EQ(count(levels, gathers_updated, kReplicate), kUnits);
 }
 
 TEST(Plan, OneRankCommunicatesNothing) {
@@ -243,8 +316,9 @@ TEST(Plan, OneRankCommunicatesNothing) {
     for (const Action& action : s.actions) {
       EXPECT_TRUE(action.axes.empty()) << strategy.name << ": " << describe(s, action);
     }
-    EXPECT_TRUE(s.parameter_slots.empty()) << strategy.name;
-    EXPECT_EQ(count(s, Kind::kCountItems), 1);  // it scales the loss, even if nobody else counts
+    EXPECT_TRUE(slots(s, Role::kParameter).empty()) << strategy.name;
+    EXPECT_EQ(count(s, operations::kCountTokens),
+              1);  // it scales the loss, even if nobody else counts
   }
 }
 
@@ -264,11 +338,12 @@ TEST(Plan, EqualUnitsShareARingOfSlots) {
       const Schedule s = full_shard_chain(depth, micro_steps);
       // A ring of depth + 1, and the layers that are kept over the loss.
       const int kept = 1 + std::max(0, depth - 2);
-      EXPECT_EQ(s.parameter_slots,
+      EXPECT_EQ(slots(s, Role::kParameter),
                 std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1 + kept),
                                           s.units[0].trainable_numel));
-      EXPECT_EQ(s.gradient_slots, std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
-                                                            s.units[0].trainable_numel));
+      EXPECT_EQ(slots(s, Role::kGradient),
+                std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
+                                          s.units[0].trainable_numel));
     }
   }
 }
@@ -281,13 +356,12 @@ TEST(Plan, SmallUnitsSitInBigSlotsAndNeverTheOtherWayRound) {
           largest = std::max(largest, unit.trainable_numel + unit.frozen_numel);
         }
         for (const Action& a : s.actions) {
-          if (a.kind != Kind::kUnshard) continue;
-          const ScheduleUnit& unit = s.units[static_cast<std::size_t>(a.unit)];
-          EXPECT_LE(unit.trainable_numel + unit.frozen_numel,
-                    s.parameter_slots[static_cast<std::size_t>(a.slot)])
+          if (!unshards(s, a)) continue;
+          const ScheduleUnit& unit = s.units[static_cast<std::size_t>(unit_of(a))];
+          EXPECT_LE(unit.trainable_numel + unit.frozen_numel, s.buffer(a.writes.front()).numel)
               << what;
         }
-        for (const std::int64_t slot : s.parameter_slots) EXPECT_LE(slot, largest) << what;
+        for (const std::int64_t slot : slots(s, Role::kParameter)) EXPECT_LE(slot, largest) << what;
       },
       11);
 }
@@ -305,15 +379,15 @@ std::vector<Stay> stays_of(const Schedule& s) {
   std::map<int, std::size_t> open;
   for (int i = 0; i < static_cast<int>(s.actions.size()); ++i) {
     const Action& a = s.actions[static_cast<std::size_t>(i)];
-    if (a.kind == Kind::kUnshard) {
-      open[a.unit] = stays.size();
-      stays.push_back({.unit = a.unit, .unshard = i});
-    } else if (a.kind == Kind::kReshard) {
-      stays[open.at(a.unit)].reshard = i;
+    if (unshards(s, a)) {
+      open[unit_of(a)] = stays.size();
+      stays.push_back({.unit = unit_of(a), .unshard = i});
+    } else if (a.operation == &operations::kReshard) {
+      stays[open.at(unit_of(a))].reshard = i;
     } else if (a.layer >= 0) {
       const ScheduleLayer& layer = s.layers[static_cast<std::size_t>(a.layer)];
       for (const int unit :
-           a.kind == Kind::kBackward ? layer.backward_reads : layer.forward_reads) {
+           a.operation == &operations::kBackward ? layer.backward_reads : layer.forward_reads) {
         Stay& stay = stays[open.at(unit)];
         if (stay.first_use < 0) stay.first_use = i;
       }
@@ -346,8 +420,7 @@ TEST(Plan, InBackwardTheNextGatherIsIssuedBeforeTheReduction) {
     last_gather[static_cast<std::size_t>(stay.unit)] = stay.unshard;
   }
   for (int unit = 1; unit < kUnits; ++unit) {
-    const int reduction =
-        find(s, [&](const Action& a) { return a.kind == Kind::kReduceScatter && a.unit == unit; });
+    const int reduction = find_of(s, operations::kReduceScatter, unit);
     EXPECT_LT(last_gather[static_cast<std::size_t>(unit - 1)], reduction) << to_string(s);
   }
 }
@@ -376,12 +449,13 @@ TEST(Plan, ReductionsInFlightAreBoundedByTheDepth) {
     std::map<int, int> reader;  // slot -> its last reduction
     for (int i = 0; i < static_cast<int>(s.actions.size()); ++i) {
       const Action& a = s.actions[static_cast<std::size_t>(i)];
-      if (a.kind != Kind::kReduceScatter) continue;
+      if (a.operation != &operations::kReduceScatter) continue;
+      const int slot = slot_of(s, a);
       const auto number = static_cast<int>(reductions.size());
-      if (reader.contains(a.slot)) {
-        EXPECT_EQ(number - reader[a.slot], depth + 1);
+      if (reader.contains(slot)) {
+        EXPECT_EQ(number - reader[slot], depth + 1);
       }
-      reader[a.slot] = number;
+      reader[slot] = number;
       reductions.push_back(i);
     }
     EXPECT_EQ(reductions.size(), 2U * kUnits);
@@ -406,6 +480,25 @@ TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
   EXPECT_EQ(actions(96, 16384), actions(24, 16384) + 72 * per_layer);
   EXPECT_EQ(actions(960, 16384), actions(24, 16384) + 936 * per_layer);
   EXPECT_EQ(actions(96, 2), actions(96, 16384));
+}
+
+// Of this process's time, not the clock's: a machine may be busy. It takes about 1 ms
+// (bench/plan_bench.cpp); with sanitizers, ten times as long.
+TEST(Plan, PlanningAndValidatingALargeStepTakesMilliseconds) {
+  const ModelLayout layout = chain(96, 16384);
+  PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 16384});
+  double best_ms = 1e9;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const std::clock_t begin = std::clock();
+    ASSERT_EQ(text_of(validate(plan(layout, options))), "");
+    best_ms = std::min(best_ms, 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+  }
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  constexpr double kMost = 200.0;
+#else
+  constexpr double kMost = 10.0;
+#endif
+  EXPECT_LT(best_ms, kMost);
 }
 
 // --- Refusals ---

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/action_uses.h"
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -95,7 +96,37 @@ inline int find(const Schedule& s, const std::function<bool(const Action&)>& wan
   return static_cast<int>(found - s.actions.begin());
 }
 
+/// `is`: unshards, gathers_gradient, ...; see support/action_uses.h.
+inline int find(const Schedule& s, bool (*is)(const Schedule&, const Action&), int occurrence = 0) {
+  return find(s, [&](const Action& action) { return is(s, action) && occurrence-- == 0; });
+}
+
+/// The operation's action on a unit.
+inline int find_of(const Schedule& s, const Operation& operation, int unit) {
+  return find(s, [&](const Action& a) { return a.operation == &operation && unit_of(a) == unit; });
+}
+
+/// A layer's pass in a micro-step.
+inline int find_pass(const Schedule& s, const Operation& operation, int layer, int micro_step = 0) {
+  return find(s, [&](const Action& a) {
+    return a.operation == &operation && a.layer == layer && a.micro_step == micro_step;
+  });
+}
+
 inline Action& at(Schedule& s, int index) { return s.actions[static_cast<std::size_t>(index)]; }
+inline const Action& at(const Schedule& s, int index) {
+  return s.actions[static_cast<std::size_t>(index)];
+}
+
+/// The buffer of this name.
+inline ScheduleBuffer& buffer(Schedule& s, const std::string& name) {
+  const int index = s.find(name);
+  EXPECT_GE(index, 0) << name;
+  return s.buffers[static_cast<std::size_t>(std::max(index, 0))];
+}
+
+/// The index of a unit's gradient buffer.
+inline int gradient_buffer(const Schedule& s, int unit) { return s.find(Role::kGradient, unit); }
 
 // Renumbers waits after actions moved: `new_index[i]` is where action i is now, -1 if gone.
 inline void renumber(Schedule& s, const std::vector<int>& new_index) {

@@ -13,51 +13,101 @@ using ::testing::HasSubstr;
 
 // Two units on two ranks, as full_shard would train them; not a complete step.
 Schedule small_schedule() {
+  using namespace operations;  // NOLINT: rows of the table
+  constexpr AxisSet kShard{Axis::kShard};
+  constexpr DType kBf16 = DType::kBFloat16;
+  constexpr DType kFp32 = DType::kFloat32;
+  constexpr DType kInt64 = DType::kInt64;
   Schedule s;
   s.mesh = {.replicate = 1, .shard = 2};
-  s.placement = {{Axis::kShard}, {Axis::kShard}, {Axis::kShard}};
-  s.parameter_dtype = DType::kBFloat16;
+  s.placement = {kShard, kShard, kShard};
+  s.parameter_dtype = kBf16;
   s.recompute = Recompute::kSelective;
-  s.units = {{"embedding", 1280, 0}, {"h.0", 128, 256}};
+  s.units = {{"embedding", 1280, 0, {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}},
+             {"h.0", 128, 256, {{"h.0.weight", 4, {1}}}}};
   s.layers = {{"embedding", {0}, {}, {0}}, {"h.0", {1}, {1}, {1}}, {"head", {0}, {0}, {0}}};
-  s.parameter_slots = {1280, 384};
-  s.gradient_slots = {1280};
-  s.gradient_targets = {{0, 0, 0}, {1, 0, -1}};
+  s.buffers = {{"embedding.parameter", Role::kParameter, 0, kBf16, kShard, 640, true},
+               {"h.0.parameter", Role::kParameter, 1, kBf16, kShard, 64, true},
+               {"h.0.frozen", Role::kFrozen, 1, kBf16, kShard, 128, true},
+               {"h.0.master", Role::kMaster, 1, kFp32, kShard, 64, true},
+               {"h.0.momentum", Role::kOptimizer, 1, kFp32, kShard, 64, true},
+               {"h.0.gradient", Role::kGradient, 1, kFp32, kShard, 64},
+               {"p0", Role::kParameter, -1, kBf16, {}, 1280},
+               {"g0", Role::kGradient, -1, kBf16, {}, 1280},
+               {"tokens", Role::kScalars, -1, kInt64, {}, 1},
+               {"loss", Role::kScalars, -1, kInt64, {}, 28},
+               {"norm", Role::kScalars, -1, kInt64, {}, 28},
+               {"results", Role::kScalars, -1, DType::kFloat64, {}, 2}};
+  enum : int { kEmbedding, kParameter, kFrozen, kMaster, kMomentum, kGradient };
+  enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans };
+  const auto x = [&](int layer) { return Operand{.buffer = s.activation(layer, 0)}; };
+  const auto d = [&](int layer) { return Operand{.buffer = s.activation_gradient(layer, 0)}; };
+  const auto scalar = [](int buffer, bool adds = false) { return Operand{buffer, -1, {}, adds}; };
+  const Operand gradient{kGradient, 1, kShard};
   s.actions = {
-      {.kind = ActionKind::kCountItems},
-      {.kind = ActionKind::kUnshard, .unit = 0, .micro_step = 0, .slot = 0, .axes = {Axis::kShard}},
-      {.kind = ActionKind::kForward, .layer = 0, .micro_step = 0, .waits = {1}},
-      {.kind = ActionKind::kLoss, .layer = 2, .micro_step = 0, .waits = {0}},
-      {.kind = ActionKind::kBackward, .layer = 1, .micro_step = 0},
-      {.kind = ActionKind::kReshard, .unit = 1, .micro_step = 0, .slot = 1},
-      {.kind = ActionKind::kAccumulate, .unit = 0, .micro_step = 0, .slot = 0},
-      {.kind = ActionKind::kReduceScatter,
-       .unit = 0,
+      {.operation = &kCountTokens,
+       .lane = Lane::kReduce,
+       .writes = {scalar(kTokens), scalar(kLossSum), scalar(kNorm)}},
+      {.operation = &kAllGather,
+       .lane = Lane::kGather,
+       .reads = {{kParameter, 1, kShard}, {kFrozen, 1, kShard}},
+       .writes = {{kP0, 1}},
+       .axes = kShard},
+      {.operation = &kForward,
+       .reads = {{kP0, 1}, x(0)},
+       .writes = {x(1)},
+       .layer = 1,
        .micro_step = 0,
-       .slot = 0,
-       .axes = {Axis::kShard},
-       .accumulate = true,
+       .waits = {1}},
+      {.operation = &kForwardLoss,
+       .reads = {{kEmbedding, 0}, x(1)},
+       .writes = {scalar(kLossSum, true)},
+       .layer = 2,
+       .micro_step = 0,
+       .waits = {0}},
+      {.operation = &kBackward,
+       .reads = {{kP0, 1}, x(1), d(1)},
+       .writes = {{kG0, 1, {}, true}, d(0)},
+       .layer = 1,
+       .micro_step = 0},
+      {.operation = &kReshard, .writes = {{kP0, 1}}},
+      {.operation = &kCast, .reads = {{kG0, 1}}, .writes = {{kGradient, 1, {}, true}}},
+      {.operation = &kReduceScatter,
+       .lane = Lane::kReduce,
+       .reads = {{kG0, 1}},
+       .writes = {{kGradient, 1, kShard, true}},
+       .axes = kShard,
        .waits = {4, 6}},
-      {.kind = ActionKind::kReduceScatter, .unit = 1, .micro_step = 0, .axes = {Axis::kShard}},
-      {.kind = ActionKind::kAllReduce, .unit = 1, .micro_step = 0, .axes = {Axis::kReplicate}},
-      {.kind = ActionKind::kGatherGradient, .unit = 1, .micro_step = 0, .axes = {Axis::kReplicate}},
-      {.kind = ActionKind::kSquares, .unit = 1},
-      {.kind = ActionKind::kExchange, .waits = {3}},
-      {.kind = ActionKind::kUpdate, .unit = 1, .waits = {12}},
-      {.kind = ActionKind::kGatherParameter, .unit = 1, .axes = {Axis::kShard}, .waits = {13}},
+      {.operation = &kAllReduce,
+       .lane = Lane::kReduce,
+       .reads = {gradient},
+       .writes = {gradient},
+       .axes = {Axis::kReplicate}},
+      {.operation = &kNormPartial,
+       .lane = Lane::kReduce,
+       .reads = {gradient},
+       .writes = {scalar(kNorm, true)}},
+      {.operation = &kResults,
+       .lane = Lane::kReduce,
+       .reads = {scalar(kTokens), scalar(kLossSum), scalar(kNorm)},
+       .writes = {scalar(kMeans)},
+       .waits = {3}},
+      {.operation = &kOptimizerStep,
+       .reads = {gradient, scalar(kMeans), {kMaster, 1, kShard}, {kMomentum, 1, kShard}},
+       .writes = {{kParameter, 1, kShard}, {kMaster, 1, kShard}, {kMomentum, 1, kShard}},
+       .waits = {10}},
   };
   return s;
 }
 
-constexpr std::string_view kSmallText = R"(schedule 1
+constexpr std::string_view kSmallText = R"(schedule 2
 
+purpose               train
 mesh                  replicate 1 shard 2
 parameter             over shard in bf16
-gradient              over shard in fp32
+gradient              over shard
 optimizer             over shard
-reduction_order       rank
 micro_steps           1
-accumulate_unsharded  no
 recompute             selective
 first_backward_layer  0
 
@@ -72,33 +122,43 @@ layer    embedding  |  embedding      |  -               |  embedding
 layer    h.0        |  h.0            |  h.0             |  h.0
 layer    head       |  embedding      |  embedding       |  embedding
 
-# Buffers for whole units, p: parameters, g: gradients; in elements.
-slot  p0  1280
-slot  p1   384
-slot  g0  1280
+# Tensors of a unit whose gradients come from the same layers, in order of backward.
+# part  unit       first tensor  tensors     layers
+part    embedding  wte                 1  |  head embedding
+part    embedding  wpe                 1  |  embedding
+part    h.0        h.0.weight          4  |  h.0
 
-# Where backward writes a unit's gradient in a micro-step.
-target  embedding  m0  -> g0
-target  h.0        m0  -> buffer
+# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, which
+# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.
+# buffer  name                 role       unit       format  sharded  numel  kept
+buffer    embedding.parameter  parameter  embedding  bf16    shard      640  persistent
+buffer    h.0.parameter        parameter  h.0        bf16    shard       64  persistent
+buffer    h.0.frozen           frozen     h.0        bf16    shard      128  persistent
+buffer    h.0.master           master     h.0        fp32    shard       64  persistent
+buffer    h.0.momentum         optimizer  h.0        fp32    shard       64  persistent
+buffer    h.0.gradient         gradient   h.0        fp32    shard       64  step
+buffer    p0                   parameter  -          bf16    none      1280  step
+buffer    g0                   gradient   -          bf16    none      1280  step
+buffer    tokens               scalars    -          int64   none         1  step
+buffer    loss                 scalars    -          int64   none        28  step
+buffer    norm                 scalars    -          int64   none        28  step
+buffer    results              scalars    -          fp64    none         2  step
 
-# Actions in the order of issue: number, lane, kind, unit or layer, micro-step, slot
-# written (->), read (<-) or released (free), axes, and the actions that must have
-# finished before.
- 0  reduce   count-items
- 1  gather   unshard           embedding  m0  -> p0      over shard
- 2  compute  forward           embedding  m0                                         after 1
- 3  compute  loss              head       m0                                         after 0
- 4  compute  backward          h.0        m0
- 5  compute  reshard           h.0        m0  free p1
- 6  compute  accumulate        embedding  m0  <- g0
- 7  reduce   reduce-scatter    embedding  m0  <- g0      over shard      accumulate  after 4 6
- 8  reduce   reduce-scatter    h.0        m0  <- buffer  over shard
- 9  reduce   all-reduce        h.0        m0             over replicate
-10  reduce   gather-gradient   h.0        m0             over replicate
-11  reduce   squares           h.0
-12  reduce   exchange                                                                after 3
-13  compute  update            h.0                                                   after 12
-14  gather   gather-parameter  h.0                       over shard                  after 13
+# Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
+# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with h.1;
+# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: read as well.
+ 0  reduce   count-tokens                    -> tokens loss norm
+ 1  gather   all-gather      over shard      h.0.parameter h.0.frozen -> p0=h.0
+ 2  compute  forward         h.0 m0          p0=h.0 x.embedding.m0 -> x.h.0.m0           after 1
+ 3  compute  forward-loss    head m0         embedding.parameter/none x.h.0.m0 -> +loss  after 0
+ 4  compute  backward        h.0 m0          p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0
+ 5  compute  reshard                         -> p0=h.0
+ 6  compute  cast                            g0=h.0 -> +h.0.gradient/none
+ 7  reduce   reduce-scatter  over shard      g0=h.0 -> +h.0.gradient                     after 4 6
+ 8  reduce   all-reduce      over replicate  -> *h.0.gradient
+ 9  reduce   norm-partial                    h.0.gradient -> +norm
+10  reduce   results                         tokens loss norm -> results                 after 3
+11  compute  optimizer-step                  h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum  after 10
 )";
 
 TEST(ScheduleText, IsReadable) { EXPECT_EQ(to_string(small_schedule()), kSmallText); }
@@ -120,10 +180,9 @@ TEST(ScheduleText, HeadersReadBack) {
   Schedule s;
   s.mesh = {.replicate = 3, .shard = 5};
   s.placement = {{}, {Axis::kShard}, {Axis::kReplicate, Axis::kShard}};
-  s.reduction_order = ReductionOrder::kHierarchical;
-  s.reduce_dtype = DType::kBFloat16;
+  s.purpose = Purpose::kEvaluate;
+  s.parameter_dtype = DType::kBFloat16;
   s.micro_steps = 7;
-  s.accumulate_unsharded = true;
   s.first_backward_layer = 2;
   for (const Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     s.recompute = r;
@@ -131,22 +190,43 @@ TEST(ScheduleText, HeadersReadBack) {
   }
 }
 
-TEST(ScheduleText, AnyNameReadsBack) {
+Schedule with_odd_names() {
   Schedule s;
-  for (const char* name : {"-", "|", "?3", "?", "#", "->", "over", "after", "m0", "0", "\\", "\\2d",
-                           "two words", "", "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f", " "}) {
+  for (const char* name :
+       {"-", "|",  "?3",         "?",         "#",  "->",   "over",         "after", "m0",
+        "0", "\\", "\\2d",       "two words", "",   "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f",
+        " ", "+",  "+a=b/shard", "*",         "*x", "x.",   "d.m0",         "x..m0"}) {
     const int unit = static_cast<int>(s.units.size());
-    s.units.push_back({name, 64, 0});
+    s.units.push_back({name, 64, 0, {{name, 1, {unit}}}});
     s.layers.push_back({name, {unit}, {unit}, {unit}});
-    s.actions.push_back({.kind = ActionKind::kForward, .layer = unit, .micro_step = 0});
-    s.actions.push_back({.kind = ActionKind::kUpdate, .unit = unit, .waits = {0}});
-    s.gradient_targets.push_back({unit, 0, -1});
+    s.buffers.push_back({.name = name, .role = Role::kParameter, .unit = unit, .numel = 64});
+  }
+  s.buffers.push_back({.name = "p0", .role = Role::kParameter, .numel = 64});
+  const int slot = s.find("p0");
+  for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
+    s.actions.push_back({.operation = &operations::kForward,
+                         .reads = {{unit, unit}, {slot, unit}},
+                         .writes = {{.buffer = s.activation(unit, 0)}},
+                         .layer = unit,
+                         .micro_step = 0});
+    s.actions.push_back({.operation = &operations::kOptimizerStep,
+                         .writes = {{unit, unit, {Axis::kShard}, true}},
+                         .waits = {0}});
   }
   s.layers.push_back({"everything", {}, {}, {}});
   for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
     s.layers.back().forward_reads.push_back(unit);
     s.layers.back().gradients.push_back(unit);
   }
+  // Activations come after all buffers and layers.
+  for (Action& action : s.actions) {
+    if (action.layer >= 0) action.writes = {{.buffer = s.activation(action.layer, 0)}};
+  }
+  return s;
+}
+
+TEST(ScheduleText, AnyNameReadsBack) {
+  const Schedule s = with_odd_names();
   EXPECT_EQ(parse_schedule(to_string(s)), s) << to_string(s);
 }
 
@@ -166,10 +246,15 @@ TEST(ScheduleText, BlanksAndCommentsDoNotMatter) {
 
 TEST(ScheduleText, PrintsBrokenSchedules) {
   Schedule s;
-  s.actions = {{.kind = ActionKind::kForward, .layer = 4, .micro_step = 0},
-               {.kind = ActionKind::kUpdate, .unit = -1}};
-  EXPECT_THAT(to_string(s), HasSubstr("forward  ?4"));
-  EXPECT_THAT(to_string(s), HasSubstr("update   ?-1"));
+  s.buffers = {{.name = "p0", .role = Role::kParameter}};
+  s.actions = {{.operation = &operations::kForward, .layer = 4, .micro_step = 0},
+               {.operation = &operations::kReshard, .writes = {{0, 3}}},
+               {.operation = &operations::kReshard, .writes = {{.buffer = 8}}},
+               {}};
+  EXPECT_THAT(to_string(s), HasSubstr("forward  ?4 m0  ->"));
+  EXPECT_THAT(to_string(s), HasSubstr("reshard         -> p0=?3"));
+  EXPECT_THAT(to_string(s), HasSubstr("reshard         -> ?8"));
+  EXPECT_THAT(to_string(s), HasSubstr("3  compute  nothing         ->"));
   EXPECT_THROW(parse_schedule(to_string(s)), Error);
 }
 
@@ -192,9 +277,10 @@ void expect_refused(const std::string& replaced, const std::string& by, const st
 }
 
 TEST(ScheduleText, RefusesBadHeaders) {
-  expect_refused("schedule 1", "schedule 2", "'2' where '1' belongs");
-  expect_refused("schedule 1", "mesh", "'mesh' where 'schedule' belongs");
+  expect_refused("schedule 2", "schedule 1", "'1' where '2' belongs");
+  expect_refused("schedule 2", "mesh", "'mesh' where 'schedule' belongs");
   expect_refused("mesh  ", "mush  ", "unknown keyword 'mush'");
+  expect_refused("purpose               train", "purpose pleasure", "unknown purpose 'pleasure'");
   expect_refused("replicate 1 shard 2", "replicate 1", "'shard' is missing at the end");
   expect_refused("replicate 1 shard 2", "replicate x shard 2", "'x' is not a number");
   expect_refused("replicate 1 shard 2", "replicate -1 shard 2", "'-1' is not a number");
@@ -203,8 +289,6 @@ TEST(ScheduleText, RefusesBadHeaders) {
                  "a mesh of 1000000000 x 4 ranks is too large");
   expect_refused("over shard in bf16", "over shards in bf16", "unknown axis 'shards'");
   expect_refused("over shard in bf16", "over shard in bf17", "unknown dtype 'bf17'");
-  expect_refused("reduction_order       rank", "reduction_order chaos", "'chaos'");
-  expect_refused("accumulate_unsharded  no", "accumulate_unsharded perhaps", "'perhaps'");
   expect_refused("selective", "some", "unknown recomputation 'some'");
   expect_refused("micro_steps           1", "micro_steps 1 2", "'2' is one word too many");
   expect_refused("recompute   ", "micro_steps 1\nmesh ", "'micro_steps' is given twice");
@@ -219,7 +303,7 @@ TEST(ScheduleText, RefusesTextsThatEndEarly) {
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("line 10 of the schedule: the text ends without 'recompute'"));
+                HasSubstr("line 9 of the schedule: the text ends without 'recompute'"));
   }
 }
 
@@ -231,87 +315,59 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("|  -               |  embedding", "|  -", "'|' is missing at the end");
   expect_refused("|  -  ", "|  - h.0  ", "'h.0' where '|' belongs");
   expect_refused("|  -  ", "|  ", "there is no unit '|'");
-  expect_refused("slot  p1", "slot  p2", "slot p2 is out of order: 1 is next");
-  expect_refused("slot  p1", "slot  q1", "'q1' is not 'g' and a number");
-  expect_refused("-> buffer", "-> p0", "'p0' is not 'g' and a number");
-  expect_refused("-> buffer", "buffer", "'buffer' where '->' belongs");
+  expect_refused("part    h.0  ", "part    h.9  ", "there is no unit 'h.9'");
+  expect_refused("|  head embedding", "|  head tail", "there is no layer 'tail'");
+  expect_refused("buffer    p0 ", "buffer    g0 ", "XX");
+  expect_refused("buffer    p0 ", "buffer  h.0.frozen ", "the name 'h.0.frozen' is taken");
+  expect_refused("master     h.0", "mistress     h.0", "unknown role 'mistress'");
+  expect_refused("master     h.0", "activation     h.0", "unknown role 'activation'");
+  expect_refused("master     h.0", "master     h.1", "there is no unit 'h.1'");
+  expect_refused("1280  step", "1280  now", "'now' where 'step' belongs");
+  expect_refused("1280  step", "1280", "'step' is missing at the end");
 }
 
 TEST(ScheduleText, RefusesBadActions) {
   expect_refused(" 2  compute  forward", " 3  compute  forward",
                  "action 3 is out of order: 2 is next");
-  expect_refused(" 2  compute  forward", " 2  gather  forward", "forward runs on lane compute");
-  expect_refused(" 2  compute  forward", " 2  compute  fwd", "unknown kind of action 'fwd'");
-  expect_refused("backward          h.0", "backward          h.9", "there is no layer 'h.9'");
-  expect_refused("update            h.0", "update            head", "there is no unit 'head'");
-  expect_refused("-> p0      over shard", "-> g0      over shard", "'g0' is not 'p' and a number");
-  expect_refused("free p1", "free", "a slot is missing at the end");
+  expect_refused(" 2  compute  forward", " 2  passing  forward", "unknown lane 'passing'");
+  expect_refused(" 2  compute  forward", " 2  compute  fwd", "unknown operation 'fwd'");
+  expect_refused("backward        h.0", "backward        h.9", "there is no layer 'h.9'");
+  expect_refused("backward        h.0 m0", "backward        h.0", "XX");
+  expect_refused("backward        h.0 m0", "backward        h.0 m", "'m' is not 'm' and a number");
+  expect_refused("over replicate  ", "over roads  ", "unknown axis 'roads'");
+  expect_refused("over replicate  ", "over  ", "XX");
+  expect_refused("-> p0=h.0  ", "-> p1=h.0  ", "there is no buffer 'p1'");
+  expect_refused("-> p0=h.0  ", "-> p0=h.9  ", "there is no unit 'h.9'");
+  expect_refused("-> p0=h.0  ", "-> p0=h.0/beam  ", "unknown axis 'beam'");
+  expect_refused("-> p0=h.0  ", "-> x.h.9.m0  ", "there is no layer 'h.9'");
+  expect_refused("-> p0=h.0  ", "-> x.h.0.m1  ", "there is no micro-step 1");
+  expect_refused("-> p0=h.0  ", "-> x.h.0.n0  ", "'n0' is not 'm' and a number");
+  expect_refused("-> p0=h.0  ", "p0=h.0  ", "XXarrow");
   expect_refused("after 4 6", "after 4 x", "'x' is not a number");
   expect_refused("after 4 6", "after", "an action is missing at the end");
-  expect_refused("after 4 6", "before 4 6", "'before' is one word too many");
+  expect_refused("after 4 6", "before 4 6", "there is no buffer 'before'");
+  const std::size_t first = kSmallText.find(" 0  reduce");
+  const std::string late = std::string(kSmallText) + "buffer late scalars - fp32 none 1 step\n";
+  ASSERT_NE(first, kSmallText.npos);
+  EXPECT_THROW(parse_schedule(late), Error);
 }
 
 TEST(ScheduleText, DescribesActions) {
   const Schedule s = small_schedule();
   std::vector<std::string> lines;
   for (const Action& action : s.actions) lines.push_back(describe(s, action));
-  EXPECT_THAT(lines,
-              ::testing::ElementsAre(
-                  "count-items", "unshard embedding over shard -> p0, m0", "forward embedding, m0",
-                  "loss head, m0", "backward h.0, m0", "reshard h.0, slot p1, m0",
-                  "accumulate embedding, slot g0 -> gradient, m0",
-                  "reduce-scatter embedding over shard, slot g0 added to gradient, m0",
-                  "reduce-scatter h.0 over shard, in the gradient buffer, m0",
-                  "all-reduce h.0 over replicate, m0", "gather-gradient h.0 over replicate, m0",
-                  "squares h.0", "exchange", "update h.0", "gather-parameter h.0 over shard"));
-}
-
-TEST(ScheduleText, DescribesHowSumsAreSent) {
-  const Schedule s = small_schedule();
-  const auto text = [&](const Action& action) { return describe(s, action); };
-  EXPECT_EQ(text({.kind = ActionKind::kAccumulate, .unit = 1, .micro_step = 2, .slot = 0}),
-            "accumulate h.0, slot g0 added to gradient, m2");
-  EXPECT_EQ(text({.kind = ActionKind::kRound, .unit = 1, .micro_step = 2, .slot = 0}),
-            "round h.0, gradient -> slot g0, m2");
-}
-
-TEST(Schedule, KnowsWhereGradientsGo) {
-  Schedule s = small_schedule();
-  EXPECT_EQ(s.gradient_slot(0, 0), 0);
-  EXPECT_EQ(s.gradient_slot(1, 0), -1);
-  EXPECT_THROW(s.gradient_slot(1, 1), Error);
-}
-
-TEST(Schedule, CutsGradientBuffersAsTheReductionDemands) {
-  Schedule s;
-  const AxisSet shard{Axis::kShard};
-  const AxisSet both{Axis::kReplicate, Axis::kShard};
-  s.placement = {shard, shard, both};
-  EXPECT_EQ(s.gradient_buffer_axes(), both);
-  s.reduction_order = ReductionOrder::kHierarchical;
-  EXPECT_EQ(s.gradient_buffer_axes(), shard);
-  s.accumulate_unsharded = true;
-  EXPECT_EQ(s.gradient_buffer_axes(), AxisSet{});
-  s.accumulate_unsharded = false;
-  s.placement = {{}, {}, shard};
-  EXPECT_EQ(s.gradient_buffer_axes(), AxisSet{});
-}
-
-// Buffers are fp32: what is written in bf16 goes to a slot, and what is sent in bf16 leaves one.
-TEST(Schedule, KeepsGradientsInBf16InSlots) {
-  Schedule s;
-  s.mesh = {.replicate = 1, .shard = 2};
-  s.micro_steps = 2;
-  EXPECT_FALSE(s.writes_to_slots(0));
-  EXPECT_TRUE(s.writes_to_slots(1));
-  EXPECT_FALSE(s.sends_from_slots(1));
-  s.reduce_dtype = DType::kBFloat16;
-  EXPECT_TRUE(s.writes_to_slots(0));
-  EXPECT_FALSE(s.sends_from_slots(0));
-  EXPECT_TRUE(s.sends_from_slots(1));
-  s.mesh.shard = 1;  // there is nobody to send to
-  EXPECT_TRUE(s.writes_to_slots(0));
-  EXPECT_FALSE(s.sends_from_slots(1));
+  EXPECT_THAT(
+      lines,
+      ::testing::ElementsAre(
+          "count-tokens -> tokens loss norm",
+          "all-gather over shard h.0.parameter h.0.frozen -> p0=h.0",
+          "forward h.0 m0 p0=h.0 x.embedding.m0 -> x.h.0.m0",
+          "forward-loss head m0 embedding.parameter/none x.h.0.m0 -> +loss",
+          "backward h.0 m0 p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0", "reshard -> p0=h.0",
+          "cast g0=h.0 -> +h.0.gradient/none", "reduce-scatter over shard g0=h.0 -> +h.0.gradient",
+          "all-reduce over replicate -> *h.0.gradient", "norm-partial h.0.gradient -> +norm",
+          "results tokens loss norm -> results",
+          "optimizer-step h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum"));
 }
 
 }  // namespace

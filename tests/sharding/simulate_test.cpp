@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "support/action_uses.h"
 #include "support/chain_run.h"
 
 // Step time and exposed communication in virtual time, in closed form. The model is a chain of
@@ -25,27 +26,20 @@ struct Costs {
   double regather = 0.0;
 
   double of(const Schedule& schedule, const Action& action) const {
-    switch (action.kind) {
-      case ActionKind::kForward:
-        return kForward;
-      case ActionKind::kLoss:
-        return kLoss;
-      case ActionKind::kBackward:
-        return kBackward + (schedule.recompute == Recompute::kFull ? kForward : 0.0);
-      case ActionKind::kUnshard:
-        return action.unit % 2 == 1 && unshard_odd >= 0.0 ? unshard_odd : unshard;
-      case ActionKind::kReduceScatter:
-      case ActionKind::kAllReduce:
-        return reduce;
-      case ActionKind::kGatherGradient:
-        return gather_gradient;
-      case ActionKind::kUpdate:
-        return update;
-      case ActionKind::kGatherParameter:
-        return regather;
-      default:
-        return 0.0;
+    if (action.operation == &operations::kForward) return kForward;
+    if (action.operation == &operations::kLoss) return kLoss;
+    if (action.operation == &operations::kBackward) {
+      return kBackward + (schedule.recompute == Recompute::kFull ? kForward : 0.0);
     }
+    if (unshards(schedule, action)) {
+      return unit_of(action) % 2 == 1 && unshard_odd >= 0.0 ? unshard_odd : unshard;
+    }
+    if (gathers_gradient(schedule, action)) return gather_gradient;
+    if (gathers_updated(schedule, action)) return regather;
+    if (action.operation == &operations::kReduceScatter ||
+        action.operation == &operations::kAllReduce)
+      return reduce;
+    return action.operation == &operations::kOptimizerStep ? update : 0.0;
   }
 };
 

@@ -10,8 +10,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using namespace test;  // NOLINT: plans and edits
-using Kind = ActionKind;
+using namespace test;        // NOLINT: plans and edits
+using namespace operations;  // NOLINT: rows of the table
 
 TEST(Validate, AcceptsWhateverThePlannerMakes) {
   int plans = 0;
@@ -26,9 +26,9 @@ TEST(Validate, AcceptsWhateverThePlannerMakes) {
 TEST(Validate, FindsEverySingleMissingWait) {
   std::int64_t dropped = 0;
   for_each_plan([&](const Schedule& s, const std::string& what) {
+    Schedule mutant = s;
     for (std::size_t i = 0; i < s.actions.size(); ++i) {
       for (std::size_t w = 0; w < s.actions[i].waits.size(); ++w) {
-        Schedule mutant = s;
         auto& waits = mutant.actions[i].waits;
         waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
         ++dropped;
@@ -36,6 +36,7 @@ TEST(Validate, FindsEverySingleMissingWait) {
             << what << ": action " << i << " does not need to wait for " << s.actions[i].waits[w]
             << '\n'
             << to_string(s);
+        waits = s.actions[i].waits;
       }
     }
   });
@@ -56,20 +57,39 @@ TEST(Validate, FindsEverySingleMissingAction) {
 
 TEST(ValidateHappensBefore, NamesBothSides) {
   Schedule s = planned("full_shard", {1, 2});
-  const int forward = find(s, Kind::kForward);
+  const int forward = find(s, kForward);
   ASSERT_THAT(at(s, forward).waits, ::testing::Contains(1));
+  const std::string slot = s.name_of(slot_of(s, at(s, forward)));
   at(s, forward).waits.clear();
   expect_breaks(s, Rule::kHappensBefore,
-                concat("action ", forward, " (forward embedding, m0): reads slot p"));
-  expect_breaks(s, Rule::kHappensBefore,
-                "without waiting until action 1 (unshard embedding over shard -> p");
+                concat("action ", forward, " (forward embedding m0 ", slot,
+                       "=embedding -> x.embedding.m0): reads ", slot,
+                       " without waiting until action 1 (all-gather over shard "
+                       "embedding.parameter -> ",
+                       slot, "=embedding) has written it"));
 }
 
-TEST(ValidateHappensBefore, FindsALossThatDoesNotKnowTheNumberOfItems) {
-  const Schedule s = planned("zero1", {1, 2});
-  const int count = find(s, Kind::kCountItems);
-  const int end = static_cast<int>(s.actions.size()) - 1;
-  expect_breaks(moved(s, count, end), Rule::kHappensBefore, "needs the number of items");
+TEST(ValidateHappensBefore, FindsALossThatDoesNotKnowTheNumberOfTokens) {
+  Schedule s = planned("zero1", {1, 2});
+  const int loss = find(s, kLoss);
+  ASSERT_THAT(at(s, loss).waits, ::testing::Contains(find(s, kCountTokens)));
+  at(s, loss).waits.clear();
+  expect_breaks(s, Rule::kHappensBefore,
+                "reads tokens without waiting until action 0 (count-tokens -> tokens loss norm)");
+}
+
+// The lane of an action is free, its place in the order of other lanes is not.
+TEST(ValidateHappensBefore, FindsAPassOnAnotherLane) {
+  for (const Lane lane : {Lane::kGather, Lane::kReduce}) {
+    Schedule s = planned("no_shard", {1, 1});
+    const int forward = find(s, kForward, 1);
+    at(s, forward).lane = lane;
+    for (Action& action : s.actions) std::erase(action.waits, forward);
+    expect_breaks(s, Rule::kHappensBefore, "reads x.embedding.m0 without waiting until action 1");
+    at(s, forward).waits = {forward - 1};
+    at(s, forward + 1).waits = {forward};
+    EXPECT_THAT(validate(s), IsEmpty()) << text_of(validate(s));
+  }
 }
 
 TEST(ValidateRanks, AcceptsEqualSchedules) {
@@ -83,22 +103,24 @@ TEST(ValidateRanks, AcceptsEqualSchedules) {
 
 TEST(ValidateRanks, FindsCollectivesInAnotherOrder) {
   const Schedule s = planned("full_shard", {1, 3});
-  const int first = find(s, Kind::kUnshard);
-  const int second = find(s, Kind::kUnshard, 1);
+  const int first = find(s, unshards);
+  const int second = find(s, unshards, 1);
   std::vector<Schedule> ranks{s, s, s};
   ranks[1] = moved(s, second, first);
   const auto violations = validate(ranks);
   ASSERT_TRUE(breaks(violations, Rule::kCollectiveOrder)) << text_of(violations);
-  EXPECT_THAT(text_of(violations), HasSubstr("rank 1: action 1 (unshard h.0"));
-  EXPECT_THAT(text_of(violations), HasSubstr("but rank 0 issues action 1 (unshard embedding"));
+  EXPECT_THAT(text_of(violations),
+              HasSubstr("rank 1: action 1 (all-gather over shard h.0.parameter"));
+  EXPECT_THAT(text_of(violations),
+              HasSubstr("but rank 0 issues action 1 (all-gather over shard embedding.parameter"));
 }
 
 // Each lane by itself agrees, but rank 0 reduces before it gathers and rank 1 gathers before it
 // reduces: with a wait between the two on both ranks, neither could go on.
 TEST(ValidateRanks, FindsOrdersThatDifferOnlyBetweenLanes) {
   const Schedule s = planned("full_shard", {1, 2});
-  const int count = find(s, Kind::kCountItems);
-  const int unshard = find(s, Kind::kUnshard);
+  const int count = find(s, kCountTokens);
+  const int unshard = find(s, unshards);
   ASSERT_LT(count, unshard);
   const std::vector<Schedule> ranks{s, moved(s, unshard, count)};
   EXPECT_THAT(validate(ranks[1]), IsEmpty());
@@ -107,11 +129,17 @@ TEST(ValidateRanks, FindsOrdersThatDifferOnlyBetweenLanes) {
 
 TEST(ValidateRanks, FindsMissingCollectivesAndOtherSizes) {
   const Schedule s = planned("zero1", {1, 2});
-  std::vector<Schedule> ranks{s, without(s, find(s, Kind::kGatherParameter, 4))};
+  std::vector<Schedule> ranks{s, without(s, find(s, gathers_updated, 4))};
   EXPECT_THAT(text_of(validate(ranks)), HasSubstr("collectives, but rank 0 issues"));
-  ranks[1] = s;
-  ranks[1].units[0].trainable_numel *= 2;
-  EXPECT_THAT(text_of(validate(ranks)), HasSubstr("rank 1: mesh, placement, units or dtypes"));
+  const Strategy& strategy = find_strategy("zero1");
+  const Schedule smaller =
+      plan(small_layout(2, 2), {.mesh = {1, 2}, .placement = strategy.placement});
+  for (const Schedule& other : {smaller, planned("zero1", {1, 2}, 2)}) {
+    ranks[1] = other;
+    EXPECT_THAT(
+        text_of(validate(ranks)),
+        HasSubstr("rank 1: purpose, mesh, placement, micro-steps or units differ from rank 0's"));
+  }
   ranks = {s};
   EXPECT_THAT(text_of(validate(ranks)), HasSubstr("schedules of 1 ranks for a mesh of 2"));
 }
@@ -120,12 +148,13 @@ TEST(RequireValid, ThrowsWithEveryViolation) {
   const Schedule s = planned("zero1", {1, 2});
   EXPECT_NO_THROW(require_valid(s));
   try {
-    require_valid(without(without(s, find(s, Kind::kUpdate, 4)), find(s, Kind::kUpdate, 3)));
+    require_valid(
+        without(without(s, find_of(s, kOptimizerStep, 4)), find_of(s, kOptimizerStep, 3)));
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInternal);
-    EXPECT_THAT(error.what(), HasSubstr("update: unit h.2 is never updated"));
-    EXPECT_THAT(error.what(), HasSubstr("update: unit head is never updated"));
+    EXPECT_THAT(error.what(), HasSubstr("end: h.2.parameter is never updated"));
+    EXPECT_THAT(error.what(), HasSubstr("end: head.second-moment is never updated"));
   }
 }
 

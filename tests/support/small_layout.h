@@ -13,9 +13,21 @@ namespace tessera::test {
 inline std::int64_t trainable_per_rank(int unit) { return kFlatAlignment * (unit + 2); }
 inline std::int64_t frozen_per_rank(int unit) { return unit == 2 ? kFlatAlignment * 20 : 0; }
 
+/// A flat parameter of one tensor, without padding; empty if there are no elements.
+inline FlatParameter one_tensor(const std::string& name, std::int64_t numel) {
+  FlatParameter flat;
+  if (numel == 0) return flat;
+  FlatTensor tensor;
+  tensor.spec.name = name;
+  tensor.spec.shape = {numel};
+  flat.tensors.push_back(std::move(tensor));
+  flat.numel = flat.padded_numel = numel;
+  return flat;
+}
+
 /// What make_layout gives for a chain embedding, h.0 ... , head, one unit per layer, whose head is
-/// tied to the embedding; h.1 is frozen in part. Sizes are padded for `world_size`; there are no
-/// tensors, which plans do not look at.
+/// tied to the embedding; h.1 is frozen in part. Sizes are padded for `world_size`; each flat
+/// parameter is one tensor.
 inline ModelLayout small_layout(int world_size, int blocks = 3) {
   ModelLayout layout;
   const int units = blocks + 2;
@@ -25,8 +37,8 @@ inline ModelLayout small_layout(int world_size, int blocks = 3) {
                                               : "h." + std::to_string(u - 1);
     Unit unit;
     unit.name = name;
-    unit.trainable.padded_numel = trainable_per_rank(u) * world_size;
-    unit.frozen.padded_numel = frozen_per_rank(u) * world_size;
+    unit.trainable = one_tensor(name + ".weight", trainable_per_rank(u) * world_size);
+    unit.frozen = one_tensor(name + ".frozen", frozen_per_rank(u) * world_size);
     LayerLayout layer;
     layer.name = name;
     layer.parameters = {{.unit = u, .trainable = true, .tensor = 0}};

@@ -69,7 +69,9 @@ void ContentWalk::report(std::string what) {
     violations_.push_back({Rule::kEnd, -1, std::move(what)});
     return;
   }
-  if (!violations_.empty() && violations_.back().action == action_) return;  // the first will do
+  const bool again = !violations_.empty() && violations_.back().rule == Rule::kContents &&
+                     violations_.back().action == action_;
+  if (again) return;  // the first will do
   const Action& action = schedule_.actions[static_cast<std::size_t>(action_)];
   violations_.push_back(
       {Rule::kContents, action_,
@@ -83,34 +85,36 @@ void ContentWalk::require_all_touched() {
   for (const auto* operands : {&action.reads, &action.writes}) {
     for (const Operand& operand : *operands) {
       require_that(std::ranges::find(touched_, &operand) != touched_.end(), "does nothing with ",
-                   schedule_.name_of(operand.buffer), ", which it names");
+                   name_of(operand.buffer), ", which it names");
     }
   }
 }
 
-std::string ContentWalk::unit_name(int unit) const {
-  if (unit < 0 || static_cast<std::size_t>(unit) >= schedule_.units.size()) return "nothing";
+const std::string& ContentWalk::unit_name(int unit) const {
+  static const std::string kNothing = "nothing";
+  if (unit < 0 || static_cast<std::size_t>(unit) >= schedule_.units.size()) return kNothing;
   return schedule_.units[static_cast<std::size_t>(unit)].name;
 }
 
-std::string ContentWalk::cut(AxisSet axes) const {
+std::string ContentWalk::sharding_text(AxisSet axes) const {
   return axes.empty() ? "unsharded" : "sharded over " + to_string(axes);
 }
 
 Content ContentWalk::read(const Operand& operand) {
   touch(operand);
   Content content = at(operand.buffer);
-  if (!require_that(content.valid, "reads ", schedule_.name_of(operand.buffer),
+  if (!require_that(content.valid, "reads ", name_of(operand.buffer),
                     ", which holds nothing at this point")) {
     return content;
   }
-  require_that(content.unit == operand.unit, schedule_.name_of(operand.buffer), " holds ",
+  require_that(content.unit == operand.unit, name_of(operand.buffer), " holds ",
                unit_name(content.unit), ", not ", unit_name(operand.unit));
   const bool slot = !schedule_.is_activation(operand.buffer) && schedule_.buffer(operand).is_slot();
-  require_that(slot ? content.sharded == operand.sharded
-                    : cuts_further(nesting_, content.sharded, operand.sharded),
-               schedule_.name_of(operand.buffer), " is ", cut(content.sharded), ", not ",
-               cut(operand.sharded));
+  require_that(
+      slot ? content.sharded == operand.sharded
+           : cuts_further(nesting_, content.sharded, operand.sharded),
+      name_of(operand.buffer), " is ", [&] { return sharding_text(content.sharded); }, ", not ",
+      [&] { return sharding_text(operand.sharded); });
   content.sharded = operand.sharded;
   return content;
 }
@@ -130,41 +134,62 @@ void ContentWalk::carry(const Operand& from, const Operand& to) {
 void ContentWalk::write(const Operand& operand, const Content& content) {
   touch(operand);
   Content& there = at(operand.buffer);
-  const auto name = [&] { return schedule_.name_of(operand.buffer); };
-  require_that(content.role == schedule_.role(operand.buffer), name(), " is for a ",
+  const auto name = name_of(operand.buffer);
+  require_that(content.role == schedule_.role(operand.buffer), name, " is for a ",
                to_string(schedule_.role(operand.buffer)), ", not a ", to_string(content.role));
   require_that(content.unit == operand.unit, "the result is of ", unit_name(content.unit),
                ", not of ", unit_name(operand.unit));
-  require_that(content.sharded == operand.sharded, "the result is ", cut(content.sharded), ", not ",
-               cut(operand.sharded));
+  require_that(
+      content.sharded == operand.sharded, "the result is ",
+      [&] { return sharding_text(content.sharded); }, ", not ",
+      [&] { return sharding_text(operand.sharded); });
   bool once = schedule_.is_activation(operand.buffer);
   if (!once) {
     const ScheduleBuffer& buffer = schedule_.buffer(operand);
     once = buffer.is_slot() || buffer.role == Role::kScalars;
-    require_that(buffer.unit < 0 || buffer.unit == content.unit, name(), " is not for ",
+    require_that(buffer.unit < 0 || buffer.unit == content.unit, name, " is not for ",
                  unit_name(content.unit));
-    require_that(cuts_further(nesting_, buffer.sharded, content.sharded), name(),
-                 " has room for what is ", cut(buffer.sharded), " only");
+    require_that(
+        cuts_further(nesting_, buffer.sharded, content.sharded), name, " has room for what is ",
+        [&] { return sharding_text(buffer.sharded); }, " only");
   }
   if (!operand.adds) {
-    require_that(!once || !there.valid, name(), " still holds what somebody needs",
-                 there.unit >= 0 ? concat(" (", unit_name(there.unit), ")") : std::string());
+    require_that(!once || !there.valid, "overwrites ", name, ", which still holds ",
+                 [&] { return there.unit >= 0 ? unit_name(there.unit) : "what is needed"; });
     there = content;
     there.valid = true;
     return;
   }
-  if (!require_that(there.valid, "adds to ", name(), ", which holds nothing at this point")) return;
-  require_that(there.unit == content.unit && there.sharded == content.sharded &&
-                   there.partial == content.partial,
-               "adds to ", name(), ", which holds another sum");
-  require_that(there.end == content.begin, "adds contributions ", content.begin, " to ",
-               content.end - 1, " to ", name(), ", which holds those up to ", there.end - 1,
-               ": they are added once each, in order");
+  if (!require_that(there.valid, "adds to ", name, ", which holds nothing at this point")) return;
+  require_that(
+      there.unit == content.unit && there.sharded == content.sharded &&
+          there.partial == content.partial,
+      "adds to ", name, ", which holds ", [&] { return sum_text(there); }, ", not ",
+      [&] { return sum_text(content); });
+  require_that(
+      there.end == content.begin, "adds ", [&] { return contributions_text(content); }, " to ",
+      name, ", which holds ", [&] { return contributions_text(there); },
+      ": each is added once, in order");
   there.end = content.end;
   there.open = there.open && content.open;
 }
 
-void ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
+std::string ContentWalk::contributions_text(const Content& content) const {
+  const bool losses = content.role == Role::kScalars;
+  const char* const what = losses ? "losses of micro-step" : "contribution";
+  if (content.end == content.begin) return concat("no ", losses ? "losses" : "contributions");
+  if (content.end == content.begin + 1) return concat(what, ' ', content.begin);
+  return concat(what, "s ", content.begin, " to ", content.end - 1);
+}
+
+std::string ContentWalk::sum_text(const Content& content) const {
+  return concat(unit_name(content.unit), ' ', sharding_text(content.sharded),
+                content.partial.empty()
+                    ? std::string(" and summed over all ranks")
+                    : " and still to be summed over " + to_string(content.partial));
+}
+
+std::size_t ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
   std::size_t found = 0, present = 0;
   for (const Operand& operand : action.reads) {
     if (is_parameter(schedule_.role(operand.buffer))) ++present;
@@ -177,17 +202,20 @@ void ContentWalk::read_parameters(const Action& action, const std::vector<int>& 
       if (operand.unit != unit || !is_parameter(role)) continue;
       ++found;
       const Content content = read(operand);
-      require_that(content.sharded.empty(), "needs all of ", unit_name(unit), ", but ",
-                   schedule_.name_of(operand.buffer), " is ", cut(content.sharded));
+      require_that(content.sharded.empty(), "reads a part of ", unit_name(unit),
+                   " only: ", name_of(operand.buffer), " is ",
+                   [&] { return sharding_text(content.sharded); });
       require_that(content.version == 0, "reads ", unit_name(unit),
                    ", which this step has updated already");
       const bool slot = schedule_.buffer(operand).is_slot();
       trainable = trainable || slot || role == Role::kParameter;
       frozen = frozen || slot || role == Role::kFrozen;
     }
-    require_that(trainable && frozen, "does not read the parameters of ", unit_name(unit));
+    require_that(trainable && frozen, "must read the parameters of ", unit_name(unit));
   }
-  require_that(found == present, "reads parameters that the layer does not have");
+  require_that(found == present, "reads parameters of units that layer ",
+               schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
+  return present;
 }
 
 int ContentWalk::contribution(int unit, int layer, int micro_step) const {
@@ -203,7 +231,7 @@ void ContentWalk::finish() {
   for (int b = 0; b < schedule_.buffer_count(); ++b) {
     const Content& content = at(b);
     if (schedule_.is_activation(b)) {
-      require_that(!content.valid, schedule_.name_of(b), " is never used up");
+      require_that(!content.valid, name_of(b), " is never used up");
       continue;
     }
     const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
@@ -215,8 +243,10 @@ void ContentWalk::finish() {
     const int version = trains && buffer.role != Role::kFrozen && is_trained(buffer.unit) ? 1 : 0;
     require_that(content.version == version, buffer.name,
                  version == 1 ? " is never updated" : " must stay as it is");
-    require_that(content.sharded == buffer.sharded, buffer.name, " ends ", cut(content.sharded),
-                 ", not ", cut(buffer.sharded), ": the updated parts are never gathered");
+    require_that(
+        content.sharded == buffer.sharded, buffer.name, " ends ",
+        [&] { return sharding_text(content.sharded); }, ", not ",
+        [&] { return sharding_text(buffer.sharded); }, ": the updated parts are never gathered");
   }
   const int results = schedule_.find(kResultsBuffer);
   require_that(results >= 0 && at(results).valid, "the loss is never computed");

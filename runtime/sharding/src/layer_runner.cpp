@@ -41,11 +41,11 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       buffers_(buffers),
       memory_(memory),
       options_(options),
-      kernels_(&kernels_for(memory.device())),
-      written_(schedule.buffers.size()) {
+      kernels_(&kernels_for(memory.device())) {
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
+  written_.resize(schedule.buffers.size());
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
@@ -106,7 +106,7 @@ void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
   for (const Operand& operand : action.writes) {
     if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
     const FlatParameter& flat = layout_.units[static_cast<std::size_t>(operand.unit)].trainable;
-    written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), char{0});
+    written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), 0);
     const TensorView gradient = buffers_.view(operand);
     std::int64_t end = 0;
     const auto clear_until = [&](std::int64_t begin) {

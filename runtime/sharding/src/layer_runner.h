@@ -70,9 +70,8 @@ class LayerRunner {
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
 
-  std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
-  /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.
-  std::vector<std::vector<char>> written_;
+  std::vector<std::vector<Parameter>> parameters_;   ///< by layer; see bind
+  std::vector<std::vector<char>> written_;           ///< gradients, by buffer and the unit's tensor
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
 };
 

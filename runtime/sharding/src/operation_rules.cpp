@@ -31,40 +31,57 @@ const Operand* find_scalars(const Schedule& schedule, const std::vector<Operand>
 const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands,
                        std::string_view name) {
   const Operand* const found = find_scalars(walk.schedule(), operands, name);
-  walk.require_that(found != nullptr, "does not name ", name);
+  walk.require_that(found != nullptr, "must name the buffer '", name, "'");
   return found;
 }
 
-/// One operand on each side; else a violation.
-bool has_one_each(ContentWalk& walk, const Action& action) {
-  return walk.require_that(action.reads.size() == 1 && action.writes.size() == 1,
-                           "needs one operand to read and one to write");
+void write_scalars(ContentWalk& walk, const Operand& operand) {
+  walk.write(operand, {.role = Role::kScalars});
 }
 
-bool formats_fit(const ContentWalk& walk, const Operand& from, const Operand& to) {
-  return walk.schedule().buffer(from).format == walk.schedule().buffer(to).format;
+/// An operation touches no other operands than these.
+bool has_operands(ContentWalk& walk, const Action& action, std::size_t reads, std::size_t writes) {
+  return walk.require_that(action.reads.size() == reads && action.writes.size() == writes,
+                           "must read ", reads, " buffers and write ", writes, ", but names ",
+                           action.reads.size(), " and ", action.writes.size());
 }
+
+bool is_disjoint(AxisSet a, AxisSet b) { return a - b == a; }
 
 /// In place, a rank's part must lie where the others expect it; a slot has parts at its beginning.
 void require_parts_in_place(ContentWalk& walk, const Action& action) {
   const Operand& to = action.writes.front();
   if (!walk.schedule().buffer(to).is_slot()) return;
-  walk.require_that(find_buffer(action.reads, to.buffer) == nullptr,
-                    "works in place on a slot, where ranks' parts have no place of their own");
+  walk.require_that(find_buffer(action.reads, to.buffer) == nullptr, "works in place on slot ",
+                    walk.name_of(to.buffer), ", where ranks' parts have no places of their own");
 }
 
 /// What a reduction makes of a gradient: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
   Content content = walk.take(operand);
-  walk.require_that(content.role == Role::kGradient, "only gradients are reduced");
-  walk.require_that(content.partial.contains(action.axes), "the gradient is ",
-                    content.partial.empty()
-                        ? "summed already"
-                        : concat("to be summed over ", to_string(content.partial)),
-                    ", not over ", to_string(action.axes));
+  const auto name = walk.name_of(operand.buffer);
+  walk.require_that(content.role == Role::kGradient, name, " holds no gradient to be reduced");
+  walk.require_that(content.partial.contains(action.axes), "the gradient of ",
+                    walk.unit_name(content.unit), " in ", name, [&] {
+                      return content.partial.empty()
+                                 ? std::string(" is summed over all ranks already")
+                                 : concat(" is still to be summed over ",
+                                          to_string(content.partial), ", not over ",
+                                          to_string(action.axes));
+                    });
   content.partial = content.partial - action.axes;
   content.open = false;
   return content;
+}
+
+/// Whether a gradient is the sum of all contributions of all ranks.
+void require_complete(ContentWalk& walk, const Content& gradient) {
+  walk.require_that(gradient.partial.empty(), "the gradient of ", walk.unit_name(gradient.unit),
+                    " is still to be summed over ", [&] { return to_string(gradient.partial); });
+  const int all = walk.all_contributions(gradient.unit);
+  walk.require_that(
+      gradient.begin == 0 && gradient.end == all, "the gradient of ", walk.unit_name(gradient.unit),
+      " is incomplete: it holds ", [&] { return walk.contributions_text(gradient); }, " of ", all);
 }
 
 /// The gradients that a pass of this layer makes, each where the action says. It may add to what
@@ -72,29 +89,30 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
 /// for reductions and casts.
 void write_gradients(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
-  const ScheduleLayer& layer = schedule.layers[static_cast<std::size_t>(action.layer)];
-  std::size_t found = 0;
-  for (const int unit : layer.gradients) {
-    for (const Operand& operand : action.writes) {
-      if (operand.unit != unit || schedule.role(operand.buffer) != Role::kGradient) continue;
-      ++found;
-      const int contribution = walk.contribution(unit, action.layer, action.micro_step);
-      const Content& there = walk.at(operand.buffer);
-      walk.require_that(
-          !operand.adds || (there.open && there.begin >= contribution / walk.contributions(unit) *
-                                                             walk.contributions(unit)),
-          "adds to ", schedule.name_of(operand.buffer),
-          ", which layers have not written in this micro-step");
-      walk.write(operand, {.role = Role::kGradient,
-                           .unit = unit,
-                           .partial = walk.all_axes(),
-                           .begin = contribution,
-                           .end = contribution + 1,
-                           .open = true});
-      if (walk.sums() != nullptr) walk.sums()->contribute(operand, action);
+  for (const int unit : schedule.layers[static_cast<std::size_t>(action.layer)].gradients) {
+    const auto operand = std::ranges::find_if(action.writes, [&](const Operand& candidate) {
+      return candidate.unit == unit && schedule.role(candidate.buffer) == Role::kGradient;
+    });
+    if (!walk.require_that(operand != action.writes.end(), "must write the gradient of ",
+                           walk.unit_name(unit))) {
+      return;
     }
+    const int contribution = walk.contribution(unit, action.layer, action.micro_step);
+    const Content& there = walk.at(operand->buffer);
+    const int first = contribution / walk.contributions(unit) * walk.contributions(unit);
+    walk.require_that(
+        !operand->adds || !there.valid || (there.open && there.begin >= first), "adds to ",
+        walk.name_of(operand->buffer), ", which holds ",
+        [&] { return walk.contributions_text(there); },
+        ": passes add to what passes of the same micro-step left");
+    walk.write(*operand, {.role = Role::kGradient,
+                          .unit = unit,
+                          .partial = walk.all_axes(),
+                          .begin = contribution,
+                          .end = contribution + 1,
+                          .open = true});
+    if (walk.sums() != nullptr) walk.sums()->contribute(*operand, action);
   }
-  walk.require_that(found == layer.gradients.size(), "does not write the layer's gradients");
 }
 
 /// Takes the output of the layer before.
@@ -102,8 +120,10 @@ void take_input(ContentWalk& walk, const Action& action) {
   if (action.layer == 0) return;
   const int buffer = walk.schedule().activation(action.layer - 1, action.micro_step);
   const Operand* const operand = find_buffer(action.reads, buffer);
-  if (!walk.require_that(operand != nullptr, "does not read the layer's input")) return;
-  walk.require_that(walk.read(*operand).output, "does not find the layer's input");
+  if (!walk.require_that(operand != nullptr, "must read its input, ", walk.name_of(buffer))) return;
+  const Content found = walk.read(*operand);
+  walk.require_that(!found.valid || found.output, "reads ", walk.name_of(buffer),
+                    ", which was consumed already");
   Content& input = walk.at(buffer);
   input.output = false;
   input.valid = input.kept;
@@ -123,12 +143,13 @@ void write_input_gradient(ContentWalk& walk, const Action& action) {
   if (operand != nullptr) {
     walk.write(*operand, {.role = Role::kActivationGradient, .output = true});
   }
-  walk.require_that(!wanted || operand != nullptr, "does not write the gradient of its input");
+  walk.require_that(!wanted || operand != nullptr, "must write the gradient of its input, ",
+                    walk.name_of(buffer));
 }
 
 void add_losses(ContentWalk& walk, const Action& action) {
   if (const Operand* const loss = scalars(walk, action.writes, kLossBuffer)) {
-    walk.require_that(loss->adds, "overwrites the losses of others");
+    walk.require_that(loss->adds, "overwrites '", kLossBuffer, "'; losses are added");
     walk.write(*loss,
                {.role = Role::kScalars, .begin = action.micro_step, .end = action.micro_step + 1});
   }
@@ -137,19 +158,18 @@ void add_losses(ContentWalk& walk, const Action& action) {
 }  // namespace
 
 void count_tokens(ContentWalk& walk, const Action& action) {
-  for (const std::string_view name : {kTokensBuffer, kLossBuffer, kNormBuffer}) {
-    const Operand* const operand = name == kNormBuffer
-                                       ? find_scalars(walk.schedule(), action.writes, name)
-                                       : scalars(walk, action.writes, name);
-    if (operand == nullptr) continue;
-    walk.require_that(!operand->adds, "adds to ", name);
-    walk.write(*operand, {.role = Role::kScalars});
-  }
+  const Operand* const tokens = scalars(walk, action.writes, kTokensBuffer);
+  const Operand* const loss = scalars(walk, action.writes, kLossBuffer);
+  const Operand* const norm = find_scalars(walk.schedule(), action.writes, kNormBuffer);
+  if (tokens == nullptr || loss == nullptr) return;
+  if (!has_operands(walk, action, 0, norm == nullptr ? 2 : 3)) return;
+  for (const Operand& operand : action.writes) write_scalars(walk, operand);
 }
 
 void all_gather(ContentWalk& walk, const Action& action) {
+  const Schedule& schedule = walk.schedule();
   if (!walk.require_that(!action.reads.empty() && action.writes.size() == 1,
-                         "needs operands to read and one to write")) {
+                         "must read one buffer or more and write one")) {
     return;
   }
   const Operand& to = action.writes.front();
@@ -157,48 +177,59 @@ void all_gather(ContentWalk& walk, const Action& action) {
   bool trainable = false, frozen = false;
   for (const Operand& operand : action.reads) {
     const Content part = walk.read(operand);
+    const auto name = walk.name_of(operand.buffer);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
                             part.sharded == content.sharded,
-                        "gathers parts of different things");
+                        "gathers parts of different things: ",
+                        walk.name_of(action.reads.front().buffer), " and ", name);
     }
     walk.require_that(
-        part.role == Role::kParameter || part.role == Role::kFrozen || part.role == Role::kGradient,
-        "gathers only parameters and gradients");
-    walk.require_that(formats_fit(walk, operand, to), "gathers into another format");
+        part.sharded.contains(action.axes) &&
+            cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),
+        "gathers over ", [&] { return to_string(action.axes); }, ", but reads ", name, " as ",
+        [&] { return walk.sharding_text(part.sharded); });
+    walk.require_that(
+        is_disjoint(part.partial, action.axes), "the gradient of ", walk.unit_name(part.unit),
+        " in ", name, " is still to be summed over ", [&] { return to_string(part.partial); },
+        ": its parts are not all of the same sum");
+    walk.require_that(schedule.is_activation(operand.buffer) ||
+                          schedule.buffer(operand).format == schedule.buffer(to).format,
+                      "gathers ", name, " into ", walk.name_of(to.buffer),
+                      ", which has another format");
     trainable = trainable || part.role == Role::kParameter;
     frozen = frozen || part.role == Role::kFrozen;
     content = part;
   }
-  content.open = false;
-  walk.require_that(
-      content.sharded.contains(action.axes) &&
-          cuts_further(walk.nesting(), content.sharded - action.axes, content.sharded),
-      "what it reads is not sharded in such parts");
   content.sharded = content.sharded - action.axes;
+  content.open = false;
   require_parts_in_place(walk, action);
-  if (!walk.schedule().buffer(to).is_slot()) {
-    walk.require_that(action.reads.size() == 1, "gathers several buffers into one");
-  } else if (content.role != Role::kGradient) {
-    const std::size_t flats = walk.schedule().unit_numel(content.unit, Role::kParameter) > 0 &&
-                                      walk.schedule().unit_numel(content.unit, Role::kFrozen) > 0
-                                  ? 2
-                                  : 1;
-    walk.require_that(action.reads.size() == flats && (flats == 1 || (trainable && frozen)),
-                      "does not gather all of the unit's parameters");
+  if (!content.valid || content.unit < 0) return;
+  if (schedule.buffer(to).is_slot() && content.role != Role::kGradient) {
+    const bool has_trainable = schedule.unit_numel(content.unit, Role::kParameter) > 0;
+    const bool has_frozen = schedule.unit_numel(content.unit, Role::kFrozen) > 0;
+    walk.require_that(trainable == has_trainable && frozen == has_frozen &&
+                          action.reads.size() == (has_trainable && has_frozen ? 2U : 1U),
+                      "must gather all parameters of ", walk.unit_name(content.unit), " into ",
+                      walk.name_of(to.buffer), ", trainable and frozen");
     content.role = Role::kParameter;
+  } else {
+    walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
+                      walk.name_of(to.buffer));
   }
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
 }
 
 void reduce_scatter(ContentWalk& walk, const Action& action) {
-  if (!has_one_each(walk, action)) return;
+  if (!has_operands(walk, action, 1, 1)) return;
   Content content = summed(walk, action, action.reads.front());
   const AxisSet cut = content.sharded | action.axes;
-  walk.require_that((content.sharded - action.axes) == content.sharded &&
-                        cuts_further(walk.nesting(), content.sharded, cut),
-                    "parts of the sum would not be what ranks keep");
+  walk.require_that(
+      is_disjoint(content.sharded, action.axes) &&
+          cuts_further(walk.nesting(), content.sharded, cut),
+      "cannot shard over ", [&] { return to_string(action.axes); }, " what is ",
+      [&] { return walk.sharding_text(content.sharded); });
   content.sharded = cut;
   require_parts_in_place(walk, action);
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
@@ -206,26 +237,36 @@ void reduce_scatter(ContentWalk& walk, const Action& action) {
 }
 
 void all_reduce(ContentWalk& walk, const Action& action) {
-  if (!has_one_each(walk, action)) return;
+  if (!has_operands(walk, action, 1, 1)) return;
   const Content content = summed(walk, action, action.reads.front());
   walk.require_that(
       action.reads.front().buffer == action.writes.front().buffer && !action.writes.front().adds,
-      "sums in place only");
-  walk.require_that((content.sharded - action.axes) == content.sharded,
-                    "ranks that meet must hold the same part");
+      "must write the buffer that it reads, ", walk.name_of(action.reads.front().buffer),
+      ": it sums in place");
+  walk.require_that(
+      is_disjoint(content.sharded, action.axes), "ranks along ",
+      [&] { return to_string(action.axes); }, " hold different parts of ",
+      walk.unit_name(content.unit), ", which is ",
+      [&] { return walk.sharding_text(content.sharded); });
   if (walk.sums() != nullptr) walk.sums()->reduce(action);
   walk.write(action.writes.front(), content);
 }
 
 void forward(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
-  if (!walk.require_that(!is_last(walk, action), "the last layer makes losses")) return;
-  walk.read_parameters(action,
-                       schedule.layers[static_cast<std::size_t>(action.layer)].forward_reads);
+  if (!walk.require_that(!is_last(walk, action),
+                         "the last layer makes losses: its pass is 'loss' or 'forward-loss'")) {
+    return;
+  }
+  const std::size_t parameters = walk.read_parameters(
+      action, schedule.layers[static_cast<std::size_t>(action.layer)].forward_reads);
   take_input(walk, action);
   const int buffer = schedule.activation(action.layer, action.micro_step);
   const Operand* const output = find_buffer(action.writes, buffer);
-  if (!walk.require_that(output != nullptr, "does not write the layer's output")) return;
+  if (!walk.require_that(output != nullptr, "must write its output, ", walk.name_of(buffer))) {
+    return;
+  }
+  has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
   walk.write(*output, {.role = Role::kActivation, .output = true, .kept = kept});
@@ -234,9 +275,11 @@ void forward(ContentWalk& walk, const Action& action) {
 void forward_loss(ContentWalk& walk, const Action& action) {
   if (!walk.require_that(is_last(walk, action), "only the last layer makes losses")) return;
   const auto layer = static_cast<std::size_t>(action.layer);
-  walk.read_parameters(action, walk.schedule().layers[layer].forward_reads);
+  const std::size_t parameters =
+      walk.read_parameters(action, walk.schedule().layers[layer].forward_reads);
   take_input(walk, action);
   add_losses(walk, action);
+  has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0), 1);
 }
 
 void loss(ContentWalk& walk, const Action& action) {
@@ -246,12 +289,15 @@ void loss(ContentWalk& walk, const Action& action) {
   for (const int unit : layer.backward_reads) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
-  walk.read_parameters(action, units);
+  const std::size_t parameters = walk.read_parameters(action, units);
   take_input(walk, action);
   if (const Operand* const tokens = scalars(walk, action.reads, kTokensBuffer)) walk.read(*tokens);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
   add_losses(walk, action);
+  const bool passes_on = action.layer > walk.schedule().first_backward_layer;
+  has_operands(walk, action, parameters + 1 + (action.layer > 0 ? 1 : 0),
+               layer.gradients.size() + 1 + (passes_on ? 1 : 0));
 }
 
 void backward(ContentWalk& walk, const Action& action) {
@@ -260,57 +306,65 @@ void backward(ContentWalk& walk, const Action& action) {
     return;
   }
   const ScheduleLayer& layer = schedule.layers[static_cast<std::size_t>(action.layer)];
-  walk.read_parameters(action, layer.backward_reads);
+  const std::size_t parameters = walk.read_parameters(action, layer.backward_reads);
   for (const int buffer : {schedule.activation(action.layer, action.micro_step),
                            schedule.activation_gradient(action.layer, action.micro_step)}) {
+    const bool is_gradient = schedule.role(buffer) == Role::kActivationGradient;
     const Operand* const operand = find_buffer(action.reads, buffer);
-    if (!walk.require_that(operand != nullptr, "does not read ", schedule.name_of(buffer))) return;
-    walk.require_that(
-        walk.read(*operand).kept || schedule.role(buffer) == Role::kActivationGradient,
-        "does not find ", schedule.name_of(buffer));
+    if (!walk.require_that(operand != nullptr, "must read ", walk.name_of(buffer))) return;
+    const Content found = walk.read(*operand);
+    walk.require_that(!found.valid || found.kept || is_gradient, "reads ", walk.name_of(buffer),
+                      ", which holds nothing for it at this point");
     Content& content = walk.at(buffer);
     content.kept = false;
-    content.valid = schedule.role(buffer) == Role::kActivation && content.output;
+    content.valid = !is_gradient && content.output;
   }
   write_gradients(walk, action);
   write_input_gradient(walk, action);
+  has_operands(walk, action, parameters + 2,
+               layer.gradients.size() + (action.layer > schedule.first_backward_layer ? 1 : 0));
 }
 
 void reshard(ContentWalk& walk, const Action& action) {
-  for (const Operand& operand : action.writes) {
-    walk.require_that(walk.schedule().buffer(operand).is_slot(), "only slots are given back");
-    walk.take(operand);
-  }
+  if (!has_operands(walk, action, 0, 1)) return;
+  const Operand& slot = action.writes.front();
+  const ScheduleBuffer& buffer = walk.schedule().buffer(slot);
+  walk.require_that(buffer.is_slot() && buffer.role == Role::kParameter, buffer.name,
+                    " is no slot for unsharded parameters");
+  walk.take(slot);
 }
 
 void cast(ContentWalk& walk, const Action& action) {
-  if (!has_one_each(walk, action)) return;
+  if (!has_operands(walk, action, 1, 1)) return;
   Content content = walk.take(action.reads.front());
-  walk.require_that(content.role == Role::kGradient, "only gradients are cast");
-  walk.require_that(action.reads.front().buffer != action.writes.front().buffer,
-                    "casts a buffer to itself");
+  const auto name = walk.name_of(action.reads.front().buffer);
+  walk.require_that(content.role == Role::kGradient, name, " holds no gradient");
+  walk.require_that(action.reads.front().buffer != action.writes.front().buffer, "casts ", name,
+                    " to itself");
   content.open = false;
   walk.carry(action.reads.front(), action.writes.front());
   walk.write(action.writes.front(), content);
 }
 
 void norm_partial(ContentWalk& walk, const Action& action) {
-  if (!has_one_each(walk, action)) return;
+  if (!has_operands(walk, action, 1, 1)) return;
   const Content gradient = walk.read(action.reads.front());
   if (!walk.require_that(gradient.valid && gradient.role == Role::kGradient && gradient.unit >= 0,
-                         "needs a gradient")) {
+                         walk.name_of(action.reads.front().buffer), " holds no gradient")) {
     return;
   }
-  walk.require_that(gradient.partial.empty() && gradient.begin == 0 &&
-                        gradient.end == walk.all_contributions(gradient.unit),
-                    "the gradient is incomplete");
-  walk.require_that(gradient.sharded == walk.all_axes(), "would count elements more than once");
+  require_complete(walk, gradient);
+  walk.require_that(
+      gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
+      walk.unit_name(gradient.unit), ", sharded over ", [&] { return to_string(walk.all_axes()); },
+      ", or elements count more than once in the norm");
   char& normed = walk.normed()[static_cast<std::size_t>(gradient.unit)];
-  walk.require_that(normed == 0, "the unit's norm has been taken");
+  walk.require_that(normed == 0, "the norm of ", walk.unit_name(gradient.unit),
+                    " has been taken already");
   normed = 1;
   const Operand* const norm = scalars(walk, action.writes, kNormBuffer);
   if (norm == nullptr) return;
-  walk.require_that(norm->adds, "overwrites the norms of others");
+  walk.require_that(norm->adds, "overwrites '", kNormBuffer, "'; squared norms are added");
   walk.write(*norm, {.role = Role::kScalars});
 }
 
@@ -319,11 +373,13 @@ void results(ContentWalk& walk, const Action& action) {
   const Operand* const loss = scalars(walk, action.reads, kLossBuffer);
   const Operand* const to = scalars(walk, action.writes, kResultsBuffer);
   if (tokens == nullptr || loss == nullptr || to == nullptr) return;
+  const Operand* const norms = find_scalars(walk.schedule(), action.reads, kNormBuffer);
+  if (!has_operands(walk, action, norms == nullptr ? 2 : 3, 1)) return;
   walk.read(*tokens);
   const Content losses = walk.read(*loss);
-  walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps,
-                    "the losses of some micro-steps are missing");
-  const Operand* const norms = find_scalars(walk.schedule(), action.reads, kNormBuffer);
+  walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps, "'",
+                    kLossBuffer, "' holds the losses of ", losses.end, " of ",
+                    walk.schedule().micro_steps, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
     for (int unit = 0; unit < static_cast<int>(walk.schedule().units.size()); ++unit) {
@@ -341,43 +397,47 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   const Operand* const gradient = find_role(schedule, action.reads, Role::kGradient);
   const Operand* const factor = scalars(walk, action.reads, kResultsBuffer);
-  if (!walk.require_that(gradient != nullptr && factor != nullptr, "needs a gradient")) return;
-  walk.require_that(walk.read(*factor).kept, "the clip factor is not known yet");
+  if (factor == nullptr || !walk.require_that(gradient != nullptr, "must read a gradient")) return;
+  walk.require_that(walk.read(*factor).kept, "'", kResultsBuffer,
+                    "' has no clip factor: the results were made without '", kNormBuffer, "'");
   const Content sum = walk.read(*gradient);
   if (!walk.require_that(sum.valid && sum.unit >= 0, "the unit has no gradient")) return;
-  walk.require_that(
-      sum.partial.empty() && sum.begin == 0 && sum.end == walk.all_contributions(sum.unit),
-      "the gradient is incomplete");
+  require_complete(walk, sum);
+  walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
+                    walk.name_of(gradient->buffer), " is not in fp32");
+  if (walk.sums() != nullptr) walk.sums()->use(*gradient);
   const bool has_master = std::ranges::any_of(
       walk.state_of(sum.unit), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
-  walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
-                    "the gradient is not in fp32");
-  if (walk.sums() != nullptr) walk.sums()->use(*gradient);
-  std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
+  std::size_t reads = 2, writes = 0;
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
+    const auto name = walk.name_of(buffer);
     if (role == Role::kFrozen) continue;
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
-    if (!walk.require_that(to != nullptr, "leaves out ", schedule.name_of(buffer))) return;
-    const auto place = static_cast<std::size_t>(to - action.writes.data()) + 1;
-    walk.require_that(place > before, "names the unit's state in another order");
-    before = place;
+    ++writes;
+    if (!walk.require_that(to != nullptr, "must write ", name)) return;
     if (role != Role::kParameter || !has_master) {
-      if (!walk.require_that(from != nullptr, "does not read ", schedule.name_of(buffer))) return;
+      ++reads;
+      if (!walk.require_that(from != nullptr, "must read ", name)) return;
       const Content state = walk.read(*from);
-      walk.require_that(state.sharded == sum.sharded, "state and gradient are not the same part");
+      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name,
+                        " than of the gradient");
     }
     Content state = walk.at(buffer);
-    walk.require_that(state.version == 0, "the unit was updated already");
+    walk.require_that(state.version == 0, name, " was updated already");
     walk.require_that(cuts_further(walk.nesting(), state.sharded, sum.sharded),
-                      "the gradient is not a part of ", schedule.name_of(buffer));
+                      "the gradient is not a part of what ", name, " holds");
     walk.require_that(role == Role::kParameter || state.sharded == sum.sharded,
-                      "updates a part of ", schedule.name_of(buffer), " only");
+                      "updates only a part of ", name);
     state.sharded = sum.sharded;
     state.version = 1;
     walk.write(*to, state);
   }
+  has_operands(walk, action, reads, writes);
+  walk.require_that(std::ranges::is_sorted(action.writes, {}, &Operand::buffer),
+                    "must write the state of ", walk.unit_name(sum.unit),
+                    " in the order of the buffers");
 }
 
 }  // namespace tessera::rules

@@ -230,7 +230,11 @@ class Parser {
     if (line.accept("over")) action.axes = parse_axes(line.take("axes"));
     while (!line.accept("->")) action.reads.push_back(parse_operand(line.take("'->'")));
     while (!line.done() && !line.accept("after")) {
-      action.writes.push_back(parse_operand(line.take("an operand")));
+      std::string_view word = line.take("an operand");
+      const bool updated = word.starts_with('*');
+      if (updated) word.remove_prefix(1);
+      action.writes.push_back(parse_operand(word));
+      if (updated) action.reads.push_back(action.writes.back());
     }
     while (!line.done()) action.waits.push_back(line.number("an action"));
     schedule_.actions.push_back(std::move(action));
@@ -243,7 +247,7 @@ class Parser {
     if (operand.adds) word.remove_prefix(1);
     const std::size_t slash = std::min(word.find('/'), word.size());
     const std::size_t equals = std::min(word.find('='), slash);
-    operand.buffer = find_buffer(unquote_name(word.substr(0, equals)));
+    operand.buffer = find_buffer(word.substr(0, equals));
     if (!schedule_.is_activation(operand.buffer)) {
       operand.unit = schedule_.buffer(operand).unit;
       operand.sharded = schedule_.buffer(operand).sharded;
@@ -256,12 +260,14 @@ class Parser {
     return operand;
   }
 
-  int find_buffer(const std::string& name) {
-    if (const auto found = buffers_.find(name); found != buffers_.end()) return found->second;
+  int find_buffer(std::string_view word) {
+    const std::string name = unquote_name(word);
     const std::size_t dot = name.rfind('.');
-    const bool activation = name.starts_with("x.") || name.starts_with("d.");
-    require(activation && dot > 1 && dot + 1 < name.size(), ErrorCode::kConfig,
-            "there is no buffer '", name, "'");
+    if (!is_activation_name(word) || dot == 1) {
+      const auto found = buffers_.find(name);
+      require(found != buffers_.end(), ErrorCode::kConfig, "there is no buffer '", name, "'");
+      return found->second;
+    }
     const int layer = find(layers_, "layer", name.substr(2, dot - 2));
     const int micro_step = parse_numbered('m', std::string_view(name).substr(dot + 1));
     require(micro_step < schedule_.micro_steps, ErrorCode::kConfig, "there is no micro-step ",

@@ -14,17 +14,22 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-// Writes rows as columns two blanks apart: numbers to the right, words to the left.
+constexpr std::size_t kWidestColumn = 48;
+
+// Writes rows as columns two blanks apart: numbers to the right, words to the left. What is wider
+// than kWidestColumn pushes the rest of its row aside.
 void write_table(std::ostream& out, const std::vector<Row>& rows) {
   std::vector<std::size_t> widths;
   for (const Row& row : rows) {
     if (row.size() > widths.size()) widths.resize(row.size(), 0);
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (row[i].size() <= kWidestColumn) widths[i] = std::max(widths[i], row[i].size());
+    }
   }
   for (const Row& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - row[i].size(), ' ');
+      const std::string pad(widths[i] - std::min(widths[i], row[i].size()), ' ');
       const bool number = !row[i].empty() && row[i].find_first_not_of("0123456789") == row[i].npos;
       line += (number ? pad + row[i] : row[i] + pad) + (widths[i] > 0 ? "  " : "");
     }
@@ -118,10 +123,30 @@ void write_buffers(std::ostream& out, const Schedule& schedule) {
   write_table(out, rows);
 }
 
-std::string operand_list(const Schedule& schedule, const std::vector<Operand>& operands) {
+/// How many of the last reads are written as well, as the same operands in the same order: they are
+/// named once, among the writes, with a '*'.
+std::size_t count_updated(const Action& action) {
+  std::size_t updated = 0;
+  for (auto write = action.writes.rbegin(); write != action.writes.rend(); ++write) {
+    if (updated == action.reads.size()) break;
+    if (action.reads[action.reads.size() - 1 - updated] == *write) ++updated;
+  }
+  return updated;
+}
+
+/// "g1=h.3 -> h.3.gradient".
+std::string operand_list(const Schedule& schedule, const Action& action) {
+  const std::size_t first_updated = action.reads.size() - count_updated(action);
   std::string text;
-  for (const Operand& operand : operands) {
-    text += (text.empty() ? "" : " ") + describe(schedule, operand);
+  for (std::size_t i = 0; i < first_updated; ++i) {
+    text += describe(schedule, action.reads[i]) + ' ';
+  }
+  text += "->";
+  std::size_t next = first_updated;
+  for (const Operand& operand : action.writes) {
+    const bool updated = next < action.reads.size() && action.reads[next] == operand;
+    if (updated) ++next;
+    text += concat(updated ? " *" : " ", describe(schedule, operand));
   }
   return text;
 }
@@ -146,18 +171,18 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
     const Action& action = schedule.actions[i];
     std::string after;
     for (const int wait : action.waits) after += concat(after.empty() ? "after " : " ", wait);
-    std::string operands = operand_list(schedule, action.reads);
-    operands += operands.empty() ? "->" : " ->";
-    if (!action.writes.empty()) operands += ' ' + operand_list(schedule, action.writes);
     rows.push_back({concat(i), std::string(to_string(action.lane)),
-                    std::string(operation_name(action)), scope_of(schedule, action), operands,
-                    after});
+                    std::string(operation_name(action)), scope_of(schedule, action),
+                    operand_list(schedule, action), after});
   }
   out << "\n# Actions in the order of issue: number, lane, operation, layer and micro-step or "
-         "axes,\n"
-         "# buffers read -> written, and the actions that must have finished before. p0=h.1: slot "
-         "p0\n"
-         "# holds h.1; /shard: the part that is cut so; +: added to what is there.\n";
+         "axes, "
+         "buffers\n"
+         "# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with "
+         "h.1;\n"
+         "# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: "
+         "read "
+         "as well.\n";
   write_table(out, rows);
 }
 
@@ -176,10 +201,14 @@ std::string to_string(const Schedule& schedule) {
 
 std::string describe(const Schedule& schedule, const Operand& operand) {
   std::string text = operand.adds ? "+" : "";
-  text += operand.buffer < 0 || operand.buffer >= schedule.buffer_count()
-              ? schedule.name_of(operand.buffer)
-              : quote_name(schedule.name_of(operand.buffer));
-  const bool listed = operand.buffer >= 0 && !schedule.is_activation(operand.buffer);
+  const bool exists = operand.buffer >= 0 && operand.buffer < schedule.buffer_count();
+  const bool listed = exists && !schedule.is_activation(operand.buffer);
+  const std::string name = schedule.name_of(operand.buffer);
+  if (listed) {
+    text += quote_name(name);
+  } else {  // "x.LAYER.m0"; of a broken schedule, "?7"
+    text += exists ? name.substr(0, 2) + quote_name(name.substr(2)) : name;
+  }
   if (operand.unit != (listed ? schedule.buffer(operand).unit : -1)) {
     text += '=' + name_of(schedule.units, operand.unit);
   }
@@ -193,9 +222,7 @@ std::string describe(const Schedule& schedule, const Action& action) {
   std::string text(operation_name(action));
   const std::string scope = scope_of(schedule, action);
   if (!scope.empty()) text += ' ' + scope;
-  if (!action.reads.empty()) text += ' ' + operand_list(schedule, action.reads);
-  if (!action.writes.empty()) text += " -> " + operand_list(schedule, action.writes);
-  return text;
+  return text + ' ' + operand_list(schedule, action);
 }
 
 }  // namespace tessera

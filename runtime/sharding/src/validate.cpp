@@ -55,9 +55,10 @@ void compare_collectives(std::span<const Schedule> ranks, std::size_t rank,
   const auto add = [&](int action, const auto&... what) {
     violations.push_back({Rule::kCollectiveOrder, action, concat("rank ", rank, ": ", what...)});
   };
-  if (!(first.mesh == other.mesh && first.placement == other.placement &&
+  if (!(first.purpose == other.purpose && first.mesh == other.mesh &&
+        first.placement == other.placement && first.micro_steps == other.micro_steps &&
         first.units == other.units)) {
-    return add(-1, "mesh, placement or units differ from rank 0's");
+    return add(-1, "purpose, mesh, placement, micro-steps or units differ from rank 0's");
   }
   const auto name = [](const Schedule& schedule, int index) {
     return concat("action ", index, " (", describe(schedule, action_of(schedule, index)), ")");
@@ -111,7 +112,8 @@ std::vector<Violation> validate(std::span<const Schedule> ranks) {
       violations.push_back(std::move(violation));
     }
   }
-  if (ranks.empty() || !violations.empty()) return violations;
+  const auto malformed = [](const Violation& violation) { return violation.rule == Rule::kForm; };
+  if (ranks.empty() || std::ranges::any_of(violations, malformed)) return violations;
   const auto world_size = static_cast<std::size_t>(std::max(ranks.front().mesh.world_size(), 0));
   if (ranks.size() != world_size) {
     violations.push_back(

@@ -46,8 +46,8 @@ class FormCheck {
     if (s_.mesh.replicate < 1 || s_.mesh.shard < 1)
       return add("the mesh has an axis without ranks");
     if (!p.optimizer.contains(p.gradient) || !p.gradient.contains(p.parameter)) {
-      add("parameters must be cut along no more axes than gradients, and those along no more than "
-          "optimizer state");
+      add("parameters must be sharded over no more axes than gradients, and gradients over no more "
+          "axes than optimizer state");
     }
     for (const Axis axis : {Axis::kReplicate, Axis::kShard}) {
       if (s_.mesh.size(axis) == 1 && p.optimizer.contains(axis)) {
@@ -64,8 +64,8 @@ class FormCheck {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
       for (const std::int64_t numel : {unit.trainable_numel, unit.frozen_numel}) {
         if (numel >= 0 && numel % ranks == 0) continue;
-        add("unit ", unit.name, " has ", numel, " elements, which cannot be cut evenly for ", ranks,
-            " ranks");
+        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ",
+            ranks, " ranks");
       }
     }
   }
@@ -137,8 +137,11 @@ class FormCheck {
       if (buffer.role == Role::kActivation || buffer.role == Role::kActivationGradient) {
         add("activations are not listed, but ", buffer.name, " is");
       }
+      if (buffer.role == Role::kScalars && buffer.unit >= 0) {
+        add(buffer.name, " holds scalars and belongs to no unit");
+      }
       if (buffer.unit < 0) {
-        if (buffer.persistent) add(buffer.name, " belongs to no unit and cannot persist");
+        check_shared(buffer);
         continue;
       }
       if (!in_range(buffer.unit, s_.units.size())) {
@@ -150,6 +153,36 @@ class FormCheck {
       if (buffer.numel != numel) {
         add(buffer.name, " holds ", buffer.numel, " elements, but ", numel, " are needed");
       }
+      if (buffer.persistent) check_state(buffer);
+    }
+  }
+
+  /// A slot, or scalars.
+  void check_shared(const ScheduleBuffer& buffer) {
+    if (buffer.persistent) add(buffer.name, " belongs to no unit and cannot persist");
+    if (buffer.role != Role::kScalars && !buffer.is_slot()) {
+      add(buffer.name, " holds ", to_string(buffer.role), " elements of no unit");
+    }
+    if (!buffer.sharded.empty()) {
+      add(buffer.name, " belongs to no unit and cannot be sharded over ",
+          to_string(buffer.sharded));
+    }
+  }
+
+  /// What is kept from step to step is sharded as the placement says.
+  void check_state(const ScheduleBuffer& buffer) {
+    const bool parameter = buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
+    if (!parameter && buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) {
+      return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
+    }
+    const AxisSet wanted = parameter ? s_.placement.parameter : s_.placement.optimizer;
+    if (buffer.sharded != wanted) {
+      add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
+          to_string(wanted));
+    }
+    const DType format = parameter ? s_.parameter_dtype : DType::kFloat32;
+    if (buffer.format != format) {
+      add(buffer.name, " is kept in ", to_string(buffer.format), ", not in ", to_string(format));
     }
   }
 
@@ -205,7 +238,7 @@ class FormCheck {
       return add_at(index, "buffer ", operand.buffer, " does not exist");
     }
     if (!is_live(operand.sharded)) {
-      return add_at(index, "an operand is cut along an axis of one rank");
+      return add_at(index, describe(s_, operand), " is sharded over an axis of size 1");
     }
     const Role role = s_.role(operand.buffer);
     if (s_.is_activation(operand.buffer) || role == Role::kScalars) {

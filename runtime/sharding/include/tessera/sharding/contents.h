@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -49,10 +50,11 @@ class ContentWalk {
   AxisSet all_axes() const { return nesting_.all_axes(); }
   GradientSums* sums() { return sums_; }
 
-  /// Records a violation of the current action unless `holds`. Returns `holds`.
+  /// Records a violation of the current action unless `holds`. Returns `holds`. Of `what`,
+  /// functions are called for what they return, so that texts are made only if they are needed.
   template <typename... Args>
   bool require_that(bool holds, const Args&... what) {
-    if (!holds) report(concat(what...));
+    if (!holds) report(concat(printed(what)...));
     return holds;
   }
 
@@ -70,8 +72,8 @@ class ContentWalk {
   void carry(const Operand& from, const Operand& to);
 
   /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
-  /// step, and of no other unit.
-  void read_parameters(const Action& action, const std::vector<int>& units);
+  /// step, and of no other unit. How many operands these are.
+  std::size_t read_parameters(const Action& action, const std::vector<int>& units);
   /// Contributions of one micro-step to a unit's gradient: its layers' in order of backward.
   int contributions(int unit) const {
     return static_cast<int>(writers_[static_cast<std::size_t>(unit)].size());
@@ -87,14 +89,30 @@ class ContentWalk {
   const std::vector<int>& state_of(int unit) const {
     return state_[static_cast<std::size_t>(unit)];
   }
-  std::string unit_name(int unit) const;
+  const std::string& unit_name(int unit) const;
+  /// For require_that: the buffer's name.
+  auto name_of(int buffer) const {
+    return [this, buffer] { return schedule_.name_of(buffer); };
+  }
+  /// "contributions 2 to 5", "losses of micro-step 1".
+  std::string contributions_text(const Content& content) const;
+  /// "unsharded", "sharded over shard".
+  std::string sharding_text(AxisSet axes) const;
 
  private:
+  template <typename T>
+  static decltype(auto) printed(const T& what) {
+    if constexpr (std::is_invocable_v<const T&>) {
+      return what();
+    } else {
+      return (what);
+    }
+  }
   void report(std::string what);
   void touch(const Operand& operand);
   void require_all_touched();
   void finish();
-  std::string cut(AxisSet axes) const;
+  std::string sum_text(const Content& content) const;
 
   const Schedule& schedule_;
   ShardNesting nesting_;

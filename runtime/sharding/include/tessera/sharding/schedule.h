@@ -157,7 +157,8 @@ inline constexpr std::string_view kResultsBuffer = "results";  ///< mean loss, n
 
 /// A text with one line per unit, layer, buffer and action; `parse_schedule` is its exact inverse.
 std::string to_string(const Schedule& schedule);
-/// "reduce-scatter over shard  g1=h.3 -> h.3.gradient" and the like: one action in words.
+/// "reduce-scatter over shard g1=h.3 -> h.3.gradient" and the like: one action in words. A '*'
+/// marks what is written and read.
 std::string describe(const Schedule& schedule, const Action& action);
 /// "h.3.gradient", "+g1=h.3", "h.3.gradient/shard": as an action's line names an operand.
 std::string describe(const Schedule& schedule, const Operand& operand);
