@@ -312,10 +312,10 @@ void backward(ContentWalk& walk, const Action& action) {
     const bool is_gradient = schedule.role(buffer) == Role::kActivationGradient;
     const Operand* const operand = find_buffer(action.reads, buffer);
     if (!walk.require_that(operand != nullptr, "must read ", walk.name_of(buffer))) return;
-    const Content found = walk.read(*operand);
-    walk.require_that(!found.valid || found.kept || is_gradient, "reads ", walk.name_of(buffer),
-                      ", which holds nothing for it at this point");
     Content& content = walk.at(buffer);
+    walk.require_that(content.valid && (content.kept || is_gradient), "reads ",
+                      walk.name_of(buffer), ", which holds nothing for it at this point");
+    walk.read(*operand);
     content.kept = false;
     content.valid = !is_gradient && content.output;
   }
