@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -20,10 +21,12 @@
 namespace tessera::test {
 namespace {
 
+using ::testing::HasSubstr;
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kMutantsPerPlan = 2;
 #else
-constexpr int kMutantsPerPlan = 30;
+constexpr int kMutantsPerPlan = 20;
 #endif
 constexpr int kWorkers = 4;
 constexpr int kSteps = 2;
@@ -425,6 +428,67 @@ TEST(Mutation, ThreadsThatIgnoreAWaitAreFoundByTheirTimes) {
   });
   EXPECT_EQ(found, waits);
   EXPECT_GE(waits, 8);
+}
+
+// ---- What takes several changes at once, or is fit to run only by chance ----------------------
+
+/// A plan in which one action at a time is broken.
+class ABrokenAction : public testing::Test {
+ protected:
+  void plan_for(const SmallRun& run) {
+    schedule_ = Runner({.name = run.strategy, .run = run}).schedule();
+    EXPECT_TRUE(validate(schedule_).empty());
+  }
+  Action& first(const Operation& operation, int micro_step = -1) {
+    return *std::ranges::find_if(schedule_.actions, [&](const Action& action) {
+      return action.operation == &operation && action.micro_step == micro_step;
+    });
+  }
+  std::string refusal() const {
+    const std::vector<Violation> violations = validate(schedule_);
+    return violations.empty() ? "nothing" : violations.front().message;
+  }
+  Schedule schedule_;
+};
+
+TEST_F(ABrokenAction, ThatReducesInPlaceInASlotIsRefused) {
+  plan_for({.ranks = 2, .strategy = "full_shard"});
+  Action& action = first(operations::kReduceScatter);
+  action.writes.front().buffer = action.reads.front().buffer;
+  EXPECT_THAT(refusal(), HasSubstr("works in place on slot"));
+}
+
+TEST_F(ABrokenAction, ThatReadsAPartOfASlotIsRefused) {
+  plan_for({.ranks = 2, .strategy = "full_shard", .micro_steps = 2, .accumulate_unsharded = true});
+  Action& action = first(operations::kCast);
+  action.reads.front().sharded = action.writes.front().sharded = {Axis::kShard};
+  EXPECT_THAT(refusal(), HasSubstr("is unsharded, not sharded over shard"));
+}
+
+TEST_F(ABrokenAction, ThatCastsABufferToItselfIsRefused) {
+  plan_for({.ranks = 2, .strategy = "full_shard", .micro_steps = 2, .accumulate_unsharded = true});
+  Action& action = first(operations::kCast);
+  action.writes = action.reads;
+  EXPECT_THAT(refusal(), HasSubstr("to itself"));
+}
+
+TEST_F(ABrokenAction, ThatRunsALayerOnAnotherLaneIsRefused) {
+  plan_for({.ranks = 2, .strategy = "no_shard"});
+  Action& action = first(operations::kForward, 0);
+  action.lane = Lane::kGather;
+  EXPECT_THAT(refusal(), HasSubstr("layers run on the compute lane"));
+}
+
+TEST_F(ABrokenAction, ThatAddsToTheMicroStepBeforeIsRefused) {
+  plan_for({.ranks = 1, .strategy = "no_shard", .micro_steps = 2});
+  Action& action = first(operations::kLoss, 1);
+  const Action& before = first(operations::kLoss, 0);
+  for (Operand& operand : action.writes) {
+    if (schedule_.role(operand.buffer) != Role::kGradient || operand.unit != 2) continue;
+    operand.buffer = std::ranges::find(before.writes, 2, &Operand::unit)->buffer;
+    operand.adds = true;
+  }
+  EXPECT_THAT(refusal(), HasSubstr("passes add to what passes of the same micro-step left"));
 }
 
 }  // namespace
