@@ -63,6 +63,7 @@ Ending train_until_failure(const ChainRun& chain, ProcessGroup& end, ExecutorOpt
     ending.what = "something else";
   }
   member.executor.reset();
+  member.state.reset();
   ending.clean = member.memory.current() == MemoryUse{};
   return ending;
 }

@@ -273,6 +273,11 @@ TEST(Executor, LeavesNothingInMemory) {
           EXPECT_EQ(member.memory.current(), at_rest) << strategy.name;
         }
         member.executor.reset();
+        for (const MemoryCategory category :
+             {MemoryCategory::kParameters, MemoryCategory::kOptimizer}) {
+          EXPECT_EQ(member.memory.current()[category], at_rest[category]) << strategy.name;
+        }
+        member.state.reset();
         EXPECT_EQ(member.memory.current(), MemoryUse{}) << strategy.name;
       });
     }

@@ -141,8 +141,9 @@ struct ChainRun {
 struct ChainRank {
   ChainRank(const ChainRun& chain, ProcessGroup& world, ExecutorOptions options)
       : groups(RankGroups::split_from(world, chain.schedule)),
-        state(chain.layout, state_options(chain.schedule), world.rank(), memory),
-        executor(std::make_unique<Executor>(state, chain.model,
+        state(std::make_unique<TrainingState>(chain.layout, state_options(chain.schedule),
+                                              world.rank(), memory)),
+        executor(std::make_unique<Executor>(*state, chain.model,
                                             std::vector<Program>{{&chain.schedule, &chain.source}},
                                             groups, memory, std::move(options))) {}
   ChainRank(const ChainRun& chain, ProcessGroup& world) : ChainRank(chain, world, chain.options) {}
@@ -150,7 +151,7 @@ struct ChainRank {
   std::unique_ptr<Device> device = make_cpu_device();
   Memory memory{*device};
   RankGroups groups;
-  TrainingState state;
+  std::unique_ptr<TrainingState> state;
   std::unique_ptr<Executor> executor;
 };
 

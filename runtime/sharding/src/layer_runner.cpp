@@ -71,7 +71,7 @@ Tensor LayerRunner::take(int buffer) {
   require(found != activations_.end(), ErrorCode::kInternal, schedule_.name_of(buffer),
           " is not there");
   Tensor tensor = std::move(found->second.output);
-  if (found->second.tape == nullptr && !found->second.input) activations_.erase(found);
+  if (!found->second.needed) activations_.erase(found);
   return tensor;
 }
 
@@ -169,6 +169,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
       schedule_.purpose == Purpose::kTrain && a.layer >= schedule_.first_backward_layer;
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
+  kept.needed = trains;
   auto tape = make_tape(a, record, {}, stream);
   Tensor flowing = a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor();
   if (trains && !record) kept.input = flowing;

@@ -63,8 +63,9 @@ class LayerRunner {
   struct Activation {
     Tensor output;
     std::unique_ptr<Tape> tape;
-    Value recorded;  ///< the output on the tape, without its tensor
-    Tensor input;    ///< kept for recomputation only
+    Value recorded;       ///< the output on the tape, without its tensor
+    Tensor input;         ///< kept for recomputation only; none of the first layer
+    bool needed = false;  ///< backward has yet to come
   };
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
