@@ -11,7 +11,7 @@
 #include "tessera/sharding/operation.h"
 
 // What an executor does beside training well (parity_test.cpp) and failing (executor_failure_test).
-namespace tessera::test::executor_test {
+namespace tessera::test {
 namespace {
 
 using ::testing::Each;
@@ -273,6 +273,10 @@ TEST(Executor, LeavesNothingInMemory) {
           EXPECT_EQ(member.memory.current(), at_rest) << strategy.name;
         }
         member.executor.reset();
+        for (const MemoryCategory category :
+             {MemoryCategory::kParameters, MemoryCategory::kOptimizer}) {
+          EXPECT_EQ(member.memory.current()[category], at_rest[category]) << strategy.name;
+        }
         member.state.reset();
         EXPECT_EQ(member.memory.current(), MemoryUse{}) << strategy.name;
       });
@@ -367,4 +371,4 @@ TEST(Executor, KeepsNoSpansUnlessAsked) {
 }
 
 }  // namespace
-}  // namespace tessera::test::executor_test
+}  // namespace tessera::test
