@@ -497,6 +497,18 @@ TEST_F(LaunchUnderMpirun, AKilledProcessEndsAllSoon) {
   EXPECT_THAT(mpirun.shown(), ::testing::ContainsRegex("rank 1"));
 }
 
+TEST_F(LaunchUnderMpirun, AProcessThatIsStoppedWhileMpiStartsEndsTheRunInTime) {
+  std::vector<std::string> command = this->mpirun();
+  const std::string stop_rank_1 = "[ $OMPI_COMM_WORLD_RANK = 1 ] && kill -STOP $$; exec \"$@\"";
+  command.insert(std::ranges::find(command, TESSERA_PROGRAM), {"sh", "-c", stop_rank_1, "sh"});
+  command.insert(command.end(), {"--timeout", "4"});
+  const auto begin = std::chrono::steady_clock::now();
+  test::PseudoTerminal mpirun(command);
+  EXPECT_NE(mpirun.exit_code(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_THAT(mpirun.shown(), HasSubstr("waited 4 s for MPI to bring the processes together"));
+}
+
 TEST_F(LaunchUnderMpirun, ASignalToMpirunEndsAllInFiveSeconds) {
   for (const int signal : {SIGTERM, SIGINT}) {
     SCOPED_TRACE(strsignal(signal));

@@ -127,8 +127,9 @@ TEST_F(LaunchMeeting, ADeathBeforeProcessesHaveMetEndsTheOthersAtOnce) {
              });
   EXPECT_LT(Clock::now() - killed, kSoon);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 (process 1, "),
-                                HasSubstr("was killed by signal 9 (Killed)")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 1 (process 1, "),
+                    HasSubstr("was killed by signal 9 (Killed) before the processes had met")));
 }
 
 TEST_F(LaunchMeeting, OneMachineListensAtTheLoopbackInterfaceAlone) {
@@ -165,6 +166,26 @@ TEST_F(LaunchMeeting, TheProcessThatWasKilledIsBlamedAlthoughOthersAreSeenFirst)
       });
   EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
   EXPECT_THAT(result.err, HasSubstr(concat("error: rank 2 (process 2, pid ", killed)));
+}
+
+TEST_F(LaunchMeeting, AStoppedProcessIsNamedAndDoesNotHoldUpTheEnd) {
+  Clock::time_point stopped;
+  pid_t process = 0;
+  const ProgramResult result =
+      launch({"--processes", "2", "--grace", "60"},
+             {"--data", write_text(), "--steps", "1000000", "--log", path("log"), "--timeout", "3"},
+             [&](pid_t launcher) {
+               await_step("log");
+               process = test::children_of(launcher).at(1);
+               kill(process, SIGSTOP);
+               stopped = Clock::now();
+             });
+  EXPECT_LT(Clock::now() - stopped, kSoon + kSoon);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr(concat("tessera: rank 1 (process 1, pid ", process)),
+                    HasSubstr("was stopped by signal 19"), HasSubstr("error: rank 0 (process 0"),
+                    HasSubstr("failed with exit code 1")));
 }
 
 TEST_F(LaunchMeeting, ASignalFromTheParentToOneProcessEndsTheRunInFiveSeconds) {

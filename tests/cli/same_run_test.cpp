@@ -106,6 +106,8 @@ const std::map<std::string, Other> kOthers{
     {"precision", {"bf16"}},
     {"reduce_dtype", {"bf16", {{"precision", "bf16"}}}},
     {"seed", {"2"}},
+    {"eval_every", {"1", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
+    {"eval_tokens", {"16", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
     {"learning_rate", {"0.002"}},
     {"minimum_learning_rate", {"0.00001"}},
     {"learning_rate_schedule", {"linear"}},
@@ -140,9 +142,10 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
 
 /// Where something lies, what is shown, and what a machine has.
 bool may_differ(const std::string& name) {
-  static const std::set<std::string> kNames{
-      "data",  "log",    "csv",         "tensorboard", "append", "overwrite",    "verbose",
-      "quiet", "prompt", "temperature", "top_k",       "format", "memory_limit", "timeout"};
+  static const std::set<std::string> kNames{"data",        "eval_data",    "log",         "csv",
+                                            "tensorboard", "append",       "overwrite",   "verbose",
+                                            "quiet",       "prompt",       "temperature", "top_k",
+                                            "format",      "memory_limit", "timeout"};
   return kNames.contains(name);
 }
 

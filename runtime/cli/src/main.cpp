@@ -14,8 +14,8 @@
 #include "commands.h"
 #include "help_format.h"
 #include "launch/launch_command.h"
-#include "tessera/compat/launcher.h"
 #include "terminal.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 

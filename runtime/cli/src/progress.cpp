@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "tessera/compat/launcher.h"
 #include "report.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/trainer/byte_size.h"
 
 namespace tessera::cli {

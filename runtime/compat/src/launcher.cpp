@@ -1,15 +1,22 @@
 #include "tessera/compat/launcher.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
+#include "commands.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
@@ -117,6 +124,7 @@ Launcher by_ours(const Environment& environment) {
   Launcher launcher = by_sockets(environment, kOwnLauncher);
   launcher.ranks_per_process = needed(environment, kRanksPerProcess, kOwnLauncher);
   launcher.listener = number(environment, kListener).value_or(-1);
+  launcher.meeting = number(environment, kMeeting).value_or(-1);
   return launcher;
 }
 
@@ -193,8 +201,26 @@ int listener_of(const Launcher& launcher, bool quiet) {
   return listening.socket;
 }
 
+/// Ends this process with an error if it lives `patience` longer. MPI_Init waits for the other
+/// processes without a limit and cannot be cancelled.
+std::jthread limit_start(std::chrono::milliseconds patience, std::string error) {
+  return std::jthread([=](const std::stop_token& over) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any never;
+    if (never.wait_for(lock, over, patience, [&] { return over.stop_requested(); })) return;
+    std::cerr << "tessera: error: " << error << std::endl;
+    _exit(kExitRunTime);  // the thread that is stuck cannot unwind
+  });
+}
+
 /// An MPI that does not know the launcher's variables takes the process for the only one.
 std::shared_ptr<World> join_mpi(const Launcher& launcher, const WorldOptions& options) {
+  const std::jthread watch = limit_start(
+      options.timeout, concat("process ", launcher.process, " of ", launcher.processes, " on ",
+                              host_name(), " waited ", options.timeout.count() / 1000,
+                              " s for MPI to bring the processes together; one of them did not "
+                              "start, or is stopped; look at them, or raise --timeout"));
   std::shared_ptr<World> world = make_mpi_world(options);
   require(world->processes() == launcher.processes, ErrorCode::kConfig, launcher.name,
           " has started ", launcher.processes, " processes, but the MPI of this build knows of ",
@@ -336,6 +362,7 @@ void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet) {
                                            .token = launcher.token,
                                            .patience = options.timeout},
                                           world);
+  if (launcher.meeting >= 0) eventfd_write(launcher.meeting, 1);
 }
 
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options) {

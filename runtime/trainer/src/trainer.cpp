@@ -224,9 +224,11 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
           if (tells && on_note) on_note(note);
         }
       }
-      check_tokens(*record);
-      if (tells && on_step && !on_step(*record)) session.stop();
-      if (!options.allow_non_finite) check_loss(*record);
+      if (tells) {  // the other processes end when this one does, and say the same
+        check_tokens(*record);
+        if (on_step && !on_step(*record)) session.stop();
+        if (!options.allow_non_finite) check_loss(*record);
+      }
       const bool due = options.evaluate_every > 0 && record->step % options.evaluate_every == 0;
       if (evaluation_ != nullptr && due) evaluate();
     }

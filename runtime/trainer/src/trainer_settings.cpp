@@ -213,37 +213,39 @@ std::string weight_decay_help() {
 }
 
 std::vector<Row> optimizer_rows() {
-  std::vector<Row> rows = in_group(
-      "Optimizer",
-      {
-          bound<&O::optimizer, &Opt::name>("optimizer", "what updates the parameters",
-                                           {.choices = optimizer_names()}),
-          bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
-                                                {.minimum = 0, .check = check_fp32}),
-          bound<&O::learning_rate, &Rate::minimum>("minimum_learning_rate",
-                                                   "where the decay ends [a tenth of the peak]",
-                                                   {.minimum = 0, .check = check_fp32}),
-          bound<&O::learning_rate, &Rate::kind>(
-              "learning_rate_schedule",
-              "shape after warm-up; wsd is stable, then decays over the last "
-              "--decay-steps"),
-          bound<&O::learning_rate, &Rate::warmup_steps>(
-              "warmup_steps", "steps of linear warm-up [a tenth of the steps, at most 100]",
-              {.minimum = 0}),
-          bound<&O::learning_rate, &Rate::decay_steps>(
-              "decay_steps", "steps of wsd's decay [a fifth of the steps]", {.minimum = 0}),
-          bound<&O::optimizer, &Opt::clip_norm>(
-              "clip_norm", "gradients are scaled down to this global norm; 0: never",
-              {.minimum = 0}),
-          bound<&O::optimizer, &Opt::stochastic_rounding>(
-              "stochastic_rounding",
-              "bf16 parameters are rounded up or down at random, so that "
-              "small updates move them too; the same bits for every strategy"),
-          bound<&O::optimizer, &Opt::weight_decay>("weight_decay", weight_decay_help(),
-                                                   {.minimum = 0, .check = check_fp32}),
-      });
-  for (Row& row : in_group("Optimizer", hyperparameter_rows())) rows.push_back(std::move(row));
-  return rows;
+  std::vector<Row> rows({
+      bound<&O::optimizer, &Opt::name>("optimizer", "what updates the parameters",
+                                       {.choices = optimizer_names()}),
+      bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
+                                            {.minimum = 0, .check = check_fp32}),
+      bound<&O::learning_rate, &Rate::minimum>("minimum_learning_rate",
+                                               "where the decay ends [a tenth of the peak]",
+                                               {.minimum = 0, .check = check_fp32}),
+      bound<&O::learning_rate, &Rate::kind>(
+          "learning_rate_schedule",
+          "shape after warm-up; wsd is stable, then decays over the last "
+          "--decay-steps"),
+      bound<&O::learning_rate, &Rate::warmup_steps>(
+          "warmup_steps", "steps of linear warm-up [a tenth of the steps, at most 100]",
+          {.minimum = 0}),
+      bound<&O::learning_rate, &Rate::decay_steps>(
+          "decay_steps", "steps of wsd's decay [a fifth of the steps]", {.minimum = 0}),
+      bound<&O::optimizer, &Opt::weight_decay>("weight_decay", weight_decay_help(),
+                                               {.minimum = 0, .check = check_fp32}),
+  });
+  for (Row& row : hyperparameter_rows()) rows.push_back(std::move(row));
+  for (Row& row : std::vector<Row>{
+           bound<&O::optimizer, &Opt::clip_norm>(
+               "clip_norm", "gradients are scaled down to this global norm; 0: never",
+               {.minimum = 0}),
+           bound<&O::optimizer, &Opt::stochastic_rounding>(
+               "stochastic_rounding",
+               "bf16 parameters are rounded up or down at random, so that "
+               "small updates move them too; the same bits for every strategy"),
+       }) {
+    rows.push_back(std::move(row));
+  }
+  return in_group("Optimizer", std::move(rows));
 }
 
 std::vector<Row> evaluation_rows() {

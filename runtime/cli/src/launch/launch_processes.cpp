@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,8 +19,8 @@
 
 #include "commands.h"
 #include "interrupt.h"
-#include "tessera/compat/launcher.h"
 #include "terminal.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
 
@@ -28,8 +29,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// After a failure, how long the others may take to say what they know of it.
-constexpr std::chrono::seconds kFirstGrace{2};
+/// After a failure, how long the others may take to say what they know of it, and if they have not
+/// met yet: they would look for each other until --timeout.
+constexpr std::chrono::milliseconds kFirstGrace{2000};
+constexpr std::chrono::milliseconds kGraceOfUnmet{500};
 constexpr std::chrono::seconds kLastGrace{3};
 
 std::string ranks_of(const ProcessOptions& options) {
@@ -99,7 +102,7 @@ struct Failure {
 /// Between fork and exec: only what a signal handler might call, so all memory is made before.
 /// `inherited`: files that the process has under the same numbers, -1 being none.
 [[noreturn]] void become(char** argv, char** variables, int out, int err,
-                         const std::array<int, 2>& inherited, pid_t parent) {
+                         const std::array<int, 3>& inherited, pid_t parent) {
   // The launcher's handlers would swallow what comes before exec.
   sigset_t all_signals;
   sigfillset(&all_signals);
@@ -170,6 +173,7 @@ class Launch {
     arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
     Variables all = options.variables;
     if (options.listener >= 0) all[kListener] = std::to_string(options.listener);
+    all[kMeeting] = std::to_string(meeting_);
     const int terminal = options.process == 0 ? terminal_for_bar() : -1;
     if (terminal >= 0) all[kBarTerminal] = std::to_string(terminal);
     for (char** v = environ; *v != nullptr; ++v) {
@@ -197,7 +201,8 @@ class Launch {
     sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
     if (child.pid == 0) {
-      become(argv.data(), variables.data(), out[1], err[1], {terminal, options.listener}, parent);
+      become(argv.data(), variables.data(), out[1], err[1], {terminal, options.listener, meeting_},
+             parent);
     }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
@@ -239,10 +244,15 @@ class Launch {
   void reap() {
     std::vector<std::pair<const Child*, int>> ended;  // with their statuses
     int status = 0;
-    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;) {
       const auto child = std::find_if(children_.begin(), children_.end(),
                                       [&](const Child& c) { return c.pid == pid; });
       if (child == children_.end()) continue;
+      if (WIFSTOPPED(status)) {
+        say(concat(describe(*child), " was stopped by signal ", WSTOPSIG(status), " (",
+                   strsignal(WSTOPSIG(status)), "); the run waits for it (kill -CONT ", pid, ")"));
+        continue;
+      }
       child->running = false;
       ended.emplace_back(&*child, status);
     }
@@ -262,14 +272,16 @@ class Launch {
   /// is one: a process that had no handler yet dies of it, and its neighbours miss it.
   void note_end(const Child& child, int status) {
     if (failure_.has_value()) return;
+    eventfd_t count = 0;
+    met_ = met_ || children_.size() == 1 || eventfd_read(meeting_, &count) == 0;
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       cut_short_ = cut_short_ || (passed_on_ != 0 && signal == passed_on_);
       const bool by_us = signals_ > 1 && (signal == SIGTERM || signal == SIGKILL);
       if (by_us || cut_short_) return;
-      failure_ = {
-          concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal), ")"),
-          kExitSignal + signal};
+      failure_ = {concat(describe(child), " was killed by signal ", signal, " (", strsignal(signal),
+                         ")", met_ ? "" : " before the processes had met"),
+                  kExitSignal + signal};
     } else if (WEXITSTATUS(status) != 0) {
       const int code = WEXITSTATUS(status);
       if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
@@ -283,7 +295,9 @@ class Launch {
     } else {
       return;
     }
-    if (!deadline_) deadline_ = Clock::now() + std::min<std::chrono::seconds>(kFirstGrace, grace_);
+    const auto first =
+        std::min<std::chrono::milliseconds>(met_ ? kFirstGrace : kGraceOfUnmet, grace_);
+    if (!deadline_) deadline_ = Clock::now() + first;
   }
 
   void pass_on_signal() {
@@ -299,15 +313,19 @@ class Launch {
 
   /// After a failure SIGTERM: it ends whoever still looks for the others, and a run that trains
   /// takes it for Ctrl-C. `grace_` after either, SIGTERM again, which then kills; at last SIGKILL.
+  /// A stopped process takes SIGTERM when it continues.
   void escalate() {
     if (!deadline_ || Clock::now() < *deadline_ || !any_running()) return;
     for (const Child& child : children_) {
-      if (child.running) kill(-child.pid, signals_ < 2 ? SIGTERM : SIGKILL);
+      if (!child.running) continue;
+      kill(-child.pid, signals_ < 2 ? SIGTERM : SIGKILL);
+      kill(-child.pid, SIGCONT);
     }
     deadline_ = Clock::now() + (++signals_ < 2 ? grace_ : kLastGrace);
   }
 
   const InterruptGuard interrupt_;
+  const int meeting_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // see kMeeting
   const std::chrono::seconds grace_;
   std::vector<Child> children_;
   std::set<std::string> errors_;  // of the processes
@@ -315,6 +333,7 @@ class Launch {
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
   int passed_on_ = 0;
+  bool met_ = false;        // a process has met all others
   bool cut_short_ = false;  // a process has died of the signal that was passed on
   int signals_ = 0;         // that all have been sent
 };

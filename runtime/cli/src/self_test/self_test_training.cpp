@@ -117,7 +117,7 @@ std::string SelfTestTraining::run(const Strategy& strategy) const {
           "other gradient norms than no_shard");
   require(outcome.parameters_sha256 == reference_.parameters_sha256, ErrorCode::kInternal,
           "other parameters than no_shard");
-  return concat("the same bits, as the plans prove, with ", format_bytes(outcome.peak_bytes),
+  return concat("the same bits, with ", format_bytes(outcome.peak_bytes),
                 " per rank, as predicted");
 }
 

@@ -15,6 +15,8 @@ namespace tessera {
 inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
 /// A file descriptor of process 0 that listens at MASTER_PORT already.
 inline constexpr const char* kListener = "TESSERA_LISTENER";
+/// An eventfd: a process that has met the others adds one.
+inline constexpr const char* kMeeting = "TESSERA_MEETING";
 /// A secret of the job; see SocketRendezvous::token. Launchers pass it on.
 inline constexpr const char* kJobToken = "TESSERA_JOB_TOKEN";
 /// A file descriptor of process 0: the terminal, where its progress bar goes. What it says goes
@@ -35,7 +37,8 @@ struct Launcher {
   int threads = 0;        ///< of each rank's kernels, as OMP_NUM_THREADS says
   std::string address{};  ///< kSockets only, as the next two
   int port = 0;
-  int listener = -1;
+  int listener = -1;    ///< the value of kListener
+  int meeting = -1;     ///< the value of kMeeting
   std::string token{};  ///< kSockets only: of kJobToken, else what the launcher calls the job
   bool secret = false;  ///< whether `token` is of kJobToken
 };
@@ -72,9 +75,9 @@ void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet);
 /// a rank has.
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options);
 
-/// For a program of one's own: recognises the launcher of this process and joins the others, with as
-/// many ranks as it has started. Without a launcher, options stay as they are: the ranks are threads
-/// of this process. Process 0 of the result is the one that should print.
+/// For a program of one's own: recognises the launcher of this process and joins the others, with
+/// as many ranks as it has started. Without a launcher, options stay as they are: the ranks are
+/// threads of this process. Process 0 of the result is the one that should print.
 Launcher join_launched(TrainerOptions& options);
 
 }  // namespace tessera
