@@ -105,7 +105,7 @@ constexpr std::string_view kSmallText = R"(schedule 2
 purpose               train
 mesh                  replicate 1 shard 2
 parameter             over shard in bf16
-gradient              over shard
+gradient              over shard in fp32
 optimizer             over shard
 micro_steps           1
 recompute             selective

@@ -16,7 +16,6 @@
 #include <thread>
 #include <utility>
 
-#include "commands.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
@@ -210,7 +209,7 @@ std::jthread limit_start(std::chrono::milliseconds patience, std::string error) 
     std::condition_variable_any never;
     if (never.wait_for(lock, over, patience, [&] { return over.stop_requested(); })) return;
     std::cerr << "tessera: error: " << error << std::endl;
-    _exit(kExitRunTime);  // the thread that is stuck cannot unwind
+    _exit(EXIT_FAILURE);  // the thread that is stuck cannot unwind
   });
 }
 

@@ -99,6 +99,10 @@ void write_gradients(ContentWalk& walk, const Action& action) {
     walk.require_that(!operand->adds || !there.valid || (there.open && there.begin >= first),
                       "adds to ", walk.name_of(operand->buffer),
                       ", which holds more than what layers have left in this micro-step");
+    walk.require_that(
+        schedule.buffer(*operand).format == schedule.reduce_dtype, "must leave the gradient in ",
+        [&] { return to_string(schedule.reduce_dtype); },
+        ", or contributions are rounded differently");
     walk.write(*operand, {.role = Role::kGradient,
                           .unit = unit,
                           .partial = walk.all_axes(),

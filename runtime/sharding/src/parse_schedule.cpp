@@ -156,6 +156,7 @@ class Parser {
       s.parameter_dtype = parse_in(line);
     } else if (key == "gradient") {
       s.placement.gradient = parse_over(line);
+      s.reduce_dtype = parse_in(line);
     } else if (key == "optimizer") {
       s.placement.optimizer = parse_over(line);
     } else if (key == "micro_steps") {

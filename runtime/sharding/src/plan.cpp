@@ -87,6 +87,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   schedule.mesh = options.mesh;
   schedule.placement = ShardNesting(options.mesh, options.placement).placement();
   schedule.parameter_dtype = options.parameter_dtype;
+  schedule.reduce_dtype = options.reduce_dtype;
   schedule.micro_steps = options.micro_steps;
   schedule.recompute = options.recompute;
   const int ranks = options.mesh.world_size();

@@ -65,11 +65,12 @@ std::string to_text(const Json& json) {
   const Json& mesh = json.at("mesh");
   const Json& placement = json.at("placement");
   const auto plain = [](const Json& item) { return word(item, false); };
-  text += concat(
-      "purpose ", plain(json.at("purpose")), "\nmesh replicate ", plain(mesh.at("replicate")),
-      " shard ", plain(mesh.at("shard")), "\nparameter over ", plain(placement.at("parameter")),
-      " in ", plain(json.at("parameter_dtype")), "\ngradient over ",
-      plain(placement.at("gradient")), "\noptimizer over ", plain(placement.at("optimizer")), '\n');
+  text += concat("purpose ", plain(json.at("purpose")), "\nmesh replicate ",
+                 plain(mesh.at("replicate")), " shard ", plain(mesh.at("shard")),
+                 "\nparameter over ", plain(placement.at("parameter")), " in ",
+                 plain(json.at("parameter_dtype")), "\ngradient over ",
+                 plain(placement.at("gradient")), " in ", plain(json.at("reduce_dtype")),
+                 "\noptimizer over ", plain(placement.at("optimizer")), '\n');
   for (const char* const key : {"micro_steps", "recompute", "first_backward_layer"}) {
     text += concat(key, ' ', plain(json.at(key)), '\n');
   }
@@ -155,6 +156,7 @@ Json to_json(const Schedule& schedule) {
             {"gradient", to_string(schedule.placement.gradient)},
             {"optimizer", to_string(schedule.placement.optimizer)}}},
           {"parameter_dtype", to_string(schedule.parameter_dtype)},
+          {"reduce_dtype", to_string(schedule.reduce_dtype)},
           {"micro_steps", schedule.micro_steps},
           {"recompute", to_string(schedule.recompute)},
           {"first_backward_layer", schedule.first_backward_layer},

@@ -57,7 +57,8 @@ void write_header(std::ostream& out, const Schedule& schedule) {
   line("mesh", "replicate ", schedule.mesh.replicate, " shard ", schedule.mesh.shard);
   line("parameter", "over ", to_string(placement.parameter), " in ",
        to_string(schedule.parameter_dtype));
-  line("gradient", "over ", to_string(placement.gradient));
+  line("gradient", "over ", to_string(placement.gradient), " in ",
+       to_string(schedule.reduce_dtype));
   line("optimizer", "over ", to_string(placement.optimizer));
   line("micro_steps", schedule.micro_steps);
   line("recompute", to_string(schedule.recompute));
