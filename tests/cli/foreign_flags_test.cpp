@@ -85,6 +85,7 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--fsdp_forward_prefetch", "false"}, "prefetch_forward", 0},
       {{"--seq_len", "32"}, "sequence_length", 32},
       {{"--wd", "0.5"}, "weight_decay", 0.5},
+      {{"--eval_steps", "7"}, "eval_every", 7},
   };
   for (const Habit& habit : habits) {
     EXPECT_EQ(settings(habit.words)[habit.setting], habit.value) << habit.words.front();
@@ -233,7 +234,7 @@ TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
       {"--output_dir", "no counterpart: parameters are not saved yet"},
       {"--resume_from_checkpoint", "no counterpart: parameters and state are not saved yet"},
       {"--save_steps", "no counterpart: parameters and state are not saved yet"},
-      {"--eval_steps", "no counterpart: there is no evaluation"},
+      {"--eval_strategy", "no counterpart: say what to evaluate on, and how often"},
       {"--report_to", "no counterpart: say where: --tensorboard FOLDER"},
   };
   for (const auto& [flag, answer] : answers) {

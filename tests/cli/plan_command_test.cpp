@@ -123,6 +123,54 @@ TEST_F(PlanCommand, PredictsWhatTrainMeasures) {
             summary["sent_bytes"]["counted"]["reduce_scatter"].get<std::int64_t>());
 }
 
+TEST_F(PlanCommand, ShowsHowGradientsAreAddedUp) {
+  const auto sums = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{
+        "plan", "--no-default-config", "--sums", "--layers",      "1", "--heads", "2", "--width",
+        "16",   "--context-length",    "16",     "--micro-batch", "1", "--ranks", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(sums({"--accumulate", "2", "--strategy", "no_shard"}),
+            R"(gradients are added up as (hash c79e27f899f6e41b)
+  (head+embedding s0..s2/2) x2/1
+      1 tensor (wte.weight)
+  (g s0..s2/2) x2/1
+      15 tensors (wpe.weight, ...)
+same bits  no_shard, zero1
+others     zero2, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2,
+           hybrid_full_optimizer
+)");
+  EXPECT_EQ(sums({"--strategy", "full_shard"}),
+            R"(gradients are added up as (hash bd94a5980c6631e5)
+  head+embedding s0..s1
+      1 tensor (wte.weight)
+  g s0..s1
+      15 tensors (wpe.weight, ...)
+same bits  no_shard, zero1, zero2, shard_grad_op, full_shard, hybrid_shard,
+           hybrid_shard_zero2, hybrid_full_optimizer
+)");
+}
+
+TEST_F(PlanCommand, ExplainNamesTheStrategiesWithTheSameBits) {
+  const auto explained = [&](const std::string& more) {
+    const ProgramResult result = run({"explain",
+                                      write("ds.json", R"({"zero_optimization": {"stage": 3},
+             "train_micro_batch_size_per_gpu": 1)" + more + "}"),
+                                      "--ranks", "2"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_THAT(explained(""),
+              HasSubstr("\nSame bits: no_shard, zero1, zero2, shard_grad_op, full_shard, "
+                        "hybrid_shard,\n  hybrid_shard_zero2, hybrid_full_optimizer add up "
+                        "gradients in the same way.\n"));
+  EXPECT_THAT(explained(R"(, "gradient_accumulation_steps": 2)"),
+              HasSubstr("\nSame bits: zero2, shard_grad_op, full_shard, hybrid_shard, "));
+}
+
 TEST_F(PlanCommand, RefusesWhatIsOnlyForTraining) {
   const ProgramResult result = run({"plan", "--data", "x"});
   EXPECT_EQ(result.exit_code, 2);

@@ -55,4 +55,6 @@ run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" 
     -D TESSERA_MODULES=${modules})
 run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)
 run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK}/build" --output-on-failure --no-tests=error)
+run(${CMAKE_COMMAND} -D EXAMPLE=${WORK}/build/train_own_loop -D DATA=${DATA}
+    -P "${CMAKE_CURRENT_LIST_DIR}/run_own_loop.cmake")
 file(REMOVE_RECURSE "${WORK}")

@@ -94,6 +94,7 @@ class WholeModel {
     const std::size_t layers = model_.layers.size();
     std::vector<std::unique_ptr<Tape>> tapes(layers);
     std::vector<Tensor> inputs(layers);
+    inputs.front() = batch.inputs;
     Tensor losses;
     std::vector<Value> outputs(layers);
     const auto forward = [&](std::size_t i, bool record) {

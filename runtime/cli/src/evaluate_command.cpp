@@ -60,7 +60,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
 
 }  // namespace
 
-Command add_evaluate(CLI::App& program) {
+std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program) {
   const Setting format{.name = "format",
                        .fallback = "text",
                        .help = "text, or the record that a log has, as json",
@@ -70,9 +70,13 @@ Command add_evaluate(CLI::App& program) {
   for (Setting& setting : train_only_settings()) {
     if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
   }
-  const auto command = std::make_shared<SettingsCommand>(
+  return std::make_shared<SettingsCommand>(
       program, "evaluate", "Compute a model's loss on text or tokens",
       joined({model_settings(), data_settings(), trainer_settings(), {format}}), other);
+}
+
+Command add_evaluate(CLI::App& program) {
+  const auto command = add_evaluate_flags(program);
   return {&command->command(), [command] {
             const Launcher launcher = find_launcher(std::getenv);
             Config config = command->config(std::cerr, facts_of(launcher));

@@ -137,6 +137,10 @@ constexpr Alias kAliases[] = {
     {"--dtype", "--precision", precision},
     {"--bf16", "--precision", bf16, true},
 
+    // Evaluation.
+    {"--eval-steps", "--eval-every"},
+    {"--eval-interval", "--eval-every"},
+
     // The optimizer.
     {"--lr", "--learning-rate"},
     {"--min-lr", "--minimum-learning-rate"},
@@ -256,7 +260,7 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--overwrite-output-dir", kNotSaved},
     {"--torch-compile", kNoCompiler, true},
     {"--compile", kNoCompiler, true},
-    {"--eval-", "there is no evaluation besides the training loss yet"},
+    {"--eval-", "say what to evaluate on, and how often: --eval-data and --eval-every"},
     {"--log-interval", "every step is logged: --log, --csv and --tensorboard", true},
     {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
     {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},

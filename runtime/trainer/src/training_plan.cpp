@@ -80,6 +80,9 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   require_valid(result.schedule);
   std::vector<Program> programs{{&result.schedule, &source}};
   if (evaluation != nullptr) {
+    require(result.options.evaluation_samples >= 1, ErrorCode::kConfig,
+            "evaluation_samples: ", result.options.evaluation_samples,
+            " is out of range; allowed: at least 1, where there is data to evaluate with");
     PlanOptions forward_only = plan_options(result.options);
     forward_only.purpose = Purpose::kEvaluate;
     forward_only.micro_steps = 1;

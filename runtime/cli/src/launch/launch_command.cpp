@@ -15,11 +15,11 @@
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
-#include "tessera/compat/launcher.h"
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/compat/config.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -145,7 +145,7 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
   const std::vector<std::string> extras = command_->remaining();
   if (!extras.empty()) {
     require(extras.front().rfind('-', 0) == 0, ErrorCode::kConfig, "'", extras.front(),
-            "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
+            kCannotBeLaunched);
     refuse_flag(extras.front(), shown_flags(*command_),
                 {.name = "train", .flags = flags_of_train()});
   }
@@ -163,8 +163,7 @@ std::vector<std::string> take_launched(int& argc, const char* const* argv) {
   auto command = std::ranges::find(words, "--");
   const bool marked = command != words.end();
   if (!marked) {
-    command = std::ranges::find_if(
-        words, [](const std::string& word) { return word == "train" || word == "test"; });
+    command = std::ranges::find_if(words, can_be_launched);
   }
   argc = 2 + static_cast<int>(command - words.begin());
   return {command + (marked ? 1 : 0), words.end()};

@@ -9,9 +9,10 @@ LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
     : words_(std::move(words)), program_(std::make_unique<CLI::App>("", "tessera")) {
   require(!words_.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
           "--processes 2 -- train --data FOLDER'");
-  require(name() == "train" || name() == "test", ErrorCode::kConfig, "'", name(),
-          "' cannot be launched; 'train' and 'test' can, after the launcher's own flags and --");
-  settings_ = name() == "train" ? add_train_flags(*program_) : add_self_test_flags(*program_);
+  require(can_be_launched(name()), ErrorCode::kConfig, "'", name(), kCannotBeLaunched);
+  settings_ = name() == "train"      ? add_train_flags(*program_)
+              : name() == "evaluate" ? add_evaluate_flags(*program_)
+                                     : add_self_test_flags(*program_);
   try {
     program_->parse(std::vector<std::string>(words_.rbegin(), words_.rend()));
   } catch (const CLI::CallForHelp&) {
