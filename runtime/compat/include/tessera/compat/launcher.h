@@ -17,7 +17,7 @@ inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
 inline constexpr const char* kListener = "TESSERA_LISTENER";
 /// A secret of the job; see SocketRendezvous::token. Launchers pass it on.
 inline constexpr const char* kJobToken = "TESSERA_JOB_TOKEN";
-/// A file descriptor of process 0: the terminal, where its progress bar goes. What it says goes
+/// A file descriptor of process 0: the terminal, where its progress bar goes. Its output goes
 /// through the launcher, as with all processes, which puts its ranks in front.
 inline constexpr const char* kBarTerminal = "TESSERA_BAR_TERMINAL";
 /// For tests on one machine: "1" lets processes exchange messages as if each had its own.
@@ -46,7 +46,7 @@ struct Launcher {
 /// Throws Error{kConfig} that names the variable that is missing or makes no sense.
 Launcher find_launcher(const Environment& environment);
 
-/// True if another launcher than ours sets the variable for its own processes. Those that
+/// True if another launcher than ours sets the variable for its own processes. Processes that
 /// `tessera launch` starts do not get it.
 bool is_of_other_launcher(std::string_view variable);
 
@@ -57,7 +57,7 @@ std::string first_host(std::string_view list);
 /// Error{kConfig} if it is no number above 0.
 int threads_of_environment(const Environment& environment);
 
-/// What it decides of what a config file means.
+/// How the launcher changes the meaning of a config file.
 LaunchFacts facts_of(const Launcher& launcher);
 
 /// Gives `config` the number of ranks and their threads if they were not given, and keeps every
@@ -72,9 +72,9 @@ void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet);
 /// a rank has.
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options);
 
-/// For a program of one's own: recognises the launcher of this process and joins the others, with as
-/// many ranks as it has started. Without a launcher, options stay as they are: the ranks are threads
-/// of this process. Process 0 of the result is the one that should print.
+/// For a program of one's own: recognises the launcher of this process and joins the others, with
+/// as many ranks as it has started. Without a launcher, options stay as they are: the ranks are
+/// threads of this process. Process 0 of the result is the one that should print.
 Launcher join_launched(TrainerOptions& options);
 
 }  // namespace tessera
