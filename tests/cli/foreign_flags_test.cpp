@@ -233,7 +233,7 @@ TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
       {"--output_dir", "no counterpart: parameters are not saved yet"},
       {"--resume_from_checkpoint", "no counterpart: parameters and state are not saved yet"},
       {"--save_steps", "no counterpart: parameters and state are not saved yet"},
-      {"--eval_steps", "no counterpart: there is no evaluation"},
+      {"--eval_steps", "no counterpart: evaluation has --eval-data"},
       {"--report_to", "no counterpart: say where: --tensorboard FOLDER"},
   };
   for (const auto& [flag, answer] : answers) {

@@ -256,7 +256,7 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--overwrite-output-dir", kNotSaved},
     {"--torch-compile", kNoCompiler, true},
     {"--compile", kNoCompiler, true},
-    {"--eval-", "there is no evaluation besides the training loss yet"},
+    {"--eval-", "evaluation has --eval-data, --eval-every and --eval-tokens"},
     {"--log-interval", "every step is logged: --log, --csv and --tensorboard", true},
     {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
     {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
