@@ -257,8 +257,8 @@ TEST(AccountTraffic, HybridShardsAddOneReductionAcrossReplicas) {
   }
 }
 
-// The README's formulas for gradients, in numbers: 5120 parameters (with padding) on two replicas
-// of two ranks, x = 3/4, y = 1/2, z = (R - 1) / (R F) = 1/4.
+// The formulas of runtime/sharding/README.md for gradients, in numbers: 5120 parameters (with
+// padding) on two replicas of two ranks, x = 3/4, y = 1/2, z = (R - 1) / (R F) = 1/4.
 TEST(AccountTraffic, HybridsByRankSendMoreThanHierarchicalOnlyWithMicroSteps) {
   const auto gradient_bytes = [](int micro_steps, ReductionOrder order) {
     const Job job{

@@ -115,7 +115,7 @@ TEST(GradientSums, DoNotDependOnPrefetchingRecomputationOrUnits) {
   }
 }
 
-// README, "What the same bits covers".
+// runtime/sharding/README.md, "Numerics".
 TEST(GradientSums, OfRanksAreThoseOfOneRankThatAccumulates) {
   for (const int micro_steps : {1, 2, 3}) {
     for (const Mesh mesh : {Mesh{1, 2}, Mesh{1, 3}, Mesh{2, 2}, Mesh{3, 2}}) {

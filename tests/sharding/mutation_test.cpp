@@ -448,7 +448,7 @@ TEST_F(ABrokenAction, ThatReducesInPlaceInASlotIsRefused) {
   plan_for({.ranks = 2, .strategy = "full_shard"});
   Action& action = first(operations::kReduceScatter);
   action.writes.front().buffer = action.reads.front().buffer;
-  EXPECT_THAT(refusal(), HasSubstr("works in place on slot"));
+  EXPECT_THAT(refusal(), HasSubstr("works in place on a slot"));
 }
 
 TEST_F(ABrokenAction, ThatReadsAPartOfASlotIsRefused) {
@@ -481,7 +481,7 @@ TEST_F(ABrokenAction, ThatAddsToTheMicroStepBeforeIsRefused) {
     operand.buffer = std::ranges::find(before.writes, 2, &Operand::unit)->buffer;
     operand.adds = true;
   }
-  EXPECT_THAT(refusal(), HasSubstr("passes add to what passes of the same micro-step left"));
+  EXPECT_THAT(refusal(), HasSubstr("which holds more than what layers have left in this micro-step"));
 }
 
 }  // namespace

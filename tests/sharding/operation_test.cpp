@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "support/tied_chain.h"
+#include "tessera/core/error.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/contents.h"
 #include "tessera/sharding/gradient_sums.h"
@@ -30,6 +33,17 @@ TEST(Operations, HaveANameASummaryAndARule) {
   }
   EXPECT_EQ(find_operation("copy"), nullptr);
   EXPECT_EQ(find_operation(""), nullptr);
+}
+
+TEST(Operations, AreThoseOfTheReadme) {
+  std::ifstream file(TESSERA_SOURCE_DIR "/runtime/sharding/README.md");
+  std::ostringstream text;
+  text << file.rdbuf();
+  std::string table = "| operation | does |\n|---|---|\n";
+  for (const Operation* const operation : all_operations()) {
+    table += concat("| `", operation->name, "` | ", operation->summary, " |\n");
+  }
+  EXPECT_THAT(text.str(), HasSubstr(table + "\n"));
 }
 
 constexpr int kLayers = 3;

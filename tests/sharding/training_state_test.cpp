@@ -436,7 +436,7 @@ TEST(AnExecutor, RefusesAStateThatIsCutInAnotherOrder) {
     Executor executor(of.state, model, {{&schedule, &source}}, groups, of.memory, {});
   };
   EXPECT_THAT(error_of(make),
-              HasSubstr("it cuts 'l0.first-moment' along the same axes in another"));
+              HasSubstr("it shards 'l0.first-moment' along the same axes in another"));
 }
 
 TEST(AnExecutor, RefusesAStateOnAnotherMesh) {

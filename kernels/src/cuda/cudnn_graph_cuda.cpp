@@ -127,13 +127,13 @@ void CudnnGraph::select(Tensor condition, Tensor x, Tensor otherwise, Tensor y) 
 void CudnnGraph::multiply(Tensor a, Tensor b, Tensor c) {
   CudnnDescriptor& description = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
   description.set(CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
-      .finalize("describing a matrix product");
+      .finalize("describing a GEMM");
   CudnnDescriptor operation(*library_, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_DESC, description)
       .set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, at(a))
       .set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, at(b))
       .set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, at(c));
-  add_operation(std::move(operation), "a matrix product");
+  add_operation(std::move(operation), "a GEMM");
 }
 
 void CudnnGraph::reduce(cudnnReduceTensorOp_t operation_kind, Tensor x, Tensor y) {

@@ -101,7 +101,7 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads) {
   // The log-sum-exp is small and kept; remaking the output writes the same bits into it again.
   auto remake = tape.rematerialization([sizes, out_shape, saved = Saved(qkv), lse](Tape& t) {
     const Tensor qkv_tensor = saved.get();
-    Tensor remade = t.activation(out_shape, qkv_tensor.dtype(), "remade attention output");
+    Tensor remade = t.activation(out_shape, qkv_tensor.dtype(), "recomputed attention output");
     run_forward(t, sizes, qkv_tensor, remade, lse);
     return remade;
   });

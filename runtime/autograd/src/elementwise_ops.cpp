@@ -32,7 +32,7 @@ struct Activation {
     auto remake = tape.rematerialization([*this, saved = Saved(x)](Tape& t) {
       const Tensor x_tensor = saved.get();
       Tensor remade =
-          t.activation(x_tensor.shape(), x_tensor.dtype(), concat("remade ", name, " output"));
+          t.activation(x_tensor.shape(), x_tensor.dtype(), concat("recomputed ", name, " output"));
       run(t, x_tensor, remade);
       return remade;
     });

@@ -34,7 +34,7 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
   saved.x = Saved(x);
   saved.pre = pre;
   saved.hidden = Saved(hidden, tape.rematerialization([pre](Tape& t) {
-    Tensor remade = t.activation(pre.shape(), pre.dtype(), "remade GELU output");
+    Tensor remade = t.activation(pre.shape(), pre.dtype(), "recomputed GELU output");
     t.kernels().gelu_forward({.x = pre, .y = remade}, t.stream());
     t.charge(gelu_cost(remade));
     return remade;

@@ -225,7 +225,7 @@ Command add_config(CLI::App& program) {
   CLI::App* ask = program.add_subcommand(
       "config", "Ask how to train on this machine and write a config file, as Accelerate does");
   CLI::App* standard = ask->add_subcommand("default", "Write one for this machine, ask nothing");
-  CLI::App* renew = ask->add_subcommand("update", "Add what a config file lacks");
+  CLI::App* renew = ask->add_subcommand("update", "Add the keys that a config file lacks");
   for (CLI::App* app : {ask, standard, renew}) {
     app->allow_extras();
     app->add_option("--config-file,--config_file", request->file,

@@ -211,16 +211,18 @@ void print_text(const Request& request, const Estimate& estimate) {
                  row.training > 0 ? format_bytes(row.training) : "N/A"});
   }
   loading.print(std::cout);
-  std::cout << "\n"
-            << wrapped(
-                   concat("That table is Accelerate's (and bfloat16, which that lacks), without "
-                          "activations or sharding. What one rank needs in training, from the "
-                          "plan (what a run measures, to the byte): micro-batch ",
-                          request.micro_batch, ", sequences of ", estimate.sequence_length,
-                          ", fp32 master weights and moments, gradients reduced in fp32, by "
-                          "recomputation:"),
-                   kColumns)
-            << "\n\n";
+  std::cout
+      << "\n"
+      << wrapped(
+             concat(
+                 "The table above is Accelerate's (and bfloat16, which Accelerate lacks), without "
+                 "activations or sharding. The table below is the memory of one rank in "
+                 "training, from the plan (a run measures the same, to the byte): micro-batch ",
+                 request.micro_batch, ", sequences of ", estimate.sequence_length,
+                 ", fp32 master weights and moments, gradients reduced in fp32, by "
+                 "recomputation:"),
+             kColumns)
+      << "\n\n";
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
   for (const PlanRow& row : estimate.plans.rows) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};
@@ -280,7 +282,7 @@ Command add_estimate_memory(CLI::App& program) {
          [request](const std::string& text) { request->model.set_text("model", text); },
          "a preset: " + model_names())
       ->required();
-  app->add_option("--dtypes", request->dtypes, "of the table for loading")->delimiter(',');
+  app->add_option("--dtypes", request->dtypes, "dtypes of the table for loading")->delimiter(',');
   app->add_option_function<std::vector<std::string>>(
          "--ranks",
          [request](const std::vector<std::string>& texts) {

@@ -191,10 +191,11 @@ Command add_explain(CLI::App& program) {
   command->command().add_flag("--json", request->json, "print one JSON object, of all");
   command->command()
       .add_option("--fix", request->fixed_path,
-                  "write the nearest file that runs here, with what is refused changed or left out")
+                  "write the nearest file that runs here, with refused keys changed or left out")
       ->type_name("FILE");
-  command->command().add_flag("--tables", request->tables,
-                              "print what keys and flags of other programs are here, in Markdown");
+  command->command().add_flag(
+      "--tables", request->tables,
+      "print the tables of keys and flags of other programs and ours, in Markdown");
   return {&command->command(), [command, request] {
             if (request->tables) {
               std::cout << habit_tables();

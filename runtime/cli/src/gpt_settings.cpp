@@ -71,25 +71,25 @@ std::vector<Setting> data_settings() {
   std::vector<Setting> all = in_group(
       "Data",
       {{.name = "data",
-        .help =
-            "what to train on: a text file, a folder of texts (bytes are tokens), or .bin files "
-            "of token ids",
+        .help = "training data: a text file, a folder of texts (bytes are tokens), or .bin files "
+                "of token ids",
         .must_agree = MustAgree::kNone},
        {.name = "data_kind",
         .fallback = "auto",
-        .help = "what the files hold; auto: .bin files are tokens, others are text",
+        .help = "contents of the files; auto: .bin files are tokens, others are text",
         .choices = {"auto", "text", "tokens"}},
        bound<&DatasetOptions::shuffle>("shuffle",
                                        "read samples in random order, another in each epoch")
            .setting});
-  for (Setting& setting : in_group(
-           "Evaluation", {{.name = "eval_data",
-                         .help = "what to evaluate on, as --data; its samples are read in order",
-                         .must_agree = MustAgree::kNone},
-                          {.name = "eval_tokens",
-                          .type = SettingType::kInteger,
-                          .help = "of --eval-data, the first so many, in whole samples [all]",
-                          .minimum = 1}})) {
+  for (Setting& setting :
+       in_group("Evaluation",
+                {{.name = "eval_data",
+                .help = "evaluation data, as --data; its samples are read in order",
+                .must_agree = MustAgree::kNone},
+                 {.name = "eval_tokens",
+                 .type = SettingType::kInteger,
+                 .help = "tokens of --eval-data to evaluate on, rounded up to whole samples [all]",
+                 .minimum = 1}})) {
     all.push_back(std::move(setting));
   }
   return all;
@@ -166,7 +166,7 @@ std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoic
   if (config.is_null("eval_data")) {
     for (const char* const setting : {"eval_tokens", "eval_every"}) {
       require(!config.is_typed(setting), ErrorCode::kConfig, flag_name(setting),
-              " needs --eval-data, which names what to evaluate on");
+              " needs --eval-data, the data to evaluate on");
     }
     return std::nullopt;
   }

@@ -30,7 +30,7 @@ std::vector<Setting> sample_settings() {
        .maximum = 1 << 20},
       {.name = "prompt",
        .fallback = "\n",
-       .help = "what the sample begins with",
+       .help = "the text that the sample continues",
        .group = "Sample",
        .must_agree = MustAgree::kNone},
       {.name = "temperature",

@@ -231,10 +231,8 @@ std::vector<Setting> train_only_settings() {
        sample_settings(),
        output_settings(),
        {auto_batch,
-        flag("append",
-             "write after what an earlier run has left in --log, --csv and --tensorboard"),
-        flag("overwrite",
-             "replace what an earlier run has left there; without either, it is refused"),
+        flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
+        flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
         flag("verbose", "tell every setting and where it is from, and a line for every step"),
         flag("quiet", "print nothing but errors")}});
 }

@@ -134,7 +134,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("enable_sanity_checks", kFlag, "every schedule is validated"),
       quiet("save_muon_momentum_buffer_in_memory", kFlag, "there is no Muon"),
       refused("zenflow", kAny, "ZenFlow", kRemove),
-      refused("leaf_module", kAny, "modules that are gathered whole", kRemove), }},
+      refused("leaf_module", kAny, "modules that are gathered as one", kRemove), }},
       {"zero_optimization.offload_*", {
       refused("device", kText, "offloading", "set it to \"none\" and use more ranks").but({"none"}).only({"cpu", "nvme"}).or_auto(),
       quiet("nvme_path", kText, kNoOffload).or_auto(),
@@ -194,7 +194,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("output_path", kText, "`--tensorboard DIR`, `--csv FILE`"),
       used("job_name", kText, "`--tensorboard DIR`, `--csv FILE`"), }},
       {"activation_checkpointing", {
-      refused("partition_activations", kFlag, "activations cut over tensor-parallel ranks", kSetFalse),
+      refused("partition_activations", kFlag, "activations sharded over tensor-parallel ranks", kSetFalse),
       refused("cpu_checkpointing", kFlag, "offloading activations", "set it to false and use --recompute full"),
       quiet("contiguous_memory_optimization", kFlag, kSwitch),
       quiet("number_checkpoints", kAny, kSwitch),

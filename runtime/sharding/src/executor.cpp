@@ -177,7 +177,7 @@ void Executor::Impl::plan_segments() {
 void Executor::Impl::prepare(Memory& memory) {
   if (options_.device != DeviceKind::kCuda) return;
   scratch_ = Tensor::empty(memory, Shape{kCudaScratchBytes}, DType::kUInt8,
-                           MemoryCategory::kWorkspace, "scratch of matrix products");
+                           MemoryCategory::kWorkspace, "scratch of GEMMs");
   auto* const compute = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
   if (compute == nullptr) return;  // simulated
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));

@@ -73,26 +73,26 @@ namespace operations {
 
 const Operation kCountTokens{
     .name = "count-tokens",
-    .summary = "all-reduce of how many targets count; fixes the loss scale, clears the sums",
+    .summary = "all-reduce of the token count; sets the loss scale, clears the sums",
     .meeting = Meeting::kWorld,
     .rule = rules::count_tokens,
     .charge = charge_count,
     .run = handlers::count_tokens};
 const Operation kAllGather{
     .name = "all-gather",
-    .summary = "every rank gets the parts of all, of parameters or gradients",
+    .summary = "gathers the shards of parameters or gradients from all ranks",
     .meeting = Meeting::kAlongAxes,
     .rule = rules::all_gather,
     .charge = charge_all_gather,
     .run = handlers::all_gather};
 const Operation kReduceScatter{.name = "reduce-scatter",
-                               .summary = "sums gradients over ranks; each keeps its part",
+                               .summary = "sums gradients over ranks; each keeps its shard",
                                .meeting = Meeting::kAlongAxes,
                                .rule = rules::reduce_scatter,
                                .charge = charge_reduce_scatter,
                                .run = handlers::reduce_scatter};
 const Operation kAllReduce{.name = "all-reduce",
-                           .summary = "sums gradients over ranks, in place; each keeps all",
+                           .summary = "sums gradients over ranks, in place",
                            .meeting = Meeting::kAlongAxes,
                            .rule = rules::all_reduce,
                            .charge = charge_all_reduce,
@@ -103,7 +103,7 @@ const Operation kForward{.name = "forward",
                          .rule = rules::forward,
                          .run = handlers::forward};
 const Operation kForwardLoss{.name = "forward-loss",
-                             .summary = "the last layer's forward, which makes losses",
+                             .summary = "the last layer's forward, which gives the losses",
                              .is_pass = true,
                              .rule = rules::forward_loss,
                              .run = handlers::forward_loss};
@@ -113,33 +113,34 @@ const Operation kLoss{.name = "loss",
                       .rule = rules::loss,
                       .run = handlers::loss};
 const Operation kBackward{.name = "backward",
-                          .summary = "a layer's backward, with its forward again if recomputed",
+                          .summary = "a layer's backward, with its forward before it if recomputed",
                           .is_pass = true,
                           .rule = rules::backward,
                           .run = handlers::backward};
 const Operation kReshard{.name = "reshard",
-                         .summary = "gives a slot of unsharded parameters back",
+                         .summary = "gives a slot of unsharded parameters back to the ring",
                          .rule = rules::reshard};
-const Operation kCast{
-    .name = "cast",
-    .summary = "a gradient in another buffer and format, or added to what is there",
-    .rule = rules::cast,
-    .run = handlers::cast};
-const Operation kNormPartial{.name = "norm-partial",
-                             .summary = "adds this rank's part of a unit's squared gradient norm",
-                             .rule = rules::norm_partial,
-                             .run = handlers::norm_partial};
+const Operation kCast{.name = "cast",
+                      .summary = "copies a gradient to another buffer and dtype, or adds it there",
+                      .rule = rules::cast,
+                      .run = handlers::cast};
+const Operation kNormPartial{
+    .name = "norm-partial",
+    .summary = "adds the squares of this rank's shard of a gradient to its norm partial",
+    .rule = rules::norm_partial,
+    .run = handlers::norm_partial};
 const Operation kResults{
     .name = "results",
-    .summary = "all-reduce of losses and squared norms; fixes the mean loss and the clip factor",
+    .summary = "all-reduce of losses and norm partials; sets the mean loss and the clip factor",
     .meeting = Meeting::kWorld,
     .rule = rules::results,
     .charge = charge_results,
     .run = handlers::results};
-const Operation kOptimizerStep{.name = "optimizer-step",
-                               .summary = "the optimizer on this rank's part of a unit",
-                               .rule = rules::optimizer_step,
-                               .run = handlers::optimizer_step};
+const Operation kOptimizerStep{
+    .name = "optimizer-step",
+    .summary = "updates this rank's shard of a unit and of its optimizer state",
+    .rule = rules::optimizer_step,
+    .run = handlers::optimizer_step};
 
 }  // namespace operations
 

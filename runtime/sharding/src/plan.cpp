@@ -95,7 +95,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
     for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
       require(flat->padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
               "unit '", unit.name, "' is padded to ", flat->padded_numel,
-              " elements, which cannot be cut for ", ranks,
+              " elements, which cannot be divided among ", ranks,
               " ranks; make the layout for as many ranks as the mesh has");
     }
     schedule.units.push_back(

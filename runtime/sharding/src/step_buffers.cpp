@@ -55,7 +55,7 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
             buffer.name, "' has ", buffer.numel, " elements in ", to_string(buffer.format),
             " there, and here ", tensor.view.numel(), " in ", to_string(tensor.format));
     require(state.nesting().order(tensor.sharded) == nesting_.order(buffer.sharded),
-            ErrorCode::kInvalidArgument, "the schedule was planned for another state: it cuts '",
+            ErrorCode::kInvalidArgument, "the schedule was planned for another state: it shards '",
             buffer.name, "' along the same axes in another order");
     bases_[b] = tensor.view;
     ++persistent;

@@ -23,7 +23,7 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessG
       control_(control),
       clip_norm_(clip_norm),
       count_(memory, 1, "the item count"),
-      sums_(memory, 2 * kExactSumWords, "the sums of losses and squares"),
+      sums_(memory, 2 * kExactSumWords, "the sums of losses and squared gradients"),
       loss_scale_(memory, 1, "the loss scale"),
       optimizer_(memory, kOptimizerScalars, "scalars of the optimizer"),
       clip_factor_(memory, 1, "the clip factor"),

@@ -194,7 +194,7 @@ RunUtilisation utilisation_of_run(const Model& model, double items_per_second, d
     result.peak_flops_per_second = std::max(peak, measure_again());
     const bool is_peak = achieved <= result.peak_flops_per_second;
     result.note =
-        concat("before the run, matrix products reached ", peak / 1e9, " GFLOP/s, less than the ",
+        concat("before the run, GEMMs reached ", peak / 1e9, " GFLOP/s, less than the ",
                achieved / 1e9, " of the run itself: others used the machine; ",
                is_peak ? "the peak was measured again after the run, and steps have no MFU"
                        : "after the run it was no better, so there is no MFU");

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// What the members' types may be; see bound_setting.h. fp32 and bf16 are what can be computed in.
+// The values of the members' types; see bound_setting.h. The dtypes are those of computation.
 constexpr auto choices_of(ReductionOrder) {
   return std::array{ReductionOrder::kRank, ReductionOrder::kHierarchical};
 }
@@ -63,7 +63,7 @@ void check_path(const json& value) {
           "is empty; give a path, or leave it out");
 }
 
-// What is computed with in fp32 must not become 0, 1 or infinite on the way there.
+// Numbers that are used in fp32 must not become 0, 1 or infinite when they are converted.
 void check_fp32(const json& value) {
   require(value.get<double>() <= Fp32::max(), ErrorCode::kConfig, value.dump(),
           " is out of range of fp32; it must be at most about 3.4e38");
@@ -126,38 +126,41 @@ std::vector<Row> sharding_rows() {
               "reduction_order",
               "how gradients are added: by rank (same bits for every strategy), or inside replicas "
               "first (fewer bytes between them)"),
-          bound<&O::wrap>(
-              "wrap",
-              "what is gathered together: layer, size:N (at least N parameters) or none (all)",
-              {.check = check_wrap}),
-          bound<&O::prefetch_forward>("prefetch_forward", "unshards issued ahead of use in forward",
+          bound<&O::wrap>("wrap",
+                          "units, which are gathered together: layer, size:N (at least N "
+                          "parameters) or none (all)",
+                          {.check = check_wrap}),
+          bound<&O::prefetch_forward>("prefetch_forward", "units gathered ahead of use in forward",
                                       {.minimum = 0, .maximum = kMaxPrefetch}),
-          bound<&O::prefetch_backward>("prefetch_backward",
-                                       "unshards ahead, and reductions behind, in backward",
-                                       {.minimum = 0, .maximum = kMaxPrefetch}),
+          bound<&O::prefetch_backward>(
+              "prefetch_backward",
+              "units gathered ahead of use, and reductions that may lag, in "
+              "backward",
+              {.minimum = 0, .maximum = kMaxPrefetch}),
       });
 }
 
 std::vector<Row> step_rows() {
   return in_group(
-      "Step", {
-                  bound<&O::steps>("steps", "optimizer steps", {.minimum = 1}),
-                  bound<&O::micro_batch>("micro_batch", "samples per micro-step and rank",
-                                         {.minimum = 1, .maximum = kMaxInt}),
-                  bound<&O::accumulate>("accumulate", "micro-steps per step",
-                                        {.minimum = 1, .maximum = kMaxAccumulate}),
-                  bound<&O::accumulate_unsharded>(
-                      "accumulate_unsharded",
-                      "keep whole gradients until the last micro-step and reduce them once"),
-                  bound<&O::recompute>("recompute",
-                                       "activations to compute again in backward: none, selective "
-                                       "(attention and GELU) or full"),
-                  bound<&O::precision>("precision", "of parameters and activations"),
-                  bound<&O::reduce_dtype>(
-                      "reduce_dtype", "of gradients on their way; bf16 needs bf16 parameters, too"),
-                  bound<&O::seed>("seed", "of initialisation, dropout and the order of data",
-                                  {.minimum = 0}),
-              });
+      "Step",
+      {
+          bound<&O::steps>("steps", "optimizer steps", {.minimum = 1}),
+          bound<&O::micro_batch>("micro_batch", "samples per micro-step and rank",
+                                 {.minimum = 1, .maximum = kMaxInt}),
+          bound<&O::accumulate>("accumulate", "micro-steps per step",
+                                {.minimum = 1, .maximum = kMaxAccumulate}),
+          bound<&O::accumulate_unsharded>(
+              "accumulate_unsharded",
+              "keep unsharded gradients until the last micro-step and reduce them once"),
+          bound<&O::recompute>("recompute",
+                               "activations to recompute in backward: none, selective "
+                               "(attention and GELU) or full"),
+          bound<&O::precision>("precision", "dtype of parameters and activations"),
+          bound<&O::reduce_dtype>(
+              "reduce_dtype", "dtype in which gradients are sent; bf16 needs bf16 parameters, too"),
+          bound<&O::seed>("seed", "seed of initialisation, dropout and the order of data",
+                          {.minimum = 0}),
+      });
 }
 
 /// Rows for the hyperparameters of all optimizers, each with the values that it has where.
@@ -204,7 +207,7 @@ std::vector<std::string> optimizer_names() {
 }
 
 std::string weight_decay_help() {
-  std::string text = "of matrices [";
+  std::string text = "weight decay of matrices [";
   for (const Optimizer& optimizer : optimizers()) {
     text += concat(text.ends_with('[') ? "" : "; ", optimizer.name, ": ",
                    json(optimizer.weight_decay).dump());
@@ -214,7 +217,7 @@ std::string weight_decay_help() {
 
 std::vector<Row> optimizer_rows() {
   std::vector<Row> rows({
-      bound<&O::optimizer, &Opt::name>("optimizer", "what updates the parameters",
+      bound<&O::optimizer, &Opt::name>("optimizer", "the optimizer",
                                        {.choices = optimizer_names()}),
       bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
                                             {.minimum = 0, .check = check_fp32}),
@@ -260,16 +263,16 @@ std::vector<Row> machine_rows() {
       "Machine",
       {
           bound<&O::device>("device", "where ranks compute; auto: a GPU if there is one"),
-          bound<&O::group>("group",
-                           "what ranks of one process talk through: nccl if each has a GPU of its "
-                           "own, thread if "
-                           "they share GPUs or are on the CPU; auto: as there are GPUs"),
+          bound<&O::group>(
+              "group",
+              "process group of the ranks of one process: nccl if each has a GPU of its own, "
+              "thread if they share GPUs or are on the CPU; auto: as there are GPUs"),
           bound<&O::deterministic_collectives>(
               "deterministic_collectives",
               "NCCL adds in rank order, for the bits of every other group, but slower"),
           bound<&O::attention>(
               "attention",
-              "whose attention a GPU runs; auto: cuDNN's where it fits and our own "
+              "attention kernels on a GPU; auto: cuDNN's where it fits and our own "
               "elsewhere, with a note; cudnn: cuDNN's or an error"),
           bound<&O::deterministic_attention>(
               "deterministic_attention",
@@ -277,7 +280,7 @@ std::vector<Row> machine_rows() {
               "grows with the square of the length"),
           bound<&O::cuda_graph>("cuda_graph",
                                 "replay steps as a CUDA graph where that is possible"),
-          // On the CPU they decide how sums of matrix products are cut, and so the bits.
+          // On the CPU they decide how GEMMs split their sums, and so the bits.
           bound<&O::threads_per_rank>(
               "threads_per_rank",
               "threads of a rank's kernels (0: the cores that this process may "
@@ -285,7 +288,7 @@ std::vector<Row> machine_rows() {
               {.minimum = 0, .maximum = kMaxThreads, .must_agree = MustAgree::kOnCpus}),
           bound<&O::memory_limit_bytes>(
               "memory_limit",
-              "of one rank, like 4GiB; a run that is predicted to need more is "
+              "memory of one rank, like 4GiB; a run that is predicted to need more is "
               "refused (0: what the machine has)",
               {.type = SettingType::kBytes, .must_agree = MustAgree::kNone}),
           bound<&O::timeout>(
@@ -295,10 +298,9 @@ std::vector<Row> machine_rows() {
               {.minimum = 0.001, .maximum = 1e6, .must_agree = MustAgree::kNone}),
           bound<&O::check_collectives>("check_collectives",
                                        "compare every collective over all ranks before it runs"),
-          bound<&O::trace>(
-              "trace",
-              "measure communication that computation does not hide; steps are then no CUDA graphs "
-              "[true where they are none anyway]"),
+          bound<&O::trace>("trace",
+                           "measure exposed communication; steps are then no CUDA graphs "
+                           "[true where they are none anyway]"),
           bound<&O::allow_non_finite>("allow_non_finite", "go on when the loss is nan or infinite"),
           bound<&O::hash_parameters>(
               "parameters_hash",

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// The processes that an MPI launcher (mpirun, srun --mpi=pmix) started together. Machines exchange
+/// The processes that an MPI launcher (mpirun, srun --mpi=pmix) started together. Nodes exchange
 /// messages over MPI, so over whatever network it knows; sums are ours, in rank order, since an MPI
-/// adds in an order of its own. Within a machine no message is sent: make_device() hands out memory
+/// adds in an order of its own. Within a node no message is sent: make_device() hands out memory
 /// of a shared window of MPI (half of what /dev/shm has free) and, when that is used up, of files
 /// that the processes map, as other worlds do from the start; see World.
 ///

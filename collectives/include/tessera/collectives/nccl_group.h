@@ -16,7 +16,7 @@ namespace tessera {
 
 class CudaStream;
 
-/// What the ranks of one group have in common: made by one of them, brought to the others by the
+/// The state that the ranks of one group share: made by one of them, brought to the others by the
 /// caller (a file, a pipe, MPI).
 struct NcclId {
   std::array<std::byte, 128> bytes{};
@@ -30,7 +30,7 @@ struct NcclGroupOptions {
   /// Sums in rank order, with the bits of the thread group: parts travel as in an all-to-all and
   /// are added here. Otherwise fp32 and fp64 sums are NCCL's, in its own order.
   bool deterministic = false;
-  /// What the processes know of each other besides NCCL, so that no rank waits for one that is
+  /// How the processes watch each other besides NCCL, so that no rank waits for one that is
   /// gone. `failure` says why the run cannot go on, and is asked a few times per second by a thread
   /// of the group, which then aborts; empty: it can. `on_abort` is told once why this rank's groups
   /// were aborted. Both must be safe from any thread until the last group is destroyed.
@@ -51,8 +51,8 @@ struct NcclGroupOptions {
 /// - `split` takes colors from 0 on.
 ///
 /// bf16 is never summed by NCCL, which would round after each addition: bf16 parts travel as in an
-/// all-to-all and are summed here in fp32, in rank order. What passes through scratch memory is
-/// counted in Traffic::copied_bytes.
+/// all-to-all and are summed here in fp32, in rank order. Bytes that pass through scratch memory
+/// are counted in Traffic::copied_bytes.
 class NcclGroup : public ProcessGroup {
  public:
   /// Lets NCCL read and write `bytes` from `address` on in place, where it can (NVLink SHARP,

@@ -93,7 +93,7 @@ class ProcessGroup {
   ///
   /// Groups are to be kept, not made again for every step. In a run that spans processes, what a
   /// group shares (its number; some memory, by the square of its size) is not used again when it is
-  /// destroyed. When 8192 have been made, one more that spans machines is Error{kUnavailable}.
+  /// destroyed. When 8192 have been made, one more that spans nodes is Error{kUnavailable}.
   virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
 
   /// Makes every pending and future operation of this group and of all groups split from the same
@@ -101,7 +101,7 @@ class ProcessGroup {
   /// first reason wins.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  /// What this rank has issued through this object so far.
+  /// The calls and bytes that this rank has issued through this object so far.
   virtual Traffic traffic() const = 0;
 };
 

@@ -7,7 +7,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/dtype.h"
 
-// What a user may choose about the CUDA kernels, per stream, and what they take of memory: pure
+// Options of the CUDA kernels, per stream, and the memory that they take: pure
 // functions, so that a plan made without a GPU knows it.
 namespace tessera {
 
@@ -38,18 +38,18 @@ struct CudaAttentionCall {
 std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptions& options);
 
 /// The scratch that `call` takes, whoever runs it: AttentionForwardArgs::workspace and
-/// AttentionBackwardArgs::workspace. What a call is not given, it takes from its stream.
+/// AttentionBackwardArgs::workspace. Scratch that a call is not given, it takes from its stream.
 std::int64_t cuda_attention_workspace_bytes(const CudaAttentionCall& call,
                                             const CudaKernelOptions& options);
 
 /// The workspace that cuBLASLt may choose its algorithms for: as NVIDIA advises for Hopper, whose
 /// split-K sums need most.
 inline constexpr std::int64_t kCudaGemmWorkspaceBytes = std::int64_t{64} << 20;
-/// What a stream that trains should be lent (CudaStream::lend_scratch): cuBLASLt's, and behind it a
-/// bias gradient on its way into a sum. Partial sums of our own kernels fit, too.
+/// The scratch that a training stream should be lent (CudaStream::lend_scratch): cuBLASLt's, and
+/// behind it a bias gradient on its way into a sum. Partial sums of our own kernels fit, too.
 inline constexpr std::int64_t kCudaScratchBytes = kCudaGemmWorkspaceBytes + (std::int64_t{1} << 20);
 
-/// What a stream keeps for attention, in CudaStream::Library::kAttention.
+/// A stream's state for attention, in CudaStream::Library::kAttention.
 struct CudaAttention {
   CudaKernelOptions options{};
   /// Why the last call that asked for cuDNN ran on our own kernels, in one sentence; empty if it

@@ -17,7 +17,7 @@ namespace tessera {
 
 /// C (M, N) = op(A) op(B) [+ bias] [+ C].  op(A) is (M, K), op(B) is (K, N).
 ///
-/// What follows or accompanies a product in a linear layer may be asked for along with it, as
+/// Work that follows or accompanies a GEMM in a linear layer may be asked for along with it, as
 /// GeluForwardArgs, GeluBackwardArgs and BiasGradientArgs describe it; devices that can, do it
 /// while the data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA may
 /// not.
@@ -181,13 +181,13 @@ struct SquaredErrorArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard that shares a weight decay. Those of one call are disjoint.
+/// A range of a flat shard that shares a weight decay. The ranges of one call are disjoint.
 struct OptimizerSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
   float weight_decay = 0.0F;
 };
 
-/// What an optimizer takes from device memory in a step, the learning rate among them, so that a
+/// Scalars that an optimizer step reads from device memory, the learning rate among them, so that a
 /// captured step can be replayed with other values: Optimizer::scalars makes them.
 inline constexpr int kOptimizerScalars = 8;
 using OptimizerScalars = std::array<float, kOptimizerScalars>;
@@ -308,7 +308,7 @@ struct KernelTable {
   void (*fill)(const FillArgs&, Stream&);
   void (*fill_normal)(const FillNormalArgs&, Stream&);
 
-  // What libraries do once for a problem, so that no step has to: choose an algorithm, compile a
+  // Library work done once for a problem, so that no step has to: choose an algorithm, compile a
   // kernel. A call with these arguments finds it done; nothing is launched, and of addresses only
   // the alignment counts.
   void (*plan_gemm)(const GemmArgs&, Stream&);

@@ -61,7 +61,7 @@ inline float uniform_to_one(std::uint32_t word) {
   return std::fma(static_cast<float>(word >> 1), 0x1p-31F, 0x1p-32F);
 }
 
-/// What a word must be below for an event of `probability` in [0, 1) to happen.
+/// The bound that a word must be below for an event of `probability` in [0, 1) to happen.
 constexpr std::uint32_t probability_threshold(float probability) {
   return static_cast<std::uint32_t>(static_cast<double>(probability) * 0x1p32);
 }

@@ -32,7 +32,7 @@ struct DatasetOptions {
   /// ones and build output (folders build, build-*, build_*, cmake-build-*, out). Files follow each
   /// other in bytewise order of their paths, with one newline put between any two.
   /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
-  /// uint32); what can be recognised as another program's file is refused. Of a folder, its .bin
+  /// uint32); a recognisable file of another program is refused. In a folder, its .bin
   /// files in bytewise order; nothing is put between them.
   std::string path;
   DataKind kind = DataKind::kAuto;
@@ -47,8 +47,8 @@ struct DatasetOptions {
 
 /// Language modelling on a stream of tokens.
 ///
-/// The stream is cut into samples of sequence_length + 1 tokens that overlap by one: inputs are the
-/// first sequence_length of them, targets the last. What is left over at the end is not used.
+/// The stream is divided into samples of sequence_length + 1 tokens that overlap by one: inputs are
+/// the first sequence_length of them, targets the last. Tokens left over at the end are not used.
 /// Sample i of the endless sequence is entry i % samples_per_epoch() of epoch i /
 /// samples_per_epoch(), whoever asks for it. Copies share the files, which are mapped into memory
 /// and must not change.
@@ -86,10 +86,10 @@ class TokenDataset : public BatchSource {
   std::int64_t tokens() const { return end_ - begin_; }  ///< of this part
   std::int64_t samples_per_epoch() const { return order_.samples(); }
   std::vector<std::string> files() const;
-  /// What was left out of a folder, and why; for the user to read.
+  /// Notes for the user: what was left out of a folder, and why.
   const std::vector<std::string>& notes() const;
-  /// What the files were taken for, a line for each, or for all that are alike: "'train.bin' is
-  /// read as uint16 without a header: 301966 tokens".
+  /// The format that each file was taken for, a line for each, or for all that are alike:
+  /// "'train.bin' is read as uint16 without a header: 301966 tokens".
   std::vector<std::string> assumptions() const;
 
  private:

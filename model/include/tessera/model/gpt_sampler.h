@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Writes the values of one whole parameter, row-major.
+/// Writes the values of one unsharded parameter, row-major.
 using ReadParameter = std::function<void(const ParameterSpec&, std::span<float> values)>;
 
 /// Reads from values by name, which must outlive the result. Throws Error{kNotFound} on a name that
@@ -26,7 +26,7 @@ struct GptSamplerOptions {
   int threads = 1;
 };
 
-/// A GPT with its whole parameters on the host, for trying out what it has learned: gives
+/// A GPT with its unsharded parameters on the host, for trying out what it has learned: gives
 /// `generate` its logits. Every token runs the model over the context again; nothing is cached.
 /// Used by one thread at a time.
 class GptSampler {

@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-/// What a unit wraps at least: a differentiable function with parameters of its own.
+/// The smallest thing that a unit wraps: a differentiable function with parameters of its own.
 ///
-/// A layer sees its parameters whole and knows nothing of ranks, shards or prefetching. `forward`
-/// must be a pure function of its arguments: it runs on several ranks at once and may run twice for
-/// one micro-batch (recomputation).
+/// A layer sees its parameters unsharded and knows nothing of ranks, shards or prefetching.
+/// `forward` must be a pure function of its arguments: it runs on several ranks at once and may run
+/// twice for one micro-batch (recomputation).
 class Layer {
  public:
   Layer(std::string name, std::string type) : name_(std::move(name)), type_(std::move(type)) {}
@@ -69,8 +69,8 @@ class BatchSource {
   virtual Shape target_shape(std::int64_t micro_batch) const = 0;
   virtual DType target_dtype() const = 0;
   /// Fills samples [first, first + micro_batch) of the run's endless sequence, a pure function of
-  /// `first`; views are in host memory. Returns the number of losses that count. What it throws
-  /// ends the run with an Error that has its text and names the rank and the step.
+  /// `first`; views are in host memory. Returns the number of losses that count. An exception that
+  /// it throws ends the run with an Error that has its text and names the rank and the step.
   ///
   /// Targets of int32 are classes, one for each loss; -1 or -100 is a target that does not count.
   /// The others must be as many as is returned, and none of them negative, or the run ends with an
@@ -78,7 +78,7 @@ class BatchSource {
   /// them for, and are not looked at.
   virtual std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                             TensorView targets) const = 0;
-  /// What tells this data from others, for processes that must all train on the same: it may not
+  /// An identity of this data, for processes that must all train on the same: it may not
   /// depend on where the data lie. Nothing: the samples themselves are compared, a few of them.
   virtual std::vector<NamedText> identity() const { return {}; }
 };

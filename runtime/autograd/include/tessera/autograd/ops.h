@@ -22,9 +22,9 @@ struct MlpParameters {
   Parameter& projection_weight;          ///< (O, H)
   Parameter* projection_bias = nullptr;  ///< (O)
 };
-/// y (..., O) = linear(gelu(linear(x))), with GELU and its derivative in the products. As with
-/// gelu, the hidden activation is dropped and remade under selective recomputation. `x` is let go
-/// of as soon as it has been read.
+/// y (..., O) = linear(gelu(linear(x))), with GELU and its derivative in the epilogues of the
+/// GEMMs. As with gelu, the hidden activation is dropped and recomputed under selective
+/// recomputation. `x` is let go of as soon as it has been read.
 Value mlp(Tape& tape, Value x, MlpParameters parameters);
 
 /// Normalisation of the last dimension C; gamma, beta (C).
@@ -38,8 +38,8 @@ struct SumAndNorm {
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
                           Parameter& beta);
 
-/// GELU, tanh form. Dropped and remade under selective recomputation. In place of `x` when nothing
-/// is recorded.
+/// GELU, tanh form. Dropped and recomputed under selective recomputation. In place of `x` when
+/// nothing is recorded.
 Value gelu(Tape& tape, Value x);
 
 /// x / (1 + exp(-x)), also called Swish. As gelu otherwise.
@@ -48,7 +48,7 @@ Value silu(Tape& tape, Value x);
 /// max(x, 0). In place of `x` where nothing else holds it; backward reads the output.
 Value relu(Tape& tape, Value x);
 
-/// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and remade under
+/// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and recomputed under
 /// selective recomputation.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads);
 

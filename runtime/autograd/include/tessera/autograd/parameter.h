@@ -18,7 +18,7 @@ struct Initializer {
   static Initializer normal(float stddev) { return {Kind::kNormal, 0.0F, stddev}; }
 };
 
-/// What a layer declares about one of its parameters.
+/// A layer's declaration of one of its parameters.
 struct ParameterSpec {
   std::string name;  ///< unique in the model, e.g. "h.0.attn.c_attn.weight"
   Shape shape;
@@ -27,9 +27,9 @@ struct ParameterSpec {
   bool trainable = true;         ///< false: no gradient, no optimizer state, never updated
 };
 
-/// A parameter as a layer sees it while it runs: whole, in compute precision, wherever the sharding
-/// engine has put it for now. The engine re-points the views between forward and backward, so
-/// operations keep the address of this struct and read the views when they run.
+/// A parameter as a layer sees it while it runs: unsharded, in compute precision, wherever the
+/// sharding engine has put it for now. The engine re-points the views between forward and backward,
+/// so operations keep the address of this struct and read the views when they run.
 struct Parameter {
   TensorView value;
   TensorView gradient;            ///< empty when frozen or when nothing is recorded

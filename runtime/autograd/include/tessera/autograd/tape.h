@@ -13,10 +13,10 @@
 
 namespace tessera {
 
-/// What is dropped after forward and computed again in backward.
+/// Which activations are dropped after forward and recomputed in backward.
 enum class Recompute : std::uint8_t {
   kNone,       ///< keep everything that backward reads
-  kSelective,  ///< drop outputs that are cheap to remake from their inputs: attention and GELU
+  kSelective,  ///< drop outputs that are cheap to recompute from their inputs: attention and GELU
   kFull,       ///< keep only a layer's input; run its forward again
 };
 
@@ -45,7 +45,7 @@ struct Cost {
 };
 
 /// A tensor that is dropped after forward and computed again when backward asks for it. All that
-/// saved it share what was remade; it is freed when the last of them is gone.
+/// saved it share the recomputed tensor; it is freed when the last of them is gone.
 class Rematerialization;
 
 /// A tensor with its place on a tape. Copies share the tensor. Operations that keep one for
@@ -60,14 +60,14 @@ struct Value {
   DType dtype() const { return tensor.dtype(); }
 };
 
-/// What an operation keeps for backward: the tensor, or the means to remake it.
+/// A tensor that an operation keeps for backward, or the means to recompute it.
 class Saved {
  public:
   Saved() = default;
   explicit Saved(const Value& value) : Saved(value.tensor, value.remake) {}
   /// An operation's own output: the tensor is kept only if `remake` is null.
   Saved(const Tensor& tensor, std::shared_ptr<Rematerialization> remake);
-  /// The tensor; remade (once, for all that saved it) if it was dropped.
+  /// The tensor; recomputed (once, for all that saved it) if it was dropped.
   Tensor get() const;
 
  private:

@@ -12,7 +12,7 @@ namespace tessera {
 struct Alias {
   std::string_view theirs;  ///< with '-' for '_', see spelt_as_ours
   std::string_view ours;
-  /// What ours takes for their value; null: the same. Throws Error{kConfig}.
+  /// Our value for theirs; null: the same. Throws Error{kConfig}.
   std::string (*value)(const std::string& theirs) = nullptr;
   bool may_be_bare = false;  ///< without a value it is "true"
 };
@@ -48,7 +48,7 @@ struct FollowingCommand {
 /// Takes those of is_taken, and their values, out of `words`. Returns a note for each.
 std::vector<std::string> take_flags_without_effect(std::vector<std::string>& words);
 
-/// What to say to somebody who types a command of `accelerate` that is not one here; "" for every
+/// The answer to somebody who types a command of `accelerate` that is not one here; "" for every
 /// other word.
 std::string about_foreign_command(const std::string& word);
 

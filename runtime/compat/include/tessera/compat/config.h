@@ -15,8 +15,8 @@ class Config : public Settings {
  public:
   using Settings::Settings;
 
-  /// Tells who starts the processes of the run, before anything is read. What our own launcher says
-  /// of ranks counts as the command line does.
+  /// Tells who starts the processes of the run, before anything is read. The ranks of our
+  /// own launcher count as the command line does.
   void set_launch(LaunchFacts launch);
   /// Takes the settings of a file: ours (keys as in the table, '-' and '_' alike), Accelerate's or
   /// DeepSpeed's, in JSON with comments or in YAML. A key that is unknown or appears twice is an
@@ -30,8 +30,8 @@ class Config : public Settings {
 
   /// The files and environments that were read, in that order.
   const std::vector<ConfigTranslation>& translations() const { return translations_; }
-  /// What a run prints about them, one line each. Of what a file and the environment both say, as
-  /// they do where our own launcher has exported the file, the file tells, since it counts.
+  /// The lines that a run prints about them. Where a file and the environment say the same, as they
+  /// do if our own launcher has exported the file, the file's line is kept, since the file counts.
   std::vector<std::string> announcements() const;
 
  private:

@@ -20,7 +20,8 @@ struct Stated {
   std::string name{};
 };
 
-/// What a file of Accelerate says to its launcher, besides num_processes, which is our `ranks`.
+/// The settings of an Accelerate file for its launcher, besides num_processes, which is our
+/// `ranks`.
 struct LauncherKeys {
   std::optional<Stated<int>> machines{};
   std::optional<Stated<int>> machine_rank{};
@@ -75,7 +76,7 @@ FixedConfig fix_config(const std::string& path, const TranslationContext& contex
 /// The entries of a list with commas between them, without blanks around them.
 std::vector<std::string> gpu_ids_of(const std::string& list);
 
-/// What is wrong with a list of GPUs, which is empty, "all" or what CUDA_VISIBLE_DEVICES takes:
+/// The problem with a list of GPUs, which is empty, "all" or what CUDA_VISIBLE_DEVICES takes:
 /// different numbers, or names such as GPU-4d2a. Empty if nothing is.
 std::string problem_of_gpu_ids(const std::string& list);
 

@@ -23,7 +23,7 @@ enum class ConfigDialect : std::uint8_t {
 };
 std::string_view to_string(ConfigDialect dialect);
 
-/// What became of a key.
+/// How a key was dealt with.
 enum class KeyOutcome : std::uint8_t {
   kHonoured,    ///< our settings say the same
   kTranslated,  ///< our settings come near it; the note tells the difference
@@ -68,7 +68,7 @@ struct ConfigTranslation {
   std::string recognised_by{};  ///< the key that told the dialect; empty if none had to
   std::vector<ConfigEntry> entries{};
 
-  /// What a run prints about it, one line each: translations, and the keys without effect.
+  /// The lines that a run prints about it: translations, and the keys without effect.
   std::vector<std::string> announcements() const;
 };
 
@@ -77,7 +77,7 @@ class ConfigRefused : public Error {
  public:
   /// `remedy`: behind the text, if there is another one than to change the keys.
   explicit ConfigRefused(ConfigTranslation translation, const std::string& remedy = "");
-  /// What became of all its keys.
+  /// How each of its keys was dealt with.
   const ConfigTranslation& translation() const { return *translation_; }
 
  private:
@@ -86,15 +86,15 @@ class ConfigRefused : public Error {
 
 inline constexpr const char* kOwnLauncher = "tessera launch";
 
-/// What started the processes of a run, or will: it decides what a file says of machines, and the
-/// number of ranks.
+/// The launcher that started the processes of a run, or will: it decides what a file says of
+/// machines, and the number of ranks.
 struct LaunchFacts {
   std::string launcher{};  ///< kOwnLauncher, "torchrun", ...; empty: one process has all ranks
   int machines = 0;        ///< 0: not known
   int ranks = 0;           ///< of all processes; 0: not known
 };
 
-/// What a translation must know of the rest.
+/// The context of a translation.
 struct TranslationContext {
   const std::vector<Setting>& table;  ///< all settings
   nlohmann::ordered_json overrides;   ///< those that the command line gives, by name
@@ -107,16 +107,17 @@ using Environment = std::function<const char*(const char* name)>;
 /// The names of all variables that this process has.
 std::vector<std::string> environment_names();
 
-/// What Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION, FSDP_SHARDING_STRATEGY, ...), or
-/// nothing if it did not start us. `names`: of all variables; those that begin as Accelerate's do
-/// and have no effect are told of. Throws Error{kConfig} that names the variable and the key that a
-/// file would have.
+/// The variables that Accelerate's launcher exports (ACCELERATE_MIXED_PRECISION,
+/// FSDP_SHARDING_STRATEGY, ...), or nothing if it did not start us. `names`: of all variables;
+/// those that begin as Accelerate's do and have no effect are told of. Throws Error{kConfig} that
+/// names the variable and the key that a file would have.
 std::optional<ConfigTranslation> translate_environment(const Environment& environment,
                                                        const std::vector<std::string>& names,
                                                        const TranslationContext& context);
 
-/// What Accelerate's launcher would export for its file, by name: what translate_environment reads.
-/// Nothing for files of others. Sections that `distributed_type` switches off are not exported.
+/// The variables that Accelerate's launcher would export for its file, by name: what
+/// translate_environment reads. Nothing for files of others. Sections that `distributed_type`
+/// switches off are not exported.
 std::map<std::string, std::string> exported_variables(const ConfigTranslation& file);
 
 /// Where `accelerate config` puts its file: accelerate/default_config.yaml below $HF_HOME, else
@@ -126,7 +127,7 @@ std::optional<std::string> default_accelerate_path(const Environment& environmen
 /// The file there, in YAML or else in JSON, if there is one.
 std::optional<std::string> default_accelerate_config(const Environment& environment);
 
-/// What a layer of our models is called in fsdp_transformer_layer_cls_to_wrap: here, and in the
+/// The names of a layer of our models in fsdp_transformer_layer_cls_to_wrap: here, and in the
 /// models that they are like.
 std::vector<std::string> block_class_names();
 

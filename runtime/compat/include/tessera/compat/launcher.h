@@ -19,7 +19,7 @@ inline constexpr const char* kListener = "TESSERA_LISTENER";
 inline constexpr const char* kMeeting = "TESSERA_MEETING";
 /// A secret of the job; see SocketRendezvous::token. Launchers pass it on.
 inline constexpr const char* kJobToken = "TESSERA_JOB_TOKEN";
-/// A file descriptor of process 0: the terminal, where its progress bar goes. What it says goes
+/// A file descriptor of process 0: the terminal, where its progress bar goes. Its output goes
 /// through the launcher, as with all processes, which puts its ranks in front.
 inline constexpr const char* kBarTerminal = "TESSERA_BAR_TERMINAL";
 /// For tests on one machine: "1" lets processes exchange messages as if each had its own.
@@ -49,7 +49,7 @@ struct Launcher {
 /// Throws Error{kConfig} that names the variable that is missing or makes no sense.
 Launcher find_launcher(const Environment& environment);
 
-/// True if another launcher than ours sets the variable for its own processes. Those that
+/// True if another launcher than ours sets the variable for its own processes. Processes that
 /// `tessera launch` starts do not get it.
 bool is_of_other_launcher(std::string_view variable);
 
@@ -60,7 +60,7 @@ std::string first_host(std::string_view list);
 /// Error{kConfig} if it is no number above 0.
 int threads_of_environment(const Environment& environment);
 
-/// What it decides of what a config file means.
+/// How the launcher changes the meaning of a config file.
 LaunchFacts facts_of(const Launcher& launcher);
 
 /// Gives `config` the number of ranks and their threads if they were not given, and keeps every

@@ -29,7 +29,7 @@ class Prompter {
   virtual std::string type(const std::string& question) = 0;
 };
 
-/// What was answered, by Question::key.
+/// The answers, by Question::key.
 using Answers = std::map<std::string, nlohmann::json, std::less<>>;
 
 enum class AnswerKind : std::uint8_t { kMenu, kYesNo, kInteger, kNumber, kText };
@@ -56,11 +56,11 @@ struct Question {
   std::int64_t minimum = 0;                        ///< of an integer
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
   std::string note{};  ///< a line before the question
-  /// What is wrong with an answer and what is allowed; empty if it is right.
+  /// The problem with an answer and what is allowed; empty if it is right.
   std::function<std::string(const nlohmann::json& answer, const Answers&)> check{};
 };
 
-/// What the machine offers, for the defaults.
+/// The machine's resources, for the defaults.
 struct MachineFacts {
   int gpus = 0;
   int cores = 1;
@@ -72,7 +72,7 @@ std::vector<Question> config_questions(const MachineFacts& machine);
 /// The number of processes that fits the machine and the answers so far.
 std::int64_t default_processes(const MachineFacts& machine, const Answers& answers);
 
-/// What a text answers; nothing if neither.
+/// The answer that a text gives; nothing if neither.
 std::optional<bool> answered_yes(std::string text);
 
 /// Asks what applies, in order. A wrong answer is told and asked for again.

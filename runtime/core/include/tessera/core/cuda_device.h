@@ -30,7 +30,7 @@ struct CudaGpu {
   std::vector<int> peers{};  ///< ordinals whose memory it can reach directly
 };
 
-/// What this machine and this build have of CUDA. `problem` says in one sentence with its remedy
+/// The CUDA support of this machine and this build. `problem` says in one sentence with its remedy
 /// why no GPU can be used (no module built, no driver, driver too old, no device); empty if one
 /// can.
 struct CudaStatus {
@@ -103,8 +103,8 @@ class CudaStream : public Stream {
   /// Memory of this device that `scratch` hands out whenever it suffices: so that it is its owner's
   /// to account for. Aligned to 256; must outlive the stream's work and its graphs.
   virtual void lend_scratch(void* memory, std::size_t bytes) = 0;
-  /// What a library keeps per stream (handles, plans), made by the first call that needs it and
-  /// destroyed with the stream. One slot per kind of library.
+  /// The state that a library keeps per stream (handles, plans), made by the first call that needs
+  /// it and destroyed with the stream. One slot per kind of library.
   enum class Library : std::uint8_t { kBlas, kAttention, kCollectives };
   virtual std::shared_ptr<void>& library(Library which) = 0;
   /// Submits `task` as soon as anything else is to enter this stream, or the host is to wait for it
@@ -113,7 +113,7 @@ class CudaStream : public Stream {
   virtual void defer(const Work& work, std::function<void()> task) {
     submit(work, std::move(task));
   }
-  /// What enqueued work reports to; may outlive the stream. Never null.
+  /// The status that enqueued work reports to; may outlive the stream. Never null.
   virtual const std::shared_ptr<StreamFailure>& failure() = 0;
 };
 

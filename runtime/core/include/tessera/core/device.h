@@ -12,7 +12,7 @@ enum class DeviceKind { kCpu, kCuda, kSim };
 
 std::string_view to_string(DeviceKind kind);
 
-/// What a submitted piece of work is, for traces and for the cost model of the sim device.
+/// The kind of a submitted piece of work, for traces and for the cost model of the sim device.
 struct Work {
   std::string_view name;  ///< static storage; e.g. "unshard"
   int action = -1;        ///< index in the Schedule, -1 for work outside of one
@@ -31,7 +31,7 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// What a backend's events have in common: nothing but an owner.
+/// The base of a backend's events: nothing but an owner.
 class Event::State {
  public:
   virtual ~State() = default;

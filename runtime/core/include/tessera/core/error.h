@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// What kind of failure an Error reports; the program maps it to an exit code.
+/// The kind of failure that an Error reports; the program maps it to an exit code.
 enum class ErrorCode {
   kInvalidArgument,  ///< a caller broke a documented precondition
   kConfig,           ///< a user's setting is unknown, out of range or contradictory

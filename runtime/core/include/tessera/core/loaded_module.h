@@ -31,8 +31,8 @@ struct LoadedModule {
   std::string problem{};  ///< why it is not loaded, where it was looked for, and what to do; or ""
 };
 
-/// Never throws for a module that is missing, cannot be loaded or is of another build. What was
-/// loaded stays loaded.
+/// Never throws for a module that is missing, cannot be loaded or is of another build. A loaded
+/// module stays loaded.
 LoadedModule load_module(const ModuleFile& module);
 
 }  // namespace tessera

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-/// What a byte is for. Predicted and measured memory are compared per category.
+/// The purpose of an allocation. Predicted and measured memory are compared per category.
 enum class MemoryCategory : std::uint8_t {
-  kParameters,  ///< parameters in compute precision that stay (whole, or this rank's shard)
+  kParameters,  ///< parameters in compute precision that stay (unsharded, or this rank's shard)
   kUnshardedParameters,  ///< slots that all-gathers fill
-  kGradients,            ///< accumulated gradients (whole, or this rank's shard)
+  kGradients,            ///< accumulated gradients (unsharded, or this rank's shard)
   kUnshardedGradients,   ///< slots that backward fills and reductions drain
   kOptimizer,            ///< fp32 master weights (where they are not the parameters) and moments
   kActivations,          ///< what forward keeps for backward, and temporaries of both

@@ -32,7 +32,7 @@ class SimDevice : public Device {
   void deallocate_host(void* address, std::size_t bytes) noexcept override;
   std::unique_ptr<Stream> create_stream(StreamOptions options) override;
 
-  /// What ran when, in the order of submission.
+  /// When each task ran, in the order of submission.
   const std::vector<SimSpan>& spans() const { return spans_; }
 
  private:

@@ -12,15 +12,15 @@ namespace tessera {
 /// Under which heading a buffer's memory is counted.
 MemoryCategory category_of(const ScheduleBuffer& buffer);
 
-/// What one rank's collectives of one step come to: calls and bytes sent. Exact: what the rows of
+/// Calls and bytes sent of one rank's collectives in one step. Exact: what the rows of
 /// the table of operations charge. The scalars are 8 and 448 bytes at any number of ranks.
 Traffic account_traffic(const Schedule& schedule);
 
 /// Bytes that a rank holds from start to end: the schedule's buffers. Activations, data and the
 /// kernels' scratch depend on the layers and the batch: see predict_memory in executor.h.
 MemoryUse account_memory(const Schedule& schedule);
-/// Of schedules that run over one state, in turn: buffers of the same name are one, as large as the
-/// largest.
+/// For schedules that run over one state, in turn: buffers of the same name are one, as large as
+/// the largest.
 MemoryUse account_memory(std::span<const Schedule* const> schedules);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ namespace tessera {
 
 class GradientSums;
 
-/// What a buffer holds, as far as a schedule alone can tell.
+/// The content of a buffer, as far as a schedule alone can tell.
 ///
 /// A unit's gradient is the sum of what each micro-step's backward contributes, layer by layer.
 /// Contributions are counted in that order; a buffer holds a range of them.
@@ -50,16 +50,17 @@ class ContentWalk {
   AxisSet all_axes() const { return nesting_.all_axes(); }
   GradientSums* sums() { return sums_; }
 
-  /// Records a violation of the current action unless `holds`. Returns `holds`. Of `what`,
-  /// functions are called for what they return, so that texts are made only if they are needed.
+  /// Records a violation of the current action unless `holds`. Returns `holds`. Functions
+  /// among `what` are called for their results, so that texts are made only if they are needed.
   template <typename... Args>
   bool require_that(bool holds, const Args&... what) {
     if (!holds) report(concat(printed(what)...));
     return holds;
   }
 
-  /// What the operand names: what its buffer holds, or this rank's part of that along more axes (a
-  /// slot is read as it is: parts lie at its beginning). Requires that the buffer holds it.
+  /// The content that the operand names: what its buffer holds, or this rank's part of that along
+  /// more axes (a slot is read as it is: parts lie at its beginning). Requires that the buffer
+  /// holds it.
   Content read(const Operand& operand);
   Content& at(int buffer) { return contents_[static_cast<std::size_t>(buffer)]; }
   /// Puts `content` where the operand says; added to what is there, if it says so. Requires that it
@@ -68,7 +69,7 @@ class ContentWalk {
   void write(const Operand& operand, const Content& content);
   /// As read; and if the buffer is a slot, the next may have it.
   Content take(const Operand& operand);
-  /// What `to` gets is, number for number, what `from` holds: for gradient_sums().
+  /// Records for gradient_sums() that `to` gets the numbers of `from`, unchanged.
   void carry(const Operand& from, const Operand& to);
 
   /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
@@ -130,8 +131,8 @@ class ContentWalk {
   int action_ = -1;
 };
 
-/// True if what is cut along `outer` is cut along `all` by cutting it further: the axes of `outer`
-/// are the first of `all` in the order of cutting.
+/// True if content sharded along `outer` becomes content sharded along `all` by sharding it
+/// further: the axes of `outer` are the first of `all` in the order of sharding.
 bool cuts_further(const ShardNesting& nesting, AxisSet outer, AxisSet all);
 
 }  // namespace tessera

@@ -37,7 +37,7 @@ struct OptimizerOptions {
 /// The row's hyperparameters, all of them, in its order. Throws Error{kConfig} on names and values
 /// that the optimizer does not take.
 std::vector<double> hyperparameter_values(const OptimizerOptions& options);
-/// What it keeps for each trainable parameter: see StateOptions::optimizer_tensors.
+/// The tensors that it keeps for each trainable parameter: see StateOptions::optimizer_tensors.
 std::vector<std::string> optimizer_tensors(const OptimizerOptions& options);
 
 struct ExecutorOptions {
@@ -59,9 +59,9 @@ struct ExecutorOptions {
 };
 
 struct StepResult {
-  double loss = 0.0;           ///< mean over all items of all ranks and micro-steps
+  double loss = 0.0;           ///< mean over the tokens of all ranks and micro-steps
   double gradient_norm = 0.0;  ///< global, before clipping
-  std::int64_t items = 0;      ///< of all ranks and micro-steps
+  std::int64_t items = 0;      ///< tokens of all ranks and micro-steps
 };
 
 /// A parameter gathered from all ranks.
@@ -109,7 +109,7 @@ class Executor {
   void set_parameters(const ParameterValues& values);
 
   /// Hands the master weights of every parameter to `receive` in order of declaration, on every
-  /// rank, unit by unit: no more than one unit is whole at a time. Collective.
+  /// rank, unit by unit: no more than one unit is unsharded at a time. Collective.
   void gather_parameters(const std::function<void(FullParameter parameter)>& receive);
   /// All of them at once.
   std::vector<FullParameter> gather_parameters();
@@ -117,7 +117,7 @@ class Executor {
   /// When the actions of the last step ran, if ExecutorOptions::trace.
   const std::vector<ActionSpan>& spans() const;
 
-  /// What a user should know of how the last step ran, a sentence each. On a GPU: why attention is
+  /// Notes for the user on how the last step ran, a sentence each. On a GPU: why attention is
   /// not cuDNN's, and NCCL's collectives not in place.
   std::vector<std::string> notes();
 
@@ -126,7 +126,7 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What one rank does in one step, found without a device.
+/// One rank's step, simulated without a device.
 struct Simulation {
   MemoryPeak memory;              ///< equals Memory::peak() of a real run, to the byte
   Traffic traffic;                ///< equals RankGroups::traffic() of a real step

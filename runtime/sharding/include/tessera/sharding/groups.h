@@ -26,7 +26,7 @@ class RankGroups {
   ProcessGroup& of(Lane lane, AxisSet axes) const;
   /// All ranks, for scalars, parameter export and the like; null if there is only one rank.
   ProcessGroup* control() const { return control_.get(); }
-  /// What the schedule's collectives sent: the sum over the lanes' groups, and the all-reduces of
+  /// Traffic of the schedule's collectives: the sum over the lanes' groups, and the all-reduces of
   /// the control group. Its all-gathers, which export parameters, are no part of a step.
   Traffic traffic() const;
   /// Takes every group down; see ProcessGroup::abort.

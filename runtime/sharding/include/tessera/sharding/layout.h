@@ -22,7 +22,7 @@ struct WrapPolicy {
 };
 
 /// Every tensor of a flat parameter starts at a multiple of this many elements (vector loads), and
-/// shards are cut at multiples of it (blocks of the gradient norm).
+/// shard boundaries are at multiples of it (blocks of the gradient norm).
 inline constexpr std::int64_t kFlatAlignment = 64;
 
 /// Where one tensor lies in its flat parameter.
@@ -76,7 +76,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// How a rank's shards nest. Axes are cut in this order: the parameter's, those that the gradient
+/// How a rank's shards nest. Axes shard in this order: the parameter's, those that the gradient
 /// adds, those that the optimizer adds, the rest; so the optimizer's shard lies in the gradient's,
 /// which lies in the parameter's. Axes of size 1 are left out of every set.
 class ShardNesting {
@@ -93,7 +93,8 @@ class ShardNesting {
   /// Index of `rank` among the ranks that differ along `axes`, in cutting order: its part in
   /// collectives over `axes`, and, over all axes, its place in the order of reduction and of data.
   int index(AxisSet axes, int rank) const;
-  /// What `rank` holds of a state that is cut along `axes` (one of the placement's sets, or all).
+  /// The elements that `rank` holds of a state sharded along `axes` (one of the placement's sets,
+  /// or all).
   Range range(std::int64_t padded_numel, AxisSet axes, int rank) const;
 
  private:

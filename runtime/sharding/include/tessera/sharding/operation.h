@@ -26,7 +26,7 @@ struct Operation {
   Meeting meeting = Meeting::kNone;
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
 
-  /// What the operation does to contents: reads the operands from `walk`, requires what must hold,
+  /// The effect on contents: reads the operands from `walk`, requires what must hold,
   /// and writes the results.
   void (*rule)(ContentWalk& walk, const Action& action) = nullptr;
   /// Adds the calls and the bytes that one rank sends; null: none.

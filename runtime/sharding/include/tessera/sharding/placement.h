@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Over which mesh axes each training state is cut into shards. Everything else is replicated.
+/// Over which mesh axes each training state is sharded. Everything else is replicated.
 /// Valid if parameter ⊆ gradient ⊆ optimizer: a gradient shard must cover no more than the
 /// parameters it came from, and an optimizer shard no more than the gradients it reads.
 struct Placement {
@@ -60,7 +60,7 @@ int default_replicas(const Strategy& strategy, int ranks);
 /// `ranks` ranks in `replicas` equal replicas. Throws Error{kConfig} unless replicas divides ranks.
 Mesh make_mesh(int ranks, int replicas);
 
-/// What a user should know if on this mesh a strategy is another one: "hybrid_shard with 1 replica
+/// A note for the user if on this mesh a strategy is another one: "hybrid_shard with 1 replica
 /// of 7 ranks is full_shard: ...", with the remedy. "" if it is what its name says.
 std::string strategy_note(const Strategy& strategy, const Mesh& mesh);
 

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// What turns a layout into a schedule.
+/// The policy that turns a layout into a schedule.
 ///
-/// Of a mixed precision policy these two dtypes are all that there is to choose. What layers hand
+/// A mixed precision policy chooses only these two dtypes. Tensors that layers hand
 /// on, logits included, has parameter_dtype: a dtype for outputs would only add casts. Losses are
 /// fp32. So are master weights, moments and sharded gradients, always: in bf16, most updates would
 /// be lost in rounding.
@@ -28,7 +28,7 @@ struct PlanOptions {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
   Recompute recompute = Recompute::kNone;
-  /// What the optimizer keeps; see StateOptions.
+  /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
 
   /// The part of these that decides which state a rank keeps.

@@ -21,7 +21,7 @@ inline constexpr int kLanes = 3;
 inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce};
 std::string_view to_string(Lane lane);
 
-/// What a buffer's elements are.
+/// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
   kParameter,   ///< a unit's trainable flat parameter; in a slot: all of a unit's parameters
   kFrozen,      ///< a unit's frozen flat parameter
@@ -40,7 +40,7 @@ struct ScheduleBuffer {
   Role role = Role::kScalars;
   int unit = -1;  ///< whose it is; -1: a slot, which one unit has after the other, or scalars
   DType format = DType::kFloat32;
-  AxisSet sharded{};        ///< axes along which the unit's elements are cut: the rank has one part
+  AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
   std::int64_t numel = 0;   ///< on one rank
   bool persistent = false;  ///< kept from step to step
   bool operator==(const ScheduleBuffer&) const = default;
@@ -53,7 +53,7 @@ struct ScheduleBuffer {
 struct Operand {
   int buffer = 0;     ///< index, see Schedule::buffers
   int unit = -1;      ///< whose content; -1 of scalars and activations
-  AxisSet sharded{};  ///< axes along which the content is cut
+  AxisSet sharded{};  ///< axes along which the content is sharded
   bool adds = false;  ///< of a write: added to what the buffer holds
   bool operator==(const Operand&) const = default;
 };
@@ -71,7 +71,7 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-/// What a layer touches, by unit index.
+/// The units that a layer touches, by index.
 struct ScheduleLayer {
   std::string name;
   std::vector<int> forward_reads;   ///< parameters read by forward
@@ -96,7 +96,7 @@ struct ScheduleUnit {
   bool operator==(const ScheduleUnit&) const = default;
 };
 
-/// What a schedule does to the training state.
+/// The effect of a schedule on the training state.
 enum class Purpose : std::uint8_t {
   kTrain,     ///< one optimizer step: every trainable tensor ends one version on
   kEvaluate,  ///< forward passes: the state stays as it is
@@ -109,7 +109,7 @@ std::string_view to_string(Purpose purpose);
 struct Schedule {
   Purpose purpose = Purpose::kTrain;
   Mesh mesh;
-  Placement placement;  ///< without axes of size 1; fixes the order in which axes cut
+  Placement placement;  ///< without axes of size 1; fixes the order in which axes shard
   DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
   DType reduce_dtype = DType::kFloat32;  ///< in which passes leave gradients, and send them
   int micro_steps = 1;
@@ -117,7 +117,7 @@ struct Schedule {
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
   int first_backward_layer = 0;  ///< layers before it have nothing to train
-  /// All but activations. Those have the indices that follow, in order of micro-step and layer:
+  /// All but activations, which have the indices that follow, in order of micro-step and layer:
   /// what forward leaves (activation()), and the gradient of that (activation_gradient()). Their
   /// memory comes and goes as the layers run.
   std::vector<ScheduleBuffer> buffers;
@@ -132,7 +132,7 @@ struct Schedule {
   int activation_gradient(int layer, int micro_step) const {
     return activation(layer, micro_step) + 1;
   }
-  /// Of all buffers, activations included.
+  /// The number of all buffers, activations included.
   int buffer_count() const { return activation(0, micro_steps); }
   bool is_activation(int buffer) const { return buffer >= static_cast<int>(buffers.size()); }
   const ScheduleBuffer& buffer(const Operand& operand) const {
@@ -142,7 +142,7 @@ struct Schedule {
   /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
   /// none.
   std::string name_of(int buffer) const;
-  /// Elements of a unit's flat parameter that a buffer of `role` holds, before it is cut.
+  /// Elements of a unit's flat parameter that a buffer of `role` holds, before sharding.
   std::int64_t unit_numel(int unit, Role role) const;
   /// Index of the buffer with this role and unit; -1: none.
   int find(Role role, int unit) const;

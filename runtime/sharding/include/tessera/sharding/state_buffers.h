@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// What decides which training state a rank keeps, and in which parts.
+/// The options that decide which training state a rank keeps, and which shards of it.
 struct StateOptions {
   Mesh mesh;
   Placement placement;

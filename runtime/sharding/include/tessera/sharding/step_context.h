@@ -13,7 +13,7 @@ class LayerRunner;
 class StepBuffers;
 class StepExchange;
 
-/// What a handler of an operation may use: one rank's memory, kernels and groups, for the step that
+/// The context of an operation's handler: one rank's memory, kernels and groups, for the step that
 /// runs. An operand's view is all that a handler can touch: what it does not name, it cannot reach.
 class StepContext {
  public:
@@ -31,7 +31,7 @@ class StepContext {
   const Schedule& schedule() const { return schedule_; }
   /// The elements that an operand names. Not of scalars and activations.
   TensorView view(const Operand& operand) const;
-  /// Of a slot with a unit's parameters: the trainable or the frozen ones.
+  /// In a slot with a unit's parameters: the trainable or the frozen ones.
   TensorView view(const Operand& operand, Role flat) const;
   const KernelTable& kernels() const { return kernels_; }
   /// The ranks that meet in an action.

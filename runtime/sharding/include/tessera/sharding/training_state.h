@@ -23,7 +23,7 @@ struct StateTensor {
   Role role = Role::kParameter;
   int unit = 0;
   DType format = DType::kFloat32;
-  AxisSet sharded{};  ///< axes along which it is cut
+  AxisSet sharded{};  ///< axes along which it is sharded
   Range range;        ///< the elements of the unit's flat parameter that this rank has
   TensorView view;    ///< (range.numel)
 };
@@ -38,7 +38,7 @@ struct StatePiece {
 /// Gives a parameter's values by its name, in row-major order.
 using ParameterValues = std::function<std::span<const float>(const std::string& name)>;
 
-/// What one rank keeps from step to step: parameters, master weights, what the optimizer keeps.
+/// One rank's state from step to step: parameters, master weights, the optimizer's tensors.
 /// Made of layout, placement and optimizer; schedules run over it (executor.h). The ranks' tensors
 /// together hold every element, and more than once where they are replicated.
 ///

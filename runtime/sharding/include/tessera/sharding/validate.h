@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// What a schedule may get wrong.
+/// The ways in which a schedule may be wrong.
 enum class Rule : std::uint8_t {
   kForm,             ///< indices in range, fields as the operation demands, waits point back
   kHappensBefore,    ///< two accesses to a buffer of which one writes are ordered

@@ -24,7 +24,7 @@ void require_agreement(World& world, const std::vector<NamedText>& own);
 /// The texts of all processes, by process. Every process must call it.
 std::vector<std::string> gather_texts(World& world, const std::string& own);
 
-// What must be the same, in words.
+// Settings that must be the same, in words.
 
 /// The build: hashes of this program's file, and of those of Tessera's modules that are loaded. Not
 /// a build id: not every linker writes one, and it says nothing of a file that was damaged since.

@@ -11,7 +11,7 @@ namespace tessera {
 /// inside the libraries, fragments).
 inline constexpr double kAutoBatchMargin = 0.05;
 
-/// How a step's samples are cut into micro-steps so that they fit.
+/// How a step's samples are divided into micro-steps so that they fit.
 struct BatchChoice {
   std::int64_t micro_batch = 1;
   int accumulate = 1;
@@ -31,8 +31,8 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
                          const TrainerOptions& options, std::int64_t bytes_per_rank,
                          double margin = kAutoBatchMargin);
 
-/// What one rank may use on this machine: its share of the host's or its GPU's free memory, or
-/// options.memory_limit_bytes if that is less.
+/// The memory that one rank may use on this machine: its share of the host's or its GPU's free
+/// memory, or options.memory_limit_bytes if that is less.
 std::int64_t bytes_per_rank(const TrainerOptions& options);
 
 /// The least of bytes_per_rank over the processes of options.world, so that all choose the same

@@ -18,7 +18,7 @@ void check_csv_columns(const std::string& path);
 /// infinity are spelt so. Every row is flushed before the call returns. Throws Error{kIo}.
 class CsvLog {
  public:
-  /// Makes the file and its folder. What the file holds is dealt with as `existing` says; rows are
+  /// Makes the file and its folder. Earlier content is dealt with as `existing` says; rows are
   /// added to no table with other columns: Error{kConfig}.
   explicit CsvLog(std::string path, Existing existing = Existing::kReplace);
   /// `mfu`: see model_flops_utilisation. An empty cell where there is none.

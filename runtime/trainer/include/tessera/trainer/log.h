@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What belongs in a log beside the summary itself.
+/// Measurements that a log has beside the summary itself.
 struct RunMeasurements {
   double matmul_flops_per_second = 0.0;  ///< see measure_matmul_flops; 0: not measured
   std::optional<double> mfu{};           ///< see model_flops_utilisation
@@ -30,7 +30,7 @@ struct RunIdentity {
 /// flushed before the call returns. Throws Error{kIo} if that fails.
 class RunLog {
  public:
-  /// Makes the file and its folder; throws at once if that is not possible. What the file holds is
+  /// Makes the file and its folder; throws at once if that is not possible. Earlier content is
   /// dealt with as `existing` says.
   explicit RunLog(std::string path, Existing existing = Existing::kReplace);
 

@@ -11,10 +11,10 @@ namespace tessera {
 
 /// Floating-point operations per second of matrix multiplication on the devices of all ranks at
 /// once, with their threads and precision, measured now in about 0.3 s: the limit that model FLOPs
-/// utilisation is told against. It is the best of a few windows of square products, large ones
+/// utilisation is told against. It is the best of a few windows of square GEMMs, large ones
 /// (grown until one takes milliseconds) and half as large ones, with and without a transposed
 /// operand, of random numbers, by the kernels that training uses, with nothing packed beforehand.
-/// So it bounds the products of a model, and lies below the peak of the arithmetic units.
+/// So it bounds the GEMMs of a model, and lies below the peak of the arithmetic units.
 /// `options` are resolved.
 double measure_matmul_flops(const TrainerOptions& options);
 
@@ -25,7 +25,7 @@ double measure_matmul_flops(const TrainerOptions& options);
 std::optional<double> model_flops_utilisation(const Model& model, double items_per_second,
                                               double peak_flops_per_second);
 
-/// What a finished run is told against.
+/// The reference of a finished run's rates.
 struct RunUtilisation {
   double peak_flops_per_second = 0.0;  ///< 0: not measured
   std::optional<double> mfu{};

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// What becomes of what a file holds already.
+/// How an existing file is treated.
 enum class Existing : std::uint8_t {
   kReplace,  ///< it goes with the first write
   kExtend,   ///< it stays, and more is written after it, on a line of its own
@@ -15,7 +15,7 @@ enum class Existing : std::uint8_t {
 /// A file that a run writes as it goes: what was written is in it when the call returns.
 class OutputFile {
  public:
-  /// Opens the file, and makes it and its folder if need be. What is in it stays until the first
+  /// Opens the file, and makes it and its folder if need be. Its content stays until the first
   /// write: a run that cannot open all its files has destroyed none. `flag` is what the user named
   /// it with ("--log"), for the error. Throws Error{kIo}.
   OutputFile(std::string path, std::string_view flag, Existing existing = Existing::kReplace);

@@ -21,7 +21,7 @@ DeviceChoice resolved_device(DeviceChoice choice);
 /// processes would share a GPU, or if there are too few for group nccl.
 TrainerOptions on_this_machine(TrainerOptions options);
 
-/// That ranks share GPUs, in a sentence; empty if none does. For options on_this_machine.
+/// A sentence that says that ranks share GPUs; empty if none does. For options on_this_machine.
 std::string sharing_note(const TrainerOptions& options);
 
 /// The device of a rank of this process. A GPU goes by the rank's place among the ranks of this

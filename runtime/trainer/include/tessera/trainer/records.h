@@ -7,25 +7,25 @@
 #include "tessera/core/memory.h"
 #include "tessera/sharding/timeline.h"
 
-// What a run tells of itself.
+// The records of a run.
 namespace tessera {
 
 /// One finished step. Loss, norm and tokens are global; bytes are of rank 0.
 struct StepRecord {
   std::int64_t step = 0;       ///< counted from 1
-  double loss = 0.0;           ///< mean over the step's items
+  double loss = 0.0;           ///< mean over the step's tokens
   double gradient_norm = 0.0;  ///< before clipping
   double learning_rate = 0.0;
   std::int64_t tokens = 0;  ///< items: losses that count
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   std::int64_t peak_bytes = 0;  ///< of one rank, so far
-  /// Of this step, communication that no computation hid; if TrainerOptions::trace.
+  /// Exposed communication of this step; if TrainerOptions::trace.
   std::optional<double> exposed_seconds{};
   std::optional<TimelineSummary> timeline{};  ///< all of it, if TrainerOptions::trace
 };
 
-/// One evaluation: the model of that step on data that it is not trained with.
+/// One evaluation: the model after that step on evaluation data.
 struct EvaluationRecord {
   std::int64_t step = 0;    ///< finished steps; 0: before the first
   double loss = 0.0;        ///< mean over the tokens
@@ -33,7 +33,7 @@ struct EvaluationRecord {
   std::int64_t tokens = 0;  ///< items: losses that count
 };
 
-/// What one rank has measured and counted.
+/// One rank's measured memory and counted traffic.
 struct RankUse {
   MemoryPeak memory;
   Traffic traffic;  ///< of steps and evaluations

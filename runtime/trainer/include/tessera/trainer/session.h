@@ -57,7 +57,7 @@ class Session {
 
   /// The fp32 master weights of all ranks, in order of declaration.
   std::vector<FullParameter> parameters();
-  /// The same, one parameter after the other: no more than one unit is whole at a time.
+  /// The same, one parameter after the other: no more than one unit is unsharded at a time.
   void parameters(const std::function<void(FullParameter)>& receive);
   /// Overwrites the parameters. `values` is asked for every one, perhaps repeatedly and by several
   /// threads at once. The optimizer's state stays as it is.
@@ -69,9 +69,9 @@ class Session {
   /// Makes calls in other processes fail: this one gives up. Only destruction may follow.
   void abort(std::string_view reason) noexcept;
 
-  /// What executor and plan have to say of how the run goes, a sentence each; after a step.
+  /// Notes of executor and plan on how the run goes, a sentence each; after a step.
   std::vector<std::string> notes();
-  /// What each rank has measured and counted, of all processes.
+  /// Measured memory and counted traffic of each rank, of all processes.
   std::vector<RankUse> use();
 
  private:

@@ -35,7 +35,7 @@ struct Setting {
   std::vector<std::string> choices{};                         ///< allowed texts; empty: any
   double minimum = -std::numeric_limits<double>::infinity();  ///< numbers: inclusive
   double maximum = std::numeric_limits<double>::infinity();   ///< numbers: inclusive
-  /// What the other fields cannot say; throws Error{kConfig}.
+  /// Checks that the other fields cannot express; throws Error{kConfig}.
   std::function<void(const nlohmann::json&)> check{};
   MustAgree must_agree = MustAgree::kAll;
 };

@@ -56,7 +56,7 @@ class Trainer {
 
   /// Returns false to stop after the step it was told of.
   using OnStep = std::function<bool(const StepRecord&)>;
-  /// Told what a user should know of how the run goes, a sentence each, after the first step: the
+  /// Told notes for the user on how the run goes, a sentence each, after the first step: the
   /// plan's notes, and what rank 0 has found.
   using OnNote = std::function<void(const std::string&)>;
 
@@ -67,8 +67,8 @@ class Trainer {
   /// they throw ends the training and comes out of here. In several processes they are called in
   /// rank 0's, and must return within TrainerOptions::timeout, for the other processes wait no
   /// longer. If a rank fails, the others are stopped, and the Error names the rank and the cause;
-  /// if memory is why, also what the plan had predicted and what would fit. What `source` has
-  /// thrown is nested in it.
+  /// if memory is why, also what the plan had predicted and what would fit. An exception that
+  /// `source` has thrown is nested in it.
   TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {},
                         const OnEvaluation& on_evaluation = {}) const;
 

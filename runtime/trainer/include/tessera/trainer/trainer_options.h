@@ -24,7 +24,7 @@ enum class DeviceChoice : std::uint8_t {
   kCuda,
 };
 
-/// What the ranks of one process talk through.
+/// The process group of the ranks of one process.
 enum class GroupChoice : std::uint8_t {
   kAuto,    ///< nccl if every rank has a GPU of its own, else thread
   kThread,  ///< CPU ranks, or ranks that share GPUs
@@ -50,7 +50,7 @@ struct TrainerOptions {
   int prefetch_forward = PlanOptions{}.prefetch_forward;
   int prefetch_backward = PlanOptions{}.prefetch_backward;
 
-  // What a step is.
+  // The step.
   std::int64_t steps = 100;
   std::int64_t micro_batch = 4;  ///< samples per micro-step and rank
   int accumulate = 1;            ///< micro-steps per step

@@ -26,7 +26,7 @@ struct TrainingPlan {
   Traffic traffic;             ///< predicted, of one rank and step
   Traffic evaluation_traffic;  ///< of one rank and one evaluation
   bool cuda_graph = false;     ///< steps are recorded as a CUDA graph and replayed
-  /// What a user should know of how it will run, a sentence each.
+  /// Notes for the user on how it will run, a sentence each.
   std::vector<std::string> notes;
 };
 
@@ -40,9 +40,9 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
 /// How often an evaluation runs its schedule.
 std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
-/// What the planner takes, of resolved options.
+/// The planner's part of resolved options.
 PlanOptions plan_options(const TrainerOptions& resolved);
-/// What the executor takes, as one rank's options.
+/// The executor's options of one rank.
 ExecutorOptions executor_options(const TrainerOptions& options);
 
 /// Throws Error{kOutOfMemory} if a rank's predicted peak is above options.memory_limit_bytes, or
