@@ -65,7 +65,8 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program) {
                        .fallback = "text",
                        .help = "text, or the record that a log has, as json",
                        .group = "Output",
-                       .choices = {"text", "json"}};
+                       .choices = {"text", "json"},
+                       .must_agree = MustAgree::kNone};
   std::vector<Setting> other;
   for (Setting& setting : train_only_settings()) {
     if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
