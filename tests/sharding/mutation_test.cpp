@@ -481,7 +481,8 @@ TEST_F(ABrokenAction, ThatAddsToTheMicroStepBeforeIsRefused) {
     operand.buffer = std::ranges::find(before.writes, 2, &Operand::unit)->buffer;
     operand.adds = true;
   }
-  EXPECT_THAT(refusal(), HasSubstr("which holds more than what layers have left in this micro-step"));
+  EXPECT_THAT(refusal(),
+              HasSubstr("which holds more than what layers have left in this micro-step"));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "tessera/compat/launcher.h"
 #include "tessera/compat/config.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {

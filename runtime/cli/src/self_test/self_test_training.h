@@ -16,7 +16,7 @@ struct TrainingOutcome {
   std::vector<double> losses{}, norms{};  ///< of every step; empty but in the first process
   double first_loss = 0.0, last_loss = 0.0;
   std::string parameters_sha256{};
-  std::uint64_t sums = 0;  ///< of the plan: how gradients are added up
+  std::uint64_t sums = 0;       ///< of the plan: how gradients are added up
   std::int64_t peak_bytes = 0;  ///< of one rank: what strategies differ in
 };
 

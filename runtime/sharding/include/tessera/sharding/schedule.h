@@ -111,7 +111,7 @@ struct Schedule {
   Mesh mesh;
   Placement placement;  ///< without axes of size 1; fixes the order in which axes shard
   DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
-  DType reduce_dtype = DType::kFloat32;  ///< in which passes leave gradients, and send them
+  DType reduce_dtype = DType::kFloat32;     ///< in which passes leave gradients, and send them
   int micro_steps = 1;
   Recompute recompute = Recompute::kNone;
   std::vector<ScheduleUnit> units;
