@@ -47,7 +47,7 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
       out << "        ... " << skipped << " more actions; --actions shows all ...\n";
       i += skipped;
     }
-    out << action_line(schedule, i) << "\n";
+    out << for_reader(inspect(stdout), action_line(schedule, i), 20) << "\n";
   }
 }
 
