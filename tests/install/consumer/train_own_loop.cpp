@@ -1,5 +1,5 @@
-// A training loop of one's own: with four ranks in this process, or, started by torchrun, mpirun,
-// srun or `tessera launch -- ./train_own_loop`, with a rank in each process.
+// A training loop of one's own: with four ranks in this process, or, started by torchrun
+// (--no-python), mpirun or srun, with a rank in each process.
 #include <iostream>
 
 #include "tessera/compat/launcher.h"
