@@ -68,7 +68,9 @@ class Executor::Impl {
     });
     for (const Program& program : programs) {
       programs_.push_back(std::make_unique<Loaded>(*this, program, memory));
-      registration_note_ += register_buffers(*program.schedule, programs_.back()->buffers, groups);
+      const std::string note =
+          register_buffers(*program.schedule, programs_.back()->buffers, groups);
+      if (registration_note_.empty()) registration_note_ = note;
     }
     prepare(memory);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "tessera/autograd/layer.h"
 #include "tessera/core/error.h"
@@ -17,6 +18,7 @@ class FirstSamples : public BatchSource {
   DType input_dtype() const override { return source_.input_dtype(); }
   Shape target_shape(std::int64_t n) const override { return source_.target_shape(n); }
   DType target_dtype() const override { return source_.target_dtype(); }
+  std::vector<NamedText> identity() const override { return source_.identity(); }
 
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {

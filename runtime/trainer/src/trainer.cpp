@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "first_samples.h"
 #include "plan_here.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/agreement.h"
@@ -42,7 +43,9 @@ void compare_processes(const Model& model, const BatchSource& source, const Trai
     all.push_back(identity_of_model(model));
     for (NamedText& value : identity_of_data(source, here)) all.push_back(std::move(value));
     for (NamedText& value :
-         evaluation != nullptr ? identity_of_data(*evaluation, here) : std::vector<NamedText>()) {
+         evaluation != nullptr
+             ? identity_of_data(FirstSamples(*evaluation, here.evaluation_samples), here)
+             : std::vector<NamedText>()) {
       value.name = concat("evaluation ", value.name);
       all.push_back(std::move(value));
     }

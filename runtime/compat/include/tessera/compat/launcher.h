@@ -69,7 +69,9 @@ LaunchFacts facts_of(const Launcher& launcher);
 void adopt_launcher(const Launcher& launcher, Config& config);
 
 /// Joins the other processes, if there are any: options.world, of options.ranks ranks. Notes go to
-/// stderr, unless `quiet`. Throws Error{kUnavailable} or Error{kTimeout} if they cannot be reached.
+/// stderr, unless `quiet`. An MPI whose processes do not come together within options.timeout ends
+/// this process: MPI_Init cannot be cancelled. Throws Error{kUnavailable} or Error{kTimeout} if
+/// they cannot be reached.
 void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet);
 /// The same; the machine's threads are then divided by its own ranks, unless `config` says how many
 /// a rank has.
