@@ -1,9 +1,12 @@
+#include <atomic>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
 #include "emulator_blas/fake_cublaslt.h"
+#include "simt.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
@@ -106,6 +109,47 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {
   run(small_gpt(), cuda_options("full_shard", kRanks));
   EXPECT_EQ(fake_cuda::counters().streams - before.streams, kRanks * kLanes);
   EXPECT_EQ(fake_cuda::counters().urgent_streams - before.urgent_streams, kRanks * (kLanes - 1));
+}
+
+/// Keeps the GPU until it is let go; then counts turns.
+struct Turns {
+  std::atomic<bool> held = false, go = false;
+  int taken = 0;
+};
+__global__ void hold(Turns* turns) {
+  turns->held = true;
+  while (!turns->go) std::this_thread::yield();
+}
+__global__ void take_turn(Turns* turns, int* turn) { *turn = ++turns->taken; }
+
+TEST_F(CudaWaits, CommunicationGoesBeforeComputationInAReplayToo) {
+  fake_cuda::configure({.one_kernel_at_a_time = true});
+  const auto device = make_cuda_device();
+  const auto stream = [&](const char* name, bool urgent) {
+    return device->create_stream({.name = name, .urgent = urgent});
+  };
+  const auto first = stream("compute", false), second = stream("gather", true),
+             other = stream("other", false);
+  const auto handle = [](Stream& of) { return dynamic_cast<CudaStream&>(of).handle(); };
+  auto& compute = dynamic_cast<CudaStream&>(*first);
+  Turns turns;
+  int turn_of_compute = 0, turn_of_gather = 0;
+  compute.begin_capture();
+  second->wait(compute.record());
+  simt::launch(&take_turn, dim3(1), dim3(1), 0, compute.handle(), &turns, &turn_of_compute);
+  simt::launch(&take_turn, dim3(1), dim3(1), 0, handle(*second), &turns, &turn_of_gather);
+  compute.wait(second->record());
+  const auto graph = compute.end_capture(nullptr);
+
+  simt::launch(&hold, dim3(1), dim3(1), 0, handle(*other), &turns);
+  while (!turns.held) std::this_thread::yield();
+  compute.launch(*graph);
+  while (fake_cuda::counters().waiting_kernels < 2) std::this_thread::yield();
+  turns.go = true;
+  compute.synchronize();
+  other->synchronize();
+  EXPECT_EQ(turn_of_gather, 1);
+  EXPECT_EQ(turn_of_compute, 2);
 }
 
 TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {

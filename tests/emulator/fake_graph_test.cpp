@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "device_run.h"
@@ -92,6 +93,120 @@ TEST_F(FakeGraph, RunsWhatWasCapturedAsOftenAsLaunched) {
   EXPECT_EQ(info.result, cudaGraphExecUpdateErrorTopologyChanged);
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+}
+
+/// Keeps the device from the start of `hold` on until it is let go.
+struct Holder {
+  std::atomic<bool> began = false, go = false;
+};
+__global__ void hold(Holder* holder) {
+  holder->began = true;
+  while (!holder->go) std::this_thread::yield();
+}
+__global__ void take_turn(int* turn, int* turns) { *turn = ++*turns; }
+
+/// The first and the second of two kernels that a replay may run in any order: on the stream that
+/// captured, and on an urgent one.
+std::pair<int, int> turns_of_replay(unsigned long long flags) {
+  fake_cuda::configure({.one_kernel_at_a_time = true});
+  const TestStream main, other;
+  int least = 0, greatest = 0;
+  EXPECT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  EXPECT_LT(greatest, least);
+  cudaStream_t urgent = nullptr;
+  EXPECT_EQ(cudaStreamCreateWithPriority(&urgent, cudaStreamNonBlocking, greatest), cudaSuccess);
+  const DeviceArray<int> turns(std::vector<int>(3, 0));
+  cudaEvent_t event = nullptr;
+  EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(main, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(cudaEventRecord(event, main), cudaSuccess);
+  EXPECT_EQ(cudaStreamWaitEvent(urgent, event), cudaSuccess);
+  simt::launch(&take_turn, dim3(1), dim3(1), 0, main, turns.data() + 1, turns.data());
+  simt::launch(&take_turn, dim3(1), dim3(1), 0, urgent, turns.data() + 2, turns.data());
+  EXPECT_EQ(cudaEventRecord(event, urgent), cudaSuccess);
+  EXPECT_EQ(cudaStreamWaitEvent(main, event), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(main, &graph), cudaSuccess);
+  cudaGraphExec_t executable = nullptr;
+  EXPECT_EQ(cudaGraphInstantiate(&executable, graph, flags), cudaSuccess);
+
+  Holder holder;
+  simt::launch(&hold, dim3(1), dim3(1), 0, other, &holder);
+  while (!holder.began) std::this_thread::yield();
+  EXPECT_EQ(cudaGraphLaunch(executable, main), cudaSuccess);
+  while (fake_cuda::counters().waiting_kernels < 2) std::this_thread::yield();
+  holder.go = true;
+  EXPECT_EQ(cudaStreamSynchronize(main), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(other), cudaSuccess);
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(urgent), cudaSuccess);
+  const std::vector<int> taken = turns.values();
+  return {taken[1], taken[2]};
+}
+
+TEST_F(FakeGraph, NodesKeepTheirStreamsPrioritiesOnlyIfAsked) {
+  EXPECT_EQ(turns_of_replay(cudaGraphInstantiateFlagUseNodePriority), std::pair(2, 1));
+  EXPECT_EQ(turns_of_replay(0), std::pair(1, 2));
+}
+
+/// An event that is external to a graph: replays record it, or wait for what was recorded last.
+TEST_F(FakeGraph, ExternalEventsJoinReplaysAndOtherWork) {
+  fake_cuda::configure({.max_delay_us = 500});
+  cudaEvent_t ready = nullptr, done = nullptr;
+  ASSERT_EQ(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), cudaSuccess);
+  EXPECT_EQ(cudaEventRecordWithFlags(done, main_, cudaEventRecordExternal), cudaErrorInvalidValue)
+      << "outside of a capture";
+  EXPECT_EQ(cudaStreamWaitEvent(main_, ready, cudaEventWaitExternal), cudaErrorInvalidValue);
+
+  begin();
+  ASSERT_EQ(cudaStreamWaitEvent(main_, ready, cudaEventWaitExternal), cudaSuccess);
+  simt::launch(&multiply, dim3(1), dim3(32), 0, main_, a_.data(), b_.data());
+  ASSERT_EQ(cudaEventRecordWithFlags(done, main_, cudaEventRecordExternal), cudaSuccess);
+  launch_add(main_, 1);  // behind `done`
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(main_, &graph), cudaSuccess);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(done), cudaSuccess) << "no replay has recorded it";
+
+  // b = b + 1 on the side, a = a * b + 1 in the replay, b = b + 1 again once a * b is taken.
+  ASSERT_EQ(cudaMemsetAsync(a_.data(), 1, 32 * sizeof(int), main_), cudaSuccess);
+  for (int replay = 0; replay < 3; ++replay) {
+    simt::launch(&add, dim3(1), dim3(32), 0, side_, b_.data(), 1);
+    ASSERT_EQ(cudaEventRecord(ready, side_), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(executable, main_), cudaSuccess);
+    ASSERT_EQ(cudaStreamWaitEvent(side_, done), cudaSuccess);
+    simt::launch(&add, dim3(1), dim3(32), 0, side_, b_.data(), 1);
+  }
+  ASSERT_EQ(cudaEventSynchronize(done), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(main_), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(side_), cudaSuccess);
+  int expected = 0x01010101;
+  for (int replay = 0; replay < 3; ++replay) {
+    expected = static_cast<int>(static_cast<unsigned>(expected) * (2U + 2U * replay) + 1U);
+  }
+  EXPECT_EQ(a_.values(), std::vector<int>(32, expected));
+  EXPECT_EQ(b_.values(), std::vector<int>(32, 7));
+
+  ASSERT_EQ(cudaEventDestroy(done), cudaSuccess);
+  EXPECT_EQ(cudaGraphLaunch(executable, main_), cudaErrorInvalidValue) << "of a dead event";
+  ASSERT_EQ(cudaEventDestroy(ready), cudaSuccess);
+  ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+/// CUDA captures what is put on a capturing stream, whoever does it.
+TEST_F(FakeGraph, WorkOfOtherThreadsIsCapturedAndCounted) {
+  const std::int64_t before = fake_cuda::counters().foreign_captures;
+  begin();
+  launch_add(main_, 1);
+  EXPECT_EQ(fake_cuda::counters().foreign_captures, before);
+  std::thread([&] { launch_add(main_, 1); }).join();
+  EXPECT_EQ(fake_cuda::counters().foreign_captures, before + 1);
+  EXPECT_EQ(end(), cudaSuccess);
 }
 
 TEST_F(FakeGraph, UnjoinedWorkIsAnError) { capture(1, false); }

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -224,6 +225,36 @@ TEST_F(FakeCuda, CallsFailWhenTold) {
   EXPECT_EQ(cudaMalloc(&memory, 8), cudaErrorUnknown);
   EXPECT_EQ(cudaMalloc(&memory, 8), cudaErrorUnknown);
   cudaGetLastError();
+}
+
+/// 0 if an illegal access has the effects that it has with CUDA, else the number of the first that
+/// it has not.
+int effects_of_an_illegal_access() {
+  cudaStream_t stream = nullptr;
+  void* memory = nullptr;
+  int number = 0;
+  const auto failed = [&](cudaError_t expected, cudaError_t error) {
+    ++number;
+    return error != expected;
+  };
+  if (failed(cudaSuccess, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking))) return number;
+  if (failed(cudaSuccess, cudaMalloc(&memory, 8))) return number;
+  fake_cuda::plant_illegal_access(1);
+  simt::launch(
+      +[] {}, dim3(1), dim3(1), 0, stream);  // nothing is known yet
+  if (failed(cudaErrorIllegalAddress, cudaStreamSynchronize(stream))) return number;
+  if (failed(cudaErrorIllegalAddress, cudaGetLastError())) return number;
+  if (failed(cudaErrorIllegalAddress, cudaGetLastError())) return number;  // is not reset
+  if (failed(cudaErrorIllegalAddress, cudaMemsetAsync(memory, 0, 8, stream))) return number;
+  if (failed(cudaErrorIllegalAddress, cudaFree(memory))) return number;
+  if (failed(cudaErrorIllegalAddress, cudaSetDevice(0))) return number;
+  if (failed(cudaErrorIllegalAddress, cudaStreamDestroy(stream))) return number;
+  return 0;
+}
+
+TEST_F(FakeCuda, AnIllegalAccessFailsEveryLaterCall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(_exit(effects_of_an_illegal_access()), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

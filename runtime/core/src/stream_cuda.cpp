@@ -27,7 +27,9 @@ class EventCuda : public Event::State {
 class GraphCuda : public CudaGraph {
  public:
   explicit GraphCuda(cudaGraph_t graph) {
-    TESSERA_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph, 0));
+    // Else every node has the priority of the stream that the graph is launched into.
+    TESSERA_CUDA_CHECK(
+        cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority));
   }
   ~GraphCuda() override { static_cast<void>(cudaGraphExecDestroy(executable_)); }
   GraphCuda(const GraphCuda&) = delete;

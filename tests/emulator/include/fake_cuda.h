@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 // How tests steer the emulated GPU and look into it.
 namespace fake_cuda {
@@ -16,6 +17,10 @@ struct Settings {
   /// Each task of a stream, on its own worker thread, begins after a random delay of up to this.
   unsigned max_delay_us = 0;
   unsigned seed = 1;
+  /// Kernels of a device take turns. Of those whose turn has come, the one of the greatest priority
+  /// runs next, and of equal ones that of the oldest stream. False: they run side by side, and
+  /// priorities are without effect.
+  bool one_kernel_at_a_time = false;
 };
 
 /// Not while streams have work.
@@ -30,6 +35,11 @@ struct Counters {
   std::int64_t graph_launches = 0;
   std::int64_t streams = 0;         ///< that were asked for
   std::int64_t urgent_streams = 0;  ///< of them, with the greatest priority
+  /// Kernels that could run now, but for Settings::one_kernel_at_a_time.
+  std::int64_t waiting_kernels = 0;
+  /// Work that a thread has added to the capture of another. CUDA captures it, as all that is put
+  /// on a capturing stream; but nothing but its own thread's waiting makes it come in time.
+  std::int64_t foreign_captures = 0;
   /// Calls that made the host wait: synchronisations, and copies to or from pageable memory.
   std::int64_t host_waits = 0;
   /// Faults of kernels that no call has thrown so far.
@@ -43,5 +53,13 @@ enum class Repeat { kOnce, kFromThenOn };
 void fail_call(const char* function, int nth, cudaError_t error, Repeat repeat = Repeat::kOnce);
 /// Forgets what fail_call was told.
 void stop_failing();
+
+/// The `nth` kernel launched from now accesses memory that it must not. When it runs, the process
+/// loses its GPUs, as with CUDA: work that is enqueued does nothing, and every call fails with
+/// cudaErrorIllegalAddress until the process ends.
+void plant_illegal_access(int nth);
+
+/// As cudaLaunchHostFunc. In a capture, `function` lives as long as a graph that holds it.
+cudaError_t launch_host(cudaStream_t stream, std::function<void()> function);
 
 }  // namespace fake_cuda

@@ -1,5 +1,7 @@
 #include "fake_graph.h"
 
+#include <algorithm>
+
 #include "fake_runtime.h"
 
 // Captures and graphs. A graph keeps the streams that it was captured from: launched, each of its
@@ -13,6 +15,7 @@ struct CUgraph_st {
 };
 struct CUgraphExec_st {
   CUgraph_st graph;
+  bool node_priorities;               ///< else every node has that of the stream of the launch
   std::vector<cudaStream_t> helpers;  ///< for branches 1, 2, ...
 };
 
@@ -21,6 +24,7 @@ namespace tessera::emulator {
 void Capture::add(cudaStream_t stream, GraphNode node) {
   Member& member = members.at(stream);
   node.branch = member.branch;
+  node.priority = stream->priority();
   node.after = std::exchange(member.frontier, {nodes.size()});
   nodes.push_back(std::move(node));
 }
@@ -61,8 +65,9 @@ void end(const std::shared_ptr<Capture>& capture) {
   std::erase_if(runtime().captures, [&](const auto& entry) { return entry.second == capture; });
 }
 
+/// Recordings and waits of events take effect in the order of the calls that launch graphs, as if
+/// the host had recorded and waited at that call.
 void launch(CUgraphExec_st& executable, cudaStream_t origin) {
-  Runtime& state = runtime();
   const std::vector<GraphNode>& nodes = executable.graph.nodes;
   const auto stream_of = [&](std::size_t branch) {
     return branch == 0 ? origin : executable.helpers[branch - 1];
@@ -76,8 +81,14 @@ void launch(CUgraphExec_st& executable, cudaStream_t origin) {
     for (const std::size_t before : node.after) {
       if (nodes[before].branch != node.branch) stream->enqueue_wait(moments[before]->share());
     }
-    if (node.kind == GraphNode::Kind::kKernel) ++state.counters.launches;
-    stream->enqueue(node.action, state.settings.max_delay_us);
+    if (node.kind == GraphNode::Kind::kRecordEvent) {
+      forget_recording(*node.event);
+      node.event->moment = stream->enqueue_moment();
+    } else if (node.kind == GraphNode::Kind::kWaitEvent) {
+      if (node.event->moment != nullptr) stream->enqueue_wait(node.event->moment->share());
+    } else {
+      enqueue(stream, node, executable.node_priorities ? node.priority : origin->priority());
+    }
     moments.push_back(stream->enqueue_moment());
   }
   for (Moment* moment : moments) moment->release();
@@ -93,6 +104,17 @@ bool same_topology(const CUgraph_st& a, const CUgraph_st& b) {
     }
   }
   return true;
+}
+
+bool same_priorities(const CUgraph_st& a, const CUgraph_st& b) {
+  return std::equal(a.nodes.begin(), a.nodes.end(), b.nodes.begin(), b.nodes.end(),
+                    [](const auto& x, const auto& y) { return x.priority == y.priority; });
+}
+
+bool events_exist(const CUgraph_st& graph) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) {
+    return node.event == nullptr || runtime().events.contains(node.event);
+  });
 }
 
 }  // namespace
@@ -151,10 +173,12 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
   if (const cudaError_t error = begin_call("cudaGraphInstantiate")) return report(error);
-  if (graph == nullptr || flags != 0) return report(cudaErrorInvalidValue);
-  *executable = new CUgraphExec_st{.graph = *graph, .helpers = {}};
+  const bool node_priorities = flags == cudaGraphInstantiateFlagUseNodePriority;
+  if (graph == nullptr || (flags != 0 && !node_priorities)) return report(cudaErrorInvalidValue);
+  *executable =
+      new CUgraphExec_st{.graph = *graph, .node_priorities = node_priorities, .helpers = {}};
   for (std::size_t branch = 1; branch < graph->branches; ++branch) {
-    (*executable)->helpers.push_back(state.new_stream(current_device()));
+    (*executable)->helpers.push_back(state.new_stream(current_device(), 0));
   }
   return cudaSuccess;
 }
@@ -165,7 +189,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (const cudaError_t error = begin_call("cudaGraphLaunch")) return report(error);
   stream = state.find(stream);
   if (stream == nullptr) return report(cudaErrorInvalidResourceHandle);
-  if (executable == nullptr) return report(cudaErrorInvalidValue);
+  if (executable == nullptr || !events_exist(executable->graph)) {
+    return report(cudaErrorInvalidValue);
+  }
   if (const auto capture = capture_of(stream)) {  // CUDA would make a child graph
     return report(invalidate(*capture, cudaErrorStreamCaptureUnsupported));
   }
@@ -182,6 +208,10 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
   *result = {};
   if (!same_topology(executable->graph, *graph)) {
     result->result = cudaGraphExecUpdateErrorTopologyChanged;
+    return report(cudaErrorGraphExecUpdateFailure);
+  }
+  if (executable->node_priorities && !same_priorities(executable->graph, *graph)) {
+    result->result = cudaGraphExecUpdateErrorAttributesChanged;
     return report(cudaErrorGraphExecUpdateFailure);
   }
   executable->graph = *graph;

@@ -16,9 +16,11 @@ namespace tessera::emulator {
 
 /// One operation of a stream.
 struct GraphNode {
-  enum class Kind { kKernel, kCopy, kFill, kHostFunction };
+  enum class Kind { kKernel, kCopy, kFill, kHostFunction, kRecordEvent, kWaitEvent };
   Kind kind;
-  std::function<void()> action;
+  std::function<void()> action;  ///< null for events
+  cudaEvent_t event = nullptr;   ///< null for others
+  int priority = 0;              ///< of the stream that captured it
   /// Which stream of the capture it was enqueued on, counted as they joined; the origin is 0.
   std::size_t branch = 0;
   /// The nodes, by number, that it comes after.

@@ -1,5 +1,6 @@
 #include "fake_runtime.h"
 
+#include <atomic>
 #include <cstdio>
 #include <exception>
 
@@ -12,6 +13,7 @@ namespace {
 
 thread_local int device_of_thread = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<cudaError_t> lost = cudaSuccess;
 
 }  // namespace
 
@@ -36,7 +38,10 @@ cudaError_t report(cudaError_t error) {
   return error;
 }
 
+cudaError_t sticky_error() { return lost; }
+
 cudaError_t begin_call(std::string_view function) {
+  if (const cudaError_t error = sticky_error()) return error;
   Runtime& state = runtime();
   if (const auto failure = state.failures.find(function); failure != state.failures.end()) {
     Runtime::Failure& told = failure->second;
@@ -54,7 +59,7 @@ cudaError_t begin_call(std::string_view function) {
 }
 
 cudaError_t throw_fault(Fault* fault) {
-  if (fault == nullptr || fault->reported.exchange(true)) return cudaSuccess;
+  if (fault == nullptr || fault->reported.exchange(true)) return report(sticky_error());
   if (std::uncaught_exceptions() > 0) {
     std::fprintf(stderr, "found while another exception is on its way: %s\n", fault->what.c_str());
     return report(cudaErrorLaunchFailure);
@@ -62,8 +67,9 @@ cudaError_t throw_fault(Fault* fault) {
   fail(ErrorCode::kInternal, fault->what);
 }
 
-cudaStream_t Runtime::new_stream(int device) {
-  auto* stream = new CUstream_st(device, settings.seed * 7919U + streams_made++);
+cudaStream_t Runtime::new_stream(int device, int priority) {
+  const std::uint32_t number = streams_made++;
+  auto* stream = new CUstream_st(device, number, priority, settings.seed * 7919U + number);
   streams.insert(stream);
   return stream;
 }
@@ -71,7 +77,7 @@ cudaStream_t Runtime::new_stream(int device) {
 cudaStream_t Runtime::find(cudaStream_t stream) {
   if (stream != nullptr) return streams.contains(stream) ? stream : nullptr;
   cudaStream_t& of_device = default_streams[current_device()];
-  if (of_device == nullptr) of_device = new_stream(current_device());
+  if (of_device == nullptr) of_device = new_stream(current_device(), 0);
   return of_device;
 }
 
@@ -87,12 +93,25 @@ cudaError_t submit(cudaStream_t stream, GraphNode node) {
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
   if (const auto capture = capture_of(stream)) {
     if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
+    if (capture->thread != std::this_thread::get_id()) ++state.counters.foreign_captures;
     capture->add(stream, std::move(node));
     return cudaSuccess;
   }
-  if (node.kind == GraphNode::Kind::kKernel) ++state.counters.launches;
-  stream->enqueue(std::move(node.action), state.settings.max_delay_us);
+  enqueue(stream, node, stream->priority());
   return cudaSuccess;
+}
+
+void enqueue(cudaStream_t stream, const GraphNode& node, int priority) {
+  Runtime& state = runtime();
+  const bool kernel = node.kind == GraphNode::Kind::kKernel;
+  if (kernel) ++state.counters.launches;
+  KernelTurns* const turns =
+      kernel && state.settings.one_kernel_at_a_time ? &state.turns[stream->device()] : nullptr;
+  const auto work = [turns, priority, number = stream->number(), action = node.action] {
+    const KernelTurns::Turn turn(turns, {priority, number});
+    if (sticky_error() == cudaSuccess) action();
+  };
+  stream->enqueue(work, state.settings.max_delay_us);
 }
 
 cudaError_t enqueue(Launch launch, cudaStream_t stream) {
@@ -103,6 +122,10 @@ cudaError_t enqueue(Launch launch, cudaStream_t stream) {
   const std::size_t limit =
       raised != state.shared_limits.end() ? raised->second : kDefaultSharedBytes;
   if (const cudaError_t error = check_launch(launch, limit)) return report(error);
+  if (state.kernels_to_illegal_access > 0 && --state.kernels_to_illegal_access == 0) {
+    return report(submit(stream, {.kind = GraphNode::Kind::kKernel,
+                                  .action = [] { lost = cudaErrorIllegalAddress; }}));
+  }
   // What may be dynamic, no static memory takes away.
   const std::size_t total = raised != state.shared_limits.end() ? kMaxSharedBytes : limit;
   return report(
@@ -140,9 +163,14 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = std::exchange(last_error, cudaSuccess);
+  return sticky_error() != cudaSuccess ? sticky_error() : error;
+}
 
-cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaPeekAtLastError() {
+  return sticky_error() != cudaSuccess ? sticky_error() : last_error;
+}
 
 namespace fake_cuda {
 
@@ -156,6 +184,7 @@ Counters counters() {
   const std::lock_guard lock(state.mutex);
   Counters counters = state.counters;
   counters.unreported_faults = unreported_faults();
+  for (const auto& [device, turns] : state.turns) counters.waiting_kernels += turns.waiting();
   return counters;
 }
 
@@ -167,6 +196,18 @@ void fail_call(const char* function, int nth, cudaError_t error, Repeat repeat) 
 void stop_failing() {
   const std::lock_guard lock(runtime().mutex);
   runtime().failures.clear();
+}
+
+void plant_illegal_access(int nth) {
+  const std::lock_guard lock(runtime().mutex);
+  runtime().kernels_to_illegal_access = nth;
+}
+
+cudaError_t launch_host(cudaStream_t stream, std::function<void()> function) {
+  const std::lock_guard lock(runtime().mutex);
+  if (const cudaError_t error = begin_call("cudaLaunchHostFunc")) return report(error);
+  return report(
+      submit(stream, {.kind = GraphNode::Kind::kHostFunction, .action = std::move(function)}));
 }
 
 }  // namespace fake_cuda

@@ -15,6 +15,7 @@
 #include "fake_cuda.h"
 #include "fake_graph.h"
 #include "fake_stream.h"
+#include "kernel_turns.h"
 
 // The state of the emulated driver. Host threads share its lock; the workers of streams never take
 // it.
@@ -50,6 +51,7 @@ struct Runtime {
     fake_cuda::Repeat repeat;
   };
   std::map<std::string, Failure, std::less<>> failures;
+  int kernels_to_illegal_access = 0;  ///< 0: none is planted
 
   std::map<std::uintptr_t, Allocation> allocations;
   std::vector<std::size_t> used_bytes;  ///< per device
@@ -60,8 +62,9 @@ struct Runtime {
   std::set<cudaEvent_t> events;
   std::set<std::pair<int, int>> peers;  ///< (device, peer) whose access was enabled
   std::uint32_t streams_made = 0;
+  std::map<int, KernelTurns> turns;  ///< by device
 
-  cudaStream_t new_stream(int device);
+  cudaStream_t new_stream(int device, int priority);
   /// The current device's default stream for null. Null if there is no such stream.
   cudaStream_t find(cudaStream_t stream);
   std::size_t& used(int device);
@@ -76,11 +79,20 @@ cudaError_t report(cudaError_t error);
 /// Every call begins with this, under the lock: cudaSuccess, or what makes it fail.
 cudaError_t begin_call(std::string_view function);
 
-/// Throws what a fault says, if it is one that has not been thrown. From a call made while another
-/// exception is on its way, an error is returned instead.
+/// What every call of this process returns once it has lost its GPUs; cudaSuccess until then.
+cudaError_t sticky_error();
+
+/// What a call that has waited returns. Throws what a fault says, if it is one that has not been
+/// thrown; from a call made while another exception is on its way, an error is returned instead.
 cudaError_t throw_fault(Fault* fault);
 
 /// Puts work on a stream, or into the graph that it captures. Under the lock.
 cudaError_t submit(cudaStream_t stream, GraphNode node);
+
+/// Puts the work of a node on a stream, with the priority that it has there. Under the lock.
+void enqueue(cudaStream_t stream, const GraphNode& node, int priority);
+
+/// Forgets what the event has recorded.
+void forget_recording(CUevent_st& event);
 
 }  // namespace tessera::emulator

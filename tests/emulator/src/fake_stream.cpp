@@ -84,8 +84,8 @@ void Moment::wait() {
 using tessera::emulator::Fault;
 using tessera::emulator::Moment;
 
-CUstream_st::CUstream_st(int device, std::uint32_t seed)
-    : device_(device), random_(seed), newest_(new Task) {
+CUstream_st::CUstream_st(int device, std::uint32_t number, int priority, std::uint32_t seed)
+    : device_(device), number_(number), priority_(priority), random_(seed), newest_(new Task) {
   std::thread([this, done = newest_] { work(done); }).detach();
 }
 

@@ -60,9 +60,12 @@ struct CUstream_st {
   using Moment = tessera::emulator::Moment;
   using Fault = tessera::emulator::Fault;
 
-  CUstream_st(int device, std::uint32_t seed);
+  /// `number` counts the streams of the process; a lower priority goes first.
+  CUstream_st(int device, std::uint32_t number, int priority, std::uint32_t seed);
 
   int device() const { return device_; }
+  std::uint32_t number() const { return number_; }
+  int priority() const { return priority_; }
   /// Runs `action` when the tasks before it are done, after a random delay of up to `max_delay_us`.
   /// What it throws becomes the stream's fault.
   void enqueue(std::function<void()> action, unsigned max_delay_us);
@@ -89,7 +92,9 @@ struct CUstream_st {
   void work(Task* done);
   void delay(unsigned max_us);
 
-  int device_;
+  const int device_;
+  const std::uint32_t number_;
+  const int priority_;
   std::uint32_t random_;
   Task* newest_;
   std::atomic<std::uint32_t> submitted_ = 0, completed_ = 0;

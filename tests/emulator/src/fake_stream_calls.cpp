@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "fake_runtime.h"
 
 // The calls on streams and events.
@@ -15,9 +17,9 @@ cudaError_t create_stream(const char* function, cudaStream_t* stream, unsigned f
   const std::lock_guard lock(state.mutex);
   if (const cudaError_t error = begin_call(function)) return report(error);
   if (flags != cudaStreamNonBlocking) return report(cudaErrorNotSupported);
-  *stream = state.new_stream(current_device());
+  *stream =
+      state.new_stream(current_device(), std::clamp(priority, kGreatestPriority, kLeastPriority));
   ++state.counters.streams;
-  // Without effect on the order of work.
   if (priority <= kGreatestPriority) ++state.counters.urgent_streams;
   return cudaSuccess;
 }
@@ -37,14 +39,6 @@ cudaError_t find_moment(const char* function, cudaEvent_t event, Moment** moment
   return cudaSuccess;
 }
 
-void forget_recording(CUevent_st& event) {
-  if (event.moment != nullptr) event.moment->release();
-  event.moment = nullptr;
-  event.captured = false;
-  event.capture.reset();
-  event.frontier.clear();
-}
-
 cudaError_t wait_while_capturing(Capture& capture, cudaStream_t stream, const CUevent_st& event) {
   if (!event.captured) return invalidate(capture, cudaErrorStreamCaptureIsolation);
   const auto other = event.capture.lock();
@@ -56,7 +50,21 @@ cudaError_t wait_while_capturing(Capture& capture, cudaStream_t stream, const CU
   return cudaSuccess;
 }
 
+/// The node that an event becomes which is external to the capture.
+cudaError_t add_event_node(cudaStream_t stream, GraphNode::Kind kind, cudaEvent_t event) {
+  if (!capture_of(stream)) return cudaErrorInvalidValue;
+  return submit(stream, {.kind = kind, .action = nullptr, .event = event});
+}
+
 }  // namespace
+
+void tessera::emulator::forget_recording(CUevent_st& event) {
+  if (event.moment != nullptr) event.moment->release();
+  event.moment = nullptr;
+  event.captured = false;
+  event.capture.reset();
+  event.frontier.clear();
+}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return create_stream("cudaStreamCreateWithFlags", stream, flags, kLeastPriority);
@@ -150,7 +158,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (stream == nullptr || !state.events.contains(event)) {
     return report(cudaErrorInvalidResourceHandle);
   }
-  if (flags != 0) return report(cudaErrorInvalidValue);
+  if (flags == cudaEventWaitExternal) {
+    return report(add_event_node(stream, GraphNode::Kind::kWaitEvent, event));
+  }
+  if (flags != cudaEventWaitDefault) return report(cudaErrorInvalidValue);
   if (const auto capture = capture_of(stream)) {
     return report(wait_while_capturing(*capture, stream, *event));
   }
@@ -189,6 +200,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
   if (const cudaError_t error = begin_call("cudaEventRecord")) return report(error);
@@ -196,6 +211,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (stream == nullptr || !state.events.contains(event)) {
     return report(cudaErrorInvalidResourceHandle);
   }
+  if (flags == cudaEventRecordExternal) {
+    return report(add_event_node(stream, GraphNode::Kind::kRecordEvent, event));
+  }
+  if (flags != cudaEventRecordDefault) return report(cudaErrorInvalidValue);
   forget_recording(*event);
   if (const auto capture = capture_of(stream)) {
     if (capture->invalidated) return report(cudaErrorStreamCaptureInvalidated);
