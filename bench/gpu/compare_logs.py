@@ -8,6 +8,7 @@
 
 import argparse
 import json
+import statistics
 import sys
 
 
@@ -39,6 +40,11 @@ def main():
         if not a_end["parameters_sha256"] or a_end["parameters_sha256"] != b_end["parameters_sha256"]:
             sys.exit("other parameters, or no hash of them")
         print(f"{len(a)} steps: the same bits")
+        if args.graph_in_second:
+            print("| step | ms |\n|---|---|")
+            for name, steps in (("eager", a), ("graph", b)):
+                half = steps[len(steps) // 2:]
+                print(f"| {name} | {statistics.median(step['seconds'] for step in half) * 1e3:.2f} |")
         return
     worst = max(abs(x["loss"] - y["loss"]) / abs(x["loss"]) for x, y in zip(a, b))
     print(f"{len(a)} steps: losses differ by {worst:.2e} at most")

@@ -3,10 +3,12 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support.h"
@@ -39,6 +41,13 @@ struct Measurement {
   double launches = 0.0;  ///< kernels, and copies between them
 };
 
+/// Of launches one behind the other for some seconds.
+struct Sustained {
+  double seconds = 0.0;  ///< on the GPU
+  double launches = 0.0;
+  double begin = 0.0, end = 0.0;  ///< by the host's clock, seconds since 1970
+};
+
 class GpuBench {
  public:
   GpuBench() : device_(make_cuda_device()), memory_(*device_), made_(device_->create_stream({})) {
@@ -46,6 +55,7 @@ class GpuBench {
     require(stream_ != nullptr, ErrorCode::kInternal, "a CUDA device's stream is no CudaStream");
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
+    check(cudaEventCreate(&earlier_end_), "cudaEventCreate");
     int bytes = 0;
     check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, 0), "cudaDeviceGetAttribute");
     l2_bytes_ = bytes;
@@ -53,6 +63,7 @@ class GpuBench {
   ~GpuBench() {
     cudaEventDestroy(begin_);
     cudaEventDestroy(end_);
+    cudaEventDestroy(earlier_end_);
   }
   GpuBench(const GpuBench&) = delete;
   GpuBench& operator=(const GpuBench&) = delete;
@@ -133,11 +144,40 @@ class GpuBench {
   }
   const std::vector<Measurement>& results() const { return results_; }
 
+  /// Launches of the same for about `seconds`, after one that is not timed.
+  template <typename Launch>
+  Sustained sustain(double seconds, const Launch& launch) {
+    launch();
+    stream_->synchronize();
+    Sustained result{.begin = since_1970()};
+    const double until = now() + seconds;
+    check(cudaEventRecord(begin_, stream_->handle()), "cudaEventRecord");
+    while (now() < until) {
+      for (int i = 0; i < kBurst; ++i) launch();
+      result.launches += kBurst;
+      check(cudaEventRecord(end_, stream_->handle()), "cudaEventRecord");
+      // The host is one burst ahead: the GPU never waits for it.
+      std::swap(end_, earlier_end_);
+      check(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    }
+    check(cudaEventSynchronize(earlier_end_), "cudaEventSynchronize");
+    result.end = since_1970();
+    float milliseconds = 0.0F;
+    check(cudaEventElapsedTime(&milliseconds, begin_, earlier_end_), "cudaEventElapsedTime");
+    result.seconds = static_cast<double>(milliseconds) * 1e-3;
+    return result;
+  }
+
  private:
   static constexpr int kRounds = 9;
+  static constexpr int kBurst = 8;    // launches between two looks at the clock
   static constexpr int kTimes = 100;  // in a graph, whose own start then hardly counts
   static constexpr std::int64_t kTimesL2 = 4;
 
+  static double since_1970() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  }
   static void check(cudaError_t status, const char* call) {
     require(status == cudaSuccess, ErrorCode::kInternal, call, ": ", cudaGetErrorString(status));
   }
@@ -165,7 +205,7 @@ class GpuBench {
   Memory memory_;
   std::unique_ptr<Stream> made_;
   CudaStream* stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr, earlier_end_ = nullptr;
   std::int64_t l2_bytes_ = 0, allocated_ = 0;
   std::uint64_t filled_ = 0;
   std::vector<Measurement> results_;

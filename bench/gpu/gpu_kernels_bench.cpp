@@ -313,6 +313,42 @@ nlohmann::ordered_json report(const std::vector<Measurement>& results) {
   return rows;
 }
 
+void write(const nlohmann::ordered_json& rows, const std::string& path) {
+  if (path.empty()) return;
+  std::ofstream file(path);
+  file << rows.dump(2) << "\n";
+  require(file.good(), ErrorCode::kIo, "cannot write ", path);
+}
+
+/// What the GPU sustains when clocks have settled under load: a matrix product as large as any of a
+/// step, of random numbers, since those of constants draw less power; and a copy. `begin` and `end`
+/// are seconds since 1970, for whoever samples clocks and power in the meantime.
+void measure_sustained(double seconds, const std::string& json_path) {
+  GpuBench bench;
+  constexpr std::int64_t kSize = 8192;
+  const Tensor a = bench.random({kSize, kSize}, kT), b = bench.random({kSize, kSize}, kT);
+  const Tensor c = bench.random({kSize, kSize}, kT);
+  const double flops = 2.0 * static_cast<double>(kSize) * kSize * kSize;
+  const Sustained products = bench.sustain(seconds, [&] {
+    bench.kernels().gemm({.a = a, .b = b, .c = c, .transpose_b = true}, bench.stream());
+  });
+  const Copy copy(bench);
+  const Sustained copies = bench.sustain(seconds, [&] { copy.launch(bench); });
+  const auto row = [](const char* name, const char* rate, double each, const Sustained& s) {
+    const double per_second = each * s.launches / s.seconds;
+    std::printf("%s for %.1f s: %.4g %s\n", name, s.seconds, per_second, rate);
+    return nlohmann::ordered_json{{"name", name},
+                                  {"seconds", s.seconds},
+                                  {"begin", s.begin},
+                                  {"end", s.end},
+                                  {rate, per_second}};
+  };
+  auto rows = nlohmann::ordered_json::array();
+  rows.push_back(row("matmul", "flops_per_second", flops, products));
+  rows.push_back(row("copy", "bytes_per_second", copy.traffic().bytes, copies));
+  write(rows, json_path);
+}
+
 void measure(bool attention_only, const std::string& json_path) {
   GpuBench bench;
   if (!attention_only) measure_memory_bound(bench);
@@ -322,12 +358,7 @@ void measure(bool attention_only, const std::string& json_path) {
   } catch (const Error&) {  // what is known by now is reported
     failure = std::current_exception();
   }
-  const auto rows = report(bench.results());
-  if (!json_path.empty()) {
-    std::ofstream file(json_path);
-    file << rows.dump(2) << "\n";
-    require(file.good(), ErrorCode::kIo, "cannot write ", json_path);
-  }
+  write(report(bench.results()), json_path);
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -338,9 +369,17 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   std::string json_path;
   bool attention_only = false;
+  double sustained_seconds = 0.0;
   Program program("gpu_kernels_bench",
                   "The memory-bound CUDA kernels against a copy on the same GPU, and attention.");
   program.add_option("--json", json_path, "also write the results there")->type_name("FILE");
   program.add_flag("--attention", attention_only, "measure attention only");
-  return program.run(argc, argv, [&] { measure(attention_only, json_path); });
+  program
+      .add_option("--sustained", sustained_seconds,
+                  "measure a matrix product and a copy only, for so many seconds each")
+      ->check(positive());
+  return program.run(argc, argv, [&] {
+    if (sustained_seconds > 0.0) return measure_sustained(sustained_seconds, json_path);
+    measure(attention_only, json_path);
+  });
 }

@@ -3,18 +3,19 @@
 #
 #   bench/gpu/steps.sh STEP [SECONDS]
 #
-# SECONDS is for the steps that measure as much as they have time for. All but `build` use the build that
-# is there. Exits with 77 where the machine lacks what the step needs, and its last line says what.
+# SECONDS is for the steps that measure as much as they have time for. All but `build` use the programs
+# that are there. Exits with 77 where the machine lacks what the step needs, and its last line says what.
 set -uo pipefail
 cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../.." || exit 1
 
 readonly build=${TESSERA_BUILD_DIR:-$PWD/build-gpu}
 readonly program=$build/bin/tessera
 readonly work=$build/verify # its tokens, the runs' own logs
-readonly measured=$work/measured
+readonly measured=$work/measured tests=$work/tests
 readonly tokens=$work/tokens.bin
+readonly gemm_table=$measured/gemm_table.json
 readonly seconds=${2:-250}
-mkdir -p "$measured"
+mkdir -p "$measured" "$tests"
 
 # ---- The machine -------------------------------------------------------------------------------
 
@@ -40,7 +41,7 @@ if [[ -n $wheels ]]; then
   root_in_wheels CUDNN_ROOT cudnn_backend.h cudnn
   root_in_wheels CUBLAS_ROOT cublasLt.h cu13 cublas
 fi
-for library in libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
+for library in libcudart.so.13 libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
   grep -q "$library" <<<"$(ldconfig -p)" && continue
   for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib ${wheels:+"$wheels"/*/lib}; do
     [[ -f $folder/$library ]] || continue
@@ -48,23 +49,56 @@ for library in libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
     break
   done
 done
-# Inductor's: what it compiles while the tests run is there when the clock runs.
 export TORCHINDUCTOR_CACHE_DIR=$work/torch_cache
 
 # ---- The steps ---------------------------------------------------------------------------------
 
+readonly carried=$build/deps/prebuilt
+readonly programs=(tessera step_kernels test_kernels_gpu test_cuda_gpu test_collectives_gpu gpu_kernels_bench
+  nccl_check)
+
+# Programs that carry.sh brought, if they are of these sources and start here. Their libraries are for them
+# alone: python3 and the compilers keep the machine's.
+use_carried() {
+  local name
+  [[ -d $carried ]] || return 1
+  if [[ $(cat "$carried/SOURCES") != $(python3 bench/gpu/sources.py) ]]; then
+    echo "the carried programs are of other sources: programs are built here"
+    return 1
+  fi
+  mkdir -p "$build/bin"
+  for name in "${programs[@]}"; do
+    cat >"$build/bin/$name" <<SCRIPT || return 1
+#!/bin/sh
+LD_LIBRARY_PATH='$carried/lib/carried'\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH} exec '$carried/bin/$name' "\$@"
+SCRIPT
+    chmod +x "$build/bin/$name"
+    "$build/bin/$name" --help >/dev/null || {
+      echo "$name of the carried programs does not start here: programs are built here"
+      return 1
+    }
+  done
+  echo "carried programs are used, of $(cat "$build/deps/REVISION")"
+}
+
 # Only kernels of this GPU's architecture; libraries of --deps find each other (DT_RPATH).
-step_build() {
-  local tool
+compile() {
+  local tool name
   for tool in cmake ninja nvcc c++; do
     command -v $tool || { echo "$tool is not on the PATH" && return 1; }
   done
-  cmake -S . -B "$build" -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo \
-    -D "CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG" -D TESSERA_CUDA_ARCHITECTURES=90a-real \
+  for name in "${programs[@]}"; do # Ninja would take what runs a carried program for the program
+    ! grep -qs "exec '$carried" "$build/bin/$name" || rm "$build/bin/$name"
+  done
+  cmake --preset release -B "$build" -D TESSERA_CUDA_ARCHITECTURES=90a-real -D TESSERA_UNITY=ON \
     -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -D TESSERA_BUILD_TESTS=ON "-DTESSERA_TEST_MODULES=kernels;cuda;collectives" -D TESSERA_BUILD_BENCH=ON &&
-    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda tessera_gpu_programs &&
-    python3 - "$tokens" <<'PYTHON'
+    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda step_kernels tessera_gpu_programs
+}
+
+step_build() {
+  use_carried || compile || return 1
+  [[ -e $tokens ]] || python3 - "$tokens" <<'PYTHON'
 # Numbers that follow a rule, as nanoGPT stores tokens.
 import array, sys
 state, tokens = 1, array.array("H")
@@ -76,130 +110,108 @@ PYTHON
 }
 
 step_environment() {
-  "$program" env --json
+  "$build/bin/step_kernels" >"$measured/step_kernels.json" && nvidia-smi && "$program" env --json
 }
 
-# PyTorch compiles for minutes, with its Triton in a process for each core. Not timed: its results wait
-# in a cache.
-step_warm_torch() {
-  python3 -c 'import torch; assert torch.cuda.is_available()' || {
-    echo "python3 has no PyTorch that sees the GPU" && return 77
-  }
-  local model
-  # The most important first: by the time that the tests are done, this should be.
-  for model in gpt2-124m gpt2-1558m gpt2-350m gpt2-774m; do
-    ((SECONDS < seconds / 2)) || break
-    echo "{\"model\": \"$model\", \"micro_batch\": 16, \"sequence_length\": 1024, \"steps\": 1}" |
-      python3 bench/gpu/torch_gpu_step.py || return 1
+# suites XML ARGS…: of run_suites.py
+suites() {
+  local xml=$1 jobs=$(($(nproc) / 4))
+  shift
+  python3 bench/gpu/run_suites.py --xml "$tests/$xml.xml" --jobs $((jobs < 1 ? 1 : jobs)) "$@"
+}
+readonly cudnn='(^|/)Cudnn[A-Za-z]*$'
+step_kernel_suites() {
+  suites kernel_suites --except "$cudnn" "$build/bin/test_kernels_gpu"
+}
+step_cudnn_near_own() {
+  suites cudnn_near_own --only "$cudnn" "$build/bin/test_kernels_gpu"
+}
+step_step_suites() {
+  suites step_suites "$build/bin/test_cuda_gpu"
+}
+step_collective_suites() {
+  suites collective_suites "$build/bin/test_collectives_gpu"
+}
+
+# train LOG ARGS…: a short run on tokens
+train() {
+  local log=$1
+  shift
+  "$program" train --no-default-config --data "$tokens" --vocab-size 50257 --steps 12 --quiet \
+    --sample-tokens 0 --log "$log" --overwrite "$@"
+}
+readonly small=(--model gpt2-tiny --heads 2) # heads of 64, as cuDNN's attention wants them
+
+step_graph_equals_eager() { # with the attention that is measured
+  local -r run=(--model gpt2-124m --micro-batch 8 --device cuda --precision bf16 --attention cudnn)
+  train "$work/eager.jsonl" "${run[@]}" --cuda-graph false &&
+    train "$work/graph.jsonl" "${run[@]}" --cuda-graph true &&
+    python3 bench/gpu/compare_logs.py --bits --graph-in-second "$work/eager.jsonl" "$work/graph.jsonl"
+}
+
+speed() { # JSON ARGS…: of train_speed.py
+  local json=$1
+  shift
+  python3 -u bench/gpu/train_speed.py --program "$program" --step-kernels "$build/bin/step_kernels" \
+    --tokens "$tokens" --json "$measured/$json" --seconds $((seconds - 5)) "$@"
+}
+step_speed_1558m() {
+  local batch runs=''
+  for batch in 16 8 32; do # 16 is what others are compared with
+    runs+=",gpt2-1558m:$batch,gpt2-1558m:$batch:any-order"
   done
+  speed speed_1558m.json --bench "$build/bin/gpu_kernels_bench" --runs "${runs#,}"
 }
-
-step_gpu_kernels() {
-  "$build/bin/test_kernels_gpu" --gtest_brief=1
+step_gemm_table() { # of the products of the step that is measured most
+  "$program" calibrate --no-default-config --model gpt2-1558m --vocab-size 50257 --micro-batch 16 \
+    --sequence-length 1024 --precision bf16 --gemm-table "$gemm_table"
 }
-step_gpu_steps() {
-  "$build/bin/test_cuda_gpu" --gtest_brief=1
+step_speed_with_table() {
+  [[ -e $gemm_table ]] || { echo "there is no table of GEMMs (step gemm_table)" && return 77; }
+  speed speed_with_table.json --gemm-table "$gemm_table" --runs gpt2-1558m:16,gpt2-1558m:16:any-order
 }
-step_gpu_collectives() {
-  "$build/bin/test_collectives_gpu" --gtest_brief=1
+step_speed_sizes() {
+  speed speed_sizes.json \
+    --runs gpt2-124m:16,gpt2-124m:16:any-order,gpt2-350m:16:any-order,gpt2-774m:16:any-order
+}
+step_sharding_overhead() {
+  speed sharding.json --sharding gpt2-124m:16
 }
 
 step_kernel_speed() {
   "$build/bin/gpu_kernels_bench" --json "$measured/kernels.json"
 }
 
-# Sets no_torch to the flag for scripts that compare, where there is no PyTorch.
-look_for_torch() {
-  no_torch=()
-  python3 -c 'import torch; assert torch.cuda.is_available()' && return
-  echo "python3 has no PyTorch that sees the GPU: Tessera alone is measured"
-  no_torch=(--no-torch)
+has_torch() {
+  python3 -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1
 }
-
 step_attention_speed() {
-  look_for_torch
+  local no_torch=()
+  has_torch || {
+    echo "python3 has no PyTorch that sees the GPU: Tessera's alone is measured"
+    no_torch=(--no-torch)
+  }
   python3 bench/gpu/compare_attention.py --bench "$build/bin/gpu_kernels_bench" \
     --json "$measured/attention.json" "${no_torch[@]}"
 }
-
-step_compare_torch() {
-  look_for_torch
-  PYTHONUNBUFFERED=1 python3 bench/gpu/compare_torch_gpu.py --program "$program" --tokens "$tokens" \
-    --json "$measured/compare_torch.json" --seconds "$((seconds - 5))" "${no_torch[@]}"
+step_torch() {
+  has_torch || { echo "python3 has no PyTorch that sees the GPU" && return 77; }
+  python3 -u bench/gpu/torch_speed.py --json "$measured/torch.json" --seconds $((seconds - 5))
+}
+step_llm_c() {
+  [[ -d $build/deps/llm.c ]] || { echo "llm.c's sources were not carried (carry.sh --llm.c)" && return 77; }
+  python3 -u bench/gpu/llm_c_speed.py --source "$build/deps/llm.c" --json "$measured/llm_c.json" \
+    --seconds $((seconds - 5))
 }
 
-# train LOG ARGS…: a short run of a small model on tokens; its heads are of 64, as cuDNN's attention
-# wants them.
-train() {
-  local log=$1
-  shift
-  "$program" train --no-default-config --data "$tokens" --model gpt2-tiny --heads 2 \
-    --vocab-size 50257 --steps 12 --quiet --sample-tokens 0 --log "$log" --overwrite "$@"
-}
-
-step_graph_equals_eager() { # with the attention that is measured
-  local -r run=(--device cuda --precision bf16 --attention cudnn)
-  train "$work/eager.jsonl" "${run[@]}" --cuda-graph false &&
-    train "$work/graph.jsonl" "${run[@]}" --cuda-graph true &&
-    python3 bench/gpu/compare_logs.py --bits --graph-in-second "$work/eager.jsonl" "$work/graph.jsonl"
-}
-
-step_strategies_on_one_gpu() { # the same bits among each other, 4 ranks
-  local -r run=("$program" test --no-default-config --device cuda --group thread --ranks 4)
-  "${run[@]}" --precision fp32 && "${run[@]}" --precision bf16 --attention cudnn
-}
-
-step_ranks_near_cpu() { # fp32: other orders of summation, so within 1e-4 of the loss after 12 steps
-  local ranks
-  for ranks in 1 2 4; do
-    train "$work/cpu$ranks.jsonl" --device cpu --ranks $ranks --strategy full_shard --precision fp32 &&
-      train "$work/cuda$ranks.jsonl" --device cuda --group thread --ranks $ranks --strategy full_shard \
-        --precision fp32 &&
-      python3 bench/gpu/compare_logs.py --within 1e-4 "$work/cpu$ranks.jsonl" "$work/cuda$ranks.jsonl" ||
-      return 1
-  done
-}
-
-step_nccl_2_processes() {
-  "$build/bin/nccl_check" 2
-}
-step_nccl_4_processes() {
-  "$build/bin/nccl_check" 4
-}
-
-# train_over_nccl RANKS: the bits of as many threads. NCCL takes several processes to one GPU if each
-# says that it is a host of its own; they talk over the loopback interface, and take turns on the GPU,
-# where a rank that waits wastes its turn: so no protocol that waits for every few bytes.
-train_over_nccl() {
-  local ranks=$1 rank children=() failed=0
-  local -r run=(--device cuda --strategy full_shard --precision fp32)
-  train "$work/threads$ranks.jsonl" --ranks "$ranks" --group thread "${run[@]}" || return 1
-  for ((rank = 0; rank < ranks; ++rank)); do
-    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 \
-      MASTER_PORT=$((29500 + ranks)) NCCL_HOSTID=rank$rank NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 \
-      NCCL_MNNVL_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_ALGO=Ring NCCL_PROTO=Simple \
-      train "$work/nccl$ranks.jsonl" --deterministic-collectives "${run[@]}" &
-    children+=($!)
-  done
-  for rank in "${children[@]}"; do
-    wait "$rank" || failed=1
-  done
-  ((!failed)) && python3 bench/gpu/compare_logs.py --bits "$work/threads$ranks.jsonl" "$work/nccl$ranks.jsonl"
-}
-step_train_over_nccl_2() {
-  train_over_nccl 2
-}
-step_train_over_nccl_4() {
-  train_over_nccl 4
-}
-
-# sanitize TOOL: tests of sizes that do, of every suite that launches a kernel (tests/tools/check_sanitized).
+# sanitize TOOL: our kernels, by tests of sizes that do, of every suite that launches one
+# (tests/tools/check_sanitized). Libraries' kernels are left alone: they take most of the time.
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there" && return 77; }
-  local tests=$build/bin/test_kernels_gpu filter
+  local test=$build/bin/test_kernels_gpu filter
   filter=$(paste -sd: bench/gpu/sanitized_tests.txt)
-  compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$tests" --gtest_filter="$filter" \
-    --gtest_brief=1 | tee "$work/$1.txt"
+  compute-sanitizer --tool "$1" --target-processes all --kernel-regex kns=tessera --error-exitcode 9 \
+    --print-limit 5 "$test" --gtest_filter="$filter" --gtest_brief=1 | tee "$work/$1.txt"
   local status=${PIPESTATUS[0]}
   if grep -q 'Device not supported' "$work/$1.txt"; then
     echo "compute-sanitizer does not support this machine" && return 77
@@ -211,6 +223,64 @@ step_memcheck() {
 }
 step_racecheck() {
   sanitize racecheck
+}
+
+step_nccl_2_processes() {
+  "$build/bin/nccl_check" 2
+}
+step_nccl_4_processes() {
+  "$build/bin/nccl_check" 4
+}
+
+# train_over_nccl RANKS: the bits of as many threads, eager and replayed. NCCL takes several processes to
+# one GPU if each says that it is a host of its own; they talk over the loopback interface, and take turns
+# on the GPU, where a rank that waits wastes its turn: so no protocol that waits for every few bytes.
+train_over_nccl() {
+  local ranks=$1 graph
+  local -r run=("${small[@]}" --device cuda --strategy full_shard --precision fp32)
+  train "$work/threads$ranks.jsonl" --ranks "$ranks" --group thread "${run[@]}" || return 1
+  for graph in false true; do
+    as_processes "$ranks" "$work/nccl$ranks.jsonl" --cuda-graph $graph "${run[@]}" &&
+      python3 bench/gpu/compare_logs.py --bits "$work/threads$ranks.jsonl" "$work/nccl$ranks.jsonl" &&
+      echo "CUDA graph $graph: the bits of $ranks threads" || return 1
+  done
+}
+as_processes() { # RANKS LOG ARGS…: of train
+  local ranks=$1 log=$2 rank children=() failed=0
+  shift 2
+  for ((rank = 0; rank < ranks; ++rank)); do
+    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 \
+      MASTER_PORT=$((29500 + ranks)) NCCL_HOSTID=rank$rank NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 \
+      NCCL_MNNVL_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_ALGO=Ring NCCL_PROTO=Simple \
+      train "$log" --deterministic-collectives "$@" &
+    children+=($!)
+  done
+  for rank in "${children[@]}"; do
+    wait "$rank" || failed=1
+  done
+  return $failed
+}
+step_train_over_nccl_2() {
+  train_over_nccl 2
+}
+step_train_over_nccl_4() {
+  train_over_nccl 4
+}
+
+step_strategies_on_one_gpu() { # the same bits among each other, 4 ranks
+  local -r run=("$program" test --no-default-config --device cuda --group thread --ranks 4)
+  "${run[@]}" --precision fp32 && "${run[@]}" --precision bf16 --attention cudnn
+}
+
+step_ranks_near_cpu() { # fp32: other orders of summation, so within 1e-4 of the loss after 12 steps
+  local ranks
+  for ranks in 1 2 4; do
+    train "$work/cpu$ranks.jsonl" "${small[@]}" --device cpu --ranks $ranks --strategy full_shard --precision fp32 &&
+      train "$work/cuda$ranks.jsonl" "${small[@]}" --device cuda --group thread --ranks $ranks \
+        --strategy full_shard --precision fp32 &&
+      python3 bench/gpu/compare_logs.py --within 1e-4 "$work/cpu$ranks.jsonl" "$work/cuda$ranks.jsonl" ||
+      return 1
+  done
 }
 
 declare -F "step_${1-}" >/dev/null || {

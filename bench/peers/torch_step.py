@@ -80,6 +80,9 @@ def build(torch, layers, heads, width, length, vocab=VOCAB):
             x = self.wte(tokens) + self.wpe(torch.arange(length))
             for block in self.blocks:
                 x = block(x)
+            return self.loss(x, targets)
+
+        def loss(self, x, targets):
             logits = functional.linear(self.ln_f(x), self.wte.weight)
             return functional.cross_entropy(logits.view(-1, vocab).float(), targets.view(-1))
 

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Times training steps of GPT-2 on one GPU, with the GPU's sustained rates, clocks and power beside them.
+
+    train_speed.py --program build/bin/tessera --step-kernels build/bin/step_kernels --tokens FILE.bin
+        --json OUT [--bench build/bin/gpu_kernels_bench] [--seconds 300] [--gemm-table FILE]
+        [--runs gpt2-1558m:8,gpt2-1558m:8:any-order] [--sharding gpt2-124m:16]
+
+A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false, the most important
+first. Sequences of 1024, bf16, AdamW. With --bench, matrix products and copies that last 2 s are
+measured first. With --sharding, last, full_shard against no_shard with one rank. The JSON file is
+rewritten after each measurement. Exits with 1 if something was not measured, unless for want of memory.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+
+from gpu_run import PEAK, NotMeasured, Samples, flops_per_token, train, write_json
+
+
+def sustained(bench):
+    """Rates of 2 s each, and what the GPU did in the meantime."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file, Samples() as samples:
+        try:
+            subprocess.run([bench, "--sustained", "2", "--json", file.name], check=True,
+                           stdout=subprocess.DEVNULL)
+        except subprocess.CalledProcessError as error:
+            raise NotMeasured(f"gpu_kernels_bench --sustained: {error}") from error
+        rates = {row["name"]: row for row in json.load(file)}
+    for row in rates.values():
+        row["gpu"] = samples.between(row["begin"], row["end"])
+    return rates
+
+
+class Runs:
+    def __init__(self, args):
+        self.args, self.begin = args, time.monotonic()
+        self.results = {"runs": [], "sustained": {}, "missing": []}
+        self.flops, self.failed = {}, False
+        self.flags = ["--gemm-table", args.gemm_table] if args.gemm_table else []
+
+    def seconds_left(self):
+        left = self.args.seconds - (time.monotonic() - self.begin)
+        if left <= 1:
+            raise NotMeasured(f"no time left of {self.args.seconds:.0f} s")
+        return left
+
+    def attempt(self, what, measure, *args):
+        try:
+            measure(*args)
+        except NotMeasured as reason:
+            text = f"{what}: {reason}"
+            self.failed = self.failed or "memory" not in str(reason)
+            self.results["missing"].append(text)
+            print(f"not measured: {text}", flush=True)
+        else:
+            print(f"{time.monotonic() - self.begin:6.1f} s: {what}", flush=True)
+        write_json(self.args.json, self.results)
+
+    def sustained(self):
+        self.results["sustained"] = sustained(self.args.bench)
+
+    def run(self, model, micro_batch, any_order):
+        # Attention in any order is cuDNN's, or there is no run; the default says in a note what it is.
+        flags = (["--attention", "cudnn", "--deterministic-attention", "false"] if any_order else [])
+        row = train(self.args.program, self.args.tokens, model, micro_batch, self.flags + flags,
+                    self.seconds_left())
+        if not row["cuda_graph"]:
+            raise NotMeasured("the steps were not replayed as a CUDA graph")
+        if model not in self.flops:
+            self.flops[model] = flops_per_token(self.args.step_kernels, model)
+        tokens_per_second = row["tokens"] / row["seconds"]
+        flops = self.flops[model] * tokens_per_second
+        products = self.results["sustained"].get("matmul", {}).get("flops_per_second")
+        self.results["runs"].append(
+            {"model": model, "micro_batch": micro_batch,
+             "attention": "any order" if any_order else "default", **row,
+             "tokens_per_second": tokens_per_second, "mfu_of_989": flops / PEAK,
+             "of_sustained_matmul": flops / products if products else None})
+
+    def sharding(self, model, micro_batch):
+        costs = {}
+        for strategy in ("no_shard", "full_shard"):
+            costs[strategy] = train(self.args.program, self.args.tokens, model, micro_batch,
+                                    self.flags + ["--strategy", strategy], self.seconds_left())
+        self.results["full_shard_over_no_shard"] = (costs["full_shard"]["seconds"] /
+                                                    costs["no_shard"]["seconds"])
+        self.results["copied_bytes"] = costs["full_shard"]["copied_bytes"]
+
+    def print_table(self):
+        for name, row in self.results["sustained"].items():
+            rate = (f"{row['flops_per_second'] * 1e-12:.0f} TFLOP/s" if "flops_per_second" in row
+                    else f"{row['bytes_per_second'] * 1e-9:.0f} GB/s")
+            print(f"sustained {name}: {rate}{state(row['gpu'])}")
+        print("\n| model | batch | attention | ms | tokens/s | MFU of 989 T | of sustained matmul | "
+              "GPU |\n|---|---|---|---|---|---|---|---|")
+        for row in self.results["runs"]:
+            of_products = row["of_sustained_matmul"]
+            print(f"| {row['model']} | {row['micro_batch']} | {row['attention']} | "
+                  f"{row['seconds'] * 1e3:.1f} | {row['tokens_per_second']:,.0f} | "
+                  f"{row['mfu_of_989']:.1%} | {'-' if of_products is None else f'{of_products:.1%}'} |"
+                  f"{state(row['gpu']).replace(',', '', 1)} |")
+        if "full_shard_over_no_shard" in self.results:
+            print(f"\nfull_shard / no_shard, one rank: {self.results['full_shard_over_no_shard']:.3f}")
+
+
+def state(gpu):
+    if not gpu:
+        return ""
+    return (f", {gpu['sm_mhz']['median']:.0f} MHz (at least {gpu['sm_mhz']['lowest']:.0f}), "
+            f"{gpu['watts']['median']:.0f} W, {gpu['celsius']['highest']:.0f} C")
+
+
+def parse_run(text):
+    model, micro_batch, *rest = text.split(":")
+    if rest not in ([], ["any-order"]):
+        raise argparse.ArgumentTypeError(f"a run is MODEL:BATCH or MODEL:BATCH:any-order, not '{text}'")
+    return model, int(micro_batch), bool(rest)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--step-kernels", required=True)
+    parser.add_argument("--bench")
+    parser.add_argument("--tokens", required=True)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--gemm-table")
+    parser.add_argument("--runs", default="", help="MODEL:BATCH[:any-order],...")
+    parser.add_argument("--sharding", help="MODEL:BATCH")
+    args = parser.parse_args()
+    runs = Runs(args)
+    if args.bench:
+        runs.attempt("sustained rates", runs.sustained)
+    for text in filter(None, args.runs.split(",")):
+        runs.attempt(text, runs.run, *parse_run(text))
+    if args.sharding:
+        runs.attempt("full_shard against no_shard", runs.sharding, *parse_run(args.sharding)[:2])
+    runs.print_table()
+    sys.exit(runs.failed)
+
+
+if __name__ == "__main__":
+    main()
