@@ -232,9 +232,12 @@ std::vector<Case> in_place_cases(const Tensors& tensors, Stream& stream) {
   float* const x = tensors.data(0);
   const auto scale = [=] { sweep(n, [=](std::int64_t i) { x[i] *= 0.999F; }); };
   const auto dropout = [&tensors, &stream] {
-    cpu_kernels().dropout(
-        {.x = tensors.floats(0), .y = tensors.floats(0), .probability = 0.1F, .key = {1, 2}},
-        stream);
+    std::array<std::int64_t, kRandomKeyWords> key{1, 2};
+    cpu_kernels().dropout({.x = tensors.floats(0),
+                           .y = tensors.floats(0),
+                           .probability = 0.1F,
+                           .key = TensorView(key.data(), DType::kInt64, Shape{kRandomKeyWords})},
+                          stream);
   };
   const std::int64_t vocab = std::min<std::int64_t>(50304, n);
   const std::int64_t rows = n / vocab;

@@ -100,10 +100,12 @@ struct GeluBackward : GeluForward {
 };
 
 struct Dropout : GeluForward {
-  using GeluForward::GeluForward;
+  explicit Dropout(GpuBench& b)
+      : GeluForward(b), key(b.random({kRandomKeyWords}, DType::kInt64)) {}
   void launch(GpuBench& b) const {
-    b.kernels().dropout({.x = x, .y = y, .probability = 0.1F, .key = {1, 2}}, b.stream());
+    b.kernels().dropout({.x = x, .y = y, .probability = 0.1F, .key = key}, b.stream());
   }
+  Tensor key;
 };
 
 struct Add : GeluForward {

@@ -1,5 +1,6 @@
 #include "elementwise_arguments.h"
 
+#include "random_key_argument.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -76,6 +77,7 @@ void check_arguments(const DropoutArgs& args) {
   require(args.probability >= 0.0F && args.probability < 1.0F && args.first_index >= 0,
           ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
           " is outside of [0, 1), or first_index ", args.first_index, " is negative");
+  check_random_key("dropout: key", args.key);
 }
 
 void check_arguments(const CastArgs& args) {

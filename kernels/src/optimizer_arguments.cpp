@@ -1,5 +1,6 @@
 #include "optimizer_arguments.h"
 
+#include "random_key_argument.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -49,6 +50,9 @@ void check_optimizer_step(const OptimizerStepArgs& args) {
   }
   check_floats({expected.optimizer, kOptimizerScalars}, "scalars", args.scalars);
   check_floats({expected.optimizer, 1}, "gradient_scale", args.gradient_scale);
+  if (args.stochastic_rounding) {
+    check_random_key("stochastic rounding: rounding_key", args.rounding_key);
+  }
   require(args.first_index >= 0, ErrorCode::kInvalidArgument, expected.optimizer,
           ": the first index is ", args.first_index);
   for (const OptimizerSegment& segment : args.segments) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -47,6 +48,8 @@ class TapeTest : public ::testing::Test {
   std::unique_ptr<Device> device_;
   Memory memory_;
   std::unique_ptr<Stream> stream_;
+  std::array<std::int64_t, kRandomKeyWords> key_words_{3, 4};
+  const TensorView key_{key_words_.data(), DType::kInt64, Shape{kRandomKeyWords}};
 };
 
 /// `count` fp32 numbers about as large as 1, the same for the same `seed`.

@@ -186,7 +186,7 @@ TEST_F(Ops, AValueWithManyConsumers) {
 TEST_F(Ops, Dropout) {
   // The mask is found by dropping out ones under the same key; the operation is linear in x.
   const Shape shape{9, 31};
-  const TapeOptions options{.seed = 5, .layer = 2};
+  const TapeOptions options{.random_key = key_};
   Doubles mask;
   run_on(*stream_, [&] {
     Tape tape(memory_, *stream_, {}, options);

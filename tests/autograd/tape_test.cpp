@@ -309,25 +309,19 @@ TEST_F(TapeBehaviour, ARemadeTensorIsMadeOnceForAllThatSavedIt) {
   });
 }
 
-TEST_F(TapeBehaviour, RandomKeysDependOnTheirPlaceAlone) {
-  std::set<std::uint64_t> streams;
-  for (const std::int64_t index : {0, 1, 2}) {
-    for (const std::uint64_t layer : {0U, 1U, 2U}) {
-      for (const bool record : {true, false}) {
-        Tape tape(memory_, *stream_, {.index = index}, {.record = record, .layer = layer});
-        for (int call = 0; call < 3; ++call) streams.insert(tape.next_random_key().stream);
-      }
-    }
+TEST_F(TapeBehaviour, RandomNumbersAreOfAKeyAndACall) {
+  for (const bool record : {true, false}) {
+    Tape tape(memory_, *stream_, {}, {.record = record, .random_key = key_});
+    for (std::uint64_t call = 0; call < 3; ++call) EXPECT_EQ(tape.next_random_call(), call);
   }
-  EXPECT_EQ(streams.size(), 27U);  // recording or not makes no difference
-  Tape seeded(memory_, *stream_, {}, {.seed = 17});
-  EXPECT_EQ(seeded.next_random_key().seed, 17U);
+  Tape without(memory_, *stream_, {}, {});
+  EXPECT_THAT(refusal([&] { without.next_random_call(); }), HasSubstr("random_key"));
 }
 
 TEST_F(TapeBehaviour, DropoutGoesByTrainingAndNotByRecording) {
   run_on(*stream_, [&] {
     const auto run = [&](bool record, bool training) {
-      Tape tape(memory_, *stream_, {}, {.record = record, .training = training, .seed = 3});
+      Tape tape(memory_, *stream_, {}, {.record = record, .training = training, .random_key = key_});
       return to_floats(ops::dropout(tape, {.tensor = tensor({99}, ones(99))}, 0.5F).tensor);
     };
     EXPECT_EQ(run(true, false), ones(99));

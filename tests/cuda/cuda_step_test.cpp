@@ -1,4 +1,5 @@
 #include <cmath>
+#include <set>
 
 #include "cuda/cuda_run.h"
 
@@ -51,10 +52,39 @@ TEST(CudaStep, AGraphReplaysTheSameBits) {
 TEST(CudaStep, AGraphFollowsTheKeysOfDropout) {
   const Model model = small_gpt(0.2F);
   TrainerOptions options = cuda_options("zero2", 1);
+  options.accumulate = 2;
   options.cuda_graph = false;
   const Trained eager = run(model, options);
   options.cuda_graph = true;
   expect_same_bits(run(model, options), eager);
+}
+
+/// Tokens that are the same in every step.
+class OneSample : public test::CountingTokens {
+ public:
+  std::int64_t fill(std::int64_t, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    return CountingTokens::fill(0, micro_batch, inputs, targets);
+  }
+};
+
+TEST(CudaStep, AReplayedStepDrawsOtherMasks) {
+  // Parameters and tokens stay as they are, so losses differ by the masks alone.
+  const OneSample data;
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.learning_rate = {.peak = 0.0};
+  options.cuda_graph = true;
+  const auto distinct_losses = [&](float dropout) {
+    std::set<double> losses;
+    const Model model = small_gpt(dropout);
+    Trainer(model, data, options).train([&](const StepRecord& record) {
+      losses.insert(record.loss);
+      return true;
+    });
+    return static_cast<std::int64_t>(losses.size());
+  };
+  EXPECT_EQ(distinct_losses(0.0F), 1);
+  EXPECT_EQ(distinct_losses(0.2F), options.steps);
 }
 
 TEST(CudaStep, RoundingAtRandomIsTheSameForStrategiesAndGraphs) {

@@ -24,8 +24,8 @@ class CudaWaits : public test::EmulatedGpu {
  protected:
   /// The counter after each step.
   static std::vector<std::int64_t> after_steps(const TrainerOptions& options,
-                                               std::int64_t fake_cuda::Counters::*counter) {
-    const Model model = small_gpt();
+                                               std::int64_t fake_cuda::Counters::*counter,
+                                               const Model& model = small_gpt()) {
     const test::CountingTokens data;
     const Trainer trainer(model, data, options);
     std::vector<std::int64_t> counts;
@@ -158,6 +158,24 @@ TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {
     options.cuda_graph = graph;
     const auto launches = after_steps(options, &fake_cuda::Counters::graph_launches);
     EXPECT_EQ(launches.back() - launches.front(), graph ? options.steps - 1 : 0);
+  }
+}
+
+/// The keys of their random numbers are in device memory.
+TEST_F(CudaWaits, StepsThatDrawRandomNumbersAreCapturedOnce) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.steps = 6;
+  options.accumulate = 2;
+  options.precision = DType::kBFloat16;
+  options.cuda_graph = true;
+  for (const float dropout : {0.0F, 0.2F}) {
+    for (const bool stochastic_rounding : {false, true}) {
+      SCOPED_TRACE(concat("dropout ", dropout, stochastic_rounding ? ", stochastic rounding" : ""));
+      options.optimizer.stochastic_rounding = stochastic_rounding;
+      const std::int64_t before = fake_cuda::counters().captures;
+      after_steps(options, &fake_cuda::Counters::captures, small_gpt(dropout));
+      EXPECT_EQ(fake_cuda::counters().captures - before, 1);
+    }
   }
 }
 

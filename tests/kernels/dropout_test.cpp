@@ -8,15 +8,18 @@
 namespace tessera::dropout_test {
 namespace {
 
-constexpr RandomKey kKey{77, stream_of("dropout", 3)};
+constexpr RandomKey kKey{77, dropout_stream(3, 2)};
+constexpr std::uint64_t kCall = 5;
 
 template <typename T>
 std::vector<T> dropout_of(std::vector<T> x, float probability, std::int64_t first) {
+  std::vector<std::int64_t> key = words_of(kKey);
   StreamUnderTest stream;  // in place: y may alias x
   kernels_under_test().dropout({.x = view_of(x),
                                 .y = view_of(x),
                                 .probability = probability,
-                                .key = kKey,
+                                .key = view_of(key),
+                                .call = kCall,
                                 .first_index = first},
                                stream);
   return x;
@@ -26,9 +29,10 @@ template <typename T>
 void check(std::int64_t n, float probability, std::int64_t first) {
   const auto x = random_values<T>(n, 3);
   const auto result = run_every_way([&] { return dropout_of(x, probability, first); });
+  const RandomKey key = key_of_call(kKey, kCall);
   std::vector<T> expected;
   for (std::int64_t i = 0; i < n; ++i) {
-    const bool drop = static_cast<double>(random_word(kKey, first + i)) <
+    const bool drop = static_cast<double>(random_word(key, first + i)) <
                       static_cast<double>(probability) * 0x1p32;
     expected.push_back(
         T(drop ? 0.0F : as_float(x[static_cast<std::size_t>(i)]) * (1.0F / (1.0F - probability))));
@@ -80,6 +84,14 @@ TEST(Dropout, RejectsWhatDoesNotFit) {
   EXPECT_THROW(dropout_of(std::vector<float>(3), 1.0F, 0), Error);
   EXPECT_THROW(dropout_of(std::vector<float>(3), -0.1F, 0), Error);
   EXPECT_THROW(dropout_of(std::vector<float>(3), 0.1F, -1), Error);
+  std::vector<float> x(3);
+  std::vector<std::int64_t> key = words_of(kKey);
+  for (const TensorView& wrong : {TensorView(), view_of(key, 0, 1), view_of(x, 0, 2)}) {
+    StreamUnderTest stream;
+    EXPECT_THROW(
+        kernels_under_test().dropout({.x = view_of(x), .y = view_of(x), .key = wrong}, stream),
+        Error);
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "kernels/under_test.h"
 #include "tessera/core/device.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/philox.h"
 
 // What the tests of the memory-bound kernels share: flat views, and running a kernel on every
 // instruction set and thread count, which must not change a bit.
@@ -40,6 +41,13 @@ TensorView view_of(std::vector<T>& values, std::int64_t begin = 0, std::int64_t 
 template <typename T>
 TensorView view_of(std::vector<T>& values, Shape shape) {
   return TensorView(values.data(), dtype_of<T>(), shape);
+}
+
+/// A key as kernels of a step read it: for view_of.
+inline std::vector<std::int64_t> words_of(RandomKey key) {
+  std::vector<std::int64_t> words(kRandomKeyWords);
+  store_random_key(key, words.data());
+  return words;
 }
 
 /// Normal numbers, as T.

@@ -140,6 +140,7 @@ struct State {
   std::vector<G> gradient;
   std::vector<bfloat16> parameter;
   std::vector<float> scalars, gradient_scale{kGradientScale};
+  std::vector<std::int64_t> rounding_key;  ///< with stochastic rounding
 
   State(const Case& c, std::int64_t n)
       : optimizer(&c.row()),
@@ -173,7 +174,9 @@ struct State {
             .parameter = view_of(parameter, begin, count),
             .segments = {},
             .scalars = view_of(scalars),
-            .gradient_scale = view_of(gradient_scale)};
+            .gradient_scale = view_of(gradient_scale),
+            .stochastic_rounding = !rounding_key.empty(),
+            .rounding_key = rounding_key.empty() ? TensorView() : view_of(rounding_key)};
   }
 
   /// Everything that a step writes, for comparing bits.
@@ -369,11 +372,9 @@ void check_rounding(const Case& c, std::int64_t n, std::int64_t tensor_begin) {
     expected.parameter[i].bits = bf16_rounded_at_random(expected.master[i], word);
   }
   const auto random_step = [&](State<G>& state, std::int64_t begin, std::int64_t count) {
-    step_on(state, segments, begin, count, [&](OptimizerStepArgs& args) {
-      args.stochastic_rounding = true;
-      args.rounding_key = kRoundingKey;
-      args.first_index = tensor_begin + begin;
-    });
+    state.rounding_key = words_of(kRoundingKey);
+    step_on(state, segments, begin, count,
+            [&](OptimizerStepArgs& args) { args.first_index = tensor_begin + begin; });
   };
   const auto written = run_every_way([&] {
     State<G> state = start;
@@ -427,6 +428,7 @@ TEST_P(OptimizerStep, RejectsWhatDoesNotFit) {
   expect_refused([&](OptimizerStepArgs& args) { args.states = shorter; });
   expect_refused([&](OptimizerStepArgs& args) { args.states = too_many; });
   expect_refused([&](OptimizerStepArgs& args) { args.first_index = -1; });
+  expect_refused([&](OptimizerStepArgs& args) { args.stochastic_rounding = true; });
 }
 
 TEST(OptimizerStates, AdamWNeedsBothAndSgdNone) {
@@ -455,10 +457,9 @@ TEST(OptimizerRounding, IsUnbiased) {
   constexpr int kSteps = 4096;
   std::vector<double> mean(static_cast<std::size_t>(n));
   for (int step = 0; step < kSteps; ++step) {
-    step_on(state, {{0, n, 0.0F}}, 0, n, [&](OptimizerStepArgs& args) {
-      args.stochastic_rounding = true;
-      args.rounding_key = {.seed = 5, .stream = stream_of("rounding", static_cast<unsigned>(step))};
-    });
+    state.rounding_key =
+        words_of({.seed = 5, .stream = stream_of("rounding", static_cast<unsigned>(step))});
+    step_on(state, {{0, n, 0.0F}}, 0, n);
     for (std::size_t i = 0; i < mean.size(); ++i) {
       mean[i] += widened(as_float(state.parameter[i])) / kSteps;
     }
@@ -488,8 +489,8 @@ TEST(OptimizerRounding, KeepsWhatIsExactAndWhatIsNoNumber) {
 
   State<float> state(cases()[0], 3);
   state.master = {nan, INFINITY, -INFINITY};
-  step_on(state, {{0, 3, 0.0F}}, 0, 3,
-          [](OptimizerStepArgs& args) { args.stochastic_rounding = true; });
+  state.rounding_key = words_of(kRoundingKey);
+  step_on(state, {{0, 3, 0.0F}}, 0, 3);
   EXPECT_TRUE(std::isnan(as_float(state.parameter[0])));
   EXPECT_EQ(as_float(state.parameter[1]), INFINITY);
   EXPECT_EQ(as_float(state.parameter[2]), -INFINITY);

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <set>
 
 #include "kernels/every_way.h"
 #include "tessera/core/error.h"
@@ -30,6 +31,32 @@ TEST(Philox, StreamsAreTheHashOfTheName) {  // FNV-1a test vectors
   static_assert(stream_of("foobar") == 0x85944171f73967e8U);
   EXPECT_NE(stream_of("dropout", 1), stream_of("dropout", 2));
   EXPECT_NE(stream_of("dropout", 1), stream_of("dropout", 256));
+}
+
+// Runs of one seed draw the same masks for ever.
+TEST(Philox, KeysOfDropoutAreThoseOfTheirPlace) {
+  constexpr auto kStream = [](std::uint64_t micro_batch, std::uint64_t layer, std::uint64_t call) {
+    return key_of_call({.seed = 17, .stream = dropout_stream(micro_batch, layer)}, call).stream;
+  };
+  static_assert(kStream(0, 0, 0) == 0x238275bc38fcbe91U);
+  static_assert(kStream(5, 2, 1) == 0xd5c3db6560a3c772U);
+  static_assert(kStream(std::uint64_t{1} << 40, 47, 3) == 0x45cfeabe3097404bU);
+  std::set<std::uint64_t> streams;
+  for (const std::uint64_t micro_batch : {0U, 1U, 2U}) {
+    for (const std::uint64_t layer : {0U, 1U, 2U}) {
+      for (const std::uint64_t call : {0U, 1U, 2U}) {
+        streams.insert(kStream(micro_batch, layer, call));
+      }
+    }
+  }
+  EXPECT_EQ(streams.size(), 27U);
+}
+
+TEST(Philox, KeysSurviveTheirWayThroughMemory) {
+  constexpr RandomKey kKey{.seed = ~std::uint64_t{0}, .stream = std::uint64_t{1} << 63};
+  const RandomKey loaded = load_random_key(words_of(kKey).data());
+  EXPECT_EQ(loaded.seed, kKey.seed);
+  EXPECT_EQ(loaded.stream, kKey.stream);
 }
 
 TEST(RandomNormal, IsBoxMuller) {

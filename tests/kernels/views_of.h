@@ -32,11 +32,12 @@ inline Views views_of(AttentionBackwardArgs& a) {
 }
 inline Views views_of(EmbeddingForwardArgs& a) { return {&a.tokens, &a.wte, &a.wpe, &a.x}; }
 inline Views views_of(EmbeddingBackwardArgs& a) { return {&a.tokens, &a.dx, &a.dwte, &a.dwpe}; }
-inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
-  return {&a.master, &a.gradient, &a.parameter, &a.scalars, &a.gradient_scale};
+  return {&a.master,  &a.gradient,       &a.parameter,
+          &a.scalars, &a.gradient_scale, &a.rounding_key};
 }
 inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }

@@ -142,7 +142,7 @@ TEST_F(GoldenGpt, RecomputationChangesNoBitNorDoesItChangeDropout) {
     WholeModel whole = load(model, DType::kFloat32);
     WholeModel::Options run_options = options();
     run_options.tape.selective = selective;
-    run_options.tape.seed = seed;
+    run_options.seed = seed;
     run_options.recompute = full;
     run_on(*stream_, [&] { whole.forward_backward(memory_, *stream_, batch_, run_options); });
     std::vector<std::vector<float>> all;

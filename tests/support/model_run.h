@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "tessera/autograd/layer.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/philox.h"
 
 namespace tessera::test {
 
@@ -83,7 +85,8 @@ class WholeModel {
   }
 
   struct Options {
-    TapeOptions tape;        ///< `layer` is filled in
+    TapeOptions tape;        ///< `random_key` is filled in
+    std::uint64_t seed = 0;  ///< of dropout
     bool recompute = false;  ///< Recompute::kFull for every layer but the last
   };
 
@@ -97,9 +100,13 @@ class WholeModel {
     inputs.front() = batch.inputs;
     Tensor losses;
     std::vector<Value> outputs(layers);
+    std::vector<std::array<std::int64_t, kRandomKeyWords>> keys(layers);
     const auto forward = [&](std::size_t i, bool record) {
+      auto& key = keys[i];
       TapeOptions tape_options = options.tape;
-      tape_options.layer = i;
+      store_random_key({options.seed, dropout_stream(static_cast<std::uint64_t>(batch.index), i)},
+                       key.data());
+      tape_options.random_key = TensorView(key.data(), DType::kInt64, Shape{kRandomKeyWords});
       tape_options.record = record;
       tapes[i] = std::make_unique<Tape>(memory, stream, batch, tape_options);
       const Value input = tapes[i]->input(inputs[i], i > 0);

@@ -104,7 +104,7 @@ void write_rounded_at_random(const OptimizerStepArgs& args, std::int64_t begin, 
   // Room for four vectors, and for loading one that begins at the last element.
   HWY_ALIGN std::uint32_t elements[HWY_MAX_BYTES / 4 * 5] = {};
   for_each_philox_words(
-      args.rounding_key, args.first_index + begin, n,
+      load_random_key(args.rounding_key.as<std::int64_t>()), args.first_index + begin, n,
       [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
         hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
         const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);

@@ -13,21 +13,31 @@ template <typename T>
 struct Dropout {
   const T* x;
   T* y;
-  RandomKey key;
+  const std::int64_t* key;  // (kRandomKeyWords)
+  std::uint64_t call;
   std::int64_t first_index;
   std::uint32_t threshold;
   float scale;
 
   template <int kSize>
-  __device__ Pack<T, kSize> load(std::int64_t i) const {
-    return load_pack<kSize>(x + i);
+  struct Loaded {
+    Pack<T, kSize> x;
+    RandomKey key;
+  };
+
+  template <int kSize>
+  __device__ Loaded<kSize> load(std::int64_t i) const {
+    return {.x = load_pack<kSize>(x + i), .key = load_random_key(key)};
   }
   /// A group of more than one element begins at a multiple of 4 of the stream.
   template <int kSize>
-  __device__ void store(std::int64_t i, Pack<T, kSize> group) const {
+  __device__ void store(std::int64_t i, const Loaded<kSize>& loaded) const {
     const auto index = static_cast<std::uint64_t>(first_index + i);
+    const RandomKey of_call = key_of_call(loaded.key, call);
+    Pack<T, kSize> group = loaded.x;
     if constexpr (kSize == 1) {
-      const PhiloxCounter words = philox4x32(philox_counter(key, index / 4), philox_key(key));
+      const PhiloxCounter words =
+          philox4x32(philox_counter(of_call, index / 4), philox_key(of_call));
       // Selected, not indexed: an index would put the words into memory.
       const std::uint32_t low = index % 2 == 0 ? words[0] : words[1];
       const std::uint32_t high = index % 2 == 0 ? words[2] : words[3];
@@ -36,7 +46,7 @@ struct Dropout {
 #pragma unroll
       for (int e = 0; e < kSize; e += 4) {
         const PhiloxCounter words = philox4x32(
-            philox_counter(key, (index + static_cast<unsigned>(e)) / 4), philox_key(key));
+            philox_counter(of_call, (index + static_cast<unsigned>(e)) / 4), philox_key(of_call));
         mask(group.v[e], words[0]);
         mask(group.v[e + 1], words[1]);
         mask(group.v[e + 2], words[2]);
@@ -60,7 +70,8 @@ void dropout(const DropoutArgs& args, Stream& stream) {
     constexpr int kSize = kGroupOf<T>;
     const Dropout<T> op{.x = device_data<T>(args.x),
                         .y = device_data<T>(args.y),
-                        .key = args.key,
+                        .key = device_data<const std::int64_t>(args.key),
+                        .call = args.call,
                         .first_index = args.first_index,
                         .threshold = probability_threshold(args.probability),
                         .scale = 1.0F / (1.0F - args.probability)};

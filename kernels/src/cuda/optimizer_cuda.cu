@@ -63,7 +63,7 @@ struct Shard {
   bf16* parameter;              // null: none
   const float* scalars;         // (kOptimizerScalars)
   const float* gradient_scale;  // (1)
-  RandomKey rounding_key;
+  const std::int64_t* rounding_key;  // (kRandomKeyWords)
   std::int64_t first_index;
   bool aligned;  // groups of four of every tensor
 
@@ -111,11 +111,18 @@ __device__ void store_group(T* to, const Group<T>& group) {
   *reinterpret_cast<Group<T>*>(to) = group;
 }
 
+/// Read before anything is stored, which might alias it as far as the compiler knows.
 template <WriteOut kWriteOut, typename Shard>
-__device__ Group<bf16> rounded(const Shard& a, const Group<float>& master, std::int64_t i) {
+__device__ RandomKey rounding_key(const Shard& a) {
+  return kWriteOut == WriteOut::kAtRandom ? load_random_key(a.rounding_key) : RandomKey{};
+}
+
+template <WriteOut kWriteOut, typename Shard>
+__device__ Group<bf16> rounded(const Shard& a, RandomKey key, const Group<float>& master,
+                               std::int64_t i) {
   Group<bf16> parameter;
   std::uint32_t words[kGroup] = {};
-  if constexpr (kWriteOut == WriteOut::kAtRandom) draw(a.rounding_key, a.first_index + i, words);
+  if constexpr (kWriteOut == WriteOut::kAtRandom) draw(key, a.first_index + i, words);
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
     parameter.v[j] = kWriteOut == WriteOut::kAtRandom ? rounded_at_random(master.v[j], words[j])
@@ -128,6 +135,7 @@ template <WriteOut kWriteOut, typename Rule, typename G>
 __device__ void update_group(const Shard<Rule, G>& a, const typename Rule::Factors& f,
                              std::int64_t i) {
   constexpr int kStates = Rule::kStateCount;
+  const RandomKey key = rounding_key<kWriteOut>(a);
   const Group<G> gradient = load_group(a.gradient + i);
   Group<float> master = load_group(a.master + i);
   Group<float> states[kStates];
@@ -150,7 +158,7 @@ __device__ void update_group(const Shard<Rule, G>& a, const typename Rule::Facto
     if (a.keeps(s)) store_group(a.states[s] + i, states[s]);
   }
   if constexpr (kWriteOut != WriteOut::kNone) {
-    store_group(a.parameter + i, rounded<kWriteOut>(a, master, i));
+    store_group(a.parameter + i, rounded<kWriteOut>(a, key, master, i));
   }
 }
 
@@ -158,6 +166,7 @@ template <WriteOut kWriteOut, typename Rule, typename G>
 __device__ void update_element(const Shard<Rule, G>& a, const typename Rule::Factors& f,
                                std::int64_t i) {
   constexpr int kStates = Rule::kStateCount;
+  const RandomKey key = rounding_key<kWriteOut>(a);
   float master = a.master[i];
   float states[kStates];
   for (int s = 0; s < kStates; ++s) states[s] = a.keeps(s) ? a.states[s][i] : 0.0F;
@@ -168,7 +177,7 @@ __device__ void update_element(const Shard<Rule, G>& a, const typename Rule::Fac
   }
   if constexpr (kWriteOut == WriteOut::kAtRandom) {
     std::uint32_t words[kGroup];
-    draw(a.rounding_key, a.first_index + i, words);
+    draw(key, a.first_index + i, words);
     a.parameter[i] = rounded_at_random(master, words[0]);
   } else if constexpr (kWriteOut == WriteOut::kNearest) {
     a.parameter[i] = simt::from_float<bf16>(master);
@@ -211,7 +220,7 @@ Shard<Rule, G> shard_of(const OptimizerStepArgs& args) {
                    .parameter = device_data<bf16>(args.parameter),
                    .scalars = args.scalars.as<float>(),
                    .gradient_scale = args.gradient_scale.as<float>(),
-                   .rounding_key = args.rounding_key,
+                   .rounding_key = device_data<const std::int64_t>(args.rounding_key),
                    .first_index = args.first_index,
                    .aligned = false};
   a.aligned = is_aligned(a.master, alignof(Group<float>)) &&

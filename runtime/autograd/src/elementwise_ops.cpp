@@ -103,9 +103,14 @@ Value dropout(Tape& tape, Value x, float probability) {
   check_compute_dtype("dropout", "x", x.tensor, x.dtype());
   if (probability == 0.0F || !tape.options().training) return x;
 
-  const RandomKey key = tape.next_random_key();
-  const auto run = [probability, key](Tape& t, const TensorView& from, const TensorView& to) {
-    t.kernels().dropout({.x = from, .y = to, .probability = probability, .key = key}, t.stream());
+  const std::uint64_t call = tape.next_random_call();
+  const auto run = [probability, call](Tape& t, const TensorView& from, const TensorView& to) {
+    t.kernels().dropout({.x = from,
+                         .y = to,
+                         .probability = probability,
+                         .key = t.options().random_key,
+                         .call = call},
+                        t.stream());
     t.charge(elementwise_cost(to, 2, 2));
   };
   Tensor y = reuse_or_allocate(tape, x.tensor, "dropout output");

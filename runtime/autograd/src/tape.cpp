@@ -139,17 +139,10 @@ Tensor Tape::workspace(std::int64_t bytes, std::string_view what) {
   return Tensor::empty(memory_, Shape{bytes}, DType::kUInt8, MemoryCategory::kWorkspace, what);
 }
 
-RandomKey Tape::next_random_key() {
-  // splitmix64's finaliser, chained: every input bit reaches every bit of the key.
-  const auto mix = [](std::uint64_t state, std::uint64_t word) {
-    std::uint64_t z = state + word + 0x9e3779b97f4a7c15U;
-    z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
-    return z ^ (z >> 31U);
-  };
-  const auto micro_batch = static_cast<std::uint64_t>(batch_.index);
-  const std::uint64_t stream = mix(mix(mix(0, micro_batch), options_.layer), random_calls_++);
-  return {.seed = options_.seed, .stream = stream};
+std::uint64_t Tape::next_random_call() {
+  require(static_cast<bool>(options_.random_key), ErrorCode::kInvalidArgument,
+          "the layer draws random numbers: give its tape a TapeOptions::random_key");
+  return random_calls_++;
 }
 
 }  // namespace tessera

@@ -13,11 +13,11 @@
 #include "step_buffers.h"
 #include "step_exchange.h"
 #include "step_graph.h"
+#include "step_keys.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/optimizer.h"
-#include "tessera/kernels/philox.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/step_context.h"
 
@@ -92,6 +92,7 @@ class Executor::Impl {
     const Schedule& schedule;
     StepBuffers buffers;
     MicroBatches batches;
+    std::unique_ptr<StepKeys> keys;  ///< of a schedule that trains
     LayerRunner layers;
     StepContext context;
     std::unique_ptr<StepGraph> graph;
@@ -126,7 +127,6 @@ class Executor::Impl {
       segments_;  ///< by unit, relative to the optimizer shard
   /// By unit: the place of the optimizer shard's first element if all units were one.
   std::vector<std::int64_t> first_elements_;
-  RandomKey rounding_key_{};  ///< of the step
   std::string registration_note_;
   std::chrono::milliseconds longest_step_{0};
   std::vector<ActionSpan> spans_;
@@ -136,7 +136,12 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
     : schedule(*program.schedule),
       buffers(schedule, impl.state_, *impl.pool_),
       batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch),
-      layers(schedule, impl.layout_, impl.model_, batches, buffers, memory, impl.options_),
+      keys(schedule.purpose == Purpose::kTrain
+               ? std::make_unique<StepKeys>(schedule, impl.layout_, batches, impl.options_.seed,
+                                            memory)
+               : nullptr),
+      layers(schedule, impl.layout_, impl.model_, batches, keys.get(), buffers, memory,
+             impl.options_),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
@@ -204,16 +209,13 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate, std
   lanes_.take_spans();  // of what ran between steps
   try {
     program.batches.read(step);
-    const OptimizerOptions& o = options_.optimizer;
-    rounding_key_ = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))};
+    if (program.keys != nullptr) program.keys->begin_step(step);
     exchange_.begin_step(program.batches.items(),
                          optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1));
     if (program.graph == nullptr) {
       issue_step(program);
     } else {
-      program.graph->run({.number = step + 1,
-                          .longest = longest_step_,
-                          .values_change = program.layers.draws_random() || o.stochastic_rounding},
+      program.graph->run({.number = step + 1, .longest = longest_step_},
                          [&] { issue_step(program); });
     }
   } catch (const std::exception& error) {
@@ -236,6 +238,7 @@ void Executor::Impl::issue_step(Loaded& program) {
   Stream& compute = lanes_.of(Lane::kCompute);
   program.batches.send(compute);
   exchange_.send_scalars(compute);
+  if (program.keys != nullptr) program.keys->send(compute);
   const auto actions = static_cast<int>(program.schedule.actions.size());
   for (int i = 0; i < actions; ++i) issue(program, i);
 }
@@ -322,7 +325,7 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
                            .scalars = exchange_.optimizer_scalars(),
                            .gradient_scale = exchange_.clip_factor(),
                            .stochastic_rounding = o.stochastic_rounding,
-                           .rounding_key = rounding_key_,
+                           .rounding_key = program.keys->rounding(),
                            .first_index = first_elements_[unit]},
                           stream);
 }

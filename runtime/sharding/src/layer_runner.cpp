@@ -32,12 +32,14 @@ const FlatParameter& flat_of(const ModelLayout& layout, const ParameterAddress& 
 }  // namespace
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                         const MicroBatches& batches, const StepBuffers& buffers, Memory& memory,
+                         const MicroBatches& batches, const StepKeys* keys,
+                         const StepBuffers& buffers, Memory& memory,
                          const ExecutorOptions& options)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
       batches_(batches),
+      keys_(keys),
       buffers_(buffers),
       memory_(memory),
       options_(options),
@@ -143,8 +145,8 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                   .selective = schedule_.recompute == Recompute::kSelective,
                   .training = schedule_.purpose == Purpose::kTrain,
                   .loss_scale = loss_scale,
-                  .seed = options_.seed,
-                  .layer = static_cast<std::uint64_t>(a.layer),
+                  .random_key =
+                      keys_ != nullptr ? keys_->dropout(a.layer, a.micro_step) : TensorView(),
                   .threads = options_.threads,
                   .device = options_.device,
                   .cuda_kernels = options_.cuda_kernels,
@@ -176,7 +178,6 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   Value output = model_.layers[layer]->forward(*tape, input, bind(a));
   kept.output = std::move(output.tensor);
   kept.kept = trains;
-  draws_random_ = draws_random_ || tape->draws_random();
   if (record) {
     kept.tape = std::move(tape);
     kept.recorded = {.tensor = {}, .id = output.id, .remake = nullptr};
@@ -192,7 +193,6 @@ Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_
       input_of(a.layer, tape,
                a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor());
   Value output = layer.forward(tape, input, bind(a));
-  draws_random_ = draws_random_ || tape.draws_random();
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
   kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);

@@ -6,6 +6,7 @@
 
 #include "micro_batches.h"
 #include "step_buffers.h"
+#include "step_keys.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/sharding/executor.h"
 
@@ -15,16 +16,15 @@ namespace tessera {
 /// the tapes in between. Its methods run as tasks of the compute lane, in schedule order.
 class LayerRunner {
  public:
+  /// `keys` may be null for a schedule that does not train.
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-              const MicroBatches& batches, const StepBuffers& buffers, Memory& memory,
-              const ExecutorOptions& options);
+              const MicroBatches& batches, const StepKeys* keys, const StepBuffers& buffers,
+              Memory& memory, const ExecutorOptions& options);
 
   /// Runs the layers of a step without their kernels, which only make their plans: what a step
   /// would have to do once, or take from the device, is done and there. Host thread, before the
   /// first step; memory comes and goes as in a step.
   void prepare(const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
-  /// True once a layer has drawn random numbers: its kernels are given other keys in each step.
-  bool draws_random() const { return draws_random_; }
 
   // `action` is a pass of the schedule through one layer.
   void forward(const Action& action, Stream& stream);
@@ -53,11 +53,11 @@ class LayerRunner {
   const ModelLayout& layout_;
   const Model& model_;
   const MicroBatches& batches_;
+  const StepKeys* keys_;
   const StepBuffers& buffers_;
   Memory& memory_;
   const ExecutorOptions& options_;
   const KernelTable* kernels_;
-  bool draws_random_ = false;
 
   /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
   struct Activation {

@@ -22,7 +22,7 @@ CudaStream& StepGraph::origin() { return dynamic_cast<CudaStream&>(lanes_.of(Lan
 
 void StepGraph::run(const Step& step, const std::function<void()>& issue) {
   if (!std::exchange(warm_, true)) return issue();
-  if (graph_ == nullptr || step.values_change) capture(issue);
+  if (graph_ == nullptr) capture(issue);
   replay(step);
 }
 
@@ -56,7 +56,7 @@ void StepGraph::capture(const std::function<void()>& issue) {
     }
     throw;
   }
-  graph_ = compute.end_capture(std::move(graph_));
+  graph_ = compute.end_capture(nullptr);
 }
 
 }  // namespace tessera

@@ -22,14 +22,13 @@ class StepGraph {
   StepGraph(Lanes& lanes, const RankGroups& groups) : lanes_(lanes), groups_(groups) {}
 
   /// One step. `number` counts from 1; `longest` is what the longest before it took.
-  /// `values_change`: some kernels are given other arguments in each step (keys of random numbers),
-  /// so the graph is recorded anew and updated.
   struct Step {
     std::int64_t number = 1;
     std::chrono::milliseconds longest{};
-    bool values_change = false;
   };
-  /// Runs a step that `issue` puts on the lanes.
+  /// Runs a step that `issue` puts on the lanes. What differs from step to step must lie in memory
+  /// that `issue` sends to the device: the arguments of kernels are those of the second step for
+  /// ever.
   void run(const Step& step, const std::function<void()>& issue);
 
  private:

@@ -127,6 +127,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   if (stream == nullptr) return report(cudaErrorStreamCaptureUnsupported);
   if (!state.streams.contains(stream)) return report(cudaErrorInvalidResourceHandle);
   if (capture_of(stream)) return report(cudaErrorIllegalState);
+  ++state.counters.captures;
   auto capture = std::make_shared<Capture>(
       Capture{.origin = stream, .mode = mode, .thread = std::this_thread::get_id()});
   capture->members[stream] = {.branch = capture->branches++, .frontier = {}};

@@ -151,13 +151,18 @@ struct RandomKey {
   std::uint64_t stream = 0;  ///< e.g. a hash of the tensor's name, or of (step, layer)
 };
 
+/// A RandomKey in memory: its two words. Kernels of a step read theirs there, so that a captured
+/// step can be replayed with other keys.
+inline constexpr int kRandomKeyWords = 2;
+
 /// y = x * mask / (1 - probability), mask drawn by key and element index. Forward and backward are
 /// the same function: backward passes dy for x.
 struct DropoutArgs {
   TensorView x{};            // T
   TensorView y{};            // T; may alias x
   float probability = 0.0F;  ///< in [0, 1)
-  RandomKey key{};
+  TensorView key{};          // (kRandomKeyWords); int64
+  std::uint64_t call = 0;    ///< the mask is that of key_of_call(key, call): philox.h
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 
@@ -210,7 +215,7 @@ struct OptimizerStepArgs {
   /// nearest: so small updates move it too, on average. Element i draws word first_index + i of
   /// rounding_key, whose stream should be another one in every step.
   bool stochastic_rounding = false;
-  RandomKey rounding_key{};
+  TensorView rounding_key{};     // (kRandomKeyWords); int64; with stochastic_rounding
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 

@@ -82,7 +82,7 @@ constexpr std::uint64_t stream_of(std::string_view name) {
   return hash;
 }
 
-/// The stream of a tensor that draws anew in every step (dropout): FNV-1a of the name followed by
+/// The stream of what draws anew in every step (stochastic rounding): FNV-1a of the name followed by
 /// the eight bytes of `number`, lowest first.
 constexpr std::uint64_t stream_of(std::string_view name, std::uint64_t number) {
   std::uint64_t hash = stream_of(name);
@@ -90,6 +90,37 @@ constexpr std::uint64_t stream_of(std::string_view name, std::uint64_t number) {
     hash = (hash ^ ((number >> (8 * byte)) & 0xffU)) * 0x100000001b3U;
   }
   return hash;
+}
+
+/// The last step of splitmix64, to be chained: every bit of both arguments reaches every bit of the
+/// result.
+constexpr std::uint64_t mix_bits(std::uint64_t state, std::uint64_t word) {
+  std::uint64_t z = state + word + 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31U);
+}
+
+/// The stream of a layer's dropout in a micro-batch, both by their global number.
+constexpr std::uint64_t dropout_stream(std::uint64_t micro_batch, std::uint64_t layer) {
+  return mix_bits(mix_bits(0, micro_batch), layer);
+}
+
+/// The key of a layer's `call`-th mask, counted from 0, of the layer's key.
+constexpr RandomKey key_of_call(RandomKey key, std::uint64_t call) {
+  return {.seed = key.seed, .stream = mix_bits(key.stream, call)};
+}
+
+/// A key of (kRandomKeyWords) int64 in memory ...
+constexpr RandomKey load_random_key(const std::int64_t* words) {
+  return {.seed = static_cast<std::uint64_t>(words[0]),
+          .stream = static_cast<std::uint64_t>(words[1])};
+}
+
+/// ... and its way there.
+constexpr void store_random_key(RandomKey key, std::int64_t* words) {
+  words[0] = static_cast<std::int64_t>(key.seed);
+  words[1] = static_cast<std::int64_t>(key.stream);
 }
 
 /// Polynomials of log, sin and cos on the reduced ranges below (Moshier's Cephes, single

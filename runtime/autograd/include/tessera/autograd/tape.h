@@ -30,7 +30,7 @@ struct Batch {
   Tensor inputs = {};      ///< of the first layer, e.g. tokens (B, L) int32
   Tensor targets = {};     ///< of the last, e.g. tokens (B, L) int32
   std::int64_t items = 0;  ///< losses that count, e.g. targets that are not ignored
-  std::int64_t index = 0;  ///< global number of the micro-batch; keys dropout
+  std::int64_t index = 0;  ///< global number of the micro-batch
 };
 
 /// Floating-point operations and bytes of memory traffic of a kernel.
@@ -82,9 +82,10 @@ struct TapeOptions {
   /// d objective / d loss of one item, 1 / items of the whole step: (1) fp32 in device memory.
   /// None: 1.
   TensorView loss_scale = {};
-  std::uint64_t seed = 0;   ///< of dropout
-  std::uint64_t layer = 0;  ///< index of the layer; keys dropout
-  int threads = 1;          ///< of the stream; the scratch of kernels may grow with it
+  /// (kRandomKeyWords) int64, in device memory: the key of the layer's random numbers in this
+  /// micro-batch. Needed by layers that draw some.
+  TensorView random_key = {};
+  int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
   CudaKernelOptions cuda_kernels{};  ///< of the stream; the scratch of kernels depends on them
@@ -145,10 +146,10 @@ class Tape {
   /// to it on its way; the sum goes back by add_gradient. Write to it only if its use_count() is 1.
   Tensor take_gradient(int id);
 
-  /// A key for the next random mask of this layer and micro-batch; the n-th call in a layer's
-  /// forward gives the same key again when the layer is recomputed.
-  RandomKey next_random_key();
-  bool draws_random() const { return random_calls_ > 0; }
+  /// The number of the next random mask of this layer and micro-batch, see DropoutArgs::call: the
+  /// n-th in a layer's forward is the same again when the layer is recomputed. Throws
+  /// Error{kInvalidArgument} without a TapeOptions::random_key.
+  std::uint64_t next_random_call();
 
   /// Operations declare what they cost.
   void charge(const Cost& cost) { cost_ += cost; }
