@@ -56,6 +56,7 @@ class NoStream : public Stream {
     std::memcpy(destination, source, bytes);
   }
   void synchronize() override {}
+  bool failed() const override { return false; }
 };
 
 /// Samples of `length` random tokens below `vocab_size`.

@@ -36,6 +36,7 @@ class ScratchStream : public CudaStream {
   void wait(const Event&) override {}
   void copy(void*, const void*, std::size_t) override {}
   void synchronize() override {}
+  bool failed() const override { return false; }
   void begin_capture() override {}
   std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> graph) override {
     return graph;

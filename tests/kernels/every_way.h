@@ -29,6 +29,7 @@ class NoStream : public Stream {
     std::memcpy(destination, source, bytes);
   }
   void synchronize() override {}
+  bool failed() const override { return false; }
 };
 
 /// The elements from `begin` on as one dimension.

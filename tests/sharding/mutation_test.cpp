@@ -29,7 +29,7 @@ constexpr int kMutantsPerPlan = 2;
 constexpr int kMutantsPerPlan = 20;
 #endif
 constexpr int kWorkers = 4;
-constexpr int kSteps = 2;
+constexpr int kSteps = 3;
 constexpr std::chrono::milliseconds kTimeout{10'000};  // of a collective: a mutant that hangs
 constexpr std::chrono::microseconds kLongestDelay{150};
 
@@ -40,6 +40,7 @@ struct Subject {
   Purpose purpose = Purpose::kTrain;
   int layers = 3;
   bool trains_first = true;
+  bool overlaps = false;  ///< the optimizer has a lane of its own
 };
 
 /// What is left when a schedule has run.
@@ -67,7 +68,9 @@ std::string bytes_of(const TrainingState& state) {
 
 std::vector<ActionTime> times_of(const std::vector<ActionSpan>& spans) {
   std::vector<ActionTime> times;
-  for (const ActionSpan& span : spans) times.push_back({span.action, span.begin, span.end});
+  for (const ActionSpan& span : spans) {
+    times.push_back({span.action, span.begin, span.end, span.step});
+  }
   return times;
 }
 
@@ -80,6 +83,7 @@ class Runner {
         layout_(make_layout(model_, subject.run.wrap, subject.run.ranks)) {
     PlanOptions options = plan_options(subject.run);
     options.purpose = subject.purpose;
+    options.overlap_optimizer = subject.overlaps;
     schedule_ = plan(layout_, options);
   }
   const Schedule& schedule() const { return schedule_; }
@@ -117,7 +121,8 @@ Outcome Runner::run(const Schedule& schedule, const Schedule& judge, const Delay
                                     .seed = 42,
                                     .cost = {},
                                     .before_task = delays(rank),
-                                    .trace = true};
+                                    .trace = true,
+                                    .steps_in_flight = 2};
       run_rank(schedule, judge, rank, group, options, outcome, mutex);
     });
   } catch (const std::exception& error) {
@@ -128,12 +133,19 @@ Outcome Runner::run(const Schedule& schedule, const Schedule& judge, const Delay
 
 std::vector<Violation> Runner::simulate_times(const Schedule& schedule, const Schedule& judge,
                                               Lane slow) const {
-  ExecutorOptions options;
+  ExecutorOptions options{.trace = true, .steps_in_flight = 2};
   options.cost = [slow](const Schedule&, const Action& action) {
     return action.lane == slow ? 1.0 : 0.001;
   };
-  const Simulation run = simulate(schedule, layout_, model_, source_, options);
-  return validate_times(judge, times_of(run.spans));
+  SimDevice device;
+  Memory memory(device);
+  const Schedule* const one = &schedule;
+  RankGroups groups = RankGroups::simulated(0, std::span(&one, 1));
+  TrainingState state(layout_, state_options(schedule), 0, memory);
+  Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, options);
+  for (const int step : {0, 1}) executor.begin_step(step, kRate);
+  for ([[maybe_unused]] const int step : {0, 1}) executor.finish_step();
+  return validate_times(judge, times_of(executor.spans()));
 }
 
 void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
@@ -145,19 +157,20 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   TrainingState state(layout_, state_options(schedule_), rank, memory);
   Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, std::move(options));
   const std::string before = bytes_of(state);
+  // Each step begins before the one before it is finished.
+  executor.begin_step(0, kRate);
   for (int step = 0; step < kSteps; ++step) {
-    const StepResult result = schedule.purpose == Purpose::kTrain
-                                  ? executor.run_step(step, kRate)
-                                  : executor.evaluate(0, schedule.mesh.world_size());
-    const std::vector<Violation> races = validate_times(judge, times_of(executor.spans()));
+    if (step + 1 < kSteps) executor.begin_step(step + 1, kRate);
+    const StepResult result = executor.finish_step();
     const std::lock_guard lock(mutex);
-    for (const Violation& race : races) outcome.races.push_back(race.message);
     if (rank != 0) continue;
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.gradient_norm);
   }
+  const std::vector<Violation> races = validate_times(judge, times_of(executor.spans()));
   std::string after = bytes_of(state);
   const std::lock_guard lock(mutex);
+  for (const Violation& race : races) outcome.races.push_back(race.message);
   outcome.changed = outcome.changed || before != after;
   outcome.states[static_cast<std::size_t>(rank)] = std::move(after);
 }
@@ -196,13 +209,14 @@ std::vector<Subject> subjects() {
                         .wrap = wrap},
                 .purpose = draw(10) == 0 ? Purpose::kEvaluate : Purpose::kTrain,
                 .layers = 2 + draw(2),
-                .trains_first = draw(6) != 0};
+                .trains_first = draw(6) != 0,
+                .overlaps = draw(2) == 0};
             s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
                             ' ', s.run.prefetch_backward, ", ", micro_steps, " micro-steps, ",
                             unsharded ? "unsharded, " : "", to_string(recompute), ", ",
                             to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
                             to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
-                            s.layers, " layers");
+                            s.layers, " layers", s.overlaps ? ", overlapping" : "");
             all.push_back(std::move(s));
           }
         }
@@ -363,10 +377,12 @@ void for_each_dropped_wait(
     const Schedule& schedule,
     const std::function<void(const Schedule& mutant, int action, Lane waited)>& visit) {
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
-    for (const int wait : schedule.actions[i].waits) {
-      Schedule mutant = schedule;
-      std::erase(mutant.actions[i].waits, wait);
-      visit(mutant, static_cast<int>(i), schedule.actions[static_cast<std::size_t>(wait)].lane);
+    for (const auto waits : {&Action::waits, &Action::previous_waits}) {
+      for (const int wait : schedule.actions[i].*waits) {
+        Schedule mutant = schedule;
+        std::erase(mutant.actions[i].*waits, wait);
+        visit(mutant, static_cast<int>(i), schedule.actions[static_cast<std::size_t>(wait)].lane);
+      }
     }
   }
 }

@@ -135,6 +135,7 @@ int add_buffer(Schedule& schedule, ScheduleBuffer buffer) {
 void insert(Schedule& schedule, int index, Action action) {
   for (Action& other : schedule.actions) {
     for (int& wait : other.waits) wait += wait >= index ? 1 : 0;
+    for (int& wait : other.previous_waits) wait += wait >= index ? 1 : 0;
   }
   schedule.actions.insert(schedule.actions.begin() + index, std::move(action));
 }
@@ -144,6 +145,7 @@ void erase(Schedule& schedule, int index) {
   schedule.actions.erase(schedule.actions.begin() + index);
   for (Action& action : schedule.actions) {
     for (int& wait : action.waits) wait -= wait > index ? 1 : 0;
+    for (int& wait : action.previous_waits) wait -= wait > index ? 1 : 0;
   }
 }
 

@@ -58,6 +58,7 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
           for (const int micro_steps : {1, 2, 3}) {
             for (const bool unsharded : {false, true}) {
               for (const auto& [forward, backward] : {std::pair{0, 0}, {1, 1}, {2, 1}, {1, 3}}) {
+                const bool overlap = (number / 4 + number) % 2 == 0;  // any, beside all the others
                 if (number++ % stride != 0) continue;
                 const PlanOptions options{.mesh = mesh,
                                           .placement = strategy.placement,
@@ -67,12 +68,13 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
                                           .micro_steps = micro_steps,
                                           .accumulate_unsharded = unsharded,
                                           .prefetch_forward = forward,
-                                          .prefetch_backward = backward};
+                                          .prefetch_backward = backward,
+                                          .overlap_optimizer = overlap};
                 visit(plan(small_layout(mesh.world_size()), options),
                       concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",
                              to_string(order), ", reduced in ", to_string(reduce_dtype), ", ",
                              micro_steps, " micro-steps, unsharded ", unsharded, ", prefetch ",
-                             forward, ' ', backward));
+                             forward, ' ', backward, overlap ? ", overlapping" : ""));
               }
             }
           }
@@ -137,6 +139,12 @@ inline void renumber(Schedule& s, const std::vector<int>& new_index) {
       if (now >= 0) waits.push_back(now);
     }
     action.waits = waits;
+    waits.clear();
+    for (int wait : action.previous_waits) {
+      const int now = new_index[static_cast<std::size_t>(wait)];
+      if (now >= 0) waits.push_back(now);
+    }
+    action.previous_waits = waits;
   }
 }
 

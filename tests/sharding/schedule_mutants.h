@@ -20,6 +20,9 @@ enum class Mutation : std::uint8_t {
   kDropWait,
   kAddWait,
   kMoveWait,     ///< to another action
+  kDropPrevious,  ///< a wait for the previous step
+  kAddPrevious,
+  kMovePrevious,
   kSwap,         ///< an action and the next
   kMove,         ///< an action to another place
   kDrop,         ///< an action
@@ -38,9 +41,9 @@ enum class Mutation : std::uint8_t {
   kMicroStep,
   kOperation,
 };
-inline constexpr int kMutations = 20;
+inline constexpr int kMutations = 23;
 inline constexpr std::array<std::string_view, kMutations> kMutationNames{
-    "drop a wait", "add a wait", "move a wait",    "swap",    "move",       "drop",     "repeat",
+    "drop a wait", "add a wait", "move a wait", "drop a previous wait", "add a previous wait", "move a previous wait", "swap",    "move",       "drop",     "repeat",
     "buffer",      "slot",       "unit",           "sharded", "adds",       "operands", "exchange",
     "axes",        "lane",       "lane, in order", "layer",   "micro-step", "operation"};
 
@@ -66,13 +69,15 @@ class Mutator {
   void apply(Mutation mutation) {
     switch (mutation) {
       case Mutation::kDropWait:
-        return change_wait(
-            [&](std::vector<int>& waits) { waits.erase(waits.begin() + any(waits)); });
+        return drop_wait(&Action::waits);
       case Mutation::kMoveWait:
-        return change_wait([&](std::vector<int>& waits) {
-          int& wait = waits[static_cast<std::size_t>(any(waits))];
-          wait = once_in(2) ? below(s_.actions.size()) : std::max(wait + (once_in(2) ? 1 : -1), 0);
-        });
+        return move_wait(&Action::waits);
+      case Mutation::kDropPrevious:
+        return drop_wait(&Action::previous_waits);
+      case Mutation::kMovePrevious:
+        return move_wait(&Action::previous_waits);
+      case Mutation::kAddPrevious:
+        return at(any(s_.actions)).previous_waits.push_back(any(s_.actions));
       case Mutation::kAddWait: {
         const int index = any(s_.actions);
         const int wait = once_in(8) ? any(s_.actions) : below(static_cast<std::size_t>(index) + 1);
@@ -150,9 +155,17 @@ class Mutator {
     }
     if (!found.empty()) change(at(found[static_cast<std::size_t>(any(found))]));
   }
-  void change_wait(const std::function<void(std::vector<int>&)>& change) {
-    change_action([](const Action& a) { return !a.waits.empty(); },
-                  [&](Action& a) { change(a.waits); });
+  void drop_wait(std::vector<int> Action::*waits) {
+    change_action([&](const Action& a) { return !(a.*waits).empty(); },
+                  [&](Action& a) { (a.*waits).erase((a.*waits).begin() + any(a.*waits)); });
+  }
+  void move_wait(std::vector<int> Action::*waits) {
+    change_action(
+        [&](const Action& a) { return !(a.*waits).empty(); },
+        [&](Action& a) {
+          int& wait = (a.*waits)[static_cast<std::size_t>(any(a.*waits))];
+          wait = once_in(2) ? below(s_.actions.size()) : std::max(wait + (once_in(2) ? 1 : -1), 0);
+        });
   }
   void change_operand(const std::function<void(Operand&, bool writes)>& change) {
     Action& action = at(any(s_.actions));
@@ -245,6 +258,13 @@ class Mutator {
         if (there >= 0 && (there < i || !backward_only)) waits.push_back(there);
       }
       actions[static_cast<std::size_t>(i)].waits = std::move(waits);
+      std::vector<int> previous;
+      for (const int wait : actions[static_cast<std::size_t>(i)].previous_waits) {
+        if (wait < 0 || wait > last()) continue;
+        const int there = now[static_cast<std::size_t>(wait)];
+        if (there >= 0) previous.push_back(there);
+      }
+      actions[static_cast<std::size_t>(i)].previous_waits = std::move(previous);
     }
     s_.actions = std::move(actions);
   }
@@ -269,6 +289,7 @@ class Mutator {
     const int to = index + 1 + below(s_.actions.size() - static_cast<std::size_t>(index));
     for (Action& action : s_.actions) {
       for (int& wait : action.waits) wait += wait >= to ? 1 : 0;
+      for (int& wait : action.previous_waits) wait += wait >= to ? 1 : 0;
     }
     s_.actions.insert(s_.actions.begin() + to, again);
   }
@@ -288,12 +309,20 @@ class Mutator {
       at(i).waits.push_back(index);
       break;
     }
+    // From step to step the lane was in order as well.
+    for (int i = 0; i <= last(); ++i) {
+      if (at(i).lane != before) continue;
+      action.previous_waits.push_back(i);
+      at(i).previous_waits.push_back(index);
+    }
     const auto clean = [&](Action& of) {
-      std::erase_if(of.waits, [&](int wait) { return at(wait).lane == of.lane; });
-      std::ranges::sort(of.waits);
-      of.waits.erase(std::unique(of.waits.begin(), of.waits.end()), of.waits.end());
+      for (auto* waits : {&of.waits, &of.previous_waits}) {
+        std::erase_if(*waits, [&](int wait) { return at(wait).lane == of.lane; });
+        std::ranges::sort(*waits);
+        waits->erase(std::unique(waits->begin(), waits->end()), waits->end());
+      }
     };
-    for (int i = index; i <= last(); ++i) clean(at(i));
+    for (Action& each : s_.actions) clean(each);
   }
 
   std::mt19937 random_;

@@ -28,15 +28,17 @@ TEST(Validate, FindsEverySingleMissingWait) {
   for_each_plan([&](const Schedule& s, const std::string& what) {
     Schedule mutant = s;
     for (std::size_t i = 0; i < s.actions.size(); ++i) {
-      for (std::size_t w = 0; w < s.actions[i].waits.size(); ++w) {
-        auto& waits = mutant.actions[i].waits;
-        waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
-        ++dropped;
-        ASSERT_TRUE(breaks(validate(mutant), Rule::kHappensBefore))
-            << what << ": action " << i << " does not need to wait for " << s.actions[i].waits[w]
-            << '\n'
-            << to_string(s);
-        waits = s.actions[i].waits;
+      for (const auto kind : {&Action::waits, &Action::previous_waits}) {
+        for (std::size_t w = 0; w < (s.actions[i].*kind).size(); ++w) {
+          auto& waits = mutant.actions[i].*kind;
+          waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
+          ++dropped;
+          ASSERT_TRUE(breaks(validate(mutant), Rule::kHappensBefore))
+              << what << ": action " << i << " does not need to wait for "
+              << (s.actions[i].*kind)[w] << '\n'
+              << to_string(s);
+          waits = s.actions[i].*kind;
+        }
       }
     }
   });

@@ -83,6 +83,11 @@ void CpuStream::synchronize() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
+bool CpuStream::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ != nullptr;
+}
+
 void CpuStream::push(Entry entry) {
   bool was_empty = false;
   {

@@ -34,6 +34,7 @@ class CpuStream : public Stream {
   void wait(const Event& event) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void synchronize() override;
+  bool failed() const override;
 
  private:
   /// A task, a gate to open (record) or a gate to pass (wait).
@@ -51,7 +52,7 @@ class CpuStream : public Stream {
   void fail_with(std::string_view what);
 
   const StreamOptions options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable pushed_;
   std::vector<Entry> queue_;                // guarded by mutex_
   bool stopping_ = false;                   // guarded by mutex_

@@ -14,6 +14,7 @@ class SimEvent : public Event::State {
  public:
   explicit SimEvent(double seconds) : seconds_(seconds) {}
   double seconds() const { return seconds_; }
+  void synchronize() override {}
 
  private:
   double seconds_;
@@ -61,6 +62,8 @@ class SimStream : public Stream {
   void synchronize() override {
     if (failure_) std::rethrow_exception(failure_);
   }
+
+  bool failed() const override { return failure_ != nullptr; }
 
  private:
   void fail_with(std::string_view what) {

@@ -12,16 +12,21 @@ namespace {
 
 class EventCuda : public Event::State {
  public:
-  explicit EventCuda(std::shared_ptr<EventPool> pool)
-      : pool_(std::move(pool)), event_(pool_->take()) {}
+  EventCuda(std::shared_ptr<EventPool> pool, std::atomic<std::int64_t>& host_waits)
+      : pool_(std::move(pool)), event_(pool_->take()), host_waits_(host_waits) {}
   ~EventCuda() override { pool_->give_back(event_); }
   EventCuda(const EventCuda&) = delete;
   EventCuda& operator=(const EventCuda&) = delete;
   cudaEvent_t handle() const { return event_; }
+  void synchronize() override {
+    ++host_waits_;
+    TESSERA_CUDA_CHECK(cudaEventSynchronize(event_));
+  }
 
  private:
   std::shared_ptr<EventPool> pool_;
   cudaEvent_t event_;
+  std::atomic<std::int64_t>& host_waits_;
 };
 
 class GraphCuda : public CudaGraph {
@@ -148,7 +153,7 @@ void StreamCuda::run(const Work& work, const std::function<void()>& task) {
 
 Event StreamCuda::record() {
   settle();
-  auto event = std::make_shared<EventCuda>(device_.events);
+  auto event = std::make_shared<EventCuda>(device_.events, device_.host_waits);
   TESSERA_CUDA_CHECK(cudaEventRecord(event->handle(), stream_));
   return Event(std::move(event));
 }

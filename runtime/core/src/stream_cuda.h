@@ -56,6 +56,7 @@ class StreamCuda : public CudaStream {
   void wait(const Event& event) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void synchronize() override;
+  bool failed() const override { return failure_->get() != nullptr; }
 
   void begin_capture() override;
   std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> previous) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "tessera/core/device.h"
 #include "tessera/core/memory.h"
@@ -10,26 +11,29 @@
 
 namespace tessera {
 
-/// A few numbers in device memory that the host writes or reads between steps, through a mirror in
-/// host memory where the device's is not accessible.
+/// A few numbers in device memory that the host writes or reads between steps, through mirrors in
+/// host memory: one for each step in flight, or none if the host can wait with its writing until
+/// the device's memory, which is accessible, is its own.
 template <typename T>
 class DeviceArray {
  public:
   /// For `what`, part of a step: counted as workspace.
-  DeviceArray(Memory& memory, std::int64_t numel, std::string_view what)
+  DeviceArray(Memory& memory, std::int64_t numel, std::string_view what, int mirrors = 1)
       : device_(memory.device()), numel_(numel) {
     counted_ =
         memory.allocate(static_cast<std::int64_t>(bytes()), MemoryCategory::kWorkspace, what);
     data_ = counted_.data();
-    make_mirror();
+    make_mirrors(mirrors);
   }
   /// Outside of the memory ledger: for what no step needs.
   DeviceArray(Device& device, std::int64_t numel) : device_(device), numel_(numel) {
     data_ = device.allocate(bytes());
-    make_mirror();
+    make_mirrors(1);
   }
   ~DeviceArray() {
-    if (mirror_ != data_) device_.deallocate_host(mirror_, bytes());
+    for (void* const mirror : mirrors_) {
+      if (mirror != data_) device_.deallocate_host(mirror, bytes());
+    }
     if (!counted_) device_.deallocate(data_, bytes());
   }
   DeviceArray(const DeviceArray&) = delete;
@@ -40,31 +44,36 @@ class DeviceArray {
   TensorView view(std::int64_t begin, std::int64_t count) const {
     return view().narrow(0, begin, count);
   }
-  T* host() { return static_cast<T*>(mirror_); }
-  const T* host() const { return static_cast<const T*>(mirror_); }
+  T* host(std::size_t mirror = 0) { return static_cast<T*>(mirrors_[mirror]); }
+  const T* host(std::size_t mirror = 0) const { return static_cast<const T*>(mirrors_[mirror]); }
 
-  /// The first `count` elements, from the host to the device; in stream order.
-  void upload(Stream& stream, std::int64_t count) {
-    if (mirror_ != data_) stream.copy(data_, mirror_, static_cast<std::size_t>(count) * sizeof(T));
+  /// From the host to the device; in stream order.
+  void upload(Stream& stream, std::size_t mirror = 0) { upload_first(numel_, stream, mirror); }
+  /// The first `count` elements alone.
+  void upload_first(std::int64_t count, Stream& stream, std::size_t mirror = 0) {
+    if (mirrors_[mirror] == data_) return;
+    stream.copy(data_, mirrors_[mirror], static_cast<std::size_t>(count) * sizeof(T));
   }
-  void upload(Stream& stream) { upload(stream, numel_); }
-  /// All elements, from the device to the host: there once the stream has been synchronised.
-  void download(Stream& stream) {
-    if (mirror_ != data_) stream.copy(mirror_, data_, bytes());
+  /// From the device to the host: there once the stream has come so far.
+  void download(Stream& stream, std::size_t mirror = 0) {
+    if (mirrors_[mirror] != data_) stream.copy(mirrors_[mirror], data_, bytes());
   }
 
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(numel_) * sizeof(T); }
-  void make_mirror() {
-    mirror_ = device_.host_accessible() ? data_ : device_.allocate_host(bytes());
-    std::fill_n(host(), numel_, T{});
+  void make_mirrors(int count) {
+    const bool direct = device_.host_accessible() && count == 1;
+    for (int i = 0; i < count; ++i) {
+      mirrors_.push_back(direct ? data_ : device_.allocate_host(bytes()));
+      std::fill_n(host(static_cast<std::size_t>(i)), numel_, T{});
+    }
   }
 
   Device& device_;
   Buffer counted_;
   std::int64_t numel_;
   void* data_ = nullptr;
-  void* mirror_ = nullptr;
+  std::vector<void*> mirrors_;
 };
 
 }  // namespace tessera

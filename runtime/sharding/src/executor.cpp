@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <deque>
 
 #include "lanes.h"
 #include "layer_runner.h"
@@ -28,6 +29,14 @@ std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) 
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
   return schedules;
+}
+
+/// Where the optimizer's steps run: they read what the host sends.
+Lane optimizer_lane(const Schedule& schedule) {
+  for (const Action& action : schedule.actions) {
+    if (action.operation == &operations::kOptimizerStep) return action.lane;
+  }
+  return Lane::kCompute;
 }
 
 }  // namespace
@@ -56,8 +65,9 @@ class Executor::Impl {
         kernels_(kernels_for(memory.device())),
         optimizer_(find_optimizer(options_.optimizer.name)),
         hyperparameters_(hyperparameter_values(options_.optimizer)),
-        lanes_(memory.device(), groups, options_),
-        exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory) {
+        lanes_(memory.device(), groups, options_, schedules_of(programs)),
+        exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory,
+                  options_.steps_in_flight) {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
@@ -75,7 +85,8 @@ class Executor::Impl {
     prepare(memory);
   }
 
-  StepResult run_step(std::int64_t step, double learning_rate, std::size_t program);
+  void begin_step(std::int64_t step, double learning_rate, std::size_t program);
+  StepResult finish_step();
   StepResult evaluate(std::size_t program, std::int64_t samples);
   void set_parameters(const ParameterValues& values) {
     run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
@@ -100,10 +111,18 @@ class Executor::Impl {
     std::vector<Event> events;
   };
 
+  /// A step that has begun.
+  struct Begun {
+    std::size_t program;
+    std::size_t turn;  ///< of what the host gives it and gets from it
+    std::chrono::steady_clock::time_point at;
+    Event results;
+  };
+
   void run_apart(const std::function<void(Stream& compute)>& work);
   void abandon(std::string_view reason) noexcept;
-  void issue_step(Loaded& program);
-  void issue(Loaded& program, int index);
+  void send(Loaded& program, std::size_t turn);
+  void issue(Loaded& program, std::int64_t step, int index);
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
   void prepare(Memory& memory);
@@ -128,6 +147,7 @@ class Executor::Impl {
   /// By unit: the place of the optimizer shard's first element if all units were one.
   std::vector<std::int64_t> first_elements_;
   std::string registration_note_;
+  std::deque<Begun> begun_;  ///< the oldest first
   std::chrono::milliseconds longest_step_{0};
   std::vector<ActionSpan> spans_;
 };
@@ -135,13 +155,12 @@ class Executor::Impl {
 Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memory)
     : schedule(*program.schedule),
       buffers(schedule, impl.state_, *impl.pool_),
-      batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch),
+      batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch,
+              impl.options_.steps_in_flight),
       keys(schedule.purpose == Purpose::kTrain
                ? std::make_unique<StepKeys>(schedule, impl.layout_, batches, impl.options_.seed,
-                                            memory)
+                                            memory, impl.options_.steps_in_flight)
                : nullptr),
-      layers(schedule, impl.layout_, impl.model_, batches, keys.get(), buffers, memory,
-             impl.options_),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
@@ -153,6 +172,8 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
       events(schedule.actions.size()) {
   for (const Action& action : schedule.actions) {
     for (const int wait : action.waits) waited_for[static_cast<std::size_t>(wait)] = true;
+    if (impl.options_.steps_in_flight == 1) continue;
+    for (const int wait : action.previous_waits) waited_for[static_cast<std::size_t>(wait)] = true;
   }
 }
 
@@ -202,22 +223,34 @@ void Executor::Impl::run_apart(const std::function<void(Stream& compute)>& work)
   stream->synchronize();
 }
 
-StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate, std::size_t number) {
+void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::size_t number) {
   Loaded& program = *programs_.at(number);
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
-  lanes_.take_spans();  // of what ran between steps
+  const bool first = begun_.empty();
+  const std::size_t turn = first ? 0 : 1 - begun_.back().turn;
+  require(static_cast<int>(begun_.size()) < options_.steps_in_flight &&
+              (first || begun_.back().program == number),
+          ErrorCode::kInvalidArgument, begun_.size(), " steps have begun, and this executor has ",
+          options_.steps_in_flight, " in flight at most, of one program: finish_step() first");
+  const auto now = std::chrono::steady_clock::now();
+  if (first) lanes_.take_spans();  // of what ran between steps
   try {
-    program.batches.read(step);
-    if (program.keys != nullptr) program.keys->begin_step(step);
-    exchange_.begin_step(program.batches.items(),
+    const std::int64_t items = program.batches.read(step, turn);
+    if (program.keys != nullptr) program.keys->begin_step(step, turn);
+    exchange_.begin_step(turn, items,
                          optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1));
+    send(program, turn);
+    const auto actions = static_cast<int>(program.schedule.actions.size());
     if (program.graph == nullptr) {
-      issue_step(program);
+      for (int i = 0; i < actions; ++i) issue(program, step, i);
     } else {
-      program.graph->run({.number = step + 1, .longest = longest_step_},
-                         [&] { issue_step(program); });
+      program.graph->run({.number = step + 1, .longest = longest_step_}, [&] {
+        for (int i = 0; i < actions; ++i) issue(program, step, i);
+      });
     }
+    Stream& reduce = lanes_.of(Lane::kReduce);
+    exchange_.receive(turn, reduce);
+    begun_.push_back({number, turn, now, {}});
+    if (options_.steps_in_flight > 1) begun_.back().results = reduce.record();
   } catch (const std::exception& error) {
     abandon(error.what());
     throw;
@@ -225,22 +258,34 @@ StepResult Executor::Impl::run_step(std::int64_t step, double learning_rate, std
     abandon("an unknown exception");
     throw;
   }
-  lanes_.synchronize();
-  longest_step_ = std::max(
-      longest_step_, std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin));
-  if (options_.trace) spans_ = lanes_.take_spans();
-  return {.loss = exchange_.mean_loss(),
-          .gradient_norm = exchange_.gradient_norm(),
-          .items = exchange_.total_items()};
 }
 
-void Executor::Impl::issue_step(Loaded& program) {
+/// What the host gives a step, on the lanes that use it.
+void Executor::Impl::send(Loaded& program, std::size_t turn) {
   Stream& compute = lanes_.of(Lane::kCompute);
-  program.batches.send(compute);
-  exchange_.send_scalars(compute);
-  if (program.keys != nullptr) program.keys->send(compute);
-  const auto actions = static_cast<int>(program.schedule.actions.size());
-  for (int i = 0; i < actions; ++i) issue(program, i);
+  Stream& optimizer = lanes_.of(optimizer_lane(program.schedule));
+  program.batches.send(turn, compute);
+  exchange_.send(turn, lanes_.of(Lane::kReduce));
+  exchange_.send_scalars(turn, optimizer);
+  if (program.keys == nullptr) return;
+  program.keys->send_dropout(turn, compute);
+  program.keys->send_rounding(turn, optimizer);
+}
+
+StepResult Executor::Impl::finish_step() {
+  require(!begun_.empty(), ErrorCode::kInvalidArgument, "no step has begun");
+  const Begun step = begun_.front();
+  begun_.pop_front();
+  // A step with none behind it is over when its updates are.
+  step.results.synchronize();
+  if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
+  using std::chrono::milliseconds;
+  longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
+                                              std::chrono::steady_clock::now() - step.at));
+  if (options_.trace && begun_.empty()) spans_ = lanes_.take_spans();
+  return {.loss = exchange_.mean_loss(step.turn),
+          .gradient_norm = exchange_.gradient_norm(step.turn),
+          .items = exchange_.total_items(step.turn)};
 }
 
 /// The samples are cut into steps of the schedule; the last one reads on beyond them, and the
@@ -254,8 +299,8 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
   std::array<std::int64_t, kExactSumWords> losses{};
   StepResult result;
   for (std::int64_t step = 0; step * per_step < samples; ++step) {
-    result.items += run_step(step, 0.0, number).items;
-    const std::span<const std::int64_t> words = exchange_.loss_words();
+    result.items += (begin_step(step, 0.0, number), finish_step()).items;
+    const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
   }
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));
@@ -274,15 +319,21 @@ void Executor::Impl::abandon(std::string_view reason) noexcept {
 }
 
 /// Issues one action on its lane: waits, work, and an event if somebody waits for it.
-void Executor::Impl::issue(Loaded& program, int index) {
+void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
   const auto i = static_cast<std::size_t>(index);
   const Action& action = program.schedule.actions[i];
   Stream& stream = lanes_.of(action.lane);
   for (const int wait : action.waits) stream.wait(program.events[static_cast<std::size_t>(wait)]);
+  if (!begun_.empty()) {  // what they have left is of the previous step
+    for (const int wait : action.previous_waits) {
+      stream.wait(program.events[static_cast<std::size_t>(wait)]);
+    }
+  }
   const auto run = action.operation->run;
   const Work work{.name = action.operation->name,
                   .action = index,
-                  .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0};
+                  .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
+                  .step = step};
   if (is_collective(action)) {
     // Process groups submit tasks of their own, which know of no action. An empty one before them
     // takes the action's cost, and begins its span.
@@ -397,8 +448,15 @@ Executor::Executor(TrainingState& state, const Model& model, std::vector<Program
 Executor::~Executor() = default;
 
 StepResult Executor::run_step(std::int64_t step, double learning_rate, std::size_t program) {
-  return impl_->run_step(step, learning_rate, program);
+  impl_->begin_step(step, learning_rate, program);
+  return impl_->finish_step();
 }
+
+void Executor::begin_step(std::int64_t step, double learning_rate, std::size_t program) {
+  impl_->begin_step(step, learning_rate, program);
+}
+
+StepResult Executor::finish_step() { return impl_->finish_step(); }
 
 StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
   return impl_->evaluate(program, samples);

@@ -1,5 +1,7 @@
 #include "lanes.h"
 
+#include <algorithm>
+
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
@@ -16,14 +18,21 @@ bool is_consequence(const std::exception_ptr& failure) {
   }
 }
 
+bool uses(std::span<const Schedule* const> schedules, Lane lane) {
+  return std::ranges::any_of(schedules, [lane](const Schedule* schedule) {
+    return std::ranges::find(schedule->actions, lane, &Action::lane) != schedule->actions.end();
+  });
+}
+
 }  // namespace
 
-Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options) {
+Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
+             std::span<const Schedule* const> schedules) {
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
     const auto i = static_cast<std::size_t>(lane);
-    if (one_stream && lane != Lane::kCompute) {
+    if (lane != Lane::kCompute && (one_stream || !uses(schedules, lane))) {
       lanes_[i] = &of(Lane::kCompute);
       continue;
     }
@@ -32,7 +41,8 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
     StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
                          .threads = lane == Lane::kGather ? 1 : options.threads,
                          // A GPU that is full of products would else begin what others wait for
-                         // when there is nothing left to hide it behind.
+                         // when there is nothing left to hide it behind. The next step's forward
+                         // waits for the optimizer as well.
                          .urgent = lane != Lane::kCompute,
                          .on_error = [&groups](std::string_view what) { groups.abort(what); }};
     if (options.before_task) {
@@ -41,8 +51,8 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options)
     if (options.trace) {
       // A collective submits tasks of its own, without an action: they belong to the last one.
       stream.on_span = [this, lane, i](const Work& work, double begin, double end) {
-        if (work.action >= 0) current_[i] = work.action;
-        spans_[i].push_back({current_[i], lane, begin, end});
+        if (work.action >= 0) current_[i] = work;
+        spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
       };
     }
     lanes_[i] = streams_.emplace_back(device.create_stream(std::move(stream))).get();
@@ -62,6 +72,10 @@ void Lanes::synchronize() {
     }
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+bool Lanes::failed() const {
+  return std::ranges::any_of(streams_, [](const auto& stream) { return stream->failed(); });
 }
 
 std::vector<ActionSpan> Lanes::take_spans() {

@@ -3,6 +3,7 @@
 #include <array>
 #include <exception>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "tessera/core/device.h"
@@ -14,21 +15,25 @@ namespace tessera {
 /// The streams of a rank, one per lane, and when their tasks ran.
 class Lanes {
  public:
-  /// A failing task aborts `groups`, so that no peer waits for this rank.
-  Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options);
+  /// Lanes that none of the schedules uses share the compute lane's stream. A failing task aborts
+  /// `groups`, so that no peer waits for this rank.
+  Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
+        std::span<const Schedule* const> schedules);
 
   Stream& of(Lane lane) { return *lanes_[static_cast<std::size_t>(lane)]; }
 
   /// Blocks until all lanes are idle. Rethrows a failure: the cause rather than its consequences
   /// (Error{kAborted}) on other lanes.
   void synchronize();
+  /// True if a lane has failed, as far as is known.
+  bool failed() const;
 
   /// Since the last call, in order of lane and time.
   std::vector<ActionSpan> take_spans();
 
  private:
   std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
-  std::array<int, kLanes> current_{-1, -1, -1};        ///< action that a lane is working on
+  std::array<Work, kLanes> current_{};                 ///< action that a lane is working on
   std::array<Stream*, kLanes> lanes_{};
   std::vector<std::unique_ptr<Stream>> streams_;  ///< last: their workers use the others
 };

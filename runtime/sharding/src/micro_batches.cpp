@@ -62,7 +62,7 @@ std::int64_t count_targets(const TensorView& targets, const std::string& samples
 
 }  // namespace
 
-/// A micro-batch in host memory, on its way to a device that the host cannot write to.
+/// A micro-batch in host memory, on its way to the device's.
 class MicroBatches::Staging {
  public:
   Staging(Device& device, const Batch& batch)
@@ -98,12 +98,13 @@ class MicroBatches::Staging {
 MicroBatches::~MicroBatches() = default;
 
 MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source, int rank,
-                           Memory& memory, std::int64_t samples)
+                           Memory& memory, std::int64_t samples, int steps_in_flight)
     : source_(source),
       samples_(samples),
       ranks_(schedule.mesh.world_size()),
       place_(place_of(schedule, rank)),
-      has_contents_(memory.device().kind() != DeviceKind::kSim) {
+      has_contents_(memory.device().kind() != DeviceKind::kSim),
+      read_(static_cast<std::size_t>(steps_in_flight)) {
   Device& device = memory.device();
   for (int m = 0; m < schedule.micro_steps; ++m) {
     Batch batch;
@@ -112,40 +113,52 @@ MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source, 
     batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
                                   MemoryCategory::kData, "targets");
     batches_.push_back(std::move(batch));
-    if (device.host_accessible() || !has_contents_) continue;
-    staging_.push_back(std::make_unique<Staging>(device, batches_.back()));
+  }
+  if (!has_contents_ || (device.host_accessible() && steps_in_flight == 1)) return;
+  for (Read& read : read_) {
+    for (const Batch& batch : batches_) {
+      read.staging.push_back(std::make_unique<Staging>(device, batch));
+    }
   }
 }
 
-void MicroBatches::read(std::int64_t step) {
-  const auto micro_steps = static_cast<std::int64_t>(batches_.size());
-  for (std::int64_t m = 0; m < micro_steps; ++m) {
-    Batch& batch = batches_[static_cast<std::size_t>(m)];
-    batch.index = (step * micro_steps + m) * ranks_ + place_;
-    const Staging* staging =
-        staging_.empty() ? nullptr : staging_[static_cast<std::size_t>(m)].get();
+std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
+  Read& read = read_[turn];
+  read.step = step;
+  std::int64_t items = 0;
+  for (std::size_t m = 0; m < batches_.size(); ++m) {
+    const Batch& batch = batches_[m];
+    const Staging* staging = read.staging.empty() ? nullptr : read.staging[m].get();
     const TensorView inputs = staging != nullptr ? staging->inputs() : batch.inputs.view();
     const TensorView targets = staging != nullptr ? staging->targets() : batch.targets.view();
-    batch.items = fill_from(source_, step, batch.index * samples_, samples_, inputs, targets);
+    const std::int64_t first = index_of(step, static_cast<int>(m)) * samples_;
+    const std::int64_t filled = fill_from(source_, step, first, samples_, inputs, targets);
+    items += filled;
     if (targets.dtype != DType::kInt32 || !has_contents_) continue;
-    const std::string samples = describe_samples(batch.index * samples_, samples_);
+    const std::string samples = describe_samples(first, samples_);
     const std::int64_t counted = count_targets(targets, samples);
-    require(batch.items == counted, ErrorCode::kInvalidArgument, "BatchSource::fill returned ",
-            batch.items, " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ",
-            counted, " of their ", targets.numel(),
+    require(filled == counted, ErrorCode::kInvalidArgument, "BatchSource::fill returned ", filled,
+            " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ", counted,
+            " of their ", targets.numel(),
             " targets count: those that are neither -1 nor ",
             "-100; the loss would be scaled wrongly, so let fill return their number");
   }
+  return items;
 }
 
-void MicroBatches::send(Stream& stream) const {
-  for (std::size_t m = 0; m < staging_.size(); ++m) staging_[m]->send(batches_[m], stream);
+void MicroBatches::send(std::size_t turn, Stream& stream) {
+  const Read& read = read_[turn];
+  stream.submit({.name = "batches"}, [this, step = read.step] {
+    for (std::size_t m = 0; m < batches_.size(); ++m) {
+      batches_[m].index = index_of(step, static_cast<int>(m));
+    }
+  });
+  for (std::size_t m = 0; m < read.staging.size(); ++m) read.staging[m]->send(batches_[m], stream);
 }
 
-std::int64_t MicroBatches::items() const {
-  std::int64_t sum = 0;
-  for (const Batch& batch : batches_) sum += batch.items;
-  return sum;
+std::int64_t MicroBatches::index_of(std::int64_t step, int micro_step) const {
+  const auto micro_steps = static_cast<std::int64_t>(batches_.size());
+  return (step * micro_steps + micro_step) * ranks_ + place_;
 }
 
 }  // namespace tessera

@@ -17,20 +17,27 @@ class MicroBatches {
  public:
   /// `rank` of the mesh; `samples`: of a micro-batch. The arguments outlive this.
   MicroBatches(const Schedule& schedule, const BatchSource& source, int rank, Memory& memory,
-               std::int64_t samples);
+               std::int64_t samples, int steps_in_flight);
   ~MicroBatches();
 
-  /// Reads those of `step`, and checks what fill() says of them. Host thread, between steps.
-  void read(std::int64_t step);
-  /// Issues their way to the device, if the host has not written there itself.
-  void send(Stream& stream) const;
+  /// Reads those of `step`, and checks what fill() says of them. Returns how many items count, in
+  /// all micro-steps. Host thread. `turn`, below `steps_in_flight`: not that of a step in flight.
+  std::int64_t read(std::int64_t step, std::size_t turn);
+  /// Issues the way to the device of what was read, on the lane that uses it.
+  void send(std::size_t turn, Stream& stream);
+  /// The global number of a micro-batch.
+  std::int64_t index_of(std::int64_t step, int micro_step) const;
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
-  /// Items that count, in all micro-steps.
-  std::int64_t items() const;
 
  private:
   class Staging;
+  /// A step's micro-batches where the host has written them.
+  struct Read {
+    std::int64_t step = 0;
+    /// By micro-step; empty if the host writes to the device's memory.
+    std::vector<std::unique_ptr<Staging>> staging{};
+  };
 
   const BatchSource& source_;
   const std::int64_t samples_;
@@ -38,8 +45,7 @@ class MicroBatches {
   const std::int64_t place_;  ///< of this rank among those that share the data
   const bool has_contents_;   ///< false on the sim device
   std::vector<Batch> batches_;
-  /// Where the host writes, by micro-step: empty if it writes to the device.
-  std::vector<std::unique_ptr<Staging>> staging_;
+  std::vector<Read> read_;  ///< by turn
 };
 
 }  // namespace tessera

@@ -230,16 +230,24 @@ class Parser {
     }
     if (line.accept("over")) action.axes = parse_axes(line.take("axes"));
     while (!line.accept("->")) action.reads.push_back(parse_operand(line.take("'->'")));
-    bool waits = false;
-    while (!line.done() && !(waits = line.accept("after"))) {
+    std::vector<int>* waits = nullptr;
+    const auto begins_waits = [&] {
+      if (line.accept("after")) return waits = &action.waits, true;
+      if (line.accept("previous")) return waits = &action.previous_waits, true;
+      return false;
+    };
+    while (!line.done() && !begins_waits()) {
       std::string_view word = line.take("an operand");
       const bool updated = word.starts_with('*');
       if (updated) word.remove_prefix(1);
       action.writes.push_back(parse_operand(word));
       if (updated) action.reads.push_back(action.writes.back());
     }
-    while (waits && (action.waits.empty() || !line.done())) {
-      action.waits.push_back(line.number("an action"));
+    while (waits != nullptr && (waits->empty() || !line.done())) {
+      if (!waits->empty() && waits == &action.waits && line.accept("previous")) {
+        waits = &action.previous_waits;
+      }
+      waits->push_back(line.number("an action"));
     }
     schedule_.actions.push_back(std::move(action));
   }

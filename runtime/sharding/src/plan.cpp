@@ -26,6 +26,9 @@
 //    `prefetch_backward` later gradients have been started: by then its reduction must be done.
 // 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
 //    what is implied already (vector clocks).
+// 7. Steps follow each other without a pause: where an action would touch a buffer that the previous
+//    step's last actions may still use, it waits for them. So updates and their all-gathers run
+//    beside the next step's forward, which waits for each unit's own.
 namespace tessera {
 namespace {
 
@@ -192,7 +195,8 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);
   add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
   add_scalars(schedule);
-  emit_actions(schedule, route, computes, parameters, gradients);
+  emit_actions(schedule, options, route, computes, parameters, gradients);
+  add_previous_waits(schedule);
   return schedule;
 }
 

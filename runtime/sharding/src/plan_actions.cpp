@@ -3,10 +3,17 @@
 #include <functional>
 #include <utility>
 
+#include "order.h"
 #include "planning.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::array<int, kLanes> no_actions() {
+  std::array<int, kLanes> none{};
+  none.fill(-1);
+  return none;
+}
 
 /// The actions of a schedule, and what has finished when each of them has.
 class ActionList {
@@ -22,13 +29,13 @@ class ActionList {
  private:
   std::vector<Action>& actions_;
   std::vector<std::array<int, kLanes>> clocks_;  ///< per action: last action of each lane before it
-  std::array<int, kLanes> last_{-1, -1, -1};
+  std::array<int, kLanes> last_ = no_actions();
 };
 
 int ActionList::push(Action action, std::vector<int> waits) {
   const auto lane = static_cast<std::size_t>(action.lane);
   const int index = static_cast<int>(actions_.size());
-  std::array<int, kLanes> clock{-1, -1, -1};
+  std::array<int, kLanes> clock = no_actions();
   if (last_[lane] >= 0) clock = clocks_[static_cast<std::size_t>(last_[lane])];
   std::ranges::sort(waits, std::greater<>());
   for (const int wait : waits) {
@@ -60,9 +67,11 @@ Index index_by(int Residency::*where, const std::vector<Residency>& list, std::s
 
 class Emission {
  public:
-  Emission(Schedule& schedule, const GradientRoute& route, const std::vector<Compute>& computes,
-           const std::vector<Residency>& parameters, const std::vector<Residency>& gradients)
+  Emission(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
+           const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
+           const std::vector<Residency>& gradients)
       : schedule_(schedule),
+        optimizer_lane_(options.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute),
         route_(route),
         computes_(computes),
         parameters_(parameters),
@@ -102,6 +111,7 @@ class Emission {
   bool trains() const { return schedule_.purpose == Purpose::kTrain; }
 
   Schedule& schedule_;
+  const Lane optimizer_lane_;
   const GradientRoute& route_;
   const std::vector<Compute>& computes_;
   const std::vector<Residency>& parameters_;
@@ -339,6 +349,7 @@ void Emission::emit_updates() {
     if (unit.gradient < 0) continue;
     const Operand updated{unit.parameters.front(), u, optimizer};
     Action step{.operation = &operations::kOptimizerStep,
+                .lane = optimizer_lane_,
                 .reads = {gradient(u, optimizer), clip_factor},
                 .writes = {updated}};
     if (!unit.has_master) step.reads.push_back(updated);
@@ -359,10 +370,20 @@ void Emission::emit_updates() {
 
 }  // namespace
 
-void emit_actions(Schedule& schedule, const GradientRoute& route,
+void emit_actions(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
                   const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
                   const std::vector<Residency>& gradients) {
-  Emission(schedule, route, computes, parameters, gradients).run();
+  Emission(schedule, options, route, computes, parameters, gradients).run();
+}
+
+void add_previous_waits(Schedule& schedule) {
+  find_unordered(schedule, [&](const Unordered& unordered) {
+    if (!unordered.of_previous_step) return false;  // validate() will tell
+    schedule.actions[static_cast<std::size_t>(unordered.action)].previous_waits.push_back(
+        unordered.other);
+    return true;
+  });
+  for (Action& action : schedule.actions) std::ranges::sort(action.previous_waits);
 }
 
 }  // namespace tessera

@@ -59,9 +59,12 @@ std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOption
                                       const std::vector<Compute>& computes,
                                       std::vector<std::int64_t>& slots);
 
-/// Appends the actions of all lanes in issue order, each with its waits.
-void emit_actions(Schedule& schedule, const GradientRoute& route,
+/// Appends the actions of all lanes in issue order, each with its waits within the step.
+void emit_actions(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
                   const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
                   const std::vector<Residency>& gradients);
+
+/// Adds the waits for actions of the previous step that conflicts over buffers demand.
+void add_previous_waits(Schedule& schedule);
 
 }  // namespace tessera

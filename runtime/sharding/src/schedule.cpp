@@ -12,6 +12,8 @@ std::string_view to_string(Lane lane) {
       return "compute";
     case Lane::kGather:
       return "gather";
+    case Lane::kOptimizer:
+      return "optimizer";
     case Lane::kReduce:
       return "reduce";
   }

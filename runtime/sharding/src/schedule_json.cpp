@@ -34,6 +34,7 @@ Json action_of(const Schedule& schedule, const Action& action) {
   json["reads"] = operands_of(schedule, action.reads);
   json["writes"] = operands_of(schedule, action.writes);
   json["after"] = action.waits;
+  json["previous"] = action.previous_waits;
   return json;
 }
 
@@ -105,7 +106,9 @@ std::string to_text(const Json& json) {
     }
     if (action.contains("over")) line += concat(" over ", plain(action.at("over")));
     line += concat(' ', plain(action.at("reads")), " -> ", plain(action.at("writes")));
-    if (!action.at("after").empty()) line += concat(" after ", plain(action.at("after")));
+    for (const char* const waits : {"after", "previous"}) {
+      if (!action.at(waits).empty()) line += concat(' ', waits, ' ', plain(action.at(waits)));
+    }
     return line;
   });
   return text;

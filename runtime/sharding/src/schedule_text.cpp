@@ -172,6 +172,10 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
     const Action& action = schedule.actions[i];
     std::string after;
     for (const int wait : action.waits) after += concat(after.empty() ? "after " : " ", wait);
+    for (std::size_t w = 0; w < action.previous_waits.size(); ++w) {
+      after += concat(w > 0 ? " " : after.empty() ? "previous " : " previous ",
+                      action.previous_waits[w]);
+    }
     rows.push_back({concat(i), std::string(to_string(action.lane)),
                     std::string(operation_name(action)), scope_of(schedule, action),
                     operand_list(schedule, action), after});
@@ -179,8 +183,9 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
   out << "\n# Actions in the order of issue: number, lane, operation, layer and micro-step or "
          "axes, "
          "buffers\n"
-         "# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with "
-         "h.1;\n"
+         "# read -> written, and the actions that must have finished before: of this step, and of the "
+         "previous\n"
+         "# one. p0=h.1: slot p0, with h.1;\n"
          "# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: "
          "read "
          "as well.\n";

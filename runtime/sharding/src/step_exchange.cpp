@@ -18,32 +18,35 @@ void check_terms(const ModelLayout& layout) {
 }  // namespace
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control,
-                           Memory& memory)
+                           Memory& memory, int steps_in_flight)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
-      count_(memory, 1, "the item count"),
-      sums_(memory, 2 * kExactSumWords, "the sums of losses and squared gradients"),
+      count_(memory, 1, "the item count", steps_in_flight),
+      sums_(memory, 2 * kExactSumWords, "the sums of losses and squared gradients",
+            steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
-      optimizer_(memory, kOptimizerScalars, "scalars of the optimizer"),
+      optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", steps_in_flight),
       clip_factor_(memory, 1, "the clip factor"),
-      results_(memory, 2, "loss and gradient norm") {
+      results_(memory, 2, "loss and gradient norm", steps_in_flight) {
   check_terms(layout);
 }
 
-void StepExchange::begin_step(std::int64_t items, const OptimizerScalars& optimizer) {
-  *count_.host() = items;
-  std::fill_n(sums_.host(), sums_.numel(), 0);
-  std::ranges::copy(optimizer, optimizer_.host());
+void StepExchange::begin_step(std::size_t turn, std::int64_t items,
+                              const OptimizerScalars& optimizer) {
+  *count_.host(turn) = items;
+  std::fill_n(sums_.host(turn), sums_.numel(), 0);
+  std::ranges::copy(optimizer, optimizer_.host(turn));
 }
 
-void StepExchange::send_scalars(Stream& stream) { optimizer_.upload(stream); }
+void StepExchange::receive(std::size_t turn, Stream& reduce) {
+  sums_.download(reduce, turn);
+  results_.download(reduce, turn);
+  count_.download(reduce, turn);
+}
 
-/// Before every loss, which needs the loss scale, and before all squares, on the same lane: so the
-/// sums begin at zero.
+/// Before every loss, which needs the loss scale, and before all squares, on the same lane.
 void StepExchange::count_tokens(Stream& stream) {
-  count_.upload(stream);
-  sums_.upload(stream);
   if (control_ != nullptr) control_->all_reduce(count_.view(), stream);
   stream.submit({.name = "loss scale"}, [this, &stream] {
     kernels_.loss_scale({.count = count_.view(), .scale = loss_scale_.view()}, stream);
@@ -61,14 +64,11 @@ void StepExchange::reduce_results(bool with_norm, Stream& stream) {
                            .clip_factor = clip_factor_.view()},
                           stream);
   });
-  if (!with_norm) sums_.download(stream);
-  results_.download(stream);
-  count_.download(stream);
 }
 
-double StepExchange::mean_loss() const {
-  const std::int64_t items = total_items();
-  return items > 0 ? results_.host()[0] / static_cast<double>(items) : 0.0;
+double StepExchange::mean_loss(std::size_t turn) const {
+  const std::int64_t items = total_items(turn);
+  return items > 0 ? results_.host(turn)[0] / static_cast<double>(items) : 0.0;
 }
 
 }  // namespace tessera

@@ -17,20 +17,28 @@ namespace tessera {
 /// how the work was spread nor on an order, and a message has the same few bytes at any number of
 /// ranks.
 ///
-/// They live in device memory from end to end: within a step the host does not wait for them.
+/// They live in device memory from end to end: within a step the host does not wait for them. Each
+/// step in flight has its own copy of what the host gives and gets.
 class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds.
-  StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory);
+  StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory,
+               int steps_in_flight);
 
-  /// Before a step, lanes idle: takes what the host knows of it. `items` of this rank;
-  /// `optimizer` as optimizer_scalars gives it.
-  void begin_step(std::int64_t items, const OptimizerScalars& optimizer);
-  /// Issues its way to the device, on the compute lane.
-  void send_scalars(Stream& stream);
+  /// Before a step: takes what the host knows of it. `items` of this rank; `optimizer` as
+  /// optimizer_scalars gives it. `turn`, below `steps_in_flight`: not that of a step in flight.
+  void begin_step(std::size_t turn, std::int64_t items, const OptimizerScalars& optimizer);
+  /// Issues the way of that to the device, the reduce lane's part and the optimizer's; and the way
+  /// back of the results, on the reduce lane.
+  void send(std::size_t turn, Stream& reduce) {
+    count_.upload(reduce, turn);
+    sums_.upload(reduce, turn);
+  }
+  void send_scalars(std::size_t turn, Stream& optimizer) { optimizer_.upload(optimizer, turn); }
+  void receive(std::size_t turn, Stream& reduce);
 
-  /// Makes loss_scale() of the ranks' item counts, and clears the sums. Issues on `stream`.
+  /// Makes loss_scale() of the ranks' item counts. Issues on `stream`.
   void count_tokens(Stream& stream);
   /// d mean loss / d loss of one item: (1) fp32.
   TensorView loss_scale() const { return loss_scale_.view(); }
@@ -48,12 +56,14 @@ class StepExchange {
   /// (1) fp32.
   TensorView clip_factor() const { return clip_factor_.view(); }
 
-  // After the step, lanes synchronised.
-  std::int64_t total_items() const { return *count_.host(); }
-  double mean_loss() const;
-  double gradient_norm() const { return results_.host()[1]; }
-  /// The words of the losses' exact sum, of all ranks: of a schedule that only evaluates.
-  std::span<const std::int64_t> loss_words() const { return {sums_.host(), kExactSumWords}; }
+  // Once the host has waited for what receive() issued.
+  std::int64_t total_items(std::size_t turn) const { return *count_.host(turn); }
+  double mean_loss(std::size_t turn) const;
+  double gradient_norm(std::size_t turn) const { return results_.host(turn)[1]; }
+  /// The words of the losses' exact sum, of all ranks.
+  std::span<const std::int64_t> loss_words(std::size_t turn) const {
+    return {sums_.host(turn), kExactSumWords};
+  }
 
  private:
   const KernelTable& kernels_;

@@ -62,7 +62,7 @@ TimelineSummary summarize(const std::vector<ActionSpan>& spans) {
   for (const ActionSpan& span : spans) {
     first = std::min(first, span.begin);
     last = std::max(last, span.end);
-    auto& lane = span.lane == Lane::kCompute ? compute : communication;
+    auto& lane = is_communication(span.lane) ? communication : compute;
     lane.emplace_back(span.begin, span.end);
   }
   summary.step_seconds = last - first;

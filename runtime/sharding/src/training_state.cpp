@@ -148,7 +148,7 @@ void TrainingState::set_parameters(const ParameterValues& values_of, Stream& str
                 " elements, but ", values.size(), " were given");
         stream.synchronize();  // the chunk before may still be on its way
         std::copy_n(values.begin() + elements.begin, elements.numel, copy.host());
-        copy.upload(stream, elements.numel);
+        copy.upload_first(elements.numel, stream);
         kernels_.cast({.src = copy.view(0, elements.numel), .dst = chunk}, stream);
       },
       stream);

@@ -139,42 +139,61 @@ std::vector<Violation> validate_times(const Schedule& schedule, std::span<const 
   struct Span {
     double begin = kNever, end = -kNever;
   };
-  std::vector<Span> spans(schedule.actions.size());
+  const auto count = static_cast<std::int64_t>(schedule.actions.size());
+  const auto by_step = std::minmax_element(
+      times.begin(), times.end(),
+      [](const ActionTime& a, const ActionTime& b) { return a.step < b.step; });
+  if (times.empty() || count == 0) return {};
+  const std::int64_t first_step = by_step.first->step;
+  const std::int64_t steps = by_step.second->step - first_step + 1;
+  // Actions are numbered on from step to step.
+  std::vector<Span> spans(static_cast<std::size_t>(steps * count));
   for (const ActionTime& time : times) {
-    if (time.action < 0 || static_cast<std::size_t>(time.action) >= spans.size()) continue;
-    Span& span = spans[static_cast<std::size_t>(time.action)];
+    if (time.action < 0 || time.action >= count) continue;
+    Span& span = spans[static_cast<std::size_t>((time.step - first_step) * count + time.action)];
     span.begin = std::min(span.begin, time.begin);
     span.end = std::max(span.end, time.end);
   }
+  const auto span_of = [&](std::int64_t number) -> Span& {
+    return spans[static_cast<std::size_t>(number)];
+  };
+  const auto name_of = [&](std::int64_t number) {
+    const auto index = static_cast<int>(number % count);
+    std::string name =
+        concat("action ", index, " (", describe(schedule, action_of(schedule, index)), ")");
+    if (steps > 1) name += concat(" of step ", first_step + number / count);
+    return name;
+  };
   std::vector<Violation> violations;
-  const auto after = [&](int index, int other, const char* why) {
-    const Span& now = spans[static_cast<std::size_t>(index)];
-    if (spans[static_cast<std::size_t>(other)].end <= now.begin) return;
+  const auto after = [&](std::int64_t number, std::int64_t other, const char* why) {
+    if (span_of(other).end <= span_of(number).begin) return;
     violations.push_back(
-        {Rule::kHappensBefore, index,
-         concat("action ", index, " (", describe(schedule, action_of(schedule, index)),
-                ") began before action ", other, " (",
-                describe(schedule, action_of(schedule, other)), ") had ended, ", why)});
+        {Rule::kHappensBefore, static_cast<int>(number % count),
+         concat(name_of(number), " began before ", name_of(other), " had ended, ", why)});
   };
   struct Access {
-    int writer = -1;
-    std::vector<int> readers{};
+    std::int64_t writer = -1;
+    std::vector<std::int64_t> readers{};
   };
   std::vector<Access> buffers(static_cast<std::size_t>(schedule.buffer_count()));
-  std::array<int, kLanes> last{-1, -1, -1};
-  for (int i = 0; i < static_cast<int>(schedule.actions.size()); ++i) {
-    const Action& action = action_of(schedule, i);
-    int& lane = last[static_cast<std::size_t>(action.lane)];
-    if (Span& now = spans[static_cast<std::size_t>(i)]; now.end == -kNever) {
+  std::array<std::int64_t, kLanes> last{};
+  last.fill(-1);
+  for (std::int64_t i = 0; i < steps * count; ++i) {
+    const Action& action = action_of(schedule, static_cast<int>(i % count));
+    std::vector<std::int64_t> waits;
+    for (const int wait : action.waits) waits.push_back(i / count * count + wait);
+    if (i >= count) {
+      for (const int wait : action.previous_waits) waits.push_back((i / count - 1) * count + wait);
+    }
+    std::int64_t& lane = last[static_cast<std::size_t>(action.lane)];
+    if (Span& now = span_of(i); now.end == -kNever) {
       // Nothing to do, or nothing known: it is over with all that it comes after.
-      if (lane >= 0) now.end = spans[static_cast<std::size_t>(lane)].end;
-      for (const int wait : action.waits) {
-        now.end = std::max(now.end, spans[static_cast<std::size_t>(wait)].end);
-      }
+      if (lane >= 0) now.end = span_of(lane).end;
+      for (const std::int64_t wait : waits) now.end = std::max(now.end, span_of(wait).end);
     }
     if (lane >= 0) after(i, lane, "which comes before it on its lane");
     lane = i;
-    for (const int wait : action.waits) after(i, wait, "for which it waits");
+    for (const std::int64_t wait : waits) after(i, wait, "for which it waits");
     for (const Operand& operand : action.reads) {
       Access& access = buffers[static_cast<std::size_t>(operand.buffer)];
       if (access.writer >= 0) after(i, access.writer, "which writes what it reads");
@@ -184,7 +203,7 @@ std::vector<Violation> validate_times(const Schedule& schedule, std::span<const 
       Access& access = buffers[static_cast<std::size_t>(operand.buffer)];
       if (access.writer >= 0 && access.writer != i)
         after(i, access.writer, "which writes the same");
-      for (const int reader : access.readers) {
+      for (const std::int64_t reader : access.readers) {
         if (reader != i) after(i, reader, "which reads what it writes");
       }
       access = {.writer = i, .readers = {}};

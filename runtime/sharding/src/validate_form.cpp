@@ -284,6 +284,13 @@ class FormCheck {
         add_at(index, "waits for action ", wait, " of its own lane");
       }
     }
+    for (const int wait : action.previous_waits) {
+      if (!in_range(wait, s_.actions.size())) {
+        add_at(index, "waits for action ", wait, " of the previous step, which does not exist");
+      } else if (s_.actions[static_cast<std::size_t>(wait)].lane == action.lane) {
+        add_at(index, "waits for action ", wait, " of the previous step, of its own lane");
+      }
+    }
   }
 
   const Schedule& s_;

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
+#include <utility>
 
+#include "order.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "validation.h"
@@ -11,85 +13,128 @@ namespace {
 std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
 
 // Of each lane, the last action that has finished before something else starts; -1: none.
-using Clock = std::array<int, kLanes>;
-
-void join(Clock& clock, const Clock& other) {
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    clock[lane] = std::max(clock[lane], other[lane]);
+struct Clock {
+  Clock() { last.fill(-1); }
+  void join(const Clock& other) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      last[lane] = std::max(last[lane], other.last[lane]);
+    }
   }
-}
+  std::array<int, kLanes> last{};
+};
 
 // Who has touched a buffer.
 struct Access {
-  int writer = -1;            // the last one
-  Clock readers{-1, -1, -1};  // since then, the last one of each lane
+  int writer = -1;  // the last one
+  Clock readers;    // since then, the last one of each lane
 };
 
-// Walks the actions with a vector clock per lane. Only the last writer and each lane's last reader
-// of a buffer must be ordered before an access: earlier ones are ordered before those, or were
-// reported when those were checked. Ranges of a buffer are not told apart.
+// Walks the actions of two steps with a vector clock per lane; those of the second are numbered on.
+// Only the last writer and each lane's last reader of a buffer must be ordered before an access:
+// earlier ones are ordered before those, or were reported when those were checked. Ranges of a
+// buffer are not told apart.
 class OrderWalk {
  public:
-  OrderWalk(const Schedule& schedule, std::vector<Violation>& violations)
+  OrderWalk(const Schedule& schedule, const OnUnordered& on_unordered)
       : s_(schedule),
-        violations_(violations),
+        on_unordered_(on_unordered),
+        count_(static_cast<int>(schedule.actions.size())),
         buffers_(static_cast<std::size_t>(schedule.buffer_count())) {
-    finished_.reserve(s_.actions.size());
+    finished_.reserve(2 * s_.actions.size());
   }
 
   void run() {
-    for (std::size_t i = 0; i < s_.actions.size(); ++i) {
-      now_ = static_cast<int>(i);
-      const Action& action = s_.actions[i];
+    for (now_ = 0; now_ < 2 * count_; ++now_) {
+      const Action& action = action_of(now_);
       const std::size_t lane = index_of(action.lane);
       before_ = lanes_[lane];
-      for (const int wait : action.waits) join(before_, finished_[static_cast<std::size_t>(wait)]);
+      const int first = now_ < count_ ? 0 : count_;
+      for (const int wait : action.waits) wait_for(first + wait);
+      if (first > 0) {
+        for (const int wait : action.previous_waits) wait_for(wait);
+      }
       for (const Operand& operand : action.reads) read(operand.buffer, lane);
       for (const Operand& operand : action.writes) write(operand.buffer);
+      report();
       lanes_[lane] = before_;
-      lanes_[lane][lane] = now_;
+      lanes_[lane].last[lane] = now_;
       finished_.push_back(lanes_[lane]);
     }
   }
 
  private:
+  const Action& action_of(int number) const {
+    return s_.actions[static_cast<std::size_t>(number % count_)];
+  }
+  void wait_for(int number) { before_.join(finished_[static_cast<std::size_t>(number)]); }
+
   void require_after(int other, const char* did, const char* does, int buffer) {
     if (other < 0 || other == now_) return;
-    const Action& earlier = s_.actions[static_cast<std::size_t>(other)];
-    if (before_[index_of(earlier.lane)] >= other) return;
-    const Action& action = s_.actions[static_cast<std::size_t>(now_)];
-    violations_.push_back({Rule::kHappensBefore, now_,
-                           concat("action ", now_, " (", describe(s_, action), "): ", does, ' ',
-                                  s_.name_of(buffer), " without waiting until action ", other, " (",
-                                  describe(s_, earlier), ") has ", did, " it")});
+    const bool crosses = other < count_ && now_ >= count_;
+    if (now_ >= count_ && !crosses) return;  // as in the first step
+    if (before_.last[index_of(action_of(other).lane)] >= other) return;
+    found_.push_back({.action = now_ % count_,
+                      .other = other % count_,
+                      .of_previous_step = crosses,
+                      .buffer = buffer,
+                      .does = does,
+                      .did = did});
   }
 
   void read(int buffer, std::size_t lane) {
     Access& access = buffers_[static_cast<std::size_t>(buffer)];
     require_after(access.writer, "written", "reads", buffer);
-    access.readers[lane] = now_;
+    access.readers.last[lane] = now_;
   }
 
   void write(int buffer) {
     Access& access = buffers_[static_cast<std::size_t>(buffer)];
     require_after(access.writer, "written", "writes", buffer);
-    for (const int reader : access.readers) require_after(reader, "read", "writes", buffer);
-    access = {.writer = now_};
+    for (const int reader : access.readers.last) require_after(reader, "read", "writes", buffer);
+    access = {.writer = now_, .readers = {}};
+  }
+
+  void report() {
+    if (found_.empty()) return;
+    std::ranges::stable_sort(found_, std::greater<>(), &Unordered::other);
+    for (const Unordered& unordered : found_) {
+      if (before_.last[index_of(action_of(unordered.other).lane)] >= unordered.other) continue;
+      // What crosses from one step to the next is of the first one: its number is its index.
+      if (on_unordered_(unordered)) wait_for(unordered.other);
+    }
+    found_.clear();
   }
 
   const Schedule& s_;
-  std::vector<Violation>& violations_;
+  const OnUnordered& on_unordered_;
+  const int count_;
   std::vector<Access> buffers_;
   int now_ = 0;
-  Clock before_{-1, -1, -1};  // what has finished when action now_ starts
-  std::array<Clock, kLanes> lanes_{Clock{-1, -1, -1}, Clock{-1, -1, -1}, Clock{-1, -1, -1}};
+  Clock before_;  // what has finished when action now_ starts
+  std::array<Clock, kLanes> lanes_{};
   std::vector<Clock> finished_;  // by action: what has finished when it has
+  std::vector<Unordered> found_;
 };
 
 }  // namespace
 
+void find_unordered(const Schedule& schedule, const OnUnordered& on_unordered) {
+  OrderWalk(schedule, on_unordered).run();
+}
+
 void check_happens_before(const Schedule& schedule, std::vector<Violation>& violations) {
-  OrderWalk(schedule, violations).run();
+  find_unordered(schedule, [&](const Unordered& u) {
+    const auto name = [&](int index) {
+      return concat("action ", index, " (",
+                    describe(schedule, schedule.actions[static_cast<std::size_t>(index)]), ")");
+    };
+    violations.push_back({Rule::kHappensBefore, u.action,
+                          concat(name(u.action), ": ", u.does, ' ', schedule.name_of(u.buffer),
+                                 " without waiting until ", name(u.other),
+                                 u.of_previous_step ? " of the previous step" : "", " has ", u.did,
+                                 " it")});
+    return false;
+  });
 }
 
 }  // namespace tessera

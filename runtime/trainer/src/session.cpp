@@ -55,12 +55,21 @@ class Session::Impl {
 
   const TrainingPlan& plan() const { return plan_; }
   std::int64_t steps() const { return steps_; }
-  double planned_rate() const { return plan_.options.learning_rate.at(steps_); }
+  double rate_of(std::int64_t step) const { return plan_.options.learning_rate.at(step); }
   void stop() { stopping_ = true; }
   void abort(std::string_view reason) noexcept { crew_->abort(reason); }
 
-  std::optional<StepRecord> step(double learning_rate);
+  std::optional<StepRecord> step(double learning_rate, bool ahead);
   EvaluationRecord evaluate();
+  /// A job that no step may overlap.
+  void run_alone(const RankCrew::Job& job) {
+    require_none_begun();
+    run(job);
+  }
+  void require_none_begun() const {
+    require(!begun_, ErrorCode::kInvalidArgument,
+            "a step has begun; ask for its record first: call step()");
+  }
   void run(const RankCrew::Job& job) {
     guarded([&] { crew_->run(job); });
   }
@@ -80,6 +89,8 @@ class Session::Impl {
   const BatchSource& source_;
   std::optional<FirstSamples> evaluated_;
   std::int64_t steps_ = 0;
+  bool begun_ = false;                                 ///< the step after those
+  std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<RankCrew> crew_;  ///< last: its threads use the others
 };
@@ -131,18 +142,27 @@ StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& se
   return record;
 }
 
-std::optional<StepRecord> Session::Impl::step(double learning_rate) {
+std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) {
   using Clock = std::chrono::steady_clock;
-  if (steps_ >= plan_.options.steps || agrees_to_stop()) return std::nullopt;
+  const bool begun = std::exchange(begun_, false);
+  const auto goes_on = [this](std::int64_t steps) {
+    return steps < plan_.options.steps && !agrees_to_stop();
+  };
+  if (!begun && !goes_on(steps_)) return std::nullopt;
+  ahead = ahead && *plan_.options.overlap_steps && goes_on(steps_ + 1);
   StepRecord record;
   run([&](RankSeat& seat) {
-    const Clock::time_point begin = Clock::now();
-    const StepResult result = seat.executor.run_step(steps_, learning_rate);
+    const Clock::time_point begin = begun ? last_ended_ : Clock::now();
+    if (!begun) seat.executor.begin_step(steps_, learning_rate);
+    if (ahead) seat.executor.begin_step(steps_ + 1, rate_of(steps_ + 1));
+    const StepResult result = seat.executor.finish_step();
     if (!leads(seat)) return;
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    record = record_of(result, seat, learning_rate, seconds);
+    last_ended_ = Clock::now();
+    const double seconds = std::chrono::duration<double>(last_ended_ - begin).count();
+    record = record_of(result, seat, begun ? rate_of(steps_) : learning_rate, seconds);
   });
   ++steps_;
+  begun_ = ahead;
   return record;
 }
 
@@ -150,7 +170,7 @@ EvaluationRecord Session::Impl::evaluate() {
   require(evaluated_.has_value(), ErrorCode::kInvalidArgument,
           "the session has no data to evaluate with: give it some as its last argument");
   EvaluationRecord record{.step = steps_};
-  run([&](RankSeat& seat) {
+  run_alone([&](RankSeat& seat) {
     const StepResult result = seat.executor.evaluate(kEvaluation, plan_.options.evaluation_samples);
     if (!leads(seat)) return;
     record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
@@ -165,7 +185,7 @@ EvaluationRecord Session::Impl::evaluate() {
 std::vector<RankUse> Session::Impl::use() {
   std::vector<RankUse> all(static_cast<std::size_t>(plan_.options.ranks));
   const World* const world = plan_.options.world.get();
-  run([&](RankSeat& seat) {
+  run_alone([&](RankSeat& seat) {
     const RankUse own{seat.memory.peak(), seat.groups.traffic()};
     if (world == nullptr) {
       all[static_cast<std::size_t>(seat.rank)] = own;
@@ -193,8 +213,16 @@ Session::~Session() = default;
 
 const TrainingPlan& Session::plan() const { return impl_->plan(); }
 std::int64_t Session::steps() const { return impl_->steps(); }
-std::optional<StepRecord> Session::step() { return impl_->step(impl_->planned_rate()); }
-std::optional<StepRecord> Session::step(double learning_rate) { return impl_->step(learning_rate); }
+std::optional<StepRecord> Session::step() {
+  return impl_->step(impl_->rate_of(impl_->steps()), false);
+}
+std::optional<StepRecord> Session::step(double learning_rate) {
+  impl_->require_none_begun();
+  return impl_->step(learning_rate, false);
+}
+std::optional<StepRecord> Session::step_ahead() {
+  return impl_->step(impl_->rate_of(impl_->steps()), true);
+}
 EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
 void Session::stop() { impl_->stop(); }
 void Session::abort(std::string_view reason) noexcept { impl_->abort(reason); }
@@ -207,7 +235,7 @@ std::vector<FullParameter> Session::parameters() {
 }
 
 void Session::parameters(const std::function<void(FullParameter)>& receive) {
-  impl_->run([&](RankSeat& seat) {
+  impl_->run_alone([&](RankSeat& seat) {
     seat.executor.gather_parameters([&](FullParameter parameter) {
       if (impl_->leads(seat)) receive(std::move(parameter));
     });
@@ -215,7 +243,7 @@ void Session::parameters(const std::function<void(FullParameter)>& receive) {
 }
 
 void Session::set_parameters(const ParameterValues& values) {
-  impl_->run([&](RankSeat& seat) { seat.executor.set_parameters(values); });
+  impl_->run_alone([&](RankSeat& seat) { seat.executor.set_parameters(values); });
 }
 
 std::vector<std::string> Session::notes() {

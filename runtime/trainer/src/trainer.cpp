@@ -219,8 +219,16 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     ++totals.evaluations;
     if (tells && on_evaluation) on_evaluation(*evaluation);
   };
+  // No step may have begun when one is followed by an evaluation.
+  const auto is_due = [&](std::int64_t step) {
+    return evaluation_ != nullptr && options.evaluate_every > 0 &&
+           step % options.evaluate_every == 0;
+  };
+  const auto next = [&] {
+    return is_due(session.steps() + 1) ? session.step() : session.step_ahead();
+  };
   try {
-    while (const auto record = session.step()) {
+    while (const auto record = next()) {
       totals.add(*record);
       if (record->step == 1) {
         for (const std::string& note : session.notes()) {
@@ -232,8 +240,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
         if (on_step && !on_step(*record)) session.stop();
         if (!options.allow_non_finite) check_loss(*record);
       }
-      const bool due = options.evaluate_every > 0 && record->step % options.evaluate_every == 0;
-      if (evaluation_ != nullptr && due) evaluate();
+      if (is_due(record->step)) evaluate();
     }
     if (evaluation_ != nullptr && (!evaluation || evaluation->step != session.steps())) evaluate();
     summary = summarise(plan_, totals, session.use());

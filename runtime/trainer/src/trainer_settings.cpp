@@ -301,6 +301,10 @@ std::vector<Row> machine_rows() {
           bound<&O::trace>("trace",
                            "measure exposed communication; steps are then no CUDA graphs "
                            "[true where they are none anyway]"),
+          bound<&O::overlap_steps>(
+              "overlap_steps",
+              "begin each step before the last one's results are read, and run the optimizer "
+              "beside its forward pass [true where steps are replayed as a CUDA graph]"),
           bound<&O::allow_non_finite>("allow_non_finite", "go on when the loss is nan or infinite"),
           bound<&O::hash_parameters>(
               "parameters_hash",

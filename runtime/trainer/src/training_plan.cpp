@@ -25,6 +25,15 @@ std::string why_no_graph(const TrainerOptions& options) {
   return "";
 }
 
+/// Whether steps overlap, and whether their actions are timed: not both.
+void decide_overlap(TrainerOptions& options, bool cuda_graph) {
+  const bool overlaps = options.overlap_steps.value_or(cuda_graph && !options.trace.value_or(false));
+  if (!options.trace) options.trace = !cuda_graph && !overlaps;
+  require(!(overlaps && *options.trace), ErrorCode::kConfig,
+          "overlap_steps and trace: a trace shows one step after the other; leave one of them out");
+  options.overlap_steps = overlaps;
+}
+
 }  // namespace
 
 PlanOptions plan_options(const TrainerOptions& options) {
@@ -39,6 +48,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .prefetch_forward = options.prefetch_forward,
           .prefetch_backward = options.prefetch_backward,
           .recompute = options.recompute,
+          .overlap_optimizer = options.overlap_steps.value_or(false),
           .optimizer_tensors = optimizer_tensors(options.optimizer)};
 }
 
@@ -53,6 +63,7 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
                          .deterministic = options.deterministic_attention};
   result.trace = options.trace.value_or(false);
   result.graph = why_no_graph(options).empty();
+  result.steps_in_flight = options.overlap_steps.value_or(false) ? 2 : 1;
   return result;
 }
 
@@ -70,7 +81,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);
   const std::string no_graph = why_no_graph(result.options);
   result.cuda_graph = no_graph.empty();
-  if (!result.options.trace) result.options.trace = !result.cuda_graph;
+  decide_overlap(result.options, result.cuda_graph);
   if (result.options.device == DeviceChoice::kCuda && result.options.cuda_graph &&
       !result.cuda_graph) {
     result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@ struct Work {
   std::string_view name;  ///< static storage; e.g. "unshard"
   int action = -1;        ///< index in the Schedule, -1 for work outside of one
   double seconds = 0.0;   ///< what the sim device charges; other devices ignore it
+  std::int64_t step = 0;  ///< the run of the Schedule that the action belongs to
 };
 
 /// A point in a stream's order. Copies share it. A default-constructed Event is already past.
@@ -26,16 +28,24 @@ class Event {
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
   const std::shared_ptr<State>& state() const { return state_; }
+  /// Blocks the host until it is past. Of work that failed it says nothing: see
+  /// Stream::failed.
+  void synchronize() const;
 
  private:
   std::shared_ptr<State> state_;
 };
 
-/// The base of a backend's events: nothing but an owner.
+/// The base of a backend's events.
 class Event::State {
  public:
   virtual ~State() = default;
+  virtual void synchronize() = 0;
 };
+
+inline void Event::synchronize() const {
+  if (state_ != nullptr) state_->synchronize();
+}
 
 /// A queue of work that runs in order. Streams of one device run concurrently with each other.
 ///
@@ -63,6 +73,9 @@ class Stream {
 
   /// Blocks the host until all submitted work has run; rethrows the first exception of a task.
   virtual void synchronize() = 0;
+
+  /// True if a task that has run so far threw, or work that it enqueued is known to have failed.
+  virtual bool failed() const = 0;
 };
 
 struct StreamOptions {

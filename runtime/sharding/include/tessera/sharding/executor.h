@@ -56,6 +56,8 @@ struct ExecutorOptions {
   /// Capture the second step as a CUDA graph and replay it from then on: the same bits, without the
   /// host's part of the work. Needs a CUDA device and groups that can be captured (none, or NCCL).
   bool graph = false;
+  /// 2: a step may begin before the one before it is finished; see Executor::begin_step.
+  int steps_in_flight = 1;
 };
 
 struct StepResult {
@@ -99,6 +101,14 @@ class Executor {
   /// is done.
   StepResult run_step(std::int64_t step, double learning_rate, std::size_t program = 0);
 
+  /// The two halves of run_step: begin_step() issues the step's work and returns, finish_step()
+  /// waits for the results of the oldest step that has begun. With ExecutorOptions::steps_in_flight
+  /// of 2, the next step of the same program may begin in between: its first passes run beside this
+  /// one's last updates, in the order that the schedule's waits give. Nothing but these two may be
+  /// called before all steps that have begun are finished; then their work is over.
+  void begin_step(std::int64_t step, double learning_rate, std::size_t program = 0);
+  StepResult finish_step();
+
   /// The mean loss of the first `samples` samples of an evaluation's source, all ranks together.
   /// The losses are added exactly: the result does not depend on how many ranks share the work. The
   /// state stays as it is. Collective; blocks.
@@ -114,7 +124,8 @@ class Executor {
   /// All of them at once.
   std::vector<FullParameter> gather_parameters();
 
-  /// When the actions of the last step ran, if ExecutorOptions::trace.
+  /// When the actions of the last step ran, if ExecutorOptions::trace; of several, if they were in
+  /// flight together.
   const std::vector<ActionSpan>& spans() const;
 
   /// Notes for the user on how the last step ran, a sentence each. On a GPU: why attention is

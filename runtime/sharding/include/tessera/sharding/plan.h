@@ -28,6 +28,9 @@ struct PlanOptions {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
   Recompute recompute = Recompute::kNone;
+  /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
+  /// compute lane.
+  bool overlap_optimizer = false;
   /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
 

@@ -16,10 +16,14 @@ namespace tessera {
 struct Operation;
 
 /// A logical stream of the schedule. Which lane an action runs on is the planner's choice.
-enum class Lane : std::uint8_t { kCompute, kGather, kReduce };
-inline constexpr int kLanes = 3;
-inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce};
+enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer };
+inline constexpr int kLanes = 4;
+inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce,
+                                                    Lane::kOptimizer};
 std::string_view to_string(Lane lane);
+constexpr bool is_communication(Lane lane) {
+  return lane == Lane::kGather || lane == Lane::kReduce;
+}
 
 /// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
@@ -68,6 +72,8 @@ struct Action {
   int layer = -1;            ///< of passes through a layer
   int micro_step = -1;       ///< the same
   std::vector<int> waits{};  ///< earlier actions of other lanes that must have finished
+  /// The same, of the step before: actions of other lanes.
+  std::vector<int> previous_waits{};
   bool operator==(const Action&) const = default;
 };
 
@@ -104,8 +110,9 @@ enum class Purpose : std::uint8_t {
 std::string_view to_string(Purpose purpose);
 
 /// One step as a value: what every rank does, in the order in which the host issues it. Actions of
-/// one lane run in this order; between lanes only `waits` orders. The same schedule serves every
-/// rank, so all ranks issue the same collectives in the same order.
+/// one lane run in this order, and between lanes only waits order. Nothing else does from one step
+/// to the next: the next may begin while this one's last actions run. The same schedule serves
+/// every rank, so all ranks issue the same collectives in the same order.
 struct Schedule {
   Purpose purpose = Purpose::kTrain;
   Mesh mesh;

@@ -13,14 +13,15 @@ struct ActionSpan {
   Lane lane = Lane::kCompute;
   double begin = 0.0;
   double end = 0.0;
+  std::int64_t step = 0;  ///< as Executor::begin_step counts
 };
 
 /// Where the time of a step went. Sums of interval unions, so overlapping work counts once.
 struct TimelineSummary {
   double step_seconds = 0.0;           ///< first begin to last end
-  double compute_seconds = 0.0;        ///< compute lane busy
+  double compute_seconds = 0.0;        ///< compute or optimizer lane busy
   double communication_seconds = 0.0;  ///< gather or reduce lane busy
-  double exposed_seconds = 0.0;        ///< gather or reduce lane busy while compute is idle
+  double exposed_seconds = 0.0;        ///< gather or reduce lane busy while those are idle
 };
 
 TimelineSummary summarize(const std::vector<ActionSpan>& spans);

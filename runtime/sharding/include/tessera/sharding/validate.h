@@ -45,12 +45,14 @@ struct ActionTime {
   int action = 0;
   double begin = 0.0;
   double end = 0.0;
+  std::int64_t step = 0;
 };
 
 /// Checks a recorded run against the schedule: every action that must come after another (an
 /// earlier one of its lane, or one that it waits for) began when that had ended, and no two actions
-/// that touch the same buffer, one of them writing, overlapped. `times` may name an action several
-/// times; one that it does not name takes no time. Finds an executor that ignores a wait.
+/// that touch the same buffer, one of them writing, overlapped. The run may be of several steps that
+/// follow each other. `times` may name an action several times; one that it does not name takes no
+/// time. Finds an executor that ignores a wait.
 std::vector<Violation> validate_times(const Schedule& schedule, std::span<const ActionTime> times);
 
 }  // namespace tessera

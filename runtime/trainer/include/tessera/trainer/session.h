@@ -49,6 +49,11 @@ class Session {
   /// seconds and bytes.
   std::optional<StepRecord> step();
   std::optional<StepRecord> step(double learning_rate);
+  /// As step(), but the next step begins, at the plan's learning rate, before this one's results
+  /// are read: the device need not wait for the host. That step's record comes from the next call
+  /// of step_ahead() or step(), and until then nothing else can be asked for but notes(). With
+  /// TrainerOptions::overlap_steps; else the same as step().
+  std::optional<StepRecord> step_ahead();
 
   /// The mean loss on TrainerOptions::evaluation_samples samples of the evaluation's data, without
   /// dropout. The same bits for every strategy and any number of ranks. Throws
