@@ -12,11 +12,18 @@ namespace {
 
 class EventCuda : public Event::State {
  public:
-  EventCuda(std::shared_ptr<EventPool> pool, std::atomic<std::int64_t>& host_waits)
-      : pool_(std::move(pool)), event_(pool_->take()), host_waits_(host_waits) {}
+  EventCuda(std::shared_ptr<EventPool> pool, std::atomic<std::int64_t>& host_waits,
+            bool across_graphs = false)
+      : across_graphs(across_graphs),
+        pool_(std::move(pool)),
+        event_(pool_->take()),
+        host_waits_(host_waits) {}
   ~EventCuda() override { pool_->give_back(event_); }
   EventCuda(const EventCuda&) = delete;
   EventCuda& operator=(const EventCuda&) = delete;
+  /// Recorded again and again, in graphs and outside: see make_event.
+  const bool across_graphs;
+
   cudaEvent_t handle() const { return event_; }
   void synchronize() override {
     ++host_waits_;
@@ -164,7 +171,22 @@ void StreamCuda::wait(const Event& event) {
   const auto* state = dynamic_cast<const EventCuda*>(event.state().get());
   require(state != nullptr, ErrorCode::kInvalidArgument, "CUDA stream '", options_.name,
           "' cannot wait for an event of another kind of device");
-  TESSERA_CUDA_CHECK(cudaStreamWaitEvent(stream_, state->handle(), 0));
+  const bool external = state->across_graphs && capturing();
+  TESSERA_CUDA_CHECK(cudaStreamWaitEvent(stream_, state->handle(),
+                                         external ? cudaEventWaitExternal : cudaEventWaitDefault));
+}
+
+Event StreamCuda::make_event() {
+  return Event(std::make_shared<EventCuda>(device_.events, device_.host_waits, true));
+}
+
+void StreamCuda::record_again(const Event& event) {
+  settle();
+  const auto* state = dynamic_cast<const EventCuda*>(event.state().get());
+  require(state != nullptr && state->across_graphs, ErrorCode::kInvalidArgument, "CUDA stream '",
+          options_.name, "' records again what make_event() made, and nothing else");
+  TESSERA_CUDA_CHECK(cudaEventRecordWithFlags(
+      state->handle(), stream_, capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
 
 void StreamCuda::copy(void* destination, const void* source, std::size_t bytes) {

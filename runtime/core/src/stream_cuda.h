@@ -61,6 +61,8 @@ class StreamCuda : public CudaStream {
   void begin_capture() override;
   std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> previous) override;
   void launch(CudaGraph& graph) override;
+  Event make_event() override;
+  void record_again(const Event& event) override;
 
   CUstream_st* handle() const override { return stream_; }
   const KernelTable& kernels() const override { return *device_.kernels; }

@@ -89,6 +89,7 @@ class Executor::Impl {
   StepResult finish_step();
   StepResult evaluate(std::size_t program, std::int64_t samples);
   void set_parameters(const ParameterValues& values) {
+    require_no_step();
     run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
   }
   void gather_parameters(const std::function<void(FullParameter)>& receive);
@@ -119,6 +120,10 @@ class Executor::Impl {
     Event results;
   };
 
+  void require_no_step() const {
+    require(begun_.empty(), ErrorCode::kInvalidArgument,
+            "a step has begun: finish_step() comes first");
+  }
   void run_apart(const std::function<void(Stream& compute)>& work);
   void abandon(std::string_view reason) noexcept;
   void send(Loaded& program, std::size_t turn);
@@ -166,7 +171,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                 impl.update(*this, action, stream);
               }),
       graph(schedule.purpose == Purpose::kTrain
-                ? StepGraph::make(impl.device_, impl.lanes_, impl.groups_, impl.options_)
+                ? StepGraph::make(impl.device_, schedule, impl.lanes_, impl.groups_, impl.options_)
                 : nullptr),
       waited_for(schedule.actions.size()),
       events(schedule.actions.size()) {
@@ -239,13 +244,12 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     exchange_.begin_step(turn, items,
                          optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1));
     send(program, turn);
-    const auto actions = static_cast<int>(program.schedule.actions.size());
-    if (program.graph == nullptr) {
-      for (int i = 0; i < actions; ++i) issue(program, step, i);
+    const auto put = [&](int action) { issue(program, step, action); };
+    if (program.graph != nullptr) {
+      program.graph->run({.number = step + 1, .longest = longest_step_}, put);
     } else {
-      program.graph->run({.number = step + 1, .longest = longest_step_}, [&] {
-        for (int i = 0; i < actions; ++i) issue(program, step, i);
-      });
+      const auto actions = static_cast<int>(program.schedule.actions.size());
+      for (int i = 0; i < actions; ++i) put(i);
     }
     Stream& reduce = lanes_.of(Lane::kReduce);
     exchange_.receive(turn, reduce);
@@ -323,8 +327,16 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
   const auto i = static_cast<std::size_t>(index);
   const Action& action = program.schedule.actions[i];
   Stream& stream = lanes_.of(action.lane);
-  for (const int wait : action.waits) stream.wait(program.events[static_cast<std::size_t>(wait)]);
-  if (!begun_.empty()) {  // what they have left is of the previous step
+  const StepGraph* const graph =
+      program.graph != nullptr && program.graph->capturing() ? program.graph.get() : nullptr;
+  for (const int wait : action.waits) {
+    if (graph != nullptr && !graph->waits_inside(index, wait)) continue;
+    stream.wait(program.events[static_cast<std::size_t>(wait)]);
+  }
+  if (graph != nullptr) {
+    graph->wait_for_previous(index, stream);
+  } else if (!begun_.empty()) {
+    // Not issued again yet, so these are the previous step's events.
     for (const int wait : action.previous_waits) {
       stream.wait(program.events[static_cast<std::size_t>(wait)]);
     }
@@ -344,6 +356,7 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
                   [&program, &action, run, &stream] { run(program.context, action, stream); });
   }
   if (program.waited_for[i]) program.events[i] = stream.record();
+  if (graph != nullptr) graph->tell_next(index, stream);
 }
 
 /// The shards of an optimizer step: operands by their roles, in the order of the optimizer's
@@ -419,6 +432,7 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
 
 /// Layers are in order of declaration, and so are units: each unit's layers follow one another.
 void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>& receive) {
+  require_no_step();
   int gathered = -1;
   std::array<std::vector<float>, 2> flats;  // frozen, trainable
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {

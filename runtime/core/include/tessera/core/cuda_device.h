@@ -92,6 +92,14 @@ class CudaStream : public Stream {
   virtual std::unique_ptr<CudaGraph> end_capture(std::unique_ptr<CudaGraph> previous) = 0;
   virtual void launch(CudaGraph& graph) = 0;
 
+  // Order between graphs. An event that record() gives in a capture means nothing outside of that
+  // graph.
+  /// An event for record_again(); past until then.
+  virtual Event make_event() = 0;
+  /// Records an event of make_event() anew. In a capture, each replay does; and of wait(event) in a
+  /// capture, each replay waits for what was recorded last when it was launched.
+  virtual void record_again(const Event& event) = 0;
+
   virtual CUstream_st* handle() const = 0;
   /// The kernels that may be launched into it.
   virtual const KernelTable& kernels() const = 0;
