@@ -100,8 +100,7 @@ struct GeluBackward : GeluForward {
 };
 
 struct Dropout : GeluForward {
-  explicit Dropout(GpuBench& b)
-      : GeluForward(b), key(b.random({kRandomKeyWords}, DType::kInt64)) {}
+  explicit Dropout(GpuBench& b) : GeluForward(b), key(b.random({kRandomKeyWords}, DType::kInt64)) {}
   void launch(GpuBench& b) const {
     b.kernels().dropout({.x = x, .y = y, .probability = 0.1F, .key = key}, b.stream());
   }

@@ -194,8 +194,7 @@ Tensor gpt_logits(const Model& model, std::span<std::vector<Parameter>> paramete
   Tensor x = tokens;
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     if (last_only && i + 1 == model.layers.size()) x = x.narrow(1, length - 1, 1);
-    Tape tape(memory, stream, batch,
-              {.record = false, .training = false, .threads = threads});
+    Tape tape(memory, stream, batch, {.record = false, .training = false, .threads = threads});
     const Value input = tape.input(std::move(x), false);
     x = model.layers[i]->forward(tape, input, parameters[i]).tensor;
   }

@@ -321,7 +321,8 @@ TEST_F(TapeBehaviour, RandomNumbersAreOfAKeyAndACall) {
 TEST_F(TapeBehaviour, DropoutGoesByTrainingAndNotByRecording) {
   run_on(*stream_, [&] {
     const auto run = [&](bool record, bool training) {
-      Tape tape(memory_, *stream_, {}, {.record = record, .training = training, .random_key = key_});
+      Tape tape(memory_, *stream_, {},
+                {.record = record, .training = training, .random_key = key_});
       return to_floats(ops::dropout(tape, {.tensor = tensor({99}, ones(99))}, 0.5F).tensor);
     };
     EXPECT_EQ(run(true, false), ones(99));

@@ -36,8 +36,7 @@ inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
-  return {&a.master,  &a.gradient,       &a.parameter,
-          &a.scalars, &a.gradient_scale, &a.rounding_key};
+  return {&a.master, &a.gradient, &a.parameter, &a.scalars, &a.gradient_scale, &a.rounding_key};
 }
 inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }

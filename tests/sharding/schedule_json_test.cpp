@@ -60,13 +60,15 @@ TEST(ScheduleJson, NamesFieldsAndOperands) {
                                       {"operation", "count-tokens"},
                                       {"reads", Json::array()},
                                       {"writes", {"tokens", "loss", "norm"}},
-                                      {"after", Json::array()}}));
+                                      {"after", Json::array()},
+                                      {"previous", Json::array()}}));
   EXPECT_EQ(json["actions"].back(), (Json{{"lane", "gather"},
                                           {"operation", "all-gather"},
                                           {"over", "shard"},
                                           {"reads", {"head.parameter/shard"}},
                                           {"writes", {"head.parameter"}},
-                                          {"after", {json["actions"].size() - 2}}}));
+                                          {"after", {json["actions"].size() - 2}},
+                                          {"previous", Json::array()}}));
 }
 
 TEST(ScheduleJson, RefusesWhatIsNoSchedule) {

@@ -19,7 +19,7 @@ namespace tessera::test {
 enum class Mutation : std::uint8_t {
   kDropWait,
   kAddWait,
-  kMoveWait,     ///< to another action
+  kMoveWait,      ///< to another action
   kDropPrevious,  ///< a wait for the previous step
   kAddPrevious,
   kMovePrevious,
@@ -42,10 +42,29 @@ enum class Mutation : std::uint8_t {
   kOperation,
 };
 inline constexpr int kMutations = 23;
-inline constexpr std::array<std::string_view, kMutations> kMutationNames{
-    "drop a wait", "add a wait", "move a wait", "drop a previous wait", "add a previous wait", "move a previous wait", "swap",    "move",       "drop",     "repeat",
-    "buffer",      "slot",       "unit",           "sharded", "adds",       "operands", "exchange",
-    "axes",        "lane",       "lane, in order", "layer",   "micro-step", "operation"};
+inline constexpr std::array<std::string_view, kMutations> kMutationNames{"drop a wait",
+                                                                         "add a wait",
+                                                                         "move a wait",
+                                                                         "drop a previous wait",
+                                                                         "add a previous wait",
+                                                                         "move a previous wait",
+                                                                         "swap",
+                                                                         "move",
+                                                                         "drop",
+                                                                         "repeat",
+                                                                         "buffer",
+                                                                         "slot",
+                                                                         "unit",
+                                                                         "sharded",
+                                                                         "adds",
+                                                                         "operands",
+                                                                         "exchange",
+                                                                         "axes",
+                                                                         "lane",
+                                                                         "lane, in order",
+                                                                         "layer",
+                                                                         "micro-step",
+                                                                         "operation"};
 
 /// Makes mutants: a pure function of the seed.
 class Mutator {
@@ -160,12 +179,12 @@ class Mutator {
                   [&](Action& a) { (a.*waits).erase((a.*waits).begin() + any(a.*waits)); });
   }
   void move_wait(std::vector<int> Action::*waits) {
-    change_action(
-        [&](const Action& a) { return !(a.*waits).empty(); },
-        [&](Action& a) {
-          int& wait = (a.*waits)[static_cast<std::size_t>(any(a.*waits))];
-          wait = once_in(2) ? below(s_.actions.size()) : std::max(wait + (once_in(2) ? 1 : -1), 0);
-        });
+    change_action([&](const Action& a) { return !(a.*waits).empty(); },
+                  [&](Action& a) {
+                    int& wait = (a.*waits)[static_cast<std::size_t>(any(a.*waits))];
+                    wait = once_in(2) ? below(s_.actions.size())
+                                      : std::max(wait + (once_in(2) ? 1 : -1), 0);
+                  });
   }
   void change_operand(const std::function<void(Operand&, bool writes)>& change) {
     Action& action = at(any(s_.actions));

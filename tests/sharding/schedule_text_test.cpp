@@ -95,7 +95,8 @@ Schedule small_schedule() {
       {.operation = &kOptimizerStep,
        .reads = {gradient, scalar(kMeans), {kMaster, 1, kShard}, {kMomentum, 1, kShard}},
        .writes = {{kParameter, 1, kShard}, {kMaster, 1, kShard}, {kMomentum, 1, kShard}},
-       .waits = {10}},
+       .waits = {10},
+       .previous_waits = {2, 7}},
   };
   return s;
 }
@@ -145,8 +146,9 @@ buffer    norm                 scalars    -          int64   none        28  ste
 buffer    results              scalars    -          fp64    none         2  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
-# read -> written, and the actions that must have finished before. p0=h.1: slot p0, with h.1;
-# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: read as well.
+# read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
+# of the one before. p0=h.1: slot p0, with h.1; a/shard: this rank's part of a over that axis;
+# a/none: all of a; +a: added to a; *a: read as well.
  0  reduce   count-tokens                    -> tokens loss norm
  1  gather   all-gather      over shard      h.0.parameter h.0.frozen -> p0=h.0
  2  compute  forward         h.0 m0          p0=h.0 x.embedding.m0 -> x.h.0.m0           after 1
@@ -158,7 +160,7 @@ buffer    results              scalars    -          fp64    none         2  ste
  8  reduce   all-reduce      over replicate  -> *h.0.gradient
  9  reduce   norm-partial                    h.0.gradient -> +norm
 10  reduce   results                         tokens loss norm -> results                 after 3
-11  compute  optimizer-step                  h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum  after 10
+11  compute  optimizer-step                  h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum  after 10 previous 2 7
 )";
 
 TEST(ScheduleText, IsReadable) { EXPECT_EQ(to_string(small_schedule()), kSmallText); }

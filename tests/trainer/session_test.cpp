@@ -165,6 +165,95 @@ TEST(Session, StopsFromAnotherThread) {
   EXPECT_EQ(session.steps(), seen);
 }
 
+// ---- Steps that overlap ---------------------------------------------------------------------
+
+TrainerOptions overlapping_options(const std::string& strategy, int ranks) {
+  TrainerOptions options = session_options(strategy, ranks);
+  options.overlap_steps = true;
+  return options;
+}
+
+TEST(SessionAhead, GivesTheRecordsAndBitsOfStepsInTurn) {
+  const Model model = tiny_model();
+  const TinyData data;
+  for (const char* strategy : {"no_shard", "zero2", "full_shard", "hybrid_shard"}) {
+    SCOPED_TRACE(strategy);
+    const Numbers expected = of_trainer(model, data, session_options(strategy, 4));
+    EXPECT_EQ(of_trainer(model, data, overlapping_options(strategy, 4)), expected);
+    Session session(model, data, overlapping_options(strategy, 4));
+    Numbers numbers;
+    // Ahead or not, as one likes.
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      const auto record = step % 3 == 0 ? session.step() : session.step_ahead();
+      ASSERT_TRUE(record.has_value());
+      EXPECT_EQ(record->step, step);
+      numbers.add(*record);
+    }
+    EXPECT_FALSE(session.step_ahead().has_value());
+    numbers.sha256 = parameters_sha256(session.parameters());
+    EXPECT_EQ(numbers, expected);
+  }
+}
+
+TEST(SessionAhead, AsksForTheStepThatHasBegunFirst) {
+  const Model model = tiny_model();
+  const TinyData data, held_out;
+  Session session(model, data, overlapping_options("full_shard", 2), &held_out);
+  ASSERT_TRUE(session.step_ahead().has_value());
+  for (const std::function<void()>& call : std::vector<std::function<void()>>{
+           [&] { session.parameters(); }, [&] { session.evaluate(); }, [&] { session.use(); },
+           [&] { session.step(0.1); }}) {
+    EXPECT_THAT(error_of_session(call).what(), HasSubstr("a step has begun"));
+  }
+  EXPECT_NO_THROW(session.notes());
+  ASSERT_TRUE(session.step().has_value());
+  EXPECT_EQ(session.steps(), 2);
+  EXPECT_FALSE(session.parameters().empty());
+}
+
+TEST(SessionAhead, StopsAfterTheStepThatHasBegun) {
+  const Model model = tiny_model();
+  const TinyData data;
+  Session session(model, data, overlapping_options("zero1", 2));
+  while (const auto record = session.step_ahead()) {
+    if (record->step == 3) session.stop();
+  }
+  EXPECT_EQ(session.steps(), 4);
+  EXPECT_EQ(session.parameters().size(), 6U);
+}
+
+TEST(SessionAhead, EvaluationsComeBetweenTheStepsThatTheyFollow) {
+  const Model model = tiny_model();
+  const TinyData data, held_out;
+  std::vector<std::vector<double>> losses;
+  for (const bool overlap : {false, true}) {
+    TrainerOptions options =
+        overlap ? overlapping_options("zero2", 2) : session_options("zero2", 2);
+    options.evaluate_every = 3;
+    losses.emplace_back();
+    const Trainer trainer(model, data, options, &held_out);
+    const TrainingSummary summary = trainer.train(
+        {}, {}, [&](const EvaluationRecord& record) { losses.back().push_back(record.loss); });
+    EXPECT_EQ(summary.predicted_memory, summary.measured_memory);
+    for (const Traffic& counted : summary.counted_traffic) {
+      EXPECT_EQ(counted, summary.predicted_traffic);
+    }
+  }
+  EXPECT_EQ(losses[0].size(), 3U);
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+TEST(SessionAhead, IsRefusedTogetherWithATrace) {
+  TrainerOptions options = overlapping_options("zero2", 2);
+  options.trace = true;
+  const Model model = tiny_model();
+  const TinyData data;
+  EXPECT_THAT(error_of_session([&] { Session(model, data, options); }).what(),
+              HasSubstr("overlap_steps and trace"));
+}
+
+// ---- Parameters and evaluations ---------------------------------------------------------------
+
 TEST(Session, ParametersThatAreSetAreThoseThatAreRead) {
   const Model model = tiny_model();
   const TinyData data;

@@ -39,14 +39,12 @@ void dropout_typed(const DropoutArgs& args, const T* x, T* y, std::int64_t first
   const float scale = 1.0F / (1.0F - args.probability);
   const RandomKey key = key_of_call(load_random_key(args.key.as<std::int64_t>()), args.call);
   HWY_ALIGN std::uint32_t elements[HWY_MAX_BYTES / 4 * 5] = {};
-  for_each_philox_words(
-      key, first, n, [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
-        hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
-        const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);
-        const std::int64_t to = HWY_MIN(4 * float_lanes(), n - offset);
-        apply_mask(elements + from, x + offset + from, y + offset + from, to - from, threshold,
-                   scale);
-      });
+  for_each_philox_words(key, first, n, [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
+    hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
+    const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);
+    const std::int64_t to = HWY_MIN(4 * float_lanes(), n - offset);
+    apply_mask(elements + from, x + offset + from, y + offset + from, to - from, threshold, scale);
+  });
 }
 
 void dropout_range(const DropoutArgs& args, std::int64_t begin, std::int64_t end) {

@@ -59,10 +59,10 @@ struct Shard {
   static constexpr bool kStatesOptional = Rule::kRow.states_optional;
   float* master;
   const G* gradient;
-  float* states[kStates];       // null: not kept
-  bf16* parameter;              // null: none
-  const float* scalars;         // (kOptimizerScalars)
-  const float* gradient_scale;  // (1)
+  float* states[kStates];            // null: not kept
+  bf16* parameter;                   // null: none
+  const float* scalars;              // (kOptimizerScalars)
+  const float* gradient_scale;       // (1)
   const std::int64_t* rounding_key;  // (kRandomKeyWords)
   std::int64_t first_index;
   bool aligned;  // groups of four of every tensor

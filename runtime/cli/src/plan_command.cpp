@@ -37,8 +37,8 @@ std::string action_line(const Schedule& schedule, std::size_t index) {
   }
   for (std::size_t i = 0; i < action.previous_waits.size(); ++i) {
     const std::string first = action.waits.empty() ? "  | after " : " and ";
-    line += (i == 0 ? first + "the previous step's " : ", ") +
-            std::to_string(action.previous_waits[i]);
+    line +=
+        (i == 0 ? first + "the previous step's " : ", ") + std::to_string(action.previous_waits[i]);
   }
   return line;
 }

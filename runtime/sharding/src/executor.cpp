@@ -19,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/optimizer.h"
+#include "tessera/kernels/philox.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/step_context.h"
 
@@ -29,14 +30,6 @@ std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) 
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
   return schedules;
-}
-
-/// Where the optimizer's steps run: they read what the host sends.
-Lane optimizer_lane(const Schedule& schedule) {
-  for (const Action& action : schedule.actions) {
-    if (action.operation == &operations::kOptimizerStep) return action.lane;
-  }
-  return Lane::kCompute;
 }
 
 }  // namespace
@@ -126,7 +119,6 @@ class Executor::Impl {
   }
   void run_apart(const std::function<void(Stream& compute)>& work);
   void abandon(std::string_view reason) noexcept;
-  void send(Loaded& program, std::size_t turn);
   void issue(Loaded& program, std::int64_t step, int index);
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
@@ -153,6 +145,7 @@ class Executor::Impl {
   std::vector<std::int64_t> first_elements_;
   std::string registration_note_;
   std::deque<Begun> begun_;  ///< the oldest first
+  Event results_;            ///< of the step that is being issued, once they have been
   std::chrono::milliseconds longest_step_{0};
   std::vector<ActionSpan> spans_;
 };
@@ -166,6 +159,8 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                ? std::make_unique<StepKeys>(schedule, impl.layout_, batches, impl.options_.seed,
                                             memory, impl.options_.steps_in_flight)
                : nullptr),
+      layers(schedule, impl.layout_, impl.model_, batches, keys.get(), buffers, memory,
+             impl.options_),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
@@ -241,20 +236,24 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
   try {
     const std::int64_t items = program.batches.read(step, turn);
     if (program.keys != nullptr) program.keys->begin_step(step, turn);
-    exchange_.begin_step(turn, items,
-                         optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1));
-    send(program, turn);
+    exchange_.begin_step(
+        turn,
+        {.items = items,
+         .optimizer = optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1),
+         .rounding = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))}},
+        program.graph != nullptr);
+    Stream& compute = lanes_.of(Lane::kCompute);
+    lanes_.end_action(Lane::kCompute);
+    program.batches.send(turn, compute);
+    if (program.keys != nullptr) program.keys->send(turn, compute);
     const auto put = [&](int action) { issue(program, step, action); };
     if (program.graph != nullptr) {
-      program.graph->run({.number = step + 1, .longest = longest_step_}, put);
+      results_ = program.graph->run({.number = step + 1, .longest = longest_step_}, exchange_, put);
     } else {
       const auto actions = static_cast<int>(program.schedule.actions.size());
       for (int i = 0; i < actions; ++i) put(i);
     }
-    Stream& reduce = lanes_.of(Lane::kReduce);
-    exchange_.receive(turn, reduce);
-    begun_.push_back({number, turn, now, {}});
-    if (options_.steps_in_flight > 1) begun_.back().results = reduce.record();
+    begun_.push_back({number, turn, now, std::exchange(results_, {})});
   } catch (const std::exception& error) {
     abandon(error.what());
     throw;
@@ -262,18 +261,6 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     abandon("an unknown exception");
     throw;
   }
-}
-
-/// What the host gives a step, on the lanes that use it.
-void Executor::Impl::send(Loaded& program, std::size_t turn) {
-  Stream& compute = lanes_.of(Lane::kCompute);
-  Stream& optimizer = lanes_.of(optimizer_lane(program.schedule));
-  program.batches.send(turn, compute);
-  exchange_.send(turn, lanes_.of(Lane::kReduce));
-  exchange_.send_scalars(turn, optimizer);
-  if (program.keys == nullptr) return;
-  program.keys->send_dropout(turn, compute);
-  program.keys->send_rounding(turn, optimizer);
 }
 
 StepResult Executor::Impl::finish_step() {
@@ -356,6 +343,9 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
                   [&program, &action, run, &stream] { run(program.context, action, stream); });
   }
   if (program.waited_for[i]) program.events[i] = stream.record();
+  if (action.operation == &operations::kResults && options_.steps_in_flight > 1) {
+    results_ = stream.record();
+  }
   if (graph != nullptr) graph->tell_next(index, stream);
 }
 
@@ -389,7 +379,7 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
                            .scalars = exchange_.optimizer_scalars(),
                            .gradient_scale = exchange_.clip_factor(),
                            .stochastic_rounding = o.stochastic_rounding,
-                           .rounding_key = program.keys->rounding(),
+                           .rounding_key = exchange_.rounding_key(),
                            .first_index = first_elements_[unit]},
                           stream);
 }

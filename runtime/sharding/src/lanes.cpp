@@ -28,6 +28,7 @@ bool uses(std::span<const Schedule* const> schedules, Lane lane) {
 
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
              std::span<const Schedule* const> schedules) {
+  traced_ = options.trace;
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
@@ -52,6 +53,7 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
       // A collective submits tasks of its own, without an action: they belong to the last one.
       stream.on_span = [this, lane, i](const Work& work, double begin, double end) {
         if (work.action >= 0) current_[i] = work;
+        if (current_[i].action < 0) return;
         spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
       };
     }
@@ -76,6 +78,13 @@ void Lanes::synchronize() {
 
 bool Lanes::failed() const {
   return std::ranges::any_of(streams_, [](const auto& stream) { return stream->failed(); });
+}
+
+void Lanes::end_action(Lane lane) {
+  if (!traced_) return;
+  const bool shares = &of(lane) == &of(Lane::kCompute);
+  const auto i = static_cast<std::size_t>(shares ? Lane::kCompute : lane);
+  of(lane).submit({.name = "data of the host"}, [this, i] { current_[i].action = -1; });
 }
 
 std::vector<ActionSpan> Lanes::take_spans() {

@@ -28,13 +28,16 @@ class Lanes {
   /// True if a lane has failed, as far as is known.
   bool failed() const;
 
-  /// Since the last call, in order of lane and time.
+  /// What is issued on a lane from here to its next action belongs to none.
+  void end_action(Lane lane);
+  /// Of actions, since the last call, in order of lane and time.
   std::vector<ActionSpan> take_spans();
 
  private:
   std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
   std::array<Work, kLanes> current_{};                 ///< action that a lane is working on
   std::array<Stream*, kLanes> lanes_{};
+  bool traced_ = false;
   std::vector<std::unique_ptr<Stream>> streams_;  ///< last: their workers use the others
 };
 

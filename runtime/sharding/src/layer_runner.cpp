@@ -33,8 +33,7 @@ const FlatParameter& flat_of(const ModelLayout& layout, const ParameterAddress& 
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                          const MicroBatches& batches, const StepKeys* keys,
-                         const StepBuffers& buffers, Memory& memory,
-                         const ExecutorOptions& options)
+                         const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
@@ -141,16 +140,16 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                                              const TensorView& loss_scale, Stream& stream) {
   return std::make_unique<Tape>(
       memory_, stream, batches_.at(a.micro_step),
-      TapeOptions{.record = record,
-                  .selective = schedule_.recompute == Recompute::kSelective,
-                  .training = schedule_.purpose == Purpose::kTrain,
-                  .loss_scale = loss_scale,
-                  .random_key =
-                      keys_ != nullptr ? keys_->dropout(a.layer, a.micro_step) : TensorView(),
-                  .threads = options_.threads,
-                  .device = options_.device,
-                  .cuda_kernels = options_.cuda_kernels,
-                  .kernels = kernels_});
+      TapeOptions{
+          .record = record,
+          .selective = schedule_.recompute == Recompute::kSelective,
+          .training = schedule_.purpose == Purpose::kTrain,
+          .loss_scale = loss_scale,
+          .random_key = keys_ != nullptr ? keys_->dropout(a.layer, a.micro_step) : TensorView(),
+          .threads = options_.threads,
+          .device = options_.device,
+          .cuda_kernels = options_.cuda_kernels,
+          .kernels = kernels_});
 }
 
 Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {

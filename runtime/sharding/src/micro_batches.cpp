@@ -139,8 +139,7 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
     const std::int64_t counted = count_targets(targets, samples);
     require(filled == counted, ErrorCode::kInvalidArgument, "BatchSource::fill returned ", filled,
             " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ", counted,
-            " of their ", targets.numel(),
-            " targets count: those that are neither -1 nor ",
+            " of their ", targets.numel(), " targets count: those that are neither -1 nor ",
             "-100; the loss would be scaled wrongly, so let fill return their number");
   }
   return items;

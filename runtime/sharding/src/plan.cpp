@@ -26,7 +26,8 @@
 //    `prefetch_backward` later gradients have been started: by then its reduction must be done.
 // 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
 //    what is implied already (vector clocks).
-// 7. Steps follow each other without a pause: where an action would touch a buffer that the previous
+// 7. Steps follow each other without a pause: where an action would touch a buffer that the
+// previous
 //    step's last actions may still use, it waits for them. So updates and their all-gathers run
 //    beside the next step's forward, which waits for each unit's own.
 namespace tessera {

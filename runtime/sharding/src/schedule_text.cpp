@@ -173,7 +173,9 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
     std::string after;
     for (const int wait : action.waits) after += concat(after.empty() ? "after " : " ", wait);
     for (std::size_t w = 0; w < action.previous_waits.size(); ++w) {
-      after += concat(w > 0 ? " " : after.empty() ? "previous " : " previous ",
+      after += concat(w > 0           ? " "
+                      : after.empty() ? "previous "
+                                      : " previous ",
                       action.previous_waits[w]);
     }
     rows.push_back({concat(i), std::string(to_string(action.lane)),
@@ -181,14 +183,12 @@ void write_actions(std::ostream& out, const Schedule& schedule) {
                     operand_list(schedule, action), after});
   }
   out << "\n# Actions in the order of issue: number, lane, operation, layer and micro-step or "
-         "axes, "
-         "buffers\n"
-         "# read -> written, and the actions that must have finished before: of this step, and of the "
-         "previous\n"
-         "# one. p0=h.1: slot p0, with h.1;\n"
-         "# a/shard: this rank's part of a over that axis; a/none: all of a; +a: added to a; *a: "
-         "read "
-         "as well.\n";
+         "axes, buffers\n"
+         "# read -> written, and the actions that must have finished before: 'after' of this step, "
+         "'previous'\n"
+         "# of the one before. p0=h.1: slot p0, with h.1; a/shard: this rank's part of a over that "
+         "axis;\n"
+         "# a/none: all of a; +a: added to a; *a: read as well.\n";
   write_table(out, rows);
 }
 

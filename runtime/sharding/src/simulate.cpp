@@ -45,8 +45,11 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   traced.graph = false;
   TrainingState state(layout, state_options, 0, memory);
   Executor executor(state, model, simulated, groups, memory, traced);
-  executor.run_step(0, 0.0);
-  Simulation result{.memory = {}, .traffic = groups.traffic(), .spans = executor.spans()};
+  executor.begin_step(0, 0.0);
+  Simulation result{.memory = {}, .traffic = groups.traffic(), .spans = {}};
+  for (int step = 1; step < options.steps_in_flight; ++step) executor.begin_step(step, 0.0);
+  for (int step = 0; step < options.steps_in_flight; ++step) executor.finish_step();
+  result.spans = executor.spans();
   for (std::size_t p = 1; p < simulated.size(); ++p) executor.run_step(0, 0.0, p);
   result.memory = memory.peak();
   return result;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/core/error.h"
+#include "tessera/kernels/philox.h"
 
 namespace tessera {
 namespace {
@@ -27,26 +28,40 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessG
             steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
       optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", steps_in_flight),
+      rounding_(memory, kRandomKeyWords, "key of stochastic rounding", steps_in_flight),
       clip_factor_(memory, 1, "the clip factor"),
       results_(memory, 2, "loss and gradient norm", steps_in_flight) {
   check_terms(layout);
 }
 
-void StepExchange::begin_step(std::size_t turn, std::int64_t items,
-                              const OptimizerScalars& optimizer) {
-  *count_.host(turn) = items;
+void StepExchange::begin_step(std::size_t turn, const Given& given, bool replayed) {
+  turn_ = turn;
+  replayed_ = replayed;
+  *count_.host(turn) = given.items;
   std::fill_n(sums_.host(turn), sums_.numel(), 0);
-  std::ranges::copy(optimizer, optimizer_.host(turn));
+  std::ranges::copy(given.optimizer, optimizer_.host(turn));
+  store_random_key(given.rounding, rounding_.host(turn));
 }
 
-void StepExchange::receive(std::size_t turn, Stream& reduce) {
-  sums_.download(reduce, turn);
-  results_.download(reduce, turn);
-  count_.download(reduce, turn);
+void StepExchange::send(Stream& stream) {
+  count_.upload(stream, turn_);
+  sums_.upload(stream, turn_);
+}
+
+void StepExchange::send_to_optimizer(Stream& stream) {
+  optimizer_.upload(stream, turn_);
+  rounding_.upload(stream, turn_);
+}
+
+void StepExchange::receive(Stream& stream) {
+  sums_.download(stream, turn_);
+  results_.download(stream, turn_);
+  count_.download(stream, turn_);
 }
 
 /// Before every loss, which needs the loss scale, and before all squares, on the same lane.
 void StepExchange::count_tokens(Stream& stream) {
+  if (!replayed_) send(stream);
   if (control_ != nullptr) control_->all_reduce(count_.view(), stream);
   stream.submit({.name = "loss scale"}, [this, &stream] {
     kernels_.loss_scale({.count = count_.view(), .scale = loss_scale_.view()}, stream);
@@ -64,6 +79,10 @@ void StepExchange::reduce_results(bool with_norm, Stream& stream) {
                            .clip_factor = clip_factor_.view()},
                           stream);
   });
+  if (replayed_) return;
+  // The optimizer waits for the clip factor, and so for these.
+  send_to_optimizer(stream);
+  receive(stream);
 }
 
 double StepExchange::mean_loss(std::size_t turn) const {

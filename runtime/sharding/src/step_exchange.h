@@ -26,17 +26,21 @@ class StepExchange {
   StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory,
                int steps_in_flight);
 
-  /// Before a step: takes what the host knows of it. `items` of this rank; `optimizer` as
-  /// optimizer_scalars gives it. `turn`, below `steps_in_flight`: not that of a step in flight.
-  void begin_step(std::size_t turn, std::int64_t items, const OptimizerScalars& optimizer);
-  /// Issues the way of that to the device, the reduce lane's part and the optimizer's; and the way
-  /// back of the results, on the reduce lane.
-  void send(std::size_t turn, Stream& reduce) {
-    count_.upload(reduce, turn);
-    sums_.upload(reduce, turn);
-  }
-  void send_scalars(std::size_t turn, Stream& optimizer) { optimizer_.upload(optimizer, turn); }
-  void receive(std::size_t turn, Stream& reduce);
+  /// What the host knows of a step.
+  struct Given {
+    std::int64_t items = 0;  ///< of this rank
+    OptimizerScalars optimizer{};
+    RandomKey rounding{};
+  };
+  /// Before a step is issued. `turn`, below `steps_in_flight`: not that of a step in flight.
+  /// `replayed`: count_tokens() and reduce_results() are replayed as part of a graph, whose copies
+  /// would be those of one turn for ever. So the caller issues them around it.
+  void begin_step(std::size_t turn, const Given& given, bool replayed);
+  /// The copies that count_tokens() begins with ...
+  void send(Stream& stream);
+  /// ... and those that reduce_results() ends with: what the optimizer is given, and the results.
+  void send_to_optimizer(Stream& stream);
+  void receive(Stream& stream);
 
   /// Makes loss_scale() of the ranks' item counts. Issues on `stream`.
   void count_tokens(Stream& stream);
@@ -53,6 +57,8 @@ class StepExchange {
   void reduce_results(bool with_norm, Stream& stream);
   /// (kOptimizerScalars) fp32.
   TensorView optimizer_scalars() const { return optimizer_.view(); }
+  /// (kRandomKeyWords) int64: the key of stochastic rounding.
+  TensorView rounding_key() const { return rounding_.view(); }
   /// (1) fp32.
   TensorView clip_factor() const { return clip_factor_.view(); }
 
@@ -69,12 +75,15 @@ class StepExchange {
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
-  DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
-  DeviceArray<std::int64_t> sums_;   ///< (2, kExactSumWords): losses, squares
-  DeviceArray<float> loss_scale_;    ///< (1)
-  DeviceArray<float> optimizer_;     ///< (kOptimizerScalars)
-  DeviceArray<float> clip_factor_;   ///< (1)
-  DeviceArray<double> results_;      ///< the sum of the losses, the gradient norm
+  std::size_t turn_ = 0;                ///< of the step that is issued
+  bool replayed_ = false;               ///< the same
+  DeviceArray<std::int64_t> count_;     ///< (1): items, of all ranks once they are exchanged
+  DeviceArray<std::int64_t> sums_;      ///< (2, kExactSumWords): losses, squares
+  DeviceArray<float> loss_scale_;       ///< (1)
+  DeviceArray<float> optimizer_;        ///< (kOptimizerScalars)
+  DeviceArray<std::int64_t> rounding_;  ///< (kRandomKeyWords)
+  DeviceArray<float> clip_factor_;      ///< (1)
+  DeviceArray<double> results_;         ///< the sum of the losses, the gradient norm
 };
 
 }  // namespace tessera

@@ -25,7 +25,8 @@ StepGraph::StepGraph(const Schedule& schedule, Lanes& lanes, const RankGroups& g
   const auto first = std::ranges::find(schedule.actions, Lane::kOptimizer, &Action::lane);
   tail_ = static_cast<int>(first - schedule.actions.begin());
   const auto count = static_cast<int>(schedule.actions.size());
-  std::array<std::pair<int, int>, kLanes> ends{};  // of each lane: the head's first, the tail's last
+  std::array<std::pair<int, int>, kLanes>
+      ends{};  // of each lane: the head's first, the tail's last
   ends.fill({-1, -1});
   for (int i = 0; i < count; ++i) {
     const Action& action = schedule.actions[static_cast<std::size_t>(i)];
@@ -69,29 +70,35 @@ void StepGraph::tell_next(int action, Stream& stream) const {
   if (found != events_.end()) dynamic_cast<CudaStream&>(stream).record_again(found->second);
 }
 
-void StepGraph::run(const Step& step, const std::function<void(int action)>& issue) {
+/// Around the graphs the host's data is copied, on the reduce lane: to the head, and before the
+/// updates, which wait for the head's results, to the tail.
+Event StepGraph::run(const Step& step, StepExchange& exchange,
+                     const std::function<void(int action)>& issue) {
   const auto count = static_cast<int>(schedule_.actions.size());
-  if (!std::exchange(warm_, true)) {
-    for (int i = 0; i < count; ++i) issue(i);
-    return;
-  }
   const bool has_tail = tail_ < count;
-  if (head_graph_ == nullptr) {
+  const bool first = !std::exchange(warm_, true);
+  if (!first && head_graph_ == nullptr) {
     lanes_.synchronize();  // no event tells of what the first step's tail has done
     head_graph_ = capture(false, issue);
     if (has_tail) tail_graph_ = capture(true, issue);
   }
-  // What the host has sent on other lanes comes before the head, the tail and what the host gets
-  // come after it.
   CudaStream& compute = origin(false);
   CudaStream& reduce = stream_of(Lane::kReduce);
-  compute.wait(reduce.record());
-  replay(step, *head_graph_, compute);
-  const Event done = compute.record();
-  reduce.wait(done);
-  if (!has_tail) return;
-  origin(true).wait(done);
-  replay(step, *tail_graph_, origin(true));
+  const auto run_part = [&](bool tail) {
+    CudaStream& from = origin(tail);
+    from.wait(reduce.record());
+    if (!first) return replay(step, tail ? *tail_graph_ : *head_graph_, from);
+    for (int i = tail ? tail_ : 0; i < (tail ? count : tail_); ++i) issue(i);
+  };
+  exchange.send(reduce);
+  if (!has_tail) exchange.send_to_optimizer(reduce);
+  run_part(false);
+  reduce.wait(compute.record());
+  if (has_tail) exchange.send_to_optimizer(reduce);
+  exchange.receive(reduce);
+  const Event results = reduce.record();
+  if (has_tail) run_part(true);
+  return results;
 }
 
 /// What a graph holds cannot be watched piece by piece. A whole step takes as long as its work, for

@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "lanes.h"
+#include "step_exchange.h"
 #include "tessera/core/cuda_device.h"
 
 namespace tessera {
 
 /// A step as CUDA graphs: issued once while the lanes record it, and replayed ever after. The first
-/// step always runs as it is: CUDA loads kernels when they are first launched, and NCCL connects its
-/// ranks, which cannot be captured.
+/// step always runs as it is: CUDA loads kernels when they are first launched, and NCCL connects
+/// its ranks, which cannot be captured.
 ///
 /// A graph does not run beside itself. So where the optimizer has a lane of its own, what is issued
 /// from its first action on is a second graph, the *tail*, that runs beside the next replay of the
@@ -32,10 +33,10 @@ class StepGraph {
     std::int64_t number = 1;
     std::chrono::milliseconds longest{};
   };
-  /// Runs a step whose actions `issue` puts on the lanes, one by one. What differs from step to step
-  /// must lie in memory that was sent to the device before: the arguments of kernels are those of
-  /// the second step for ever.
-  void run(const Step& step, const std::function<void(int action)>& issue);
+  /// Runs a step whose actions `issue` puts on the lanes, one by one. What differs from step to
+  /// step must lie in memory that was sent to the device before: the arguments of kernels are those
+  /// of the second step for ever. Returns when its results are in the host's memory.
+  Event run(const Step& step, StepExchange& exchange, const std::function<void(int action)>& issue);
 
   // Of an action that is issued while its graph is captured.
   bool capturing() const { return capturing_; }
@@ -53,12 +54,14 @@ class StepGraph {
   std::unique_ptr<CudaGraph> capture(bool tail, const std::function<void(int action)>& issue);
   void replay(const Step& step, CudaGraph& graph, CudaStream& origin);
   CudaStream& stream_of(Lane lane) const;
-  CudaStream& origin(bool tail) const { return stream_of(tail ? Lane::kOptimizer : Lane::kCompute); }
+  CudaStream& origin(bool tail) const {
+    return stream_of(tail ? Lane::kOptimizer : Lane::kCompute);
+  }
 
   const Schedule& schedule_;
   Lanes& lanes_;
   const RankGroups& groups_;
-  int tail_ = 0;  ///< its first action; their number if there is none
+  int tail_ = 0;                   ///< its first action; their number if there is none
   std::multimap<int, int> waits_;  ///< of the head's actions for the tail's
   std::map<int, Event> events_;    ///< by action of the tail that these name
   std::unique_ptr<CudaGraph> head_graph_, tail_graph_;

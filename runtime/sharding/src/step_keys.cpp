@@ -10,19 +10,16 @@ StepKeys::StepKeys(const Schedule& schedule, const ModelLayout& layout, const Mi
       seed_(seed),
       layers_(static_cast<int>(layout.layers.size())),
       micro_steps_(schedule.micro_steps),
-      dropout_(memory, place_of(0, micro_steps_), "keys of dropout", steps_in_flight),
-      rounding_(memory, kRandomKeyWords, "key of stochastic rounding", steps_in_flight) {}
+      keys_(memory, place_of(0, micro_steps_), "keys of dropout", steps_in_flight) {}
 
 void StepKeys::begin_step(std::int64_t step, std::size_t turn) {
   for (int m = 0; m < micro_steps_; ++m) {
     const auto micro_batch = static_cast<std::uint64_t>(batches_.index_of(step, m));
     for (int layer = 0; layer < layers_; ++layer) {
       store_random_key({seed_, dropout_stream(micro_batch, static_cast<std::uint64_t>(layer))},
-                       dropout_.host(turn) + place_of(layer, m));
+                       keys_.host(turn) + place_of(layer, m));
     }
   }
-  store_random_key({seed_, stream_of("rounding", static_cast<std::uint64_t>(step))},
-                   rounding_.host(turn));
 }
 
 std::int64_t StepKeys::place_of(int layer, int micro_step) const {
@@ -30,7 +27,7 @@ std::int64_t StepKeys::place_of(int layer, int micro_step) const {
 }
 
 TensorView StepKeys::dropout(int layer, int micro_step) const {
-  return dropout_.view(place_of(layer, micro_step), kRandomKeyWords);
+  return keys_.view(place_of(layer, micro_step), kRandomKeyWords);
 }
 
 }  // namespace tessera

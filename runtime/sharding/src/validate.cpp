@@ -140,9 +140,9 @@ std::vector<Violation> validate_times(const Schedule& schedule, std::span<const 
     double begin = kNever, end = -kNever;
   };
   const auto count = static_cast<std::int64_t>(schedule.actions.size());
-  const auto by_step = std::minmax_element(
-      times.begin(), times.end(),
-      [](const ActionTime& a, const ActionTime& b) { return a.step < b.step; });
+  const auto by_step =
+      std::minmax_element(times.begin(), times.end(),
+                          [](const ActionTime& a, const ActionTime& b) { return a.step < b.step; });
   if (times.empty() || count == 0) return {};
   const std::int64_t first_step = by_step.first->step;
   const std::int64_t steps = by_step.second->step - first_step + 1;

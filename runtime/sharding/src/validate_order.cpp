@@ -128,11 +128,11 @@ void check_happens_before(const Schedule& schedule, std::vector<Violation>& viol
       return concat("action ", index, " (",
                     describe(schedule, schedule.actions[static_cast<std::size_t>(index)]), ")");
     };
-    violations.push_back({Rule::kHappensBefore, u.action,
-                          concat(name(u.action), ": ", u.does, ' ', schedule.name_of(u.buffer),
-                                 " without waiting until ", name(u.other),
-                                 u.of_previous_step ? " of the previous step" : "", " has ", u.did,
-                                 " it")});
+    violations.push_back(
+        {Rule::kHappensBefore, u.action,
+         concat(name(u.action), ": ", u.does, ' ', schedule.name_of(u.buffer),
+                " without waiting until ", name(u.other),
+                u.of_previous_step ? " of the previous step" : "", " has ", u.did, " it")});
     return false;
   });
 }

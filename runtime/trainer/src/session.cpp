@@ -89,7 +89,7 @@ class Session::Impl {
   const BatchSource& source_;
   std::optional<FirstSamples> evaluated_;
   std::int64_t steps_ = 0;
-  bool begun_ = false;                                 ///< the step after those
+  bool begun_ = false;                                  ///< the step after those
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<RankCrew> crew_;  ///< last: its threads use the others

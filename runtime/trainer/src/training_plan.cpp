@@ -27,7 +27,8 @@ std::string why_no_graph(const TrainerOptions& options) {
 
 /// Whether steps overlap, and whether their actions are timed: not both.
 void decide_overlap(TrainerOptions& options, bool cuda_graph) {
-  const bool overlaps = options.overlap_steps.value_or(cuda_graph && !options.trace.value_or(false));
+  const bool overlaps =
+      options.overlap_steps.value_or(cuda_graph && !options.trace.value_or(false));
   if (!options.trace) options.trace = !cuda_graph && !overlaps;
   require(!(overlaps && *options.trace), ErrorCode::kConfig,
           "overlap_steps and trace: a trace shows one step after the other; leave one of them out");

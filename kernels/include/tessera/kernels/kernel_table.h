@@ -158,11 +158,11 @@ inline constexpr int kRandomKeyWords = 2;
 /// y = x * mask / (1 - probability), mask drawn by key and element index. Forward and backward are
 /// the same function: backward passes dy for x.
 struct DropoutArgs {
-  TensorView x{};            // T
-  TensorView y{};            // T; may alias x
-  float probability = 0.0F;  ///< in [0, 1)
-  TensorView key{};          // (kRandomKeyWords); int64
-  std::uint64_t call = 0;    ///< the mask is that of key_of_call(key, call): philox.h
+  TensorView x{};                // T
+  TensorView y{};                // T; may alias x
+  float probability = 0.0F;      ///< in [0, 1)
+  TensorView key{};              // (kRandomKeyWords); int64
+  std::uint64_t call = 0;        ///< the mask is that of key_of_call(key, call): philox.h
   std::int64_t first_index = 0;  ///< global index of element 0
 };
 

@@ -82,8 +82,8 @@ constexpr std::uint64_t stream_of(std::string_view name) {
   return hash;
 }
 
-/// The stream of what draws anew in every step (stochastic rounding): FNV-1a of the name followed by
-/// the eight bytes of `number`, lowest first.
+/// The stream of what draws anew in every step (stochastic rounding): FNV-1a of the name followed
+/// by the eight bytes of `number`, lowest first.
 constexpr std::uint64_t stream_of(std::string_view name, std::uint64_t number) {
   std::uint64_t hash = stream_of(name);
   for (int byte = 0; byte < 8; ++byte) {

@@ -137,16 +137,16 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One rank's step, simulated without a device.
+/// One rank's step, or all that are in flight together, simulated without a device.
 struct Simulation {
   MemoryPeak memory;              ///< equals Memory::peak() of a real run, to the byte
-  Traffic traffic;                ///< equals RankGroups::traffic() of a real step
+  Traffic traffic;                ///< of one step; equals RankGroups::traffic() of a real one
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
 };
 
-/// Runs the executor for one step of each program on the sim device: allocations are counted and
-/// not made, collectives move nothing, every lane has a virtual clock. Sources are asked for shapes
-/// only. Traffic and spans are the first program's.
+/// Runs the executor for one step of each program (of the first, as many as may be in flight) on
+/// the sim device: allocations are counted and not made, collectives move nothing, every lane has a
+/// virtual clock. Sources are asked for shapes only. Traffic and spans are the first program's.
 Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
                     const Model& model, const StateOptions& state, const ExecutorOptions& options);
 /// The same for one schedule that trains.

@@ -50,9 +50,9 @@ struct ActionTime {
 
 /// Checks a recorded run against the schedule: every action that must come after another (an
 /// earlier one of its lane, or one that it waits for) began when that had ended, and no two actions
-/// that touch the same buffer, one of them writing, overlapped. The run may be of several steps that
-/// follow each other. `times` may name an action several times; one that it does not name takes no
-/// time. Finds an executor that ignores a wait.
+/// that touch the same buffer, one of them writing, overlapped. The run may be of several steps
+/// that follow each other. `times` may name an action several times; one that it does not name
+/// takes no time. Finds an executor that ignores a wait.
 std::vector<Violation> validate_times(const Schedule& schedule, std::span<const ActionTime> times);
 
 }  // namespace tessera

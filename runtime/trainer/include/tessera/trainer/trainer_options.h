@@ -85,8 +85,8 @@ struct TrainerOptions {
   /// actions to time.
   std::optional<bool> trace{};
   /// Begin each step before the last one's results are read, and run the optimizer beside its
-  /// forward pass. A run that is stopped by its callback then ends one step later. Unset: where steps
-  /// are replayed as a CUDA graph.
+  /// forward pass. A run that is stopped by its callback then ends one step later. Unset: where
+  /// steps are replayed as a CUDA graph.
   std::optional<bool> overlap_steps{};
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
