@@ -55,7 +55,9 @@ void expect_graph(const Trainer& trainer, const std::string& why_not) {
   const std::int64_t replays = fake_cuda::counters().graph_launches - before;
   const TrainingPlan& plan = trainer.plan();
   EXPECT_EQ(plan.cuda_graph, why_not.empty());
-  EXPECT_EQ(replays, plan.cuda_graph ? plan.options.ranks * (plan.options.steps - 1) : 0);
+  // The updates are a graph of their own, beside the next step's forward.
+  EXPECT_EQ(*plan.options.overlap_steps, plan.cuda_graph);
+  EXPECT_EQ(replays, plan.cuda_graph ? 2 * plan.options.ranks * (plan.options.steps - 1) : 0);
   if (why_not.empty()) {
     EXPECT_THAT(notes, Not(Contains(HasSubstr("graph"))));
   } else {

@@ -83,7 +83,7 @@ TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
   const std::int64_t before = fake_cuda::counters().graph_launches;
   options.cuda_graph = true;
   expect_same_bits(run(model, options), eager);
-  EXPECT_EQ(fake_cuda::counters().graph_launches - before, kRanks * (options.steps - 1));
+  EXPECT_EQ(fake_cuda::counters().graph_launches - before, 2 * kRanks * (options.steps - 1));
 }
 
 TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {

@@ -49,6 +49,33 @@ TEST(CudaStep, AGraphReplaysTheSameBits) {
   }
 }
 
+TEST(CudaStep, StepsThatOverlapGiveTheSameBits) {
+  const Model model = small_gpt(0.1F);
+  for (const auto& [strategy, ranks] : {std::pair{"no_shard", 1},
+                                        {"full_shard", 1},
+                                        {"zero1", 2},
+                                        {"full_shard", 2},
+                                        {"hybrid_full_optimizer", 4}}) {
+    for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(concat(strategy, " on ", ranks, ", ", to_string(precision)));
+      TrainerOptions options = cuda_options(strategy, ranks);
+      options.precision = precision;
+      options.optimizer.stochastic_rounding = precision == DType::kBFloat16;
+      options.steps = 6;
+      options.cuda_graph = false;
+      options.overlap_steps = false;
+      const Trained in_turn = run(model, options);
+      options.overlap_steps = true;
+      const Trained eager = run(model, options);
+      expect_same_bits(eager, in_turn);
+      EXPECT_EQ(eager.summary.measured_memory, eager.summary.predicted_memory);
+      if (ranks > 1) continue;  // a thread group's ranks meet on the host
+      options.cuda_graph = true;
+      expect_same_bits(run(model, options), in_turn);
+    }
+  }
+}
+
 TEST(CudaStep, AGraphFollowsTheKeysOfDropout) {
   const Model model = small_gpt(0.2F);
   TrainerOptions options = cuda_options("zero2", 1);

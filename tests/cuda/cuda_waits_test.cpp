@@ -37,15 +37,38 @@ class CudaWaits : public test::EmulatedGpu {
   }
 };
 
+/// The lanes of a schedule whose optimizer steps run on the compute lane.
+constexpr int kLanesInTurn = kLanes - 1;
+
 TEST_F(CudaWaits, TheHostWaitsOncePerLaneAndStep) {
   TrainerOptions options = cuda_options("full_shard", 1);
   options.gather_parameters = false;
+  options.overlap_steps = false;
+  // A rank alone gathers nothing.
+  constexpr int kLanesAlone = kLanesInTurn - 1;
   for (const bool graph : {false, true}) {
     options.cuda_graph = graph;
     const auto waits = after_steps(options, &fake_cuda::Counters::host_waits);
     // The first step also allocates; a graph is captured in the second.
     for (std::size_t step = 2; step < waits.size(); ++step) {
-      EXPECT_EQ(waits[step] - waits[step - 1], kLanes)
+      EXPECT_EQ(waits[step] - waits[step - 1], kLanesAlone)
+          << "step " << step << (graph ? ", replayed" : ", eager");
+    }
+  }
+}
+
+/// For its results, when the next one has begun.
+TEST_F(CudaWaits, TheHostWaitsOnceForAStepThatOverlaps) {
+  TrainerOptions options = cuda_options("full_shard", 1);
+  options.steps = 6;
+  options.gather_parameters = false;
+  options.overlap_steps = true;
+  for (const bool graph : {false, true}) {
+    options.cuda_graph = graph;
+    const auto waits = after_steps(options, &fake_cuda::Counters::host_waits);
+    // The last step has none behind it: the lanes are waited for.
+    for (std::size_t step = 2; step + 1 < waits.size(); ++step) {
+      EXPECT_EQ(waits[step] - waits[step - 1], 1)
           << "step " << step << (graph ? ", replayed" : ", eager");
     }
   }
@@ -61,7 +84,7 @@ TEST_F(CudaWaits, RanksThatShareAGpuDoNotWaitForEachOther) {
   // Rank 0 counts while the others may still be in the step before, or wait for it.
   const std::int64_t steps = static_cast<std::int64_t>(waits.size()) - 2;
   EXPECT_NEAR(static_cast<double>(waits.back() - waits[1]),
-              static_cast<double>(steps * kRanks * kLanes), (kRanks - 1) * kLanes);
+              static_cast<double>(steps * kRanks * kLanesInTurn), (kRanks - 1) * kLanesInTurn);
 }
 
 /// What has been planned and allocated when a step first asks for its samples.
@@ -107,8 +130,9 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {
   constexpr int kRanks = 2;
   const auto before = fake_cuda::counters();
   run(small_gpt(), cuda_options("full_shard", kRanks));
-  EXPECT_EQ(fake_cuda::counters().streams - before.streams, kRanks * kLanes);
-  EXPECT_EQ(fake_cuda::counters().urgent_streams - before.urgent_streams, kRanks * (kLanes - 1));
+  EXPECT_EQ(fake_cuda::counters().streams - before.streams, kRanks * kLanesInTurn);
+  EXPECT_EQ(fake_cuda::counters().urgent_streams - before.urgent_streams,
+            kRanks * (kLanesInTurn - 1));
 }
 
 /// Keeps the GPU until it is let go; then counts turns.
@@ -152,12 +176,17 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputationInAReplayToo) {
   EXPECT_EQ(turn_of_compute, 2);
 }
 
+/// Two where steps overlap: one of them runs beside the next step's other.
 TEST_F(CudaWaits, AGraphIsLaunchedOncePerStep) {
-  for (const bool graph : {false, true}) {
-    TrainerOptions options = cuda_options("full_shard", 1);
-    options.cuda_graph = graph;
-    const auto launches = after_steps(options, &fake_cuda::Counters::graph_launches);
-    EXPECT_EQ(launches.back() - launches.front(), graph ? options.steps - 1 : 0);
+  for (const bool overlap : {false, true}) {
+    for (const bool graph : {false, true}) {
+      TrainerOptions options = cuda_options("full_shard", 1);
+      options.cuda_graph = graph;
+      options.overlap_steps = overlap;
+      const std::int64_t before = fake_cuda::counters().graph_launches;
+      const auto launches = after_steps(options, &fake_cuda::Counters::graph_launches);
+      EXPECT_EQ(launches.back() - before, graph ? (options.steps - 1) * (overlap ? 2 : 1) : 0);
+    }
   }
 }
 
@@ -174,7 +203,8 @@ TEST_F(CudaWaits, StepsThatDrawRandomNumbersAreCapturedOnce) {
       options.optimizer.stochastic_rounding = stochastic_rounding;
       const std::int64_t before = fake_cuda::counters().captures;
       after_steps(options, &fake_cuda::Counters::captures, small_gpt(dropout));
-      EXPECT_EQ(fake_cuda::counters().captures - before, 1);
+      EXPECT_EQ(fake_cuda::counters().captures - before, 2)
+          << "the updates are a graph of their own";
     }
   }
 }

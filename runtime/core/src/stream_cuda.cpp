@@ -13,8 +13,8 @@ namespace {
 class EventCuda : public Event::State {
  public:
   EventCuda(std::shared_ptr<EventPool> pool, std::atomic<std::int64_t>& host_waits,
-            bool across_graphs = false)
-      : across_graphs(across_graphs),
+            bool again = false)
+      : across_graphs(again),
         pool_(std::move(pool)),
         event_(pool_->take()),
         host_waits_(host_waits) {}

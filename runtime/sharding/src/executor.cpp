@@ -118,7 +118,7 @@ class Executor::Impl {
             "a step has begun: finish_step() comes first");
   }
   void run_apart(const std::function<void(Stream& compute)>& work);
-  void abandon(std::string_view reason) noexcept;
+  [[noreturn]] void abandon(std::string_view reason);
   void issue(Loaded& program, std::int64_t step, int index);
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
@@ -256,10 +256,8 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     begun_.push_back({number, turn, now, std::exchange(results_, {})});
   } catch (const std::exception& error) {
     abandon(error.what());
-    throw;
   } catch (...) {
     abandon("an unknown exception");
-    throw;
   }
 }
 
@@ -268,7 +266,7 @@ StepResult Executor::Impl::finish_step() {
   const Begun step = begun_.front();
   begun_.pop_front();
   // A step with none behind it is over when its updates are.
-  step.results.synchronize();
+  if (!begun_.empty()) step.results.synchronize();
   if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
   using std::chrono::milliseconds;
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
@@ -299,14 +297,17 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
   return result;
 }
 
-/// Peers must not wait for what will never be issued, and what was issued must not outlive its
-/// data.
-void Executor::Impl::abandon(std::string_view reason) noexcept {
+/// In a catch: peers must not wait for what will never be issued, and what was issued must not
+/// outlive its data. Rethrows, unless it is a consequence of what has happened on a lane meanwhile.
+void Executor::Impl::abandon(std::string_view reason) {
+  const std::exception_ptr failure = std::current_exception();
   groups_.abort(reason);
   try {
     lanes_.synchronize();
-  } catch (...) {  // NOLINT: a consequence of what the caller is about to throw
+  } catch (...) {
+    if (is_consequence(failure) && !is_consequence(std::current_exception())) throw;
   }
+  std::rethrow_exception(failure);
 }
 
 /// Issues one action on its lane: waits, work, and an event if somebody waits for it.

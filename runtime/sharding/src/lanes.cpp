@@ -8,6 +8,14 @@
 namespace tessera {
 namespace {
 
+bool uses(std::span<const Schedule* const> schedules, Lane lane) {
+  return std::ranges::any_of(schedules, [lane](const Schedule* schedule) {
+    return std::ranges::find(schedule->actions, lane, &Action::lane) != schedule->actions.end();
+  });
+}
+
+}  // namespace
+
 bool is_consequence(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -17,14 +25,6 @@ bool is_consequence(const std::exception_ptr& failure) {
     return false;
   }
 }
-
-bool uses(std::span<const Schedule* const> schedules, Lane lane) {
-  return std::ranges::any_of(schedules, [lane](const Schedule* schedule) {
-    return std::ranges::find(schedule->actions, lane, &Action::lane) != schedule->actions.end();
-  });
-}
-
-}  // namespace
 
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
              std::span<const Schedule* const> schedules) {

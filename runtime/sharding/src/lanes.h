@@ -12,6 +12,9 @@
 
 namespace tessera {
 
+/// True of Error{kAborted}: something else has failed first.
+bool is_consequence(const std::exception_ptr& failure);
+
 /// The streams of a rank, one per lane, and when their tasks ran.
 class Lanes {
  public:
