@@ -239,5 +239,26 @@ TEST_F(DelayedCudaStep, DelaysOfAnyTaskChangeNoBit) {
   expect_same_bits(delayed, run(model, cuda_options("full_shard", 2)));
 }
 
+/// All lanes but compute are slow: passes would run ahead of the updates that they need.
+class SlowUpdates : public test::EmulatedGpu {
+ protected:
+  SlowUpdates() : EmulatedGpu({.max_delay_us = 2000, .delays_urgent_only = true}) {}
+};
+
+TEST_F(SlowUpdates, AreWaitedForWhereStepsOverlap) {
+  const Model model = small_gpt();
+  TrainerOptions options = cuda_options("no_shard", 1);
+  options.overlap_steps = true;
+  std::vector<Trained> slow;
+  for (const bool graph : {false, true}) {
+    options.cuda_graph = graph;
+    slow.push_back(run(model, options));
+  }
+  fake_cuda::configure({});
+  options.overlap_steps = false;
+  const Trained in_turn = run(model, options);
+  for (const Trained& trained : slow) expect_same_bits(trained, in_turn);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -17,6 +17,8 @@ struct Settings {
   /// Each task of a stream, on its own worker thread, begins after a random delay of up to this.
   unsigned max_delay_us = 0;
   unsigned seed = 1;
+  /// Of streams with a priority alone.
+  bool delays_urgent_only = false;
   /// Kernels of a device take turns. Of those whose turn has come, the one of the greatest priority
   /// runs next, and of equal ones that of the oldest stream. False: they run side by side, and
   /// priorities are without effect.

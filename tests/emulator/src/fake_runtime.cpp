@@ -111,7 +111,8 @@ void enqueue(cudaStream_t stream, const GraphNode& node, int priority) {
     const KernelTurns::Turn turn(turns, {priority, number});
     if (sticky_error() == cudaSuccess) action();
   };
-  stream->enqueue(work, state.settings.max_delay_us);
+  const bool delayed = priority < 0 || !state.settings.delays_urgent_only;
+  stream->enqueue(work, delayed ? state.settings.max_delay_us : 0);
 }
 
 cudaError_t enqueue(Launch launch, cudaStream_t stream) {
