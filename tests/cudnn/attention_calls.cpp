@@ -42,6 +42,8 @@ class ScratchStream : public CudaStream {
     return graph;
   }
   void launch(CudaGraph&) override {}
+  Event make_event() override { return {}; }
+  void record_again(const Event&) override {}
   CUstream_st* handle() const override { return nullptr; }
   const KernelTable& kernels() const override { return cpu_kernels(); }
   int ordinal() const override { return 0; }
