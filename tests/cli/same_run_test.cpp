@@ -130,6 +130,7 @@ const std::map<std::string, Other> kOthers{
     {"threads_per_rank", {"2"}},
     {"check_collectives", {"true"}},
     {"trace", {"true"}},
+    {"overlap_steps", {"true"}},
     {"allow_non_finite", {"true"}},
     {"parameters_hash", {"false"}},
     {"shuffle", {"false"}},

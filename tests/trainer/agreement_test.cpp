@@ -145,6 +145,7 @@ const std::map<std::string, std::string> kOthers{
     {"threads_per_rank", "17"},
     {"check_collectives", "true"},
     {"trace", "true"},
+    {"overlap_steps", "true"},
     {"allow_non_finite", "true"},
     {"parameters_hash", "false"},
 };

@@ -77,6 +77,15 @@ class Executor::Impl {
     }
     prepare(memory);
   }
+  /// What is still enqueued copies to and from memory that goes first.
+  ~Impl() {
+    try {
+      lanes_.synchronize();
+    } catch (...) {  // NOLINT: whoever asked for the work has been told
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   void begin_step(std::int64_t step, double learning_rate, std::size_t program);
   StepResult finish_step();
@@ -266,7 +275,14 @@ StepResult Executor::Impl::finish_step() {
   const Begun step = begun_.front();
   begun_.pop_front();
   // A step with none behind it is over when its updates are.
-  if (!begun_.empty()) step.results.synchronize();
+  if (!begun_.empty()) {
+    try {
+      step.results.synchronize();
+    } catch (...) {
+      lanes_.synchronize();  // with the cause, if a lane knows it
+      throw;
+    }
+  }
   if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
   using std::chrono::milliseconds;
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
