@@ -442,5 +442,23 @@ TEST(AccountMemory, SchedulesOfOneStateShareTheirBuffers) {
   EXPECT_EQ(account_memory(evaluate)[MemoryCategory::kGradients], 0);
 }
 
+TEST(AccountGradientSums, CountsWhatMicroStepsReadAndWrite) {
+  const auto bytes = [](const Job& job) { return account_gradient_sums(planned(job)); };
+  const DType bf16 = DType::kBFloat16;
+  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}}), 0);
+  // Slot and sum are read, the sum is written; the first gradient lies there already.
+  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}, .micro_steps = 3}), 2 * 12 * kTrainable);
+  EXPECT_EQ(bytes({.strategy = "full_shard",
+                   .mesh = {1, 4},
+                   .micro_steps = 3,
+                   .accumulate_unsharded = true}),
+            2 * 12 * 4 * kTrainable);
+  // From bf16 slots: the first one is written to the sum, the others are added.
+  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}, .micro_steps = 3, .reduce_dtype = bf16}),
+            (6 + 2 * 10) * kTrainable);
+  // The reduction adds what each micro-step sends.
+  EXPECT_EQ(bytes({.strategy = "zero2", .mesh = {1, 4}, .micro_steps = 3}), 0);
+}
+
 }  // namespace
 }  // namespace tessera::account_test

@@ -10,6 +10,7 @@
 #include "json_output.h"
 #include "report.h"
 #include "terminal.h"
+#include "tessera/sharding/account.h"
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
@@ -70,6 +71,7 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
                                     {"peak_bytes", to_json(plan.memory)},
                                     {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                                     {"collectives", calls_to_json(plan.traffic)},
+                                    {"gradient_sum_bytes", account_gradient_sums(plan.schedule)},
                                     {"schedule", to_json(plan.schedule)}};
   write_json(out, json);
 }
@@ -193,6 +195,13 @@ int run_plan(Config config) {
     print_memory(out, plan.memory);
     out << "\n";
     print_traffic(out, plan.traffic);
+    if (const std::int64_t bytes = account_gradient_sums(plan.schedule); bytes > 0) {
+      out << "\n"
+          << wrapped(concat("Adding up the gradients of micro-steps moves ", format_bytes(bytes),
+                            " within a rank's memory per step."),
+                     kColumns, 0)
+          << "\n";
+    }
   }
   return kExitGood;
 }

@@ -42,6 +42,14 @@ Traffic account_traffic(const Schedule& schedule) {
   return traffic;
 }
 
+std::int64_t account_gradient_sums(const Schedule& schedule) {
+  std::int64_t bytes = 0;
+  for (const Action& action : schedule.actions) {
+    if (action.operation == &operations::kCast) bytes += operand_bytes(schedule, action);
+  }
+  return bytes;
+}
+
 MemoryUse account_memory(const Schedule& schedule) {
   const Schedule* const one = &schedule;
   return account_memory(std::span(&one, 1));

@@ -30,6 +30,14 @@
 // previous
 //    step's last actions may still use, it waits for them. So updates and their all-gathers run
 //    beside the next step's forward, which waits for each unit's own.
+//
+// [Note: sums of micro-steps] Backward could add to what earlier micro-steps have left: a GEMM with
+// beta 1 saves the slot and the pass over it that adds it (12 bytes per parameter). But then the
+// sum is another one. N ranks with one micro-step each add N complete gradients; a kernel that adds
+// in place adds its pieces one by one to what is there: the rows of an embedding, the layers that
+// share a tensor, the blocks into which a CPU's GEMM cuts K. The same bits for any split of the
+// samples over ranks and micro-steps are worth more, so the pass stays: account_gradient_sums
+// counts it.
 namespace tessera {
 namespace {
 

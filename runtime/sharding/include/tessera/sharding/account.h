@@ -16,6 +16,12 @@ MemoryCategory category_of(const ScheduleBuffer& buffer);
 /// the table of operations charge. The scalars are 8 and 448 bytes at any number of ranks.
 Traffic account_traffic(const Schedule& schedule);
 
+/// Bytes that one rank reads and writes in its own memory in one step to add the gradients of
+/// micro-steps to each other, or to round the sums: what the schedule's casts move. 12 for each
+/// parameter and micro-step after the first, in fp32. [Note: sums of micro-steps] in plan.cpp says
+/// why backward does not do it along the way.
+std::int64_t account_gradient_sums(const Schedule& schedule);
+
 /// Bytes that a rank holds from start to end: the schedule's buffers. Activations, data and the
 /// kernels' scratch depend on the layers and the batch: see predict_memory in executor.h.
 MemoryUse account_memory(const Schedule& schedule);
