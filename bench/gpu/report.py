@@ -26,6 +26,7 @@ import datetime
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,7 +169,7 @@ def markdown(report, results, measured, tests, shares):
                                       goals.measured_lines(measured))
     for name in TABLES:
         rows = [line for line in results.log(name).splitlines()
-                if line.startswith(("|", "sustained ", "not measured", "full_shard / "))]
+                if re.match(r"\||\d+/\d+ |sustained |not measured|full_shard / ", line)]
         if rows:
             lines += ["", name, "", *rows]
     return "\n".join(lines) + "\n"
