@@ -2,6 +2,7 @@
 #include <set>
 
 #include "cuda/cuda_run.h"
+#include "tessera/core/error.h"
 
 // Steps on a GPU: what the CPU's tests hold the executor to, held on CUDA streams. Compiled twice,
 // for an emulated GPU and for a real one.
