@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -72,6 +73,24 @@ def check_table():
     check(near(slower / faster, 4.8 / 3.35, 1e-2), "the optimizer is not bound by memory:", slower, faster)
 
 
+def check_shares():
+    """Each kernel that is bound by memory has a row in the table of SASS, once there is one."""
+    folder = os.path.dirname(os.path.abspath(REPORT))
+    path = os.path.join(folder, "..", "..", "kernels", "src", "cuda", "expected_sass.json")
+    if not os.path.exists(path):
+        return
+    sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
+    import predict
+    with open(path) as file:
+        shares = predict.bandwidth_shares(json.load(file), predict.GPUS["H200"])
+    rows = shapes("--model", "gpt2-124m", "--micro-batch", "1")["steps"][0]["kernels"]
+    for kernel in {row["kernel"].split(",")[0] for row in rows}:
+        check(kernel in shares or kernel == "gemm" or kernel.startswith("attention"),
+              kernel, "has no row in", path, "by predict.SASS_NAMES")
+
+
 check_shapes()
 check_table()
+check_shares()
 print("the predicted step adds up")
