@@ -99,8 +99,17 @@ pack_packages() {
   rm -rf usr/src usr/share/{doc,doc-base,man,lintian} usr/lib/*/{libcrypto,libssl,libyaml-cpp}.a
 }
 
+# Of a library that is in a package, too, one is enough.
+link_to_packages() {
+  local library packaged
+  for library in prebuilt/lib/carried/*; do
+    packaged=usr/lib/x86_64-linux-gnu/${library##*/}
+    [[ ! -e $packaged ]] || ln -sf "../../../$packaged" "$library"
+  done
+}
+
 pack_programs
-((!packages)) || pack_packages
+((!packages)) || { pack_packages && link_to_packages; }
 if [[ -n $llm_c ]]; then
   tar -c --exclude=.git -C "$llm_c" . | tar -x --one-top-level=llm.c
 fi

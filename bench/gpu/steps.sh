@@ -90,7 +90,7 @@ compile() {
   for name in "${programs[@]}"; do # Ninja would take what runs a carried program for the program
     ! grep -qs "exec '$carried" "$build/bin/$name" || rm "$build/bin/$name"
   done
-  cmake --preset release -B "$build" -D TESSERA_CUDA_ARCHITECTURES=90a-real -D TESSERA_UNITY=ON \
+  cmake --preset release -B "$build" -D TESSERA_CUDA_ARCHITECTURES=90-real -D TESSERA_UNITY=ON \
     -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -D TESSERA_BUILD_TESTS=ON "-DTESSERA_TEST_MODULES=kernels;cuda;collectives" -D TESSERA_BUILD_BENCH=ON &&
     cmake --build "$build" -- -k 0 tessera_cli tessera_cuda step_kernels tessera_gpu_programs
