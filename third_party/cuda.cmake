@@ -3,7 +3,8 @@
 option(TESSERA_CUDA "Build the CUDA backend if the CUDA toolkit is found" ON)
 # The environment's CUDAARCHS, which CMake knows, sets what the first configuration begins with.
 set(TESSERA_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}" CACHE STRING "GPU architectures of the CUDA backend, as \
-CMAKE_CUDA_ARCHITECTURES writes them; empty: Ampere and Hopper, and PTX of 9.0 for the drivers of newer GPUs")
+CMAKE_CUDA_ARCHITECTURES writes them; empty: sm_80 for the A100 and, as binaries run on later minors of a major, for \
+sm_86 and sm_89; sm_90 for the H100 and H200; and PTX of 9.0 for the drivers of newer GPUs")
 # Below, its sources are compiled for the emulator, which brings its own sanitized build.
 if(NOT TESSERA_CUDA OR TESSERA_SANITIZE)
   return()
@@ -32,7 +33,7 @@ endforeach()
 
 set(CMAKE_CUDA_ARCHITECTURES ${TESSERA_CUDA_ARCHITECTURES})
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES "80-real;90;90a-real")
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
 endif()
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know how to ask nvcc for C++20

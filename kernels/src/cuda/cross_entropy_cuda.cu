@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -14,10 +15,13 @@
 // logits (rows, stride >= V) fp32 or bf16, targets (rows) int32, losses (rows) fp32.
 //
 // The first pass keeps a maximum and a sum of exponentials per thread, rescaled when the maximum
-// grows; the second computes the exponentials again. Bytes: logits once written and twice read. The
-// second pass walks back, from what was read last: an L2 cache of 50 MB does not hold all rows in
-// flight (V = 50257 in bf16: 4 blocks on each of 132 multiprocessors have 53 MB), but their ends.
-// Sums: a thread's elements in order, in fp32; then threads as block_sum adds them, in fp64.
+// grows; the second computes the exponentials again. Where two rows fit a multiprocessor's shared
+// memory (V = 50257 in bf16 on Hopper: 98 KiB each) the first pass brings the row there, with
+// kAhead 16-byte copies of each thread on their way, and the second reads it there. Bytes: logits
+// once read and once written. Other rows are read from global memory twice; the second pass walks
+// back, from what was read last, since an L2 cache of 50 MB does not hold all rows in flight, but
+// their ends. Either way a thread has the same elements in the same order, so the bits are the
+// same. Sums: a thread's elements in order, in fp32; then threads as block_sum adds them, in fp64.
 //
 // 16-byte accesses whatever the alignment of a row: the elements before the first boundary and
 // after the last are taken one by one.
@@ -28,7 +32,7 @@ namespace {
 using simt::Vec16;
 
 constexpr int kThreads = 512;  // some 100 logits each for a vocabulary of 50257
-constexpr int kBlocks = 4;     // on a multiprocessor: all its threads, with 32 registers each
+constexpr int kAhead = 8;      // with two blocks, 128 KiB on their way to a multiprocessor
 
 template <typename T>
 struct Problem {
@@ -53,28 +57,47 @@ __device__ float exponential(float x) {
 }
 
 enum class Walk { kForward, kBackward };
+enum class RowIn { kGlobal, kShared };
 
-/// Calls on_vector(pointer) for the aligned vectors of row[0, n) and on_element(pointer) for the
-/// others, spread over the block. The same thread gets the same elements every time.
-template <Walk kWalk, typename T, typename OnVector, typename OnElement>
-__device__ void for_each_in_row(T* row, int n, const OnVector& on_vector,
-                                const OnElement& on_element) {
-  constexpr int kSize = Vec16<T>::kSize;
-  const auto misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
-  const int before = misaligned == 0 ? 0 : kSize - misaligned;
-  const int head = before < n ? before : n;
-  const int vectors = (n - head) / kSize;
-  const int tail = head + vectors * kSize;
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (thread < head) on_element(row + thread);
-  if (tail + thread < n) on_element(row + tail + thread);
-  const int rounds = (vectors - thread + kThreads - 1) / kThreads;
-#pragma unroll 2
-  for (int round = 0; round < rounds; ++round) {
-    const int step = kWalk == Walk::kForward ? round : rounds - 1 - round;
-    on_vector(row + head + (thread + step * kThreads) * kSize);
+/// row[0, n): `head` elements before the first 16-byte boundary, `vectors` whole vectors, the rest.
+/// Vector v is thread v % kThreads's.
+template <typename T>
+struct SplitRow {
+  static constexpr int kSize = Vec16<T>::kSize;
+  __device__ SplitRow(T* elements, int n) : row(elements), end(n) {
+    const auto misaligned =
+        static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    const int before = misaligned == 0 ? 0 : kSize - misaligned;
+    head = before < n ? before : n;
+    vectors = (n - head) / kSize;
   }
-}
+  __device__ T* vector(int v) const { return row + head + v * kSize; }
+  /// Of this thread.
+  __device__ int rounds() const {
+    return (vectors - static_cast<int>(threadIdx.x) + kThreads - 1) / kThreads;
+  }
+  __device__ static int vector_of_round(int round) {
+    return static_cast<int>(threadIdx.x) + round * kThreads;
+  }
+  template <typename OnElement>
+  __device__ void for_each_element(const OnElement& on_element) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int tail = head + vectors * kSize;
+    if (thread < head) on_element(row + thread);
+    if (tail + thread < end) on_element(row + tail + thread);
+  }
+  template <Walk kWalk, typename OnVector>
+  __device__ void for_each_vector(const OnVector& on_vector) const {
+    const int count = rounds();
+#pragma unroll 2
+    for (int round = 0; round < count; ++round) {
+      on_vector(vector_of_round(kWalk == Walk::kForward ? round : count - 1 - round));
+    }
+  }
+
+  T* row;
+  int end, head, vectors;
+};
 
 /// sum = the sum of exp(x - maximum) over some logits.
 struct PartialSoftmax {
@@ -106,46 +129,80 @@ struct RowSoftmax {
   double sum;
 };
 
-template <typename T>
-__device__ RowSoftmax row_softmax(T* row, int vocab) {
+/// Calls on_vector(v) for the thread's vectors, in order, each when it has arrived in shared
+/// memory, at vector v there. No other thread reads it.
+template <typename T, typename OnVector>
+__device__ void for_each_copied(const SplitRow<T>& row, const OnVector& on_vector) {
+  T* const shared = simt::dynamic_shared<T>();
+  const int rounds = row.rounds();
+  const auto copy = [&](int round) {
+    const int v = row.vector_of_round(round);
+    if (round < rounds) simt::cp_async16(shared + v * row.kSize, row.vector(v));
+    simt::cp_async_commit();  // an empty group, too, so that there are always kAhead
+  };
+#pragma unroll
+  for (int round = 0; round < kAhead; ++round) copy(round);
+#pragma unroll 2
+  for (int round = 0; round < rounds; ++round) {
+    copy(round + kAhead);
+    simt::cp_async_wait<kAhead>();
+    on_vector(row.vector_of_round(round));
+  }
+}
+
+template <RowIn kRowIn, typename T>
+__device__ RowSoftmax row_softmax(const SplitRow<T>& row) {
   PartialSoftmax s;
-  for_each_in_row<Walk::kForward>(
-      row, vocab, [&](const T* x) { add_logits(s, simt::load16(x).v); },
-      [&](const T* x) {
-        const T one[1] = {*x};
-        add_logits(s, one);
-      });
+  row.for_each_element([&](const T* x) {
+    const T one[1] = {*x};
+    add_logits(s, one);
+  });
+  if constexpr (kRowIn == RowIn::kShared) {
+    for_each_copied(row, [&](int v) {
+      add_logits(s, simt::load16(simt::dynamic_shared<const T>() + v * row.kSize).v);
+    });
+  } else {
+    row.template for_each_vector<Walk::kForward>(
+        [&](int v) { add_logits(s, simt::load16(row.vector(v)).v); });
+  }
   const float maximum = simt::block_max(s.maximum);
   // A sum that is NaN stays it, a row of nothing but -inf becomes it.
   const float sum = s.sum * exponential<T>(s.maximum - maximum);
   return {maximum, simt::block_sum(static_cast<double>(sum))};
 }
 
-/// row[0, n) = value(logit).
-template <typename T, typename Value>
-__device__ void overwrite(T* row, int n, const Value& value) {
-  for_each_in_row<Walk::kBackward>(
-      row, n,
-      [&](T* x) {
-        Vec16<T> v = simt::load16_streaming(x);
+/// Every element = value(logit), with the vectors' logits where row_softmax<kRowIn> left them.
+template <RowIn kRowIn, typename T, typename Value>
+__device__ void overwrite(const SplitRow<T>& row, const Value& value) {
+  row.for_each_element([&](T* x) { *x = simt::from_float<T>(value(simt::to_float(*x))); });
+  row.template for_each_vector<Walk::kBackward>([&](int vector) {
+    Vec16<T> v = kRowIn == RowIn::kShared
+                     ? simt::load16(simt::dynamic_shared<const T>() + vector * row.kSize)
+                     : simt::load16_streaming(row.vector(vector));
 #pragma unroll
-        for (int j = 0; j < Vec16<T>::kSize; ++j) {
-          v.v[j] = simt::from_float<T>(value(simt::to_float(v.v[j])));
-        }
-        simt::store16(x, v);
-      },
-      [&](T* x) { *x = simt::from_float<T>(value(simt::to_float(*x))); });
+    for (int j = 0; j < row.kSize; ++j) {
+      v.v[j] = simt::from_float<T>(value(simt::to_float(v.v[j])));
+    }
+    simt::store16(row.vector(vector), v);
+  });
 }
 
 template <typename T>
-__device__ void zero(T* row, int n) {
-  for_each_in_row<Walk::kForward>(
-      row, n, [](T* x) { simt::store16(x, Vec16<T>{}); },
-      [](T* x) { *x = simt::from_float<T>(0.0F); });
+__device__ void zero(T* elements, int n) {
+  const SplitRow<T> row(elements, n);
+  row.for_each_element([](T* x) { *x = simt::from_float<T>(0.0F); });
+  row.template for_each_vector<Walk::kForward>(
+      [&](int v) { simt::store16(row.vector(v), Vec16<T>{}); });
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, kBlocks) softmax_cross_entropy(const Problem<T> p) {
+/// On a multiprocessor: all its threads, with 32 registers each. In shared memory long rows are
+/// two, and copies need more registers.
+template <RowIn kRowIn>
+constexpr int kBlocks = kRowIn == RowIn::kGlobal ? 4 : 3;
+
+template <RowIn kRowIn, typename T>
+__global__ void __launch_bounds__(kThreads, kBlocks<kRowIn>)
+    softmax_cross_entropy(const Problem<T> p) {
   const std::int64_t i = blockIdx.x;
   T* const row = p.logits + i * p.stride;
   const std::int32_t target = p.targets[i];
@@ -157,20 +214,48 @@ __global__ void __launch_bounds__(kThreads, kBlocks) softmax_cross_entropy(const
     return;
   }
   const float at_target = simt::to_float(row[target]);  // before anybody overwrites it
-  const RowSoftmax softmax = row_softmax(row, p.vocab);
+  const SplitRow<T> logits(row, p.vocab);
+  const RowSoftmax softmax = row_softmax<kRowIn>(logits);
   const auto shifted = static_cast<double>(at_target - softmax.maximum);
   if (threadIdx.x == 0) p.losses[i] = static_cast<float>(log(softmax.sum) - shifted);
   if (!p.gradient) return;
 
   const double scale = p.scale == nullptr ? 1.0 : static_cast<double>(*p.scale);
   const auto factor = static_cast<float>(scale / softmax.sum);
-  overwrite(row, p.vocab, [&](float x) { return factor * exponential<T>(x - softmax.maximum); });
+  overwrite<kRowIn>(logits, [&](float x) { return factor * exponential<T>(x - softmax.maximum); });
   zero(row + p.vocab, p.columns - p.vocab);
   __syncthreads();  // the target's element is overwritten by now
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   if (threadIdx.x == 0) {
     row[target] =
         simt::from_float<T>(static_cast<float>((exp(shifted) / softmax.sum - 1.0) * scale));
+  }
+}
+
+/// Two blocks must fit, or a multiprocessor would compute nothing while it fills its memory.
+bool fits_shared_memory(std::size_t row_bytes) {
+  int device = 0, bytes = 0;
+  simt::check_launch(cudaGetDevice(&device), "cudaGetDevice");
+  simt::check_launch(
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+      "cudaDeviceGetAttribute");
+  // The largest block has all of a multiprocessor but the 1 KiB that CUDA takes for each block; the
+  // second block needs it as well, and block_reduce's results have less than another.
+  constexpr std::size_t kOthers = 2048;
+  return 2 * (row_bytes + kOthers) <= static_cast<std::size_t>(bytes) + 1024;
+}
+
+template <typename T>
+void launch_rows(const Problem<T>& problem, std::int64_t rows, cudaStream_t stream) {
+  const auto vectors = static_cast<std::size_t>(std::max(1, problem.vocab / Vec16<T>::kSize));
+  const std::size_t row_bytes = vectors * sizeof(Vec16<T>);
+  if (fits_shared_memory(row_bytes)) {
+    simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, T>, row_bytes);
+    simt::launch(softmax_cross_entropy<RowIn::kShared, T>, blocks_for(rows, 1), kThreads, row_bytes,
+                 stream, problem);
+  } else {
+    simt::launch(softmax_cross_entropy<RowIn::kGlobal, T>, blocks_for(rows, 1), kThreads, 0, stream,
+                 problem);
   }
 }
 
@@ -192,8 +277,7 @@ void cross_entropy(const CrossEntropyArgs& args, Stream& stream) {
                              .columns = static_cast<int>(shape[1]),
                              .ignore_index = args.ignore_index,
                              .gradient = args.gradient};
-    simt::launch(softmax_cross_entropy<T>, blocks_for(shape[0], 1), kThreads, 0, handle(stream),
-                 problem);
+    launch_rows(problem, shape[0], handle(stream));
   });
 }
 

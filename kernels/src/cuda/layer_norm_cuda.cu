@@ -19,6 +19,7 @@
 namespace tessera::cuda {
 namespace {
 
+using simt::Packed16;
 using simt::Vec16;
 
 constexpr int kThreads = 256;  // eight rows of a warp each, or a wide one
@@ -52,18 +53,48 @@ struct RowThreads {
   }
 };
 
-/// s of one vector; stores it as `sum` if there is a residual.
-template <typename T>
-__device__ Vec16<T> load_sum(const Rows<T>& a, std::int64_t offset) {
-  Vec16<T> s = simt::load16_streaming(a.x + offset);
-  if (a.residual == nullptr) return s;
-  const Vec16<T> residual = simt::load16_streaming(a.residual + offset);
-#pragma unroll
-  for (int j = 0; j < Vec16<T>::kSize; ++j) {
-    s.v[j] = simt::from_float<T>(simt::to_float(s.v[j]) + simt::to_float(residual.v[j]));
+/// Where a thread's vectors of a row lie.
+template <bool kWide, typename T>
+struct Columns {
+  int width;
+  __device__ int first(int k) const {
+    return (k * RowThreads<kWide>::kCount + RowThreads<kWide>::index()) * Vec16<T>::kSize;
   }
-  simt::store16(a.sum + offset, s);
-  return s;
+  __device__ bool has(int k) const { return first(k) < width; }
+};
+
+/// Loads a thread's vectors of the row that begins at `from`, without waiting for them.
+template <bool kWide, int kVectors, typename T, typename Load>
+__device__ void load_vectors(const T* from, const Columns<kWide, T>& columns,
+                             Packed16<T> (&to)[kVectors], const Load& load) {
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (columns.has(k)) to[k] = simt::pack(load(from + columns.first(k)));
+  }
+}
+
+/// s of the thread's vectors of the row at `offset`; stores them as `sum` if there is a residual.
+/// `sum` may be x or the residual, so no load can move before a store of it: all loads come first.
+template <bool kWide, int kVectors, typename T>
+__device__ void load_sum(const Rows<T>& a, std::int64_t offset, const Columns<kWide, T>& columns,
+                         Packed16<T> (&s)[kVectors]) {
+  const auto load = [](const T* from) { return simt::load16_streaming(from); };
+  load_vectors(a.x + offset, columns, s, load);
+  if (a.residual == nullptr) return;
+  Packed16<T> residual[kVectors];
+  load_vectors(a.residual + offset, columns, residual, load);
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!columns.has(k)) continue;
+    Vec16<T> sum = simt::unpack(s[k]);
+    const Vec16<T> added = simt::unpack(residual[k]);
+#pragma unroll
+    for (int j = 0; j < Vec16<T>::kSize; ++j) {
+      sum.v[j] = simt::from_float<T>(simt::to_float(sum.v[j]) + simt::to_float(added.v[j]));
+    }
+    simt::store16(a.sum + offset + columns.first(k), sum);
+    s[k] = simt::pack(sum);
+  }
 }
 
 template <typename T>
@@ -80,7 +111,7 @@ __device__ Vec16<T> normalized(const Vec16<T>& s, float mean, float rstd, const 
 
 /// Rows of whole aligned vectors, at most kVectors to a thread.
 template <bool kWide, int kVectors, typename T>
-__global__ void __launch_bounds__(kThreads) normalize_in_registers(const Rows<T> a) {
+__global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows<T> a) {
   using Threads = RowThreads<kWide>;
   constexpr int kSize = Vec16<T>::kSize;
   const std::int64_t row = Threads::row();
@@ -88,28 +119,32 @@ __global__ void __launch_bounds__(kThreads) normalize_in_registers(const Rows<T>
   const std::int64_t offset = row * a.width;
   const auto width = static_cast<float>(a.width);
 
-  Vec16<T> s[kVectors];
+  const Columns<kWide, T> columns{a.width};
+
+  Packed16<T> s[kVectors];
+  load_sum(a, offset, columns, s);
   float total = 0.0F;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int i = (k * Threads::kCount + Threads::index()) * kSize;
-    if (i < a.width) s[k] = load_sum(a, offset + i);
-  }
+    if (!columns.has(k)) continue;
+    const Vec16<T> values = simt::unpack(s[k]);
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    if ((k * Threads::kCount + Threads::index()) * kSize >= a.width) continue;
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) total += simt::to_float(s[k].v[j]);
+    for (int j = 0; j < kSize; ++j) total += simt::to_float(values.v[j]);
   }
   const float mean = Threads::sum(total) / width;
 
+  Packed16<T> gamma[kVectors], beta[kVectors];
+  const auto load = [](const T* from) { return simt::load16_constant(from); };
+  load_vectors(a.gamma, columns, gamma, load);
+  load_vectors(a.beta, columns, beta, load);
   float squares = 0.0F;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if ((k * Threads::kCount + Threads::index()) * kSize >= a.width) continue;
+    if (!columns.has(k)) continue;
+    const Vec16<T> values = simt::unpack(s[k]);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      const float deviation = simt::to_float(s[k].v[j]) - mean;
+      const float deviation = simt::to_float(values.v[j]) - mean;
       squares = fmaf(deviation, deviation, squares);
     }
   }
@@ -117,10 +152,10 @@ __global__ void __launch_bounds__(kThreads) normalize_in_registers(const Rows<T>
 
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int i = (k * Threads::kCount + Threads::index()) * kSize;
-    if (i >= a.width) continue;
-    simt::store16(a.y + offset + i, normalized(s[k], mean, rstd, simt::load16(a.gamma + i),
-                                               simt::load16(a.beta + i)));
+    if (!columns.has(k)) continue;
+    simt::store16(
+        a.y + offset + columns.first(k),
+        normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]), simt::unpack(beta[k])));
   }
   if (Threads::index() != 0) return;
   a.mean[row] = mean;

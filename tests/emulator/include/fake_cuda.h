@@ -14,6 +14,7 @@ struct Settings {
   int driver_version = 13000;                        ///< 0: no driver is installed
   std::size_t memory_bytes = std::size_t{64} << 30;  ///< of each device
   int major = 9, minor = 0;                          ///< compute capability
+  int block_shared_bytes = 227 << 10;                ///< the most that a block can ask for
   /// Each task of a stream, on its own worker thread, begins after a random delay of up to this.
   unsigned max_delay_us = 0;
   unsigned seed = 1;
@@ -36,6 +37,7 @@ struct Counters {
   std::int64_t launches = 0;          ///< of kernels, those of graphs included
   std::int64_t captures = 0;          ///< begun
   std::int64_t graph_launches = 0;
+  std::int64_t dynamic_shared_bytes = 0;  ///< that launches have asked for, for each block
   std::int64_t streams = 0;         ///< that were asked for
   std::int64_t urgent_streams = 0;  ///< of them, with the greatest priority
   /// Kernels that could run now, but for Settings::one_kernel_at_a_time.

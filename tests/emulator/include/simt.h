@@ -93,6 +93,11 @@ void store16(T* to, const std::type_identity_t<Vec16<T>>& value,
   *reinterpret_cast<Vec16<T>*>(to) = value;
 }
 template <typename T>
+Vec16<T> load16_constant(const T* from,
+                         std::source_location where = std::source_location::current()) {
+  return load16(from, where);
+}
+template <typename T>
 Vec16<T> load16_streaming(const T* from,
                           std::source_location where = std::source_location::current()) {
   return load16(from, where);
@@ -101,6 +106,19 @@ template <typename T>
 void store16_streaming(T* to, const std::type_identity_t<Vec16<T>>& value,
                        std::source_location where = std::source_location::current()) {
   store16(to, value, where);
+}
+
+template <typename T>
+struct Packed16 {
+  Vec16<T> value;
+};
+template <typename T>
+Packed16<T> pack(const Vec16<T>& value) {
+  return {value};
+}
+template <typename T>
+Vec16<T> unpack(const Packed16<T>& packed) {
+  return packed.value;
 }
 
 inline void cp_async16(void* shared, const void* global,

@@ -111,7 +111,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = static_cast<char>(device + 1);
   properties->totalGlobalMem = settings.memory_bytes;
   properties->sharedMemPerBlock = kDefaultSharedBytes;
-  properties->sharedMemPerBlockOptin = kMaxSharedBytes;
+  properties->sharedMemPerBlockOptin = static_cast<std::size_t>(settings.block_shared_bytes);
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
   properties->major = settings.major;
@@ -134,7 +134,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = kDefaultSharedBytes;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = kMaxSharedBytes;
+      *value = runtime().settings.block_shared_bytes;
       return cudaSuccess;
     case cudaDevAttrWarpSize:
       *value = 32;

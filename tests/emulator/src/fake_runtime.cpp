@@ -127,6 +127,7 @@ cudaError_t enqueue(Launch launch, cudaStream_t stream) {
     return report(submit(stream, {.kind = GraphNode::Kind::kKernel,
                                   .action = [] { lost = cudaErrorIllegalAddress; }}));
   }
+  state.counters.dynamic_shared_bytes += static_cast<std::int64_t>(launch.dynamic_shared_bytes);
   // What may be dynamic, no static memory takes away.
   const std::size_t total = raised != state.shared_limits.end() ? kMaxSharedBytes : limit;
   return report(

@@ -99,6 +99,11 @@ template <typename T>
 __device__ inline void store16(T* to, const Vec16<T>& value) {
   *reinterpret_cast<uint4*>(to) = detail::to_words(value);
 }
+/// Global memory that nothing writes while the kernel runs: stores do not hold up such a load.
+template <typename T>
+__device__ inline Vec16<T> load16_constant(const T* from) {
+  return detail::from_words<T>(__ldg(reinterpret_cast<const uint4*>(from)));
+}
 /// Global memory that is not needed again soon: it leaves the caches first.
 template <typename T>
 __device__ inline Vec16<T> load16_streaming(const T* from) {
@@ -107,6 +112,25 @@ __device__ inline Vec16<T> load16_streaming(const T* from) {
 template <typename T>
 __device__ inline void store16_streaming(T* to, const Vec16<T>& value) {
   __stcs(reinterpret_cast<uint4*>(to), detail::to_words(value));
+}
+
+/// 16 bytes as memory has them, in four registers. The compiler takes a Vec16 apart where it is
+/// loaded, where it must wait for it, and into eight registers if the elements are bf16. This is
+/// for what is to arrive later, or to be kept.
+template <typename T>
+struct Packed16 {
+  uint4 words;
+};
+template <typename T>
+__device__ inline Packed16<T> pack(const Vec16<T>& value) {
+  return {detail::to_words(value)};
+}
+template <typename T>
+__device__ inline Vec16<T> unpack(const Packed16<T>& packed) {
+  uint4 words = packed.words;
+  // Opaque: not to be done earlier, and not once for several uses, which would keep the result.
+  asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  return detail::from_words<T>(words);
 }
 
 /// Copies 16 bytes from global to shared memory, both 16-byte aligned, in the background: they are
