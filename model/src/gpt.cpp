@@ -26,6 +26,15 @@ ParameterSpec vector(std::string name, std::int64_t size, float value) {
           .weight_decay_scale = 0.0F};
 }
 
+/// (vocabulary, width). Tensor cores want the head's products in whole tiles, so zeros fill the
+/// last one, unless there are too few tiles for that to pay.
+ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
+  constexpr std::int64_t kTile = 128;
+  ParameterSpec spec = matrix(std::move(name), config.vocab_size, config.width, kInitialStddev);
+  if (config.vocab_size >= 16 * kTile) spec.row_multiple = kTile;
+  return spec;
+}
+
 void check_parameters(const Layer& layer, std::span<const Parameter> parameters) {
   const std::size_t wanted = layer.parameters().size() + layer.tied_parameters().size();
   require(parameters.size() == wanted, ErrorCode::kInvalidArgument, "layer '", layer.name(),
@@ -37,7 +46,7 @@ class Embedding : public Layer {
  public:
   explicit Embedding(const GptConfig& config)
       : Layer("embedding", "Embedding"), dropout_(config.dropout) {
-    parameters_ = {matrix("wte.weight", config.vocab_size, config.width, kInitialStddev),
+    parameters_ = {vocabulary_matrix("wte.weight", config),
                    matrix("wpe.weight", config.context_length, config.width, kInitialStddev)};
   }
 
@@ -144,8 +153,7 @@ class Head : public Layer {
     if (config.tie_embedding) {
       tied_parameters_ = {"wte.weight"};
     } else {
-      parameters_.push_back(
-          matrix("lm_head.weight", config.vocab_size, config.width, kInitialStddev));
+      parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
     }
   }
 

@@ -350,6 +350,66 @@ TEST_F(Losses, ChunksAreOneSum) {
   test::expect_near(chunked.dw, doubles(whole.dw), "dw");
 }
 
+/// Columns, rows and depths of the products that padded_products has seen.
+std::vector<std::int64_t>& product_sizes() {
+  static std::vector<std::int64_t> sizes;
+  return sizes;
+}
+
+/// The CPU's kernels, noting the sizes of products.
+const KernelTable& noting_products() {
+  static const KernelTable table = [] {
+    KernelTable kernels = cpu_kernels();
+    kernels.gemm = [](const GemmArgs& args, Stream& stream) {
+      for (const TensorView& view : {args.a, args.b, args.c}) {
+        product_sizes().insert(product_sizes().end(), {view.shape[0], view.shape[1]});
+      }
+      cpu_kernels().gemm(args, stream);
+    };
+    return kernels;
+  }();
+  return table;
+}
+
+// With zeros behind the weight, a GPU's products have no odd size, and nothing else changes.
+TEST_F(Losses, ZerosBehindTheWeightTakePartOnAGpu) {
+  constexpr std::int64_t kV = 131, kPadded = 256, kC = 8, kRows = 64;
+  std::vector<std::int32_t> numbers;
+  for (std::int32_t i = 0; i < kRows; ++i) numbers.push_back(i % 7 == 3 ? -1 : i * 29 % 131);
+  const Tensor targets = ints({kRows}, numbers);
+  const Result expected = run(true, {kRows, kC}, kV, targets);
+  run_on(*stream_, [&] {
+    std::vector<float> values = random_floats(kV * kC, 7);
+    values.resize(kPadded * kC);
+    OwnedParameter w(memory_, {kPadded, kC}, values);
+    w.parameter.value = w.parameter.value.narrow(0, 0, kV);
+    w.parameter.gradient = w.parameter.gradient.narrow(0, 0, kV);
+    w.parameter.padded_rows = kPadded;
+    float loss_scale = kScale;
+    product_sizes().clear();
+    Tape tape(memory_, *stream_, {},
+              {.loss_scale = TensorView(&loss_scale, DType::kFloat32, Shape{1}),
+               .threads = kThreads,
+               .device = DeviceKind::kCuda,
+               .kernels = &noting_products()});
+    Tensor dx;
+    Value x = test::leaf(tape, tensor({kRows, kC}, random_floats(kRows * kC, 8)), dx);
+    const Value losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets);
+    tape.backward(losses, tensor(losses.shape(), std::vector<float>(kRows, kScale)));
+    const auto doubles = [](const std::vector<float>& v) { return Doubles(v.begin(), v.end()); };
+    test::expect_near(to_floats(losses.tensor), doubles(expected.losses), "losses");
+    test::expect_near(to_floats(dx), doubles(expected.dx), "dx");
+    std::vector<float> dw = to_floats(w.gradient);
+    for (std::size_t i = kV * kC; i < dw.size(); ++i) ASSERT_EQ(dw[i], 0.0F) << i;
+    dw.resize(kV * kC);
+    test::expect_near(dw, doubles(expected.dw), "dw");
+  });
+  EXPECT_EQ(product_sizes().size(), 3U * 6U);
+  for (const std::int64_t size : product_sizes()) {
+    EXPECT_TRUE(size == kRows || size == kC || size == kPadded) << size;
+  }
+}
+
 TEST_F(Losses, WithoutRecordingThereAreOnlyLosses) {
   const Tensor targets = ints({4}, {1, 0, 2, 2});
   OwnedParameter w(memory_, {3, 2}, random_floats(6, 7));
@@ -370,12 +430,24 @@ TEST_F(Losses, WithoutRecordingThereAreOnlyLosses) {
 TEST(CrossEntropyChunk, IsAMultipleOf64AndSmall) {
   EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 50257, DeviceKind::kCpu), 320);
   EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256, DeviceKind::kCpu), 8192);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(1'000'000, 256, DeviceKind::kCpu), 65536);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(1'000'000, 256, DeviceKind::kCpu), 62528);  // of 65536
   EXPECT_EQ(ops::cross_entropy_chunk_rows(1000, 300'000, DeviceKind::kCpu), 64);
   EXPECT_EQ(ops::cross_entropy_chunk_rows(96, 65, DeviceKind::kCpu), 128);
   EXPECT_EQ(ops::cross_entropy_chunk_rows(1, 1, DeviceKind::kCpu), 64);
-  EXPECT_EQ(ops::cross_entropy_chunk_rows(16384, 50257, DeviceKind::kCuda), 5312);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(5312, 50257, DeviceKind::kCuda), 5312);
   EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 256, DeviceKind::kCuda), 8192);
+}
+
+TEST(CrossEntropyChunk, IsAsLargeAsTheOthers) {
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(8192, 50257, DeviceKind::kCuda), 4096);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(16384, 50257, DeviceKind::kCuda), 4096);
+  EXPECT_EQ(ops::cross_entropy_chunk_rows(32768, 50257, DeviceKind::kCuda), 4736);
+  for (const std::int64_t rows : {1, 64, 65, 5312, 5313, 10000, 16384, 100'000}) {
+    const std::int64_t chunk = ops::cross_entropy_chunk_rows(rows, 50257, DeviceKind::kCuda);
+    const std::int64_t chunks = (rows + chunk - 1) / chunk;
+    EXPECT_EQ(chunks, (rows + 5311) / 5312) << rows;
+    EXPECT_LT(chunk - (rows - (chunks - 1) * chunk), 64 * chunks) << rows;
+  }
 }
 
 }  // namespace

@@ -147,5 +147,27 @@ TEST(CudaStep, LossesAreNearThoseOfTheCpu) {
   }
 }
 
+// 2050 tokens take 2176 rows of memory, which the head's products take for rows of the weight.
+TEST(CudaStep, ZerosBehindTheVocabularyAreNoPartOfTheModel) {
+  const Model model = make_gpt(
+      {.vocab_size = 2050, .context_length = test::kLength, .layers = 1, .heads = 2, .width = 16});
+  const auto options = [](const char* strategy) {
+    TrainerOptions result = cuda_options(strategy, 2);
+    result.accumulate = 2;
+    return result;
+  };
+  const Trained sharded = run(model, options("full_shard"));
+  expect_same_bits(run(model, options("zero2")), sharded);
+  EXPECT_EQ(sharded.summary.measured_memory, sharded.summary.predicted_memory);
+  TrainerOptions on_cpu = options("full_shard");
+  on_cpu.device = DeviceChoice::kCpu;
+  on_cpu.group = GroupChoice::kAuto;
+  const Trained expected = run(model, on_cpu);
+  for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(sharded.losses[i], expected.losses[i], 2e-5 * std::abs(expected.losses[i])) << i;
+    EXPECT_NEAR(sharded.norms[i], expected.norms[i], 2e-4 * std::abs(expected.norms[i])) << i;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -92,6 +92,30 @@ TEST(Layout, OffsetsDoNotDependOnTheWorldAndPaddingIsTheLeast) {
   }
 }
 
+TEST(Layout, ZerosFollowATensorWhoseRowsAreRounded) {
+  ParameterSpec rounded = spec("a", {5, 24});
+  rounded.row_multiple = 4;
+  const Model model = model_of(Declared("first", {rounded, spec("b", {3})}));
+  const FlatParameter flat = make_layout(model, {}, 2).units[0].trainable;
+  EXPECT_EQ(flat.tensors[0].spec.shape, (Shape{5, 24}));
+  EXPECT_EQ(flat.tensors[1].offset, 8 * 24);
+  EXPECT_EQ(parameter_count(model), 5 * 24 + 3);
+}
+
+// A tile of the head's products is 128 rows; a small vocabulary stays as it is.
+TEST(Layout, TheVocabularyIsRoundedUpInMemory) {
+  const auto rows_of = [](std::int64_t vocab_size) {
+    const Model model = make_gpt({.vocab_size = vocab_size, .context_length = 8, .width = 64});
+    const FlatParameter flat = make_layout(model, {}, 1).units[0].trainable;
+    EXPECT_EQ(flat.tensors[0].spec.shape[0], vocab_size);
+    return flat.tensors[1].offset / 64;
+  };
+  EXPECT_EQ(rows_of(50257), 50304);
+  EXPECT_EQ(rows_of(50304), 50304);
+  EXPECT_EQ(rows_of(2049), 2176);
+  EXPECT_EQ(rows_of(257), 257);
+}
+
 TEST(Layout, FrozenTensorsLieApart) {
   const ModelLayout layout = make_layout(odd_model(), {}, 2);
   const auto names = [](const FlatParameter& flat) {

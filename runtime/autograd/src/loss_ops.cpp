@@ -50,12 +50,15 @@ class ChunkedLoss {
  public:
   ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, std::int64_t chunk_rows)
       : tape_(tape), x_(x), weight_(weight), vocab_size_(weight.value.shape[0]) {
-    // Rows start at multiples of 64 bytes, so every leading dimension of the products is aligned.
-    // V itself is not rounded up: the weight has V rows, in its flat parameter, in checkpoints and
-    // in hashes. Of the products one has V columns, one V rows and one a depth of V; what an odd V
-    // costs on a GPU, beside the multiple of 128 that others pad theirs to, is not measured yet.
-    const std::int64_t row_align = 64 / static_cast<std::int64_t>(size_of(x.dtype));
-    stride_ = (vocab_size_ + row_align - 1) / row_align * row_align;
+    // Rows of logits start at multiples of 64 bytes, on a GPU of 128 elements, so that every
+    // leading dimension of the products is aligned. Of the products one has V columns, one V rows
+    // and one a depth of V: on a GPU an odd V costs the fast algorithms, so the zeros behind the
+    // weight, if it has any, and behind its gradient take part. Their logits count nothing and have
+    // gradient 0.
+    const bool gpu = tape.options().device == DeviceKind::kCuda;
+    columns_ = gpu && weight.padded_rows > 0 ? weight.padded_rows : vocab_size_;
+    const std::int64_t row_align = gpu ? 128 : 64 / static_cast<std::int64_t>(size_of(x.dtype));
+    stride_ = (columns_ + row_align - 1) / row_align * row_align;
     scratch_ = tape.workspace(chunk_rows * stride_ * static_cast<std::int64_t>(size_of(x.dtype)),
                               "logits of a chunk");
   }
@@ -65,9 +68,10 @@ class ChunkedLoss {
   void run(std::int64_t begin, std::int64_t rows, const TensorView& targets,
            std::int32_t ignore_index, const TensorView& losses, const TensorView& dx) {
     const TensorView padded(scratch_.view().data, x_.dtype, Shape{rows, stride_});
-    const TensorView logits = padded.narrow(1, 0, vocab_size_);
+    const TensorView logits = padded.narrow(1, 0, columns_);
     const TensorView x = x_.narrow(0, begin, rows);
-    multiply({.a = x, .b = weight_.value, .c = logits, .bias = {}, .transpose_b = true});
+    const TensorView weight = with_zeros(weight_.value);
+    multiply({.a = x, .b = weight, .c = logits, .bias = {}, .transpose_b = true});
     tape_.kernels().cross_entropy({.logits = padded,
                                    .targets = targets.narrow(0, begin, rows),
                                    .losses = losses.narrow(0, begin, rows),
@@ -82,15 +86,19 @@ class ChunkedLoss {
       const GradientTarget dw = gradient_target(weight_);
       multiply({.a = logits,
                 .b = x,
-                .c = dw.view,
+                .c = with_zeros(dw.view),
                 .bias = {},
                 .transpose_a = true,
                 .accumulate = dw.accumulate});
     }
-    if (dx) multiply({.a = logits, .b = weight_.value, .c = dx.narrow(0, begin, rows), .bias = {}});
+    if (dx) multiply({.a = logits, .b = weight, .c = dx.narrow(0, begin, rows), .bias = {}});
   }
 
  private:
+  /// The weight or its gradient as (columns_, inputs).
+  TensorView with_zeros(const TensorView& weight) const {
+    return TensorView(weight.data, weight.dtype, Shape{columns_, weight.shape[1]});
+  }
   void multiply(const GemmArgs& args) {
     tape_.kernels().gemm(args, tape_.stream());
     const std::int64_t depth = args.a.shape[args.transpose_a ? 0 : 1];
@@ -101,7 +109,8 @@ class ChunkedLoss {
   TensorView x_;
   Parameter& weight_;
   std::int64_t vocab_size_;
-  std::int64_t stride_;
+  std::int64_t columns_;  ///< of the products: the vocabulary and the zeros behind it
+  std::int64_t stride_;   ///< of a row of logits
   Tensor scratch_;
 };
 
@@ -156,8 +165,10 @@ std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size
   constexpr std::int64_t kGranule = 64;
   const std::int64_t elements = device == DeviceKind::kCuda ? kGpuChunkElements : kCpuChunkElements;
   const std::int64_t fitting = elements / std::max<std::int64_t>(vocab_size, 1);
-  const std::int64_t chunk = std::max(fitting / kGranule * kGranule, kGranule);
-  return std::min(chunk, (rows + kGranule - 1) / kGranule * kGranule);
+  const std::int64_t most = std::max(fitting / kGranule * kGranule, kGranule);
+  const std::int64_t chunks = std::max<std::int64_t>(1, (rows + most - 1) / most);
+  const std::int64_t equal = (rows + chunks - 1) / chunks;
+  return std::max((equal + kGranule - 1) / kGranule * kGranule, kGranule);
 }
 
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,

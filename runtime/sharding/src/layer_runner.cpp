@@ -89,6 +89,7 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
     parameters[p].value = value != nullptr
                               ? tensor_of(buffers_.view(*value, flat), tensor)
                               : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
+    parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
     parameters[p].gradient = {};
     const Operand* const gradient =
         address.trainable ? find_operand(schedule_, action.writes, address.unit, Role::kGradient)

@@ -39,7 +39,10 @@ std::vector<int> assign_units(const Model& model, const WrapPolicy& policy) {
 int append(FlatParameter& flat, const ParameterSpec& spec) {
   const std::int64_t offset = round_up(flat.numel, kFlatAlignment);
   flat.tensors.push_back({spec, offset});
-  flat.numel = offset + spec.shape.numel();
+  const std::int64_t zeros = spec.row_multiple > 1 ? spec.shape.numel() / spec.shape[0] *
+                                                         (padded_rows(spec) - spec.shape[0])
+                                                   : 0;
+  flat.numel = offset + spec.shape.numel() + zeros;
   return static_cast<int>(flat.tensors.size()) - 1;
 }
 

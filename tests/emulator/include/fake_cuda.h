@@ -38,8 +38,8 @@ struct Counters {
   std::int64_t captures = 0;          ///< begun
   std::int64_t graph_launches = 0;
   std::int64_t dynamic_shared_bytes = 0;  ///< that launches have asked for, for each block
-  std::int64_t streams = 0;         ///< that were asked for
-  std::int64_t urgent_streams = 0;  ///< of them, with the greatest priority
+  std::int64_t streams = 0;               ///< that were asked for
+  std::int64_t urgent_streams = 0;        ///< of them, with the greatest priority
   /// Kernels that could run now, but for Settings::one_kernel_at_a_time.
   std::int64_t waiting_kernels = 0;
   /// Work that a thread has added to the capture of another. CUDA captures it, as all that is put

@@ -86,9 +86,10 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
 /// gradient.
 Value squared_error(Tape& tape, Value x, const TensorView& targets);
 
-/// Rows of one chunk of linear_cross_entropy: a multiple of 64, at least 64, and as many as keep
-/// the logits of a chunk within what suits the kernels of `device`: on a CPU 64 MiB of fp32, on a
-/// GPU 512 MiB of bf16.
+/// Rows of one chunk of linear_cross_entropy: a multiple of 64, at least 64. The logits of a chunk
+/// stay within what suits the kernels of `device` (on a CPU 64 MiB of fp32, on a GPU 512 MiB of
+/// bf16), chunks are as few as that allows, and equal but for the last, which may be smaller by
+/// less than 64 rows for each chunk.
 std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size,
                                       DeviceKind device);
 

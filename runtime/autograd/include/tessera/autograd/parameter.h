@@ -25,7 +25,16 @@ struct ParameterSpec {
   Initializer initializer;
   float weight_decay_scale = 1;  ///< multiplies the run's weight decay: 0 for biases and norms
   bool trainable = true;         ///< false: no gradient, no optimizer state, never updated
+  /// Its flat parameter goes on behind it with zeros up to a multiple of so many rows, which
+  /// kernels may take for rows of it. They are no part of the parameter: its shape, counts,
+  /// checkpoints and hashes do not have them.
+  std::int64_t row_multiple = 1;
 };
+
+/// Rows of a parameter and of the zeros behind it.
+inline std::int64_t padded_rows(const ParameterSpec& spec) {
+  return (spec.shape[0] + spec.row_multiple - 1) / spec.row_multiple * spec.row_multiple;
+}
 
 /// A parameter as a layer sees it while it runs: unsharded, in compute precision, wherever the
 /// sharding engine has put it for now. The engine re-points the views between forward and backward,
@@ -34,6 +43,9 @@ struct Parameter {
   TensorView value;
   TensorView gradient;            ///< empty when frozen or when nothing is recorded
   bool gradient_written = false;  ///< later writes of this micro-step add to it
+  /// Rows in memory of `value` and `gradient`, if there are more than their shape has: zeros, which
+  /// must stay zeros (ParameterSpec::row_multiple).
+  std::int64_t padded_rows = 0;
 };
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ struct FlatTensor {
 /// laid out one after the other, aligned; the end is padded so that every axis divides it.
 struct FlatParameter {
   std::vector<FlatTensor> tensors;
-  std::int64_t numel = 0;         ///< up to the end of the last tensor
+  std::int64_t numel = 0;         ///< up to the end of the last tensor and of the zeros behind it
   std::int64_t padded_numel = 0;  ///< multiple of world size * kFlatAlignment; 0 if no tensors
 };
 
