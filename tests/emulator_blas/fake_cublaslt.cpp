@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <set>
+#include <sstream>
 
 #include "fake_cublaslt.h"
 #include "product.h"
@@ -16,9 +19,11 @@
 // aux matrix whose rows are not a multiple of 8, a bias of another type than D, which cannot be
 // said), and some of what a given GPU may have no kernel for, so that callers' ways out are tested:
 // bf16 rows that do not begin on 4 bytes; fused GELU and bias gradients where a matrix begins off
-// 16 bytes, and fused GELU into another type than the operands'. It does not know how a bias and
-// aux are aligned: off 16 bytes the product faults. Where in-place reductions are allowed it uses
-// one, and sums in another order each time.
+// 16 bytes, and fused GELU into another type than the operands'. It takes from the addresses of
+// bias and aux how they are aligned, up to 256 bytes, and names other algorithms first for another
+// alignment; an algorithm loads up to 16 bytes at once, and faults where less is aligned than was
+// when it was chosen. Where in-place reductions are allowed it uses one, and sums in another order
+// each time.
 
 using fake_cublaslt::has;
 using fake_cublaslt::Product;
@@ -32,7 +37,8 @@ struct FakeMatmulPreference {
 /// Products that were enqueued. They stay until the handle goes, because a captured graph runs its
 /// host functions again; a training loop repeats itself, so they are few.
 struct cublasLtContext {
-  std::set<Product> products;
+  std::mutex mutex;
+  std::set<Product> products;  // guarded by mutex
 };
 
 namespace {
@@ -45,8 +51,10 @@ struct Algorithm {
   std::int64_t m = 0, n = 0, k = 0;
   std::uint32_t epilogue = 0;
   std::uint16_t a_alignment = 0, b_alignment = 0, c_alignment = 0, d_alignment = 0;
+  std::uint16_t bias_alignment = 0, aux_alignment = 0;
+  std::uint8_t number = 0;  ///< below kAlgorithms
+  std::uint8_t any_order = 0;
   std::uint32_t workspace_bytes = 0;
-  std::uint32_t any_order = 0;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 
@@ -62,6 +70,14 @@ Sizes sizes_of(const FakeMatrixLayout& layout, cublasOperation_t operation) {
 
 bool aligned(const void* address, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+/// The largest power of two, up to 256, that divides the address; 0 of null.
+std::uint16_t alignment_of(const void* address) {
+  if (address == nullptr) return 0;
+  const auto bits =
+      static_cast<unsigned>(std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
+  return static_cast<std::uint16_t>(1U << std::min(bits, 8U));
 }
 
 bool consistent(const FakeMatmulDesc& desc, const FakeMatrixLayout& a, const FakeMatrixLayout& b,
@@ -120,7 +136,56 @@ cublasStatus_t destroy(T* object) {
 
 std::atomic<std::int64_t> heuristics_asked{0};
 
+struct SharedDelays {
+  std::mutex mutex;
+  fake_cublaslt::Delays value;  // guarded by mutex
+
+  SharedDelays() {
+    const char* const text = std::getenv("FAKE_CUBLASLT_DELAYS");
+    std::istringstream numbers(text != nullptr ? text : "");
+    for (auto* delays : {&value.plain, &value.fused}) {
+      for (unsigned& delay : *delays) numbers >> delay;
+    }
+  }
+};
+SharedDelays& shared_delays() {
+  static SharedDelays delays;
+  return delays;
+}
+
+unsigned delay_of(const Algorithm& algorithm) {
+  const bool plain = algorithm.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+                     algorithm.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  SharedDelays& delays = shared_delays();
+  const std::lock_guard lock(delays.mutex);
+  return (plain ? delays.value.plain : delays.value.fused).at(algorithm.number);
+}
+
+bool fits(const Algorithm& algorithm, const FakeMatmulDesc& desc, const FakeMatrixLayout& a,
+          const FakeMatrixLayout& d) {
+  return algorithm.m == d.rows && algorithm.n == d.columns &&
+         algorithm.k == sizes_of(a, desc.a_operation).columns &&
+         algorithm.epilogue == desc.epilogue && algorithm.number < fake_cublaslt::kAlgorithms;
+}
+
+Algorithm algorithm_of(const cublasLtMatmulAlgo_t& algo) {
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo.data, sizeof(algorithm));
+  return algorithm;
+}
+
 }  // namespace
+
+void fake_cublaslt::set_delays(const Delays& delays) {
+  const std::lock_guard lock(shared_delays().mutex);
+  shared_delays().value = delays;
+}
+
+int fake_cublaslt::number_of(const std::array<std::uint64_t, 8>& algorithm) {
+  cublasLtMatmulAlgo_t algo{};
+  std::copy(algorithm.begin(), algorithm.end(), algo.data);
+  return algorithm_of(algo).number;
+}
 
 std::int64_t fake_cublaslt::heuristics() { return heuristics_asked; }
 
@@ -234,17 +299,54 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                       .a_alignment = static_cast<std::uint16_t>(preference->a_alignment),
                       .b_alignment = static_cast<std::uint16_t>(preference->b_alignment),
                       .c_alignment = static_cast<std::uint16_t>(preference->c_alignment),
-                      .d_alignment = static_cast<std::uint16_t>(preference->d_alignment)};
+                      .d_alignment = static_cast<std::uint16_t>(preference->d_alignment),
+                      .bias_alignment = alignment_of(desc->bias),
+                      .aux_alignment = alignment_of(desc->aux)};
   const bool split = k >= kSplitK && preference->workspace_bytes >= kSplitKWorkspace;
   if (split) algorithm.workspace_bytes = kSplitKWorkspace;
   if (split && (preference->reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE) != 0) {
     algorithm.any_order = 1;
   }
-  *results = {};
-  std::memcpy(results->algo.data, &algorithm, sizeof(algorithm));
-  results->workspaceSize = algorithm.workspace_bytes;
-  results->state = CUBLAS_STATUS_SUCCESS;
-  *found = 1;
+  const int first = std::countr_zero(std::max<unsigned>(algorithm.bias_alignment, 1U)) +
+                    std::countr_zero(std::max<unsigned>(algorithm.aux_alignment, 1U));
+  for (; *found < std::min(wanted, fake_cublaslt::kAlgorithms); ++*found) {
+    algorithm.number = static_cast<std::uint8_t>((first + *found) % fake_cublaslt::kAlgorithms);
+    cublasLtMatmulHeuristicResult_t& result = results[*found];
+    result = {};
+    std::memcpy(result.algo.data, &algorithm, sizeof(algorithm));
+    result.workspaceSize = algorithm.workspace_bytes;
+    result.state = CUBLAS_STATUS_SUCCESS;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  if (handle == nullptr || !consistent(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+  const Algorithm algorithm = algorithm_of(*algo);
+  if (!fits(algorithm, *desc, *a, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+  *result = {};
+  result->workspaceSize = algorithm.workspace_bytes;
+  result->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void* value, std::size_t bytes,
+                                                    std::size_t* written) {
+  if (attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) return CUBLAS_STATUS_INVALID_VALUE;
+  if (bytes != sizeof(std::uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+  const Algorithm algorithm = algorithm_of(*algo);
+  const std::uint32_t scheme = algorithm.any_order != 0 ? CUBLASLT_REDUCTION_SCHEME_INPLACE
+                               : algorithm.workspace_bytes > 0
+                                   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                   : CUBLASLT_REDUCTION_SCHEME_NONE;
+  std::memcpy(value, &scheme, sizeof(scheme));
+  if (written != nullptr) *written = sizeof(scheme);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -258,16 +360,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (!consistent(*desc, *a_layout, *b_layout, *c_layout, *d_layout)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  Algorithm algorithm;
-  std::memcpy(&algorithm, algo->data, sizeof(algorithm));
-  const std::int64_t k = sizes_of(*a_layout, desc->a_operation).columns;
-  const bool chosen_for_this = algorithm.m == d_layout->rows && algorithm.n == d_layout->columns &&
-                               algorithm.k == k && algorithm.epilogue == desc->epilogue;
+  const Algorithm algorithm = algorithm_of(*algo);
   const bool addresses = aligned(a, algorithm.a_alignment) && aligned(b, algorithm.b_alignment) &&
                          aligned(c, algorithm.c_alignment) && aligned(d, algorithm.d_alignment);
   const bool room = workspace_bytes >= algorithm.workspace_bytes &&
                     (algorithm.workspace_bytes == 0 || aligned(workspace, 256));
-  if (!chosen_for_this || !addresses || !room) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!fits(algorithm, *desc, *a_layout, *d_layout) || !addresses || !room) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   const Product product{.desc = *desc,
                         .a_layout = *a_layout,
                         .b_layout = *b_layout,
@@ -281,8 +381,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         .beta = *static_cast<const float*>(beta),
                         .workspace = workspace,
                         .workspace_bytes = algorithm.workspace_bytes,
+                        .algorithm = algorithm.number,
+                        .bias_load = std::min<std::int64_t>(algorithm.bias_alignment, 16),
+                        .aux_load = std::min<std::int64_t>(algorithm.aux_alignment, 16),
+                        .delay_us = delay_of(algorithm),
                         .any_order = algorithm.any_order != 0};
-  const Product* kept = &*handle->products.insert(product).first;
+  const Product* kept = nullptr;
+  {
+    const std::lock_guard lock(handle->mutex);
+    kept = &*handle->products.insert(product).first;
+  }
   const auto run = [](void* p) { fake_cublaslt::compute(*static_cast<const Product*>(p)); };
   const cudaError_t enqueued = cudaLaunchHostFunc(stream, run, const_cast<Product*>(kept));
   return enqueued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;

@@ -1,14 +1,18 @@
 #include "product.h"
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
+#include "fake_cublaslt.h"
 #include "tessera/core/dtype.h"
 
-// The arithmetic: terms are added in double and rounded to float, the epilogue is in float.
+// The arithmetic: algorithm 0 adds terms in double and rounds the sum to float, the others round
+// after each term and begin elsewhere; the epilogue is in float.
 
 namespace fake_cublaslt {
 namespace {
@@ -71,17 +75,26 @@ float finish(const Product& p, float value, std::int64_t i, std::int64_t j) {
   return static_cast<float>(gelu(static_cast<double>(value)));
 }
 
-/// As a load of 16 bytes at once.
-void check_aligned(const void* address) {
-  if (reinterpret_cast<std::uintptr_t>(address) % 16 == 0) return;
-  throw std::runtime_error("misaligned address: what an epilogue reads or writes is off 16 bytes");
+void check_aligned(const void* address, std::int64_t load) {
+  const auto bytes = static_cast<std::uintptr_t>(load);
+  if (bytes == 0 || reinterpret_cast<std::uintptr_t>(address) % bytes == 0) return;
+  throw std::runtime_error("misaligned address: what an epilogue reads or writes at once");
+}
+
+/// sums (m) += column (m) * factor.
+void add_column(const float* column, double factor, bool rounds, std::vector<double>& sums) {
+  const std::size_t m = sums.size();
+  for (std::size_t i = 0; i < m; ++i) sums[i] += static_cast<double>(column[i]) * factor;
+  if (!rounds) return;
+  for (std::size_t i = 0; i < m; ++i) sums[i] = static_cast<double>(static_cast<float>(sums[i]));
 }
 
 }  // namespace
 
 void compute(const Product& p) {
-  check_aligned(p.desc.bias);
-  check_aligned(p.desc.aux);
+  if (p.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(p.delay_us));
+  check_aligned(p.desc.bias, p.bias_load);
+  check_aligned(p.desc.aux, p.aux_load);
   // What a caller keeps in the workspace does not survive.
   if (p.workspace_bytes > 0) std::memset(p.workspace, 0xff, p.workspace_bytes);
   const std::int64_t m = p.d_layout.rows;
@@ -91,7 +104,9 @@ void compute(const Product& p) {
   const std::vector<float> a = pack(p.a, p.a_layout, p.desc.a_operation);
   const std::vector<float> b = pack(p.b, p.b_layout, p.desc.b_operation);
   static std::atomic<std::int64_t> calls{0};
-  const std::int64_t first = p.any_order ? calls.fetch_add(1) * 7 % k : 0;
+  const std::int64_t first =
+      p.any_order ? calls.fetch_add(1) * 7 % k : k * p.algorithm / kAlgorithms;
+  const bool rounds = p.any_order || p.algorithm != 0;  // in-place split-K rounds to C's type
   std::vector<double> sums(at(m));
   for (std::int64_t j = 0; j < n; ++j) {
     std::fill(sums.begin(), sums.end(), 0.0);
@@ -100,12 +115,7 @@ void compute(const Product& p) {
       const std::int64_t l = (first + term) % k;
       const auto factor = static_cast<double>(b[at(l + j * k)]);
       gradient += factor;
-      const float* column = a.data() + l * m;
-      for (std::int64_t i = 0; i < m; ++i) {
-        sums[at(i)] += static_cast<double>(column[i]) * factor;
-        // In-place split-K rounds partial sums to C's type.
-        if (p.any_order) sums[at(i)] = static_cast<double>(static_cast<float>(sums[at(i)]));
-      }
+      add_column(a.data() + l * m, factor, rounds, sums);
     }
     for (std::int64_t i = 0; i < m; ++i) {
       auto value = static_cast<float>(static_cast<double>(p.alpha) * sums[at(i)]);

@@ -36,6 +36,9 @@ struct Product {
   float alpha = 1.0F, beta = 0.0F;
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< of what the algorithm needs
+  int algorithm = 0;  ///< decides where it begins to add, and, if not 0, rounds each sum to fp32
+  std::int64_t bias_load = 1, aux_load = 1;  ///< bytes of bias and aux that it loads at once
+  unsigned delay_us = 0;                     ///< takes at least that long
   bool any_order = false;           ///< adds in another order each time, as in-place split-K may
   auto operator<=>(const Product&) const = default;
 };
@@ -45,7 +48,7 @@ inline bool has(cublasLtEpilogue_t epilogue, cublasLtEpilogue_t part) {
          static_cast<unsigned>(part);
 }
 
-/// Computes it on the calling thread. Throws if a bias or aux is not aligned to 16 bytes.
+/// Computes it on the calling thread. Throws if bias or aux is not aligned for its loads.
 void compute(const Product& product);
 
 }  // namespace fake_cublaslt

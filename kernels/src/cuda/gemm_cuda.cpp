@@ -14,8 +14,7 @@
 //
 // Which of the two it is depends on shapes, dtypes, alignment and the GPU's model alone, so a run
 // can be repeated bit for bit. cuBLASLt has no algorithm for: K = 0; a bias that is not of C's
-// dtype; a GELU argument whose rows are not a multiple of 8 elements. It cannot be told how a bias
-// or such an argument is aligned, so it may load 16 bytes of them at once. Products that it refuses
+// dtype; a GELU argument whose rows are not a multiple of 8 elements. Products that it refuses
 // altogether go to a plain kernel (gemm_plain_cuda.cu).
 
 namespace tessera::cuda {
@@ -23,7 +22,9 @@ namespace {
 
 constexpr std::int64_t kAuxMultiple = 8;  // elements; documented for the stride of aux
 
+/// 0 of null.
 std::uint32_t alignment_of(const void* address) {
+  if (address == nullptr) return 0;
   const auto bits =
       static_cast<unsigned>(std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
   return std::min(kGemmAlignment, 1U << std::min(bits, 8U));
@@ -61,16 +62,14 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .epilogue = epilogue_of(args),
                       .a_alignment = alignment_of(args.a.data),
                       .b_alignment = alignment_of(args.b.data),
-                      .c_alignment = alignment_of(args.c.data)},
+                      .c_alignment = alignment_of(args.c.data),
+                      .vector_alignment = alignment_of(vector.data),
+                      .aux_alignment = alignment_of(aux.data)},
           .pointers = {.a = args.a.data,
                        .b = args.b.data,
                        .c = args.c.data,
                        .vector = vector.data,
                        .aux = aux.data}};
-}
-
-bool off_alignment(const TensorView& view) {
-  return view && alignment_of(view.data) < kGemmAlignment;
 }
 
 /// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says. GELU of fp32
@@ -82,10 +81,6 @@ bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& pla
   if (args.bias && args.bias.dtype != args.c.dtype) return false;
   if (bias_gradient && args.bias_gradient.dtype != args.c.dtype) return false;
   if (bias_gradient && args.accumulate_bias_gradient) return false;
-  for (const TensorView* view :
-       {&args.bias, &args.bias_gradient, &args.gelu_input, &args.gelu_backward_input}) {
-    if (off_alignment(*view)) return false;
-  }
   if (args.gelu || backward) {
     const bool aux = backward || args.gelu_input;
     return plans.fuses_gelu() && args.a.dtype == DType::kBFloat16 &&
@@ -136,7 +131,7 @@ class Gemm {
   bool fused(const GemmArgs& args) {
     if (sizes_.k == 0 || !may_fuse(args, sizes_, plans_)) return false;
     const Call call = make_call(args, sizes_);
-    if (!plans_.supports(call.problem, call.pointers)) return false;
+    if (!plans_.supports(call.problem)) return false;
     launch([&] { plans_.run(call.problem, call.pointers, workspace_, stream_); });
     return true;
   }
@@ -183,7 +178,7 @@ class Gemm {
     product.bias = {};
     product.accumulate = true;
     const Call call = make_call(product, sizes_);
-    if (!plans_.supports(call.problem, call.pointers)) return false;
+    if (!plans_.supports(call.problem)) return false;
     launch([&] {
       GemmSizes none = sizes_;
       none.k = 0;

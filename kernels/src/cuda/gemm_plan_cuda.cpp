@@ -2,9 +2,11 @@
 
 #include <cuda_runtime.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "cuda/shared_object.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
 
@@ -35,7 +37,9 @@ std::string describe(const GemmProblem& p) {
                 p.accumulate ? " += " : " = ", "A", p.transpose_a ? "^T" : "", " B",
                 p.transpose_b ? "^T" : "", ", K = ", p.k, ", operands of ", to_string(p.dtype),
                 " with rows of ", p.a_stride, " and ", p.b_stride, ", epilogue ",
-                static_cast<int>(p.epilogue));
+                static_cast<int>(p.epilogue), ", addresses aligned to ", p.a_alignment, ", ",
+                p.b_alignment, ", ", p.c_alignment, ", ", p.vector_alignment, " and ",
+                p.aux_alignment);
 }
 
 void check(cublasStatus_t status, const char* function, const GemmProblem& problem) {
@@ -84,14 +88,16 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
         "cublasLtMatmulPreferenceSetAttribute", problem);
 }
 
-void set_pointers(const Description& description, const GemmProblem& p,
-                  const GemmPointers& pointers) {
-  if (pointers.vector != nullptr) {
-    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointers.vector, p);
-  }
-  if (pointers.aux != nullptr) {
-    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pointers.aux, p);
-  }
+/// An address that is aligned to `bytes`, and to no more; null for 0. Nobody reads what is there.
+void* address_aligned_to(std::uint32_t bytes) {
+  constexpr std::uintptr_t kSomewhere = std::uintptr_t{1} << 32U;
+  return bytes == 0 ? nullptr : reinterpret_cast<void*>(kSomewhere + bytes);
+}
+
+/// For looking for an algorithm; see [Note: the same algorithm in every run].
+GemmPointers pointers_as_aligned(const GemmProblem& p) {
+  return {.vector = address_aligned_to(p.vector_alignment),
+          .aux = address_aligned_to(p.aux_alignment)};
 }
 
 /// cuBLASLt's matrices are column-major: a row-major matrix is its own transpose to it. So it
@@ -110,7 +116,12 @@ Description make_description(const GemmProblem& p, const GemmPointers& pointers)
   if (p.aux_stride != 0) {
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.aux_stride, p);
   }
-  set_pointers(description, p, pointers);  // the heuristic refuses an epilogue without
+  if (pointers.vector != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointers.vector, p);
+  }
+  if (pointers.aux != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pointers.aux, p);
+  }
   return description;
 }
 
@@ -144,19 +155,16 @@ Preference make_preference(const GemmProblem& p, std::size_t workspace_bytes) {
 }  // namespace
 
 struct GemmPlans::Plan {
-  Description description;
   Layout a, b, c;
-  cublasLtMatmulAlgo_t algorithm{};
-  bool supported = false;
+  std::optional<cublasLtMatmulAlgo_t> algorithm{};  ///< none: not supported
 
-  Plan(cublasLtHandle_t handle, const GemmProblem& p, const GemmPointers& pointers,
-       std::size_t workspace_bytes)
-      : description(make_description(p, pointers)),
-        a(make_layout(p.dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.a_stride,
+  Plan(cublasLtHandle_t handle, const GemmProblem& p, std::size_t workspace_bytes)
+      : a(make_layout(p.dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.a_stride,
                       p)),
         b(make_layout(p.dtype, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.b_stride,
                       p)),
         c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)) {
+    const Description description = make_description(p, pointers_as_aligned(p));
     const Preference preference = make_preference(p, workspace_bytes);
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
@@ -168,14 +176,17 @@ struct GemmPlans::Plan {
         status == CUBLAS_STATUS_NOT_SUPPORTED ||
         (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != GemmEpilogue::kNone);
     if (!refused) check(status, "cublasLtMatmulAlgoGetHeuristic", p);
-    supported = !refused && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
-    algorithm = found.algo;
+    if (!refused && count > 0 && found.state == CUBLAS_STATUS_SUCCESS) algorithm = found.algo;
   }
 };
 
 GemmPlans& GemmPlans::of(CudaStream& stream) {
   std::shared_ptr<void>& slot = stream.library(CudaStream::Library::kBlas);
-  if (slot == nullptr) slot = std::make_shared<GemmPlans>(stream.ordinal());
+  if (slot == nullptr) {
+    static SharedObjects<int, GemmPlans> of_gpus;
+    const int gpu = stream.ordinal();
+    slot = of_gpus.get(gpu, [gpu] { return std::make_shared<GemmPlans>(gpu); });
+  }
   return *static_cast<GemmPlans*>(slot.get());
 }
 
@@ -197,29 +208,32 @@ GemmPlans::GemmPlans(int ordinal) {
 
 GemmPlans::~GemmPlans() { static_cast<void>(cublasLtDestroy(handle_)); }
 
-GemmPlans::Plan& GemmPlans::plan_for(const GemmProblem& problem, const GemmPointers& pointers) {
+std::shared_ptr<const GemmPlans::Plan> GemmPlans::plan_for(const GemmProblem& problem) {
+  const std::lock_guard lock(mutex_);
   auto found = plans_.find(problem);
   if (found == plans_.end()) {
     if (plans_.size() >= kMaxPlans) plans_.clear();
-    auto plan = std::make_unique<Plan>(handle_, problem, pointers, workspace_bytes_);
+    auto plan = std::make_shared<const Plan>(handle_, problem, workspace_bytes_);
     found = plans_.emplace(problem, std::move(plan)).first;
   }
-  return *found->second;
+  return found->second;
 }
 
-bool GemmPlans::supports(const GemmProblem& problem, const GemmPointers& pointers) {
-  return plan_for(problem, pointers).supported;
+bool GemmPlans::supports(const GemmProblem& problem) {
+  return plan_for(problem)->algorithm.has_value();
 }
 
 void GemmPlans::run(const GemmProblem& problem, const GemmPointers& pointers, void* workspace,
                     CudaStream& stream) {
-  const Plan& plan = plan_for(problem, pointers);
-  set_pointers(plan.description, problem, pointers);
+  const std::shared_ptr<const Plan> plan = plan_for(problem);
+  // Made anew, since it holds addresses and other threads use the plan; it takes no time beside
+  // a launch.
+  const Description description = make_description(problem, pointers);
   const float alpha = 1.0F;
   const float beta = problem.accumulate ? 1.0F : 0.0F;
-  check(cublasLtMatmul(handle_, plan.description.get(), &alpha, pointers.b, plan.b.get(),
-                       pointers.a, plan.a.get(), &beta, pointers.c, plan.c.get(), pointers.c,
-                       plan.c.get(), &plan.algorithm, workspace, workspace_bytes_, stream.handle()),
+  check(cublasLtMatmul(handle_, description.get(), &alpha, pointers.b, plan->b.get(), pointers.a,
+                       plan->a.get(), &beta, pointers.c, plan->c.get(), pointers.c, plan->c.get(),
+                       &*plan->algorithm, workspace, workspace_bytes_, stream.handle()),
         "cublasLtMatmul", problem);
 }
 

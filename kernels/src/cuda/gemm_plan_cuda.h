@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <type_traits>
 
 #include "tessera/core/cuda_device.h"
@@ -35,8 +36,9 @@ struct GemmProblem {
   bool transpose_a = false, transpose_b = false, accumulate = false;
   DType dtype = DType::kFloat32, c_dtype = DType::kFloat32;
   GemmEpilogue epilogue = GemmEpilogue::kNone;
-  /// Largest powers of two, up to kGemmAlignment, that divide the addresses.
+  /// Largest powers of two, up to kGemmAlignment, that divide the addresses; 0 without.
   std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
+  std::uint32_t vector_alignment = 0, aux_alignment = 0;
 
   auto operator<=>(const GemmProblem&) const = default;
 };
@@ -49,21 +51,24 @@ struct GemmPointers {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
-  /// As the epilogue has them; aligned to kGemmAlignment.
+  // As the epilogue has them.
   void* vector = nullptr;  ///< a bias, or where a bias gradient goes
   void* aux = nullptr;
 };
 
-/// The plans of one stream, made on first use.
+/// The plans of a GPU, made on first use, for all streams and ranks of the process that run on it.
+/// Thread-safe: a plan is made once, and not changed.
 ///
 /// [Note: the same algorithm in every run] A plan's algorithm is the first that cuBLASLt's
 /// heuristic names: a function of the problem, the library's version and the GPU's model, of no
 /// timing and no order of calls. Split-K products are added up in fp32 in the workspace, in a fixed
 /// order; reductions in C itself are excluded. The workspace has one size, because the heuristic
-/// goes by it.
+/// goes by it. It also goes by the addresses of bias and aux, from which it takes their alignment:
+/// it is given others, of no better alignment than the problem says, so that nothing depends on
+/// where a tensor happens to lie.
 class GemmPlans {
  public:
-  /// The plans of `stream`, which owns them.
+  /// Those of the stream's GPU, which it keeps.
   static GemmPlans& of(CudaStream& stream);
 
   explicit GemmPlans(int ordinal);
@@ -71,10 +76,11 @@ class GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  /// False if cuBLASLt has no algorithm for this problem. The addresses must be aligned as it says.
-  bool supports(const GemmProblem& problem, const GemmPointers& pointers);
+  /// False if cuBLASLt has no algorithm for this problem.
+  bool supports(const GemmProblem& problem);
 
-  /// Launches a problem that is supported, with `workspace_bytes()` of workspace.
+  /// Launches a problem that is supported, with `workspace_bytes()` of workspace. The addresses
+  /// must be aligned as the problem says.
   void run(const GemmProblem& problem, const GemmPointers& pointers, void* workspace,
            CudaStream& stream);
 
@@ -86,12 +92,13 @@ class GemmPlans {
  private:
   struct Plan;
 
-  Plan& plan_for(const GemmProblem& problem, const GemmPointers& pointers);
+  std::shared_ptr<const Plan> plan_for(const GemmProblem& problem);
 
   cublasLtHandle_t handle_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   bool fuses_gelu_ = false;
-  std::map<GemmProblem, std::unique_ptr<Plan>> plans_;
+  std::mutex mutex_;
+  std::map<GemmProblem, std::shared_ptr<const Plan>> plans_;  // guarded by mutex_
 };
 
 }  // namespace tessera::cuda
