@@ -1,7 +1,9 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/attention_cudnn_cuda.h"
@@ -44,7 +46,9 @@ class ScratchStream : public CudaStream {
   void launch(CudaGraph&) override {}
   Event make_event() override { return {}; }
   void record_again(const Event&) override {}
-  CUstream_st* handle() const override { return nullptr; }
+  CUstream_st* handle() const override {
+    return reinterpret_cast<CUstream_st*>(const_cast<ScratchStream*>(this));
+  }
   const KernelTable& kernels() const override { return cpu_kernels(); }
   int ordinal() const override { return 0; }
   void* scratch(std::size_t bytes) override {
@@ -251,6 +255,31 @@ TEST_F(CudnnCalls, AShapeIsPlannedOnce) {
   length_ = 512;
   EXPECT_FALSE(forward() || forward());
   EXPECT_EQ(stub().graphs, 4) << "a refusal is remembered, too";
+}
+
+/// Each by a handle of its own, which is on its own stream.
+TEST_F(CudnnCalls, RanksThatShareAGpuShareItsPlans) {
+  constexpr int kRanks = 4, kSteps = 5;
+  ASSERT_TRUE(forward());  // this stream keeps the plans
+  const AttentionForwardArgs forward_args{.qkv = qkv(), .out = out(), .lse = lse()};
+  const AttentionBackwardArgs backward_args{
+      .d_out = d_out(), .qkv = qkv(), .out = out(), .lse = lse(), .d_qkv = d_qkv()};
+  std::vector<ScratchStream> streams(kRanks);
+  std::vector<std::thread> ranks;
+  for (ScratchStream& stream : streams) {
+    ranks.emplace_back([&] {
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_NO_THROW(EXPECT_TRUE(cudnn_attention_forward(forward_args, stream)));
+        EXPECT_NO_THROW(EXPECT_TRUE(cudnn_attention_backward(backward_args, stream)));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(stub().graphs, 2);
+  for (const ScratchStream& stream : streams) {
+    EXPECT_EQ(std::ranges::count(stub().executions, stream.handle(), &StubExecution::stream),
+              2 * kSteps);
+  }
 }
 
 TEST_F(CudnnCalls, APlanIsThereBeforeTheCall) {

@@ -1,9 +1,19 @@
 #include "stub_cudnn.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
+
+/// What cudnnHandle_t points to.
+struct cudnnContext {
+  cudaStream_t stream = nullptr;
+  std::atomic<bool> in_use = false;
+};
 
 namespace {
 
@@ -11,12 +21,35 @@ StubCudnn& state() {
   static StubCudnn state;
   return state;
 }
+std::mutex& mutex() {  // of what is counted in the state
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// While one lives, a thread uses what only one may. It takes long enough for another to notice.
+class Use {
+ public:
+  explicit Use(std::atomic<bool>& in_use) : in_use_(in_use), alone_(!in_use.exchange(true)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ~Use() {
+    if (alone_) in_use_ = false;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  bool alone() const { return alone_; }
+
+ private:
+  std::atomic<bool>& in_use_;
+  const bool alone_;
+};
 
 struct Descriptor {
   cudnnBackendDescriptorType_t type{};
   std::map<cudnnBackendAttributeName_t, std::string> attributes{};  // their bytes
   std::vector<Descriptor*> parts{};                                 // attributes, too
   std::size_t engine = 0;                                           // of configs and engines
+  std::atomic<bool> in_use{false};                                  // of plans
 
   template <typename T>
   std::vector<T> get(cudnnBackendAttributeName_t name) const {
@@ -84,15 +117,23 @@ void cudnnGetLastErrorString(char* text, std::size_t size) {
   if (size > 0) text[0] = '\0';
 }
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
-  *handle = reinterpret_cast<cudnnHandle_t>(&state());
+  *handle = new cudnnContext;
   return CUDNN_STATUS_SUCCESS;
 }
-cudnnStatus_t cudnnDestroy(cudnnHandle_t) { return CUDNN_STATUS_SUCCESS; }
-cudnnStatus_t cudnnSetStream(cudnnHandle_t, cudaStream_t) { return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  delete handle;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                            cudnnBackendDescriptor_t* descriptor) {
-  *descriptor = new Descriptor{.type = type};
+  auto* const made = new Descriptor;
+  made->type = type;
+  *descriptor = made;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
@@ -115,9 +156,14 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   switch (of(descriptor).type) {
-    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: {
+      const auto handles = of(descriptor).get<cudnnHandle_t>(CUDNN_ATTR_OPERATIONGRAPH_HANDLE);
+      const Use use(handles.at(0)->in_use);
+      if (!use.alone()) return CUDNN_STATUS_BAD_PARAM;
+      const std::lock_guard lock(mutex());
       ++state().graphs;
       return state().graph;
+    }
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
       return state().heuristics;
     case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
@@ -153,8 +199,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor,
 }
 
 /// The addresses must be of the graph's tensors, of all of them, and of no others.
-cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan,
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t pack) {
+  const Use handle_use(handle->in_use), plan_use(of(plan).in_use);
+  if (!handle_use.alone() || !plan_use.alone()) return CUDNN_STATUS_BAD_PARAM;
   constexpr std::int64_t kFirstScalar = 100;
   const auto ids = of(pack).get<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto addresses = of(pack).get<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
@@ -165,10 +213,12 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan,
   }
   StubExecution execution{
       .engine = of(plan).parts.at(0)->engine,
-      .workspace = of(pack).get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE).at(0)};
+      .workspace = of(pack).get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE).at(0),
+      .stream = handle->stream};
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < kFirstScalar) execution.tensors[ids[i]] = addresses[i];
   }
+  const std::lock_guard lock(mutex());
   state().executions.push_back(execution);
   return CUDNN_STATUS_SUCCESS;
 }

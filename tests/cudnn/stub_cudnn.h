@@ -7,7 +7,8 @@
 #include <map>
 #include <vector>
 
-// A cuDNN without kernels: it answers as it is told, and keeps what it was asked to run.
+// A cuDNN without kernels: it answers as it is told, and keeps what it was asked to run. Threads may
+// call it at the same time, but with a handle, or a plan, of their own: else CUDNN_STATUS_BAD_PARAM.
 struct StubEngine {
   bool deterministic = true;
   bool makes_plans = true;
@@ -18,6 +19,7 @@ struct StubExecution {
   std::size_t engine = 0;
   std::map<std::int64_t, void*> tensors{};  ///< without scalars
   void* workspace = nullptr;
+  cudaStream_t stream = nullptr;  ///< of the handle
 };
 
 struct StubCudnn {

@@ -2,10 +2,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 
 #include "cuda/attention_cuda.h"
 #include "cuda/cudnn_attention_graphs_cuda.h"
+#include "cuda/shared_object.h"
 #include "tessera/core/error.h"
 
 // Attention by cuDNN: which calls it takes, its plans, and their execution.
@@ -16,34 +20,48 @@ constexpr std::size_t kScratchAlignment = 256;
 
 /// A plan, or why there is none.
 struct Planned {
-  std::unique_ptr<CudnnPlan> plan{};
+  std::unique_ptr<const CudnnPlan> plan{};
   std::string objection{};
 };
 
-/// The library, a handle on the stream, and what has been planned so far.
-class CudnnAttention {
+/// A handle of cuDNN's on the current device. One thread uses it at a time.
+class CudnnHandle {
  public:
-  explicit CudnnAttention(cudaStream_t stream) {
-    check_available(library_.create(&handle_), "cudnnCreate");
-    if (const cudnnStatus_t status = library_.set_stream(handle_, stream);
-        status != CUDNN_STATUS_SUCCESS) {
-      static_cast<void>(library_.destroy(handle_));
-      check_available(status, "cudnnSetStream");
-    }
+  explicit CudnnHandle(const CudnnLibrary& library) : library_(library) {
+    check_available(library.create(&handle_), "cudnnCreate");
   }
-  ~CudnnAttention() {
-    plans_.clear();
-    static_cast<void>(library_.destroy(handle_));
-  }
-  CudnnAttention(const CudnnAttention&) = delete;
-  CudnnAttention& operator=(const CudnnAttention&) = delete;
+  ~CudnnHandle() { static_cast<void>(library_.destroy(handle_)); }
+  CudnnHandle(const CudnnHandle&) = delete;
+  CudnnHandle& operator=(const CudnnHandle&) = delete;
 
-  const Planned& plan(const CudnnAttentionShape& shape) {
+  void set_stream(cudaStream_t stream) {
+    check_available(library_.set_stream(handle_, stream), "cudnnSetStream");
+  }
+  cudnnHandle_t get() const { return handle_; }
+
+ private:
+  void check_available(cudnnStatus_t status, const char* call) const {
+    require(status == CUDNN_STATUS_SUCCESS, ErrorCode::kUnavailable,
+            "cuDNN cannot be used here: ", call, " failed with ", library_.describe(status));
+  }
+
+  const CudnnLibrary& library_;
+  cudnnHandle_t handle_ = nullptr;
+};
+
+/// The library, and what has been planned so far for a GPU: a plan takes up to a second, so all
+/// streams and ranks of the process that run on the GPU share them. Thread-safe.
+class CudnnPlans {
+ public:
+  const CudnnLibrary& library() const { return library_; }
+
+  const Planned& find(const CudnnAttentionShape& shape) {
+    const std::lock_guard lock(mutex_);
     const auto known = plans_.find(shape);
     if (known != plans_.end()) return known->second;
     Planned planned;
     try {
-      planned.plan = make_cudnn_attention_plan(library_, {.handle = handle_}, shape);
+      planned.plan = make_cudnn_attention_plan(library_, {.handle = handle_.get()}, shape);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       planned.objection = error.what();
@@ -52,14 +70,29 @@ class CudnnAttention {
   }
 
  private:
-  void check_available(cudnnStatus_t status, const char* call) const {
-    require(status == CUDNN_STATUS_SUCCESS, ErrorCode::kUnavailable,
-            "cuDNN cannot be used here: ", call, " failed with ", library_.describe(status));
+  const CudnnLibrary library_;
+  std::mutex mutex_;
+  CudnnHandle handle_{library_};                   // guarded by mutex_; plans outlive no handle
+  std::map<CudnnAttentionShape, Planned> plans_;  // guarded by mutex_; none is ever removed
+};
+
+/// The plans of a stream's GPU, and a handle on the stream.
+class CudnnAttention {
+ public:
+  explicit CudnnAttention(CudaStream& stream) : plans_(plans_of(stream.ordinal())) {
+    handle_.set_stream(stream.handle());
+  }
+  const Planned& plan(const CudnnAttentionShape& shape) { return plans_->find(shape); }
+  cudnnHandle_t handle() const { return handle_.get(); }
+
+ private:
+  static std::shared_ptr<CudnnPlans> plans_of(int gpu) {
+    static SharedObjects<int, CudnnPlans> of_gpus;
+    return of_gpus.get(gpu, [] { return std::make_shared<CudnnPlans>(); });
   }
 
-  CudnnLibrary library_;
-  cudnnHandle_t handle_ = nullptr;
-  std::map<CudnnAttentionShape, Planned> plans_;
+  const std::shared_ptr<CudnnPlans> plans_;
+  CudnnHandle handle_{plans_->library()};
 };
 
 std::string misalignment(std::initializer_list<const TensorView*> views) {
@@ -82,7 +115,7 @@ StreamCudnn& stream_cudnn(CudaStream& stream) {
   if (!slot) {
     auto made = std::make_shared<StreamCudnn>();
     try {
-      made->attention = std::make_unique<CudnnAttention>(stream.handle());
+      made->attention = std::make_unique<CudnnAttention>(stream);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       made->objection = error.what();
@@ -92,9 +125,10 @@ StreamCudnn& stream_cudnn(CudaStream& stream) {
   return *static_cast<StreamCudnn*>(slot.get());
 }
 
-/// What to run: a plan, or why there is none.
+/// What to run, and by which handle: a plan, or why there is none.
 struct Choice {
-  CudnnPlan* plan = nullptr;
+  const CudnnPlan* plan = nullptr;
+  cudnnHandle_t handle = nullptr;
   std::string objection{};
 };
 
@@ -102,7 +136,9 @@ Choice choose(CudaStream& stream, const CudnnAttentionShape& shape) {
   const StreamCudnn& cudnn = stream_cudnn(stream);
   if (!cudnn.attention) return {.objection = cudnn.objection};
   const Planned& planned = cudnn.attention->plan(shape);
-  return {.plan = planned.plan.get(), .objection = planned.objection};
+  return {.plan = planned.plan.get(),
+          .handle = cudnn.attention->handle(),
+          .objection = planned.objection};
 }
 
 /// Bytes of a pass's scratch: cuDNN's own, then delta, then the accumulator.
@@ -137,12 +173,12 @@ void* part(const TensorView& qkv, std::int64_t index) {
          index * qkv.shape[3] * qkv.shape[4] * static_cast<std::int64_t>(size_of(qkv.dtype));
 }
 
-/// The plan of a pass over `views`, of which the first is qkv. Null: our own kernels must run it,
+/// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
-CudnnPlan* find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
+Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                      CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
-  if (state.options.attention == AttentionBackend::kOwn) return nullptr;
+  if (state.options.attention == AttentionBackend::kOwn) return {};
   const TensorView& qkv = **views.begin();
   const CudnnAttentionShape shape = shape_of(qkv, pass);
   Choice choice{.objection = cudnn_objection({.batch = shape.batch,
@@ -157,10 +193,10 @@ CudnnPlan* find_plan(CudnnPass pass, std::initializer_list<const TensorView*> vi
   require(choice.plan != nullptr || state.options.attention != AttentionBackend::kCudnn,
           ErrorCode::kUnavailable, "attention was to run on cuDNN only: ", choice.objection);
   state.fallback = choice.objection;
-  return choice.plan;
+  return choice;
 }
 
-CudnnPlan* find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
+Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
   return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, stream);
 }
 
@@ -169,7 +205,7 @@ CudnnPass backward_pass(CudaStream& stream) {
                                                       : CudnnPass::kBackward;
 }
 
-CudnnPlan* find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
+Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
   return find_plan(backward_pass(stream),
                    {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, stream);
 }
@@ -184,23 +220,24 @@ void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream)
 }
 
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  CudnnPlan* const plan = find_plan(args, stream);
-  if (plan == nullptr) return false;
-  const Scratch scratch(*plan, shape_of(args.qkv, CudnnPass::kForward));
-  plan->execute({{kQ, part(args.qkv, 0)},
-                 {kK, part(args.qkv, 1)},
-                 {kV, part(args.qkv, 2)},
-                 {kOut, args.out.data},
-                 {kLse, args.lse.data}},
-                attention_scratch(args.workspace, scratch.bytes, stream));
+  const Choice choice = find_plan(args, stream);
+  if (choice.plan == nullptr) return false;
+  const Scratch scratch(*choice.plan, shape_of(args.qkv, CudnnPass::kForward));
+  choice.plan->execute(choice.handle,
+                       {{kQ, part(args.qkv, 0)},
+                        {kK, part(args.qkv, 1)},
+                        {kV, part(args.qkv, 2)},
+                        {kOut, args.out.data},
+                        {kLse, args.lse.data}},
+                       attention_scratch(args.workspace, scratch.bytes, stream));
   return true;
 }
 
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  CudnnPlan* const plan = find_plan(args, stream);
-  if (plan == nullptr) return false;
+  const Choice choice = find_plan(args, stream);
+  if (choice.plan == nullptr) return false;
   const CudnnAttentionShape shape = shape_of(args.qkv, backward_pass(stream));
-  const Scratch scratch(*plan, shape);
+  const Scratch scratch(*choice.plan, shape);
   auto* base = static_cast<std::byte*>(attention_scratch(args.workspace, scratch.bytes, stream));
   std::map<std::int64_t, void*> tensors{{kQ, part(args.qkv, 0)},    {kK, part(args.qkv, 1)},
                                         {kV, part(args.qkv, 2)},    {kOut, args.out.data},
@@ -208,7 +245,7 @@ bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& str
                                         {kDQ, part(args.d_qkv, 0)}, {kDK, part(args.d_qkv, 1)},
                                         {kDV, part(args.d_qkv, 2)}, {kDelta, base + scratch.delta}};
   if (shape.pass == CudnnPass::kBackward) tensors[kDQAccumulator] = base + scratch.accumulator;
-  plan->execute(tensors, base);
+  choice.plan->execute(choice.handle, tensors, base);
   return true;
 }
 

@@ -29,16 +29,17 @@ CudnnDescriptor& CudnnDescriptor::finalize(const char* what) {
   return *this;
 }
 
-void CudnnPlan::execute(const std::map<std::int64_t, void*>& tensors, void* workspace) {
+void CudnnPlan::execute(cudnnHandle_t handle, const std::map<std::int64_t, void*>& tensors,
+                        void* workspace) const {
   std::vector<std::int64_t> ids;
   std::vector<void*> addresses;
   for (const auto& [id, address] : tensors) {
     ids.push_back(id);
     addresses.push_back(address);
   }
-  for (auto& [id, number] : scalars_) {
+  for (const auto& [id, number] : scalars_) {
     ids.push_back(id);
-    addresses.push_back(&number);
+    addresses.push_back(const_cast<float*>(&number));
   }
   CudnnDescriptor pack(*library_, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), ids.size())
@@ -46,7 +47,8 @@ void CudnnPlan::execute(const std::map<std::int64_t, void*>& tensors, void* work
            addresses.size())
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace)
       .finalize("describing a graph's tensors");
-  library_->check(library_->execute(handle_, plan_.raw(), pack.raw()), "cudnnBackendExecute");
+  const std::lock_guard lock(mutex_);
+  library_->check(library_->execute(handle, plan_.raw(), pack.raw()), "cudnnBackendExecute");
 }
 
 CudnnDescriptor& CudnnGraph::make(cudnnBackendDescriptorType_t type) {
@@ -225,7 +227,7 @@ std::unique_ptr<CudnnPlan> CudnnGraph::build(const CudnnTarget& target, bool det
       why = library_->describe(status);
       continue;
     }
-    std::unique_ptr<CudnnPlan> result(new CudnnPlan(*library_, target.handle, std::move(plan)));
+    std::unique_ptr<CudnnPlan> result(new CudnnPlan(*library_, std::move(plan)));
     std::int64_t count = 0;
     library_->check(
         library_->get_attribute(result->plan_.raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,

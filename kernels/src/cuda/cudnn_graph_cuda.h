@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,21 +61,25 @@ struct CudnnTarget {
   std::string device_json{};
 };
 
-/// A graph that can be run.
+/// A graph that can be run, on any stream of the device that it was made for.
 class CudnnPlan {
  public:
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   /// Enqueues it into the handle's stream. `tensors` are the addresses of the graph's tensors by
-  /// their id; `workspace` has workspace_bytes().
-  void execute(const std::map<std::int64_t, void*>& tensors, void* workspace);
+  /// their id; `workspace` has workspace_bytes(). Thread-safe, though a handle is not.
+  void execute(cudnnHandle_t handle, const std::map<std::int64_t, void*>& tensors,
+               void* workspace) const;
 
  private:
   friend class CudnnGraph;
-  CudnnPlan(const CudnnLibrary& library, cudnnHandle_t handle, CudnnDescriptor plan)
-      : library_(&library), handle_(handle), plan_(std::move(plan)) {}
+  CudnnPlan(const CudnnLibrary& library, CudnnDescriptor plan)
+      : library_(&library), plan_(std::move(plan)) {}
 
   const CudnnLibrary* library_;
-  cudnnHandle_t handle_;
+  /// Held while it is enqueued: cuDNN promises that threads may call it with handles of their own,
+  /// but not that they may use one plan at a time (https://github.com/pytorch/pytorch/pull/103939
+  /// saw it fail).
+  mutable std::mutex mutex_;
   CudnnDescriptor plan_;
   std::vector<CudnnDescriptor> parts_;  // what the plan was made of
   std::map<std::int64_t, float> scalars_;
