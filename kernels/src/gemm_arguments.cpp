@@ -78,4 +78,19 @@ GemmSizes check_gemm(const GemmArgs& args) {
   return sizes;
 }
 
+std::optional<GemmArgs> without_epilogue(const GemmArgs& args) {
+  GemmArgs left = args;
+  if (args.bias_gradient) {
+    left.bias_gradient = {};
+    left.accumulate_bias_gradient = false;
+    return left;
+  }
+  if (!args.gelu && !args.gelu_backward_input) return std::nullopt;
+  left.gelu = false;
+  left.gelu_input = {};
+  left.gelu_backward_input = {};
+  if (args.gelu_input) left.c = args.gelu_input;
+  return left;
+}
+
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "tessera/kernels/kernel_table.h"
 
@@ -16,5 +17,9 @@ struct GemmSizes {
 
 /// Throws Error{kInvalidArgument} unless shapes, strides and dtypes fit.
 GemmSizes check_gemm(const GemmArgs& args);
+
+/// What is left of a call when a kernel of its own does the bias gradient after it, or else GELU or
+/// GELU's derivative; nothing if there is none of these.
+std::optional<GemmArgs> without_epilogue(const GemmArgs& args);
 
 }  // namespace tessera

@@ -7,13 +7,14 @@
 #include "cuda/gemm_plain_cuda.h"
 #include "cuda/gemm_plan_cuda.h"
 #include "gemm_arguments.h"
+#include "gemm_candidates.h"
 #include "tessera/core/error.h"
 
 // GEMM by cuBLASLt: products with a bias, GELU, its derivative or a bias gradient in one kernel
 // where it has such a kernel, and otherwise the product first and our kernels after it.
 //
-// Which of the two it is depends on shapes, dtypes, alignment and the GPU's model alone, so a run
-// can be repeated bit for bit. cuBLASLt has no algorithm for: K = 0; a bias that is not of C's
+// Which of the two it is depends on shapes, dtypes, alignment, the GPU's model and the table of
+// GEMMs alone (see [Note: the same algorithm in every run]), so a run can be repeated bit for bit. cuBLASLt has no algorithm for: K = 0; a bias that is not of C's
 // dtype; a GELU argument whose rows are not a multiple of 8 elements. Products that it refuses
 // altogether go to a plain kernel (gemm_plain_cuda.cu).
 
@@ -95,6 +96,16 @@ void run_bias_gradient(const GemmArgs& args, CudaStream& stream) {
       stream);
 }
 
+/// A call whose bias gradient goes to `vector` (m) in fp32 instead of being added to, where that is
+/// worth it: C is fp32, too, so that the product can take it along.
+GemmArgs with_bias_gradient_apart(const GemmArgs& args, const GemmSizes& sizes, void* vector) {
+  if (!args.accumulate_bias_gradient || args.c.dtype != DType::kFloat32) return args;
+  GemmArgs apart = args;
+  apart.bias_gradient = TensorView(vector, DType::kFloat32, Shape{sizes.m});
+  apart.accumulate_bias_gradient = false;
+  return apart;
+}
+
 enum class Mode : std::uint8_t { kRun, kPlanOnly };
 
 /// A product on a stream. What cuBLASLt cannot take along is left to a kernel of ours, one thing at
@@ -139,30 +150,19 @@ class Gemm {
   /// A bias gradient by way of scratch, where it can be fused into the product in fp32 but not
   /// added to what is there. False if cuBLASLt cannot.
   bool with_added_bias_gradient(const GemmArgs& args) {
-    if (!args.accumulate_bias_gradient || args.c.dtype != DType::kFloat32) return false;
-    GemmArgs overwriting = args;
-    overwriting.bias_gradient = TensorView(vector_, DType::kFloat32, Shape{sizes_.m});
-    overwriting.accumulate_bias_gradient = false;
-    if (!fused(overwriting)) return false;
-    launch([&] {
-      add({.src = overwriting.bias_gradient, .dst = args.bias_gradient.flat()}, stream_);
-    });
+    const GemmArgs apart = with_bias_gradient_apart(args, sizes_, vector_);
+    if (!fused(apart)) return false;
+    launch([&] { add({.src = apart.bias_gradient, .dst = args.bias_gradient.flat()}, stream_); });
     return true;
   }
 
   void with_bias_gradient_after(const GemmArgs& args) {
-    GemmArgs product = args;
-    product.bias_gradient = {};
-    run(product);
+    run(*without_epilogue(args));
     launch([&] { run_bias_gradient(args, stream_); });
   }
 
   void with_gelu_after(const GemmArgs& args) {
-    GemmArgs product = args;
-    product.gelu = false;
-    product.gelu_input = {};
-    product.gelu_backward_input = {};
-    if (args.gelu_input) product.c = args.gelu_input;
+    const GemmArgs product = *without_epilogue(args);
     run(product);
     launch([&] {
       if (args.gelu) return gelu_forward({.x = product.c, .y = args.c}, stream_);
@@ -214,3 +214,22 @@ void gemm(const GemmArgs& args, Stream& stream) { gemm(args, Mode::kRun, stream)
 void plan_gemm(const GemmArgs& args, Stream& stream) { gemm(args, Mode::kPlanOnly, stream); }
 
 }  // namespace tessera::cuda
+
+extern "C" __attribute__((visibility("default"))) void tessera_cuda_find_gemm_candidates(
+    const tessera::GemmArgs& args, tessera::CudaStream& stream, int most,
+    tessera::GemmCandidates& candidates) {
+  using namespace tessera;
+  const GemmSizes sizes = check_gemm(args);
+  cuda::GemmPlans& plans = cuda::GemmPlans::of(stream);
+  alignas(kGemmAlignment) static std::byte scratch[kGemmAlignment];  // for its alignment
+  const GemmArgs at_once = cuda::with_bias_gradient_apart(args, sizes, scratch);
+  candidates.problem = cuda::make_call(at_once, sizes).problem;
+  if (sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return;
+  if (!cuda::may_fuse(at_once, sizes, plans)) return;
+  candidates.algorithms = plans.algorithms(candidates.problem, most);
+}
+
+extern "C" __attribute__((visibility("default"))) void tessera_cuda_fill_gemm_machine(
+    int ordinal, tessera::GemmMachine& machine) {
+  machine = tessera::cuda::machine_of(ordinal);
+}

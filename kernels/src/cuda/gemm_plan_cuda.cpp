@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +20,9 @@ constexpr int kHopper = 9;
 /// A training run has a few dozen problems; a limit keeps a sweep of sizes from piling up.
 constexpr std::size_t kMaxPlans = 1024;
 
+// [Note: the same algorithm in every run]: the only sums of parts that are allowed.
+constexpr std::uint32_t kReductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
 template <auto kDestroy>
 struct Destroy {
   template <typename T>
@@ -31,16 +36,6 @@ using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
                                Destroy<cublasLtMatrixLayoutDestroy>>;
 using Preference = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
                                    Destroy<cublasLtMatmulPreferenceDestroy>>;
-
-std::string describe(const GemmProblem& p) {
-  return concat("C (", p.m, ", ", p.n, ") of ", to_string(p.c_dtype), " with rows of ", p.c_stride,
-                p.accumulate ? " += " : " = ", "A", p.transpose_a ? "^T" : "", " B",
-                p.transpose_b ? "^T" : "", ", K = ", p.k, ", operands of ", to_string(p.dtype),
-                " with rows of ", p.a_stride, " and ", p.b_stride, ", epilogue ",
-                static_cast<int>(p.epilogue), ", addresses aligned to ", p.a_alignment, ", ",
-                p.b_alignment, ", ", p.c_alignment, ", ", p.vector_alignment, " and ",
-                p.aux_alignment);
-}
 
 void check(cublasStatus_t status, const char* function, const GemmProblem& problem) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -139,12 +134,10 @@ Preference make_preference(const GemmProblem& p, std::size_t workspace_bytes) {
   cublasLtMatmulPreference_t created = nullptr;
   check(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate", p);
   Preference preference(created);
-  // [Note: the same algorithm in every run]; without the bit of a scheme, products that are not
-  // split remain.
-  const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  // Without the bit of a scheme, products that are not split remain.
   const auto bytes = static_cast<std::uint64_t>(workspace_bytes);
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, p);
-  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions, p);
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kReductions, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b_alignment, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a_alignment, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c_alignment, p);
@@ -152,54 +145,97 @@ Preference make_preference(const GemmProblem& p, std::size_t workspace_bytes) {
   return preference;
 }
 
-}  // namespace
-
-struct GemmPlans::Plan {
+/// A problem as cuBLASLt is told of it, but for addresses.
+struct Layouts {
   Layout a, b, c;
-  std::optional<cublasLtMatmulAlgo_t> algorithm{};  ///< none: not supported
 
-  Plan(cublasLtHandle_t handle, const GemmProblem& p, std::size_t workspace_bytes)
+  explicit Layouts(const GemmProblem& p)
       : a(make_layout(p.dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.a_stride,
                       p)),
         b(make_layout(p.dtype, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.b_stride,
                       p)),
-        c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)) {
-    const Description description = make_description(p, pointers_as_aligned(p));
-    const Preference preference = make_preference(p, workspace_bytes);
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, description.get(), b.get(), a.get(), c.get(),
-                                       c.get(), preference.get(), 1, &found, &count);
-    // What it cannot fuse it refuses in either of these ways.
-    const bool refused =
-        status == CUBLAS_STATUS_NOT_SUPPORTED ||
-        (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != GemmEpilogue::kNone);
-    if (!refused) check(status, "cublasLtMatmulAlgoGetHeuristic", p);
-    if (!refused && count > 0 && found.state == CUBLAS_STATUS_SUCCESS) algorithm = found.algo;
+        c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)) {}
+};
+
+/// What the heuristic names, best first; nothing if cuBLASLt cannot.
+std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const GemmProblem& p,
+                                                  const Layouts& layouts,
+                                                  std::size_t workspace_bytes, int most) {
+  const Description description = make_description(p, pointers_as_aligned(p));
+  const Preference preference = make_preference(p, workspace_bytes);
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, description.get(), layouts.b.get(), layouts.a.get(), layouts.c.get(),
+      layouts.c.get(), preference.get(), most, found.data(), &count);
+  // What it cannot fuse it refuses in either of these ways.
+  const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                       (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != GemmEpilogue::kNone);
+  if (refused) return {};
+  check(status, "cublasLtMatmulAlgoGetHeuristic", p);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < count; ++i) {
+    const auto& result = found[static_cast<std::size_t>(i)];
+    if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(result.algo);
   }
+  return algorithms;
+}
+
+/// The algorithm of a table, if it is one that could have been chosen here.
+cublasLtMatmulAlgo_t restored(cublasLtHandle_t handle, const GemmProblem& p,
+                              const Layouts& layouts, std::size_t workspace_bytes,
+                              const GemmAlgorithm& words) {
+  cublasLtMatmulAlgo_t algorithm{};
+  static_assert(sizeof(algorithm.data) == sizeof(words));
+  std::copy(words.begin(), words.end(), algorithm.data);
+  const Description description = make_description(p, pointers_as_aligned(p));
+  cublasLtMatmulHeuristicResult_t result{};
+  cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(handle, description.get(), layouts.b.get(), layouts.a.get(),
+                              layouts.c.get(), layouts.c.get(), &algorithm, &result);
+  std::uint32_t reductions = 0;
+  std::size_t written = 0;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm,
+                                                  CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                  &reductions, sizeof(reductions), &written);
+  }
+  require(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes &&
+              (reductions & ~kReductions) == 0,
+          ErrorCode::kConfig, "the table of GEMMs (--gemm-table) names an algorithm that cannot run ",
+          describe(p), ": ", cublasLtGetStatusName(status), ", ", result.workspaceSize,
+          " bytes of workspace, reduction scheme ", reductions,
+          "; write the table again with tessera calibrate");
+  return algorithm;
+}
+
+}  // namespace
+
+struct GemmPlans::Plan {
+  Layouts layouts;
+  std::optional<cublasLtMatmulAlgo_t> algorithm{};  ///< none: not supported
 };
 
 GemmPlans& GemmPlans::of(CudaStream& stream) {
   std::shared_ptr<void>& slot = stream.library(CudaStream::Library::kBlas);
-  if (slot == nullptr) {
-    static SharedObjects<int, GemmPlans> of_gpus;
+  const std::shared_ptr<const GemmTable>& table = cuda_attention(stream).options.gemm_table;
+  const auto* const kept = static_cast<const GemmPlans*>(slot.get());
+  if (kept == nullptr || kept->table_ != table) {
+    using Key = std::pair<int, const GemmTable*>;
+    static SharedObjects<Key, GemmPlans> all;
     const int gpu = stream.ordinal();
-    slot = of_gpus.get(gpu, [gpu] { return std::make_shared<GemmPlans>(gpu); });
+    slot = all.get(Key{gpu, table.get()}, [&] { return std::make_shared<GemmPlans>(gpu, table); });
   }
   return *static_cast<GemmPlans*>(slot.get());
 }
 
-GemmPlans::GemmPlans(int ordinal) {
-  int major = 0;
-  const cudaError_t asked =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
-  if (asked != cudaSuccess)
-    fail(ErrorCode::kInternal, "gemm: cudaDeviceGetAttribute failed with ", cudaGetErrorName(asked),
-         " for GPU ", ordinal);
+GemmPlans::GemmPlans(int ordinal, std::shared_ptr<const GemmTable> table)
+    : table_(std::move(table)) {
+  const GemmMachine machine = machine_of(ordinal);
+  if (table_ != nullptr) require_made_on(*table_, machine);
   constexpr std::size_t kMost = kCudaGemmWorkspaceBytes;
-  workspace_bytes_ = major == kHopper ? kMost : kMost / 2;
-  fuses_gelu_ = major >= kHopper;
+  workspace_bytes_ = machine.major == kHopper ? kMost : kMost / 2;
+  fuses_gelu_ = machine.major >= kHopper;
   const cublasStatus_t created = cublasLtCreate(&handle_);
   if (created != CUBLAS_STATUS_SUCCESS)
     fail(ErrorCode::kInternal, "gemm: cublasLtCreate failed with ", cublasLtGetStatusName(created),
@@ -208,19 +244,44 @@ GemmPlans::GemmPlans(int ordinal) {
 
 GemmPlans::~GemmPlans() { static_cast<void>(cublasLtDestroy(handle_)); }
 
+std::shared_ptr<const GemmPlans::Plan> GemmPlans::make_plan(const GemmProblem& problem) const {
+  auto plan = std::make_shared<Plan>(Plan{.layouts = Layouts(problem)});
+  if (table_ != nullptr) {
+    const auto choice = table_->choices.find(problem);
+    if (choice != table_->choices.end()) {
+      if (choice->second.fused) {
+        plan->algorithm = restored(handle_, problem, plan->layouts, workspace_bytes_,
+                                   choice->second.algorithm);
+      }
+      return plan;
+    }
+  }
+  const auto found = find_algorithms(handle_, problem, plan->layouts, workspace_bytes_, 1);
+  if (!found.empty()) plan->algorithm = found.front();
+  return plan;
+}
+
 std::shared_ptr<const GemmPlans::Plan> GemmPlans::plan_for(const GemmProblem& problem) {
   const std::lock_guard lock(mutex_);
   auto found = plans_.find(problem);
   if (found == plans_.end()) {
     if (plans_.size() >= kMaxPlans) plans_.clear();
-    auto plan = std::make_shared<const Plan>(handle_, problem, workspace_bytes_);
-    found = plans_.emplace(problem, std::move(plan)).first;
+    found = plans_.emplace(problem, make_plan(problem)).first;
   }
   return found->second;
 }
 
 bool GemmPlans::supports(const GemmProblem& problem) {
   return plan_for(problem)->algorithm.has_value();
+}
+
+std::vector<GemmAlgorithm> GemmPlans::algorithms(const GemmProblem& problem, int most) {
+  std::vector<GemmAlgorithm> words;
+  for (const cublasLtMatmulAlgo_t& algorithm :
+       find_algorithms(handle_, problem, Layouts(problem), workspace_bytes_, most)) {
+    words.push_back(std::to_array(algorithm.data));
+  }
+  return words;
 }
 
 void GemmPlans::run(const GemmProblem& problem, const GemmPointers& pointers, void* workspace,
@@ -231,10 +292,25 @@ void GemmPlans::run(const GemmProblem& problem, const GemmPointers& pointers, vo
   const Description description = make_description(problem, pointers);
   const float alpha = 1.0F;
   const float beta = problem.accumulate ? 1.0F : 0.0F;
-  check(cublasLtMatmul(handle_, description.get(), &alpha, pointers.b, plan->b.get(), pointers.a,
-                       plan->a.get(), &beta, pointers.c, plan->c.get(), pointers.c, plan->c.get(),
-                       &*plan->algorithm, workspace, workspace_bytes_, stream.handle()),
+  const Layouts& layouts = plan->layouts;
+  check(cublasLtMatmul(handle_, description.get(), &alpha, pointers.b, layouts.b.get(), pointers.a,
+                       layouts.a.get(), &beta, pointers.c, layouts.c.get(), pointers.c,
+                       layouts.c.get(), &*plan->algorithm, workspace, workspace_bytes_,
+                       stream.handle()),
         "cublasLtMatmul", problem);
+}
+
+GemmMachine machine_of(int ordinal) {
+  cudaDeviceProp properties{};
+  const cudaError_t asked = cudaGetDeviceProperties(&properties, ordinal);
+  if (asked != cudaSuccess)
+    fail(ErrorCode::kInternal, "gemm: cudaGetDeviceProperties failed with ",
+         cudaGetErrorName(asked), " for GPU ", ordinal);
+  const std::size_t version = cublasLtGetVersion();
+  return {.gpu = properties.name,
+          .major = properties.major,
+          .minor = properties.minor,
+          .cublaslt = concat(version / 10000, ".", version / 100 % 100, ".", version % 100)};
 }
 
 }  // namespace tessera::cuda

@@ -2,50 +2,17 @@
 
 #include <cublasLt.h>
 
-#include <compare>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <type_traits>
+#include <vector>
 
 #include "tessera/core/cuda_device.h"
-#include "tessera/core/dtype.h"
+#include "tessera/kernels/gemm_table.h"
 
 // Matrix products as cuBLASLt runs them: the problem, and what is prepared once for each.
 namespace tessera::cuda {
-
-/// What cuBLASLt does to a product before it stores it. T_bias is C's dtype in all of them.
-enum class GemmEpilogue : std::uint8_t {
-  kNone,
-  kBias,          ///< + vector (n)
-  kGelu,          ///< gelu
-  kGeluBias,      ///< gelu(. + vector (n))
-  kGeluAux,       ///< gelu; its argument to aux (m, n)
-  kGeluAuxBias,   ///< gelu(. + vector (n)); its argument to aux (m, n)
-  kGeluBackward,  ///< . * gelu'(aux (m, n))
-  kBiasGradient,  ///< row sums of op(A) to vector (m)
-};
-
-/// All that the choice of an algorithm may depend on, in our row-major terms; see GemmArgs.
-struct GemmProblem {
-  std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
-  std::int64_t aux_stride = 0;  ///< of aux; 0 without
-  bool transpose_a = false, transpose_b = false, accumulate = false;
-  DType dtype = DType::kFloat32, c_dtype = DType::kFloat32;
-  GemmEpilogue epilogue = GemmEpilogue::kNone;
-  /// Largest powers of two, up to kGemmAlignment, that divide the addresses; 0 without.
-  std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
-  std::uint32_t vector_alignment = 0, aux_alignment = 0;
-
-  auto operator<=>(const GemmProblem&) const = default;
-};
-
-/// No kernel loads or stores more than 16 bytes at once. Telling cuBLASLt of more would let the
-/// choice of an algorithm, and with it the bits, depend on where a tensor happens to lie.
-inline constexpr std::uint32_t kGemmAlignment = 16;
 
 struct GemmPointers {
   const void* a = nullptr;
@@ -59,25 +26,31 @@ struct GemmPointers {
 /// The plans of a GPU, made on first use, for all streams and ranks of the process that run on it.
 /// Thread-safe: a plan is made once, and not changed.
 ///
-/// [Note: the same algorithm in every run] A plan's algorithm is the first that cuBLASLt's
-/// heuristic names: a function of the problem, the library's version and the GPU's model, of no
-/// timing and no order of calls. Split-K products are added up in fp32 in the workspace, in a fixed
+/// [Note: the same algorithm in every run] A plan's algorithm is the one that the table names, if
+/// there is a table and it has the problem, else the first that cuBLASLt's heuristic names: a
+/// function of the problem, the library's version and the GPU's model, of no timing in this run and
+/// no order of calls. Split-K products are added up in fp32 in the workspace, in a fixed
 /// order; reductions in C itself are excluded. The workspace has one size, because the heuristic
 /// goes by it. It also goes by the addresses of bias and aux, from which it takes their alignment:
 /// it is given others, of no better alignment than the problem says, so that nothing depends on
 /// where a tensor happens to lie.
 class GemmPlans {
  public:
-  /// Those of the stream's GPU, which it keeps.
+  /// Those of the stream's GPU and table, which the stream keeps. Throws Error{kConfig} if the
+  /// table was made elsewhere.
   static GemmPlans& of(CudaStream& stream);
 
-  explicit GemmPlans(int ordinal);
+  GemmPlans(int ordinal, std::shared_ptr<const GemmTable> table);
   ~GemmPlans();
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  /// False if cuBLASLt has no algorithm for this problem.
+  /// False if cuBLASLt has no algorithm for this problem, or the table says that separate kernels
+  /// are faster. Throws Error{kConfig} if the table's algorithm cannot run.
   bool supports(const GemmProblem& problem);
+
+  /// Up to `most` algorithms that the heuristic names, in its order; the table is not asked.
+  std::vector<GemmAlgorithm> algorithms(const GemmProblem& problem, int most);
 
   /// Launches a problem that is supported, with `workspace_bytes()` of workspace. The addresses
   /// must be aligned as the problem says.
@@ -93,12 +66,16 @@ class GemmPlans {
   struct Plan;
 
   std::shared_ptr<const Plan> plan_for(const GemmProblem& problem);
+  std::shared_ptr<const Plan> make_plan(const GemmProblem& problem) const;
 
+  const std::shared_ptr<const GemmTable> table_;  // null: none
   cublasLtHandle_t handle_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   bool fuses_gelu_ = false;
   std::mutex mutex_;
   std::map<GemmProblem, std::shared_ptr<const Plan>> plans_;  // guarded by mutex_
 };
+
+GemmMachine machine_of(int ordinal);
 
 }  // namespace tessera::cuda

@@ -42,7 +42,8 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       buffers_(buffers),
       memory_(memory),
       options_(options),
-      kernels_(&kernels_for(memory.device())),
+      kernels_(options.layer_kernels != nullptr ? options.layer_kernels
+                                                : &kernels_for(memory.device())),
       written_(schedule.buffers.size()) {
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());

@@ -1,4 +1,5 @@
 #include "tessera/core/sim_device.h"
+#include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
 
@@ -18,6 +19,11 @@ class ShapesOnly : public BatchSource {
  private:
   const BatchSource& source_;
 };
+
+// A kernel is a plain function: this is where it finds the list.
+thread_local std::vector<GemmArgs>* recorded_gemms = nullptr;
+
+void record_gemm(const GemmArgs& args, Stream& /*stream*/) { recorded_gemms->push_back(args); }
 
 constexpr MemoryCategory kPlanned[] = {
     MemoryCategory::kParameters, MemoryCategory::kUnshardedParameters, MemoryCategory::kGradients,
@@ -59,6 +65,20 @@ Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const M
                     const BatchSource& source, const ExecutorOptions& options) {
   const Program program{&schedule, &source};
   return simulate(std::span(&program, 1), layout, model, state_options(schedule), options);
+}
+
+std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const ModelLayout& layout,
+                                   const Model& model, const StateOptions& state,
+                                   const ExecutorOptions& options) {
+  KernelTable kernels = planning(kernels_for(SimDevice()));
+  kernels.gemm = record_gemm;
+  ExecutorOptions recording = options;
+  recording.layer_kernels = &kernels;
+  std::vector<GemmArgs> gemms;
+  recorded_gemms = &gemms;
+  simulate(programs, layout, model, state, recording);
+  recorded_gemms = nullptr;
+  return gemms;
 }
 
 MemoryPeak predict_memory(std::span<const Program> programs, const ModelLayout& layout,

@@ -22,7 +22,9 @@ constexpr std::int64_t kSampledBatches = 8;
 constexpr std::int64_t kSampledSteps = 1 << 20;
 
 /// Reads by hand: where memory is short, a stream of the standard library says that reading failed.
-std::string hash_of_file(const std::string& path) {
+/// `why` it must be readable is for the error.
+std::string hash_of_file(const std::string& path, const char* what = "a file of this program",
+                         const char* why = "processes compare what they run, so make it readable") {
   Digest digest;
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   std::array<char, 1 << 16> block{};
@@ -32,8 +34,8 @@ std::string hash_of_file(const std::string& path) {
   }
   const int error = errno;
   if (file >= 0) close(file);
-  require(count == 0, ErrorCode::kIo, path, ", a file of this program, cannot be read (",
-          std::strerror(error), "); processes compare what they run, so make it readable");
+  require(count == 0, ErrorCode::kIo, path, ", ", what, ", cannot be read (", std::strerror(error),
+          "); ", why);
   return digest.hex();
 }
 
@@ -93,6 +95,10 @@ std::vector<NamedText> identity_of_options(const TrainerOptions& options) {
   o.learning_rate = resolved(o.learning_rate);
   std::vector<NamedText> all{{"total_steps", concat(o.learning_rate.total_steps)},
                              {"gather_parameters", o.gather_parameters ? "true" : "false"}};
+  if (o.device == DeviceChoice::kCuda) {
+    all.push_back({"gemm_table",
+                   o.gemm_table.empty() ? "none" : concat("hash ", hash_of_file(o.gemm_table, "a table of GEMMs", "tessera calibrate writes one"))});
+  }
   for (const auto& [setting, read, write] : trainer_rows()) {
     if (!is_compared(setting, o.device != DeviceChoice::kCuda)) continue;
     const nlohmann::json value = read(o);

@@ -20,6 +20,12 @@ std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int r
   return leads ? std::move(group) : nullptr;
 }
 
+ExecutorOptions executor_options_of(const TrainingPlan& plan) {
+  ExecutorOptions options = executor_options(plan.options);
+  options.cuda_kernels.gemm_table = plan.gemm_table;
+  return options;
+}
+
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
@@ -36,7 +42,7 @@ RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
       state(plan.layout, state_options(plan.schedule), rank, memory),
-      executor(state, model, programs, groups, memory, executor_options(plan.options)) {}
+      executor(state, model, programs, groups, memory, executor_options_of(plan)) {}
 
 RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs)
     : plan_(plan),

@@ -191,6 +191,13 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
   return telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
     TrainingPlan plan = make_training_plan(model, source, here, evaluation);
+    if (!here.gemm_table.empty()) {
+      if (here.device == DeviceChoice::kCuda) {
+        plan.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
+      } else {
+        plan.notes.emplace_back("--gemm-table has no effect on the CPU");
+      }
+    }
     if (std::string note = sharing_note(here); !note.empty()) {
       plan.notes.insert(plan.notes.begin(), std::move(note));
     }

@@ -258,6 +258,16 @@ std::vector<Row> evaluation_rows() {
           "eval_every", "steps between evaluations; 0: one after the last step", {.minimum = 0})});
 }
 
+Row gemm_table_row() {
+  return {{.name = "gemm_table",
+           .help = "how to run GEMMs on this GPU: a file that tessera calibrate has written [as "
+                   "cuBLASLt's heuristic says]",
+           .check = check_path,
+           .must_agree = MustAgree::kNone},
+          [](const O& o) { return o.gemm_table.empty() ? json() : json(o.gemm_table); },
+          [](O& o, const json& value) { o.gemm_table = value.get<std::string>(); }};
+}
+
 std::vector<Row> machine_rows() {
   return in_group(
       "Machine",
@@ -278,6 +288,8 @@ std::vector<Row> machine_rows() {
               "deterministic_attention",
               "cuDNN's attention gives the same bits every time; that takes memory that "
               "grows with the square of the length"),
+          // Processes compare what is in it.
+          gemm_table_row(),
           bound<&O::cuda_graph>("cuda_graph",
                                 "replay steps as a CUDA graph where that is possible"),
           // On the CPU they decide how GEMMs split their sums, and so the bits.

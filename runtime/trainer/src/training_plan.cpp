@@ -68,6 +68,14 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   return result;
 }
 
+std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
+                                   const BatchSource& source, const BatchSource* evaluation) {
+  std::vector<Program> programs{{&plan.schedule, &source}};
+  if (plan.evaluation && evaluation != nullptr) programs.push_back({&*plan.evaluation, evaluation});
+  return record_gemms(programs, plan.layout, model, plan_options(plan.options).state(),
+                      executor_options(plan.options));
+}
+
 std::int64_t evaluation_steps(const TrainerOptions& resolved) {
   const std::int64_t samples = resolved.micro_batch * resolved.ranks;
   return (resolved.evaluation_samples + samples - 1) / samples;

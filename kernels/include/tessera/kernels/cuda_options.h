@@ -11,6 +11,8 @@
 // functions, so that a plan made without a GPU knows it.
 namespace tessera {
 
+struct GemmTable;  // gemm_table.h
+
 enum class AttentionBackend : std::uint8_t {
   kAuto,   ///< cuDNN for the shapes of training that it takes, else our own kernels
   kOwn,    ///< our own kernels, for every shape
@@ -24,6 +26,9 @@ struct CudaKernelOptions {
   bool deterministic = true;
   /// kAuto leaves the backward pass to our own kernels where cuDNN would need more scratch.
   std::int64_t attention_scratch_limit = std::int64_t{1} << 30;
+  /// How to run GEMMs; null: as cuBLASLt's heuristic says. Error{kConfig} if it was made on another
+  /// GPU or version of cuBLASLt.
+  std::shared_ptr<const GemmTable> gemm_table{};
 };
 
 /// One pass of attention over qkv (B, L, 3, H, D).
@@ -49,7 +54,7 @@ inline constexpr std::int64_t kCudaGemmWorkspaceBytes = std::int64_t{64} << 20;
 /// behind it a bias gradient on its way into a sum. Partial sums of our own kernels fit, too.
 inline constexpr std::int64_t kCudaScratchBytes = kCudaGemmWorkspaceBytes + (std::int64_t{1} << 20);
 
-/// A stream's state for attention, in CudaStream::Library::kAttention.
+/// A stream's options and its state for attention, in CudaStream::Library::kAttention.
 struct CudaAttention {
   CudaKernelOptions options{};
   /// Why the last call that asked for cuDNN ran on our own kernels, in one sentence; empty if it

@@ -13,6 +13,7 @@
 #include "tessera/core/device.h"
 #include "tessera/core/memory.h"
 #include "tessera/kernels/cuda_options.h"
+#include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
@@ -48,6 +49,8 @@ struct ExecutorOptions {
   /// Where the rank runs; for simulate() and predict_memory() the device that they stand for.
   DeviceKind device = DeviceKind::kCpu;
   CudaKernelOptions cuda_kernels{};  ///< of the lanes of a CUDA device
+  /// Other kernels than the device's for passes through layers; see planning().
+  const KernelTable* layer_kernels = nullptr;
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
@@ -152,6 +155,12 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
 /// The same for one schedule that trains.
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                     const BatchSource& source, const ExecutorOptions& options);
+
+/// The GEMMs that one rank asks for in one step of each program, in their order, as simulate() finds
+/// them: of their addresses only the alignment counts.
+std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const ModelLayout& layout,
+                                   const Model& model, const StateOptions& state,
+                                   const ExecutorOptions& options);
 
 /// The most memory that one rank uses while it runs the programs: account_memory() for what stays,
 /// simulate() for activations, workspace and data.

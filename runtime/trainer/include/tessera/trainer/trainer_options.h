@@ -76,6 +76,9 @@ struct TrainerOptions {
   AttentionBackend attention = AttentionBackend::kAuto;  ///< on a GPU
   /// cuDNN's attention gives the same bits every time, for more scratch.
   bool deterministic_attention = true;
+  /// A file that says how to run GEMMs on this GPU (see GemmTable); "": as cuBLASLt's heuristic
+  /// says.
+  std::string gemm_table{};
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
   int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
+#include "tessera/kernels/gemm_table.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/schedule.h"
@@ -26,6 +28,8 @@ struct TrainingPlan {
   Traffic traffic;             ///< predicted, of one rank and step
   Traffic evaluation_traffic;  ///< of one rank and one evaluation
   bool cuda_graph = false;     ///< steps are recorded as a CUDA graph and replayed
+  /// What options.gemm_table holds, where the run is on GPUs of this machine; null: no table.
+  std::shared_ptr<const GemmTable> gemm_table{};
   /// Notes for the user on how it will run, a sentence each.
   std::vector<std::string> notes;
 };
@@ -42,8 +46,12 @@ std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
 /// The planner's part of resolved options.
 PlanOptions plan_options(const TrainerOptions& resolved);
-/// The executor's options of one rank.
+/// The executor's options of one rank, but for the table of GEMMs.
 ExecutorOptions executor_options(const TrainerOptions& options);
+
+/// The GEMMs of one rank's step, and of its evaluation if there is one; see executor.h.
+std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
+                                   const BatchSource& source, const BatchSource* evaluation);
 
 /// Throws Error{kOutOfMemory} if a rank's predicted peak is above options.memory_limit_bytes, or
 /// all ranks' together above `available_bytes` (see available_host_bytes). The text has the
