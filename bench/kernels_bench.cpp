@@ -65,7 +65,7 @@ void measure(benchmark::State& state, const char* counter, double amount, const 
 /// As a step asks for it, with what it wants along with the product.
 void gemm(benchmark::State& state, GemmArgs args) {
   std::vector<Filled> operands;
-  for (TensorView* view : {&args.a, &args.b, &args.c, &args.bias, &args.gelu_input,
+  for (TensorView* view : {&args.a, &args.b, &args.c, &args.bias, &args.residual, &args.gelu_input,
                            &args.gelu_backward_input, &args.bias_gradient}) {
     if (!*view) continue;
     Shape shape = view->shape;

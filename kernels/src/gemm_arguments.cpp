@@ -39,6 +39,20 @@ void check_gelu(const GemmArgs& args) {
     check_gelu_operand(args, args.gelu_backward_input, "gelu_backward_input");
 }
 
+void check_residual(const GemmArgs& args) {
+  if (args.accumulate || args.gelu || args.gelu_backward_input || args.bias_gradient)
+    fail(ErrorCode::kInvalidArgument,
+         "gemm: a residual goes with a bias, but with nothing else that is added or follows");
+  require(args.residual.shape == args.c.shape && args.residual.dtype == args.c.dtype &&
+              args.residual.is_contiguous() && args.c.is_contiguous(),
+          ErrorCode::kInvalidArgument, "gemm: residual is ", args.residual.shape, " of ",
+          to_string(args.residual.dtype), "; it and c must be contiguous, ", args.c.shape, " of ",
+          to_string(args.c.dtype));
+  const std::int64_t bytes = args.c.bytes();
+  require(args.residual.data + bytes <= args.c.data || args.c.data + bytes <= args.residual.data,
+          ErrorCode::kInvalidArgument, "gemm: residual and c overlap; accumulate adds to c");
+}
+
 void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
   const TensorView& db = args.bias_gradient;
   require(args.transpose_a && args.a.is_contiguous(), ErrorCode::kInvalidArgument,
@@ -74,6 +88,7 @@ GemmSizes check_gemm(const GemmArgs& args) {
           ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",
           to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
   check_gelu(args);
+  if (args.residual) check_residual(args);
   if (args.bias_gradient) check_bias_gradient(args, sizes.m);
   return sizes;
 }
@@ -83,6 +98,10 @@ std::optional<GemmArgs> without_epilogue(const GemmArgs& args) {
   if (args.bias_gradient) {
     left.bias_gradient = {};
     left.accumulate_bias_gradient = false;
+    return left;
+  }
+  if (args.residual) {
+    left.residual = {};
     return left;
   }
   if (!args.gelu && !args.gelu_backward_input) return std::nullopt;

@@ -18,8 +18,8 @@ struct GemmSizes {
 /// Throws Error{kInvalidArgument} unless shapes, strides and dtypes fit.
 GemmSizes check_gemm(const GemmArgs& args);
 
-/// What is left of a call when a kernel of its own does the bias gradient after it, or else GELU or
-/// GELU's derivative; nothing if there is none of these.
+/// What is left of a call when a kernel of its own does the bias gradient after it, or adds the
+/// residual, or does GELU or its derivative; nothing if there is none of these.
 std::optional<GemmArgs> without_epilogue(const GemmArgs& args);
 
 }  // namespace tessera

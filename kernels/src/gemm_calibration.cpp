@@ -16,7 +16,7 @@
 // of GEMMs that names this way, captured as a graph and replayed.
 
 namespace tessera {
-namespace {
+namespace gemm_calibration {  // for Impl, which has a name outside of this file
 
 constexpr int kMostAlgorithms = 8;
 /// Turns of each way. Odd, so that one of them is the median.
@@ -28,15 +28,21 @@ constexpr std::int64_t kMostCalls = 32;
 constexpr std::int64_t kOperandBytes = std::int64_t{128} << 20;
 constexpr std::int64_t kMostOperands = 8;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-std::array<TensorView*, 6> views_of(GemmArgs& args) {
-  return {&args.a,          &args.b,          &args.c, &args.bias, &args.gelu_input,
-          &args.gelu_backward_input};
+inline std::array<TensorView*, 8> views_of(GemmArgs& args) {
+  return {&args.a,
+          &args.b,
+          &args.c,
+          &args.bias,
+          &args.residual,
+          &args.gelu_input,
+          &args.gelu_backward_input,
+          &args.bias_gradient};
 }
 
 /// From the first element of a view to behind its last.
-std::int64_t span_of(const TensorView& view) {
+inline std::int64_t span_of(const TensorView& view) {
   std::int64_t last = 0;
   for (int i = 0; i < view.shape.rank(); ++i) {
     last += (view.shape[i] - 1) * view.strides[at(i)];
@@ -52,7 +58,6 @@ class Operands {
       : args_(like), memory_(memory), kernels_(kernels), stream_(stream) {
     std::uint64_t number = 0;
     for (TensorView* view : views_of(args_)) move(*view, ++number);
-    move(args_.bias_gradient, ++number);
   }
   const GemmArgs& args() const { return args_; }
   std::int64_t bytes() const { return bytes_; }
@@ -76,9 +81,8 @@ class Operands {
   void fill(const TensorView& values, std::uint64_t number) {
     const RandomKey key{.seed = number, .stream = 0};
     if (values.dtype == DType::kFloat32) {
-      stream_.submit({.name = "fill"}, [&] {
-        kernels_.fill_normal({.dst = values, .key = key}, stream_);
-      });
+      stream_.submit({.name = "fill"},
+                     [&] { kernels_.fill_normal({.dst = values, .key = key}, stream_); });
     } else {
       const Tensor wide = Tensor::empty(memory_, values.shape, DType::kFloat32,
                                         MemoryCategory::kWorkspace, "operand of a GEMM in fp32");
@@ -123,8 +127,8 @@ class Way {
       stream_->synchronize();
     }
     const double wanted = std::ceil(kReplaySeconds / std::max(seconds_, 1e-9));
-    calls_ = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(wanted, 1e6)), 1,
-                                      kMostCalls);
+    calls_ =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(wanted, 1e6)), 1, kMostCalls);
     cuda().begin_capture();
     for (std::int64_t i = 0; i < calls_; ++i) call(*operands[at(i) % operands.size()]);
     graph_ = cuda().end_capture(nullptr);
@@ -154,7 +158,9 @@ class Way {
   std::vector<double> turns_;
 };
 
-}  // namespace
+}  // namespace gemm_calibration
+
+using namespace gemm_calibration;  // NOLINT: this file's
 
 GemmMachine gemm_machine(CudaDevice& device) {
   GemmMachine machine;
@@ -202,8 +208,7 @@ class GemmCalibration::Impl {
     std::vector<std::unique_ptr<Operands>> operands;
     std::int64_t bytes = 0;
     do {
-      operands.push_back(
-          std::make_unique<Operands>(args, memory_, device_.kernels(), *stream_));
+      operands.push_back(std::make_unique<Operands>(args, memory_, device_.kernels(), *stream_));
       bytes += operands.back()->bytes();
     } while (bytes < kOperandBytes && std::ssize(operands) < kMostOperands);
     for (const auto& way : ways) way->prepare(operands);

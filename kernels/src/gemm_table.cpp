@@ -20,9 +20,9 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 8> kEpilogues{"none",     "bias",          "gelu",
-                                                     "gelu_bias", "gelu_aux",      "gelu_aux_bias",
-                                                     "gelu_backward", "bias_gradient"};
+constexpr std::array<std::string_view, 8> kEpilogues{
+    "none",     "bias",          "gelu",          "gelu_bias",
+    "gelu_aux", "gelu_aux_bias", "gelu_backward", "bias_gradient"};
 constexpr const char* kKind = "gemm-table";
 constexpr double kMicro = 1e-6;
 
@@ -35,6 +35,7 @@ void visit_members(Problem& p, const Visit& visit) {
   visit("a_stride", p.a_stride);
   visit("b_stride", p.b_stride);
   visit("c_stride", p.c_stride);
+  visit("residual_stride", p.residual_stride);
   visit("aux_stride", p.aux_stride);
   visit("transpose_a", p.transpose_a);
   visit("transpose_b", p.transpose_b);
@@ -42,6 +43,7 @@ void visit_members(Problem& p, const Visit& visit) {
   visit("a_alignment", p.a_alignment);
   visit("b_alignment", p.b_alignment);
   visit("c_alignment", p.c_alignment);
+  visit("residual_alignment", p.residual_alignment);
   visit("vector_alignment", p.vector_alignment);
   visit("aux_alignment", p.aux_alignment);
 }
@@ -96,8 +98,8 @@ std::pair<GemmProblem, GemmChoice> parse_row(const json& row) {
   const auto way = row.at("way").get<std::string>();
   require(way == "fused" || way == "separate", ErrorCode::kConfig, "the way '", way,
           "' is neither fused nor separate");
-  const bool alone =
-      problem.epilogue == GemmEpilogue::kNone || problem.epilogue == GemmEpilogue::kBias;
+  const bool alone = problem.residual_stride == 0 && (problem.epilogue == GemmEpilogue::kNone ||
+                                                      problem.epilogue == GemmEpilogue::kBias);
   require(way == "fused" || !alone, ErrorCode::kConfig, "no kernel is separate from a GEMM with ",
           "the epilogue '", epilogue, "'");
   GemmChoice choice{.fused = way == "fused",
@@ -132,13 +134,14 @@ std::string_view to_string(GemmEpilogue epilogue) {
 }
 
 std::string describe(const GemmProblem& p) {
-  std::string text = concat("C (", p.m, ", ", p.n, ") of ", to_string(p.c_dtype),
-                            " with rows of ", p.c_stride, p.accumulate ? " += " : " = ", "A",
-                            p.transpose_a ? "^T" : "", " B", p.transpose_b ? "^T" : "",
-                            ", K = ", p.k, ", operands of ", to_string(p.dtype), " with rows of ",
-                            p.a_stride, " and ", p.b_stride, ", epilogue ", to_string(p.epilogue),
-                            ", addresses aligned to ", p.a_alignment, ", ", p.b_alignment, ", ",
-                            p.c_alignment);
+  std::string text =
+      concat("C (", p.m, ", ", p.n, ") of ", to_string(p.c_dtype), " with rows of ", p.c_stride,
+             p.accumulate ? " += " : " = ", "A", p.transpose_a ? "^T" : "", " B",
+             p.transpose_b ? "^T" : "", p.residual_stride > 0 ? " + residual" : "", ", K = ", p.k,
+             ", operands of ", to_string(p.dtype), " with rows of ", p.a_stride, " and ",
+             p.b_stride, ", epilogue ", to_string(p.epilogue), ", addresses aligned to ",
+             p.a_alignment, ", ", p.b_alignment, ", ", p.c_alignment);
+  if (p.residual_alignment > 0) text += concat(", residual to ", p.residual_alignment);
   if (p.vector_alignment > 0) text += concat(", vector to ", p.vector_alignment);
   if (p.aux_alignment > 0) text += concat(", aux to ", p.aux_alignment);
   return text;
@@ -154,8 +157,8 @@ std::string to_text(const GemmTable& table) {
                              {"major", table.machine.major},
                              {"minor", table.machine.minor},
                              {"cublaslt", table.machine.cublaslt}};
-  std::string text = concat("{\"kind\": \"", kKind, "\",\n \"machine\": ", machine.dump(),
-                            ",\n \"gemms\": [");
+  std::string text =
+      concat("{\"kind\": \"", kKind, "\",\n \"machine\": ", machine.dump(), ",\n \"gemms\": [");
   const char* before = "\n  ";
   for (const auto& [problem, choice] : table.choices) {
     text += before + row_of(problem, choice).dump();
@@ -185,9 +188,9 @@ GemmTable read_gemm_table(const std::string& path) {
 }
 
 void require_made_on(const GemmTable& table, const GemmMachine& machine) {
-  require(table.machine == machine, ErrorCode::kConfig,
-          "the table of GEMMs was made on ", describe(table.machine), ", and this is ",
-          describe(machine), "; leave --gemm-table out, or time this machine with tessera calibrate");
+  require(table.machine == machine, ErrorCode::kConfig, "the table of GEMMs was made on ",
+          describe(table.machine), ", and this is ", describe(machine),
+          "; leave --gemm-table out, or time this machine with tessera calibrate");
 }
 
 }  // namespace tessera

@@ -64,6 +64,14 @@ class Embedding : public Layer {
 };
 
 /// x + attention(norm(x)), then x + mlp(norm(x)).
+///
+/// [Note: residuals in projections] From the end of a projection to the norm's output, passes over
+/// a tensor of (B, L, C) in memory are: with the residual added by the projection's GEMM, 4 (the
+/// GEMM reads the residual and writes the sum, the norm reads it and writes its output). Added by
+/// the norm behind it: 5 (the GEMM writes, the norm reads both and writes the sum and its output).
+/// Added by a kernel of its own, as the second one, whose norm is the next block's: 6. So a block
+/// saves 3: 79 MB at GPT-2 1558M and 8192 tokens in bf16, and 0.9 ms in 48 blocks at 4 TB/s.
+/// Dropout lies between projection and sum.
 class TransformerBlock : public Layer {
  public:
   TransformerBlock(const GptConfig& config, std::int64_t index)
@@ -96,17 +104,24 @@ class TransformerBlock : public Layer {
     Value x = ops::layer_norm(tape, input, p(kNorm1Weight), p(kNorm1Bias));
     x = ops::linear(tape, x, p(kQkvWeight), &p(kQkvBias));
     x = ops::attention(tape, x, heads_);
-    x = ops::linear(tape, x, p(kAttentionProjectionWeight), &p(kAttentionProjectionBias));
+    Parameter& weight = p(kAttentionProjectionWeight);
+    Parameter* const bias = &p(kAttentionProjectionBias);
+    const ops::MlpParameters mlp{.weight = p(kMlpWeight),
+                                 .bias = &p(kMlpBias),
+                                 .projection_weight = p(kMlpProjectionWeight),
+                                 .projection_bias = &p(kMlpProjectionBias)};
+    if (dropout_ == 0.0F) {  // see [Note: residuals in projections]
+      const Value sum = ops::linear(tape, x, weight, bias, &input);
+      x = ops::layer_norm(tape, sum, p(kNorm2Weight), p(kNorm2Bias));
+      return ops::mlp(tape, std::move(x), mlp, &sum);
+    }
+    x = ops::linear(tape, x, weight, bias);
     x = ops::dropout(tape, std::move(x), dropout_);
-    auto [residual, norm] =
+    auto [sum, norm] =
         ops::add_layer_norm(tape, std::move(x), input, p(kNorm2Weight), p(kNorm2Bias));
-    x = ops::mlp(tape, std::move(norm),
-                 {.weight = p(kMlpWeight),
-                  .bias = &p(kMlpBias),
-                  .projection_weight = p(kMlpProjectionWeight),
-                  .projection_bias = &p(kMlpProjectionBias)});
+    x = ops::mlp(tape, std::move(norm), mlp);
     x = ops::dropout(tape, std::move(x), dropout_);
-    return ops::add(tape, std::move(x), residual);
+    return ops::add(tape, std::move(x), sum);
   }
 
  private:

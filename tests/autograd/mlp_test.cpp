@@ -40,6 +40,20 @@ TEST_F(Mlp, FollowsTheFormulaForwardAndBackward) {
        .oracle = [](const auto& a) { return mlp_oracle(a[0], a[1], a[2], a[3], a[4], 5, 11); }});
 }
 
+TEST_F(Mlp, AddsAResidual) {
+  check_op(memory_, *stream_,
+           {.inputs = {{4, 6}},
+            .parameters = {{8, 6}, {6, 8}},
+            .run =
+                [](Tape& t, std::vector<Value>& x, std::vector<Parameter*>& p) {
+                  return ops::mlp(t, x[0], {.weight = *p[0], .projection_weight = *p[1]}, &x[0]);
+                },
+            .oracle =
+                [](const auto& a) {
+                  return test::sum_oracle(mlp_oracle(a[0], a[1], {}, a[2], {}, 6, 8), a[0]);
+                }});
+}
+
 TEST_F(Mlp, NeedsNoBias) {
   check_op(memory_, *stream_,
            {.inputs = {{4, 5}},

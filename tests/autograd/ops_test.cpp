@@ -47,6 +47,25 @@ TEST_F(Ops, LinearWithoutBiasOnOneRow) {
             .oracle = [](const auto& a) { return linear_oracle(a[0], a[1], {}, 17); }});
 }
 
+/// The residual goes around the whole, as in a block.
+TEST_F(Ops, LinearWithResidual) {
+  check_op(memory_, *stream_,
+           {.inputs = {{4, 6}},
+            .parameters = {{6, 6}, {6}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  const Value y = ops::gelu(t, x[0]);
+                  const Value sum = ops::linear(t, y, *p[0], p[1], &x[0]);
+                  return ops::linear(t, sum, *p[0], p[1], &sum);
+                },
+            .oracle =
+                [](const auto& a) {
+                  const Doubles inner = linear_oracle(gelu_oracle(a[0]), a[1], a[2], 6);
+                  const Doubles sum = sum_oracle(inner, a[0]);
+                  return sum_oracle(linear_oracle(sum, a[1], a[2], 6), sum);
+                }});
+}
+
 TEST_F(Ops, AParameterUsedTwiceGetsBothGradients) {
   check_op(memory_, *stream_,
            {.inputs = {{4, 6}},

@@ -211,10 +211,9 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   if (std::set<std::int64_t>(ids.begin(), ids.end()) != wanted || ids.size() != addresses.size()) {
     return CUDNN_STATUS_BAD_PARAM;
   }
-  StubExecution execution{
-      .engine = of(plan).parts.at(0)->engine,
-      .workspace = of(pack).get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE).at(0),
-      .stream = handle->stream};
+  StubExecution execution{.engine = of(plan).parts.at(0)->engine,
+                          .workspace = of(pack).get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE).at(0),
+                          .stream = handle->stream};
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < kFirstScalar) execution.tensors[ids[i]] = addresses[i];
   }

@@ -7,8 +7,9 @@
 #include <map>
 #include <vector>
 
-// A cuDNN without kernels: it answers as it is told, and keeps what it was asked to run. Threads may
-// call it at the same time, but with a handle, or a plan, of their own: else CUDNN_STATUS_BAD_PARAM.
+// A cuDNN without kernels: it answers as it is told, and keeps what it was asked to run. Threads
+// may call it at the same time, but with a handle, or a plan, of their own: else
+// CUDNN_STATUS_BAD_PARAM.
 struct StubEngine {
   bool deterministic = true;
   bool makes_plans = true;

@@ -19,10 +19,8 @@
 namespace tessera {
 namespace {
 
-using cuda::GemmEpilogue;
 using cuda::GemmPlans;
 using cuda::GemmPointers;
-using cuda::GemmProblem;
 
 constexpr std::int64_t kSize = 64;
 

@@ -106,6 +106,47 @@ class GemmEpilogue : public testing::Test {
     if (keep_input) expect_within(result.gelu_input, input, input_bound, "gelu_input");
   }
 
+  /// x W^T + b + residual.
+  static std::vector<T> with_residual(const Layer& layer, bool bias, std::int64_t offset) {
+    Matrix<T> x(layer.rows, layer.inputs, 1, offset);
+    Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
+    Matrix<T> b(1, layer.outputs, 3, offset);
+    Matrix<T> y(layer.rows, layer.outputs, 4, 4 * offset);
+    Matrix<T> residual(layer.rows, layer.outputs, 5, offset);
+    const auto before = residual.elements();
+    StreamUnderTest stream;
+    kernels_under_test().gemm({.a = x.view(),
+                               .b = w.view(),
+                               .c = y.view(),
+                               .bias = bias ? b.view().flat() : TensorView(),
+                               .transpose_b = true,
+                               .residual = residual.view()},
+                              stream);
+    EXPECT_TRUE(same_bits(residual.elements(), before));
+    return y.elements();
+  }
+
+  static void check_residual(const Layer& layer, bool bias, std::int64_t offset) {
+    const Matrix<T> x(layer.rows, layer.inputs, 1, offset);
+    const Matrix<T> w(layer.outputs, layer.inputs, 2, 2 * offset);
+    const Matrix<T> b(1, layer.outputs, 3, offset);
+    const Matrix<T> residual(layer.rows, layer.outputs, 5, offset);
+    Doubles expected, bound;
+    for (std::int64_t i = 0; i < layer.rows; ++i) {
+      for (std::int64_t j = 0; j < layer.outputs; ++j) {
+        Sum sum;
+        if (bias) sum.add(b.get(0, j));
+        for (std::int64_t l = 0; l < layer.inputs; ++l) sum.add(x.get(i, l) * w.get(j, l));
+        // The product may be rounded before the residual is added.
+        const double rounded = rounding<T>() * std::abs(sum.value) * 1.001;
+        sum.add(residual.get(i, j));
+        expected.push_back(sum.value);
+        bound.push_back(sum.error() + rounded + rounding<T>() * std::abs(sum.value) * 1.01 + 1e-30);
+      }
+    }
+    expect_within(with_residual(layer, bias, offset), expected, bound, "with residual");
+  }
+
   /// (dy W) * gelu'(input)
   static std::vector<T> backward(const Layer& layer, std::int64_t offset) {
     Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
@@ -147,6 +188,15 @@ TYPED_TEST(GemmEpilogue, TakesGeluOfTheProduct) {
       SCOPED_TRACE(name(layer) + (flags & 1U ? ", bias" : "") + (flags & 2U ? ", kept" : "") +
                    (flags & 4U ? ", unaligned" : ""));
       TestFixture::check_forward(layer, flags & 1U, flags & 2U, flags & 4U ? 1 : 0);
+    }
+  }
+}
+
+TYPED_TEST(GemmEpilogue, AddsAResidual) {
+  for (const Layer& layer : kLayers) {
+    for (unsigned flags = 0; flags < 4; ++flags) {
+      SCOPED_TRACE(name(layer) + (flags & 1U ? ", bias" : "") + (flags & 2U ? ", unaligned" : ""));
+      TestFixture::check_residual(layer, flags & 1U, flags & 2U ? 1 : 0);
     }
   }
 }
@@ -275,6 +325,14 @@ TEST(GemmEpilogueOnTheCpu, GivesTheBitsOfSeparateKernels) {
   with_gelu.gelu_input = {};
   cpu_kernels().gemm(with_gelu, stream);
   EXPECT_TRUE(same_bits(fused, y)) << "in place";
+
+  auto residual = random_values<bfloat16>(m * n, 4);
+  GemmArgs with_residual = product;
+  with_residual.c = view_of(fused, shape);
+  with_residual.residual = view_of(residual, shape);
+  cpu_kernels().gemm(with_residual, stream);
+  cpu_kernels().add({.src = with_residual.residual, .dst = product.c}, stream);
+  EXPECT_TRUE(same_bits(fused, input));
 }
 
 TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
@@ -319,6 +377,17 @@ TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
   }));
   EXPECT_TRUE(refused([&](GemmArgs& args) {
     args.gelu_backward_input = view_of(other, Shape{2, 5});
+    args.gelu = true;
+  }));
+  EXPECT_FALSE(refused([&](GemmArgs& args) { args.residual = view_of(other, Shape{2, 5}); }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) { args.residual = view_of(other, Shape{5, 2}); }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) { args.residual = args.c; }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.residual = view_of(other, Shape{2, 5});
+    args.accumulate = true;
+  }));
+  EXPECT_TRUE(refused([&](GemmArgs& args) {
+    args.residual = view_of(other, Shape{2, 5});
     args.gelu = true;
   }));
   EXPECT_TRUE(refused([&](GemmArgs& args) { args.bias_gradient = view_of(other, 0, 3); }));

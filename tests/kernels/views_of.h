@@ -11,7 +11,14 @@ namespace tessera {
 using Views = std::vector<TensorView*>;
 
 inline Views views_of(GemmArgs& a) {
-  return {&a.a, &a.b, &a.c, &a.bias, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient};
+  return {&a.a,
+          &a.b,
+          &a.c,
+          &a.bias,
+          &a.residual,
+          &a.gelu_input,
+          &a.gelu_backward_input,
+          &a.bias_gradient};
 }
 inline Views views_of(BiasGradientArgs& a) { return {&a.dy, &a.db}; }
 inline Views views_of(LayerNormForwardArgs& a) {

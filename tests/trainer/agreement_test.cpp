@@ -8,6 +8,7 @@
 #include <map>
 
 #include "support/tiny_model.h"
+#include "temporary_folder.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
@@ -178,6 +179,22 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     EXPECT_NE(usual.first, other.first);
     EXPECT_NE(usual.second, other.second);
   }
+}
+
+/// Which may lie elsewhere for each of them.
+TEST(Agreement, TheContentOfATableOfGemmsIsComparedOnGpus) {
+  const test::TemporaryFolder folder;
+  const auto identity = [&](const std::string& name, const std::string& content,
+                            DeviceChoice device) {
+    TrainerOptions options = resolved({.ranks = 2});
+    options.device = device;
+    options.gemm_table = folder.write(name, content);
+    return identity_of_options(options);
+  };
+  const auto first = identity("a", "one", DeviceChoice::kCuda);
+  EXPECT_EQ(identity("b", "one", DeviceChoice::kCuda), first);
+  EXPECT_NE(identity("a", "other", DeviceChoice::kCuda), first);
+  EXPECT_EQ(identity("a", "one", DeviceChoice::kCpu), identity("a", "other", DeviceChoice::kCpu));
 }
 
 TEST(Agreement, ThreadsAreComparedOnTheCpuOnly) {

@@ -64,6 +64,7 @@ const std::map<std::string, Get>& getters() {
       {"deterministic_collectives", [](const O& o) { return o.deterministic_collectives; }},
       {"attention", [](const O& o) { return to_string(o.attention); }},
       {"deterministic_attention", [](const O& o) { return o.deterministic_attention; }},
+      {"gemm_table", [](const O& o) { return o.gemm_table; }},
       {"cuda_graph", [](const O& o) { return o.cuda_graph; }},
       {"threads_per_rank", [](const O& o) { return o.threads_per_rank; }},
       {"memory_limit", [](const O& o) { return o.memory_limit_bytes; }},

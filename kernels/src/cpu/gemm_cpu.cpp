@@ -18,8 +18,8 @@
 
 // GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
 // operands and needs no set-up; bf16 by the matmul primitive where the processor is faster with
-// bf16 than with fp32, else by widening (gemm_widened_cpu.cpp). GELU and bias gradients are the
-// kernels of their own, called one after another.
+// bf16 than with fp32, else by widening (gemm_widened_cpu.cpp). Residuals, GELU and bias gradients
+// are the kernels of their own, called one after another.
 
 namespace tessera::cpu {
 namespace {
@@ -304,6 +304,7 @@ void gemm(const GemmArgs& args, Stream& stream) {
             .accumulate = args.accumulate,
             .dtype = args.a.dtype,
             .c_dtype = args.c.dtype});
+  if (args.residual) add({.src = args.residual, .dst = args.c}, stream);
   if (args.gelu) gelu_forward({.x = product, .y = args.c}, stream);
   if (args.gelu_backward_input) {
     gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream);

@@ -72,7 +72,7 @@ class CudnnPlans {
  private:
   const CudnnLibrary library_;
   std::mutex mutex_;
-  CudnnHandle handle_{library_};                   // guarded by mutex_; plans outlive no handle
+  CudnnHandle handle_{library_};                  // guarded by mutex_; plans outlive no handle
   std::map<CudnnAttentionShape, Planned> plans_;  // guarded by mutex_; none is ever removed
 };
 
@@ -176,7 +176,7 @@ void* part(const TensorView& qkv, std::int64_t index) {
 /// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
 Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
-                     CudaStream& stream) {
+                 CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return {};
   const TensorView& qkv = **views.begin();

@@ -10,13 +10,14 @@
 #include "gemm_candidates.h"
 #include "tessera/core/error.h"
 
-// GEMM by cuBLASLt: products with a bias, GELU, its derivative or a bias gradient in one kernel
-// where it has such a kernel, and otherwise the product first and our kernels after it.
+// GEMM by cuBLASLt: products with a bias, a residual, GELU, its derivative or a bias gradient in
+// one kernel where it has such a kernel, and otherwise the product first and our kernels after it.
 //
 // Which of the two it is depends on shapes, dtypes, alignment, the GPU's model and the table of
-// GEMMs alone (see [Note: the same algorithm in every run]), so a run can be repeated bit for bit. cuBLASLt has no algorithm for: K = 0; a bias that is not of C's
-// dtype; a GELU argument whose rows are not a multiple of 8 elements. Products that it refuses
-// altogether go to a plain kernel (gemm_plain_cuda.cu).
+// GEMMs alone (see [Note: the same algorithm in every run]), so a run can be repeated bit for bit.
+// cuBLASLt has no algorithm for: K = 0; a bias that is not of C's dtype; a GELU argument whose rows
+// are not a multiple of 8 elements. Products that it refuses altogether go to a plain kernel
+// (gemm_plain_cuda.cu).
 
 namespace tessera::cuda {
 namespace {
@@ -54,6 +55,7 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .a_stride = sizes.a_stride,
                       .b_stride = sizes.b_stride,
                       .c_stride = sizes.c_stride,
+                      .residual_stride = args.residual ? std::max<std::int64_t>(sizes.n, 1) : 0,
                       .aux_stride = aux ? sizes.n : 0,
                       .transpose_a = args.transpose_a,
                       .transpose_b = args.transpose_b,
@@ -64,11 +66,13 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .a_alignment = alignment_of(args.a.data),
                       .b_alignment = alignment_of(args.b.data),
                       .c_alignment = alignment_of(args.c.data),
+                      .residual_alignment = alignment_of(args.residual.data),
                       .vector_alignment = alignment_of(vector.data),
                       .aux_alignment = alignment_of(aux.data)},
           .pointers = {.a = args.a.data,
                        .b = args.b.data,
                        .c = args.c.data,
+                       .residual = args.residual.data,
                        .vector = vector.data,
                        .aux = aux.data}};
 }
@@ -125,6 +129,8 @@ class Gemm {
     if (fused(args)) return;
     if (args.bias_gradient) {
       if (!with_added_bias_gradient(args)) with_bias_gradient_after(args);
+    } else if (args.residual) {
+      with_residual_after(args);
     } else if (args.gelu || args.gelu_backward_input) {
       with_gelu_after(args);
     } else if (!with_bias_before(args)) {
@@ -159,6 +165,11 @@ class Gemm {
   void with_bias_gradient_after(const GemmArgs& args) {
     run(*without_epilogue(args));
     launch([&] { run_bias_gradient(args, stream_); });
+  }
+
+  void with_residual_after(const GemmArgs& args) {
+    run(*without_epilogue(args));
+    launch([&] { add({.src = args.residual.flat(), .dst = args.c.flat()}, stream_); });
   }
 
   void with_gelu_after(const GemmArgs& args) {

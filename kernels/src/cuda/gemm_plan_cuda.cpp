@@ -140,7 +140,8 @@ Preference make_preference(const GemmProblem& p, std::size_t workspace_bytes) {
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kReductions, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b_alignment, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a_alignment, p);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c_alignment, p);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+      p.residual_stride > 0 ? p.residual_alignment : p.c_alignment, p);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c_alignment, p);
   return preference;
 }
@@ -148,13 +149,16 @@ Preference make_preference(const GemmProblem& p, std::size_t workspace_bytes) {
 /// A problem as cuBLASLt is told of it, but for addresses.
 struct Layouts {
   Layout a, b, c;
+  Layout added;  ///< cuBLASLt's C, where c is its D
 
   explicit Layouts(const GemmProblem& p)
       : a(make_layout(p.dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.a_stride,
                       p)),
         b(make_layout(p.dtype, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.b_stride,
                       p)),
-        c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)) {}
+        c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)),
+        added(make_layout(p.c_dtype, p.m, p.n,
+                          p.residual_stride > 0 ? p.residual_stride : p.c_stride, p)) {}
 };
 
 /// What the heuristic names, best first; nothing if cuBLASLt cannot.
@@ -166,7 +170,7 @@ std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const
   std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, description.get(), layouts.b.get(), layouts.a.get(), layouts.c.get(),
+      handle, description.get(), layouts.b.get(), layouts.a.get(), layouts.added.get(),
       layouts.c.get(), preference.get(), most, found.data(), &count);
   // What it cannot fuse it refuses in either of these ways.
   const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
@@ -182,9 +186,8 @@ std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const
 }
 
 /// The algorithm of a table, if it is one that could have been chosen here.
-cublasLtMatmulAlgo_t restored(cublasLtHandle_t handle, const GemmProblem& p,
-                              const Layouts& layouts, std::size_t workspace_bytes,
-                              const GemmAlgorithm& words) {
+cublasLtMatmulAlgo_t restored(cublasLtHandle_t handle, const GemmProblem& p, const Layouts& layouts,
+                              std::size_t workspace_bytes, const GemmAlgorithm& words) {
   cublasLtMatmulAlgo_t algorithm{};
   static_assert(sizeof(algorithm.data) == sizeof(words));
   std::copy(words.begin(), words.end(), algorithm.data);
@@ -192,18 +195,18 @@ cublasLtMatmulAlgo_t restored(cublasLtHandle_t handle, const GemmProblem& p,
   cublasLtMatmulHeuristicResult_t result{};
   cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle, description.get(), layouts.b.get(), layouts.a.get(),
-                              layouts.c.get(), layouts.c.get(), &algorithm, &result);
+                              layouts.added.get(), layouts.c.get(), &algorithm, &result);
   std::uint32_t reductions = 0;
   std::size_t written = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm,
-                                                  CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+    status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
                                                   &reductions, sizeof(reductions), &written);
   }
   require(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes &&
               (reductions & ~kReductions) == 0,
-          ErrorCode::kConfig, "the table of GEMMs (--gemm-table) names an algorithm that cannot run ",
-          describe(p), ": ", cublasLtGetStatusName(status), ", ", result.workspaceSize,
+          ErrorCode::kConfig,
+          "the table of GEMMs (--gemm-table) names an algorithm that cannot run ", describe(p),
+          ": ", cublasLtGetStatusName(status), ", ", result.workspaceSize,
           " bytes of workspace, reduction scheme ", reductions,
           "; write the table again with tessera calibrate");
   return algorithm;
@@ -250,8 +253,8 @@ std::shared_ptr<const GemmPlans::Plan> GemmPlans::make_plan(const GemmProblem& p
     const auto choice = table_->choices.find(problem);
     if (choice != table_->choices.end()) {
       if (choice->second.fused) {
-        plan->algorithm = restored(handle_, problem, plan->layouts, workspace_bytes_,
-                                   choice->second.algorithm);
+        plan->algorithm =
+            restored(handle_, problem, plan->layouts, workspace_bytes_, choice->second.algorithm);
       }
       return plan;
     }
@@ -291,12 +294,13 @@ void GemmPlans::run(const GemmProblem& problem, const GemmPointers& pointers, vo
   // a launch.
   const Description description = make_description(problem, pointers);
   const float alpha = 1.0F;
-  const float beta = problem.accumulate ? 1.0F : 0.0F;
+  const bool adds = problem.residual_stride > 0;
+  const float beta = problem.accumulate || adds ? 1.0F : 0.0F;
   const Layouts& layouts = plan->layouts;
   check(cublasLtMatmul(handle_, description.get(), &alpha, pointers.b, layouts.b.get(), pointers.a,
-                       layouts.a.get(), &beta, pointers.c, layouts.c.get(), pointers.c,
-                       layouts.c.get(), &*plan->algorithm, workspace, workspace_bytes_,
-                       stream.handle()),
+                       layouts.a.get(), &beta, adds ? pointers.residual : pointers.c,
+                       layouts.added.get(), pointers.c, layouts.c.get(), &*plan->algorithm,
+                       workspace, workspace_bytes_, stream.handle()),
         "cublasLtMatmul", problem);
 }
 

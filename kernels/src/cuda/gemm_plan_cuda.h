@@ -18,6 +18,7 @@ struct GemmPointers {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
+  const void* residual = nullptr;
   // As the epilogue has them.
   void* vector = nullptr;  ///< a bias, or where a bias gradient goes
   void* aux = nullptr;

@@ -4,16 +4,20 @@
 
 namespace tessera::ops {
 
-Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias) {
+Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
+             const Value* residual) {
   constexpr const char* kOp = "linear";
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_linear(kOp, x.shape(), x.dtype(), weight, bias);
   Tensor y =
       tape.activation(with_last_dim(x.shape(), weight.value.shape[0]), x.dtype(), "linear output");
-  run_linear(tape, as_matrix(x.tensor), weight, bias, as_matrix(y));
+  run_linear(tape, as_matrix(x.tensor), weight, bias, as_matrix(y),
+             {.residual = checked_residual(kOp, residual, y)});
 
-  auto backward = [x_id = x.id, x_shape = x.shape(), saved = Saved(x), &weight, bias](
-                      Tape& t, Tensor dy) mutable {
+  auto backward = [x_id = x.id, residual_id = residual != nullptr ? residual->id : -1,
+                   x_shape = x.shape(), saved = Saved(x), &weight,
+                   bias](Tape& t, Tensor dy) mutable {
+    t.add_gradient(residual_id, dy);
     const TensorView dy2 = as_matrix(dy);
     run_parameter_gradients(kOp, t, dy2, saved, weight, bias);
     saved = {};  // before dx needs memory

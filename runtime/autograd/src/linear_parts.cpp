@@ -13,17 +13,25 @@ void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& 
 }
 
 void run_linear(Tape& tape, const TensorView& x, const Parameter& weight, const Parameter* bias,
-                const TensorView& y, bool gelu, const TensorView& gelu_input) {
+                const TensorView& y, const LinearExtras& extras) {
   tape.kernels().gemm({.a = x,
                        .b = weight.value,
                        .c = y,
                        .bias = bias == nullptr ? TensorView() : bias->value,
                        .transpose_b = true,
-                       .gelu = gelu,
-                       .gelu_input = gelu_input},
+                       .residual = extras.residual,
+                       .gelu = extras.gelu,
+                       .gelu_input = extras.gelu_input},
                       tape.stream());
   tape.charge(gemm_cost(x.shape[0], y.shape[1], x.shape[1], x.dtype, y.dtype));
-  if (gelu) tape.charge(gelu_cost(y));
+  if (extras.residual) tape.charge(elementwise_cost(y, 1, 1));
+  if (extras.gelu) tape.charge(gelu_cost(y));
+}
+
+TensorView checked_residual(const char* op, const Value* residual, const Tensor& y) {
+  if (residual == nullptr) return {};
+  check_operand(op, "residual", residual->tensor, y.shape(), y.dtype());
+  return as_matrix(residual->tensor);
 }
 
 void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,

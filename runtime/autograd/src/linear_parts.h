@@ -9,10 +9,19 @@ namespace tessera::ops {
 void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
                   const Parameter* bias);
 
-/// y (rows, O) = x (rows, I) weight^T + bias, followed by GELU where `gelu` says so; then
-/// `gelu_input` (rows, O), if given, receives what GELU was taken of.
+/// What else run_linear does.
+struct LinearExtras {
+  TensorView residual{};    // (rows, O); optional: added
+  bool gelu = false;        ///< y = gelu(...), without a residual
+  TensorView gelu_input{};  // (rows, O); optional: receives what GELU was taken of
+};
+/// y (rows, O) = x (rows, I) weight^T + bias.
 void run_linear(Tape& tape, const TensorView& x, const Parameter& weight, const Parameter* bias,
-                const TensorView& y, bool gelu = false, const TensorView& gelu_input = {});
+                const TensorView& y, const LinearExtras& extras = {});
+
+/// Throws unless a residual, if there is one, has the shape and dtype of y. Gives its view as a
+/// matrix.
+TensorView checked_residual(const char* op, const Value* residual, const Tensor& y);
 
 /// dx (rows, I) = dy (rows, O) weight, times gelu'(gelu_input) (rows, I) if that is given.
 void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,

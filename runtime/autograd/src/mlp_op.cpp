@@ -28,8 +28,8 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
   const DType dtype = x.dtype();
   Tensor pre = tape.recording() ? tape.activation(shape, dtype, "GELU input") : Tensor();
   Tensor hidden = tape.activation(shape, dtype, "GELU output");
-  run_linear(tape, as_matrix(x.tensor), p.weight, p.bias, as_matrix(hidden), true,
-             pre ? as_matrix(pre) : TensorView());
+  run_linear(tape, as_matrix(x.tensor), p.weight, p.bias, as_matrix(hidden),
+             {.gelu = true, .gelu_input = pre ? as_matrix(pre) : TensorView()});
   if (!tape.recording()) return hidden;
   saved.x = Saved(x);
   saved.pre = pre;
@@ -63,7 +63,7 @@ void run_backward(Tape& t, Tensor dy, int x_id, const Shape& x_shape, SavedMlp& 
 
 }  // namespace
 
-Value mlp(Tape& tape, Value x, MlpParameters p) {
+Value mlp(Tape& tape, Value x, MlpParameters p, const Value* residual) {
   const int x_id = x.id;
   const Shape x_shape = x.shape();
   const Shape hidden_shape = with_last_dim(x_shape, p.weight.value.shape[0]);
@@ -74,9 +74,12 @@ Value mlp(Tape& tape, Value x, MlpParameters p) {
   Tensor hidden = run_hidden(tape, std::move(x), p, saved);
   Tensor y = tape.activation(with_last_dim(x_shape, p.projection_weight.value.shape[0]),
                              hidden.dtype(), "MLP output");
-  run_linear(tape, as_matrix(hidden), p.projection_weight, p.projection_bias, as_matrix(y));
+  run_linear(tape, as_matrix(hidden), p.projection_weight, p.projection_bias, as_matrix(y),
+             {.residual = checked_residual(kMlpOp, residual, y)});
   hidden = {};
-  auto backward = [x_id, x_shape, saved = std::move(saved), p](Tape& t, Tensor dy) mutable {
+  auto backward = [x_id, residual_id = residual != nullptr ? residual->id : -1, x_shape,
+                   saved = std::move(saved), p](Tape& t, Tensor dy) mutable {
+    t.add_gradient(residual_id, dy);
     run_backward(t, std::move(dy), x_id, x_shape, saved, p);
   };
   return tape.output(std::move(y), std::move(backward));

@@ -87,10 +87,10 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
     const GemmProblem problem = calibration.time(missing[i], table);
     replace_file(path, table);
     const auto choice = table.choices.find(problem);
-    const std::string line = concat(
-        i + 1, "/", missing.size(), "  ", tessera::describe(problem), ": ",
-        choice == table.choices.end() ? "by our kernels, cuBLASLt has none"
-                                      : describe(choice->second));
+    const std::string line =
+        concat(i + 1, "/", missing.size(), "  ", tessera::describe(problem), ": ",
+               choice == table.choices.end() ? "by our kernels, cuBLASLt has none"
+                                             : describe(choice->second));
     std::cout << for_reader(inspect(stdout), line, 4) << "\n" << std::flush;
   }
   std::cout << path << " has " << table.choices.size() << " GEMMs; train with " << kFlag << " "

@@ -96,8 +96,11 @@ std::vector<NamedText> identity_of_options(const TrainerOptions& options) {
   std::vector<NamedText> all{{"total_steps", concat(o.learning_rate.total_steps)},
                              {"gather_parameters", o.gather_parameters ? "true" : "false"}};
   if (o.device == DeviceChoice::kCuda) {
-    all.push_back({"gemm_table",
-                   o.gemm_table.empty() ? "none" : concat("hash ", hash_of_file(o.gemm_table, "a table of GEMMs", "tessera calibrate writes one"))});
+    all.push_back(
+        {"gemm_table", o.gemm_table.empty()
+                           ? "none"
+                           : concat("hash ", hash_of_file(o.gemm_table, "a table of GEMMs",
+                                                          "tessera calibrate writes one"))});
   }
   for (const auto& [setting, read, write] : trainer_rows()) {
     if (!is_compared(setting, o.device != DeviceChoice::kCuda)) continue;

@@ -34,13 +34,14 @@ std::string_view to_string(GemmEpilogue epilogue);
 struct GemmProblem {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
-  std::int64_t aux_stride = 0;  ///< of aux; 0 without
+  std::int64_t residual_stride = 0;  ///< of what is added, if not C itself; 0 without
+  std::int64_t aux_stride = 0;       ///< of aux; 0 without
   bool transpose_a = false, transpose_b = false, accumulate = false;
   DType dtype = DType::kFloat32, c_dtype = DType::kFloat32;
   GemmEpilogue epilogue = GemmEpilogue::kNone;
   /// Largest powers of two, up to kGemmAlignment, that divide the addresses; 0 without.
   std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
-  std::uint32_t vector_alignment = 0, aux_alignment = 0;
+  std::uint32_t residual_alignment = 0, vector_alignment = 0, aux_alignment = 0;
 
   auto operator<=>(const GemmProblem&) const = default;
 };
@@ -58,8 +59,8 @@ using GemmAlgorithm = std::array<std::uint64_t, 8>;
 
 /// How a problem runs fastest.
 struct GemmChoice {
-  /// In one call of cuBLASLt by `algorithm`, with its epilogue. Else the product alone, which is a
-  /// problem of its own, and the epilogue by our kernels.
+  /// In one call of cuBLASLt by `algorithm`, with its epilogue and residual. Else the product
+  /// alone, which is a problem of its own, and what follows it by our kernels.
   bool fused = true;
   GemmAlgorithm algorithm{};  ///< zeros if it is not fused
   // Medians; 0 where there was nothing to time.
@@ -111,7 +112,7 @@ class GemmCalibration {
   /// only the alignment counts.
   std::vector<GemmArgs> missing(const std::vector<GemmArgs>& gemms, const GemmTable& table);
 
-  /// Adds the problem of the call, and that of the product alone if it has an epilogue. The
+  /// Adds the problem of the call, and that of the product alone if something follows it. The
   /// operands are the calibration's own, in several copies, so that they are not in the L2 cache
   /// from the call before; the ways take turns, and medians are compared. What cuBLASLt has no
   /// algorithm for is not added. Gives the call's problem.

@@ -15,12 +15,12 @@ namespace tessera {
 // the stream. Views are contiguous unless said otherwise. "T" below is the compute dtype, fp32 or
 // bf16; arithmetic is always fp32 or better. Empty tensors are legal everywhere.
 
-/// C (M, N) = op(A) op(B) [+ bias] [+ C].  op(A) is (M, K), op(B) is (K, N).
+/// C (M, N) = op(A) op(B) [+ bias] [+ C or residual].  op(A) is (M, K), op(B) is (K, N).
 ///
 /// Work that follows or accompanies a GEMM in a linear layer may be asked for along with it, as
-/// GeluForwardArgs, GeluBackwardArgs and BiasGradientArgs describe it; devices that can, do it
-/// while the data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA may
-/// not.
+/// AddArgs, GeluForwardArgs, GeluBackwardArgs and BiasGradientArgs describe it; devices that can,
+/// do it while the data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA
+/// may not.
 struct GemmArgs {
   TensorView a{};     // (M, K), or (K, M) if transpose_a; T; rows may be strided
   TensorView b{};     // (K, N), or (N, K) if transpose_b; T; rows may be strided
@@ -29,6 +29,9 @@ struct GemmArgs {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  ///< add to C instead of overwriting it
+  /// (M, N); C's dtype; contiguous, as C is; optional: added, without overlapping C. Alone: without
+  /// accumulate, GELU, its derivative and bias gradient.
+  TensorView residual{};
 
   bool gelu = false;  ///< C = gelu(op(A) op(B) + bias); C contiguous, of T; not with accumulate
   TensorView gelu_input{};  // (M, N); T; optional, with gelu: receives op(A) op(B) + bias

@@ -13,8 +13,11 @@ namespace tessera::ops {
 // consumed: move them in, and their memory is reused if nothing else holds it. All throw
 // Error{kInvalidArgument} if shapes or dtypes do not fit.
 
-/// y (..., O) = x (..., I) weight^T + bias.  weight (O, I); bias (O), may be null.
-Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias);
+/// y (..., O) = x (..., I) weight^T + bias + residual.  weight (O, I); bias (O) and residual
+/// (..., O) may be null. The residual is added where the GEMM stores its result, instead of in a
+/// pass of its own.
+Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
+             const Value* residual = nullptr);
 
 struct MlpParameters {
   Parameter& weight;                     ///< (H, I)
@@ -22,10 +25,10 @@ struct MlpParameters {
   Parameter& projection_weight;          ///< (O, H)
   Parameter* projection_bias = nullptr;  ///< (O)
 };
-/// y (..., O) = linear(gelu(linear(x))), with GELU and its derivative in the epilogues of the
-/// GEMMs. As with gelu, the hidden activation is dropped and recomputed under selective
+/// y (..., O) = linear(gelu(linear(x)), residual), with GELU and its derivative in the epilogues of
+/// the GEMMs. As with gelu, the hidden activation is dropped and recomputed under selective
 /// recomputation. `x` is let go of as soon as it has been read.
-Value mlp(Tape& tape, Value x, MlpParameters parameters);
+Value mlp(Tape& tape, Value x, MlpParameters parameters, const Value* residual = nullptr);
 
 /// Normalisation of the last dimension C; gamma, beta (C).
 Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta);

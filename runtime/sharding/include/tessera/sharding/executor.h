@@ -156,8 +156,8 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                     const BatchSource& source, const ExecutorOptions& options);
 
-/// The GEMMs that one rank asks for in one step of each program, in their order, as simulate() finds
-/// them: of their addresses only the alignment counts.
+/// The GEMMs that one rank asks for in one step of each program, in their order, as simulate()
+/// finds them: of their addresses only the alignment counts.
 std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const ModelLayout& layout,
                                    const Model& model, const StateOptions& state,
                                    const ExecutorOptions& options);
