@@ -406,11 +406,12 @@ TEST_F(Losses, ZerosBehindTheWeightTakePartOnAGpu) {
     w.parameter.padded_rows = kPadded;
     float loss_scale = kScale;
     product_sizes().clear();
-    Tape tape(memory_, *stream_, {},
-              {.loss_scale = TensorView(&loss_scale, DType::kFloat32, Shape{1}),
-               .threads = kThreads,
-               .device = DeviceKind::kCuda,
-               .kernels = &noting_products()});
+    TapeOptions options;
+    options.loss_scale = TensorView(&loss_scale, DType::kFloat32, Shape{1});
+    options.threads = kThreads;
+    options.device = DeviceKind::kCuda;
+    options.kernels = &noting_products();
+    Tape tape(memory_, *stream_, {}, options);
     Tensor dx;
     Value x = test::leaf(tape, tensor({kRows, kC}, random_floats(kRows * kC, 8)), dx);
     const Value losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets);

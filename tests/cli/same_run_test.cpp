@@ -141,12 +141,13 @@ const std::map<std::string, Other> kOthers{
 /// kind of data takes other data.
 const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
 
-/// Where something lies, what is shown, and what a machine has.
+/// Where something lies (what lies there is compared, where it matters), what is shown, and what a
+/// machine has.
 bool may_differ(const std::string& name) {
-  static const std::set<std::string> kNames{"data",        "eval_data",    "log",         "csv",
-                                            "tensorboard", "append",       "overwrite",   "verbose",
-                                            "quiet",       "prompt",       "temperature", "top_k",
-                                            "format",      "memory_limit", "timeout"};
+  static const std::set<std::string> kNames{
+      "data",   "eval_data", "log",          "csv",    "gemm_table", "tensorboard",
+      "append", "overwrite", "verbose",      "quiet",  "prompt",     "temperature",
+      "top_k",  "format",    "memory_limit", "timeout"};
   return kNames.contains(name);
 }
 
