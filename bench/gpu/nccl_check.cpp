@@ -9,6 +9,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support.h"
@@ -18,8 +19,9 @@
 #include "tessera/core/tensor.h"
 
 // Whether the NCCL group computes what it should, on a machine with one GPU: its ranks are
-// processes that share it. Correctness only: processes take turns on the GPU, so times mean
-// nothing.
+// processes that share it. Each operation runs as it is called, and again as a graph replays it, on
+// memory that NCCL gave out and has registered. Correctness only: processes take turns on the GPU,
+// so times mean nothing.
 //
 // NCCL refuses two ranks on one GPU of one host; each process says that it is a host of its own,
 // and they talk over the loopback interface.
@@ -30,6 +32,7 @@
 namespace {
 
 using tessera::bfloat16;
+using tessera::CudaStream;
 using tessera::DType;
 using tessera::ProcessGroup;
 using tessera::Shape;
@@ -43,7 +46,10 @@ float value_of(int rank, std::int64_t i) { return static_cast<float>((i * 7 + ra
 class Rank {
  public:
   Rank(ProcessGroup& group, tessera::CudaDevice& device)
-      : group_(group), device_(device), stream_(device.create_stream({.name = "nccl_check"})) {}
+      : group_(group),
+        device_(device),
+        made_(device.create_stream({.name = "nccl_check"})),
+        stream_(dynamic_cast<CudaStream*>(made_.get())) {}
 
   /// Throws Error that names the first wrong element.
   template <typename T>
@@ -91,28 +97,53 @@ class Rank {
     }
     const std::size_t in_bytes = host.size() * sizeof(T);
     const std::size_t out_bytes = static_cast<std::size_t>(output_numel) * sizeof(T);
-    void* const in = device_.allocate(in_bytes);
-    void* const out = device_.allocate(out_bytes);
+    void* const in = allocate(in_bytes);
+    void* const out = allocate(out_bytes);
+    const auto run = [&] {
+      operation(TensorView(in, tessera::dtype_of<T>(), Shape{input_numel}),
+                TensorView(out, tessera::dtype_of<T>(), Shape{output_numel}));
+    };
+    const auto check_result = [&](const char* how) {
+      std::vector<T> result(static_cast<std::size_t>(output_numel));
+      stream_->copy(result.data(), out, out_bytes);
+      stream_->synchronize();
+      for (std::size_t i = 0; i < result.size(); ++i) {
+        const float wanted = expected(static_cast<std::int64_t>(i));
+        tessera::require(static_cast<float>(result[i]) == wanted, tessera::ErrorCode::kInternal,
+                         name, " of ", to_string(tessera::dtype_of<T>()), ", ", how, ", on rank ",
+                         group_.rank(), " of ", group_.size(), ": element ", i, " is ",
+                         static_cast<float>(result[i]), ", expected ", wanted);
+      }
+    };
     stream_->copy(in, host.data(), in_bytes);
-    operation(TensorView(in, tessera::dtype_of<T>(), Shape{input_numel}),
-              TensorView(out, tessera::dtype_of<T>(), Shape{output_numel}));
-    std::vector<T> result(static_cast<std::size_t>(output_numel));
-    stream_->copy(result.data(), out, out_bytes);
-    stream_->synchronize();
+    run();
+    check_result("eager");
+    const std::vector<T> nothing(static_cast<std::size_t>(output_numel));
+    stream_->copy(out, nothing.data(), out_bytes);
+    stream_->begin_capture();
+    run();
+    const auto graph = stream_->end_capture(nullptr);
+    stream_->launch(*graph);
+    check_result("replayed");
     device_.deallocate(in, in_bytes);
     device_.deallocate(out, out_bytes);
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      const float wanted = expected(static_cast<std::int64_t>(i));
-      tessera::require(static_cast<float>(result[i]) == wanted, tessera::ErrorCode::kInternal, name,
-                       " of ", to_string(tessera::dtype_of<T>()), " on rank ", group_.rank(),
-                       " of ", group_.size(), ": element ", i, " is ",
-                       static_cast<float>(result[i]), ", expected ", wanted);
+  }
+
+  void* allocate(std::size_t bytes) {
+    void* const memory = device_.allocate(bytes);
+    const std::string why =
+        dynamic_cast<tessera::NcclGroup&>(group_).register_buffer(memory, bytes);
+    if (!why.empty() && group_.rank() == 0 && !std::exchange(told_, true)) {
+      std::cout << "nccl_check: NCCL has not registered memory: " << why << std::endl;
     }
+    return memory;
   }
 
   ProcessGroup& group_;
   tessera::CudaDevice& device_;
-  const std::unique_ptr<tessera::Stream> stream_;
+  const std::unique_ptr<tessera::Stream> made_;
+  CudaStream* const stream_;
+  bool told_ = false;
 };
 
 /// Before the first call of NCCL, which reads them once. A rank that waits wastes its turn on the
@@ -151,7 +182,7 @@ tessera::NcclId exchange_id(int rank, const std::vector<Pipe>& pipes) {
 void run_rank(int rank, int size, const std::vector<Pipe>& pipes) {
   set_environment(rank);
   const std::array<tessera::NcclId, 2> ids{exchange_id(rank, pipes), exchange_id(rank, pipes)};
-  const auto device = tessera::make_cuda_device({});
+  const auto device = tessera::make_cuda_device({.segments = tessera::nccl_segments(0)});
   for (const bool deterministic : {false, true}) {
     const auto group = tessera::make_nccl_group(
         ids[deterministic ? 1 : 0], rank, size,
@@ -193,7 +224,8 @@ void check_ranks(int size) {
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) ++failed;
   }
   std::cout << (failed == 0 ? "PASS" : "FAIL") << " nccl_check " << size
-            << " ranks on one GPU: fp32 and bf16, every collective" << std::endl;
+            << " ranks on one GPU: fp32 and bf16, every collective, eager and replayed"
+            << std::endl;
   tessera::require(failed == 0, tessera::ErrorCode::kInternal, failed, " of ", size,
                    " ranks failed; what they said is above");
 }

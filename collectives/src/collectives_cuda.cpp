@@ -3,6 +3,7 @@
 #include "cuda_check.h"
 #include "cuda_collectives.h"
 #include "nccl/nccl_group_cuda.h"
+#include "nccl/nccl_memory_cuda.h"
 #include "ordered_sum_wide_cuda.h"
 #include "tessera/core/error.h"
 
@@ -41,11 +42,14 @@ void copy(std::span<const CopyRange> ranges, CudaStream& stream) {
   }
 }
 
+CudaSegments nccl_segments_of(int gpu) { return cuda::NcclMemory::of_process().segments(gpu); }
+
 constexpr CudaCollectives kCollectives{.require_no_capture = require_no_capture,
                                        .enable_peer_access = enable_peer_access,
                                        .copy = copy,
                                        .ordered_sum_wide = cuda::ordered_sum_wide,
                                        .make_nccl_id = cuda::make_nccl_id,
+                                       .nccl_segments = nccl_segments_of,
                                        .make_nccl_group = cuda::make_nccl_group};
 
 }  // namespace

@@ -27,6 +27,7 @@ struct CudaCollectives {
   void (*ordered_sum_wide)(std::span<const TensorView> sources, const TensorView& dst,
                            CudaStream& stream);
   NcclId (*make_nccl_id)();
+  CudaSegments (*nccl_segments)(int gpu);
   NcclGroup* (*make_nccl_group)(const NcclId& id, int rank, int size,
                                 const NcclGroupOptions& options);
 };

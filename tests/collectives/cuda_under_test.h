@@ -6,13 +6,15 @@
 #include <utility>
 
 #include "collectives/under_test.h"
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 
 // What the programs on GPUs share, emulated or real; included once by each.
 namespace tessera::test {
 
 Device& device_under_test() {
-  static const std::unique_ptr<CudaDevice> device = make_cuda_device({.nvtx = false});
+  static const std::unique_ptr<CudaDevice> device = make_cuda_device(
+      {.nvtx = false, .segments = testing_nccl() ? nccl_segments(0) : CudaSegments{}});
   return *device;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
 #include "emulator_nccl/fake_nccl.h"
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/rank_device.h"
@@ -80,10 +81,14 @@ TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
   const Model model = small_gpt();
   TrainerOptions options = nccl_options("full_shard");
   const Trained eager = run(model, options);
-  const std::int64_t before = fake_cuda::counters().graph_launches;
+  const fake_cuda::Counters before = fake_cuda::counters();
   options.cuda_graph = true;
   expect_same_bits(run(model, options), eager);
-  EXPECT_EQ(fake_cuda::counters().graph_launches - before, 2 * kRanks * (options.steps - 1));
+  const fake_cuda::Counters after = fake_cuda::counters();
+  EXPECT_EQ(after.graph_launches - before.graph_launches, 2 * kRanks * (options.steps - 1));
+  // The thread of a rank launches all that the rank launches: see [Note: blocking calls].
+  EXPECT_EQ(after.foreign_captures, before.foreign_captures);
+  EXPECT_EQ(emulator::nccl_background_launches(), 0);
 }
 
 TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
@@ -122,6 +127,50 @@ TEST_F(CudaNccl, BuffersThatCannotBeRegisteredAreTold) {
                                     HasSubstr("NCCL reports 'some NCCL error'"))));
   EXPECT_THAT(test::notes_of(Trainer(model, data, options)),
               Not(Contains(HasSubstr("registered"))));
+}
+
+/// As is memory that NCCL cannot use in place, though it takes the registration.
+TEST_F(CudaNccl, MemoryThatIsNotOfNcclIsTold) {
+  const Model model = small_gpt();
+  const TrainerOptions options = nccl_options("full_shard");
+  const Trained expected = run(model, options);
+  emulator::refuse_nccl_memory(true);
+  const long before = emulator::nccl_registered_collectives();
+  const test::CountingTokens data;
+  const auto notes = test::notes_of(Trainer(model, data, options));
+  expect_same_bits(run(model, options), expected);
+  EXPECT_EQ(emulator::nccl_registered_collectives(), before);
+  emulator::refuse_nccl_memory(false);
+  EXPECT_THAT(notes, Contains(HasSubstr("ncclMemAlloc gave no memory ('some NCCL error'")));
+}
+
+TEST_F(CudaNccl, SegmentsAreWholePages) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  fake_cuda::configure({.memory_bytes = 80 * kMiB});
+  const std::int64_t before = fake_cuda::counters().live_bytes;
+  {
+    const auto device = make_cuda_device({.segments = nccl_segments(0)});
+    const auto reserved_with = [&](std::int64_t bytes) {
+      void* const memory = device->allocate(static_cast<std::size_t>(bytes));
+      EXPECT_TRUE(fake_cuda::is_virtual(memory, static_cast<std::size_t>(bytes)));
+      EXPECT_EQ(device->reserved_bytes(), fake_cuda::counters().live_bytes - before);
+      return device->reserved_bytes() / kMiB;
+    };
+    EXPECT_EQ(reserved_with(100), 32);
+    EXPECT_EQ(reserved_with(32 * kMiB), 32 + 32);
+    EXPECT_EQ(reserved_with(31 * kMiB), 32 + 32);  // in what the first has left
+    EXPECT_EQ(reserved_with(3 * kMiB), 32 + 32 + 4) << "the last of it, in whole pages";
+    EXPECT_EQ(reserved_with(kMiB), 32 + 32 + 4);
+    try {
+      device->allocate(13 * kMiB);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("GPU 0 has 12582912 of its 83886080 bytes left"),
+                                      HasSubstr("this rank holds 71303168")));
+    }
+  }
+  EXPECT_EQ(fake_cuda::counters().live_bytes, before);
 }
 
 /// Runs until the test makes rank 1 fail after the second step; all must end in time.

@@ -116,6 +116,30 @@ TEST_F(CudaProcesses, AKilledProcessEndsAllAndIsNamed) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
+/// An illegal access fails every later call of the process, as that of destructors: the first error
+/// is told, once, and the process ends.
+TEST_F(CudaProcesses, AnIllegalAccessIsToldOnceAndEndsTheRun) {
+  const std::string text = write_text();
+  const std::vector<std::vector<std::string>> variants{{"--ranks", "1", "--cuda-graph", "false"},
+                                                       {"--ranks", "1"},
+                                                       {"--ranks", "2", "--group", "thread"},
+                                                       {"--ranks", "2", "--group", "nccl"}};
+  setenv("FAKE_ILLEGAL_ACCESS", "1000", 1);
+  for (const auto& variant : variants) {
+    SCOPED_TRACE(variant[1] + " " + variant.back());
+    std::vector<std::string> all{"--data", text, "--device", "cuda", "--steps", "1000000"};
+    all.insert(all.end(), variant.begin(), variant.end());
+    const auto begin = std::chrono::steady_clock::now();
+    const ProgramResult result = train(all);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("cudaErrorIllegalAddress, an illegal memory access"));
+    const std::size_t first = result.err.find("error:");
+    EXPECT_EQ(result.err.find("error:", first + 1), std::string::npos) << result.err;
+  }
+  unsetenv("FAKE_ILLEGAL_ACCESS");
+}
+
 TEST_F(CudaProcesses, ThatWouldShareAGpuAreRefused) {
   setenv("FAKE_GPUS", "1", 1);
   const ProgramResult result =

@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <deque>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -12,17 +13,22 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fake_cuda.h"
 #include "nccl_world.h"
 
-// NCCL's functions: communicators that only work in the background (blocking = 0), operations that
-// run on the streams' workers, one after another per communicator. Ranks may be in one process or
-// in several of one machine.
+// NCCL's functions: operations run on the streams' workers, one after another per communicator.
+// Ranks may be in one process or in several of one machine. As in NCCL 2.28,
+// - calls of a communicator that does not block (blocking = 0) are carried out in a thread of their
+//   own, the launch into the caller's stream included; those of one that blocks, by the caller;
+// - the first call of a kind waits, wherever it is carried out, until all ranks are connected;
+// - ending a communicator waits until no graph holds operations of it. In a group (ncclGroupStart),
+//   all communicators are told to stop before any is waited for.
 
 using tessera::emulator::NcclCollective;
 using tessera::emulator::NcclKind;
@@ -32,11 +38,13 @@ using tessera::emulator::NcclWorld;
 namespace {
 
 std::atomic<int> failing_rank{-1};
-std::atomic<bool> refuses_registrations{false};
+std::atomic<bool> refuses_registrations{false}, refuses_memory{false};
 std::atomic<int> registrations{0};
-std::atomic<long> registered_collectives{0};
-std::atomic<int> violations{0};
+std::atomic<long> registered_collectives{0}, background_launches{0};
+std::atomic<int> violations{0}, aborts_during_calls{0};
 std::atomic<int> communicators{0};
+
+void wait_a_moment() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 }  // namespace
 
@@ -50,31 +58,40 @@ struct CommState {
 };
 
 struct ncclComm {
-  explicit ncclComm(std::shared_ptr<CommState> of)
-      : state(std::move(of)), random(static_cast<unsigned>(state->world.rank()) + 1) {
+  ncclComm(std::shared_ptr<CommState> of, bool blocks) : state(std::move(of)), blocking(blocks) {
     ++communicators;
   }
-  ncclComm(const std::filesystem::path& folder, int rank, int size)
-      : ncclComm(std::make_shared<CommState>(folder, rank, size)) {}
+  ncclComm(const std::filesystem::path& folder, int rank, int size, bool blocks)
+      : ncclComm(std::make_shared<CommState>(folder, rank, size), blocks) {}
   ~ncclComm() { --communicators; }
   ncclComm(const ncclComm&) = delete;
   ncclComm& operator=(const ncclComm&) = delete;
   const std::shared_ptr<CommState> state;
+  const bool blocking;
   std::uint64_t issued = 0;
   std::uint64_t splits = 0;
   std::map<const std::byte*, std::size_t> registered;
 
+  /// In a way that NCCL can make use of.
   bool is_registered(const std::byte* data, std::size_t bytes) const {
     const auto next = registered.upper_bound(data);
     if (next == registered.begin()) return false;
     const auto& [address, length] = *std::prev(next);
-    return data + bytes <= address + length;
+    return data + bytes <= address + length &&
+           reinterpret_cast<std::uintptr_t>(address) % fake_cuda::kVirtualPage == 0 &&
+           fake_cuda::is_virtual(address, length);
   }
+  /// Whether graphs hold operations of it.
+  bool captured() const { return graphs.use_count() > 1; }
   /// What the last call has left to do; true when it is done.
   std::function<bool()> in_progress;
+  /// Carries out the last call, if it is an operation and this communicator does not block.
+  std::thread job;
   /// Where a split in progress will write the communicator that it makes, whatever comes of it.
   ncclComm_t* splits_to = nullptr;
-  std::minstd_rand random;
+  bool splits_to_blocking = false;
+  /// Shared with the operations that graphs hold.
+  std::shared_ptr<const int> graphs = std::make_shared<const int>(0);
   std::atomic<bool> busy{false};
 };
 
@@ -118,26 +135,11 @@ bool is_capturing(cudaStream_t stream) {
          status != cudaStreamCaptureStatusNone;
 }
 
-void call_task(void* task) { (*static_cast<std::function<void()>*>(task))(); }
+bool blocks(const ncclConfig_t* config) { return config == nullptr || config->blocking != 0; }
 
-void enqueue(cudaStream_t stream, std::function<void()> work) {
-  if (!is_capturing(stream)) {
-    const auto call_and_delete = [](void* task) {
-      call_task(task);
-      delete static_cast<std::function<void()>*>(task);
-    };
-    cudaLaunchHostFunc(stream, call_and_delete, new std::function<void()>(std::move(work)));
-    return;
-  }
-  // A graph may run it at any time from now on: it is never destroyed.
-  static std::mutex mutex;
-  static auto* const captured = new std::deque<std::function<void()>>;
-  const std::lock_guard lock(mutex);
-  cudaLaunchHostFunc(stream, call_task, &captured->emplace_back(std::move(work)));
-}
-
-/// Enqueues `body` now or, as a call that has to connect first, a few looks later.
-ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, std::function<void(NcclWorld&)> body) {
+/// Launches `body` once this rank is connected to `peers`, as operations of this kind need it.
+ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, const std::string& kind,
+                   const std::set<int>& peers, std::function<void(NcclWorld&)> body) {
   const Inside inside(comm);
   const auto state = comm->state;
   if (state->error != ncclSuccess) return state->error;
@@ -146,8 +148,13 @@ ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, std::function<void(Nccl
   if (fails) failing_rank = -1;
   // Work of a graph has the graph's order.
   std::optional<std::uint64_t> ticket;
-  if (!is_capturing(stream)) ticket = comm->issued++;
-  const auto work = [state, fails, ticket, body = std::move(body)] {
+  std::shared_ptr<const int> held;
+  if (is_capturing(stream)) {
+    held = comm->graphs;
+  } else {
+    ticket = comm->issued++;
+  }
+  const auto work = [state, fails, ticket, held, body = std::move(body)] {
     while (ticket && state->ran != *ticket && !state->world.aborted()) std::this_thread::yield();
     if (fails) {
       state->error = ncclRemoteError;
@@ -157,15 +164,24 @@ ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, std::function<void(Nccl
     }
     if (ticket) ++state->ran;
   };
-  if (comm->random() % 4 != 0) {
-    enqueue(stream, work);
-    return ncclSuccess;
-  }
-  comm->in_progress = [looks = 3, stream, work]() mutable {
-    if (--looks > 0) return false;
-    enqueue(stream, work);
-    return true;
+  const auto launch = [state, stream, kind, peers, work] {
+    if (!state->world.connect(kind, peers)) return ncclInternalError;
+    return fake_cuda::launch_host(stream, work) == cudaSuccess ? ncclSuccess
+                                                               : ncclUnhandledCudaError;
   };
+  if (comm->blocking) return launch();
+  ++background_launches;
+  if (comm->job.joinable()) comm->job.join();
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  int device = 0;
+  static_cast<void>(cudaGetDevice(&device));
+  comm->job = std::thread([state, launch, done, device] {
+    static_cast<void>(cudaSetDevice(device));
+    const ncclResult_t result = launch();
+    if (result != ncclSuccess && state->error == ncclSuccess) state->error = result;
+    *done = true;
+  });
+  comm->in_progress = [done] { return done->load(); };
   return ncclInProgress;
 }
 
@@ -175,7 +191,10 @@ ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, const NcclCollective& c
       comm->is_registered(call.output, call.output_bytes(size))) {
     ++registered_collectives;
   }
-  return issue(comm, stream, [call](NcclWorld& world) { world.run(call); });
+  std::set<int> all;
+  for (int r = 0; r < size; ++r) all.insert(r);
+  return issue(comm, stream, std::to_string(static_cast<int>(call.kind)), all,
+               [call](NcclWorld& world) { world.run(call); });
 }
 
 /// Sends and receives between ncclGroupStart and ncclGroupEnd run together.
@@ -184,18 +203,31 @@ struct Group {
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
   std::vector<NcclTransfer> transfers;
+  std::vector<ncclComm_t> aborted;
 };
 thread_local Group group;
 
+ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream,
+                      const std::vector<NcclTransfer>& transfers) {
+  std::set<int> peers;
+  for (const NcclTransfer& one : transfers) peers.insert(one.peer);
+  return issue(comm, stream, "transfer", peers,
+               [transfers](NcclWorld& world) { world.run(transfers); });
+}
+
 ncclResult_t transfer(ncclComm_t comm, cudaStream_t stream, const NcclTransfer& one) {
-  if (group.depth == 0) {
-    return issue(comm, stream,
-                 [one](NcclWorld& world) { world.run(std::vector<NcclTransfer>{one}); });
-  }
+  if (group.depth == 0) return exchange(comm, stream, {one});
   group.comm = comm;
   group.stream = stream;
   group.transfers.push_back(one);
   return ncclSuccess;
+}
+
+/// After it was told to stop.
+void finish_abort(ncclComm_t comm) {
+  while (comm->busy || comm->captured()) wait_a_moment();
+  registrations -= static_cast<int>(comm->registered.size());
+  delete comm;
 }
 
 }  // namespace
@@ -205,7 +237,10 @@ namespace tessera::emulator {
 void fail_next_nccl_operation(int rank) { failing_rank = rank; }
 void refuse_nccl_registrations(bool refuse) { refuses_registrations = refuse; }
 int nccl_registrations() { return registrations; }
+void refuse_nccl_memory(bool refuse) { refuses_memory = refuse; }
 long nccl_registered_collectives() { return registered_collectives; }
+long nccl_background_launches() { return background_launches; }
+int nccl_aborts_during_calls() { return aborts_during_calls; }
 int nccl_violations() { return violations; }
 int nccl_communicators() { return communicators; }
 
@@ -229,25 +264,44 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
-  if (config == nullptr || config->blocking != 0) return ncclInvalidUsage;
-  auto* const made = new ncclComm(id.internal, rank, size);
-  made->in_progress = [state = made->state] { return state->world.all_joined(); };
+  auto* const made = new ncclComm(id.internal, rank, size, blocks(config));
   *comm = made;
+  if (made->blocking) {
+    while (!made->state->world.all_joined()) wait_a_moment();
+    return ncclSuccess;
+  }
+  made->in_progress = [state = made->state] { return state->world.all_joined(); };
   return ncclInProgress;
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part,
                            ncclConfig_t* config) {
   const Inside inside(comm);
-  if (color < 0 || config == nullptr || config->blocking != 0) return ncclInvalidUsage;
+  if (color < 0 || comm->in_progress) return ncclInvalidUsage;
   const auto state = comm->state;
   const std::uint64_t sequence = comm->splits++;
   state->world.choose(sequence, color, key);
-  comm->splits_to = part;
-  comm->in_progress = [comm, state, sequence] {
+  const bool blocking = config == nullptr ? comm->blocking : blocks(config);
+  const auto make = [state, sequence, blocking]() -> ncclComm_t {
     const auto seat = state->world.part_of(sequence);
-    if (!seat) return false;
-    *std::exchange(comm->splits_to, nullptr) = new ncclComm(seat->folder, seat->rank, seat->size);
+    return seat ? new ncclComm(seat->folder, seat->rank, seat->size, blocking) : nullptr;
+  };
+  if (comm->blocking) {
+    while ((*part = make()) == nullptr) {
+      if (state->world.aborted()) {
+        *part = new ncclComm(state, blocking);
+        return ncclInternalError;
+      }
+      wait_a_moment();
+    }
+    return ncclSuccess;
+  }
+  comm->splits_to = part;
+  comm->splits_to_blocking = blocking;
+  comm->in_progress = [comm, make] {
+    ncclComm_t made = make();
+    if (made == nullptr) return false;
+    *std::exchange(comm->splits_to, nullptr) = made;
     return true;
   };
   return ncclInProgress;
@@ -256,23 +310,33 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const Inside inside(comm);
   if (comm->in_progress) return ncclInvalidArgument;  // abort it
-  comm->in_progress = [state = comm->state, issued = comm->issued] { return state->ran == issued; };
-  return ncclInProgress;
+  const auto ended = [comm] { return comm->state->ran == comm->issued && !comm->captured(); };
+  if (!comm->blocking) {
+    comm->in_progress = ended;
+    return ncclInProgress;
+  }
+  while (!ended()) wait_a_moment();
+  return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (comm->job.joinable()) comm->job.join();
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  {
-    const Inside inside(comm);
-    comm->state->world.abort();
-    if (comm->splits_to != nullptr) *comm->splits_to = new ncclComm(comm->state);
-    registrations -= static_cast<int>(comm->registered.size());
+  if (comm->busy) ++aborts_during_calls;
+  comm->state->world.abort();
+  if (comm->job.joinable()) comm->job.join();
+  if (comm->splits_to != nullptr) {
+    *std::exchange(comm->splits_to, nullptr) = new ncclComm(comm->state, comm->splits_to_blocking);
   }
-  delete comm;
+  if (group.depth > 0) {
+    group.aborted.push_back(comm);
+  } else {
+    finish_abort(comm);
+  }
   return ncclSuccess;
 }
 
@@ -314,6 +378,16 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   }
   --registrations;
   return ncclSuccess;
+}
+
+ncclResult_t ncclMemAlloc(void** address, std::size_t bytes) {
+  if (refuses_memory) return ncclUnhandledCudaError;
+  return fake_cuda::allocate_virtual(address, bytes) == cudaSuccess ? ncclSuccess
+                                                                    : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclMemFree(void* address) {
+  return fake_cuda::free_virtual(address) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -391,10 +465,11 @@ ncclResult_t ncclGroupStart() {
 }
 
 ncclResult_t ncclGroupEnd() {
-  if (--group.depth > 0 || group.transfers.empty()) return ncclSuccess;
+  if (--group.depth > 0) return ncclSuccess;
   const Group ended = std::exchange(group, Group{});
-  return issue(ended.comm, ended.stream,
-               [transfers = ended.transfers](NcclWorld& world) { world.run(transfers); });
+  for (ncclComm_t comm : ended.aborted) finish_abort(comm);
+  return ended.transfers.empty() ? ncclSuccess
+                                 : exchange(ended.comm, ended.stream, ended.transfers);
 }
 
 }  // extern "C"

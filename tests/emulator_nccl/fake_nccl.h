@@ -9,8 +9,15 @@ void fail_next_nccl_operation(int rank);
 void refuse_nccl_registrations(bool refuse);
 /// Buffers registered with communicators that still exist.
 int nccl_registrations();
-/// Collectives, of all communicators, that were given registered memory only.
+/// From now on, ncclMemAlloc fails, or gives out memory again.
+void refuse_nccl_memory(bool refuse);
+/// Collectives, of all communicators, that were given only memory that NCCL can use in place:
+/// registered from the beginning of a page on, and from ncclMemAlloc.
 long nccl_registered_collectives();
+/// Operations that a thread of NCCL's has launched: those of communicators that do not block.
+long nccl_background_launches();
+/// Aborts of communicators that another thread was in a call with.
+int nccl_aborts_during_calls();
 /// Communicators that have been made and not destroyed or aborted.
 int nccl_communicators();
 /// How often two threads were inside NCCL with one communicator: must be 0.

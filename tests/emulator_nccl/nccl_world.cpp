@@ -138,7 +138,7 @@ void NcclWorld::remove(const std::string& name) const {
 }
 
 std::optional<NcclWorld::Bytes> NcclWorld::await(const std::string& name) const {
-  while (!left_) {
+  while (!aborted()) {
     if (auto bytes = find(name)) return bytes;
     pause();
   }
@@ -169,8 +169,27 @@ bool NcclWorld::all_joined() const {
   return true;
 }
 
+bool NcclWorld::connect(const std::string& name, const std::set<int>& ranks) {
+  const auto call = [&](int from, int to) {
+    return "connect." + name + "." + std::to_string(from) + "." + std::to_string(to);
+  };
+  std::set<int> missing;
+  for (const int r : ranks) {
+    if (!connected_.emplace(name, r).second) continue;
+    missing.insert(r);
+    put(call(rank_, r), {});
+  }
+  for (const int r : missing) {
+    while (!std::filesystem::exists(folder_ / call(r, rank_))) {
+      if (aborted()) return false;
+      pause();
+    }
+  }
+  return !aborted();
+}
+
 void NcclWorld::stall() const {
-  while (!left_) pause();
+  while (!aborted()) pause();
 }
 
 // ---- Operations ---------------------------------------------------------------------------------
@@ -216,7 +235,7 @@ void NcclWorld::run(const NcclCollective& own) {
   for (int r = 0; r < size_; ++r) {
     auto input = await(numbered("round", round, r));
     if (input && std::memcmp(input->data(), &header, sizeof header) != 0) stall();
-    if (left_) {
+    if (aborted()) {
       std::memset(own.output, 0xff, own.output_bytes(size_));
       return;
     }
@@ -237,7 +256,7 @@ void NcclWorld::run(const std::vector<NcclTransfer>& transfers) {
     if (t.sends) put(names.back(), Bytes(t.data, t.data + t.bytes));
   }
   std::vector<bool> done(transfers.size());
-  while (!left_ && std::find(done.begin(), done.end(), false) != done.end()) {
+  while (!aborted() && std::find(done.begin(), done.end(), false) != done.end()) {
     for (std::size_t i = 0; i < transfers.size(); ++i) {
       if (done[i]) continue;
       if (transfers[i].sends) {

@@ -8,8 +8,12 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "fake_cuda.h"
 
 namespace tessera::emulator {
 
@@ -55,10 +59,14 @@ class NcclWorld {
   /// disagree wait for ever, as with NCCL.
   void run(const NcclCollective& own);
   void run(const std::vector<NcclTransfer>& transfers);
+  /// Blocks until every one of `ranks` has called with this name and with this rank among its own;
+  /// at once if they have done so before. False if this rank is aborted.
+  bool connect(const std::string& name, const std::set<int>& ranks);
   /// Blocks until this rank is aborted, as after an error.
   void stall() const;
   void abort() { left_ = true; }
-  bool aborted() const { return left_; }
+  /// Also when the process has lost its GPUs, which ends what runs on them.
+  bool aborted() const { return left_ || fake_cuda::is_lost(); }
 
   /// This rank's seat in the part that it chose, once all ranks have chosen.
   struct Part {
@@ -82,6 +90,7 @@ class NcclWorld {
   std::atomic<bool> left_{false};
   std::uint64_t rounds_ = 0;
   std::map<int, std::uint64_t> sent_, received_;  // by peer
+  std::set<std::pair<std::string, int>> connected_;
 };
 
 std::size_t nccl_type_bytes(ncclDataType_t type);

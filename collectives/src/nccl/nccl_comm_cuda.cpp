@@ -1,17 +1,17 @@
 #include "nccl/nccl_comm_cuda.h"
 
-#include <chrono>
 #include <thread>
 #include <utility>
 
 #include "cuda_check.h"
+#include "nccl/nccl_memory_cuda.h"
 
 namespace tessera::cuda {
 namespace {
 
 using std::chrono::steady_clock;
 
-/// Between two looks at a call in progress. Most are over at once.
+/// Between two looks at a call in progress.
 void pause(int looks) {
   constexpr int kYields = 100;
   if (looks < kYields) {
@@ -21,64 +21,65 @@ void pause(int looks) {
   }
 }
 
-ncclConfig_t non_blocking() {
+ncclConfig_t config_of(bool blocking) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  config.blocking = blocking ? 1 : 0;
   return config;
 }
 
 }  // namespace
 
-std::shared_ptr<NcclComm> NcclComm::make_empty(NcclFamily& family) {
-  std::shared_ptr<NcclComm> comm(new NcclComm(family));
-  family.add(comm);
-  return comm;
-}
-
 std::shared_ptr<NcclComm> NcclComm::make(NcclFamily& family, const ncclUniqueId& id, int rank,
                                          int size) {
   check_cuda(cudaSetDevice(family.gpu()), "cudaSetDevice");
-  auto comm = make_empty(family);
-  comm->rank_ = rank;
-  comm->size_ = size;
-  comm->call("making an NCCL group", [&](ncclComm_t) {
-    ncclConfig_t config = non_blocking();
-    return nccl().comm_init_rank_config(&comm->comm_, size, id, rank, &config);
-  });
+  std::shared_ptr<NcclComm> comm(new NcclComm(family, nullptr, rank, size));
+  static_cast<void>(family.add(comm));
+  try {
+    comm->call("making an NCCL group", [&](ncclComm_t) {
+      ncclConfig_t config = config_of(false);
+      ncclComm_t made = nullptr;
+      const ncclResult_t result = nccl().comm_init_rank_config(&made, size, id, rank, &config);
+      const std::lock_guard lock(comm->mutex_);
+      comm->comm_ = made;
+      return result;
+    });
+  } catch (...) {
+    family.await(*comm);  // until it is aborted
+    throw;
+  }
   return comm;
 }
 
 std::shared_ptr<NcclComm> NcclComm::split(int color, int key) {
   check_cuda(cudaSetDevice(family_.gpu()), "cudaSetDevice");
-  auto part = make_empty(family_);
-  try {
-    call("split", [&](ncclComm_t comm) {
-      ncclConfig_t config = non_blocking();
-      return nccl().comm_split(comm, color, key, &part->comm_, &config);
-    });
-  } catch (...) {
-    // A thread of NCCL's writes to part->comm_, whatever comes of the split, until this one is
-    // aborted; which may not be done yet by whoever aborts the family.
-    abort();
-    part->abort();
-    throw;
+  const auto made = std::make_shared<ncclComm_t>(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    part_ = made;
   }
-  part->call("split", [](ncclComm_t comm) {
-    ncclResult_t result = ncclSuccess;
-    const ncclResult_t asked = nccl().comm_get_async_error(comm, &result);
-    return asked == ncclSuccess ? result : asked;
+  call("split", [&](ncclComm_t comm) {
+    ncclConfig_t config = config_of(true);
+    return nccl().comm_split(comm, color, key, made.get(), &config);
   });
-  part->learn_place();
+  {
+    const std::lock_guard lock(mutex_);
+    if (part_ == nullptr) family_.check_alive("split", this);  // given up, and the part with it
+    part_ = nullptr;
+  }
+  int rank = 0, size = 1;
+  static_cast<void>(nccl().comm_user_rank(*made, &rank));
+  static_cast<void>(nccl().comm_count(*made, &size));
+  std::shared_ptr<NcclComm> part(new NcclComm(family_, *made, rank, size));
+  if (!family_.add(part)) {
+    part->comm_ = nullptr;
+    static_cast<void>(nccl().comm_abort(*made));  // it has done nothing yet: there is no waiting
+    family_.check_alive("split", this);
+  }
   return part;
 }
 
-void NcclComm::learn_place() {
-  call("split", [this](ncclComm_t comm) { return nccl().comm_count(comm, &size_); });
-  call("split", [this](ncclComm_t comm) { return nccl().comm_user_rank(comm, &rank_); });
-}
-
 NcclComm::~NcclComm() {
-  if (comm_ == nullptr) return;
+  if (comm_ == nullptr || NcclFamily::gpu_is_lost()) return;
   const NcclLibrary& library = nccl();
   for (void* handle : registrations_) {
     static_cast<void>(library.comm_deregister(comm_, handle));
@@ -93,19 +94,32 @@ NcclComm::~NcclComm() {
                                           : library.comm_abort(comm_));
 }
 
+ncclResult_t NcclComm::enter(std::string_view what,
+                             const std::function<ncclResult_t(ncclComm_t)>& function) {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    family_.check_alive(what, this);
+    comm = comm_;
+    inside_ = what;
+    entered_ = steady_clock::now();
+  }
+  const ncclResult_t result = function(comm);
+  {
+    const std::lock_guard lock(mutex_);
+    inside_.reset();
+  }
+  left_.notify_all();
+  return result;
+}
+
 ncclResult_t NcclComm::answer(std::string_view what,
                               const std::function<ncclResult_t(ncclComm_t)>& function) {
   const auto deadline = steady_clock::now() + family_.timeout();
-  ncclResult_t result = ncclSuccess;
-  {
-    const std::lock_guard lock(mutex_);
-    family_.check_alive(what);
-    result = function(comm_);
-  }
+  ncclResult_t result = enter(what, function);
   for (int looks = 0; result == ncclInProgress; ++looks) {
     if (steady_clock::now() >= deadline) {
-      const std::string text = concat(what, " over ", size_, " ranks: not all came within ",
-                                      family_.timeout().count(), " ms; NCCL does not tell which");
+      const std::string text = describe_late(what);
       family_.abort(ErrorCode::kAborted, text);
       throw Error(ErrorCode::kTimeout, text);
     }
@@ -119,6 +133,7 @@ void NcclComm::call(std::string_view what,
                     const std::function<ncclResult_t(ncclComm_t)>& function) {
   const ncclResult_t result = answer(what, function);
   if (result == ncclSuccess) return;
+  family_.check_alive(what, this);  // that is why, then
   const std::string text = concat(what, " over ", size_, " ranks: NCCL reports ", describe(result));
   family_.abort(ErrorCode::kAborted, text);
   throw Error(result == ncclRemoteError ? ErrorCode::kAborted : ErrorCode::kInternal, text);
@@ -126,7 +141,7 @@ void NcclComm::call(std::string_view what,
 
 ncclResult_t NcclComm::result_so_far(std::string_view what) {
   const std::lock_guard lock(mutex_);
-  family_.check_alive(what);
+  family_.check_alive(what, this);
   ncclResult_t result = ncclSuccess;
   const ncclResult_t asked = nccl().comm_get_async_error(comm_, &result);
   return asked == ncclSuccess ? result : asked;
@@ -135,19 +150,26 @@ ncclResult_t NcclComm::result_so_far(std::string_view what) {
 std::string NcclComm::register_buffer(void* address, std::size_t bytes) {
   if (nccl().comm_register == nullptr || nccl().comm_deregister == nullptr)
     return "this NCCL is older than 2.19";
-  void* handle = nullptr;
-  const ncclResult_t result = answer("register_buffer", [&](ncclComm_t comm) {
-    return nccl().comm_register(comm, address, bytes, &handle);
-  });
-  if (result != ncclSuccess) return concat("NCCL reports ", describe(result));
-  if (handle == nullptr) return "NCCL_LOCAL_REGISTER is 0";
-  registrations_.push_back(handle);
-  return "";
+  const NcclMemory::Range range = NcclMemory::of_process().range_of(address, bytes);
+  if (registered_.insert(range.address).second) {
+    void* handle = nullptr;
+    const ncclResult_t result = answer("register_buffer", [&](ncclComm_t comm) {
+      return nccl().comm_register(comm, range.address, range.bytes, &handle);
+    });
+    if (result != ncclSuccess || handle == nullptr) {
+      registered_.erase(range.address);
+      return result == ncclSuccess ? "NCCL_LOCAL_REGISTER is 0"
+                                   : concat("NCCL reports ", describe(result));
+    }
+    registrations_.push_back(handle);
+  }
+  return range.of_nccl ? "" : NcclMemory::of_process().problem();
 }
 
 std::optional<std::string> NcclComm::problem() const {
   const std::lock_guard lock(mutex_);
-  if (comm_ == nullptr) return std::nullopt;  // aborted, for a reason that is known
+  // Given up, for a reason that is known; or in a call, which will tell.
+  if (comm_ == nullptr || inside_) return std::nullopt;
   ncclResult_t result = ncclSuccess;
   const ncclResult_t asked = nccl().comm_get_async_error(comm_, &result);
   if (asked != ncclSuccess) result = asked;
@@ -162,9 +184,21 @@ std::string NcclComm::describe(ncclResult_t result) const {
   return concat(text, " (", detail, "); NCCL_DEBUG=WARN tells more");
 }
 
-void NcclComm::abort() noexcept {
+std::string NcclComm::describe_late(std::string_view what) const {
+  return concat(what, " over ", size_, " ranks: not all came within ", family_.timeout().count(),
+                " ms; NCCL does not tell which");
+}
+
+std::optional<std::string> NcclComm::overdue() const {
   const std::lock_guard lock(mutex_);
-  if (ncclComm_t comm = std::exchange(comm_, nullptr)) static_cast<void>(nccl().comm_abort(comm));
+  if (!inside_ || steady_clock::now() - entered_ < family_.timeout()) return std::nullopt;
+  return describe_late(*inside_);
+}
+
+NcclComm::Handles NcclComm::give_up(steady_clock::time_point deadline) noexcept {
+  std::unique_lock lock(mutex_);
+  left_.wait_until(lock, deadline, [this] { return !inside_; });
+  return {.comm = std::exchange(comm_, nullptr), .part = std::exchange(part_, nullptr)};
 }
 
 }  // namespace tessera::cuda

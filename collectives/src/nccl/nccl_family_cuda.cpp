@@ -14,8 +14,12 @@ using std::chrono::steady_clock;
 
 /// How often pending operations are looked at: nothing beside a timeout, and no load.
 constexpr std::chrono::milliseconds kPoll{5};
-/// How often an idle family asks whether the other processes are there.
+/// How often an idle family asks whether the other processes are there, and its rank's thread in a
+/// call for too long.
 constexpr std::chrono::milliseconds kListen{50};
+/// How long an abort waits for the rank's thread to leave a call. Calls that wait for no other rank
+/// return within microseconds.
+constexpr std::chrono::seconds kGrace{1};
 
 std::exception_ptr make_error(ErrorCode code, const std::string& text) {
   return std::make_exception_ptr(Error(code, text));
@@ -46,10 +50,18 @@ NcclFamily::~NcclFamily() {
   for (cudaEvent_t event : free_events_) static_cast<void>(cudaEventDestroy(event));
 }
 
-void NcclFamily::add(std::weak_ptr<NcclComm> comm) {
+bool NcclFamily::gpu_is_lost() noexcept {
+  const bool lost = cudaFree(nullptr) != cudaSuccess;
+  static_cast<void>(cudaGetLastError());
+  return lost;
+}
+
+bool NcclFamily::add(const std::shared_ptr<NcclComm>& comm) {
   const std::lock_guard lock(mutex_);
+  if (aborted_) return false;
   std::erase_if(comms_, [](const auto& old) { return old.expired(); });
-  comms_.push_back(std::move(comm));
+  comms_.push_back(comm);
+  return true;
 }
 
 void NcclFamily::abort(ErrorCode code, std::string_view reason) noexcept {
@@ -57,13 +69,14 @@ void NcclFamily::abort(ErrorCode code, std::string_view reason) noexcept {
 }
 
 void NcclFamily::abort_with(const Verdict& verdict) noexcept {
-  std::vector<std::weak_ptr<NcclComm>> comms;
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
     {
       const std::lock_guard reason_lock(reason_mutex_);
+      code_ = verdict.code;
       reason_ = verdict.text;
+      culprit_ = verdict.comm;
     }
     aborted_ = true;
     for (const Pending& pending : pending_) {
@@ -78,18 +91,40 @@ void NcclFamily::abort_with(const Verdict& verdict) noexcept {
         failure->set(make_error(ErrorCode::kAborted, verdict.text));
       }
     }
-    comms.swap(comms_);
   }
   changed_.notify_all();
   if (options_.on_abort) options_.on_abort(verdict.text);
-  for (const auto& comm : comms) {
-    if (const auto alive = comm.lock()) alive->abort();
-  }
 }
 
-void NcclFamily::check_alive(std::string_view what) const {
+void NcclFamily::end_communicators(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::shared_ptr<NcclComm>> comms;
+  for (const auto& comm : std::exchange(comms_, {})) {
+    if (auto alive = comm.lock()) comms.push_back(std::move(alive));
+  }
+  lock.unlock();
+  const auto deadline = steady_clock::now() + kGrace;
+  std::vector<NcclComm::Handles> handles;
+  for (const auto& comm : comms) handles.push_back(comm->give_up(deadline));
+  if (gpu_is_lost()) handles.clear();
+  const auto abort_all = [&](const auto& handle_of) {
+    static_cast<void>(nccl().group_start());
+    for (const NcclComm::Handles& given : handles) {
+      if (ncclComm_t comm = handle_of(given)) static_cast<void>(nccl().comm_abort(comm));
+    }
+    static_cast<void>(nccl().group_end());
+  };
+  abort_all([](const NcclComm::Handles& given) { return given.comm; });
+  abort_all([](const NcclComm::Handles& given) { return given.part ? *given.part : nullptr; });
+  comms.clear();
+  lock.lock();
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void NcclFamily::check_alive(std::string_view what, const NcclComm* comm) const {
   if (!aborted_) return;
   const std::lock_guard lock(reason_mutex_);
+  if (comm != nullptr && comm == culprit_) throw Error(code_, reason_);
   fail(ErrorCode::kAborted, what, ": ", reason_);
 }
 
@@ -120,7 +155,7 @@ void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, std::string w
                                 .end = end.release(),
                                 .failure = stream_.failure()});
     // Aborted before the stream could be told.
-    family_.check_alive(what);
+    family_.check_alive(what, nullptr);
   }
   family_.changed_.notify_all();
 }
@@ -128,9 +163,13 @@ void NcclFamily::Watch::end(const std::shared_ptr<NcclComm>& comm, std::string w
 void NcclFamily::await(const NcclComm& comm) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {
-    return aborted_ || std::none_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
-             return pending.comm.get() == &comm;
-           });
+    if (aborted_) return ended_;
+    return std::none_of(pending_.begin(), pending_.end(),
+                        [&](const Pending& pending) { return pending.comm.get() == &comm; });
+  });
+  std::erase_if(comms_, [&](const auto& known) {
+    const auto alive = known.lock();
+    return alive == nullptr || alive.get() == &comm;
   });
 }
 
@@ -163,21 +202,21 @@ void NcclFamily::watch() {
   static_cast<void>(cudaSetDevice(gpu()));
   std::unique_lock lock(mutex_);
   while (true) {
-    const bool listens = options_.failure && !aborted_;
-    const auto has_work = [this] { return stopping_ || (!pending_.empty() && !aborted_); };
-    if (listens) {
-      changed_.wait_for(lock, kListen, has_work);
-    } else {
-      changed_.wait(lock, has_work);
-    }
+    if (aborted_ && !ended_) end_communicators(lock);
     if (stopping_) return;
-    if (aborted_) continue;
+    if (ended_) {
+      changed_.wait(lock, [this] { return stopping_; });
+      continue;
+    }
+    changed_.wait_for(lock, kListen, [this] { return stopping_ || aborted_ || !pending_.empty(); });
+    if (stopping_ || aborted_) continue;
     if (const std::optional<Verdict> verdict = find_failure()) {
       lock.unlock();
       abort_with(*verdict);
       lock.lock();
+      continue;
     }
-    changed_.wait_for(lock, kPoll, [this] { return stopping_; });
+    changed_.wait_for(lock, kPoll, [this] { return stopping_ || aborted_; });
   }
 }
 
@@ -187,7 +226,19 @@ std::optional<NcclFamily::Verdict> NcclFamily::find_failure() {
     const std::string reason = options_.failure();
     if (!reason.empty()) return Verdict{ErrorCode::kAborted, reason, nullptr};
   }
-  return check_pending();
+  if (auto verdict = check_pending()) return verdict;
+  return check_calls();
+}
+
+std::optional<NcclFamily::Verdict> NcclFamily::check_calls() const {
+  for (const auto& comm : comms_) {
+    const auto alive = comm.lock();
+    if (alive == nullptr) continue;
+    if (auto text = alive->overdue()) {
+      return Verdict{ErrorCode::kTimeout, *std::move(text), nullptr, alive.get()};
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<NcclFamily::Verdict> NcclFamily::check_pending() {

@@ -33,6 +33,8 @@ const CudaCollectives& cuda_collectives() {
 
 NcclId make_nccl_id() { return cuda_collectives().make_nccl_id(); }
 
+CudaSegments nccl_segments(int gpu) { return cuda_collectives().nccl_segments(gpu); }
+
 std::unique_ptr<NcclGroup> make_nccl_group(const NcclId& id, int rank, int size,
                                            NcclGroupOptions options) {
   require(size >= 1 && rank >= 0 && rank < size, ErrorCode::kInvalidArgument, "rank ", rank,

@@ -12,10 +12,17 @@ namespace {
 
 class NcclGroupCuda : public CallGroup<NcclGroup> {
  public:
-  NcclGroupCuda(std::shared_ptr<NcclFamily> family, std::shared_ptr<NcclComm> comm,
-                bool deterministic)
-      : family_(std::move(family)), comm_(std::move(comm)), deterministic_(deterministic) {}
-  ~NcclGroupCuda() override { family_->await(*comm_); }
+  /// `origin` has the same ranks, and is split instead of `comm` if it is not null.
+  NcclGroupCuda(std::shared_ptr<NcclFamily> family, std::shared_ptr<NcclComm> origin,
+                std::shared_ptr<NcclComm> comm, bool deterministic)
+      : family_(std::move(family)),
+        origin_(std::move(origin)),
+        comm_(std::move(comm)),
+        deterministic_(deterministic) {}
+  ~NcclGroupCuda() override {
+    family_->await(*comm_);
+    if (origin_ != nullptr) family_->await(*origin_);
+  }
 
   int rank() const override { return comm_->rank(); }
   int size() const override { return comm_->size(); }
@@ -23,7 +30,9 @@ class NcclGroupCuda : public CallGroup<NcclGroup> {
   std::unique_ptr<ProcessGroup> split(int color, int key) override {
     require(color >= 0, ErrorCode::kInvalidArgument, "split(", color, ", ", key,
             "): NCCL takes colors from 0 on");
-    return std::make_unique<NcclGroupCuda>(family_, comm_->split(color, key), deterministic_);
+    NcclComm& whole = origin_ != nullptr ? *origin_ : *comm_;
+    return std::make_unique<NcclGroupCuda>(family_, nullptr, whole.split(color, key),
+                                           deterministic_);
   }
   void abort(std::string_view reason) noexcept override {
     family_->abort(ErrorCode::kAborted, reason);
@@ -54,8 +63,8 @@ class NcclGroupCuda : public CallGroup<NcclGroup> {
     return staged_bytes(call, size(), deterministic_);
   }
 
-  const std::shared_ptr<NcclFamily> family_;
-  const std::shared_ptr<NcclComm> comm_;  // dies before its family
+  const std::shared_ptr<NcclFamily> family_;  // dies after its communicators
+  const std::shared_ptr<NcclComm> origin_, comm_;
   const bool deterministic_;
   std::uint64_t sequence_ = 0;
 };
@@ -78,8 +87,16 @@ NcclGroup* make_nccl_group(const NcclId& id, int rank, int size, const NcclGroup
   std::memcpy(&unique, id.bytes.data(), sizeof unique);
   static_cast<void>(nccl());  // says at once if there is none
   auto family = std::make_shared<NcclFamily>(options);
-  auto comm = NcclComm::make(*family, unique, rank, size);
-  return new NcclGroupCuda(std::move(family), std::move(comm), options.deterministic);
+  auto origin = NcclComm::make(*family, unique, rank, size);
+  std::shared_ptr<NcclComm> comm;
+  try {
+    comm = origin->split(0, rank);
+  } catch (...) {
+    family->await(*origin);  // until it is aborted
+    throw;
+  }
+  return new NcclGroupCuda(std::move(family), std::move(origin), std::move(comm),
+                           options.deterministic);
 }
 
 }  // namespace tessera::cuda

@@ -60,6 +60,8 @@ NcclLibrary load() {
   find(handle, "ncclGroupEnd", library.group_end);
   find_optional(handle, "ncclCommRegister", library.comm_register);
   find_optional(handle, "ncclCommDeregister", library.comm_deregister);
+  find_optional(handle, "ncclMemAlloc", library.mem_alloc);
+  find_optional(handle, "ncclMemFree", library.mem_free);
   return library;
 }
 

@@ -30,6 +30,8 @@ struct NcclLibrary {
   // Since 2.19, else null.
   decltype(&ncclCommRegister) comm_register = nullptr;
   decltype(&ncclCommDeregister) comm_deregister = nullptr;
+  decltype(&ncclMemAlloc) mem_alloc = nullptr;
+  decltype(&ncclMemFree) mem_free = nullptr;
 };
 
 /// The NCCL that the program has already loaded, else libnccl.so.2. Throws Error{kUnavailable} if

@@ -16,7 +16,7 @@ namespace {
 
 class DeviceCuda : public CudaDevice {
  public:
-  explicit DeviceCuda(const CudaDeviceOptions& options) : pool_(options.ordinal) {
+  explicit DeviceCuda(const CudaDeviceOptions& options) : pool_(options.ordinal, options.segments) {
     state_.ordinal = options.ordinal;
     state_.nvtx = options.nvtx;
     state_.kernels = tessera_cuda_kernels();

@@ -11,15 +11,21 @@ constexpr std::size_t kAlignment = 512;
 /// Small requests share a segment of this size; what is larger gets one of its own.
 constexpr std::size_t kSegment = std::size_t{32} << 20;
 
-std::size_t rounded(std::size_t bytes) {
-  return std::max((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
+std::size_t rounded(std::size_t bytes, std::size_t to = kAlignment) {
+  return std::max((bytes + to - 1) / to * to, to);
 }
 
 }  // namespace
 
 MemoryPool::~MemoryPool() {
   static_cast<void>(cudaSetDevice(ordinal_));
-  for (void* segment : segments_) static_cast<void>(cudaFree(segment));
+  for (void* segment : segments_) {
+    if (source_.take) {
+      source_.give_back(segment);
+    } else {
+      static_cast<void>(cudaFree(segment));
+    }
+  }
 }
 
 void* MemoryPool::allocate(std::size_t bytes) {
@@ -56,27 +62,35 @@ std::int64_t MemoryPool::growths() const {
   return static_cast<std::int64_t>(segments_.size());
 }
 
-MemoryPool::Blocks::iterator MemoryPool::grow(std::size_t bytes) {
-  const std::size_t size = std::max(bytes, kSegment);
-  TESSERA_CUDA_CHECK(cudaSetDevice(ordinal_));
+void* MemoryPool::take(std::size_t bytes) const {
+  if (source_.take) return source_.take(bytes);
   void* segment = nullptr;
-  std::size_t taken = size;
-  cudaError_t status = cudaMalloc(&segment, taken);
-  if (status == cudaErrorMemoryAllocation && size > bytes) {
-    taken = bytes;  // the last of it, then
-    static_cast<void>(cudaGetLastError());
-    status = cudaMalloc(&segment, taken);
+  const cudaError_t status = cudaMalloc(&segment, bytes);
+  if (status != cudaErrorMemoryAllocation) {
+    check(status, "cudaMalloc");
+    return segment;
   }
-  if (status == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
+  static_cast<void>(cudaGetLastError());
+  return nullptr;
+}
+
+MemoryPool::Blocks::iterator MemoryPool::grow(std::size_t bytes) {
+  const std::size_t least = rounded(bytes, source_.granularity);
+  TESSERA_CUDA_CHECK(cudaSetDevice(ordinal_));
+  std::size_t taken = std::max(least, kSegment);
+  void* segment = take(taken);
+  if (segment == nullptr && taken > least) {
+    taken = least;  // the last of it, then
+    segment = take(taken);
+  }
+  if (segment == nullptr) {
     std::size_t left = 0, total = 0;
-    static_cast<void>(cudaMemGetInfo(&left, &total));
+    TESSERA_CUDA_CHECK(cudaMemGetInfo(&left, &total));
     const auto others = static_cast<std::int64_t>(total - left) - reserved_;
     fail(ErrorCode::kOutOfMemory, "GPU ", ordinal_, " has ", left, " of its ", total,
          " bytes left, and ", bytes, " are needed in one piece (this rank holds ", reserved_,
          ", other ranks, programs and libraries ", others, ")");
   }
-  check(status, "cudaMalloc");
   segments_.push_back(segment);
   reserved_ += static_cast<std::int64_t>(taken);
   const auto block = blocks_

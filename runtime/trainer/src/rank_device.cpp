@@ -180,7 +180,10 @@ std::string sharing_note(const TrainerOptions& options) {
 
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank) {
   if (options.device == DeviceChoice::kCuda) {
-    return make_cuda_device({.ordinal = gpu_of(options, rank, gpu_count())});
+    const int gpu = gpu_of(options, rank, gpu_count());
+    const bool nccl = options.group == GroupChoice::kNccl;
+    return make_cuda_device(
+        {.ordinal = gpu, .segments = nccl ? nccl_segments(gpu) : CudaSegments{}});
   }
   return options.world != nullptr ? options.world->make_device() : make_cpu_device();
 }

@@ -1,11 +1,14 @@
 #include "tessera/collectives/nccl_group.h"
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <nccl.h>
 
 #include <atomic>
 #include <thread>
 
 #include "collectives/ranks.h"
+#include "fake_cuda.h"
 #include "fake_nccl.h"
 #include "tessera/collectives/checked_group.h"
 #include "tessera/core/cuda_device.h"
@@ -133,7 +136,7 @@ TEST(NcclGroupTest, BuffersOfCheckedGroupsAreRegisteredToo) {
       EXPECT_EQ(nccl.register_buffer(data.data(), data.size() * sizeof(float)), "");
       EXPECT_EQ(nccl.register_buffer(all.data(), all.size() * sizeof(float)), "");
     }
-    EXPECT_GE(emulator::nccl_registrations(), 4);
+    EXPECT_GE(emulator::nccl_registrations(), 2);  // both buffers are in one segment
     const long before = emulator::nccl_registered_collectives();
     part->all_gather(view_of(data), view_of(all), c.stream);
     c.stream.synchronize();
@@ -141,6 +144,23 @@ TEST(NcclGroupTest, BuffersOfCheckedGroupsAreRegisteredToo) {
   });
   groups.clear();
   EXPECT_EQ(emulator::nccl_registrations(), 0);
+}
+
+TEST(NcclGroupTest, MemoryThatNcclCannotUseInPlaceIsTold) {
+  const auto plain = make_cuda_device();
+  void* const memory = plain->allocate(4096);  // lives longer than the group
+  Groups groups = make_nccl(1);
+  auto& group = dynamic_cast<NcclGroup&>(*groups[0]);
+  const auto expect_told = [&](const std::string& reason) {
+    const std::string why = group.register_buffer(memory, 4096);
+    EXPECT_TRUE(contains(why, reason)) << why;
+  };
+  expect_told("not in memory of ncclMemAlloc");
+  emulator::refuse_nccl_memory(true);
+  EXPECT_FALSE(nccl_segments(0).take);
+  emulator::refuse_nccl_memory(false);
+  expect_told("ncclMemAlloc gave no memory");
+  EXPECT_TRUE(nccl_segments(0).take);
 }
 
 TEST(NcclGroupTest, NegativeColorsAndStreamsOfTheHostAreRefused) {
@@ -168,6 +188,28 @@ TEST(NcclFailureTest, AStalledRankEndsTheOthersInTime) {
       EXPECT_TRUE(contains(outcome.what, "200 ms")) << outcome.what;
     }
   }
+}
+
+/// They wait inside NCCL, which connects the ranks.
+TEST(NcclFailureTest, ARankMissingAtTheFirstOperationEndsTheOthersInTime) {
+  const int before = emulator::nccl_aborts_during_calls();
+  Groups groups = make_nccl(3, {.timeout = kTimeout});
+  const auto begin = steady_clock::now();
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    if (c.rank() == 2) return;
+    Vector<float> data(100);
+    c.group.all_reduce(view_of(data), c.stream);
+    c.stream.synchronize();
+  });
+  EXPECT_LT(steady_clock::now() - begin, kPatience);
+  for (int r : {0, 1}) {
+    const Outcome& outcome = outcomes[static_cast<std::size_t>(r)];
+    EXPECT_EQ(outcome.code, ErrorCode::kTimeout) << outcome.what;
+    EXPECT_TRUE(contains(outcome.what, "all_reduce #0 on rank " + std::to_string(r)))
+        << outcome.what;
+    EXPECT_TRUE(contains(outcome.what, "200 ms")) << outcome.what;
+  }
+  EXPECT_EQ(emulator::nccl_aborts_during_calls(), before + 2);
 }
 
 TEST(NcclFailureTest, TimeBehindOtherWorkOfTheStreamDoesNotCount) {
@@ -203,12 +245,38 @@ TEST(NcclFailureTest, AReplayedGraphHasADeadlineOfItsOwn) {
   EXPECT_TRUE(contains(outcomes[0].what, "250 ms")) << outcomes[0].what;
 }
 
+/// NCCL ends a communicator only when no graph holds operations of it, and the graph is this
+/// thread's.
+TEST(NcclFailureTest, ARankThatOwnsAGraphCanAbort) {
+  Groups groups = make_nccl(2, {.timeout = milliseconds(60000)});
+  const auto begin = steady_clock::now();
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    const auto other = c.group.split(0, c.rank());
+    Vector<float> data(100), more(100);
+    auto& stream = dynamic_cast<CudaStream&>(c.stream);
+    c.group.all_reduce(view_of(data), stream);
+    other->all_reduce(view_of(more), stream);
+    stream.begin_capture();
+    c.group.all_reduce(view_of(data), stream);
+    other->all_reduce(view_of(more), stream);
+    const auto graph = stream.end_capture(nullptr);
+    if (c.rank() == 0) stream.launch(*graph);  // which rank 1 does not come to
+    std::this_thread::sleep_for(milliseconds(20));
+    c.group.abort("enough");
+    stream.synchronize();
+  });
+  EXPECT_LT(steady_clock::now() - begin, kPatience);
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kAborted);
+  EXPECT_TRUE(contains(outcomes[0].what, "enough")) << outcomes[0].what;
+}
+
 TEST(NcclFailureTest, AbortReachesPendingAndFutureOperationsOfTheWholeFamily) {
   Groups groups = make_nccl(2, {.timeout = milliseconds(60000)});
   const auto begin = steady_clock::now();
   const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
     const auto other = c.group.split(0, 0);
     Vector<float> data(100);
+    other->barrier(c.stream);                                       // ranks are connected
     if (c.rank() == 0) other->all_reduce(view_of(data), c.stream);  // rank 1 does not come
     std::this_thread::sleep_for(milliseconds(20));
     c.group.abort("enough");
@@ -271,6 +339,71 @@ TEST(NcclFailureTest, ASplitThatIsAbortedLeavesNothingToNccl) {
   EXPECT_TRUE(contains(outcomes[0].what, "a process is gone")) << outcomes[0].what;
   groups.clear();
   EXPECT_EQ(emulator::nccl_communicators(), before);
+}
+
+/// A communicator of one rank of the substitute, and a stream and memory for it.
+class FakeNcclTest : public testing::Test {
+ protected:
+  FakeNcclTest() {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&data_, sizeof(float)), cudaSuccess);
+  }
+  ~FakeNcclTest() override {
+    EXPECT_EQ(cudaFree(data_), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+  }
+  void wait(ncclResult_t result) const {
+    while (result == ncclInProgress) {
+      std::this_thread::yield();
+      ASSERT_EQ(ncclCommGetAsyncError(comm_, &result), ncclSuccess);
+    }
+    ASSERT_EQ(result, ncclSuccess);
+  }
+  void make(bool blocking) {
+    ncclUniqueId id{};
+    ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking ? 1 : 0;
+    wait(ncclCommInitRankConfig(&comm_, 1, id, 0, &config));
+  }
+  cudaGraph_t capture() const {
+    EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    wait(ncclAllReduce(data_, data_, 1, ncclFloat32, ncclSum, comm_, stream_));
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    return graph;
+  }
+  cudaStream_t stream_ = nullptr;
+  void* data_ = nullptr;
+  ncclComm_t comm_ = nullptr;
+};
+
+TEST_F(FakeNcclTest, OnlyABlockingCommunicatorLaunchesFromItsCallersThread) {
+  for (const bool blocking : {true, false}) {
+    make(blocking);
+    const std::int64_t foreign = fake_cuda::counters().foreign_captures;
+    const long background = emulator::nccl_background_launches();
+    cudaGraph_t graph = capture();
+    EXPECT_EQ(fake_cuda::counters().foreign_captures - foreign, blocking ? 0 : 1);
+    EXPECT_EQ(emulator::nccl_background_launches() - background, blocking ? 0 : 1);
+    ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    wait(ncclCommFinalize(comm_));
+    EXPECT_EQ(ncclCommDestroy(comm_), ncclSuccess);
+  }
+}
+
+TEST_F(FakeNcclTest, AnAbortWaitsForGraphs) {
+  make(true);
+  cudaGraph_t graph = capture();
+  std::atomic<bool> aborted{false};
+  std::thread aborting([&] {
+    EXPECT_EQ(ncclCommAbort(comm_), ncclSuccess);
+    aborted = true;
+  });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(aborted);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  aborting.join();
 }
 
 TEST(NcclFailureTest, OneThreadAtATimeIsInsideNccl) { EXPECT_EQ(emulator::nccl_violations(), 0); }

@@ -59,10 +59,19 @@ void fail_call(const char* function, int nth, cudaError_t error, Repeat repeat =
 /// Forgets what fail_call was told.
 void stop_failing();
 
-/// The `nth` kernel launched from now accesses memory that it must not. When it runs, the process
-/// loses its GPUs, as with CUDA: work that is enqueued does nothing, and every call fails with
-/// cudaErrorIllegalAddress until the process ends.
+/// The `nth` kernel from now, those of graphs included, accesses memory that it must not. When it
+/// runs, the process loses its GPUs, as with CUDA: work that is enqueued does nothing, and every
+/// call fails with cudaErrorIllegalAddress until the process ends.
 void plant_illegal_access(int nth);
+/// Whether it has.
+bool is_lost();
+
+/// Memory as cuMemCreate and cuMemMap give it: whole pages, which GPUs can share. cudaFree refuses
+/// it.
+inline constexpr std::size_t kVirtualPage = std::size_t{2} << 20;
+cudaError_t allocate_virtual(void** address, std::size_t bytes);
+cudaError_t free_virtual(void* address);
+bool is_virtual(const void* memory, std::size_t bytes);
 
 /// As cudaLaunchHostFunc. In a capture, `function` lives as long as a graph that holds it.
 cudaError_t launch_host(cudaStream_t stream, std::function<void()> function);

@@ -1,5 +1,7 @@
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <set>
 #include <vector>
 
 #include "fake_runtime.h"
@@ -25,7 +27,8 @@ cudaError_t allocate(const char* function, void** address, std::size_t bytes, Me
   const bool counted = kind != MemoryKind::kPinned;
   std::size_t& used = state.used(current_device());
   if (counted && bytes > state.settings.memory_bytes - used) return cudaErrorMemoryAllocation;
-  if (posix_memalign(address, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  const std::size_t alignment = kind == MemoryKind::kVirtual ? fake_cuda::kVirtualPage : kAlignment;
+  if (posix_memalign(address, alignment, bytes) != 0) return cudaErrorMemoryAllocation;
   std::memset(*address, kFill, bytes);
   state.allocations[reinterpret_cast<std::uintptr_t>(*address)] = {
       .bytes = bytes, .kind = kind, .device = current_device()};
@@ -38,20 +41,20 @@ cudaError_t allocate(const char* function, void** address, std::size_t bytes, Me
   return cudaSuccess;
 }
 
-cudaError_t deallocate(const char* function, void* address, bool pinned) {
+cudaError_t deallocate(const char* function, void* address, std::set<MemoryKind> kinds) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
   if (const cudaError_t error = begin_call(function)) return report(error);
   if (const cudaError_t error = forbid_while_capturing()) return report(error);
   if (address == nullptr) return cudaSuccess;
   const auto found = state.allocations.find(reinterpret_cast<std::uintptr_t>(address));
-  if (found == state.allocations.end() || (found->second.kind == MemoryKind::kPinned) != pinned) {
+  if (found == state.allocations.end() || !kinds.contains(found->second.kind)) {
     return report(cudaErrorInvalidValue);
   }
   const Allocation allocation = found->second;
   state.allocations.erase(found);
   --state.counters.live_allocations;
-  if (!pinned) {
+  if (allocation.kind != MemoryKind::kPinned) {
     state.used(allocation.device) -= allocation.bytes;
     state.counters.live_bytes -= static_cast<std::int64_t>(allocation.bytes);
   }
@@ -73,6 +76,7 @@ Place place_of(const void* memory, std::size_t bytes) {
   if (address + bytes > begin + allocation.bytes) return Place::kOutside;
   switch (allocation.kind) {
     case MemoryKind::kDevice:
+    case MemoryKind::kVirtual:
       return Place::kDevice;
     case MemoryKind::kPinned:
       return Place::kPinned;
@@ -172,8 +176,28 @@ cudaError_t cudaMallocManaged(void** address, std::size_t bytes, unsigned flags)
   }
   return report(allocate("cudaMallocManaged", address, bytes, MemoryKind::kManaged));
 }
-cudaError_t cudaFree(void* address) { return deallocate("cudaFree", address, false); }
-cudaError_t cudaFreeHost(void* address) { return deallocate("cudaFreeHost", address, true); }
+cudaError_t cudaFree(void* address) {
+  return deallocate("cudaFree", address, {MemoryKind::kDevice, MemoryKind::kManaged});
+}
+cudaError_t cudaFreeHost(void* address) {
+  return deallocate("cudaFreeHost", address, {MemoryKind::kPinned});
+}
+
+cudaError_t fake_cuda::allocate_virtual(void** address, std::size_t bytes) {
+  const std::lock_guard lock(runtime().mutex);
+  const std::size_t pages = (bytes + kVirtualPage - 1) / kVirtualPage;
+  return report(allocate("cuMemCreate", address, pages * kVirtualPage, MemoryKind::kVirtual));
+}
+cudaError_t fake_cuda::free_virtual(void* address) {
+  return deallocate("cuMemRelease", address, {MemoryKind::kVirtual});
+}
+bool fake_cuda::is_virtual(const void* memory, std::size_t bytes) {
+  const std::lock_guard lock(runtime().mutex);
+  const auto& allocations = runtime().allocations;
+  const auto next = allocations.upper_bound(reinterpret_cast<std::uintptr_t>(memory));
+  return place_of(memory, bytes) == Place::kDevice &&
+         std::prev(next)->second.kind == MemoryKind::kVirtual;
+}
 
 cudaError_t cudaMemGetInfo(std::size_t* left, std::size_t* total) {
   Runtime& state = runtime();

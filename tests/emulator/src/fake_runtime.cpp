@@ -107,8 +107,11 @@ void enqueue(cudaStream_t stream, const GraphNode& node, int priority) {
   if (kernel) ++state.counters.launches;
   KernelTurns* const turns =
       kernel && state.settings.one_kernel_at_a_time ? &state.turns[stream->device()] : nullptr;
-  const auto work = [turns, priority, number = stream->number(), action = node.action] {
+  const bool planted =
+      kernel && state.kernels_to_illegal_access > 0 && --state.kernels_to_illegal_access == 0;
+  const auto work = [turns, priority, planted, number = stream->number(), action = node.action] {
     const KernelTurns::Turn turn(turns, {priority, number});
+    if (planted) lost = cudaErrorIllegalAddress;
     if (sticky_error() == cudaSuccess) action();
   };
   const bool delayed = priority < 0 || !state.settings.delays_urgent_only;
@@ -123,10 +126,6 @@ cudaError_t enqueue(Launch launch, cudaStream_t stream) {
   const std::size_t limit =
       raised != state.shared_limits.end() ? raised->second : kDefaultSharedBytes;
   if (const cudaError_t error = check_launch(launch, limit)) return report(error);
-  if (state.kernels_to_illegal_access > 0 && --state.kernels_to_illegal_access == 0) {
-    return report(submit(stream, {.kind = GraphNode::Kind::kKernel,
-                                  .action = [] { lost = cudaErrorIllegalAddress; }}));
-  }
   state.counters.dynamic_shared_bytes += static_cast<std::int64_t>(launch.dynamic_shared_bytes);
   // What may be dynamic, no static memory takes away.
   const std::size_t total = raised != state.shared_limits.end() ? kMaxSharedBytes : limit;
@@ -204,6 +203,8 @@ void plant_illegal_access(int nth) {
   const std::lock_guard lock(runtime().mutex);
   runtime().kernels_to_illegal_access = nth;
 }
+
+bool is_lost() { return sticky_error() != cudaSuccess; }
 
 cudaError_t launch_host(cudaStream_t stream, std::function<void()> function) {
   const std::lock_guard lock(runtime().mutex);

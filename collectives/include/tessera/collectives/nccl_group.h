@@ -11,10 +11,9 @@
 
 #include "tessera/collectives/process_group.h"
 #include "tessera/collectives/world.h"
+#include "tessera/core/cuda_device.h"
 
 namespace tessera {
-
-class CudaStream;
 
 /// The state that the ranks of one group share: made by one of them, brought to the others by the
 /// caller (a file, a pipe, MPI).
@@ -43,9 +42,12 @@ struct NcclGroupOptions {
 /// Differences from what ProcessGroup promises, which are NCCL's:
 /// - All operations of one group run one after another, whatever their streams. A ring in which
 ///   every rank sends before it receives needs two groups.
+/// - Operations are enqueued by the thread that calls. The first ones of a group wait there until
+///   NCCL has connected the ranks, with the group's timeout.
 /// - `abort` ends this rank at once. Others learn of it from the network, or when an operation of
 ///   theirs times out, and then the error cannot name the rank that failed; or by
 ///   NcclGroupOptions::failure.
+/// - Graphs that hold operations of a group must be destroyed before it, also after an abort.
 /// - An operation that a CUDA graph replays has no deadline of its own, but what `watch_replay`
 ///   gives to the whole graph.
 /// - `split` takes colors from 0 on.
@@ -55,9 +57,11 @@ struct NcclGroupOptions {
 /// are counted in Traffic::copied_bytes.
 class NcclGroup : public ProcessGroup {
  public:
-  /// Lets NCCL read and write `bytes` from `address` on in place, where it can (NVLink SHARP,
-  /// InfiniBand), until the group is destroyed; the memory must live as long. Returns why NCCL did
-  /// not register it, in a clause, or nothing: collectives work either way.
+  /// Lets NCCL read and write `bytes` from `address` on in place, where it can (NVLink, NVLink
+  /// SHARP, InfiniBand), until the group is destroyed; the memory must live as long. It should be
+  /// of a device with nccl_segments, and lie in the same place of its segment on all ranks. Returns
+  /// why NCCL did not register it, or can use it with InfiniBand SHARP at most, in a clause, or
+  /// nothing: collectives work either way.
   virtual std::string register_buffer(void* address, std::size_t bytes) = 0;
 
   /// Calls `launch`, which puts a graph on `stream` that holds operations of this group or of
@@ -70,6 +74,11 @@ class NcclGroup : public ProcessGroup {
 
 /// Throws Error{kUnavailable} if there is no CUDA backend or no NCCL of 2.18 or newer.
 NcclId make_nccl_id();
+
+/// Where the memory of a device comes from whose buffers NCCL is to use in place: from
+/// ncclMemAlloc. Without `take` if NCCL cannot give out memory of this GPU, or is older than 2.19:
+/// then register_buffer says so. Throws as make_nccl_id.
+CudaSegments nccl_segments(int gpu);
 
 /// Rank `rank` of `size`. Blocks until all ranks have called with the same id. Throws
 /// Error{kUnavailable}; Error{kTimeout} if ranks do not come.

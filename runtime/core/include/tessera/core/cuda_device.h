@@ -46,10 +46,20 @@ struct CudaStatus {
 /// Never throws for what is merely absent.
 CudaStatus cuda_status();
 
+/// Where the segments come from that a device's memory is cut from.
+struct CudaSegments {
+  /// Memory of the current device; null if there is not as much left. Empty: cudaMalloc.
+  std::function<void*(std::size_t bytes)> take{};
+  std::function<void(void* address)> give_back{};
+  /// `take` is asked for multiples of so many bytes.
+  std::size_t granularity = 512;
+};
+
 struct CudaDeviceOptions {
   int ordinal = 0;
   /// Ranges with the schedule's names for Nsight Systems.
   bool nvtx = true;
+  CudaSegments segments{};
 };
 
 /// Captured work, which runs again with one call: with the same addresses, and what they hold then.
