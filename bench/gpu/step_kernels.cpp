@@ -73,7 +73,7 @@ void gemm(const GemmArgs& a, Stream& /*stream*/) {
       (elements(m, k) + elements(k, n)) * static_cast<double>(size_of(a.a.dtype));
   const double result = elements(m, n) * static_cast<double>(size_of(a.c.dtype));
   const double beside =
-      bytes_of({&a.bias, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
+      bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
   recording->push_back({"gemm",
                         {{"m", m},
                          {"n", n},
@@ -84,6 +84,7 @@ void gemm(const GemmArgs& a, Stream& /*stream*/) {
                          {"dtype", to_string(a.a.dtype)},
                          {"c_dtype", to_string(a.c.dtype)},
                          {"epilogue", epilogue_of(a)},
+                         {"residual", static_cast<bool>(a.residual)},
                          {"epilogue_bytes", beside}},
                         2.0 * elements(m, n) * static_cast<double>(k),
                         operands + result * (a.accumulate ? 2.0 : 1.0) + beside});
