@@ -25,12 +25,14 @@ class Calibrate : public test::ProgramTest {
     ProgramTest::SetUp();
     setenv("TESSERA_CUDA_MODULE", TESSERA_EMULATED_MODULE, 1);
     setenv("LD_LIBRARY_PATH", TESSERA_NO_DRIVER, 1);
-    // Microseconds: algorithm 5 is the fastest of a product, and no epilogue is worth it.
-    setenv("FAKE_CUBLASLT_DELAYS",
-           "600 600 600 600 600 60 600 600 9999 9999 9999 9999 9999 9999 9999 9999", 1);
+    // Milliseconds: algorithm 5 is the fastest of a product, and no epilogue is worth it.
+    setenv("FAKE_CUBLASLT_DURATIONS",
+           "600000 600000 600000 600000 600000 60000 600000 600000 "
+           "9999999 9999999 9999999 9999999 9999999 9999999 9999999 9999999",
+           1);
   }
   void TearDown() override {
-    for (const char* name : {"TESSERA_CUDA_MODULE", "LD_LIBRARY_PATH", "FAKE_CUBLASLT_DELAYS"}) {
+    for (const char* name : {"TESSERA_CUDA_MODULE", "LD_LIBRARY_PATH", "FAKE_CUBLASLT_DURATIONS"}) {
       unsetenv(name);
     }
     ProgramTest::TearDown();
@@ -68,7 +70,7 @@ TEST_F(Calibrate, WritesATableByWhichRunsGiveTheSameBits) {
     if (with_epilogue) {
       EXPECT_EQ(row["way"], "separate") << row;
     }
-    // Of a bias or a residual, which no delay makes dear, a busy machine decides.
+    // Of a bias or a residual, which cost as much either way, this machine's work decides.
     if (row["epilogue"] == "none" && row["residual_stride"] == 0) {
       EXPECT_EQ(row["way"], "fused") << row;
     }
@@ -96,7 +98,7 @@ TEST_F(Calibrate, WritesATableByWhichRunsGiveTheSameBits) {
 
 TEST_F(Calibrate, ATableOfAnotherLibraryIsRefusedByAllWhoReadIt) {
   write_text();
-  unsetenv("FAKE_CUBLASLT_DELAYS");
+  unsetenv("FAKE_CUBLASLT_DURATIONS");
   ASSERT_EQ(calibrate().exit_code, 0);
   json stale = table();
   stale["machine"]["cublaslt"] = "12.9.1";

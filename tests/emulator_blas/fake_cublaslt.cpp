@@ -136,29 +136,32 @@ cublasStatus_t destroy(T* object) {
 
 std::atomic<std::int64_t> heuristics_asked{0};
 
-struct SharedDelays {
+struct SharedDurations {
   std::mutex mutex;
-  fake_cublaslt::Delays value;  // guarded by mutex
+  fake_cublaslt::Durations value;  // guarded by mutex
 
-  SharedDelays() {
-    const char* const text = std::getenv("FAKE_CUBLASLT_DELAYS");
+  SharedDurations() {
+    const char* const text = std::getenv("FAKE_CUBLASLT_DURATIONS");
     std::istringstream numbers(text != nullptr ? text : "");
-    for (auto* delays : {&value.plain, &value.fused}) {
-      for (unsigned& delay : *delays) numbers >> delay;
+    for (auto* durations : {&value.plain, &value.fused}) {
+      durations->fill(1);
+      for (unsigned& duration : *durations) {
+        if (text != nullptr) numbers >> duration;
+      }
     }
   }
 };
-SharedDelays& shared_delays() {
-  static SharedDelays delays;
-  return delays;
+SharedDurations& shared_durations() {
+  static SharedDurations durations;
+  return durations;
 }
 
-unsigned delay_of(const Algorithm& algorithm) {
+unsigned duration_of(const Algorithm& algorithm) {
   const bool plain = algorithm.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
                      algorithm.epilogue == CUBLASLT_EPILOGUE_BIAS;
-  SharedDelays& delays = shared_delays();
-  const std::lock_guard lock(delays.mutex);
-  return (plain ? delays.value.plain : delays.value.fused).at(algorithm.number);
+  SharedDurations& durations = shared_durations();
+  const std::lock_guard lock(durations.mutex);
+  return (plain ? durations.value.plain : durations.value.fused).at(algorithm.number);
 }
 
 bool fits(const Algorithm& algorithm, const FakeMatmulDesc& desc, const FakeMatrixLayout& a,
@@ -176,9 +179,9 @@ Algorithm algorithm_of(const cublasLtMatmulAlgo_t& algo) {
 
 }  // namespace
 
-void fake_cublaslt::set_delays(const Delays& delays) {
-  const std::lock_guard lock(shared_delays().mutex);
-  shared_delays().value = delays;
+void fake_cublaslt::set_durations(const Durations& durations) {
+  const std::lock_guard lock(shared_durations().mutex);
+  shared_durations().value = durations;
 }
 
 int fake_cublaslt::number_of(const std::array<std::uint64_t, 8>& algorithm) {
@@ -384,14 +387,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         .algorithm = algorithm.number,
                         .bias_load = std::min<std::int64_t>(algorithm.bias_alignment, 16),
                         .aux_load = std::min<std::int64_t>(algorithm.aux_alignment, 16),
-                        .delay_us = delay_of(algorithm),
+                        .milliseconds = duration_of(algorithm),
                         .any_order = algorithm.any_order != 0};
   const Product* kept = nullptr;
   {
     const std::lock_guard lock(handle->mutex);
     kept = &*handle->products.insert(product).first;
   }
-  const auto run = [](void* p) { fake_cublaslt::compute(*static_cast<const Product*>(p)); };
+  const auto run = [](void* p) {
+    const auto& product = *static_cast<const Product*>(p);
+    fake_cuda::pass_time(std::chrono::milliseconds(product.milliseconds));
+    fake_cublaslt::compute(product);
+  };
   const cudaError_t enqueued = cudaLaunchHostFunc(stream, run, const_cast<Product*>(kept));
   return enqueued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }

@@ -12,13 +12,15 @@ std::int64_t heuristics();
 /// A product has as many algorithms. They differ in the order in which they add.
 inline constexpr int kAlgorithms = 8;
 
-/// Microseconds that a call takes at least, by the number of its algorithm: one that stores the
-/// product, perhaps with a bias, and one with another epilogue.
-struct Delays {
+/// Milliseconds that CUDA's events say a call took, by the number of its algorithm, though it ends
+/// at once: one that stores the product, perhaps with a bias, and one with another epilogue. No
+/// work of this machine takes nearly as long as the differences between those that tests set.
+struct Durations {
   std::array<unsigned, kAlgorithms> plain{}, fused{};
 };
-/// For calls from now on. Until then, what FAKE_CUBLASLT_DELAYS has: their numbers, in this order.
-void set_delays(const Delays& delays);
+/// For calls from now on. Until then, what FAKE_CUBLASLT_DURATIONS has: their numbers, in this
+/// order; without it one millisecond each.
+void set_durations(const Durations& durations);
 
 /// The number of an algorithm, which has the words of a cublasLtMatmulAlgo_t.
 int number_of(const std::array<std::uint64_t, 8>& algorithm);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -26,7 +25,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr std::int64_t kSize = 16;
-constexpr std::int64_t kDepth = 64;  // split, if the algorithm may
+constexpr unsigned kHour = 3'600'000;  // in milliseconds
+constexpr std::int64_t kDepth = 64;    // split, if the algorithm may
 
 std::string message_of(ErrorCode code, const std::function<void()>& body) {
   try {
@@ -107,7 +107,7 @@ TEST(GemmTable, NamesWhatIsWrongWithAFile) {
 /// Square products on an emulated GPU.
 class CalibratedGemms : public testing::Test {
  protected:
-  ~CalibratedGemms() override { fake_cublaslt::set_delays({}); }
+  ~CalibratedGemms() override { fake_cublaslt::set_durations({}); }
 
   TensorView tensor(DType dtype, float seed, const Shape& shape = {kSize, kSize}) {
     tensors_.push_back(Tensor::empty(memory_, shape, dtype, MemoryCategory::kData, "operand"));
@@ -142,15 +142,14 @@ class CalibratedGemms : public testing::Test {
             .accumulate_bias_gradient = accumulate};
   }
 
-  /// One algorithm of each kind is fast, and all others take 10 ms: this machine may be busy, and
-  /// the time that is measured is its own.
-  static void make_fast(int plain, int fused, unsigned fast_plain_us = 500) {
-    fake_cublaslt::Delays delays;
-    delays.plain.fill(10'000);
-    delays.fused.fill(10'000);
-    delays.plain.at(static_cast<std::size_t>(plain)) = fast_plain_us;
-    if (fused >= 0) delays.fused.at(static_cast<std::size_t>(fused)) = 500;
-    fake_cublaslt::set_delays(delays);
+  /// One algorithm of each kind takes an hour, and all others take ten.
+  static void make_fast(int plain, int fused, unsigned fast_plain = kHour) {
+    fake_cublaslt::Durations durations;
+    durations.plain.fill(10 * kHour);
+    durations.fused.fill(10 * kHour);
+    durations.plain.at(static_cast<std::size_t>(plain)) = fast_plain;
+    if (fused >= 0) durations.fused.at(static_cast<std::size_t>(fused)) = kHour;
+    fake_cublaslt::set_durations(durations);
   }
 
   GemmTable calibrate(const std::vector<GemmArgs>& gemms) {
@@ -158,16 +157,18 @@ class CalibratedGemms : public testing::Test {
     GemmCalibration calibration(*device_);
     for (const GemmArgs& gemm : calibration.missing(gemms, table)) calibration.time(gemm, table);
     EXPECT_TRUE(calibration.missing(gemms, table).empty());
-    fake_cublaslt::set_delays({});
+    fake_cublaslt::set_durations({});
     return table;
   }
 
   /// What a GEMM gives on a new stream with this table.
   std::vector<float> run(const GemmArgs& args, const GemmTable& table) {
-    const auto stream = device_->create_stream({.name = "test"});
+    const auto stream = device_->create_stream(
+        {.name = "test",
+         .on_span = [this](const Work&, double begin, double end) { seconds_ = end - begin; }});
     auto& cuda = dynamic_cast<CudaStream&>(*stream);
     set_cuda_kernel_options(cuda, {.gemm_table = std::make_shared<GemmTable>(table)});
-    cuda.kernels().gemm(args, cuda);
+    cuda.submit({.name = "gemm"}, [&] { cuda.kernels().gemm(args, cuda); });
     cuda.synchronize();
     std::vector<float> result;
     for (std::int64_t i = 0; i < args.c.numel(); ++i) {
@@ -188,6 +189,7 @@ class CalibratedGemms : public testing::Test {
   const std::unique_ptr<CudaDevice> device_ = make_cuda_device();
   Memory memory_{*device_};
   std::vector<Tensor> tensors_;
+  double seconds_ = 0;  ///< of the last GEMM that ran
 };
 
 TEST_F(CalibratedGemms, TakeTheFastestOfEightAlgorithms) {
@@ -202,7 +204,7 @@ TEST_F(CalibratedGemms, TakeTheFastestOfEightAlgorithms) {
 }
 
 TEST_F(CalibratedGemms, AreFusedWhereThatIsFaster) {
-  make_fast(2, 5, 4000);
+  make_fast(2, 5, 4 * kHour);
   const GemmTable table = calibrate({with_gelu(), with_bias_gradient(false)});
   for (const GemmEpilogue epilogue : {GemmEpilogue::kGeluAuxBias, GemmEpilogue::kBiasGradient}) {
     EXPECT_TRUE(choice(table, epilogue).fused) << to_string(epilogue);
@@ -221,13 +223,13 @@ TEST_F(CalibratedGemms, AreApartWhereThatIsFaster) {
     EXPECT_FALSE(choice(table, epilogue).fused) << to_string(epilogue);
   }
   // And so they run: a call in one would show.
-  fake_cublaslt::Delays delays;
-  delays.fused.fill(30'000'000);
-  fake_cublaslt::set_delays(delays);
-  const auto begin = std::chrono::steady_clock::now();
-  run(with_gelu(), table);
-  run(with_bias_gradient(true), table);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  fake_cublaslt::Durations durations;
+  durations.fused.fill(kHour);
+  fake_cublaslt::set_durations(durations);
+  for (const GemmArgs& gemm : {with_gelu(), with_bias_gradient(true)}) {
+    run(gemm, table);
+    EXPECT_LT(seconds_, 1800);
+  }
 }
 
 TEST_F(CalibratedGemms, RunByTheTableWithoutLookingForAlgorithms) {

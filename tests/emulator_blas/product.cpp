@@ -1,11 +1,9 @@
 #include "product.h"
 
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #include "fake_cublaslt.h"
@@ -92,7 +90,6 @@ void add_column(const float* column, double factor, bool rounds, std::vector<dou
 }  // namespace
 
 void compute(const Product& p) {
-  if (p.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(p.delay_us));
   check_aligned(p.desc.bias, p.bias_load);
   check_aligned(p.desc.aux, p.aux_load);
   // What a caller keeps in the workspace does not survive.

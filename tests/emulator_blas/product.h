@@ -38,7 +38,7 @@ struct Product {
   std::size_t workspace_bytes = 0;  ///< of what the algorithm needs
   int algorithm = 0;  ///< decides where it begins to add, and, if not 0, rounds each sum to fp32
   std::int64_t bias_load = 1, aux_load = 1;  ///< bytes of bias and aux that it loads at once
-  unsigned delay_us = 0;                     ///< takes at least that long
+  unsigned milliseconds = 0;                 ///< that CUDA's events say it takes
   bool any_order = false;  ///< adds in another order each time, as in-place split-K may
   auto operator<=>(const Product&) const = default;
 };

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -72,6 +73,9 @@ inline constexpr std::size_t kVirtualPage = std::size_t{2} << 20;
 cudaError_t allocate_virtual(void** address, std::size_t bytes);
 cudaError_t free_virtual(void* address);
 bool is_virtual(const void* memory, std::size_t bytes);
+
+/// Called by a stream's work: later events of the stream say that this much more time has passed.
+void pass_time(std::chrono::microseconds time);
 
 /// As cudaLaunchHostFunc. In a capture, `function` lives as long as a graph that holds it.
 cudaError_t launch_host(cudaStream_t stream, std::function<void()> function);

@@ -206,6 +206,8 @@ void plant_illegal_access(int nth) {
 
 bool is_lost() { return sticky_error() != cudaSuccess; }
 
+void pass_time(std::chrono::microseconds time) { tessera::emulator::pass_time(time); }
+
 cudaError_t launch_host(cudaStream_t stream, std::function<void()> function) {
   const std::lock_guard lock(runtime().mutex);
   if (const cudaError_t error = begin_call("cudaLaunchHostFunc")) return report(error);

@@ -4,16 +4,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 #include <thread>
 
 namespace tessera::emulator {
 namespace {
 
 std::atomic<Fault*> all_faults = nullptr;
+thread_local CUstream_st* stream_of_this_worker = nullptr;
 
 // Not std::atomic::wait, whose waiters share counters.
 void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value) {
@@ -47,6 +50,11 @@ Fault* make_fault(const char* what) {
 
 }  // namespace
 
+void pass_time(std::chrono::microseconds time) {
+  if (stream_of_this_worker == nullptr) throw std::logic_error("only a stream's work passes time");
+  stream_of_this_worker->pass_time(time);
+}
+
 std::int64_t unreported_faults() {
   std::int64_t count = 0;
   for (const Fault* fault = all_faults.load(); fault != nullptr; fault = fault->next) {
@@ -66,9 +74,10 @@ void Moment::release() {
   delete this;
 }
 
-void Moment::reach(Fault* fault) {
+void Moment::reach(Fault* fault, std::chrono::microseconds ahead) {
   fault_ = fault;
-  time_ = std::chrono::steady_clock::now();
+  time_ = std::chrono::steady_clock::now() + ahead;
+  ahead_ = ahead;
   sync_.signal();
   reached_.store(1, std::memory_order_release);
   wake(reached_);
@@ -110,6 +119,7 @@ void CUstream_st::enqueue_wait(Moment* moment) {
         moment->wait();
         Fault* none = nullptr;
         if (Fault* fault = moment->fault()) fault_.compare_exchange_strong(none, fault);
+        ahead_ = std::max(ahead_, moment->ahead());
         moment->release();
       },
       0);
@@ -119,7 +129,7 @@ Moment* CUstream_st::enqueue_moment() {
   auto* moment = new Moment;
   enqueue(
       [this, share = moment->share()] {
-        share->reach(fault_.load());
+        share->reach(fault_.load(), ahead_);
         share->release();
       },
       0);
@@ -143,6 +153,7 @@ void CUstream_st::close() { append(new Task); }
 
 /// On the worker. `done` is the task before the first.
 void CUstream_st::work(Task* done) {
+  tessera::emulator::stream_of_this_worker = this;
   for (std::uint32_t count = 0;; ++count) {
     while (submitted_.load(std::memory_order_acquire) == count) {
       tessera::emulator::sleep_while(submitted_, count);

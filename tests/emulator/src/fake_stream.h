@@ -32,11 +32,13 @@ class Moment {
   void release();
 
   bool reached() const { return reached_.load(std::memory_order_acquire) != 0; }
-  void reach(Fault* fault);
+  /// By a stream whose clock is that much ahead of the machine's.
+  void reach(Fault* fault, std::chrono::microseconds ahead);
   /// Blocks; afterwards what came before the moment is before what follows.
   void wait();
   Fault* fault() const { return fault_.load(); }
   std::chrono::steady_clock::time_point time() const { return time_; }
+  std::chrono::microseconds ahead() const { return ahead_; }
 
  private:
   ~Moment() = default;
@@ -45,8 +47,12 @@ class Moment {
   std::atomic<int> users_ = 1;
   std::atomic<Fault*> fault_ = nullptr;
   std::chrono::steady_clock::time_point time_;
+  std::chrono::microseconds ahead_{0};
   SyncPoint sync_;
 };
+
+/// See fake_cuda.
+void pass_time(std::chrono::microseconds time);
 
 /// How many faults no one has been told of.
 std::int64_t unreported_faults();
@@ -79,6 +85,8 @@ struct CUstream_st {
   Fault* wait();
   /// The worker ends, and frees the stream, when it has done what is enqueued.
   void close();
+  /// On the worker: moves the stream's clock.
+  void pass_time(std::chrono::microseconds time) { ahead_ += time; }
 
  private:
   struct Task {
@@ -99,5 +107,6 @@ struct CUstream_st {
   Task* newest_;
   std::atomic<std::uint32_t> submitted_ = 0, completed_ = 0;
   std::atomic<Fault*> fault_ = nullptr;
+  std::chrono::microseconds ahead_{0};  ///< of the machine's clock; the worker's own
   tessera::emulator::SyncPoint done_;
 };
