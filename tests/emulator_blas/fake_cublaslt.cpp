@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include "fake_cublaslt.h"
+#include "fake_cuda.h"
 #include "product.h"
 
 // cuBLASLt for the emulated GPU: checks a call as the real library does, and runs it on the stream
