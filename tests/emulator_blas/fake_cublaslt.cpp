@@ -397,12 +397,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     kept = &*handle->products.insert(product).first;
   }
   const auto run = [](void* p) {
-    const auto& product = *static_cast<const Product*>(p);
-    fake_cuda::pass_time(std::chrono::milliseconds(product.milliseconds));
-    fake_cublaslt::compute(product);
+    const auto& enqueued = *static_cast<const Product*>(p);
+    fake_cuda::pass_time(std::chrono::milliseconds(enqueued.milliseconds));
+    fake_cublaslt::compute(enqueued);
   };
-  const cudaError_t enqueued = cudaLaunchHostFunc(stream, run, const_cast<Product*>(kept));
-  return enqueued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
+  const cudaError_t error = cudaLaunchHostFunc(stream, run, const_cast<Product*>(kept));
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
 }  // extern "C"
