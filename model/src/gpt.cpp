@@ -199,6 +199,7 @@ Model make_gpt(const GptConfig& config) {
   }
   model.layers.push_back(std::make_unique<Head>(config));
   model.flops_per_item = gpt_flops_per_token(config);
+  model.configuration = configuration_of(config);
   check(model);
   return model;
 }

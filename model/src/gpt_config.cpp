@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <array>
+#include <sstream>
+#include <utility>
 
 #include "gpt_config.h"
 #include "tessera/core/error.h"
@@ -11,6 +14,17 @@ struct Preset {
   std::string_view hugging_face;  ///< what it is called there; empty if it is ours alone
   GptConfig config;
 };
+
+constexpr std::string_view kFamily = "gpt2";
+
+/// The numbers of a configuration, by name: one table for both ways.
+constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> kSizes{{
+    {"vocab_size", &GptConfig::vocab_size},
+    {"context_length", &GptConfig::context_length},
+    {"layers", &GptConfig::layers},
+    {"heads", &GptConfig::heads},
+    {"width", &GptConfig::width},
+}};
 
 constexpr GptConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width) {
   return {.vocab_size = 50257,
@@ -87,6 +101,38 @@ void check(const GptConfig& config) {
           " is not a multiple of heads ", config.heads, "; change one of them");
   require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
           "model: dropout must be in [0, 1), got ", config.dropout);
+}
+
+std::vector<NamedText> configuration_of(const GptConfig& config) {
+  std::vector<NamedText> words{{"family", std::string(kFamily)}};
+  for (const auto& [name, size] : kSizes)
+    words.push_back({std::string(name), concat(config.*size)});
+  words.push_back({"dropout", concat(config.dropout)});
+  words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
+  return words;
+}
+
+GptConfig parse_gpt_configuration(const std::vector<NamedText>& words) {
+  const auto value_of = [&](std::string_view name) -> const std::string& {
+    const auto found = std::ranges::find(words, name, &NamedText::name);
+    require(found != words.end(), ErrorCode::kConfig, "the model's configuration has no '", name,
+            "'");
+    return found->value;
+  };
+  const auto number = [&](std::string_view name, auto value) {
+    const std::string& text = value_of(name);
+    std::istringstream in(text);
+    require(static_cast<bool>(in >> value) && in.eof(), ErrorCode::kConfig, name, " '", text,
+            "' of the model's configuration is no number");
+    return value;
+  };
+  require(value_of("family") == kFamily, ErrorCode::kConfig, "the model is of the family '",
+          value_of("family"), "', and '", kFamily, "' is what is known here");
+  GptConfig config;
+  for (const auto& [name, size] : kSizes) config.*size = number(name, config.*size);
+  config.dropout = number("dropout", config.dropout);
+  config.tie_embedding = value_of("tie_embedding") == "true";
+  return config;
 }
 
 }  // namespace tessera

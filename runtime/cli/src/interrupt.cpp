@@ -7,7 +7,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM};
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
 
 /// What a signal carries that all processes of a run get.
 constexpr int kToAll = 0x7e55;

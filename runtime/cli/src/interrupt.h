@@ -4,7 +4,8 @@
 
 namespace tessera::cli {
 
-/// While one lives, the first Ctrl-C or SIGTERM is remembered and the second kills the process.
+/// While one lives, the first Ctrl-C, SIGTERM or SIGUSR1 is remembered and the second kills the
+/// process.
 class InterruptGuard {
  public:
   InterruptGuard();

@@ -38,9 +38,9 @@ Progress::~Progress() {
 
 void Progress::show(const StepRecord& record) {
   if (quiet_) return;
-  if (record.step > 1) seconds_ += record.seconds;
-  rate_ = record.step <= 2 ? record.tokens_per_second
-                           : (1.0 - kSmoothing) * rate_ + kSmoothing * record.tokens_per_second;
+  if (++shown_ > 1) seconds_ += record.seconds;
+  rate_ = shown_ <= 2 ? record.tokens_per_second
+                      : (1.0 - kSmoothing) * rate_ + kSmoothing * record.tokens_per_second;
   if (terminal_.interactive && !verbose_) {
     draw(record);
   } else {
@@ -61,6 +61,14 @@ void Progress::evaluation(const EvaluationRecord& record) {
                describe_evaluation(record).c_str());
 }
 
+void Progress::checkpoint(const SaveRecord& record) {
+  if (quiet_) return;
+  end_line();
+  std::fprintf(stderr, "checkpoint %s: %s, durable after %s s, steps waited %s s\n",
+               record.path.c_str(), format_bytes(record.bytes).c_str(),
+               fixed(record.seconds, 2).c_str(), fixed(record.copy_seconds, 3).c_str());
+}
+
 void Progress::end_line() {
   if (!line_open_) return;
   std::fputc('\n', bar_);
@@ -72,8 +80,7 @@ void Progress::draw(const StepRecord& record) {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_drawn_ < kRedraw && record.step < steps_) return;
   last_drawn_ = now;
-  const double mean =
-      record.step > 1 ? seconds_ / static_cast<double>(record.step - 1) : record.seconds;
+  const double mean = shown_ > 1 ? seconds_ / static_cast<double>(shown_ - 1) : record.seconds;
   const std::string left = "step " + std::to_string(record.step) + "/" + std::to_string(steps_);
   const std::string loss = "loss " + fixed(record.loss, 4);
   const std::string rate = "  " + with_prefix(rate_) + " tokens/s";
@@ -100,7 +107,7 @@ void Progress::draw(const StepRecord& record) {
 
 void Progress::print(const StepRecord& record) {
   const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
-  if (!verbose_ && record.step != 1 && record.step != steps_ && record.step % tenth != 0) return;
+  if (!verbose_ && shown_ != 1 && record.step != steps_ && record.step % tenth != 0) return;
   std::fprintf(stderr, "step %lld/%lld  loss %s  gradient norm %s  %s tokens/s  peak %s\n",
                static_cast<long long>(record.step), static_cast<long long>(steps_),
                fixed(record.loss, 4).c_str(), fixed(record.gradient_norm, 3).c_str(),

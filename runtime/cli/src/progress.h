@@ -25,6 +25,7 @@ class Progress {
   /// On a line of its own.
   void note(const std::string& text);
   void evaluation(const EvaluationRecord& record);
+  void checkpoint(const SaveRecord& record);
 
  private:
   void draw(const StepRecord& record);
@@ -37,8 +38,9 @@ class Progress {
   std::FILE* bar_;  ///< where the line that rewrites itself is drawn
   Terminal terminal_;
   std::chrono::steady_clock::time_point last_drawn_{};
-  double seconds_ = 0.0;  ///< of all steps but the first
-  double rate_ = 0.0;     ///< tokens per second, smoothed
+  std::int64_t shown_ = 0;  ///< steps so far, of this run
+  double seconds_ = 0.0;    ///< of all but the first
+  double rate_ = 0.0;       ///< tokens per second, smoothed
   bool line_open_ = false;
 };
 

@@ -162,6 +162,11 @@ void RunOutputs::evaluation(const EvaluationRecord& record) {
   if (board_) board_->evaluation(record);
 }
 
+void RunOutputs::checkpoint(const SaveRecord& record) {
+  open();
+  if (log_) log_->checkpoint(record);
+}
+
 void RunOutputs::end(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   if (log_) log_->summary(plan, summary, measurements);

@@ -32,6 +32,7 @@ class RunOutputs {
   /// MFU.
   void step(const StepRecord& record, double peak_flops);
   void evaluation(const EvaluationRecord& record);
+  void checkpoint(const SaveRecord& record);
   void end(const TrainingPlan& plan, const TrainingSummary& summary,
            const RunMeasurements& measurements);
 

@@ -1,3 +1,4 @@
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -157,6 +158,10 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
       [&](const EvaluationRecord& record) {
         outputs.evaluation(record);
         progress.evaluation(record);
+      },
+      [&](const SaveRecord& record) {
+        outputs.checkpoint(record);
+        progress.checkpoint(record);
       });
 }
 
@@ -173,8 +178,8 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   if (!utilisation.note.empty()) outputs.note(utilisation.note);
   outputs.end(plan, summary, measurements);
   if (run.config.get<bool>("quiet")) return;
-  if (interrupted) {
-    std::cout << "stopped after step " << summary.steps << " of " << plan.options.steps << "\n";
+  if (summary.last_step < plan.options.steps) {
+    std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps << "\n";
   }
   std::cout << "\n";
   losses.print(std::cout, inspect(stdout).columns, is_utf8_locale(std::getenv));
@@ -205,8 +210,11 @@ int run_train(Config config) {
   LossPlot losses(run.plan().options.steps);
   TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt);
   watch.reset();
+  // Schedulers ask so for a run to end early, and take what follows for a failure or not.
+  const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
-  return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
+  if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
+  return kExitSignal + interrupt.signal();
 }
 
 }  // namespace

@@ -90,6 +90,10 @@ class Executor::Impl {
   void begin_step(std::int64_t step, double learning_rate, std::size_t program);
   StepResult finish_step();
   StepResult evaluate(std::size_t program, std::int64_t samples);
+  void run_apart_from_steps(const std::function<void(Stream&)>& work) {
+    require_no_step();
+    run_apart(work);
+  }
   void set_parameters(const ParameterValues& values) {
     require_no_step();
     run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
@@ -481,6 +485,10 @@ StepResult Executor::finish_step() { return impl_->finish_step(); }
 
 StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
   return impl_->evaluate(program, samples);
+}
+
+void Executor::run_apart(const std::function<void(Stream&)>& work) {
+  impl_->run_apart_from_steps(work);
 }
 
 void Executor::set_parameters(const ParameterValues& values) { impl_->set_parameters(values); }

@@ -90,6 +90,7 @@ std::vector<StatePiece> TrainingState::pieces(const StateTensor& tensor) const {
     if (begin >= end) continue;
     pieces.push_back({.parameter = &parameter.spec,
                       .elements = {begin - parameter.offset, end - begin},
+                      .first = begin,
                       .view = part(tensor, {begin, end - begin})});
   }
   return pieces;

@@ -23,6 +23,10 @@ std::string_view to_string(GroupChoice choice) {
   return name_of<GroupChoice, 3>(choice, {"auto", "thread", "nccl"});
 }
 
+std::string_view to_string(SaveFailures failures) {
+  return name_of<SaveFailures, 2>(failures, {"fail", "tolerate"});
+}
+
 std::string_view to_string(AttentionBackend backend) {
   return name_of<AttentionBackend, 3>(backend, {"auto", "own", "cudnn"});
 }

@@ -102,6 +102,15 @@ void RunLog::evaluation(const EvaluationRecord& record) {
          {"tokens", record.tokens}});
 }
 
+void RunLog::checkpoint(const SaveRecord& record) {
+  write({{"kind", "checkpoint"},
+         {"step", record.step},
+         {"path", record.path},
+         {"bytes", record.bytes},
+         {"copy_seconds", record.copy_seconds},
+         {"seconds", record.seconds}});
+}
+
 void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                      const RunMeasurements& measurements) {
   const Traffic& counted = summary.counted_traffic.front();

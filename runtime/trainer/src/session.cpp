@@ -5,10 +5,13 @@
 #include <cmath>
 #include <limits>
 
-#include "first_samples.h"
+#include "checkpoint_saver.h"
+#include "chosen_samples.h"
+#include "gather.h"
 #include "plan_here.h"
 #include "rank_crew.h"
-#include "tessera/core/cpu_device.h"
+#include "resume.h"
+#include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/rank_device.h"
 
@@ -17,23 +20,8 @@ namespace {
 
 constexpr std::size_t kEvaluation = 1;  // the program's index
 
-/// Plain bytes as a collective takes them.
-template <typename T>
-TensorView bytes_of(T* values, std::size_t count) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  return TensorView(reinterpret_cast<std::uint8_t*>(values), DType::kUInt8,
-                    Shape{static_cast<std::int64_t>(count * sizeof(T))});
-}
-
-/// Gathers a value of every rank of `group`.
-template <typename T>
-std::vector<T> gather_bytes(ProcessGroup& group, T own) {
-  std::vector<T> all(static_cast<std::size_t>(group.size()));
-  const auto host = make_cpu_device();
-  const auto stream = host->create_stream({});
-  group.all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
-  stream->synchronize();
-  return all;
+std::int64_t samples_per_step(const TrainerOptions& options) {
+  return options.micro_batch * options.accumulate * options.ranks;
 }
 
 }  // namespace
@@ -43,14 +31,24 @@ class Session::Impl {
   Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan& plan, const Model& model,
        const BatchSource& source, const BatchSource* evaluation)
       : own_(std::move(own)), plan_(plan), model_(model), source_(source) {
-    std::vector<Program> programs{{&plan_.schedule, &source_}};
+    if (plan_.resume != nullptr) {
+      steps_ = plan_.resume->manifest.step;
+      offset_ = plan_.resume->manifest.samples - steps_ * samples_per_step(plan_.options);
+      later_.emplace(source, offset_);
+    }
+    std::vector<Program> programs{
+        {&plan_.schedule, later_ ? static_cast<const BatchSource*>(&*later_) : &source_}};
     if (evaluation != nullptr) {
       require(plan_.evaluation.has_value(), ErrorCode::kInvalidArgument,
               "the run was planned without an evaluation");
       evaluated_.emplace(*evaluation, plan_.options.evaluation_samples);
       programs.push_back({&*plan_.evaluation, &*evaluated_});
     }
-    guarded([&] { crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs)); });
+    guarded([&] {
+      crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs));
+      if (plan_.resume != nullptr) load();
+      if (!plan_.options.checkpoints.folder.empty()) saver().prepare();
+    });
   }
 
   const TrainingPlan& plan() const { return plan_; }
@@ -61,6 +59,9 @@ class Session::Impl {
 
   std::optional<StepRecord> step(double learning_rate, bool ahead);
   EvaluationRecord evaluate();
+  void begin_save(const std::string& folder);
+  std::optional<SaveRecord> poll_save() { return saver_ ? saver_->poll() : std::nullopt; }
+  std::optional<SaveRecord> finish_save();
   /// A job that no step may overlap.
   void run_alone(const RankCrew::Job& job) {
     require_none_begun();
@@ -79,6 +80,8 @@ class Session::Impl {
  private:
   template <typename Body>
   void guarded(const Body& body) const;
+  void load();
+  CheckpointSaver& saver();
   bool agrees_to_stop();
   StepRecord record_of(const StepResult& result, const RankSeat& seat, double learning_rate,
                        double seconds) const;
@@ -87,12 +90,15 @@ class Session::Impl {
   const TrainingPlan& plan_;
   const Model& model_;
   const BatchSource& source_;
+  std::optional<LaterSamples> later_;  ///< of a run that goes on
   std::optional<FirstSamples> evaluated_;
   std::int64_t steps_ = 0;
-  bool begun_ = false;                                  ///< the step after those
+  std::int64_t offset_ = 0;  ///< of the samples, where the step was of another size before
+  bool begun_ = false;       ///< the step after those
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
-  std::unique_ptr<RankCrew> crew_;  ///< last: its threads use the others
+  std::unique_ptr<RankCrew> crew_;  ///< its threads use the others
+  std::unique_ptr<CheckpointSaver> saver_;
 };
 
 /// Memory that ran out is told with what would fit. What this run had taken is free again then: the
@@ -108,6 +114,35 @@ void Session::Impl::guarded(const Body& body) const {
               concat(error.what(), "; ",
                      memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
   }
+}
+
+void Session::Impl::load() {
+  const ResumePoint& point = *plan_.resume;
+  run([&](RankSeat& seat) {
+    seat.executor.run_apart(
+        [&](Stream& stream) { load_state(point.manifest, point.path, seat.state, stream); });
+  });
+}
+
+CheckpointSaver& Session::Impl::saver() {
+  if (saver_ == nullptr) {
+    saver_ = std::make_unique<CheckpointSaver>(plan_, describe_run(plan_, model_, source_), *crew_,
+                                               disk());
+  }
+  return *saver_;
+}
+
+void Session::Impl::begin_save(const std::string& folder) {
+  require_none_begun();
+  require(!saver().in_flight(), ErrorCode::kInvalidArgument,
+          "a checkpoint is being written; finish_save() comes first");
+  saver().begin(folder, steps_, offset_ + steps_ * samples_per_step(plan_.options));
+}
+
+std::optional<SaveRecord> Session::Impl::finish_save() {
+  if (saver_ == nullptr || !saver_->in_flight()) return std::nullopt;
+  require_none_begun();
+  return saver_->finish();
 }
 
 /// Whether some process wants no further step.
@@ -224,6 +259,14 @@ std::optional<StepRecord> Session::step_ahead() {
   return impl_->step(impl_->rate_of(impl_->steps()), true);
 }
 EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
+std::string Session::save(const std::string& folder) {
+  impl_->finish_save();
+  impl_->begin_save(folder);
+  return impl_->finish_save()->path;
+}
+void Session::begin_save(const std::string& folder) { impl_->begin_save(folder); }
+std::optional<SaveRecord> Session::poll_save() { return impl_->poll_save(); }
+std::optional<SaveRecord> Session::finish_save() { return impl_->finish_save(); }
 void Session::stop() { impl_->stop(); }
 void Session::abort(std::string_view reason) noexcept { impl_->abort(reason); }
 std::vector<RankUse> Session::use() { return impl_->use(); }

@@ -5,8 +5,9 @@
 #include <exception>
 #include <utility>
 
-#include "first_samples.h"
+#include "chosen_samples.h"
 #include "plan_here.h"
+#include "resume.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/parameter_hash.h"
@@ -151,9 +152,8 @@ TimelineSummary Totals::steady_timeline() const {
           .exposed_seconds = mean(&TimelineSummary::exposed_seconds)};
 }
 
-TrainingSummary summarise(const TrainingPlan& plan, const Totals& totals,
-                          const std::vector<RankUse>& use) {
-  TrainingSummary summary;
+void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector<RankUse>& use,
+               TrainingSummary& summary) {
   summary.steps = totals.steps;
   summary.first_loss = totals.first_loss;
   summary.last_loss = totals.last_loss;
@@ -167,7 +167,6 @@ TrainingSummary summarise(const TrainingPlan& plan, const Totals& totals,
     summary.counted_traffic.push_back(rank.traffic);
   }
   if (*plan.options.trace) summary.timeline = totals.steady_timeline();
-  return summary;
 }
 
 /// The trained parameters and their hash, as far as they are wanted.
@@ -188,22 +187,32 @@ void take_parameters(Session& session, TrainingSummary& summary) {
 TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
                        const BatchSource* evaluation) {
   compare_processes(model, source, options, evaluation);
-  return telling_others(options.world, [&] {
+  TrainingPlan plan = telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
-    TrainingPlan plan = make_training_plan(model, source, here, evaluation);
+    TrainingPlan made = make_training_plan(model, source, here, evaluation);
     if (!here.gemm_table.empty()) {
       if (here.device == DeviceChoice::kCuda) {
-        plan.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
+        made.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
       } else {
-        plan.notes.emplace_back("--gemm-table has no effect on the CPU");
+        made.notes.emplace_back("--gemm-table has no effect on the CPU");
       }
     }
+    made.resume = find_resume_point(made, model, source);
     if (std::string note = sharing_note(here); !note.empty()) {
-      plan.notes.insert(plan.notes.begin(), std::move(note));
+      made.notes.insert(made.notes.begin(), std::move(note));
     }
-    require_memory(plan, model, source, available_bytes(plan.options));
-    return plan;
+    require_memory(made, model, source, available_bytes(made.options));
+    return made;
   });
+  if (options.world != nullptr && !options.checkpoints.resume.empty()) {
+    const auto& point = plan.resume;
+    require_agreement(*options.world,
+                      {{"the checkpoint to resume",
+                        point == nullptr ? "none"
+                                         : concat("of step ", point->manifest.step, " (hash ",
+                                                  hash_of(to_text(point->manifest)), ")")}});
+  }
+  return plan;
 }
 
 Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options,
@@ -214,7 +223,7 @@ Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOpt
       plan_(plan_here(model, source, options, evaluation)) {}
 
 TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
-                               const OnEvaluation& on_evaluation) const {
+                               const OnEvaluation& on_evaluation, const OnSave& on_save) const {
   const TrainerOptions& options = plan_.options;
   const bool tells = speaks(options);
   Totals totals;
@@ -226,18 +235,50 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     ++totals.evaluations;
     if (tells && on_evaluation) on_evaluation(*evaluation);
   };
-  // No step may have begun when one is followed by an evaluation.
-  const auto is_due = [&](std::int64_t step) {
-    return evaluation_ != nullptr && options.evaluate_every > 0 &&
-           step % options.evaluate_every == 0;
+  const CheckpointOptions& saves = options.checkpoints;
+  std::int64_t saved_step = -1;
+  const auto end_of_save = [&](const auto& call) {
+    try {
+      if (const std::optional<SaveRecord> record = call()) {
+        ++summary.saves;
+        if (tells && on_save) on_save(*record);
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kIo || saves.failures == SaveFailures::kFail) throw;
+      ++summary.failed_saves;
+      if (tells && on_note) on_note(error.what());
+    }
   };
-  const auto next = [&] {
-    return is_due(session.steps() + 1) ? session.step() : session.step_ahead();
+  const auto save = [&](bool wait) {
+    end_of_save([&] { return session.finish_save(); });
+    saved_step = session.steps();
+    end_of_save([&]() -> std::optional<SaveRecord> {
+      session.begin_save(saves.folder);
+      return wait ? session.finish_save() : std::nullopt;
+    });
+  };
+  // No step may have begun when one is followed by an evaluation or a checkpoint.
+  const auto is_due = [](std::int64_t step, std::int64_t every) {
+    return every > 0 && step % every == 0;
+  };
+  const auto evaluates_after = [&](std::int64_t step) {
+    return evaluation_ != nullptr && is_due(step, options.evaluate_every);
+  };
+  const auto saves_after = [&](std::int64_t step) {
+    return !saves.folder.empty() && is_due(step, saves.every);
+  };
+  const std::int64_t last =
+      options.stop_after > 0 ? session.steps() + options.stop_after : options.steps;
+  const auto next = [&]() -> std::optional<StepRecord> {
+    const std::int64_t step = session.steps() + 1;
+    if (step > last) return std::nullopt;
+    const bool pauses = step == last || evaluates_after(step) || saves_after(step);
+    return pauses ? session.step() : session.step_ahead();
   };
   try {
     while (const auto record = next()) {
       totals.add(*record);
-      if (record->step == 1) {
+      if (totals.steps == 1) {
         for (const std::string& note : session.notes()) {
           if (tells && on_note) on_note(note);
         }
@@ -247,10 +288,15 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
         if (on_step && !on_step(*record)) session.stop();
         if (!options.allow_non_finite) check_loss(*record);
       }
-      if (is_due(record->step)) evaluate();
+      if (evaluates_after(record->step)) evaluate();
+      end_of_save([&] { return session.poll_save(); });
+      if (saves_after(record->step)) save(!saves.asynchronous);
     }
     if (evaluation_ != nullptr && (!evaluation || evaluation->step != session.steps())) evaluate();
-    summary = summarise(plan_, totals, session.use());
+    if (!saves.folder.empty() && saved_step != session.steps()) save(true);
+    end_of_save([&] { return session.finish_save(); });
+    summarise(plan_, totals, session.use(), summary);
+    summary.last_step = session.steps();
     take_parameters(session, summary);
   } catch (const std::exception& error) {
     session.abort(error.what());

@@ -27,6 +27,9 @@ constexpr auto choices_of(DeviceChoice) {
 constexpr auto choices_of(GroupChoice) {
   return std::array{GroupChoice::kAuto, GroupChoice::kThread, GroupChoice::kNccl};
 }
+constexpr auto choices_of(SaveFailures) {
+  return std::array{SaveFailures::kFail, SaveFailures::kTolerate};
+}
 constexpr auto choices_of(AttentionBackend) {
   return std::array{AttentionBackend::kAuto, AttentionBackend::kOwn, AttentionBackend::kCudnn};
 }
@@ -258,14 +261,60 @@ std::vector<Row> evaluation_rows() {
           "eval_every", "steps between evaluations; 0: one after the last step", {.minimum = 0})});
 }
 
-Row gemm_table_row() {
-  return {{.name = "gemm_table",
-           .help = "how to run GEMMs on this GPU: a file that tessera calibrate has written [as "
-                   "cuBLASLt's heuristic says]",
-           .check = check_path,
-           .must_agree = MustAgree::kNone},
-          [](const O& o) { return o.gemm_table.empty() ? json() : json(o.gemm_table); },
-          [](O& o, const json& value) { o.gemm_table = value.get<std::string>(); }};
+/// A text that is absent where it is empty.
+template <auto... members>
+Row path_row(const char* name, const char* help, MustAgree must_agree) {
+  Row row = bound<members...>(name, help, {.check = check_path, .must_agree = must_agree});
+  row.setting.fallback = nullptr;
+  row.read = [read = row.read](const O& o) {
+    json value = read(o);
+    return value.get<std::string>().empty() ? json() : value;
+  };
+  return row;
+}
+
+std::vector<Row> checkpoint_rows() {
+  using C = CheckpointOptions;
+  return in_group(
+      "Checkpoints",
+      {
+          path_row<&O::checkpoints, &C::folder>(
+              "save",
+              "write checkpoints into this folder: step_N, and latest, which names the newest",
+              MustAgree::kAll),
+          bound<&O::checkpoints, &C::every>("save_every",
+                                            "steps between checkpoints; 0: one after the last step",
+                                            {.minimum = 0}),
+          bound<&O::checkpoints, &C::total_limit>(
+              "save_total_limit", "keep the newest so many checkpoints; 0: all", {.minimum = 0}),
+          bound<&O::checkpoints, &C::asynchronous>(
+              "save_async",
+              "go on with the next step while a checkpoint's files are written, from a copy of the "
+              "state in host memory"),
+          bound<&O::checkpoints, &C::failures>(
+              "save_failures", "what a checkpoint that cannot be written does to the run"),
+          path_row<&O::checkpoints, &C::resume>(
+              "resume",
+              "go on from a checkpoint, at any number of ranks and with any strategy: its folder, "
+              "latest (the newest in --save) or auto (that, if there is one)",
+              MustAgree::kAll),
+          bound<&O::checkpoints, &C::allow_other_data>(
+              "allow_other_data",
+              "resume with other data, tokenizer or seed than the checkpoint's"),
+          bound<&O::checkpoints, &C::allow_other_optimizer>(
+              "allow_other_optimizer",
+              "resume with another optimizer or other hyperparameters than the checkpoint's"),
+          bound<&O::checkpoints, &C::allow_other_model>(
+              "allow_other_model",
+              "resume with another model than the checkpoint's whose parameters have the same "
+              "names "
+              "and shapes"),
+          bound<&O::stop_after>(
+              "stop_after",
+              "stop after so many steps of this run, though the learning rate's schedule counts to "
+              "--steps; 0: run to the end",
+              {.minimum = 0}),
+      });
 }
 
 std::vector<Row> machine_rows() {
@@ -289,7 +338,11 @@ std::vector<Row> machine_rows() {
               "cuDNN's attention gives the same bits every time; that takes memory that "
               "grows with the square of the length"),
           // Processes compare what is in it.
-          gemm_table_row(),
+          path_row<&O::gemm_table>(
+              "gemm_table",
+              "how to run GEMMs on this GPU: a file that tessera calibrate has written [as "
+              "cuBLASLt's heuristic says]",
+              MustAgree::kNone),
           bound<&O::cuda_graph>("cuda_graph",
                                 "replay steps as a CUDA graph where that is possible"),
           // On the CPU they decide how GEMMs split their sums, and so the bits.
@@ -329,8 +382,8 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part :
-         {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(), machine_rows()}) {
+    for (const auto& part : {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(),
+                             checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

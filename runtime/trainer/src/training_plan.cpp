@@ -1,5 +1,6 @@
 #include "tessera/trainer/training_plan.h"
 
+#include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
@@ -118,6 +119,14 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
       predict_memory(programs, result.layout, model, plan_options(result.options).state(),
                      executor_options(result.options));
   result.traffic = account_traffic(result.schedule);
+  if (!result.options.checkpoints.folder.empty()) {
+    const StateOptions state = plan_options(result.options).state();
+    result.checkpoint_bytes =
+        describe_file(
+            saved_parameters(result.layout, state, result.options.optimizer.stochastic_rounding),
+            result.layout, state, 0)
+            .bytes;
+  }
   return result;
 }
 

@@ -45,6 +45,11 @@ std::vector<std::string> gpt_preset_names();
 /// head gives logits (B, L, vocab_size) fp32 instead of losses.
 Model make_gpt(const GptConfig& config);
 
+/// A configuration in words, as Model::configuration has it, and back. Throws Error{kConfig} if the
+/// words are not those of a GPT.
+std::vector<NamedText> configuration_of(const GptConfig& config);
+GptConfig parse_gpt_configuration(const std::vector<NamedText>& words);
+
 /// FLOPs of forward and backward per token of a full context: 6 for each matrix element, the head's
 /// included and the embeddings' lookups not, plus 6 * layers * context_length * width for
 /// attention, which is the count of the PaLM paper (Chowdhery et al. 2022, appendix B) halved

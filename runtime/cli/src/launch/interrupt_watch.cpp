@@ -44,7 +44,9 @@ void InterruptWatch::watch() {
     return;
   }
   const std::string reason = concat("process ", world_->process(), " was ended by ",
-                                    interrupt_.signal() == SIGINT ? "SIGINT" : "SIGTERM");
+                                    interrupt_.signal() == SIGINT    ? "SIGINT"
+                                    : interrupt_.signal() == SIGTERM ? "SIGTERM"
+                                                                     : "SIGUSR1");
   for (const auto& seat : world_->groups()) seat->abort(reason);
 }
 

@@ -52,6 +52,8 @@ struct Model {
   std::vector<std::unique_ptr<Layer>> layers;
   /// FLOPs of forward and backward per item, without recomputation; for MFU. 0: unknown.
   double flops_per_item = 0.0;
+  /// What it was made of, for checkpoints: enough to make it again.
+  std::vector<NamedText> configuration{};
 };
 
 /// Number of parameter elements, tied ones counted once.

@@ -117,6 +117,9 @@ class Executor {
   /// state stays as it is. Collective; blocks.
   StepResult evaluate(std::size_t program, std::int64_t samples);
 
+  /// Runs `work` on the training state, given a stream of the device; blocks. Not collective.
+  void run_apart(const std::function<void(Stream& stream)>& work);
+
   /// See TrainingState::set_parameters. Not collective: each rank takes its own part, and all must
   /// be given the same values.
   void set_parameters(const ParameterValues& values);

@@ -31,8 +31,9 @@ struct StateTensor {
 /// A stretch of one parameter's elements within a state tensor.
 struct StatePiece {
   const ParameterSpec* parameter = nullptr;
-  Range elements;   ///< of the parameter, in row-major order
-  TensorView view;  ///< (elements.numel), in the state tensor's format
+  Range elements;          ///< of the parameter, in row-major order
+  std::int64_t first = 0;  ///< of them, in the unit's flat parameter
+  TensorView view;         ///< (elements.numel), in the state tensor's format
 };
 
 /// Gives a parameter's values by its name, in row-major order.

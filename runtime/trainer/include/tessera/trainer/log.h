@@ -25,9 +25,10 @@ struct RunIdentity {
 };
 
 /// A run as JSON, one object per line: "run" with every effective setting, "note" for what a user
-/// should know of how it runs, "step" per step, "evaluation" per evaluation, and "summary". Numbers
-/// round-trip; what JSON has no number for (nan, infinity) is null. Every line is written whole and
-/// flushed before the call returns. Throws Error{kIo} if that fails.
+/// should know of how it runs, "step" per step, "evaluation" per evaluation, "checkpoint" per
+/// checkpoint, and "summary". Numbers round-trip; what JSON has no number for (nan, infinity) is
+/// null. Every line is written whole and flushed before the call returns. Throws Error{kIo} if that
+/// fails.
 class RunLog {
  public:
   /// Makes the file and its folder; throws at once if that is not possible. Earlier content is
@@ -41,6 +42,7 @@ class RunLog {
   /// `mfu`: see model_flops_utilisation.
   void step(const StepRecord& record, std::optional<double> mfu);
   void evaluation(const EvaluationRecord& record);
+  void checkpoint(const SaveRecord& record);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
                const RunMeasurements& measurements);
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
@@ -31,6 +32,15 @@ struct EvaluationRecord {
   double loss = 0.0;        ///< mean over the tokens
   double perplexity = 0.0;  ///< exp(loss)
   std::int64_t tokens = 0;  ///< items: losses that count
+};
+
+/// A checkpoint that is durable.
+struct SaveRecord {
+  std::int64_t step = 0;      ///< finished steps
+  std::string path;           ///< where it is; "" but in rank 0's process
+  std::int64_t bytes = 0;     ///< of all its files but the manifest; 0 but in rank 0's process
+  double copy_seconds = 0.0;  ///< for which the steps waited: to copy the state
+  double seconds = 0.0;       ///< from then until it was known to be durable
 };
 
 /// One rank's measured memory and counted traffic.

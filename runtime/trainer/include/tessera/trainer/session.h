@@ -14,9 +14,10 @@
 
 namespace tessera {
 
-/// A training run under the caller's own loop. Its ranks are threads of this process (or of
-/// several: then every process makes the same session and calls the same methods in the same
-/// order); between calls they wait.
+/// A training run under the caller's own loop, from its first step or from a checkpoint
+/// (CheckpointOptions::resume); its save() is asked for, whatever CheckpointOptions say. Its ranks
+/// are threads of this process (or of several: then every process makes the same session and calls
+/// the same methods in the same order); between calls they wait.
 ///
 ///   Session session(model, data, {.strategy = "full_shard", .ranks = 4, .steps = 1000});
 ///   while (const auto record = session.step()) {
@@ -67,6 +68,21 @@ class Session {
   /// Overwrites the parameters. `values` is asked for every one, perhaps repeatedly and by several
   /// threads at once. The optimizer's state stays as it is.
   void set_parameters(const ParameterValues& values);
+
+  /// Writes a checkpoint of the run as it is after steps() steps to `folder`, as step_N (see
+  /// checkpoint_folder.h); a run that resumes from it gives the bits that this one gives from here
+  /// on, whatever its ranks and strategy are. Returns its path, "" but in rank 0's process, when it
+  /// is durable. Throws Error{kIo} in all processes if it cannot be written; the session goes on.
+  std::string save(const std::string& folder);
+  /// The same without waiting: returns when the state has been copied, and steps may follow. One
+  /// checkpoint can be in flight.
+  void begin_save(const std::string& folder);
+  /// What has become of the checkpoint in flight: its record, once it is durable; nothing before,
+  /// or if there is none. Throws as save() does. Between steps, from time to time: what is left to
+  /// do when the files are written begins here. Every process must call it as often.
+  std::optional<SaveRecord> poll_save();
+  /// The same, but waits; nothing if no checkpoint is in flight.
+  std::optional<SaveRecord> finish_save();
 
   /// No further step, in any process, although only one may ask for it. Safe from any thread and
   /// while a step runs, which ends first.

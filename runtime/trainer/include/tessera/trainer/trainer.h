@@ -17,7 +17,9 @@ namespace tessera {
 
 /// A finished run. Everything predicted stands beside what was measured.
 struct TrainingSummary {
-  std::int64_t steps = 0;
+  std::int64_t steps = 0;      ///< of this run
+  std::int64_t last_step = 0;  ///< of all runs since the first step
+  std::int64_t saves = 0, failed_saves = 0;
   double first_loss = 0.0;
   double last_loss = 0.0;
   double seconds = 0.0;            ///< of the steps, without planning and initialisation
@@ -61,16 +63,17 @@ class Trainer {
   using OnNote = std::function<void(const std::string&)>;
 
   using OnEvaluation = std::function<void(const EvaluationRecord&)>;
+  using OnSave = std::function<void(const SaveRecord&)>;
 
-  /// Trains from freshly initialised parameters, in a session of its own; each call gives the same
-  /// numbers. `on_step` is called after each step while all ranks wait, and so are the others; what
-  /// they throw ends the training and comes out of here. In several processes they are called in
-  /// rank 0's, and must return within TrainerOptions::timeout, for the other processes wait no
-  /// longer. If a rank fails, the others are stopped, and the Error names the rank and the cause;
-  /// if memory is why, also what the plan had predicted and what would fit. An exception that
-  /// `source` has thrown is nested in it.
+  /// Trains from freshly initialised parameters, or from the checkpoint that the options name, in a
+  /// session of its own; each call gives the same numbers. `on_step` is called after each step
+  /// while all ranks wait, and so are the others; what they throw ends the training and comes out
+  /// of here. In several processes they are called in rank 0's, and must return within
+  /// TrainerOptions::timeout, for the other processes wait no longer. If a rank fails, the others
+  /// are stopped, and the Error names the rank and the cause; if memory is why, also what the plan
+  /// had predicted and what would fit. An exception that `source` has thrown is nested in it.
   TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {},
-                        const OnEvaluation& on_evaluation = {}) const;
+                        const OnEvaluation& on_evaluation = {}, const OnSave& on_save = {}) const;
 
  private:
   const Model& model_;

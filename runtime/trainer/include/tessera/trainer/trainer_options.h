@@ -37,6 +37,28 @@ inline constexpr int kMaxRanks = 1 << 20;
 /// The most micro-steps of a step.
 inline constexpr int kMaxAccumulate = 65536;
 
+/// What becomes of a checkpoint that cannot be written.
+enum class SaveFailures : std::uint8_t {
+  kFail,      ///< the run ends at its next step
+  kTolerate,  ///< it goes on, and says so
+};
+
+/// Checkpoints: where a run writes them, and from which one it goes on; see checkpoint_folder.h.
+struct CheckpointOptions {
+  std::string folder{};          ///< "": none are written
+  std::int64_t every = 0;        ///< steps between them; 0: one after the last step
+  std::int64_t total_limit = 0;  ///< the newest so many are kept; 0: all
+  bool asynchronous = true;      ///< steps go on while the files are written
+  SaveFailures failures = SaveFailures::kFail;
+  /// A checkpoint, a folder of them, "latest" (the newest of `folder`) or "auto" (that, if there
+  /// is one); "": the run begins at step 0.
+  std::string resume{};
+  // What may differ from the run that is resumed. Without these, a difference is an error.
+  bool allow_other_data = false;       ///< its samples go on at the same position
+  bool allow_other_optimizer = false;  ///< states that the checkpoint has not begin at zero
+  bool allow_other_model = false;      ///< as long as parameters have the same names and shapes
+};
+
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
@@ -65,6 +87,9 @@ struct TrainerOptions {
   // Evaluation, if there is data for it.
   std::int64_t evaluate_every = 0;      ///< steps; 0: after the last one only
   std::int64_t evaluation_samples = 0;  ///< the first so many of the data
+
+  CheckpointOptions checkpoints{};
+  std::int64_t stop_after = 0;  ///< steps of this run, after which it stops; 0: none
 
   // How it runs here.
   /// The processes that share the run; it has `ranks` ranks. Null: all ranks are of this process.
@@ -98,6 +123,7 @@ struct TrainerOptions {
 
 std::string_view to_string(DeviceChoice choice);
 std::string_view to_string(GroupChoice choice);
+std::string_view to_string(SaveFailures failures);
 std::string_view to_string(AttentionBackend backend);
 DeviceChoice parse_device(std::string_view name);  ///< Throws Error{kConfig}.
 

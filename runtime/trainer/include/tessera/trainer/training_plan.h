@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
 #include "tessera/kernels/gemm_table.h"
@@ -16,6 +17,12 @@
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
+
+/// The checkpoint from which a run goes on.
+struct ResumePoint {
+  std::string path;
+  Manifest manifest;
+};
 
 /// A run before it runs: what every rank will do, and what it will cost.
 struct TrainingPlan {
@@ -30,6 +37,11 @@ struct TrainingPlan {
   bool cuda_graph = false;     ///< steps are recorded as a CUDA graph and replayed
   /// What options.gemm_table holds, where the run is on GPUs of this machine; null: no table.
   std::shared_ptr<const GemmTable> gemm_table{};
+  /// Bytes of one rank's part of a checkpoint, and of the copy of it in host memory; 0: none is
+  /// written.
+  std::int64_t checkpoint_bytes = 0;
+  /// Where the run begins, on this machine; null: at step 0.
+  std::shared_ptr<const ResumePoint> resume{};
   /// Notes for the user on how it will run, a sentence each.
   std::vector<std::string> notes;
 };

@@ -9,17 +9,39 @@
 
 namespace tessera {
 
-/// The first samples of a source; those beyond do not count.
-class FirstSamples : public BatchSource {
+/// Some of another source's samples.
+class ChosenSamples : public BatchSource {
  public:
-  FirstSamples(const BatchSource& source, std::int64_t samples)
-      : source_(source), samples_(samples) {}
+  explicit ChosenSamples(const BatchSource& source) : source_(source) {}
   Shape input_shape(std::int64_t n) const override { return source_.input_shape(n); }
   DType input_dtype() const override { return source_.input_dtype(); }
   Shape target_shape(std::int64_t n) const override { return source_.target_shape(n); }
   DType target_dtype() const override { return source_.target_dtype(); }
   std::vector<NamedText> identity() const override { return source_.identity(); }
 
+ protected:
+  const BatchSource& source_;
+};
+
+/// Those from a later one on.
+class LaterSamples : public ChosenSamples {
+ public:
+  LaterSamples(const BatchSource& source, std::int64_t offset)
+      : ChosenSamples(source), offset_(offset) {}
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    return source_.fill(first + offset_, n, inputs, targets);
+  }
+
+ private:
+  std::int64_t offset_;
+};
+
+/// The first ones; those beyond do not count.
+class FirstSamples : public ChosenSamples {
+ public:
+  FirstSamples(const BatchSource& source, std::int64_t samples)
+      : ChosenSamples(source), samples_(samples) {}
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
     const std::int64_t here = std::clamp<std::int64_t>(samples_ - first, 0, n);
@@ -36,7 +58,6 @@ class FirstSamples : public BatchSource {
   }
 
  private:
-  const BatchSource& source_;
   std::int64_t samples_;
 };
 

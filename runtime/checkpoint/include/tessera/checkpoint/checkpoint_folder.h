@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/storage.h"
+
+// The folder of a run's checkpoints: step_100, step_200, ..., each with a manifest, and the file
+// `latest`, which names the newest. At any moment, a crash of the machine included, `latest` names
+// a whole checkpoint once there is one: a checkpoint is made beside its place as step_N.tmp, and
+// renamed when all of it is durable.
+
+namespace tessera {
+
+/// A checkpoint in a folder.
+struct FoundCheckpoint {
+  std::int64_t step = 0;
+  std::string path;
+};
+
+/// Makes step_N.tmp for the files of a checkpoint, in place of one that was left there; returns its
+/// path.
+std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step);
+
+/// Ends what begin_checkpoint began, when all files are written and durable: manifest, rename,
+/// `latest`. One of the same step that is there is replaced. Returns the checkpoint's path.
+std::string publish_checkpoint(Storage& storage, const std::string& folder,
+                               const Manifest& manifest);
+
+/// Removes the oldest checkpoints until `keep` are left, and what crashes and failures have left
+/// behind. Those of steps above `newest`, of a run that was given up, count as oldest.
+void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t newest,
+                       std::int64_t keep);
+
+/// Whole checkpoints of the folder, by step. Nothing if there is no such folder.
+std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
+
+/// The checkpoint that `path` means: a checkpoint itself, or the newest of a folder, as `latest`
+/// says. "" if there is none.
+std::string find_checkpoint(const std::string& path);
+
+}  // namespace tessera

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/storage.h"
+#include "tessera/core/device.h"
+#include "tessera/sharding/training_state.h"
+
+// Training state in the files of a checkpoint. Every rank writes one: the elements that are its own
+// if all states are sharded over all axes. So what is replicated is written once, evenly by all
+// that have it, and no file depends on how the state was placed.
+
+namespace tessera {
+
+/// What is saved of a model's parameters. `stochastic_rounding`: as OptimizerOptions has it.
+std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const StateOptions& options,
+                                             bool stochastic_rounding);
+
+/// The pieces that `rank` writes, in the order of its file.
+std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parameters,
+                                       const ModelLayout& layout, const StateOptions& options,
+                                       int rank);
+
+/// A copy in host memory of what a rank saves, and its file.
+class Snapshot {
+ public:
+  /// Takes the memory: bytes() of it. `parameters` as saved_parameters() gives them; they and the
+  /// state must outlive the snapshot.
+  Snapshot(const std::vector<SavedParameter>& parameters, const TrainingState& state,
+           Device& device);
+  ~Snapshot();
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  /// Copies the state as the stream's work has left it; blocks until it is done.
+  void take(Stream& stream);
+  /// Writes it to `folder`, and makes the file durable. Any thread, after take().
+  SavedFile write(Storage& storage, const std::string& folder) const;
+
+  /// Of elements; also of the memory.
+  std::int64_t bytes() const { return bytes_; }
+  /// Of the file.
+  std::int64_t file_bytes() const { return bytes_ + static_cast<std::int64_t>(header_.size()); }
+
+ private:
+  struct Source {
+    const std::byte* data;
+    std::int64_t bytes;
+  };
+
+  Device& device_;
+  std::string name_;
+  std::vector<SavedPiece> pieces_;
+  std::vector<Source> sources_;
+  std::string header_;
+  std::int64_t bytes_ = 0;
+  std::byte* copy_ = nullptr;
+};
+
+/// The file that `rank` writes, without a state: its hashes are zeros.
+SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
+                        const StateOptions& options, int rank);
+
+/// Fills the rank's state from a checkpoint's files: reads each chunk that has an element of it
+/// once, and compares its hash before the elements are used. The optimizer's tensors that the
+/// checkpoint has not stay as they are. Throws
+/// Error{kConfig} that names the file, the chunk and the tensors where a hash does not match, and
+/// Error{kIo}. Returns the bytes that were read.
+std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
+                        Stream& stream);
+
+/// Throws Error{kConfig} unless the checkpoint has every parameter of the layout with its shape,
+/// and no other.
+void require_same_parameters(const Manifest& manifest, const ModelLayout& layout,
+                             const std::string& folder);
+
+/// Reads all files and compares all hashes; returns the bytes that were read.
+std::int64_t verify_files(const Manifest& manifest, const std::string& folder);
+
+}  // namespace tessera

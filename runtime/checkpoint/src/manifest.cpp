@@ -1,0 +1,313 @@
+#include "tessera/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/core/error.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kVersion = 1;
+constexpr std::string_view kFormat = "tessera-checkpoint";
+constexpr std::size_t kHashDigits = 16;
+
+std::string in_digits(std::uint64_t hash) {
+  std::string text(kHashDigits, '0');
+  for (auto digit = text.rbegin(); digit != text.rend(); ++digit, hash >>= 4) {
+    *digit = "0123456789abcdef"[hash & 15];
+  }
+  return text;
+}
+
+Json to_json(const std::vector<NamedText>& values) {
+  Json all = Json::array();
+  for (const NamedText& value : values) all.push_back({value.name, value.value});
+  return all;
+}
+
+Json to_json(const SavedParameter& parameter) {
+  Json shape = Json::array(), states = Json::array();
+  for (int i = 0; i < parameter.shape.rank(); ++i) shape.push_back(parameter.shape[i]);
+  for (const SavedState& state : parameter.states) {
+    states.push_back({state.name, to_string(state.dtype)});
+  }
+  return {{"name", parameter.name}, {"shape", shape}, {"states", states}};
+}
+
+Json to_json(const SavedFile& file) {
+  Json hashes = Json::array(), pieces = Json::array();
+  for (const std::uint64_t hash : file.chunk_hashes) hashes.push_back(in_digits(hash));
+  for (const SavedPiece& piece : file.pieces) {
+    pieces.push_back({piece.parameter, piece.state, piece.elements.begin, piece.elements.end()});
+  }
+  return {{"name", file.name}, {"bytes", file.bytes}, {"chunks", hashes}, {"pieces", pieces}};
+}
+
+/// Reads values of known types, and says where one is missing or of another.
+class Reader {
+ public:
+  Reader(const Json& value, std::string place) : value_(value), place_(std::move(place)) {}
+
+  Reader operator[](const char* key) const {
+    require(value_.is_object() && value_.contains(key), ErrorCode::kConfig, place_, " has no '",
+            key, "'");
+    return {value_.at(key), concat(place_, " ", key)};
+  }
+  Reader at(std::size_t index) const {
+    require(value_.is_array() && index < value_.size(), ErrorCode::kConfig, place_, " has no item ",
+            index);
+    return {value_.at(index), concat(place_, "[", index, "]")};
+  }
+  std::size_t size() const {
+    require(value_.is_array(), ErrorCode::kConfig, place_, " is no array");
+    return value_.size();
+  }
+  std::int64_t number() const {
+    require(value_.is_number_unsigned() && value_.get<std::uint64_t>() <= std::uint64_t{1} << 58,
+            ErrorCode::kConfig, place_, " is no count");
+    return value_.get<std::int64_t>();
+  }
+  std::string text() const {
+    require(value_.is_string(), ErrorCode::kConfig, place_, " is no text");
+    return value_.get<std::string>();
+  }
+  std::uint64_t hash() const {
+    const std::string digits = text();
+    require(digits.size() == kHashDigits &&
+                digits.find_first_not_of("0123456789abcdef") == std::string::npos,
+            ErrorCode::kConfig, place_, " is no hash");
+    return std::stoull(digits, nullptr, 16);
+  }
+  std::vector<NamedText> named_texts() const {
+    std::vector<NamedText> all;
+    for (std::size_t i = 0; i < size(); ++i) {
+      all.push_back({at(i).at(0).text(), at(i).at(1).text()});
+    }
+    return all;
+  }
+  const std::string& place() const { return place_; }
+
+ private:
+  const Json& value_;
+  std::string place_;
+};
+
+SavedParameter read_parameter(const Reader& from) {
+  SavedParameter parameter{.name = from["name"].text(), .shape = {}, .states = {}};
+  std::vector<std::int64_t> dims;
+  for (std::size_t i = 0; i < from["shape"].size(); ++i) {
+    dims.push_back(from["shape"].at(i).number());
+  }
+  require(dims.size() <= kMaxDims, ErrorCode::kConfig, from.place(), " has ", dims.size(),
+          " dimensions");
+  parameter.shape = Shape(dims);
+  for (std::size_t i = 0; i < from["states"].size(); ++i) {
+    const Reader state = from["states"].at(i);
+    parameter.states.push_back({state.at(0).text(), parse_dtype(state.at(1).text())});
+  }
+  return parameter;
+}
+
+SavedFile read_file_entry(const Reader& from) {
+  SavedFile file{.name = from["name"].text(),
+                 .bytes = from["bytes"].number(),
+                 .chunk_hashes = {},
+                 .pieces = {}};
+  require(!file.name.empty() && file.name.find('/') == std::string::npos && file.name[0] != '.',
+          ErrorCode::kConfig, from.place(), " is named '", file.name, "'");
+  for (std::size_t i = 0; i < from["chunks"].size(); ++i) {
+    file.chunk_hashes.push_back(from["chunks"].at(i).hash());
+  }
+  for (std::size_t i = 0; i < from["pieces"].size(); ++i) {
+    const Reader piece = from["pieces"].at(i);
+    const std::int64_t begin = piece.at(2).number();
+    file.pieces.push_back({.parameter = static_cast<int>(piece.at(0).number()),
+                           .state = static_cast<int>(piece.at(1).number()),
+                           .elements = {begin, piece.at(3).number() - begin}});
+  }
+  return file;
+}
+
+/// Pieces name what there is, and files are as long as theirs need.
+void check_pieces(const Manifest& manifest) {
+  for (const SavedFile& file : manifest.files) {
+    std::int64_t bytes = 0;
+    for (const SavedPiece& piece : file.pieces) {
+      const auto p = static_cast<std::size_t>(piece.parameter);
+      require(p < manifest.parameters.size(), ErrorCode::kConfig, "'", file.name,
+              "' has a piece of parameter ", p, ", of ", manifest.parameters.size());
+      const SavedParameter& parameter = manifest.parameters[p];
+      require(static_cast<std::size_t>(piece.state) < parameter.states.size() &&
+                  piece.elements.numel > 0 && piece.elements.end() <= parameter.shape.numel(),
+              ErrorCode::kConfig, "'", file.name, "' has a piece that '", parameter.name,
+              "' has not");
+      bytes += bytes_of(manifest, piece);
+    }
+    const std::int64_t chunks = (file.bytes + kChunkBytes - 1) / kChunkBytes;
+    require(file.bytes > bytes && static_cast<std::int64_t>(file.chunk_hashes.size()) == chunks,
+            ErrorCode::kConfig, "'", file.name, "' has ", file.bytes, " bytes in ",
+            file.chunk_hashes.size(), " chunks, and ", bytes, " bytes of elements");
+  }
+}
+
+/// Every element is there, once.
+void check_cover(const Manifest& manifest) {
+  std::map<std::pair<int, int>, std::vector<Range>> pieces;
+  std::set<std::string> names;
+  for (const SavedFile& file : manifest.files) {
+    require(names.insert(file.name).second, ErrorCode::kConfig, "two files are named '", file.name,
+            "'");
+    for (const SavedPiece& p : file.pieces) pieces[{p.parameter, p.state}].push_back(p.elements);
+  }
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const SavedParameter& parameter = manifest.parameters[p];
+    require(names.insert("parameter " + parameter.name).second, ErrorCode::kConfig,
+            "two parameters are named '", parameter.name, "'");
+    for (std::size_t s = 0; s < parameter.states.size(); ++s) {
+      auto& ranges = pieces[{static_cast<int>(p), static_cast<int>(s)}];
+      std::ranges::sort(ranges, {}, &Range::begin);
+      std::int64_t end = 0;
+      for (const Range& range : ranges) {
+        require(range.begin == end, ErrorCode::kConfig, "elements ", std::min(end, range.begin),
+                " to ", std::max(end, range.begin) - 1, " of '",
+                tensor_name(parameter, parameter.states[s]), "' are in ",
+                range.begin < end ? "two files" : "no file");
+        end = range.end();
+      }
+      require(end == parameter.shape.numel(), ErrorCode::kConfig, "elements ", end, " to ",
+              parameter.shape.numel() - 1, " of '", tensor_name(parameter, parameter.states[s]),
+              "' are in no file");
+    }
+  }
+}
+
+/// The hash of a text in which the place of the hash itself has zeros.
+std::uint64_t own_hash(std::string text, std::size_t place) {
+  text.replace(place, kHashDigits, kHashDigits, '0');
+  return hash_of(text);
+}
+
+constexpr std::string_view kHashKey = "\"xxh3\": \"";
+
+void check_hash(std::string_view text, const Reader& root) {
+  const std::uint64_t written = root["xxh3"].hash();
+  const std::size_t place = text.find(kHashKey);
+  require(place != text.npos && place + kHashKey.size() + kHashDigits <= text.size() &&
+              own_hash(std::string(text), place + kHashKey.size()) == written,
+          ErrorCode::kConfig,
+          "its hash does not match its text: the file was damaged, or changed by hand");
+}
+
+Manifest read_root(std::string_view text, const Reader& root) {
+  require(root["format"].text() == kFormat, ErrorCode::kConfig, "its format is '",
+          root["format"].text(), "', not '", kFormat, "'");
+  require(root["version"].number() == kVersion, ErrorCode::kConfig, "its version is ",
+          root["version"].number(), ", and this program reads version ", kVersion,
+          "; use the program that wrote it, or a newer one");
+  check_hash(text, root);
+  Manifest manifest{.step = root["step"].number(),
+                    .samples = root["samples"].number(),
+                    .model = root["model"].named_texts(),
+                    .data = root["data"].named_texts(),
+                    .optimizer = root["optimizer"].named_texts(),
+                    .run = root["run"].named_texts(),
+                    .seed = root["seed"].hash(),
+                    .parameters = {},
+                    .files = {}};
+  require(root["chunk_bytes"].number() == kChunkBytes, ErrorCode::kConfig, "its chunks have ",
+          root["chunk_bytes"].number(), " bytes, not ", kChunkBytes);
+  for (std::size_t i = 0; i < root["parameters"].size(); ++i) {
+    manifest.parameters.push_back(read_parameter(root["parameters"].at(i)));
+  }
+  for (std::size_t i = 0; i < root["files"].size(); ++i) {
+    manifest.files.push_back(read_file_entry(root["files"].at(i)));
+  }
+  check_pieces(manifest);
+  check_cover(manifest);
+  return manifest;
+}
+
+}  // namespace
+
+std::uint64_t hash_of(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::string tensor_name(const SavedParameter& parameter, const SavedState& state) {
+  return state.name == "parameter" ? parameter.name : concat(parameter.name, ":", state.name);
+}
+
+std::int64_t bytes_of(const Manifest& manifest, const SavedPiece& piece) {
+  const SavedParameter& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
+  const DType dtype = parameter.states[static_cast<std::size_t>(piece.state)].dtype;
+  return piece.elements.numel * static_cast<std::int64_t>(size_of(dtype));
+}
+
+std::string to_text(const Manifest& manifest) {
+  Json parameters = Json::array(), files = Json::array();
+  for (const SavedParameter& parameter : manifest.parameters) {
+    parameters.push_back(to_json(parameter));
+  }
+  for (const SavedFile& file : manifest.files) files.push_back(to_json(file));
+  const Json root{{"format", kFormat},
+                  {"version", kVersion},
+                  {"xxh3", std::string(kHashDigits, '0')},
+                  {"step", manifest.step},
+                  {"samples", manifest.samples},
+                  {"seed", in_digits(manifest.seed)},
+                  {"model", to_json(manifest.model)},
+                  {"data", to_json(manifest.data)},
+                  {"optimizer", to_json(manifest.optimizer)},
+                  {"run", to_json(manifest.run)},
+                  {"chunk_bytes", kChunkBytes},
+                  {"parameters", parameters},
+                  {"files", files}};
+  // A line for each item of an array, so that people can read it and its size stays sensible.
+  std::string text = "{";
+  for (const auto& [key, value] : root.items()) {
+    text += concat(text.size() > 1 ? "," : "", "\n\"", key, "\": ");
+    if (!value.is_array() || value.empty()) {
+      text += value.dump();
+      continue;
+    }
+    std::string separator = "[\n  ";
+    for (const Json& item : value) text += std::exchange(separator, ",\n  ") + item.dump();
+    text += "]";
+  }
+  text += "\n}\n";
+  const std::size_t place = text.find(kHashKey) + kHashKey.size();
+  return text.replace(place, kHashDigits, in_digits(own_hash(text, place)));
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& path) {
+  try {
+    const Json root = Json::parse(text);
+    return read_root(text, Reader(root, "it"));
+  } catch (const Json::exception& error) {
+    fail(ErrorCode::kConfig, "'", path, "' is no manifest of a checkpoint: ", error.what());
+  } catch (const Error& error) {
+    fail(ErrorCode::kConfig, "'", path,
+         "' is not a whole manifest of a checkpoint: ", error.what());
+  }
+}
+
+Manifest read_manifest(const std::string& folder) {
+  const std::string path = concat(folder, "/", kManifestName);
+  std::ifstream file(path, std::ios::binary);
+  require(file.is_open(), ErrorCode::kNotFound, "'", folder, "' has no checkpoint: there is no '",
+          path, "'");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  require(!file.bad(), ErrorCode::kIo, "cannot read '", path, "'");
+  return parse_manifest(text, path);
+}
+
+}  // namespace tessera

@@ -1,0 +1,419 @@
+#include "tessera/checkpoint/state_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <tuple>
+
+#include "tessera/checkpoint/input_file.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/error.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace tessera {
+namespace {
+
+constexpr const char* kValues = "parameter";
+constexpr const char* kRounded = "rounded-parameter";
+
+std::int64_t element_bytes(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+
+/// The state tensor in which a rank has a saved state of a unit's parameters.
+std::string state_tensor(const Unit& unit, bool trainable, const std::string& state,
+                         DType parameter_dtype) {
+  if (!trainable) return unit.name + ".frozen";
+  if (state == kRounded) return unit.name + ".parameter";
+  if (state != kValues) return concat(unit.name, ".", state);
+  return unit.name + (parameter_dtype == DType::kFloat32 ? ".parameter" : ".master");
+}
+
+/// The saved state that fills a state tensor, of those that a parameter has; -1: none does.
+int state_for(const SavedParameter& parameter, const StateTensor& tensor,
+              const std::string& unit_name) {
+  const auto index_of = [&](const std::string& name) {
+    const auto found = std::ranges::find(parameter.states, name, &SavedState::name);
+    return found == parameter.states.end() ? -1
+                                           : static_cast<int>(found - parameter.states.begin());
+  };
+  if (tensor.role == Role::kOptimizer) return index_of(tensor.name.substr(unit_name.size() + 1));
+  if (tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
+    if (const int rounded = index_of(kRounded); rounded >= 0) return rounded;
+  }
+  return index_of(kValues);
+}
+
+std::string file_name(int rank) {
+  const std::string digits = concat(rank);
+  return concat("rank_", std::string(5 - std::min<std::size_t>(5, digits.size()), '0'), digits,
+                ".safetensors");
+}
+
+/// The file up to its data.
+std::string header_of(const std::vector<SavedParameter>& parameters,
+                      const std::vector<SavedPiece>& pieces) {
+  std::vector<SafetensorsEntry> entries;
+  for (const SavedPiece& piece : pieces) {
+    const SavedParameter& parameter = parameters[static_cast<std::size_t>(piece.parameter)];
+    const SavedState& state = parameter.states[static_cast<std::size_t>(piece.state)];
+    entries.push_back({.name = tensor_name(parameter, state),
+                       .dtype = std::string(safetensors_dtype(state.dtype)),
+                       .shape = Shape{piece.elements.numel}});
+  }
+  return safetensors_header(entries, {{"format", "tessera-checkpoint"}});
+}
+
+std::int64_t data_bytes(const std::vector<SavedParameter>& parameters,
+                        const std::vector<SavedPiece>& pieces) {
+  std::int64_t bytes = 0;
+  for (const SavedPiece& piece : pieces) {
+    const auto& states = parameters[static_cast<std::size_t>(piece.parameter)].states;
+    bytes +=
+        piece.elements.numel * element_bytes(states[static_cast<std::size_t>(piece.state)].dtype);
+  }
+  return bytes;
+}
+
+/// By the order in which saved_parameters() lists them.
+template <typename Visit>
+void for_each_flat(const ModelLayout& layout, const Visit& visit) {
+  for (const Unit& unit : layout.units) {
+    for (const bool trainable : {true, false}) {
+      visit(unit, trainable, trainable ? unit.trainable : unit.frozen);
+    }
+  }
+}
+
+/// Bytes of a file that go to the state: elements that follow each other in both.
+struct Run {
+  std::int64_t begin;  ///< in the file
+  std::int64_t bytes;
+  DType dtype;
+  const StateTensor* target;
+  std::int64_t first;  ///< element of the flat parameter
+};
+
+/// Where in the state the elements of a parameter's state belong.
+struct Target {
+  const StateTensor* tensor;
+  Range elements;      ///< of the parameter
+  std::int64_t first;  ///< of the flat parameter: where the first one lies
+};
+using Targets = std::map<std::pair<int, int>, std::vector<Target>>;
+
+Targets targets_in(const TrainingState& state, const Manifest& manifest) {
+  std::map<std::string, int> by_name;
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    by_name[manifest.parameters[p].name] = static_cast<int>(p);
+  }
+  Targets targets;
+  for (const StateTensor& tensor : state) {
+    const std::string& unit = state.layout().units[static_cast<std::size_t>(tensor.unit)].name;
+    for (const StatePiece& piece : state.pieces(tensor)) {
+      const int p = by_name.at(piece.parameter->name);
+      const int s = state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit);
+      if (s >= 0) targets[{p, s}].push_back({&tensor, piece.elements, piece.first});
+    }
+  }
+  return targets;
+}
+
+/// What the state needs of a file, in the order of its bytes.
+std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const Targets& targets) {
+  std::vector<Run> runs;
+  std::int64_t place = file.bytes;
+  for (const SavedPiece& piece : file.pieces) place -= bytes_of(manifest, piece);
+  for (const SavedPiece& piece : file.pieces) {
+    const DType dtype = manifest.parameters[static_cast<std::size_t>(piece.parameter)]
+                            .states[static_cast<std::size_t>(piece.state)]
+                            .dtype;
+    if (const auto found = targets.find({piece.parameter, piece.state}); found != targets.end()) {
+      for (const Target& target : found->second) {
+        const std::int64_t begin = std::max(piece.elements.begin, target.elements.begin);
+        const std::int64_t end = std::min(piece.elements.end(), target.elements.end());
+        if (begin >= end) continue;
+        runs.push_back({.begin = place + (begin - piece.elements.begin) * element_bytes(dtype),
+                        .bytes = (end - begin) * element_bytes(dtype),
+                        .dtype = dtype,
+                        .target = target.tensor,
+                        .first = target.first + begin - target.elements.begin});
+      }
+    }
+    place += bytes_of(manifest, piece);
+  }
+  std::ranges::stable_sort(runs, {}, &Run::begin);
+  return runs;
+}
+
+/// "h.0.ln_1.weight, h.0.ln_1.bias and 12 more": what a chunk has.
+std::string tensors_in_chunk(const Manifest& manifest, const SavedFile& file, std::int64_t chunk) {
+  std::int64_t place = file.bytes;
+  for (const SavedPiece& piece : file.pieces) place -= bytes_of(manifest, piece);
+  std::string text = chunk == 0 ? "its header" : "";
+  int count = 0;
+  for (const SavedPiece& piece : file.pieces) {
+    const std::int64_t end = place + bytes_of(manifest, piece);
+    if (place < (chunk + 1) * kChunkBytes && end > chunk * kChunkBytes && ++count <= 3) {
+      const auto& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
+      text +=
+          concat(text.empty() ? "" : ", ",
+                 tensor_name(parameter, parameter.states[static_cast<std::size_t>(piece.state)]));
+    }
+    place = end;
+  }
+  return count > 3 ? concat(text, " and ", count - 3, " more") : text;
+}
+
+/// Reads chunks of one file, whose hashes match.
+class ChunkReader {
+ public:
+  ChunkReader(const Manifest& manifest, const SavedFile& file, const std::string& folder)
+      : manifest_(manifest), file_(file), input_(concat(folder, "/", file.name)) {
+    require(input_.size() == file.bytes, ErrorCode::kConfig, "'", input_.path(), "' has ",
+            input_.size(), " bytes, not the ", file.bytes,
+            " that its checkpoint's manifest says: the file was cut or changed");
+  }
+
+  std::span<const std::byte> read(std::int64_t chunk) {
+    const std::int64_t begin = chunk * kChunkBytes;
+    buffer_.resize(static_cast<std::size_t>(std::min(kChunkBytes, file_.bytes - begin)));
+    input_.read(begin, buffer_);
+    require(XXH3_64bits(buffer_.data(), buffer_.size()) ==
+                file_.chunk_hashes[static_cast<std::size_t>(chunk)],
+            ErrorCode::kConfig, "'", input_.path(), "' is damaged: chunk ", chunk, " (bytes ",
+            begin, " to ", begin + static_cast<std::int64_t>(buffer_.size()) - 1, ", with ",
+            tensors_in_chunk(manifest_, file_, chunk),
+            ") does not match its hash; take another checkpoint");
+    return buffer_;
+  }
+
+ private:
+  const Manifest& manifest_;
+  const SavedFile& file_;
+  InputFile input_;
+  std::vector<std::byte> buffer_;
+};
+
+/// Elements as fp32, exactly.
+std::vector<float> as_floats(std::span<const std::byte> bytes, DType dtype) {
+  std::vector<float> values(bytes.size() / size_of(dtype));
+  if (dtype == DType::kFloat32) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  require(dtype == DType::kBFloat16, ErrorCode::kConfig, "elements are ", to_string(dtype),
+          ", not fp32 or bf16");
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    bfloat16 value;
+    std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
+    values[i] = static_cast<float>(value);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const StateOptions& options,
+                                             bool stochastic_rounding) {
+  std::vector<SavedParameter> all;
+  for_each_flat(layout, [&](const Unit&, bool trainable, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) {
+      SavedParameter parameter{tensor.spec.name, tensor.spec.shape, {}};
+      parameter.states.push_back({kValues, trainable ? DType::kFloat32 : options.parameter_dtype});
+      if (trainable) {
+        for (const std::string& name : options.optimizer_tensors) {
+          parameter.states.push_back({name, DType::kFloat32});
+        }
+        if (stochastic_rounding && options.parameter_dtype != DType::kFloat32) {
+          parameter.states.push_back({kRounded, options.parameter_dtype});
+        }
+      }
+      all.push_back(std::move(parameter));
+    }
+  });
+  return all;
+}
+
+std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parameters,
+                                       const ModelLayout& layout, const StateOptions& options,
+                                       int rank) {
+  const ShardNesting nesting(options.mesh, options.placement);
+  std::vector<SavedPiece> pieces;
+  int parameter = 0;
+  for_each_flat(layout, [&](const Unit&, bool, const FlatParameter& flat) {
+    const Range own = nesting.range(flat.padded_numel, nesting.all_axes(), rank);
+    for (const FlatTensor& tensor : flat.tensors) {
+      const int p = parameter++;
+      const std::int64_t begin = std::max<std::int64_t>(own.begin - tensor.offset, 0);
+      const std::int64_t end = std::min(own.end() - tensor.offset, tensor.spec.shape.numel());
+      if (begin >= end) continue;
+      const auto states = parameters[static_cast<std::size_t>(p)].states.size();
+      for (std::size_t s = 0; s < states; ++s) {
+        pieces.push_back({p, static_cast<int>(s), {begin, end - begin}});
+      }
+    }
+  });
+  // One state after the other, and wide elements first, so that each is aligned.
+  std::ranges::stable_sort(pieces, {}, [&](const SavedPiece& piece) {
+    const SavedState& state = parameters[static_cast<std::size_t>(piece.parameter)]
+                                  .states[static_cast<std::size_t>(piece.state)];
+    return std::pair(-element_bytes(state.dtype), piece.state);
+  });
+  return pieces;
+}
+
+Snapshot::Snapshot(const std::vector<SavedParameter>& parameters, const TrainingState& state,
+                   Device& device)
+    : device_(device),
+      name_(file_name(state.rank())),
+      pieces_(pieces_of_rank(parameters, state.layout(), state.options(), state.rank())) {
+  struct Held {
+    const StateTensor* tensor;
+    StatePiece piece;
+  };
+  std::map<std::pair<std::string, std::string>, Held> held;  // by state tensor and parameter
+  for (const StateTensor& tensor : state) {
+    for (const StatePiece& piece : state.pieces(tensor)) {
+      held.emplace(std::pair(tensor.name, piece.parameter->name), Held{&tensor, piece});
+    }
+  }
+  std::map<std::string, std::pair<const Unit*, bool>> owners;
+  for_each_flat(state.layout(), [&](const Unit& unit, bool trainable, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) owners[tensor.spec.name] = {&unit, trainable};
+  });
+  for (const SavedPiece& piece : pieces_) {
+    const SavedParameter& parameter = parameters[static_cast<std::size_t>(piece.parameter)];
+    const SavedState& saved = parameter.states[static_cast<std::size_t>(piece.state)];
+    const auto& [unit, trainable] = owners.at(parameter.name);
+    const Held& from =
+        held.at({state_tensor(*unit, trainable, saved.name, state.options().parameter_dtype),
+                 parameter.name});
+    require(from.tensor->format == saved.dtype, ErrorCode::kInternal, "'", from.tensor->name,
+            "' is not saved as it is");
+    const TensorView view = from.piece.view.narrow(
+        0, piece.elements.begin - from.piece.elements.begin, piece.elements.numel);
+    sources_.push_back({view.data, view.bytes()});
+    bytes_ += view.bytes();
+  }
+  header_ = header_of(parameters, pieces_);
+  copy_ = static_cast<std::byte*>(device_.allocate_host(static_cast<std::size_t>(bytes_)));
+}
+
+Snapshot::~Snapshot() { device_.deallocate_host(copy_, static_cast<std::size_t>(bytes_)); }
+
+void Snapshot::take(Stream& stream) {
+  std::byte* to = copy_;
+  for (const Source& source : sources_) {
+    stream.copy(to, source.data, static_cast<std::size_t>(source.bytes));
+    to += source.bytes;
+  }
+  stream.synchronize();
+}
+
+SavedFile Snapshot::write(Storage& storage, const std::string& folder) const {
+  SavedFile saved{.name = name_, .bytes = file_bytes(), .chunk_hashes = {}, .pieces = pieces_};
+  const auto file = storage.create(concat(folder, "/", name_), saved.bytes);
+  const auto header = static_cast<std::int64_t>(header_.size());
+  for (std::int64_t begin = 0; begin < saved.bytes; begin += kChunkBytes) {
+    const std::int64_t end = std::min(begin + kChunkBytes, saved.bytes);
+    XXH3_state_t hash;
+    XXH3_64bits_reset(&hash);
+    const auto write = [&](std::int64_t offset, std::span<const std::byte> bytes) {
+      if (bytes.empty()) return;
+      XXH3_64bits_update(&hash, bytes.data(), bytes.size());
+      file->write(offset, bytes);
+    };
+    const std::int64_t cut = std::clamp(header, begin, end);
+    write(begin, std::as_bytes(std::span(header_))
+                     .subspan(static_cast<std::size_t>(std::min(begin, header)),
+                              static_cast<std::size_t>(cut - begin)));
+    write(cut, {copy_ + (cut - header), static_cast<std::size_t>(end - cut)});
+    saved.chunk_hashes.push_back(XXH3_64bits_digest(&hash));
+  }
+  file->sync();
+  return saved;
+}
+
+SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
+                        const StateOptions& options, int rank) {
+  SavedFile file{.name = file_name(rank),
+                 .bytes = 0,
+                 .chunk_hashes = {},
+                 .pieces = pieces_of_rank(parameters, layout, options, rank)};
+  file.bytes = data_bytes(parameters, file.pieces) +
+               static_cast<std::int64_t>(header_of(parameters, file.pieces).size());
+  file.chunk_hashes.resize(static_cast<std::size_t>((file.bytes + kChunkBytes - 1) / kChunkBytes));
+  return file;
+}
+
+std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
+                        Stream& stream) {
+  const Targets targets = targets_in(state, manifest);
+  std::int64_t total = 0;
+  for (const SavedFile& file : manifest.files) {
+    const std::vector<Run> runs = runs_of(file, manifest, targets);
+    if (runs.empty()) continue;
+    ChunkReader reader(manifest, file, folder);
+    std::set<std::int64_t> chunks;
+    for (const Run& run : runs) {
+      for (std::int64_t c = run.begin / kChunkBytes; c * kChunkBytes < run.begin + run.bytes; ++c) {
+        chunks.insert(c);
+      }
+    }
+    for (const std::int64_t chunk : chunks) {
+      const std::span<const std::byte> bytes = reader.read(chunk);
+      total += static_cast<std::int64_t>(bytes.size());
+      const std::int64_t chunk_begin = chunk * kChunkBytes;
+      const std::int64_t chunk_end = chunk_begin + static_cast<std::int64_t>(bytes.size());
+      for (const Run& run : runs) {
+        const std::int64_t begin = std::max(run.begin, chunk_begin);
+        const std::int64_t end = std::min(run.begin + run.bytes, chunk_end);
+        if (begin >= end) continue;
+        const auto values = as_floats(bytes.subspan(static_cast<std::size_t>(begin - chunk_begin),
+                                                    static_cast<std::size_t>(end - begin)),
+                                      run.dtype);
+        state.write(run.target->name, run.first + (begin - run.begin) / element_bytes(run.dtype),
+                    values, stream);
+      }
+    }
+  }
+  return total;
+}
+
+void require_same_parameters(const Manifest& manifest, const ModelLayout& layout,
+                             const std::string& folder) {
+  std::map<std::string, Shape> saved;
+  for (const SavedParameter& parameter : manifest.parameters) {
+    saved[parameter.name] = parameter.shape;
+  }
+  for_each_flat(layout, [&](const Unit&, bool, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) {
+      const auto found = saved.find(tensor.spec.name);
+      require(found != saved.end(), ErrorCode::kConfig, "the checkpoint '", folder,
+              "' has no parameter '", tensor.spec.name, "'; it is of another model");
+      require(found->second == tensor.spec.shape, ErrorCode::kConfig, "'", tensor.spec.name,
+              "' has shape ", found->second, " in the checkpoint '", folder, "', and ",
+              tensor.spec.shape, " in this model");
+      saved.erase(found);
+    }
+  });
+  require(saved.empty(), ErrorCode::kConfig, "the checkpoint '", folder, "' has a parameter '",
+          saved.empty() ? "" : saved.begin()->first, "', which this model has not");
+}
+
+std::int64_t verify_files(const Manifest& manifest, const std::string& folder) {
+  std::int64_t total = 0;
+  for (const SavedFile& file : manifest.files) {
+    ChunkReader reader(manifest, file, folder);
+    for (std::size_t chunk = 0; chunk < file.chunk_hashes.size(); ++chunk) {
+      total += static_cast<std::int64_t>(reader.read(static_cast<std::int64_t>(chunk)).size());
+    }
+  }
+  return total;
+}
+
+}  // namespace tessera

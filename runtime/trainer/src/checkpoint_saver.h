@@ -1,0 +1,74 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rank_crew.h"
+#include "tessera/checkpoint/state_file.h"
+#include "tessera/trainer/records.h"
+
+namespace tessera {
+
+/// Writes the checkpoints of one process's ranks, one at a time: begin() copies the state, threads
+/// write the files, poll() sees when those of all processes are durable and has the checkpoint
+/// published, by a thread of the first process. Every process must call the same methods in the
+/// same order; calls with `crew` are jobs of its ranks, between steps.
+class CheckpointSaver {
+ public:
+  /// `run`: what the run's checkpoints say of it (describe_run).
+  CheckpointSaver(const TrainingPlan& plan, Manifest run, RankCrew& crew, Storage& storage);
+  /// Waits for the threads; a checkpoint that is not published stays unfinished.
+  ~CheckpointSaver();
+  CheckpointSaver(const CheckpointSaver&) = delete;
+  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+  /// Takes the memory for copies now rather than at the first begin().
+  void prepare();
+  /// Copies the state after `step` steps; nothing may be in flight. An Error{kIo} of any process is
+  /// thrown in all of them, and nothing is in flight then.
+  void begin(const std::string& folder, std::int64_t step, std::int64_t samples);
+  bool in_flight() const { return phase_ != Phase::kNone; }
+  /// What has become of the checkpoint in flight; nothing while it is. Throws as begin().
+  std::optional<SaveRecord> poll();
+  /// The same, once it is over.
+  SaveRecord finish();
+
+ private:
+  enum class Phase { kNone, kWriting, kPublishing };
+  enum class Part : char { kPending, kDone, kFailed };
+  using Clock = std::chrono::steady_clock;
+
+  /// A thread of its own, and how far it is.
+  struct Worker {
+    std::thread thread;
+    std::atomic<Part> part = Part::kPending;
+    std::string error;
+  };
+  template <typename Body>
+  void start(const char* name, Body body);
+  Part own_part() const;
+  Part part_of_all();
+  void join();
+  [[noreturn]] void give_up();
+  void start_publishing();
+  bool is_first() const { return crew_.first_rank() == 0; }
+
+  const TrainingPlan& plan_;
+  Manifest manifest_;
+  RankCrew& crew_;
+  Storage& storage_;
+  std::vector<std::unique_ptr<Snapshot>> snapshots_;  ///< by local rank
+  std::vector<SavedFile> files_;                      ///< by local rank
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Phase phase_ = Phase::kNone;
+  std::string folder_, unfinished_;
+  SaveRecord record_;
+  Clock::time_point began_{};
+};
+
+}  // namespace tessera

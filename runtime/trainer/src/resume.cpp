@@ -1,0 +1,152 @@
+#include "resume.h"
+
+#include <algorithm>
+
+#include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/checkpoint/state_file.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/optimizer.h"
+#include "tessera/trainer/agreement.h"
+
+namespace tessera {
+namespace {
+
+std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
+  const OptimizerOptions& optimizer = options.optimizer;
+  const std::vector<NamedText> all = identity_of_options(options);
+  std::vector<NamedText> own{{"optimizer", optimizer.name}};
+  std::vector<std::string> names{"weight_decay", "clip_norm", "stochastic_rounding"};
+  const std::vector<double> values = hyperparameter_values(optimizer);
+  const auto& rows = find_optimizer(optimizer.name).hyperparameters;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    own.push_back({std::string(rows[i].name), concat(values[i])});
+  }
+  for (const NamedText& value : all) {
+    if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
+  }
+  return own;
+}
+
+/// Of the other settings those that decide the bits of steps to come, or who computes them.
+std::vector<NamedText> describe_options(const TrainerOptions& options) {
+  const std::vector<std::string> names{
+      "ranks",       "strategy",       "replicas",      "micro_batch",
+      "accumulate",  "steps",          "learning_rate", "minimum_learning_rate",
+      "precision",   "reduce_dtype",   "warmup_steps",  "learning_rate_schedule",
+      "decay_steps", "reduction_order"};
+  std::vector<NamedText> own;
+  for (const NamedText& value : identity_of_options(options)) {
+    if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
+  }
+  return own;
+}
+
+/// The samples themselves, where a source has no identity: as many whatever the ranks are.
+std::vector<NamedText> identity_of(const BatchSource& source, const TrainerOptions& options) {
+  TrainerOptions one;
+  one.micro_batch = 1;
+  std::vector<NamedText> identity = identity_of_data(source, one);
+  identity.push_back({"seed", concat(options.seed)});
+  return identity;
+}
+
+/// "learning_rate was 0.1 and is 0.2; ..."; "" if all are equal.
+std::string differences(const std::vector<NamedText>& saved, const std::vector<NamedText>& now) {
+  std::string text;
+  const auto value_in = [](const std::vector<NamedText>& values, const std::string& name) {
+    const auto found = std::ranges::find(values, name, &NamedText::name);
+    return found == values.end() ? std::string("not there") : found->value;
+  };
+  const auto add = [&](const std::string& name) {
+    const std::string before = value_in(saved, name), after = value_in(now, name);
+    if (before == after) return;
+    text += concat(text.empty() ? "" : "; ", name, " was ", before, " and is ", after);
+  };
+  for (const NamedText& value : saved) add(value.name);
+  for (const NamedText& value : now) {
+    if (std::ranges::find(saved, value.name, &NamedText::name) == saved.end()) add(value.name);
+  }
+  return text;
+}
+
+/// The checkpoint's path; "" if there is none and none is needed.
+std::string find_path(const CheckpointOptions& options) {
+  const bool newest = options.resume == "latest" || options.resume == "auto";
+  if (options.resume.empty()) return "";
+  require(!newest || !options.folder.empty(), ErrorCode::kConfig, "--resume ", options.resume,
+          " is the newest checkpoint in the folder of --save, which is not given");
+  std::string path = find_checkpoint(newest ? options.folder : options.resume);
+  require(!path.empty() || options.resume == "auto", ErrorCode::kNotFound, "--resume ",
+          options.resume, ": there is no checkpoint in '", newest ? options.folder : options.resume,
+          "'");
+  return path;
+}
+
+/// A new run must not mix its checkpoints with those of another.
+void require_no_checkpoints(const CheckpointOptions& options) {
+  if (options.folder.empty()) return;
+  const std::string there = find_checkpoint(options.folder);
+  require(there.empty(), ErrorCode::kConfig, "--save ", options.folder,
+          " has checkpoints already, the newest being '", there,
+          "'; go on from it with --resume latest, or name another folder");
+}
+
+}  // namespace
+
+Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchSource& source) {
+  Manifest manifest;
+  manifest.model = model.configuration;
+  manifest.model.push_back(identity_of_model(model));
+  manifest.data = identity_of(source, plan.options);
+  manifest.optimizer = identity_of_optimizer(plan.options);
+  manifest.run = describe_options(plan.options);
+  manifest.parameters = saved_parameters(plan.layout, plan_options(plan.options).state(),
+                                         plan.options.optimizer.stochastic_rounding);
+  return manifest;
+}
+
+std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const Model& model,
+                                                     const BatchSource& source) {
+  const CheckpointOptions& options = plan.options.checkpoints;
+  const std::string path = find_path(options);
+  if (path.empty()) {
+    require_no_checkpoints(options);
+    return nullptr;
+  }
+  auto point = std::make_shared<ResumePoint>();
+  point->path = path;
+  point->manifest = read_manifest(path);
+  const Manifest& saved = point->manifest;
+  const Manifest now = describe_run(plan, model, source);
+  const auto compare = [&](const char* what, const char* flag, bool allowed, const auto& member) {
+    const std::string text = differences(saved.*member, now.*member);
+    if (text.empty()) return;
+    require(allowed, ErrorCode::kConfig, "'", path, "' is of a run with another ", what, ": ", text,
+            "; give ", flag, " to resume it all the same");
+    plan.notes.push_back(concat("resumed with another ", what, ": ", text));
+  };
+  compare("model", "--allow-other-model", options.allow_other_model, &Manifest::model);
+  compare("optimizer", "--allow-other-optimizer", options.allow_other_optimizer,
+          &Manifest::optimizer);
+  compare("data", "--allow-other-data", options.allow_other_data, &Manifest::data);
+  require_same_parameters(saved, plan.layout, path);
+  require(saved.step < plan.options.steps, ErrorCode::kConfig, "'", path, "' is of step ",
+          saved.step, ", and the run has ", plan.options.steps,
+          " steps: there is nothing left to train; raise --steps");
+  std::string taken = concat("resumed from '", path, "' at step ", saved.step, ", sample ",
+                             saved.samples, ": parameters");
+  for (const std::string& name : optimizer_tensors(plan.options.optimizer)) {
+    const auto has = [&](const SavedParameter& parameter) {
+      return std::ranges::find(parameter.states, name, &SavedState::name) != parameter.states.end();
+    };
+    taken += concat(", ", name,
+                    std::ranges::any_of(saved.parameters, has) ? "" : " (not there: from zero)");
+  }
+  plan.notes.push_back(std::move(taken));
+  if (const std::string text = differences(saved.run, now.run); !text.empty()) {
+    plan.notes.push_back("since the checkpoint: " + text);
+  }
+  return point;
+}
+
+}  // namespace tessera

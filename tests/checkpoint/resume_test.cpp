@@ -1,0 +1,337 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "support/small_run.h"
+#include "temporary_folder.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/checkpoint/state_file.h"
+#include "tessera/core/error.h"
+#include "tessera/model/gpt.h"
+#include "tessera/trainer/same_bits.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer.h"
+
+// A run that goes on from a checkpoint gives the bits of the run that was never interrupted,
+// whatever ranks and strategy either of them has.
+namespace tessera::resume_test {
+namespace {
+
+using test::RandomTokens;
+using test::TemporaryFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kSteps = 6;
+constexpr std::int64_t kSavedAt = 3;
+
+Model small_gpt() {
+  return make_gpt({.vocab_size = 50,
+                   .context_length = 6,
+                   .layers = 2,
+                   .heads = 2,
+                   .width = 12,
+                   .dropout = 0.1F});
+}
+
+RandomTokens small_data() { return {6, 50, true}; }
+
+/// A run of one of the world sizes 1, 2, 3, 4. Those of as many samples per step whose plans add up
+/// gradients alike give the same bits.
+struct Variant {
+  std::string strategy = "full_shard";
+  int ranks = 1;
+  int samples_per_step = 12;
+  DType precision = DType::kFloat32;
+  bool stochastic_rounding = false;
+  std::string optimizer = "adamw";
+  WrapPolicy wrap{};
+  int prefetch = 1;
+};
+
+TrainerOptions options_of(const Variant& setup) {
+  TrainerOptions options;
+  options.strategy = setup.strategy;
+  options.ranks = setup.ranks;
+  options.steps = kSteps;
+  options.micro_batch = 1;
+  options.accumulate = setup.samples_per_step / setup.ranks;
+  options.precision = setup.precision;
+  options.optimizer.name = setup.optimizer;
+  options.optimizer.stochastic_rounding = setup.stochastic_rounding;
+  options.optimizer.clip_norm = 0.5;
+  options.learning_rate.peak = 0.01;
+  options.learning_rate.warmup_steps = 2;
+  options.wrap = setup.wrap;
+  options.prefetch_forward = options.prefetch_backward = setup.prefetch;
+  options.threads_per_rank = 1;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+/// What must be the same.
+struct Numbers {
+  std::vector<double> losses, norms;
+  std::string sha256;
+  bool operator==(const Numbers&) const = default;
+  friend void PrintTo(const Numbers& numbers, std::ostream* out) {
+    for (const double loss : numbers.losses) *out << loss << ", ";
+    *out << numbers.sha256;
+  }
+};
+
+Numbers train(const TrainerOptions& options, std::int64_t from = 0) {
+  const Model model = small_gpt();
+  const RandomTokens data = small_data();
+  Numbers numbers;
+  const Trainer trainer(model, data, options);
+  numbers.sha256 = trainer
+                       .train([&](const StepRecord& record) {
+                         if (record.step <= from) return true;
+                         numbers.losses.push_back(record.loss);
+                         numbers.norms.push_back(record.gradient_norm);
+                         return true;
+                       })
+                       .parameters_sha256;
+  return numbers;
+}
+
+std::string describe(const Variant& setup) {
+  return concat(setup.strategy, " on ", setup.ranks, ", ", to_string(setup.precision), ", wrap ",
+                to_string(setup.wrap));
+}
+
+/// Saves a run of `first` at kSavedAt, and goes on from there with each of `others`.
+void expect_same_bits(const Variant& first, const std::vector<Variant>& others) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_of(first);
+  const Numbers whole = train(options, kSavedAt);
+  options.checkpoints.folder = folder.path("run");
+  options.stop_after = kSavedAt;
+  train(options);
+  for (const Variant& other : others) {
+    SCOPED_TRACE(concat(describe(first), " -> ", describe(other)));
+    TrainerOptions rest = options_of(other);
+    rest.checkpoints.resume = folder.path("run");
+    ASSERT_EQ(hash_of_sums(small_gpt(), resolved(rest)),
+              hash_of_sums(small_gpt(), resolved(options)))
+        << "there is something to compare";
+    EXPECT_EQ(train(rest), whole);
+  }
+}
+
+TEST(Resume, GivesTheBitsOfTheWholeRunWithAnyStrategyOnAnyNumberOfRanks) {
+  expect_same_bits({"full_shard", 4},
+                   {{"no_shard", 1}, {"full_shard", 3}, {"zero2", 2}, {"full_shard", 4}});
+  expect_same_bits({"no_shard", 1}, {{"full_shard", 3}, {"zero2", 4}});
+  expect_same_bits({"zero2", 3}, {{"hybrid_shard", 4}, {"full_shard", 1}});
+  // With one micro-step per step, every strategy adds alike.
+  expect_same_bits({"no_shard", 4, 4},
+                   {{"zero1", 4, 4}, {"hybrid_shard", 4, 4}, {"hybrid_full_optimizer", 4, 4}});
+  expect_same_bits({"zero1", 3, 3}, {{"no_shard", 3, 3}, {"full_shard", 1, 3}});
+  expect_same_bits({"hybrid_shard_zero2", 4, 4}, {{"zero1", 4, 4}, {"zero2", 2, 4}});
+  const WrapPolicy whole_model{.kind = WrapPolicy::Kind::kNone};
+  expect_same_bits({.ranks = 2, .wrap = whole_model},
+                   {{.strategy = "zero2", .ranks = 3, .prefetch = 3}});
+}
+
+TEST(Resume, GivesTheBitsOfBFloat16RunsStochasticRoundingIncluded) {
+  for (const bool stochastic : {false, true}) {
+    const auto setup = [&](const std::string& strategy, int ranks, int samples) {
+      return Variant{strategy, ranks, samples, DType::kBFloat16, stochastic};
+    };
+    expect_same_bits(setup("full_shard", 3, 12), {setup("zero2", 2, 12), setup("no_shard", 1, 12)});
+    expect_same_bits(setup("zero1", 4, 4),
+                     {setup("hybrid_shard", 4, 4), setup("full_shard", 2, 4)});
+  }
+}
+
+TEST(Resume, TakesWhatEachOptimizerKeeps) {
+  Variant first{"full_shard", 2}, other{"zero2", 3};
+  first.optimizer = other.optimizer = "sgd";
+  expect_same_bits(first, {other});
+}
+
+TEST(Resume, FilesHaveEveryElementOnceAndAsManyBytesAsPlanned) {
+  const Model model = small_gpt();
+  const RandomTokens data = small_data();
+  for (const char* strategy : {"no_shard", "zero1", "full_shard", "hybrid_shard"}) {
+    SCOPED_TRACE(strategy);
+    const TemporaryFolder folder;
+    TrainerOptions options = options_of({strategy, 4});
+    options.checkpoints.folder = folder.path("run");
+    options.checkpoints.every = 2;
+    std::vector<SaveRecord> saves;
+    const Trainer trainer(model, data, options);
+    const TrainingSummary summary =
+        trainer.train({}, {}, {}, [&](const SaveRecord& record) { saves.push_back(record); });
+    EXPECT_EQ(summary.saves, 3);
+    ASSERT_EQ(saves.size(), 3U);
+    EXPECT_EQ(saves.back().path, folder.path("run/step_6"));
+    const Manifest manifest = read_manifest(saves.back().path);  // checks that all is there, once
+    EXPECT_EQ(manifest.step, 6);
+    EXPECT_EQ(manifest.samples, 72);
+    ASSERT_EQ(manifest.files.size(), 4U);
+    std::int64_t bytes = 0;
+    for (const SavedFile& file : manifest.files) {
+      const auto on_disk = std::filesystem::file_size(concat(saves.back().path, "/", file.name));
+      EXPECT_EQ(static_cast<std::int64_t>(on_disk), file.bytes);
+      bytes += file.bytes;
+    }
+    EXPECT_EQ(manifest.files[0].bytes, trainer.plan().checkpoint_bytes);
+    EXPECT_EQ(bytes, saves.back().bytes);
+    EXPECT_EQ(verify_files(manifest, saves.back().path), bytes);
+    const std::int64_t state_bytes = 3 * 4 * parameter_count(model);
+    EXPECT_GT(bytes, state_bytes);
+    EXPECT_LT(bytes, state_bytes + 4 * 16384) << "only headers besides";
+  }
+}
+
+TEST(Resume, GoesOnTwiceAndKeepsTheNewestOnly) {
+  const TemporaryFolder folder;
+  const Numbers whole = train(options_of({}), 4);
+  for (int part = 0; part < 3; ++part) {
+    TrainerOptions options = options_of({"zero2", part + 1});
+    options.checkpoints = {
+        .folder = folder.path("run"), .every = 1, .total_limit = 2, .resume = "auto"};
+    options.stop_after = 2;
+    const Numbers numbers = train(options, 4);
+    EXPECT_EQ(numbers == whole, part == 2);
+    const auto found = list_checkpoints(folder.path("run"));
+    ASSERT_EQ(found.size(), 2U);
+    EXPECT_EQ(found.back().step, 2 * (part + 1));
+  }
+}
+
+/// Remembers the first sample that it was asked for.
+struct WatchedTokens : RandomTokens {
+  WatchedTokens() : RandomTokens(small_data()) {}
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    if (watches) smallest = std::min(smallest, first);
+    return RandomTokens::fill(first, n, inputs, targets);
+  }
+  mutable std::int64_t smallest = 1 << 20;
+  mutable bool watches = false;
+};
+
+/// Of another size of a step the samples go on where they were.
+TEST(Resume, GoesOnAtTheNextSampleIfAStepHasMoreOfThem) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_of({});
+  options.checkpoints.folder = folder.path("run");
+  options.stop_after = kSavedAt;
+  train(options);
+  const Model model = small_gpt();
+  const WatchedTokens data;
+  TrainerOptions rest = options_of({});
+  rest.accumulate = 5;
+  rest.checkpoints.resume = folder.path("run");
+  const Trainer trainer(model, data, rest);
+  data.watches = true;  // no longer to compare the data
+  trainer.train();
+  EXPECT_EQ(data.smallest, 12 * kSavedAt);
+}
+
+std::string refusal(const TrainerOptions& options) {
+  try {
+    train(options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Resume, NamesWhatDiffersAndTheOptionThatAllowsIt) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_of({});
+  options.checkpoints.folder = folder.path("run");
+  options.stop_after = 2;
+  train(options);
+
+  TrainerOptions rest = options_of({});
+  rest.checkpoints.resume = folder.path("run");
+  rest.optimizer.weight_decay = 0.25F;
+  EXPECT_THAT(refusal(rest), AllOf(HasSubstr("weight_decay was"), HasSubstr("0.25"),
+                                   HasSubstr("--allow-other-optimizer")));
+  rest.checkpoints.allow_other_optimizer = true;
+  EXPECT_EQ(refusal(rest), "");
+  rest.optimizer.name = "sgd";
+  rest.optimizer.hyperparameters = {};
+  EXPECT_EQ(refusal(rest), "");
+  rest = options_of({});
+  rest.seed = 3;
+  rest.checkpoints.resume = folder.path("run");
+  EXPECT_THAT(refusal(rest),
+              AllOf(HasSubstr("seed was 0 and is 3"), HasSubstr("--allow-other-data")));
+  rest = options_of({});
+  rest.steps = 2;
+  rest.checkpoints.resume = folder.path("run");
+  EXPECT_THAT(refusal(rest), HasSubstr("nothing left to train"));
+  rest = options_of({});
+  rest.checkpoints.folder = folder.path("run");
+  EXPECT_THAT(refusal(rest), HasSubstr("has checkpoints already"));
+  rest.checkpoints.folder = "";
+  rest.checkpoints.resume = "latest";
+  EXPECT_THAT(refusal(rest), HasSubstr("--save, which is not given"));
+  rest.checkpoints.resume = folder.path("nothing");
+  EXPECT_THAT(refusal(rest), HasSubstr("there is no checkpoint in"));
+}
+
+TEST(Resume, NamesAFlippedBitBeforeAStep) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_of({"full_shard", 2});
+  options.checkpoints.folder = folder.path("run");
+  options.stop_after = 1;
+  train(options);
+  TrainerOptions rest = options_of({"zero1", 3});
+  rest.checkpoints.resume = folder.path("run");
+  const std::string checkpoint = folder.path("run/step_1");
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+    SCOPED_TRACE(entry.path());
+    const auto size = static_cast<std::int64_t>(entry.file_size());
+    for (const std::int64_t place : {std::int64_t{3}, size / 3, size - 2}) {
+      const auto flip = [&] {
+        std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+        file.seekg(place);
+        const int byte = file.get();
+        file.seekp(place);
+        file.put(static_cast<char>(byte ^ 16));
+      };
+      flip();
+      EXPECT_THAT(refusal(rest), HasSubstr(entry.path().filename().string())) << place;
+      flip();
+    }
+  }
+  EXPECT_EQ(refusal(rest), "");
+}
+
+TEST(Session, SavesWhenItIsAskedTo) {
+  const TemporaryFolder folder;
+  const Model model = small_gpt();
+  const RandomTokens data = small_data();
+  TrainerOptions options = options_of({"zero2", 2});
+  Session session(model, data, options);
+  session.step();
+  EXPECT_EQ(session.save(folder.path("a")), folder.path("a/step_1"));
+  EXPECT_FALSE(session.poll_save().has_value());
+  session.begin_save(folder.path("b"));
+  session.step();
+  const auto record = session.finish_save();
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->step, 1);
+  EXPECT_EQ(read_manifest(folder.path("a/step_1")).files[1].chunk_hashes,
+            read_manifest(record->path).files[1].chunk_hashes)
+      << "the step after it changed nothing of it";
+  EXPECT_FALSE(session.finish_save().has_value());
+}
+
+}  // namespace
+}  // namespace tessera::resume_test
