@@ -12,6 +12,11 @@ list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 find_package(TesseraDnnl MODULE REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 
+find_path(TESSERA_XXHASH_INCLUDE xxhash.h)
+if(NOT TESSERA_XXHASH_INCLUDE)
+  message(FATAL_ERROR "There is no xxhash.h: install xxHash (libxxhash-dev), or name its folder in CMAKE_PREFIX_PATH")
+endif()
+
 # Release 0.7 calls its target yaml-cpp, 0.8 yaml-cpp::yaml-cpp.
 find_package(yaml-cpp CONFIG REQUIRED)
 if(NOT TARGET yaml-cpp::yaml-cpp)

@@ -80,7 +80,7 @@ pack_packages() {
   local names needed archive
   names=(
     libdnnl-dev ocl-icd-libopencl1
-    libhwy-dev nlohmann-json3-dev libcli11-dev libssl-dev libyaml-cpp-dev
+    libhwy-dev nlohmann-json3-dev libcli11-dev libssl-dev libxxhash-dev libyaml-cpp-dev
     libgtest-dev libgmock-dev googletest libbenchmark-dev
   )
   # The libraries behind the -dev packages have their versions in their names.
