@@ -115,13 +115,14 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
   return found;
 }
 
-std::string find_checkpoint(const std::string& path) {
+std::string find_checkpoint(const std::string& named) {
+  const std::string path = fs::path(named + "/").lexically_normal().parent_path().string();
   if (is_whole(path)) return path;
   std::ifstream latest(in_folder(path, kLatest));
   if (std::string name; latest >> name && step_of(name, "") >= 0) {
-    const std::string named = in_folder(path, name);
-    if (is_whole(named)) return named;
-    if (is_whole(named + std::string(kReplaced))) return named + std::string(kReplaced);
+    const std::string newest = in_folder(path, name);
+    if (is_whole(newest)) return newest;
+    if (is_whole(newest + std::string(kReplaced))) return newest + std::string(kReplaced);
   }
   const std::vector<FoundCheckpoint> found = list_checkpoints(path);
   return found.empty() ? "" : found.back().path;

@@ -222,7 +222,6 @@ Manifest read_root(std::string_view text, const Reader& root) {
                     .data = root["data"].named_texts(),
                     .optimizer = root["optimizer"].named_texts(),
                     .run = root["run"].named_texts(),
-                    .seed = root["seed"].hash(),
                     .parameters = {},
                     .files = {}};
   require(root["chunk_bytes"].number() == kChunkBytes, ErrorCode::kConfig, "its chunks have ",
@@ -263,7 +262,6 @@ std::string to_text(const Manifest& manifest) {
                   {"xxh3", std::string(kHashDigits, '0')},
                   {"step", manifest.step},
                   {"samples", manifest.samples},
-                  {"seed", in_digits(manifest.seed)},
                   {"model", to_json(manifest.model)},
                   {"data", to_json(manifest.data)},
                   {"optimizer", to_json(manifest.optimizer)},

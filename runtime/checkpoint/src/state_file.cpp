@@ -8,7 +8,7 @@
 #include <span>
 #include <tuple>
 
-#include "tessera/checkpoint/input_file.h"
+#include "chunk_reader.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 
@@ -125,8 +125,7 @@ Targets targets_in(const TrainingState& state, const Manifest& manifest) {
 /// What the state needs of a file, in the order of its bytes.
 std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const Targets& targets) {
   std::vector<Run> runs;
-  std::int64_t place = file.bytes;
-  for (const SavedPiece& piece : file.pieces) place -= bytes_of(manifest, piece);
+  std::int64_t place = data_begin(manifest, file);
   for (const SavedPiece& piece : file.pieces) {
     const DType dtype = manifest.parameters[static_cast<std::size_t>(piece.parameter)]
                             .states[static_cast<std::size_t>(piece.state)]
@@ -147,72 +146,6 @@ std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const 
   }
   std::ranges::stable_sort(runs, {}, &Run::begin);
   return runs;
-}
-
-/// "h.0.ln_1.weight, h.0.ln_1.bias and 12 more": what a chunk has.
-std::string tensors_in_chunk(const Manifest& manifest, const SavedFile& file, std::int64_t chunk) {
-  std::int64_t place = file.bytes;
-  for (const SavedPiece& piece : file.pieces) place -= bytes_of(manifest, piece);
-  std::string text = chunk == 0 ? "its header" : "";
-  int count = 0;
-  for (const SavedPiece& piece : file.pieces) {
-    const std::int64_t end = place + bytes_of(manifest, piece);
-    if (place < (chunk + 1) * kChunkBytes && end > chunk * kChunkBytes && ++count <= 3) {
-      const auto& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
-      text +=
-          concat(text.empty() ? "" : ", ",
-                 tensor_name(parameter, parameter.states[static_cast<std::size_t>(piece.state)]));
-    }
-    place = end;
-  }
-  return count > 3 ? concat(text, " and ", count - 3, " more") : text;
-}
-
-/// Reads chunks of one file, whose hashes match.
-class ChunkReader {
- public:
-  ChunkReader(const Manifest& manifest, const SavedFile& file, const std::string& folder)
-      : manifest_(manifest), file_(file), input_(concat(folder, "/", file.name)) {
-    require(input_.size() == file.bytes, ErrorCode::kConfig, "'", input_.path(), "' has ",
-            input_.size(), " bytes, not the ", file.bytes,
-            " that its checkpoint's manifest says: the file was cut or changed");
-  }
-
-  std::span<const std::byte> read(std::int64_t chunk) {
-    const std::int64_t begin = chunk * kChunkBytes;
-    buffer_.resize(static_cast<std::size_t>(std::min(kChunkBytes, file_.bytes - begin)));
-    input_.read(begin, buffer_);
-    require(XXH3_64bits(buffer_.data(), buffer_.size()) ==
-                file_.chunk_hashes[static_cast<std::size_t>(chunk)],
-            ErrorCode::kConfig, "'", input_.path(), "' is damaged: chunk ", chunk, " (bytes ",
-            begin, " to ", begin + static_cast<std::int64_t>(buffer_.size()) - 1, ", with ",
-            tensors_in_chunk(manifest_, file_, chunk),
-            ") does not match its hash; take another checkpoint");
-    return buffer_;
-  }
-
- private:
-  const Manifest& manifest_;
-  const SavedFile& file_;
-  InputFile input_;
-  std::vector<std::byte> buffer_;
-};
-
-/// Elements as fp32, exactly.
-std::vector<float> as_floats(std::span<const std::byte> bytes, DType dtype) {
-  std::vector<float> values(bytes.size() / size_of(dtype));
-  if (dtype == DType::kFloat32) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
-  require(dtype == DType::kBFloat16, ErrorCode::kConfig, "elements are ", to_string(dtype),
-          ", not fp32 or bf16");
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    bfloat16 value;
-    std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
-    values[i] = static_cast<float>(value);
-  }
-  return values;
 }
 
 }  // namespace
@@ -403,17 +336,6 @@ void require_same_parameters(const Manifest& manifest, const ModelLayout& layout
   });
   require(saved.empty(), ErrorCode::kConfig, "the checkpoint '", folder, "' has a parameter '",
           saved.empty() ? "" : saved.begin()->first, "', which this model has not");
-}
-
-std::int64_t verify_files(const Manifest& manifest, const std::string& folder) {
-  std::int64_t total = 0;
-  for (const SavedFile& file : manifest.files) {
-    ChunkReader reader(manifest, file, folder);
-    for (std::size_t chunk = 0; chunk < file.chunk_hashes.size(); ++chunk) {
-      total += static_cast<std::int64_t>(reader.read(static_cast<std::int64_t>(chunk)).size());
-    }
-  }
-  return total;
 }
 
 }  // namespace tessera

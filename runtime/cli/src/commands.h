@@ -52,6 +52,7 @@ std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program);
 Command add_train(CLI::App& program);            ///< trains
 Command add_evaluate(CLI::App& program);         ///< computes the loss on given data
 Command add_plan(CLI::App& program);             ///< prints a schedule and its cost
+Command add_checkpoint(CLI::App& program);       ///< looks at checkpoints
 Command add_calibrate(CLI::App& program);        ///< times this machine
 Command add_explain(CLI::App& program);          ///< tells what a config file means here
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need

@@ -57,10 +57,9 @@ struct Manifest {
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
   // changed on purpose.
   std::vector<NamedText> model;      ///< what it was made of
-  std::vector<NamedText> data;       ///< BatchSource::identity, or a hash of samples
+  std::vector<NamedText> data;       ///< BatchSource::identity or a hash of samples; the seed
   std::vector<NamedText> optimizer;  ///< name, hyperparameters, schedule of the learning rate
   std::vector<NamedText> run;        ///< what does not change its bits: ranks, strategy, ...
-  std::uint64_t seed = 0;
   std::vector<SavedParameter> parameters;
   std::vector<SavedFile> files;
 };

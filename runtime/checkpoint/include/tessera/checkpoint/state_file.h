@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -77,7 +79,30 @@ std::int64_t load_state(const Manifest& manifest, const std::string& folder, Tra
 void require_same_parameters(const Manifest& manifest, const ModelLayout& layout,
                              const std::string& folder);
 
-/// Reads all files and compares all hashes; returns the bytes that were read.
-std::int64_t verify_files(const Manifest& manifest, const std::string& folder);
+/// The states of a checkpoint's parameters, whole: for programs without ranks. Each chunk's hash is
+/// compared before its elements are used. Used by one thread at a time.
+class SavedParameters {
+ public:
+  /// Throws as read_manifest().
+  explicit SavedParameters(std::string folder);
+  ~SavedParameters();
+  SavedParameters(const SavedParameters&) = delete;
+  SavedParameters& operator=(const SavedParameters&) = delete;
+
+  const Manifest& manifest() const { return manifest_; }
+  /// The values of a parameter, row-major. Throws Error{kNotFound} if there is none of that name.
+  std::vector<float> read(const std::string& name, const std::string& state = "parameter");
+
+ private:
+  class File;
+  std::string folder_;
+  Manifest manifest_;
+  std::vector<std::unique_ptr<File>> files_;  ///< those that were read from
+};
+
+/// Reads all files and compares all hashes, and their headers with the manifest; returns the bytes
+/// that were read. `on_progress` is told after each chunk how many there have been.
+std::int64_t verify_files(const Manifest& manifest, const std::string& folder,
+                          const std::function<void(std::int64_t bytes)>& on_progress = {});
 
 }  // namespace tessera

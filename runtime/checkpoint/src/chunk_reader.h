@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/input_file.h"
+#include "tessera/checkpoint/manifest.h"
+
+namespace tessera {
+
+/// Where a file's elements begin.
+std::int64_t data_begin(const Manifest& manifest, const SavedFile& file);
+
+/// Elements as fp32, exactly.
+std::vector<float> as_floats(std::span<const std::byte> bytes, DType dtype);
+
+/// Reads chunks of one file, and compares their hashes.
+class ChunkReader {
+ public:
+  /// Throws Error{kConfig} unless the file has its size. All outlive the reader but `folder`.
+  ChunkReader(const Manifest& manifest, const SavedFile& file, const std::string& folder);
+
+  /// Valid until the next call. Throws Error{kConfig} that names file, chunk and tensors.
+  std::span<const std::byte> read(std::int64_t chunk);
+
+ private:
+  const Manifest& manifest_;
+  const SavedFile& file_;
+  InputFile input_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,174 @@
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "json_output.h"
+#include "terminal.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/checkpoint/state_file.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/byte_size.h"
+#include "text_table.h"
+
+namespace tessera::cli {
+namespace {
+
+/// What is asked of `tessera checkpoint`.
+struct CheckpointRequest {
+  std::string path{};
+  bool json = false;
+};
+
+/// A checkpoint, or the newest one of a folder.
+std::string checkpoint_at(const std::string& path) {
+  std::string found = find_checkpoint(path);
+  require(!found.empty(), ErrorCode::kNotFound, "there is no checkpoint in '", path, "'");
+  return found;
+}
+
+/// A kind of state, summed over parameters.
+struct StateSum {
+  DType dtype = DType::kFloat32;
+  std::int64_t elements = 0;
+};
+std::map<std::string, StateSum> states_of(const Manifest& manifest) {
+  std::map<std::string, StateSum> sums;
+  for (const SavedParameter& parameter : manifest.parameters) {
+    for (const SavedState& state : parameter.states) {
+      StateSum& sum = sums[state.name];
+      sum.dtype = state.dtype;
+      sum.elements += parameter.shape.numel();
+    }
+  }
+  return sums;
+}
+
+std::int64_t total_bytes(const Manifest& manifest) {
+  std::int64_t bytes = 0;
+  for (const SavedFile& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+nlohmann::ordered_json json_of(const std::vector<NamedText>& values) {
+  auto object = nlohmann::ordered_json::object();
+  for (const NamedText& value : values) object[value.name] = value.value;
+  return object;
+}
+
+void write_checkpoint_json(const std::string& path, const Manifest& manifest) {
+  auto states = nlohmann::ordered_json::object();
+  for (const auto& [name, sum] : states_of(manifest)) {
+    states[name] = {{"dtype", to_string(sum.dtype)}, {"elements", sum.elements}};
+  }
+  auto files = nlohmann::ordered_json::array();
+  for (const SavedFile& file : manifest.files) {
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}});
+  }
+  write_json(std::cout, {{"kind", "checkpoint"},
+                         {"path", path},
+                         {"step", manifest.step},
+                         {"samples", manifest.samples},
+                         {"bytes", total_bytes(manifest)},
+                         {"model", json_of(manifest.model)},
+                         {"data", json_of(manifest.data)},
+                         {"optimizer", json_of(manifest.optimizer)},
+                         {"run", json_of(manifest.run)},
+                         {"states", states},
+                         {"files", files}});
+}
+
+void print_values(const char* heading, const std::vector<NamedText>& values) {
+  std::string text = heading;
+  text.resize(10, ' ');
+  bool first = true;
+  for (const NamedText& value : values) {
+    text += concat(std::exchange(first, false) ? "" : ", ", value.name, " ", value.value);
+  }
+  std::cout << for_reader(inspect(stdout), text, 10) << "\n";
+}
+
+int inspect_checkpoint(const CheckpointRequest& request) {
+  const std::string path = checkpoint_at(request.path);
+  const Manifest manifest = read_manifest(path);
+  if (request.json) {
+    write_checkpoint_json(path, manifest);
+    return kExitGood;
+  }
+  std::cout << path << ": step " << manifest.step << ", " << manifest.samples << " samples read, "
+            << format_bytes(total_bytes(manifest)) << " in " << manifest.files.size()
+            << (manifest.files.size() == 1 ? " file\n" : " files\n");
+  print_values("model", manifest.model);
+  print_values("data", manifest.data);
+  print_values("optimizer", manifest.optimizer);
+  print_values("run", manifest.run);
+  TextTable table({"state", "dtype", "elements", "bytes"});
+  for (const auto& [name, sum] : states_of(manifest)) {
+    table.add({name, std::string(to_string(sum.dtype)), with_commas(sum.elements),
+               format_bytes(sum.elements * static_cast<std::int64_t>(size_of(sum.dtype)))});
+  }
+  table.print(std::cout);
+  return kExitGood;
+}
+
+int list_folder(const CheckpointRequest& request) {
+  const auto found = list_checkpoints(request.path);
+  const std::string newest = find_checkpoint(request.path);
+  require(!newest.empty(), ErrorCode::kNotFound, "there is no checkpoint in '", request.path, "'");
+  TextTable table({"checkpoint", "step", "bytes", ""});
+  for (const FoundCheckpoint& checkpoint : found) {
+    table.add({checkpoint.path, with_commas(checkpoint.step),
+               format_bytes(total_bytes(read_manifest(checkpoint.path))),
+               checkpoint.path == newest ? "latest" : ""});
+  }
+  table.print(std::cout);
+  return kExitGood;
+}
+
+int verify_checkpoint(const CheckpointRequest& request) {
+  using Clock = std::chrono::steady_clock;
+  const std::string path = checkpoint_at(request.path);
+  const Manifest manifest = read_manifest(path);
+  const std::int64_t total = total_bytes(manifest);
+  const bool draws = inspect(stderr).interactive;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point drawn = begin;
+  const std::int64_t bytes = verify_files(manifest, path, [&](std::int64_t done) {
+    if (!draws || Clock::now() - drawn < std::chrono::milliseconds(200)) return;
+    drawn = Clock::now();
+    std::cerr << "\r\033[K" << format_bytes(done) << " of " << format_bytes(total) << std::flush;
+  });
+  if (draws) std::cerr << "\r\033[K";
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  std::cout << path << ": whole; all " << with_commas(bytes) << " bytes match their hashes ("
+            << format_bytes(static_cast<std::int64_t>(static_cast<double>(bytes) / seconds))
+            << "/s)\n";
+  return kExitGood;
+}
+
+}  // namespace
+
+Command add_checkpoint(CLI::App& program) {
+  const auto request = std::make_shared<CheckpointRequest>();
+  CLI::App* app = program.add_subcommand("checkpoint", "Look at checkpoints and check them");
+  app->require_subcommand(1);
+  const auto add = [&](const char* name, const char* help, const char* what) {
+    CLI::App* command = app->add_subcommand(name, help);
+    command->add_option("PATH", request->path, what)->required();
+    return command;
+  };
+  const char* const one = "a checkpoint, or a folder of them, of which the newest is taken";
+  CLI::App* inspect = add("inspect", "Say what a checkpoint is of, and what it holds", one);
+  inspect->add_flag("--json", request->json, "print one JSON object");
+  CLI::App* list = add("list", "List a folder's checkpoints", "what --save named");
+  add("verify", "Read all of a checkpoint and compare it with its hashes", one);
+  return {app, [=] {
+            if (inspect->parsed()) return inspect_checkpoint(*request);
+            if (list->parsed()) return list_folder(*request);
+            return verify_checkpoint(*request);
+          }};
+}
+
+}  // namespace tessera::cli
