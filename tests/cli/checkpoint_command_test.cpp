@@ -2,6 +2,7 @@
 
 #include <csignal>
 
+#include "cli/launched_program.h"
 #include "cli/program.h"
 
 // Checkpoints of the program: --save, --resume, and the command that looks at them.
@@ -16,7 +17,8 @@ using ::testing::HasSubstr;
 class Checkpoints : public test::ProgramTest {
  protected:
   ProgramResult train_to(int stop_after, const std::vector<std::string>& more = {},
-                         const std::function<void(pid_t)>& while_running = {}) const {
+                         const std::function<void(pid_t)>& while_running = {},
+                         int steps = 8) const {
     std::vector<std::string> words{"--data",
                                    path("data.txt"),
                                    "--steps",
@@ -80,13 +82,18 @@ TEST_F(Checkpoints, ARunThatIsResumedGivesTheBitsOfTheWholeRun) {
   EXPECT_EQ(lines_of("step").front().at("step"), 6);
 }
 
-TEST_F(Checkpoints, GoOnWithOtherProcesses) {
-  write_text();
-  const auto launched = [&](int processes, const std::string& folder,
-                            const std::vector<std::string>& more) {
-    const std::string count = std::to_string(processes);
-    std::vector<std::string> words{"launch", "--processes", count, "--", "train"};
-    for (const std::string& word : std::vector<std::string>{"--layers",
+class LaunchedCheckpoints : public Checkpoints {
+ protected:
+  /// A run of processes of one rank each, four micro-batches to a step, that saves every step.
+  ProgramResult launched(int processes, const std::string& folder,
+                         const std::vector<std::string>& launcher_flags,
+                         const std::vector<std::string>& more,
+                         const std::function<void(pid_t)>& while_running = {}) const {
+    std::vector<std::string> words{"launch", "--processes", std::to_string(processes)};
+    words.insert(words.end(), launcher_flags.begin(), launcher_flags.end());
+    for (const std::string& word : std::vector<std::string>{"--",
+                                                            "train",
+                                                            "--layers",
                                                             "2",
                                                             "--heads",
                                                             "2",
@@ -94,8 +101,6 @@ TEST_F(Checkpoints, GoOnWithOtherProcesses) {
                                                             "16",
                                                             "--context-length",
                                                             "16",
-                                                            "--steps",
-                                                            "8",
                                                             "--overwrite",
                                                             "--dropout",
                                                             "0.1",
@@ -113,22 +118,77 @@ TEST_F(Checkpoints, GoOnWithOtherProcesses) {
                                                             "1",
                                                             "--resume",
                                                             "auto",
-                                                            "--ranks",
-                                                            count,
                                                             "--accumulate",
-                                                            std::to_string(4 / processes)}) {
+                                                            std::to_string(12 / processes)}) {
       words.push_back(word);
     }
     words.insert(words.end(), more.begin(), more.end());
-    const ProgramResult result = run(words);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return run(words, while_running);
+  }
+};
+
+TEST_F(LaunchedCheckpoints, GoOnWithOtherProcesses) {
+  write_text();
+  const std::vector<std::string> steps{"--steps", "8"};
+  const auto part = [&](int processes, std::vector<std::string> more) {
+    more.insert(more.end(), steps.begin(), steps.end());
+    const ProgramResult result = launched(processes, path("parts"), {}, more);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
   };
-  launched(2, path("whole"), {});
+  ASSERT_EQ(launched(2, path("whole"), {}, steps).exit_code, 0);
   const std::string whole = sha256();
-  launched(2, path("parts"), {"--stop-after", "3"});
-  launched(4, path("parts"), {"--stop-after", "2", "--strategy", "zero2"});
-  launched(1, path("parts"), {});
+  part(2, {"--stop-after", "3"});
+  part(4, {"--stop-after", "2", "--strategy", "zero2"});
+  part(1, {});
   EXPECT_EQ(sha256(), whole);
+}
+
+TEST_F(LaunchedCheckpoints, ARunWhoseProcessIsKilledGoesOnWithThoseThatAreLeft) {
+  write_text();
+  const std::vector<std::string> steps{"--steps", "150"};
+  ASSERT_EQ(launched(2, path("whole"), {}, steps).exit_code, 0);
+  const std::string whole = sha256();
+  for (const bool fewer : {false, true}) {
+    const std::string folder = path(fewer ? "fewer" : "same");
+    std::vector<std::string> flags{"--max-restarts", "2"};
+    if (fewer) flags.insert(flags.end(), {"--min-ranks", "2"});
+    const ProgramResult result = launched(4, folder, flags, steps, [&](pid_t launcher) {
+      for (int i = 0; i < 12000 && !std::filesystem::exists(folder + "/latest"); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      const std::vector<pid_t> processes = test::children_of(launcher);
+      ASSERT_EQ(processes.size(), 4U);
+      kill(processes[2], SIGKILL);
+    });
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err,
+                HasSubstr(fewer ? "restart 1 of 2, with 3 ranks" : "restart 1 of 2, with 4 ranks"));
+    EXPECT_THAT(result.err, HasSubstr("resumed from"));
+    EXPECT_EQ(sha256(), whole);
+  }
+}
+
+TEST_F(LaunchedCheckpoints, ASignalToTheLauncherSavesAndEndsWell) {
+  write_text();
+  const std::string folder = path("run");
+  const ProgramResult result = launched(2, folder, {}, {"--steps", "1000000"}, [&](pid_t launcher) {
+    for (int i = 0; i < 12000 && !std::filesystem::exists(folder + "/latest"); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    kill(launcher, SIGUSR1);
+  });
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(run({"checkpoint", "verify", folder}).exit_code, 0);
+}
+
+TEST_F(LaunchedCheckpoints, RestartsAreForFailuresThatMayPass) {
+  write_text();
+  const ProgramResult refused =
+      launched(2, path("run"), {"--max-restarts", "3"}, {"--steps", "2", "--clip-norm", "-1"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(refused.err.find("restart 1"), std::string::npos);
+  EXPECT_THAT(launched(2, path("run"), {"--min-ranks", "1"}, {"--steps", "2"}).err,
+              HasSubstr("give --max-restarts, too"));
 }
 
 TEST_F(Checkpoints, SignalsOfSchedulersSaveAndEndWell) {

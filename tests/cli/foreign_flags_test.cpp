@@ -231,9 +231,8 @@ TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
       {"--fp16", "no counterpart: computation in 16 bits is in bf16"},
       {"--num_train_epochs", "no counterpart: say how many steps: --steps"},
       {"--warmup_ratio", "no counterpart: say how many steps: --warmup-steps"},
-      {"--output_dir", "no counterpart: parameters are not saved yet"},
-      {"--resume_from_checkpoint", "no counterpart: parameters and state are not saved yet"},
-      {"--save_steps", "no counterpart: parameters and state are not saved yet"},
+      {"--output_dir", "no counterpart: say where each output goes: --save"},
+      {"--save_strategy", "no counterpart: say how often: --save-every N"},
       {"--eval_strategy", "no counterpart: say what to evaluate on, and how often"},
       {"--report_to", "no counterpart: say where: --tensorboard FOLDER"},
   };

@@ -48,8 +48,12 @@ bool is_whole(const std::string& path) { return fs::exists(in_folder(path, kMani
 
 }  // namespace
 
+std::string unfinished_path(const std::string& folder, std::int64_t step) {
+  return in_folder(folder, name_of(step)) + std::string(kUnfinished);
+}
+
 std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step) {
-  std::string path = in_folder(folder, name_of(step)) + std::string(kUnfinished);
+  std::string path = unfinished_path(folder, step);
   std::vector<fs::path> made;
   for (fs::path above = fs::absolute(folder).lexically_normal(); !fs::exists(above);
        above = above.parent_path()) {

@@ -137,6 +137,12 @@ constexpr Alias kAliases[] = {
     {"--dtype", "--precision", precision},
     {"--bf16", "--precision", bf16, true},
 
+    // Checkpoints.
+    {"--save-steps", "--save-every"},
+    {"--save-interval", "--save-every"},
+    {"--resume-from-checkpoint", "--resume"},
+    {"--load", "--resume"},
+
     // Evaluation.
     {"--eval-steps", "--eval-every"},
     {"--eval-interval", "--eval-every"},
@@ -215,9 +221,8 @@ constexpr std::string_view kOffload =
     "nothing is offloaded; shard more (--strategy full_shard), or recompute (--recompute)";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
-constexpr std::string_view kNotSaved = "parameters and state are not saved yet";
 constexpr std::string_view kSteps = "say how many steps: --steps";
-constexpr std::string_view kNoRestart = "a run that has failed is not started again";
+constexpr std::string_view kNoMonitor = "a process that ends is known at once";
 constexpr std::string_view kOutput =
     "the output of all processes comes with their ranks in front; send it to a file";
 constexpr std::string_view kNoPython =
@@ -238,12 +243,14 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kOffload},
     {"--offload-", kOffload},
-    {"--fsdp-state-dict-type", kNotSaved, true},
+    {"--fsdp-state-dict-type",
+     "every rank writes its part of a checkpoint; --export writes all parameters as one folder",
+     true},
     {"--fsdp-use-orig-params", "parameters keep their names and shapes always", true},
-    {"--fsdp-cpu-ram-efficient-loading", "no weights are loaded from a checkpoint", true},
+    {"--fsdp-cpu-ram-efficient-loading", "every rank reads only its own part, always", true},
     {"--fsdp-sync-module-states", kSameStart, true},
     {"--zero3-init-flag", "every rank makes only its own part of the parameters, always", true},
-    {"--zero3-save-16bit-model", kNotSaved},
+    {"--zero3-save-16bit-model", "--export writes all parameters as one folder, in fp32"},
     {"--deepspeed-moe-layer-cls-names", "there are no layers with experts"},
     {"--deepspeed-", kHosts},
     {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
@@ -254,10 +261,9 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--epochs", kSteps},
     {"--warmup-ratio", "say how many steps: --warmup-steps"},
     {"--output-dir",
-     "parameters are not saved yet; see --log, --csv and --tensorboard for numbers"},
-    {"--save-", kNotSaved},
-    {"--resume", kNotSaved},
-    {"--overwrite-output-dir", kNotSaved},
+     "say where each output goes: --save, --export, --log, --csv and --tensorboard"},
+    {"--save-", "say how often: --save-every N, and how many are kept: --save-total-limit"},
+    {"--overwrite-output-dir", "checkpoints of another run are not overwritten"},
     {"--torch-compile", kNoCompiler, true},
     {"--compile", kNoCompiler, true},
     {"--eval-", "say what to evaluate on, and how often: --eval-data and --eval-every"},
@@ -278,8 +284,7 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--rdzv-", kOneMeeting},
     {"--local-addr", kOneMeeting},
     {"--standalone", "a run on one machine needs no flag", true},
-    {"--max-restarts", kNoRestart},
-    {"--monitor-interval", kNoRestart},
+    {"--monitor-interval", kNoMonitor, true},
     {"--tee", kOutput},
     {"--log-dir", kOutput},
     {"--redirects", kOutput},

@@ -124,6 +124,7 @@ Launcher by_ours(const Environment& environment) {
   launcher.ranks_per_process = needed(environment, kRanksPerProcess, kOwnLauncher);
   launcher.listener = number(environment, kListener).value_or(-1);
   launcher.meeting = number(environment, kMeeting).value_or(-1);
+  launcher.first_ranks = number(environment, kFirstRanks).value_or(0);
   return launcher;
 }
 
@@ -319,7 +320,31 @@ LaunchFacts facts_of(const Launcher& launcher) {
           .ranks = launcher.processes * std::max(launcher.ranks_per_process, 1)};
 }
 
+namespace {
+
+/// A run that is started again has the ranks that are left, the samples per step of before, and
+/// outputs that it adds to.
+void adopt_restart(const Launcher& launcher, Config& config) {
+  const int now = launcher.processes * std::max(launcher.ranks_per_process, 1);
+  const int first = launcher.first_ranks;
+  const int given = config.given("ranks") ? config.get<int>("ranks") : now;
+  require(given == now || given == first, ErrorCode::kConfig, "ranks is ", given,
+          ", but the first attempt had ", first, " ranks");
+  config.set_text("ranks", std::to_string(now));
+  const int micro_steps = config.get<int>("accumulate") * first;
+  require(micro_steps % now == 0, ErrorCode::kConfig, now, " ranks cannot share the ", micro_steps,
+          " micro-batches that a step of ", first, " ranks had");
+  config.set_effective("accumulate", micro_steps / now);
+  for (const Setting& setting : config.table()) {
+    if (setting.name == "append") config.set_effective("append", true);
+    if (setting.name == "overwrite") config.set_effective("overwrite", false);
+  }
+}
+
+}  // namespace
+
 void adopt_launcher(const Launcher& launcher, Config& config) {
+  if (launcher.first_ranks > 0) adopt_restart(launcher, config);
   if (launcher.threads > 0 && !config.given("threads_per_rank")) {
     config.set_effective("threads_per_rank", launcher.threads);
   }

@@ -1,26 +1,24 @@
 #include "checkpoint_saver.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "gather.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
-#include "tessera/core/start_thread.h"
 
 namespace tessera {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-/// What only the others of a process's ranks know of its files.
-std::string hashes_of(const std::vector<SavedFile>& files) {
+/// What only this process knows of its ranks' files.
+std::string hashes_of(const std::vector<RankSave*>& saves) {
   std::string bytes;
-  for (const SavedFile& file : files) {
-    bytes.append(reinterpret_cast<const char*>(file.chunk_hashes.data()),
-                 file.chunk_hashes.size() * sizeof(std::uint64_t));
+  for (const RankSave* save : saves) {
+    const auto& hashes = save->file.chunk_hashes;
+    bytes.append(reinterpret_cast<const char*>(hashes.data()),
+                 hashes.size() * sizeof(std::uint64_t));
   }
   return bytes;
 }
@@ -32,34 +30,14 @@ CheckpointSaver::CheckpointSaver(const TrainingPlan& plan, Manifest run, RankCre
     : plan_(plan), manifest_(std::move(run)), crew_(crew), storage_(storage) {
   const World* const world = plan.options.world.get();
   const int local = world == nullptr ? plan.options.ranks : world->local_ranks();
-  snapshots_.resize(static_cast<std::size_t>(local));
-  files_.resize(snapshots_.size());
+  saves_.resize(static_cast<std::size_t>(local));
 }
-
-CheckpointSaver::~CheckpointSaver() { join(); }
 
 void CheckpointSaver::prepare() {
   crew_.run([this](RankSeat& seat) {
-    auto& snapshot = snapshots_[static_cast<std::size_t>(seat.rank - crew_.first_rank())];
-    if (snapshot == nullptr) {
-      snapshot = std::make_unique<Snapshot>(manifest_.parameters, seat.state, *seat.device);
-    }
-  });
-}
-
-template <typename Body>
-void CheckpointSaver::start(const char* name, Body body) {
-  workers_.push_back(std::make_unique<Worker>());
-  Worker& worker = *workers_.back();
-  worker.thread = start_thread(name, [&worker, body = std::move(body)] {
-    setpriority(PRIO_PROCESS, 0, 10);  // of this thread: the ranks' work goes first
-    try {
-      body();
-      worker.part = Part::kDone;
-    } catch (const std::exception& error) {
-      worker.error = error.what();
-      worker.part = Part::kFailed;
-    }
+    if (seat.save != nullptr) return;
+    seat.save = std::make_unique<RankSave>(manifest_.parameters, seat.state, *seat.device);
+    saves_[static_cast<std::size_t>(seat.rank - crew_.first_rank())] = seat.save.get();
   });
 }
 
@@ -74,60 +52,63 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   phase_ = Phase::kWriting;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {
-    start("a checkpoint's folder",
-          [this] { unfinished_ = begin_checkpoint(storage_, folder_, record_.step); });
-    workers_.back()->thread.join();
+    task_ = std::make_unique<SaveTask>(
+        "a checkpoint's folder", [this] { begin_checkpoint(storage_, folder_, record_.step); });
+    task_->wait();
   }
-  if (part_of_all() == Part::kFailed) give_up();
-  workers_.clear();
-  unfinished_ = concat(folder_, "/step_", step, ".tmp");
-  crew_.run([this](RankSeat& seat) {
-    seat.executor.run_apart([&](Stream& stream) {
-      snapshots_[static_cast<std::size_t>(seat.rank - crew_.first_rank())]->take(stream);
-    });
+  if (part_of_all() == SavePart::kFailed) give_up();
+  task_.reset();
+  crew_.run([&](RankSeat& seat) {
+    RankSave& save = *seat.save;
+    seat.executor.run_apart([&](Stream& stream) { save.snapshot.take(stream); });
+    save.task = std::make_unique<SaveTask>(
+        "a checkpoint's file", [&save, &storage = storage_, path = unfinished_path(folder, step)] {
+          save.file = save.snapshot.write(storage, path);
+        });
   });
   record_.copy_seconds = Seconds(Clock::now() - began_).count();
-  for (std::size_t i = 0; i < snapshots_.size(); ++i) {
-    start("a checkpoint's file",
-          [this, i] { files_[i] = snapshots_[i]->write(storage_, unfinished_); });
-  }
 }
 
-CheckpointSaver::Part CheckpointSaver::own_part() const {
-  Part part = Part::kDone;
-  for (const auto& worker : workers_) {
-    if (worker->part == Part::kPending) return Part::kPending;
-    if (worker->part == Part::kFailed) part = Part::kFailed;
+std::vector<SaveTask*> CheckpointSaver::tasks() const {
+  std::vector<SaveTask*> all;
+  for (const RankSave* save : saves_) {
+    if (save->task != nullptr) all.push_back(save->task.get());
   }
-  return part;
+  if (task_ != nullptr) all.push_back(task_.get());
+  return all;
 }
 
-/// Failed as soon as no process has work in flight and one has failed.
-CheckpointSaver::Part CheckpointSaver::part_of_all() {
-  Part all = own_part();
+/// Failed once no process has work in flight and one has failed.
+SavePart CheckpointSaver::part_of_all() {
+  std::vector<SavePart> parts;
+  for (const SaveTask* task : tasks()) parts.push_back(task->part());
+  const auto together = [&] {
+    const auto any = [&](SavePart part) { return std::ranges::find(parts, part) != parts.end(); };
+    return any(SavePart::kPending)  ? SavePart::kPending
+           : any(SavePart::kFailed) ? SavePart::kFailed
+                                    : SavePart::kDone;
+  };
   const World* const world = plan_.options.world.get();
-  if (world == nullptr || world->processes() == 1) return all;
+  if (world == nullptr || world->processes() == 1) return together();
+  SavePart all = together();
   crew_.run([&](RankSeat& seat) {
     if (seat.leaders == nullptr) return;
-    const auto parts = gather_bytes(*seat.leaders, all);
-    const auto any = [&](Part part) { return std::ranges::find(parts, part) != parts.end(); };
-    all = any(Part::kPending) ? Part::kPending : any(Part::kFailed) ? Part::kFailed : Part::kDone;
+    parts = gather_bytes(*seat.leaders, all);
+    all = together();
   });
   return all;
 }
 
-void CheckpointSaver::join() {
-  for (const auto& worker : workers_) {
-    if (worker->thread.joinable()) worker->thread.join();
-  }
+void CheckpointSaver::wait() {
+  for (SaveTask* task : tasks()) task->wait();
 }
 
 /// All processes are here.
 void CheckpointSaver::give_up() {
-  join();
+  wait();
   std::string error;
-  for (const auto& worker : workers_) {
-    if (error.empty()) error = worker->error;
+  for (const SaveTask* task : tasks()) {
+    if (error.empty()) error = task->error();
   }
   const World* const world = plan_.options.world.get();
   if (world != nullptr && world->processes() > 1) {
@@ -138,22 +119,27 @@ void CheckpointSaver::give_up() {
       }
     });
   }
-  workers_.clear();
+  forget_tasks();
   phase_ = Phase::kNone;
   fail(ErrorCode::kIo, "the checkpoint of step ", record_.step, " was not written: ", error);
 }
 
+void CheckpointSaver::forget_tasks() {
+  for (RankSave* save : saves_) save->task.reset();
+  task_.reset();
+}
+
 /// By the first process, once all files of all processes are durable.
 void CheckpointSaver::start_publishing() {
-  std::vector<std::string> hashes{hashes_of(files_)};
+  std::vector<std::string> hashes{hashes_of(saves_)};
   const World* const world = plan_.options.world.get();
   if (world != nullptr && world->processes() > 1) {
     crew_.run([&](RankSeat& seat) {
       if (seat.leaders == nullptr) return;
-      hashes = gather_strings(*seat.leaders, hashes_of(files_));
+      hashes = gather_strings(*seat.leaders, hashes_of(saves_));
     });
   }
-  workers_.clear();
+  forget_tasks();
   phase_ = Phase::kPublishing;
   if (!is_first()) return;
   std::string all;
@@ -169,7 +155,7 @@ void CheckpointSaver::start_publishing() {
     record_.bytes += file.bytes;
     manifest_.files.push_back(std::move(file));
   }
-  start("a checkpoint's manifest", [this] {
+  task_ = std::make_unique<SaveTask>("a checkpoint's manifest", [this] {
     record_.path = publish_checkpoint(storage_, folder_, manifest_);
     if (const std::int64_t keep = plan_.options.checkpoints.total_limit; keep > 0) {
       prune_checkpoints(storage_, folder_, record_.step, keep);
@@ -179,15 +165,15 @@ void CheckpointSaver::start_publishing() {
 
 std::optional<SaveRecord> CheckpointSaver::poll() {
   if (phase_ == Phase::kNone) return std::nullopt;
-  const Part part = part_of_all();
-  if (part == Part::kPending) return std::nullopt;
-  join();
-  if (part == Part::kFailed) give_up();
+  const SavePart part = part_of_all();
+  if (part == SavePart::kPending) return std::nullopt;
+  wait();
+  if (part == SavePart::kFailed) give_up();
   if (phase_ == Phase::kWriting) {
     start_publishing();
     return std::nullopt;
   }
-  workers_.clear();
+  forget_tasks();
   phase_ = Phase::kNone;
   record_.seconds = Seconds(Clock::now() - began_).count();
   return record_;
@@ -196,7 +182,7 @@ std::optional<SaveRecord> CheckpointSaver::poll() {
 SaveRecord CheckpointSaver::finish() {
   require(phase_ != Phase::kNone, ErrorCode::kInvalidArgument, "no checkpoint is being written");
   for (;;) {
-    join();
+    wait();
     if (auto record = poll()) return *record;
   }
 }

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "rank_crew.h"
@@ -22,8 +20,6 @@ class CheckpointSaver {
  public:
   /// `run`: what the run's checkpoints say of it (describe_run).
   CheckpointSaver(const TrainingPlan& plan, Manifest run, RankCrew& crew, Storage& storage);
-  /// Waits for the threads; a checkpoint that is not published stays unfinished.
-  ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
@@ -40,20 +36,12 @@ class CheckpointSaver {
 
  private:
   enum class Phase { kNone, kWriting, kPublishing };
-  enum class Part : char { kPending, kDone, kFailed };
   using Clock = std::chrono::steady_clock;
 
-  /// A thread of its own, and how far it is.
-  struct Worker {
-    std::thread thread;
-    std::atomic<Part> part = Part::kPending;
-    std::string error;
-  };
-  template <typename Body>
-  void start(const char* name, Body body);
-  Part own_part() const;
-  Part part_of_all();
-  void join();
+  std::vector<SaveTask*> tasks() const;
+  SavePart part_of_all();
+  void wait();
+  void forget_tasks();
   [[noreturn]] void give_up();
   void start_publishing();
   bool is_first() const { return crew_.first_rank() == 0; }
@@ -62,11 +50,10 @@ class CheckpointSaver {
   Manifest manifest_;
   RankCrew& crew_;
   Storage& storage_;
-  std::vector<std::unique_ptr<Snapshot>> snapshots_;  ///< by local rank
-  std::vector<SavedFile> files_;                      ///< by local rank
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<RankSave*> saves_;    ///< by local rank
+  std::unique_ptr<SaveTask> task_;  ///< of this process: the folder, the manifest
   Phase phase_ = Phase::kNone;
-  std::string folder_, unfinished_;
+  std::string folder_;
   SaveRecord record_;
   Clock::time_point began_{};
 };

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "rank_save.h"
 #include "tessera/core/memory.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/groups.h"
@@ -28,6 +29,7 @@ struct RankSeat {
   std::unique_ptr<ProcessGroup> leaders;
   TrainingState state;
   Executor executor;
+  std::unique_ptr<RankSave> save;  ///< null until the first checkpoint
 };
 
 /// The ranks of this process: threads that wait for work, each at its seat.

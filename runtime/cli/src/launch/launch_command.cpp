@@ -138,6 +138,13 @@ LaunchCommand::LaunchCommand(CLI::App& app)
   add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
   number("--grace", r.grace_seconds, 0, std::numeric_limits<int>::max(), "SECONDS",
          "after a failure or Ctrl-C, how long processes may end by themselves (default: 10)");
+  number(
+      "--max-restarts", r.max_restarts, 0, 1e6, "N",
+      "after a failure start the run again, up to N times; with --save and --resume auto it goes "
+      "on from the newest checkpoint (default: 0)");
+  number("--min-ranks", r.min_ranks, 1, kMaxRanks, "N",
+         "a restart leaves out processes that were killed, down to N ranks; samples per step stay, "
+         "by more --accumulate (default: as many as before)");
   accept_aliases(*command_);
 }
 
@@ -169,22 +176,84 @@ std::vector<std::string> take_launched(int& argc, const char* const* argv) {
   return {command + (marked ? 1 : 0), words.end()};
 }
 
+namespace {
+
+/// One attempt to run it. `first`: the processes of the first one.
+LaunchResult run_attempt(const LaunchLayout& layout, const LaunchRequest& request, int first,
+                         int attempt) {
+  int port = layout.main_port.value;
+  const int listener = layout.node_rank.value == 0 ? listener_of(layout) : -1;
+  if (listener >= 0) port = port_of_listener(listener);
+  std::vector<ProcessOptions> processes;
+  for (int local = 0; local < layout.processes.value; ++local) {
+    ProcessOptions options = process_options(layout, local, port, listener);
+    if (attempt > 0) {
+      // What is left of an earlier attempt, on this machine or another one, must not take part.
+      if (layout.nodes.value > 1) options.variables[kJobToken] += concat(" attempt ", attempt);
+      options.variables[kFirstRanks] = std::to_string(first * layout.ranks_per_process);
+    }
+    processes.push_back(std::move(options));
+  }
+  return run_processes(std::move(processes), std::chrono::seconds(request.grace_seconds));
+}
+
+void check_restarts(const LaunchRequest& request, const LaunchLayout& layout,
+                    const LaunchedCommand& command) {
+  require(
+      !request.min_ranks || layout.nodes.value == 1, ErrorCode::kConfig,
+      "--min-ranks is for one machine: launchers of several would have to agree on who is left");
+  require(!request.min_ranks || *request.min_ranks <= layout.ranks(), ErrorCode::kConfig,
+          "--min-ranks ", *request.min_ranks, " is more than the ", layout.ranks(),
+          " ranks of the run");
+  require(!request.min_ranks || request.max_restarts > 0, ErrorCode::kConfig,
+          "--min-ranks says how many ranks a restart needs; give --max-restarts, too");
+  if (request.max_restarts > 0 && command.given().value("resume", "") != "auto") {
+    std::cerr << "note: a restart begins at step 0, unless the run has --save and --resume auto\n";
+  }
+}
+
+/// The processes of the next attempt, after `result`: as many as there were, or, where fewer are
+/// allowed, those that are left and share the samples of a step evenly. 0: there are too few.
+int processes_of_restart(const LaunchLayout& layout, const LaunchRequest& request,
+                         const LaunchedCommand& command, int first, const LaunchResult& result) {
+  if (!request.min_ranks || result.killed == 0) return layout.processes.value;
+  const int micro_steps = std::max(1, command.number("accumulate"));
+  for (int n = layout.processes.value - result.killed; n > 0; --n) {
+    if (n * layout.ranks_per_process < *request.min_ranks) return 0;
+    if (first * micro_steps % n == 0) return n;
+  }
+  return 0;
+}
+
+}  // namespace
+
 int run_launch(const LaunchRequest& request) {
   const LaunchedCommand command(request.command);
   if (!command.help().empty()) {
     std::cout << command.help();
     return kExitGood;
   }
-  const LaunchLayout layout = make_layout(request, command);
+  LaunchLayout layout = make_layout(request, command);
   check_address(layout.main_address);
-  int port = layout.main_port.value;
-  const int listener = layout.node_rank.value == 0 ? listener_of(layout) : -1;
-  if (listener >= 0) port = port_of_listener(listener);
-  std::vector<ProcessOptions> processes;
-  for (int local = 0; local < layout.processes.value; ++local) {
-    processes.push_back(process_options(layout, local, port, listener));
+  check_restarts(request, layout, command);
+  const int first = layout.processes.value;
+  for (int attempt = 0;; ++attempt) {
+    const LaunchResult result = run_attempt(layout, request, first, attempt);
+    // What the settings or the data forbid, they forbid again.
+    const bool again = result.exit_code != kExitGood && result.exit_code != kExitUsage &&
+                       !result.was_asked && attempt < request.max_restarts;
+    if (!again) return result.exit_code;
+    const int next = processes_of_restart(layout, request, command, first, result);
+    if (next == 0) {
+      std::cerr << "tessera: no restart: " << result.killed << " of " << layout.processes.value
+                << " processes were killed, and fewer than --min-ranks " << *request.min_ranks
+                << " ranks are left that share a step's samples evenly\n";
+      return result.exit_code;
+    }
+    layout.processes.value = next;
+    std::cerr << "tessera: restart " << attempt + 1 << " of " << request.max_restarts << ", with "
+              << next * layout.ranks_per_process * layout.nodes.value << " ranks\n";
   }
-  return run_processes(std::move(processes), std::chrono::seconds(request.grace_seconds));
 }
 
 }  // namespace tessera::cli

@@ -24,6 +24,8 @@ struct LaunchRequest {
   std::optional<std::string> job_token{};
   std::optional<std::string> gpu_ids{};
   int grace_seconds = 10;
+  int max_restarts = 0;
+  std::optional<int> min_ranks{};      ///< of a restart; absent: as many as before
   std::vector<std::string> command{};  ///< arguments of the program, from `train` or `test` on
 };
 

@@ -108,6 +108,7 @@ struct Failure {
   sigfillset(&all_signals);
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  signal(SIGUSR1, SIG_DFL);
   sigprocmask(SIG_UNBLOCK, &all_signals, nullptr);
   setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -131,7 +132,7 @@ class Launch {
     }
   }
 
-  int run() {
+  LaunchResult run() {
     for (Child& child : children_) {
       if (interrupt_.signal() != 0) break;  // to start many takes a while
       start(child);
@@ -150,10 +151,11 @@ class Launch {
     }
     if (failure_.has_value()) {
       say(paint(inspect(stderr), Colour::kRed, "error:") + " " + failure_->what);
-      return failure_->exit_code;
+      return {.exit_code = failure_->exit_code, .was_asked = passed_on_ != 0, .killed = killed_};
     }
     if (cut_short_) say("stopped, as asked");
-    return passed_on_ == 0 ? kExitGood : kExitSignal + passed_on_;
+    if (passed_on_ == 0) return {};
+    return {.exit_code = ended_well_ ? kExitGood : kExitSignal + passed_on_, .was_asked = true};
   }
 
  private:
@@ -271,6 +273,8 @@ class Launch {
   /// Keeps the first failure: the others follow from it. After a signal that was passed on nothing
   /// is one: a process that had no handler yet dies of it, and its neighbours miss it.
   void note_end(const Child& child, int status) {
+    ended_well_ = ended_well_ && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (WIFSIGNALED(status) && signals_ == 0) ++killed_;
     if (failure_.has_value()) return;
     eventfd_t count = 0;
     met_ = met_ || children_.size() == 1 || eventfd_read(meeting_, &count) == 0;
@@ -287,7 +291,7 @@ class Launch {
       if (cut_short_ || (passed_on_ != 0 && code == kExitSignal + passed_on_)) return;
       // It has ended in good order on a signal that somebody has sent to it alone.
       const int signal = code - kExitSignal;
-      const bool signalled = signal == SIGINT || signal == SIGTERM;
+      const bool signalled = signal == SIGINT || signal == SIGTERM || signal == SIGUSR1;
       const std::string how =
           signalled ? concat(" was ended by signal ", signal, " (", strsignal(signal), ")")
                     : concat(" failed with exit code ", code, "; its message is above");
@@ -334,13 +338,15 @@ class Launch {
   std::optional<Clock::time_point> deadline_;  // when those that still run get the next signal
   int passed_on_ = 0;
   bool met_ = false;        // a process has met all others
+  bool ended_well_ = true;  // all processes that have ended
+  int killed_ = 0;          // see LaunchResult
   bool cut_short_ = false;  // a process has died of the signal that was passed on
   int signals_ = 0;         // that all have been sent
 };
 
 }  // namespace
 
-int run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace) {
+LaunchResult run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace) {
   return Launch(std::move(processes), grace).run();
 }
 

@@ -20,6 +20,9 @@ struct FoundCheckpoint {
   std::string path;
 };
 
+/// Where the files of a checkpoint are written: step_N.tmp.
+std::string unfinished_path(const std::string& folder, std::int64_t step);
+
 /// Makes step_N.tmp for the files of a checkpoint, in place of one that was left there; returns its
 /// path.
 std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step);

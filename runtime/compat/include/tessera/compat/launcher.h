@@ -13,6 +13,8 @@ namespace tessera {
 
 /// Set by `tessera launch` beside what every launcher sets.
 inline constexpr const char* kRanksPerProcess = "TESSERA_RANKS_PER_PROCESS";
+/// Set for a restart, to the ranks of the first attempt, whose samples per step stay.
+inline constexpr const char* kFirstRanks = "TESSERA_FIRST_RANKS";
 /// A file descriptor of process 0 that listens at MASTER_PORT already.
 inline constexpr const char* kListener = "TESSERA_LISTENER";
 /// An eventfd: a process that has met the others adds one.
@@ -34,6 +36,7 @@ struct Launcher {
   int processes = 1;
   int machines = 0;  ///< 0: not said, as the next
   int ranks_per_process = 0;
+  int first_ranks = 0;    ///< the value of kFirstRanks; 0: the run was not started before
   int threads = 0;        ///< of each rank's kernels, as OMP_NUM_THREADS says
   std::string address{};  ///< kSockets only, as the next two
   int port = 0;
