@@ -26,6 +26,13 @@ std::int64_t cudnn_bytes(const CudaAttentionCall& call, bool deterministic) {
   return kCounters + rows * kFloatBytes + sums;
 }
 
+/// The largest batch whose backward pass is within the limit on scratch; 0: none is.
+std::int64_t largest_batch(CudaAttentionCall call, const CudaKernelOptions& options) {
+  call.batch = 1;
+  const std::int64_t of_each = cudnn_bytes(call, options.deterministic) - kCounters;
+  return std::max<std::int64_t>(options.attention_scratch_limit - kCounters, 0) / of_each;
+}
+
 /// The statistics of our own backward pass: two numbers per query.
 std::int64_t own_bytes(const CudaAttentionCall& call) {
   if (!call.backward) return 0;
@@ -43,10 +50,16 @@ std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptio
   if (call.length % kLengthStep != 0)
     return concat("a length of ", call.length, " is no multiple of ", kLengthStep);
   const std::int64_t bytes = cudnn_bytes(call, options.deterministic);
-  if (bytes <= options.attention_scratch_limit) return {};
-  return concat("cuDNN's attention backward needs ", bytes, " bytes of scratch, over the limit of ",
-                options.attention_scratch_limit,
-                "; use a smaller --micro-batch, --deterministic-attention false, which needs less, "
+  const std::int64_t limit = options.attention_scratch_limit;
+  if (bytes <= limit) return {};
+  const std::int64_t in_any_order = cudnn_bytes(call, false);
+  const std::int64_t fitting = largest_batch(call, options);
+  return concat("for a micro-batch of ", call.batch, " cuDNN's attention backward needs ", bytes,
+                " bytes of scratch, over the limit of ", limit, "; use ",
+                fitting > 0 ? concat("--micro-batch ", fitting, " or less, ") : std::string(),
+                in_any_order <= limit
+                    ? concat("--deterministic-attention false, which needs ", in_any_order, ", ")
+                    : std::string(),
                 "or --attention cudnn, which has no limit");
 }
 

@@ -29,6 +29,29 @@ TEST_F(PlanCommand, PlansALargeRunAtOnce) {
                                 HasSubstr("more actions")));
 }
 
+TEST_F(PlanCommand, SaysWhatAGpuHoldsBesideItAndWhoRunsAttention) {
+  const auto plan = [&](const std::string& device, const std::string& format) {
+    return run({"plan", "--model", "gpt2-1558m", "--layers", "2", "--ranks", "8", "--precision",
+                "bf16", "--micro-batch", "21", "--device", device, "--format", format});
+  };
+  const ProgramResult on_gpus = plan("cuda", "summary");
+  EXPECT_EQ(on_gpus.exit_code, 0) << on_gpus.err;
+  EXPECT_THAT(on_gpus.err, HasSubstr("attention's backward pass runs on our own kernels"));
+  EXPECT_THAT(on_gpus.out, AllOf(HasSubstr("beside it on a GPU"), HasSubstr("memory pool: simul")));
+  const auto json = nlohmann::json::parse(plan("cuda", "json").out);
+  std::vector<std::string> items;
+  for (const auto& [name, bytes] : json.at("gpu_overhead_bytes").items()) {
+    EXPECT_GT(bytes.get<std::int64_t>(), 0) << name;
+    items.push_back(name);
+  }
+  EXPECT_THAT(items, ::testing::UnorderedElementsAre("memory pool", "CUDA context", "kernels",
+                                                     "CUDA graph", "NCCL"));
+  const ProgramResult on_cpus = plan("cpu", "summary");
+  EXPECT_EQ(on_cpus.exit_code, 0) << on_cpus.err;
+  EXPECT_THAT(on_cpus.out, Not(HasSubstr("beside it on a GPU")));
+  EXPECT_EQ(on_cpus.err, "");
+}
+
 // Sizes in range that no machine could hold, or 64 bits count: an answer at once.
 TEST_F(PlanCommand, HugeSizesAreRefusedAtOnce) {
   const auto begin = std::chrono::steady_clock::now();

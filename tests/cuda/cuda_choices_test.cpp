@@ -94,19 +94,50 @@ TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
 TEST_F(CudaChoices, AttentionIsWhoseTheUserSays) {
   TrainerOptions options = cuda_options("full_shard", 1);
   options.precision = DType::kBFloat16;
-  const auto expected = run(model_, options);
+  const Model model = test::cudnn_gpt();
+  const test::CountingTokens data(test::kCudnnLength);
+  const auto trainer_of = [&] { return Trainer(model, data, options); };
+  const auto expected = run(model, options, test::kCudnnLength);
   options.deterministic_attention = false;
-  EXPECT_THAT(notes_of(trainer(options)), Contains(HasSubstr("nor one of any order")));
+  EXPECT_THAT(notes_of(trainer_of()), Contains(HasSubstr("nor one of any order")));
   options.attention = AttentionBackend::kOwn;
-  EXPECT_THAT(notes_of(trainer(options)), Not(Contains(HasSubstr("attention"))));
-  expect_same_bits(run(model_, options), expected);
+  EXPECT_THAT(notes_of(trainer_of()), Not(Contains(HasSubstr("attention"))));
+  expect_same_bits(run(model, options, test::kCudnnLength), expected);
   options.attention = AttentionBackend::kCudnn;
   try {
-    trainer(options).train();
+    trainer_of().train();
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
     EXPECT_THAT(error.what(), HasSubstr("cuDNN only: the emulator has none"));
+  }
+}
+
+TEST_F(CudaChoices, NotesComeBeforeTheFirstStep) {
+  TrainerOptions options = cuda_options("full_shard", 2);
+  options.precision = DType::kBFloat16;
+  options.steps = 2;
+  for (const DType precision : {DType::kBFloat16, DType::kFloat32}) {
+    options.precision = precision;
+    const std::int64_t before = fake_cuda::counters().launches;
+    std::vector<std::string> told;
+    std::vector<std::int64_t> launches;
+    bool stepped = false;
+    trainer(options).train(
+        [&](const StepRecord&) {
+          stepped = true;
+          return true;
+        },
+        [&](const std::string& note) {
+          EXPECT_FALSE(stepped) << note;
+          told.push_back(note);
+          launches.push_back(fake_cuda::counters().launches - before);
+        });
+    ASSERT_FALSE(told.empty());
+    EXPECT_EQ(launches.front(), 0) << told.front();  // of the plan: before there is an executor
+    const char* const why = precision == DType::kFloat32 ? "takes bf16 only" : "not 8";
+    EXPECT_THAT(told,
+                Contains(AllOf(HasSubstr("attention runs on our own kernels"), HasSubstr(why))));
   }
 }
 
@@ -124,7 +155,7 @@ TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
   EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
   EXPECT_GE(summary.measured_memory.by_category[MemoryCategory::kWorkspace],
             96 * kWords * static_cast<std::int64_t>(sizeof(float)));
-  EXPECT_EQ(choose_batch(wide, data_, options, std::int64_t{1} << 30).predicted_bytes,
+  EXPECT_EQ(choose_batch(wide, data_, options, std::int64_t{4} << 30).predicted_bytes,
             summary.measured_memory.total);
 }
 

@@ -105,8 +105,8 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
   // A part of what activations need.
   const std::size_t rest = planned - kCudaScratchBytes;
   expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: --"});
-  // Too little for even the first tensor.
-  expect_with(4096, {"bytes of optimizer for embedding", "others have taken memory",
+  // Too little for even the first tensor: memory comes in pages of 2 MiB.
+  expect_with(4096, {"bytes of parameters for embedding", "others have taken memory",
                      "would fit (at least"});
 }
 
@@ -119,13 +119,20 @@ TEST_F(CudaErrors, OutOfMemoryThoughThePlanFitsSaysThat) {
   fake_cuda::stop_failing();
 }
 
+/// Once, whether the plan knows the reason or only the GPU does.
 TEST_F(CudaErrors, AttentionThatIsNotCudnnsIsTold) {
-  const test::CountingTokens data;
-  const Model model = small_gpt();
-  const Trainer trainer(model, data, cuda_options("no_shard", 1));
-  const auto notes = test::notes_of(trainer);
-  ASSERT_EQ(notes.size(), 1U);
-  EXPECT_NE(notes.front().find("not on cuDNN: the emulator has none"), std::string::npos);
+  const Model model = test::cudnn_gpt();
+  const test::CountingTokens data(test::kCudnnLength);
+  TrainerOptions options = cuda_options("no_shard", 1);
+  for (const bool known : {true, false}) {
+    options.precision = known ? DType::kFloat32 : DType::kBFloat16;
+    const Trainer trainer(model, data, options);
+    EXPECT_EQ(trainer.plan().notes.size(), known ? 1U : 0U);
+    const auto notes = test::notes_of(trainer);
+    ASSERT_EQ(notes.size(), 1U);
+    const std::string why = known ? "cuDNN's attention takes bf16 only" : "the emulator has none";
+    EXPECT_NE(notes.front().find("not on cuDNN: " + why), std::string::npos) << notes.front();
+  }
 }
 
 TEST_F(CudaErrors, OutOfMemoryNamesTensorAndCategory) {

@@ -48,6 +48,16 @@ inline Model small_gpt(float dropout = 0.0F) {
                    .dropout = dropout});
 }
 
+/// A model whose attention cuDNN takes, in bf16 and with samples of kCudnnLength tokens.
+inline constexpr std::int64_t kCudnnLength = 64;
+inline Model cudnn_gpt() {
+  return make_gpt({.vocab_size = kVocabulary,
+                   .context_length = kCudnnLength,
+                   .layers = 1,
+                   .heads = 1,
+                   .width = 64});
+}
+
 inline TrainerOptions cuda_options(const std::string& strategy, int ranks) {
   TrainerOptions options;
   options.strategy = strategy;

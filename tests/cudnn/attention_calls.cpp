@@ -160,6 +160,8 @@ TEST_F(CudnnCalls, OthersAreLeftToOurKernelsWithTheReason) {
   EXPECT_FALSE(forward());
   EXPECT_EQ(fallback(), "cuDNN's attention takes bf16 only");
   EXPECT_TRUE(stub().executions.empty());
+  // Of these, the only one that no plan tells; later ones do not hide it.
+  EXPECT_EQ(cuda_attention(stream_).unforeseen, "a tensor is not aligned to 16 bytes");
 }
 
 TEST_F(CudnnCalls, TheReasonGoesOnceCudnnRuns) {
@@ -200,6 +202,7 @@ TEST_F(CudnnCalls, ALimitOnScratchHoldsForAutoOnly) {
   EXPECT_TRUE(forward());
   EXPECT_FALSE(backward());
   EXPECT_THAT(fallback(), HasSubstr("bytes of scratch, over the limit of 10000"));
+  EXPECT_EQ(cuda_attention(stream_).unforeseen, "");
   set({.attention = AttentionBackend::kCudnn, .attention_scratch_limit = 10'000});
   EXPECT_TRUE(backward());
 }

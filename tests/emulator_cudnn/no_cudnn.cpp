@@ -6,26 +6,40 @@
 namespace tessera::cuda {
 namespace {
 
-bool decline(CudaStream& stream) {
+bool decline(const TensorView& qkv, bool backward, CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return false;
+  state.fallback = cudnn_objection({.batch = qkv.shape[0],
+                                    .length = qkv.shape[1],
+                                    .heads = qkv.shape[3],
+                                    .head_dim = qkv.shape[4],
+                                    .dtype = qkv.dtype,
+                                    .backward = backward},
+                                   state.options);
+  if (state.fallback.empty()) {
+    state.fallback = state.unforeseen = state.options.deterministic
+                                            ? "the emulator has none"
+                                            : "the emulator has none, nor one of any order";
+  }
   require(state.options.attention == AttentionBackend::kAuto, ErrorCode::kUnavailable,
-          "attention was to run on cuDNN only: the emulator has none");
-  state.fallback = state.options.deterministic ? "the emulator has none"
-                                               : "the emulator has none, nor one of any order";
+          "attention was to run on cuDNN only: ", state.fallback);
   return false;
 }
 
 }  // namespace
 
-void plan_cudnn_attention(const AttentionForwardArgs&, CudaStream& stream) { decline(stream); }
-void plan_cudnn_attention(const AttentionBackwardArgs&, CudaStream& stream) { decline(stream); }
-
-bool cudnn_attention_forward(const AttentionForwardArgs&, CudaStream& stream) {
-  return decline(stream);
+void plan_cudnn_attention(const AttentionForwardArgs& args, CudaStream& stream) {
+  decline(args.qkv, false, stream);
 }
-bool cudnn_attention_backward(const AttentionBackwardArgs&, CudaStream& stream) {
-  return decline(stream);
+void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream) {
+  decline(args.qkv, true, stream);
+}
+
+bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
+  return decline(args.qkv, false, stream);
+}
+bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
+  return decline(args.qkv, true, stream);
 }
 
 }  // namespace tessera::cuda

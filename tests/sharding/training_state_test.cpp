@@ -323,8 +323,9 @@ constexpr std::int64_t kHeldOut = 7;
 std::vector<double> train_and_evaluate(const SmallRun& run) {
   Both both(run);
   both.held_out.ignored_from = kHeldOut;
-  const MemoryPeak predicted = predict_memory(both.programs, both.layout, both.model,
-                                              state_options(both.training), both.options);
+  const MemoryPeak predicted =
+      simulate(both.programs, both.layout, both.model, state_options(both.training), both.options)
+          .memory;
   const std::int64_t per_step = 2 * run.ranks;
   const std::int64_t steps = (kHeldOut + per_step - 1) / per_step;
   std::vector<double> losses;

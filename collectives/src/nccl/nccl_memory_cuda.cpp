@@ -36,8 +36,7 @@ CudaSegments NcclMemory::segments(int gpu) {
   }
   static_cast<void>(nccl().mem_free(page));
   return {.take = [this](std::size_t bytes) { return take(bytes); },
-          .give_back = [this](void* address) { give_back(address); },
-          .granularity = kPage};
+          .give_back = [this](void* address) { give_back(address); }};
 }
 
 void* NcclMemory::take(std::size_t bytes) {

@@ -188,8 +188,11 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                                               .dtype = qkv.dtype,
                                               .backward = pass != CudnnPass::kForward},
                                              state.options)};
-  if (choice.objection.empty()) choice.objection = misalignment(views);
-  if (choice.objection.empty()) choice = choose(stream, shape);
+  if (choice.objection.empty()) {
+    choice.objection = misalignment(views);
+    if (choice.objection.empty()) choice = choose(stream, shape);
+    if (!choice.objection.empty()) state.unforeseen = choice.objection;
+  }
   require(choice.plan != nullptr || state.options.attention != AttentionBackend::kCudnn,
           ErrorCode::kUnavailable, "attention was to run on cuDNN only: ", choice.objection);
   state.fallback = choice.objection;

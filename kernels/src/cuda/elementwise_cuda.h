@@ -55,7 +55,7 @@ inline constexpr int kGroupOf = 16 / static_cast<int>(sizeof(T));
 /// Eight blocks fill a multiprocessor, and blocks come and go smoothly.
 inline constexpr int kElementwiseThreads = 256;
 /// Groups per thread: together with the other threads of a multiprocessor enough bytes on their
-/// way, 64 KiB and more, to cover the latency of memory.
+/// way to cover the latency of memory: 64 KiB and more, but 32 where bf16 becomes fp32.
 inline constexpr int kGroupsPerThread = 2;
 
 template <int kSize, typename Op>

@@ -235,8 +235,9 @@ void print_text(const Request& request, const Estimate& estimate) {
   }
   std::cout << "\n"
             << wrapped(
-                   "'tessera plan' has one of these by category; 'tessera train --auto-batch' "
-                   "chooses the largest micro-batch that fits.",
+                   "'tessera plan' has one of these by category, and with --device cuda what a GPU "
+                   "holds beside it; 'tessera train --auto-batch' chooses the largest micro-batch "
+                   "that fits.",
                    kColumns)
             << "\n";
 }

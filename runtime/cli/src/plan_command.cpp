@@ -14,6 +14,7 @@
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -65,10 +66,13 @@ void print_header(std::ostream& out, const Model& model, const TrainingPlan& pla
 
 void print_json(std::ostream& out, const Model& model, const Config& config,
                 const TrainingPlan& plan) {
+  nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
+  for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
   const nlohmann::ordered_json json{{"kind", "plan"},
                                     {"settings", config.values()},
                                     {"parameters", parameter_count(model)},
                                     {"peak_bytes", to_json(plan.memory)},
+                                    {"gpu_overhead_bytes", overhead},
                                     {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                                     {"collectives", calls_to_json(plan.traffic)},
                                     {"gradient_sum_bytes", account_gradient_sums(plan.schedule)},
@@ -193,6 +197,7 @@ int run_plan(Config config) {
     }
     out << "\n";
     print_memory(out, plan.memory);
+    print_gpu_overhead(out, plan);
     out << "\n";
     print_traffic(out, plan.traffic);
     if (const std::int64_t bytes = account_gradient_sums(plan.schedule); bytes > 0) {

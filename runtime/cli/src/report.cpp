@@ -7,6 +7,7 @@
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/rank_device.h"
 #include "text_table.h"
 
@@ -158,6 +159,21 @@ void print_memory(std::ostream& out, const MemoryPeak& predicted) {
                       table.add({name, format_bytes(bytes), with_commas(bytes)});
                     });
   table.print(out);
+}
+
+void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
+  const std::vector<OverheadItem> items = gpu_overhead(plan);
+  if (items.empty()) return;
+  TextTable table({"beside it on a GPU", "about", "bytes"});
+  for (const OverheadItem& item : items) {
+    table.add({"  " + item.name, format_bytes(item.bytes), with_commas(item.bytes)});
+  }
+  const std::int64_t total = total_bytes(items);
+  table.add({"  in all", format_bytes(total), with_commas(total)});
+  table.print(out);
+  for (const OverheadItem& item : items) {
+    out << wrapped(concat("  ", item.name, ": ", item.source), kColumns, 4) << "\n";
+  }
 }
 
 void print_traffic(std::ostream& out, const Traffic& predicted) {

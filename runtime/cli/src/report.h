@@ -27,6 +27,8 @@ std::string describe_model(const Model& model, const TrainingPlan& plan);
 
 /// Memory of one rank by category, as predicted.
 void print_memory(std::ostream& out, const MemoryPeak& predicted);
+/// What a rank takes of its GPU beside that, by item with its source; nothing for a run on the CPU.
+void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan);
 /// Bytes and calls of one rank's step by kind of collective, as predicted.
 void print_traffic(std::ostream& out, const Traffic& predicted);
 

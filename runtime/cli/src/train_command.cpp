@@ -77,7 +77,7 @@ void choose_batch(Config& config, TrainerOptions& options, const Model& model,
   if (config.get<bool>("quiet")) return;
   std::cerr << "auto-batch: micro-batch " << choice.micro_batch << ", " << choice.accumulate
             << " micro-steps: " << format_bytes(choice.predicted_bytes) << " per rank of "
-            << format_bytes(given) << " less a margin of " << kAutoBatchMargin * 100.0 << " %";
+            << format_bytes(given) << " less " << describe_room(choice);
   if (choice.next_micro_batch) {
     std::cerr << "; micro-batch " << *choice.next_micro_batch << " would need "
               << format_bytes(choice.next_bytes);

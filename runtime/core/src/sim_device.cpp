@@ -77,14 +77,23 @@ class SimStream : public Stream {
   std::exception_ptr failure_;
 };
 
+SimDevice::SimDevice(DeviceKind stands_for)
+    : has_pool_(stands_for == DeviceKind::kCuda), pool_([this](std::size_t wanted, std::size_t) {
+        next_address_ += wanted;
+        return SegmentPool::Segment{.address = next_address_ - wanted, .bytes = wanted};
+      }) {}
+
 void* SimDevice::allocate(std::size_t bytes) {
+  if (has_pool_) return reinterpret_cast<void*>(pool_.allocate(bytes));
   // Addresses are never given out twice, so a stale one cannot be mistaken for a live one.
   const std::uintptr_t address = next_address_;
   next_address_ += std::max<std::size_t>((bytes + 63) / 64 * 64, 64);
   return reinterpret_cast<void*>(address);
 }
 
-void SimDevice::deallocate(void* /*address*/, std::size_t /*bytes*/) noexcept {}
+void SimDevice::deallocate(void* address, std::size_t /*bytes*/) noexcept {
+  if (has_pool_) pool_.deallocate(reinterpret_cast<SegmentPool::Address>(address));
+}
 
 void* SimDevice::allocate_host(std::size_t bytes) {
   void* const address = std::calloc(std::max<std::size_t>(bytes, 1), 1);

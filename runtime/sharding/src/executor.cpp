@@ -409,9 +409,9 @@ std::vector<std::string> Executor::Impl::notes() {
   std::vector<std::string> notes;
   if (!registration_note_.empty()) notes.push_back(registration_note_);
   auto* const stream = dynamic_cast<CudaStream*>(&lanes_.of(Lane::kCompute));
-  if (stream != nullptr && !cuda_attention(*stream).fallback.empty()) {
+  if (stream != nullptr && !cuda_attention(*stream).unforeseen.empty()) {
     notes.push_back(concat("attention runs on our own kernels, not on cuDNN: ",
-                           cuda_attention(*stream).fallback));
+                           cuda_attention(*stream).unforeseen));
   }
   return notes;
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/account.h"
@@ -22,19 +24,41 @@ class ShapesOnly : public BatchSource {
 
 // A kernel is a plain function: this is where it finds the list.
 thread_local std::vector<GemmArgs>* recorded_gemms = nullptr;
+thread_local std::set<CudaAttentionCall>* recorded_attention = nullptr;
 
 void record_gemm(const GemmArgs& args, Stream& /*stream*/) { recorded_gemms->push_back(args); }
+
+template <bool kBackward, class Args>
+void record_attention(const Args& args, Stream& /*stream*/) {
+  const Shape& qkv = args.qkv.shape;
+  recorded_attention->insert({.batch = qkv[0],
+                              .length = qkv[1],
+                              .heads = qkv[3],
+                              .head_dim = qkv[4],
+                              .dtype = args.qkv.dtype,
+                              .backward = kBackward});
+}
 
 constexpr MemoryCategory kPlanned[] = {
     MemoryCategory::kParameters, MemoryCategory::kUnshardedParameters, MemoryCategory::kGradients,
     MemoryCategory::kUnshardedGradients, MemoryCategory::kOptimizer};
+
+/// What Executor::gather_parameters takes of the pool for the largest unit.
+void gather_largest(SimDevice& device, const ModelLayout& layout) {
+  std::int64_t largest = 0;
+  for (const Unit& unit : layout.units) {
+    largest = std::max({largest, unit.trainable.padded_numel, unit.frozen.padded_numel});
+  }
+  const std::size_t bytes = static_cast<std::size_t>(largest) * sizeof(float);
+  device.deallocate(device.allocate(bytes), bytes);
+}
 
 }  // namespace
 
 Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
                     const Model& model, const StateOptions& state_options,
                     const ExecutorOptions& options) {
-  SimDevice device;
+  SimDevice device(options.device);
   Memory memory(device);
   std::vector<std::unique_ptr<ShapesOnly>> shapes;
   std::vector<Program> simulated;
@@ -49,15 +73,35 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   traced.before_task = nullptr;
   traced.trace = true;
   traced.graph = false;
+  Simulation result;
+  KernelTable kernels =
+      *(options.layer_kernels != nullptr ? options.layer_kernels : &kernels_for(device));
+  if (options.device == DeviceKind::kCuda) {
+    kernels.attention_forward = record_attention<false, AttentionForwardArgs>;
+    kernels.attention_backward = record_attention<true, AttentionBackwardArgs>;
+    recorded_attention = &result.attention_calls;
+  }
+  traced.layer_kernels = &kernels;
   TrainingState state(layout, state_options, 0, memory);
   Executor executor(state, model, simulated, groups, memory, traced);
   executor.begin_step(0, 0.0);
-  Simulation result{.memory = {}, .traffic = groups.traffic(), .spans = {}};
+  result.traffic = groups.traffic();
   for (int step = 1; step < options.steps_in_flight; ++step) executor.begin_step(step, 0.0);
   for (int step = 0; step < options.steps_in_flight; ++step) executor.finish_step();
   result.spans = executor.spans();
   for (std::size_t p = 1; p < simulated.size(); ++p) executor.run_step(0, 0.0, p);
   result.memory = memory.peak();
+  // What stays is taken from the plans alone; the run contributes what comes and goes.
+  const MemoryUse planned = account_memory(schedules);
+  for (const MemoryCategory category : kPlanned) {
+    result.memory.total += planned[category] - result.memory.by_category[category];
+    result.memory.by_category[category] = planned[category];
+  }
+  if (options.device == DeviceKind::kCuda) {
+    gather_largest(device, layout);
+    result.reserved_bytes = device.reserved_bytes();
+  }
+  recorded_attention = nullptr;
   return result;
 }
 
@@ -81,25 +125,9 @@ std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const Mode
   return gemms;
 }
 
-MemoryPeak predict_memory(std::span<const Program> programs, const ModelLayout& layout,
-                          const Model& model, const StateOptions& state,
-                          const ExecutorOptions& options) {
-  MemoryPeak peak = simulate(programs, layout, model, state, options).memory;
-  // What stays is taken from the plans alone; the run contributes what comes and goes.
-  std::vector<const Schedule*> schedules;
-  for (const Program& program : programs) schedules.push_back(program.schedule);
-  const MemoryUse planned = account_memory(schedules);
-  for (const MemoryCategory category : kPlanned) {
-    peak.total += planned[category] - peak.by_category[category];
-    peak.by_category[category] = planned[category];
-  }
-  return peak;
-}
-
 MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                           const BatchSource& source, const ExecutorOptions& options) {
-  const Program program{&schedule, &source};
-  return predict_memory(std::span(&program, 1), layout, model, state_options(schedule), options);
+  return simulate(schedule, layout, model, source, options).memory;
 }
 
 StateOptions state_options(const Schedule& schedule) {

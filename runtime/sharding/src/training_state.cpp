@@ -13,7 +13,7 @@ namespace {
 
 /// Elements to write at a time: what fits the first-level cache, or keeps a GPU busy.
 std::int64_t chunk_numel(const Device& device) {
-  return device.kind() == DeviceKind::kCuda ? std::int64_t{1} << 20 : 8192;
+  return device.host_accessible() ? 8192 : std::int64_t{1} << 20;
 }
 
 }  // namespace
@@ -157,8 +157,11 @@ void TrainingState::set_parameters(const ParameterValues& values_of, Stream& str
 
 /// Writes this rank's part of all parameters and master weights, in chunks that `produce` makes.
 void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream) {
-  if (device_.kind() == DeviceKind::kSim) return;  // its memory has no contents
   const std::int64_t most = chunk_numel(device_);
+  if (device_.kind() == DeviceKind::kSim) {  // its memory has no contents, but the chunk takes some
+    const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(float);
+    return device_.deallocate(device_.allocate(bytes), bytes);
+  }
   DeviceArray<float> chunk(device_, most);
   for (const StateTensor& tensor : tensors_) {
     if (tensor.role == Role::kOptimizer) continue;

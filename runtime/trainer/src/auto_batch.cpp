@@ -17,25 +17,27 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
   require(margin >= 0.0 && margin < 1.0, ErrorCode::kInvalidArgument, "a margin of ", margin,
           " is not in [0, 1)");
   const std::int64_t samples = options.micro_batch * options.accumulate;
-  const DeviceChoice device = resolved_device(options.device);
+  TrainerOptions here = options;
+  here.device = resolved_device(options.device);
+  here.group = resolved_group(here);
   const auto with = [&](std::int64_t micro_batch) {
-    TrainerOptions changed = options;
-    changed.device = device;
+    TrainerOptions changed = here;
     changed.micro_batch = micro_batch;
     changed.accumulate = static_cast<int>(samples / micro_batch);
     return changed;
   };
-  const auto predicted = [&](std::int64_t micro_batch) {
-    return make_training_plan(model, source, with(micro_batch)).memory.total;
-  };
-  const auto budget =
-      static_cast<std::int64_t>(static_cast<double>(bytes_per_rank) * (1.0 - margin));
   std::vector<std::int64_t> sizes = divisors(samples);
   std::erase_if(sizes, [&](std::int64_t size) { return samples / size > kMaxAccumulate; });
-  BatchChoice choice{.budget_bytes = budget};
+  BatchChoice choice;
   for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    choice.predicted_bytes = predicted(*size);
-    if (choice.predicted_bytes <= budget) {
+    const TrainingPlan plan = make_training_plan(model, source, with(*size));
+    choice.predicted_bytes = plan.memory.total;
+    choice.overhead = gpu_overhead(plan);
+    choice.budget_bytes =
+        here.device == DeviceChoice::kCuda
+            ? bytes_per_rank - total_bytes(choice.overhead)
+            : static_cast<std::int64_t>(static_cast<double>(bytes_per_rank) * (1.0 - margin));
+    if (choice.predicted_bytes <= choice.budget_bytes) {
       choice.micro_batch = *size;
       choice.accumulate = with(*size).accumulate;
       return choice;
@@ -46,9 +48,15 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
   fail(ErrorCode::kOutOfMemory, "no micro-batch fits: ", sizes.front(),
        sizes.front() == 1 ? " sample" : " samples", " at a time need",
        sizes.front() == 1 ? "s " : " ", format_bytes(choice.predicted_bytes), " per rank, and ",
-       format_bytes(budget), " may be used (", format_bytes(bytes_per_rank), " less a margin of ",
-       margin * 100.0,
-       " %); shard more with --strategy, recompute with --recompute full, or use a smaller model");
+       format_bytes(std::max<std::int64_t>(choice.budget_bytes, 0)), " may be used (",
+       format_bytes(bytes_per_rank), " less ", describe_room(choice, margin),
+       "); shard more with --strategy, recompute with --recompute full, or use a smaller model");
+}
+
+std::string describe_room(const BatchChoice& choice, double margin) {
+  if (choice.overhead.empty()) return concat("a margin of ", margin * 100.0, " %");
+  return concat(format_bytes(total_bytes(choice.overhead)), " that a GPU holds beside the plan (",
+                describe(choice.overhead), ")");
 }
 
 std::int64_t bytes_per_rank(const TrainerOptions& options) {

@@ -6,6 +6,7 @@
 #include "divisors.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/training_plan.h"
 
 // Refusing a run that does not fit, and finding one that would.
@@ -204,6 +205,18 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
                           where_free(options));
   fail(ErrorCode::kOutOfMemory, needs(plan), excess, "; ",
        remedy(plan, model, source, available_bytes, over_limit));
+}
+
+std::string tight_memory_note(const TrainingPlan& plan, std::int64_t available_bytes) {
+  const std::vector<OverheadItem> overhead = gpu_overhead(plan);
+  const std::int64_t allowed = allowed_per_rank(plan.options, available_bytes);
+  const std::int64_t left = allowed - plan.memory.total;
+  if (overhead.empty() || left >= total_bytes(overhead)) return "";
+  return concat("the plan leaves ", format_bytes(left), " of the ", format_bytes(allowed),
+                " that a rank may use of its GPU, and about ", format_bytes(total_bytes(overhead)),
+                " are needed beside it (", describe(overhead),
+                "): the run may end for want of memory; --auto-batch leaves room for them, and so "
+                "does a smaller --micro-batch or --recompute full");
 }
 
 std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,

@@ -148,6 +148,14 @@ DeviceChoice resolved_device(DeviceChoice choice) {
   return choice;
 }
 
+GroupChoice resolved_group(const TrainerOptions& options) {
+  if (options.device != DeviceChoice::kCuda || options.group != GroupChoice::kAuto) {
+    return options.group;
+  }
+  const bool own_gpus = options.world != nullptr || options.ranks <= gpu_count();
+  return options.ranks > 1 && own_gpus ? GroupChoice::kNccl : GroupChoice::kThread;
+}
+
 TrainerOptions on_this_machine(TrainerOptions options) {
   options.device = resolved_device(options.device);
   const bool on_gpus = options.device == DeviceChoice::kCuda;
@@ -162,10 +170,7 @@ TrainerOptions on_this_machine(TrainerOptions options) {
     options.group = GroupChoice::kThread;
     options.attention = AttentionBackend::kOwn;
   }
-  if (on_gpus && options.group == GroupChoice::kAuto) {
-    const bool own_gpus = options.world != nullptr || options.ranks <= gpu_count();
-    options.group = options.ranks > 1 && own_gpus ? GroupChoice::kNccl : GroupChoice::kThread;
-  }
+  options.group = resolved_group(options);
   return options;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <span>
 #include <utility>
 
 #include "chosen_samples.h"
@@ -201,7 +202,11 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     if (std::string note = sharing_note(here); !note.empty()) {
       made.notes.insert(made.notes.begin(), std::move(note));
     }
-    require_memory(made, model, source, available_bytes(made.options));
+    const std::int64_t available = available_bytes(made.options);
+    require_memory(made, model, source, available);
+    if (std::string note = tight_memory_note(made, available); !note.empty()) {
+      made.notes.push_back(std::move(note));
+    }
     return made;
   });
   if (options.world != nullptr && !options.checkpoints.resume.empty()) {
@@ -226,8 +231,14 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
                                const OnEvaluation& on_evaluation, const OnSave& on_save) const {
   const TrainerOptions& options = plan_.options;
   const bool tells = speaks(options);
+  const auto tell = [&](std::span<const std::string> notes) {
+    for (const std::string& note : notes) {
+      if (tells && on_note) on_note(note);
+    }
+  };
   Totals totals;
   TrainingSummary summary;
+  tell(plan_.notes);
   Session session(plan_, model_, source_, evaluation_);
   std::optional<EvaluationRecord> evaluation;
   const auto evaluate = [&] {
@@ -276,13 +287,10 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     return pauses ? session.step() : session.step_ahead();
   };
   try {
+    const std::vector<std::string> notes = session.notes();
+    tell(std::span(notes).subspan(plan_.notes.size()));
     while (const auto record = next()) {
       totals.add(*record);
-      if (totals.steps == 1) {
-        for (const std::string& note : session.notes()) {
-          if (tells && on_note) on_note(note);
-        }
-      }
       if (tells) {  // the other processes end when this one does, and say the same
         check_tokens(*record);
         if (on_step && !on_step(*record)) session.stop();

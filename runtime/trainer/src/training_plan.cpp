@@ -1,7 +1,12 @@
 #include "tessera/trainer/training_plan.h"
 
+#include <map>
+#include <set>
+#include <utility>
+
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/plan.h"
@@ -17,7 +22,7 @@ std::string why_no_graph(const TrainerOptions& options) {
   if (options.trace.value_or(false))
     return "--trace times the actions of a step, and a replay has none";
   if (options.ranks == 1) return "";  // nothing to exchange
-  if (options.group != GroupChoice::kNccl) {
+  if (options.group == GroupChoice::kThread) {
     return "the ranks of a thread group meet on the host in every collective";
   }
   if (options.check_collectives) {
@@ -34,6 +39,23 @@ void decide_overlap(TrainerOptions& options, bool cuda_graph) {
   require(!(overlaps && *options.trace), ErrorCode::kConfig,
           "overlap_steps and trace: a trace shows one step after the other; leave one of them out");
   options.overlap_steps = overlaps;
+}
+
+/// Which passes of attention cuDNN is not asked to run, and why, a sentence for each reason.
+std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& calls,
+                                         const CudaKernelOptions& options) {
+  if (options.attention != AttentionBackend::kAuto) return {};  // as the user has it
+  std::map<std::string, bool> forward_too;                      // by reason
+  for (const CudaAttentionCall& call : calls) {
+    const std::string objection = cudnn_objection(call, options);
+    if (!objection.empty()) forward_too[objection] |= !call.backward;
+  }
+  std::vector<std::string> notes;
+  for (const auto& [objection, forward] : forward_too) {
+    notes.push_back(concat(forward ? "attention runs" : "attention's backward pass runs",
+                           " on our own kernels, not on cuDNN: ", objection));
+  }
+  return notes;
 }
 
 }  // namespace
@@ -115,9 +137,14 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
       result.evaluation_traffic += once;
     }
   }
-  result.memory =
-      predict_memory(programs, result.layout, model, plan_options(result.options).state(),
-                     executor_options(result.options));
+  const ExecutorOptions executor = executor_options(result.options);
+  const Simulation simulation =
+      simulate(programs, result.layout, model, plan_options(result.options).state(), executor);
+  result.memory = simulation.memory;
+  result.pool_bytes = simulation.reserved_bytes;
+  for (std::string& note : attention_notes(simulation.attention_calls, executor.cuda_kernels)) {
+    result.notes.push_back(std::move(note));
+  }
   result.traffic = account_traffic(result.schedule);
   if (!result.options.checkpoints.folder.empty()) {
     const StateOptions state = plan_options(result.options).state();

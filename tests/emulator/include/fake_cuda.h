@@ -25,6 +25,9 @@ struct Settings {
   /// runs next, and of equal ones that of the oldest stream. False: they run side by side, and
   /// priorities are without effect.
   bool one_kernel_at_a_time = false;
+  /// False: kernels and host functions are counted and do nothing, so that a test of memory or
+  /// order may be as large as a real run. What copies bring back means nothing.
+  bool computes = true;
 };
 
 /// Not while streams have work.

@@ -107,12 +107,15 @@ void enqueue(cudaStream_t stream, const GraphNode& node, int priority) {
   if (kernel) ++state.counters.launches;
   KernelTurns* const turns =
       kernel && state.settings.one_kernel_at_a_time ? &state.turns[stream->device()] : nullptr;
+  const bool skipped =
+      !state.settings.computes && (kernel || node.kind == GraphNode::Kind::kHostFunction);
   const bool planted =
       kernel && state.kernels_to_illegal_access > 0 && --state.kernels_to_illegal_access == 0;
-  const auto work = [turns, priority, planted, number = stream->number(), action = node.action] {
+  const auto work = [turns, priority, planted, skipped, number = stream->number(),
+                     action = node.action] {
     const KernelTurns::Turn turn(turns, {priority, number});
     if (planted) lost = cudaErrorIllegalAddress;
-    if (sticky_error() == cudaSuccess) action();
+    if (sticky_error() == cudaSuccess && !skipped) action();
   };
   const bool delayed = priority < 0 || !state.settings.delays_urgent_only;
   stream->enqueue(work, delayed ? state.settings.max_delay_us : 0);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,6 +37,8 @@ struct CudaAttentionCall {
   std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
   DType dtype = DType::kBFloat16;
   bool backward = false;
+
+  auto operator<=>(const CudaAttentionCall&) const = default;
 };
 
 /// Why cuDNN is not asked to run `call`, in one sentence; empty if it is. `options.attention` is
@@ -60,6 +63,8 @@ struct CudaAttention {
   /// Why the last call that asked for cuDNN ran on our own kernels, in one sentence; empty if it
   /// did not.
   std::string fallback{};
+  /// The last such reason that cudnn_objection() does not give: no plan could tell it.
+  std::string unforeseen{};
   std::shared_ptr<void> cudnn{};  ///< library handle and plans, made by the first use
 };
 

@@ -48,11 +48,10 @@ CudaStatus cuda_status();
 
 /// Where the segments come from that a device's memory is cut from.
 struct CudaSegments {
-  /// Memory of the current device; null if there is not as much left. Empty: cudaMalloc.
+  /// Memory of the current device, whole pages of 2 MiB; null if there is not as much left. Empty:
+  /// cudaMalloc.
   std::function<void*(std::size_t bytes)> take{};
   std::function<void(void* address)> give_back{};
-  /// `take` is asked for multiples of so many bytes.
-  std::size_t granularity = 512;
 };
 
 struct CudaDeviceOptions {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -134,8 +135,9 @@ class Executor {
   /// flight together.
   const std::vector<ActionSpan>& spans() const;
 
-  /// Notes for the user on how the last step ran, a sentence each. On a GPU: why attention is
-  /// not cuDNN's, and NCCL's collectives not in place.
+  /// Notes for the user on how steps run, a sentence each, from construction on. On a GPU: why
+  /// attention is not cuDNN's, unless cudnn_objection() says so to whoever plans a run; and why
+  /// NCCL's collectives are not in place.
   std::vector<std::string> notes();
 
  private:
@@ -145,7 +147,14 @@ class Executor {
 
 /// One rank's step, or all that are in flight together, simulated without a device.
 struct Simulation {
-  MemoryPeak memory;              ///< equals Memory::peak() of a real run, to the byte
+  /// account_memory() for what stays, the simulated run for activations, workspace and data: equals
+  /// Memory::peak() of a real run, to the byte.
+  MemoryPeak memory;
+  /// Of a GPU: what its memory pool takes for that, CudaDevice::reserved_bytes() of a real run.
+  /// With what parameters take that are gathered between steps.
+  std::int64_t reserved_bytes = 0;
+  /// Of a GPU: the passes of attention, each once.
+  std::set<CudaAttentionCall> attention_calls;
   Traffic traffic;                ///< of one step; equals RankGroups::traffic() of a real one
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
 };
@@ -165,11 +174,7 @@ std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const Mode
                                    const Model& model, const StateOptions& state,
                                    const ExecutorOptions& options);
 
-/// The most memory that one rank uses while it runs the programs: account_memory() for what stays,
-/// simulate() for activations, workspace and data.
-MemoryPeak predict_memory(std::span<const Program> programs, const ModelLayout& layout,
-                          const Model& model, const StateOptions& state,
-                          const ExecutorOptions& options);
+/// The memory of simulate(): the most that one rank uses.
 MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                           const BatchSource& source, const ExecutorOptions& options);
 

@@ -2,13 +2,16 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera {
 
-/// Part of the memory that choose_batch leaves free: for what the ledger does not count (scratch
-/// inside the libraries, fragments).
+/// Part of the memory that choose_batch leaves free on the CPU: for what the ledger does not count
+/// (scratch inside the libraries, fragments). On a GPU it leaves gpu_overhead().
 inline constexpr double kAutoBatchMargin = 0.05;
 
 /// How a step's samples are divided into micro-steps so that they fit.
@@ -16,7 +19,8 @@ struct BatchChoice {
   std::int64_t micro_batch = 1;
   int accumulate = 1;
   std::int64_t predicted_bytes = 0;  ///< peak of one rank
-  std::int64_t budget_bytes = 0;     ///< what it may be: the memory given, less the margin
+  std::int64_t budget_bytes = 0;     ///< what it may be: the memory given, less what is left free
+  std::vector<OverheadItem> overhead{};  ///< of that choice: gpu_overhead()
   /// The next larger micro-batch that keeps the samples per step, and what it would need; none if
   /// the whole step is one micro-batch already.
   std::optional<std::int64_t> next_micro_batch{};
@@ -25,11 +29,16 @@ struct BatchChoice {
 
 /// The largest micro-batch, and the accumulation that goes with it, such that micro_batch ×
 /// accumulate stays as `options` have it and the predicted peak of one rank is within
-/// `bytes_per_rank` × (1 - margin). A pure function of its arguments: ranks that are given the same
-/// memory choose the same. Throws Error{kOutOfMemory} if single samples do not fit.
+/// `bytes_per_rank` × (1 - margin), or on a GPU `bytes_per_rank` - gpu_overhead(). A pure function
+/// of its arguments and the choice of device: ranks that are given the same memory choose the same.
+/// Throws Error{kOutOfMemory} if single samples do not fit.
 BatchChoice choose_batch(const Model& model, const BatchSource& source,
                          const TrainerOptions& options, std::int64_t bytes_per_rank,
                          double margin = kAutoBatchMargin);
+
+/// What it leaves free, as a clause: "a margin of 5 %", or what a GPU holds beside the plan, by
+/// item.
+std::string describe_room(const BatchChoice& choice, double margin = kAutoBatchMargin);
 
 /// The memory that one rank may use on this machine: its share of the host's or its GPU's free
 /// memory, or options.memory_limit_bytes if that is less.

@@ -15,6 +15,9 @@ namespace tessera {
 /// for and none can.
 DeviceChoice resolved_device(DeviceChoice choice);
 
+/// kThread or kNccl for kAuto, if options.device is kCuda: over NCCL ranks have a GPU each.
+GroupChoice resolved_group(const TrainerOptions& options);
+
 /// `options` with the device, and on GPUs the group, decided. All processes of a run must call it,
 /// for the same device: they tell each other which GPUs they have. Ranks of one process share GPUs,
 /// over group thread, if there are fewer than ranks. Throws Error{kConfig} if ranks of different

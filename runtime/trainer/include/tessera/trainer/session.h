@@ -90,7 +90,7 @@ class Session {
   /// Makes calls in other processes fail: this one gives up. Only destruction may follow.
   void abort(std::string_view reason) noexcept;
 
-  /// Notes of executor and plan on how the run goes, a sentence each; after a step.
+  /// Notes of executor and plan on how the run goes, a sentence each.
   std::vector<std::string> notes();
   /// Measured memory and counted traffic of each rank, of all processes.
   std::vector<RankUse> use();

@@ -58,7 +58,7 @@ class Trainer {
 
   /// Returns false to stop after the step it was told of.
   using OnStep = std::function<bool(const StepRecord&)>;
-  /// Told notes for the user on how the run goes, a sentence each, after the first step: the
+  /// Told notes for the user on how the run goes, a sentence each, before the first step: the
   /// plan's notes, and what rank 0 has found.
   using OnNote = std::function<void(const std::string&)>;
 

@@ -31,10 +31,11 @@ struct TrainingPlan {
   Schedule schedule;  ///< valid
   /// Forward passes over the same state, if there is data to evaluate with; valid.
   std::optional<Schedule> evaluation;
-  MemoryPeak memory;           ///< predicted peak of one rank, evaluations included
-  Traffic traffic;             ///< predicted, of one rank and step
-  Traffic evaluation_traffic;  ///< of one rank and one evaluation
-  bool cuda_graph = false;     ///< steps are recorded as a CUDA graph and replayed
+  MemoryPeak memory;            ///< predicted peak of one rank, evaluations included
+  std::int64_t pool_bytes = 0;  ///< of a GPU: what its memory pool takes for that
+  Traffic traffic;              ///< predicted, of one rank and step
+  Traffic evaluation_traffic;   ///< of one rank and one evaluation
+  bool cuda_graph = false;      ///< steps are recorded as a CUDA graph and replayed
   /// What options.gemm_table holds, where the run is on GPUs of this machine; null: no table.
   std::shared_ptr<const GemmTable> gemm_table{};
   /// Bytes of one rank's part of a checkpoint, and of the copy of it in host memory; 0: none is
@@ -70,6 +71,10 @@ std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
 /// prediction by category and the first change of options that would fit.
 void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
                     std::int64_t available_bytes);
+
+/// A note for a plan that fits `available_bytes`, but with less room on its GPUs than
+/// gpu_overhead() wants; else empty.
+std::string tight_memory_note(const TrainingPlan& plan, std::int64_t available_bytes);
 
 /// For a run that has run out of memory all the same: what the plan had predicted, whether
 /// `available_bytes`, free once the run is over, would do, and the first change that would fit.
