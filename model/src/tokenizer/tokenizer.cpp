@@ -1,0 +1,240 @@
+#include "tessera/model/tokenizer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <unordered_map>
+#include <utility>
+
+#include "mapped_file.h"
+#include "tessera/core/digest.h"
+#include "tessera/core/error.h"
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/byte_alphabet.h"
+#include "tokenizer/byte_pairs.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/tokenizer_file.h"
+#include "tokenizer/utf8.h"
+#include "tokenizer/word_pattern.h"
+
+namespace tessera {
+
+using data::AddedToken;
+using data::AddedTokens;
+using data::TokenizerFile;
+
+namespace {
+
+constexpr std::size_t kMaxFileBytes = std::size_t{128} << 20;
+
+std::string read_bounded(const std::string& path) {
+  const data::MappedFile file(path);
+  require(file.bytes().size() <= kMaxFileBytes, ErrorCode::kConfig, "'", path, "' has ",
+          file.bytes().size(), " bytes, and a tokenizer.json at most ", kMaxFileBytes,
+          "; name a tokenizer.json");
+  std::string text(file.bytes().size(), '\0');
+  file.copy(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
+  std::vector<std::pair<std::string, std::int32_t>> tokens;
+  for (const AddedToken& token : file.added) {
+    if (token.normalized != normalized) continue;
+    tokens.emplace_back(normalized && file.nfc ? data::to_nfc(token.content) : token.content,
+                        token.id);
+  }
+  return AddedTokens(std::move(tokens));
+}
+
+}  // namespace
+
+struct Tokenizer::Tables {
+  explicit Tables(TokenizerFile parsed)
+      : file(std::move(parsed)),
+        pattern(file.pattern),
+        pairs(file),
+        raw(added_tokens(file, false)),
+        normalized(added_tokens(file, true)) {
+    special.resize(file.tokens.size());
+    for (const AddedToken& token : file.added) {
+      if (token.special) special[static_cast<std::size_t>(token.id)] = true;
+      if (token.content.find_first_of(" \n") != std::string::npos) can_cut = false;
+    }
+    for (std::size_t id = 0; id < file.tokens.size(); ++id) {
+      bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
+      ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
+    }
+  }
+
+  TokenizerFile file;
+  data::WordPattern pattern;
+  data::BytePairs pairs;
+  AddedTokens raw, normalized;     ///< sought before and after normalisation
+  std::vector<bool> special;       ///< by id
+  std::vector<std::string> bytes;  ///< by id
+  std::unordered_map<std::string_view, std::int32_t> ids;
+  bool can_cut = true;  ///< no added token has a space or a newline in it
+};
+
+struct TokenEncoder::State {
+  explicit State(std::shared_ptr<const Tokenizer::Tables> of)
+      : tables(std::move(of)), words(tables->pattern), pairs(tables->pairs) {}
+
+  /// Tokens of `text`: those of `added` where they are, and of what is between by `rest`.
+  template <typename Rest>
+  static void split(const AddedTokens& added, std::string_view text,
+                    std::vector<std::int32_t>& tokens, const Rest& rest) {
+    std::size_t done = 0;
+    while (done < text.size()) {
+      const AddedTokens::Found found = added.find(text, done);
+      rest(text.substr(done,
+                       found.begin == std::string_view::npos ? found.begin : found.begin - done));
+      if (found.begin == std::string_view::npos) return;
+      tokens.push_back(found.id);
+      done = found.begin + found.length;
+    }
+  }
+
+  void encode(std::string_view text, std::vector<std::int32_t>& tokens) {
+    const auto by_words = [&](std::string_view part) {
+      words.begin(part);
+      for (std::string_view word = words.next(); !word.empty(); word = words.next()) {
+        pairs.encode(word, tokens);
+      }
+    };
+    split(tables->raw, text, tokens, [&](std::string_view part) {
+      std::string normal;
+      if (tables->file.nfc) part = normal = data::to_nfc(part);
+      split(tables->normalized, part, tokens, by_words);
+    });
+  }
+
+  std::shared_ptr<const Tokenizer::Tables> tables;
+  data::WordPattern::Words words;
+  data::BytePairs::Encoder pairs;
+};
+
+Tokenizer::Tokenizer(const std::string& path) : Tokenizer(read_bounded(path), path) {}
+
+Tokenizer::Tokenizer(std::string_view json, const std::string& name)
+    : tables_(std::make_shared<const Tables>(data::parse_tokenizer_file(json, name))) {}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool special_tokens) const {
+  const TokenizerFile& file = tables_->file;
+  std::vector<std::int32_t> tokens;
+  if (special_tokens) tokens = file.before;
+  TokenEncoder(*this).encode(text, tokens);
+  if (special_tokens) tokens.insert(tokens.end(), file.after.begin(), file.after.end());
+  return tokens;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> tokens, bool special_tokens) const {
+  TokenDecoder decoder(*this, special_tokens);
+  std::string text;
+  for (const std::int32_t token : tokens) text += decoder.add(token);
+  return text + decoder.finish();
+}
+
+std::int64_t Tokenizer::vocab_size() const {
+  return static_cast<std::int64_t>(tables_->file.tokens.size());
+}
+
+std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
+  const auto found = tables_->ids.find(token);
+  return found == tables_->ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::int32_t> Tokenizer::end_of_text() const {
+  for (const char* content : {"<|endoftext|>", "<|end_of_text|>"}) {
+    const auto found = std::ranges::find(tables_->file.added, content, &AddedToken::content);
+    if (found != tables_->file.added.end()) return found->id;
+  }
+  return std::nullopt;
+}
+
+std::string Tokenizer::identity() const {
+  const TokenizerFile& file = tables_->file;
+  Digest digest;
+  digest.add(concat("pattern ", static_cast<int>(file.pattern), " nfc ", file.nfc,
+                    " ignore_merges ", file.ignore_merges, " model ", file.model_tokens, " merges ",
+                    file.merges.size(), " added ", file.added.size()));
+  for (const std::string& token : file.tokens) digest.add(token);
+  for (const auto& merge : file.merges) digest.add(concat(merge.left, " ", merge.right));
+  std::vector<AddedToken> added = file.added;
+  std::ranges::sort(added, {}, &AddedToken::id);
+  for (const AddedToken& token : added) {
+    digest.add(concat(token.id, " ", token.special, " ", token.normalized));
+  }
+  for (const auto* ids : {&file.before, &file.after}) {
+    digest.add("template");
+    for (const std::int32_t id : *ids) digest.add(concat(id));
+  }
+  return digest.hex();
+}
+
+TokenEncoder::TokenEncoder(const Tokenizer& tokenizer)
+    : state_(std::make_unique<State>(tokenizer.tables_)) {}
+
+TokenEncoder::~TokenEncoder() = default;
+
+void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& tokens,
+                          std::int64_t offset) {
+  const std::size_t invalid = data::find_invalid_utf8(text);
+  // What a decoder would put in its place, U+FFFD, nobody has written: a model should not learn it.
+  require(
+      invalid == std::string_view::npos, ErrorCode::kConfig, "byte ",
+      offset + static_cast<std::int64_t>(invalid),
+      " is not UTF-8; convert the text, with `iconv -f LATIN1 -t UTF-8` for example, or leave it "
+      "out");
+  state_->encode(text, tokens);
+}
+
+// [Note: cuts] A text is cut before a space that follows a character other than white space, or
+// after a newline that stands alone between two such characters. In each of the patterns a word
+// ends there in the whole text, and the same words end there in the left part:
+// - no alternative goes on from such a character to a space, and what looks ahead, (?!\S), does so
+//   behind white space only;
+// - a lone newline is a word by itself, at the end of a text as before a word, or the end of one
+//   ([\r\n]*), and no alternative goes on from it to a character that is not white space;
+// - nothing looks back, so the right part's words are those of the whole text.
+// Normalisation changes nothing across it: neither character composes with one before it, nor does
+// a newline with one after it, and none becomes or ceases to be white space. Added tokens
+// lie on one side, for none has a space or a newline in it.
+std::size_t TokenEncoder::last_cut(std::string_view text) const {
+  if (!state_->tables->can_cut) return 0;
+  const auto is_solid = [](std::string_view character) {
+    return !data::is_white_space(data::code_point(character));
+  };
+  for (std::size_t at = text.size(); at-- > 1;) {
+    if (text[at] == ' ') {
+      if (is_solid(data::last_character(text.substr(0, at)))) return at;
+    } else if (text[at] == '\n' && at + 1 < text.size()) {
+      const std::string_view after = text.substr(at + 1);
+      const data::Utf8Step next = data::first_character(after);
+      if (next.state == data::Utf8State::kValid && is_solid(after.substr(0, next.bytes)) &&
+          is_solid(data::last_character(text.substr(0, at)))) {
+        return at + 1;
+      }
+    }
+  }
+  return 0;
+}
+
+TokenDecoder::TokenDecoder(const Tokenizer& tokenizer, bool special_tokens)
+    : tables_(tokenizer.tables_), special_tokens_(special_tokens) {}
+
+std::string TokenDecoder::add(std::int32_t token) {
+  const auto id = static_cast<std::size_t>(token);
+  if (token < 0 || id >= tables_->bytes.size()) return "";
+  if (special_tokens_ || !tables_->special[id]) waiting_ += tables_->bytes[id];
+  return data::take_characters(waiting_);
+}
+
+std::string TokenDecoder::finish() {
+  const bool incomplete = !waiting_.empty();
+  waiting_.clear();
+  return incomplete ? "\xef\xbf\xbd" : "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,370 @@
+#include "tokenizer/tokenizer_file.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tokenizer/byte_alphabet.h"
+#include "tokenizer/word_pattern.h"
+
+namespace tessera::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMaxDepth = 16;  // published files have 6
+constexpr const char* kOtherTokenizer =
+    "; tokens would differ from those that the file's model knows, so it is refused: use a "
+    "tokenizer of GPT-2, Llama 3 or Qwen";
+
+/// A value of the file with its place, for errors.
+struct Place {
+  const std::string& file;
+  std::string key;
+  const json& value;
+
+  template <typename... Args>
+  [[noreturn]] void refuse(const Args&... args) const {
+    fail(ErrorCode::kConfig, "'", file, "': ", key.empty() ? "the file" : key, " ", args...);
+  }
+  Place at(const std::string& name) const {
+    return {file, key.empty() ? name : key + "." + name, value.at(name)};
+  }
+  Place at(std::size_t index) const { return {file, concat(key, "[", index, "]"), value[index]}; }
+
+  bool has(const char* name) const { return value.contains(name) && !value[name].is_null(); }
+  /// The value in short, for errors.
+  std::string shown() const {
+    constexpr std::size_t kShown = 80;
+    const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+    return text.size() <= kShown ? text : text.substr(0, kShown) + "...";
+  }
+
+  const Place& object(std::initializer_list<std::string_view> keys) const {
+    if (!value.is_object()) refuse("is ", shown(), ", not an object; download the file again");
+    for (const auto& item : value.items()) {
+      if (std::ranges::find(keys, item.key()) == keys.end()) {
+        refuse("has '", item.key(), "', which is not known here", kOtherTokenizer);
+      }
+    }
+    return *this;
+  }
+  const Place& array() const {
+    if (!value.is_array()) refuse("is ", shown(), ", not a list; download the file again");
+    return *this;
+  }
+  Place need(const char* name) const {
+    if (!value.contains(name)) refuse("has no '", name, "'; download the file again");
+    return at(name);
+  }
+  const std::string& text() const {
+    if (!value.is_string()) refuse("is ", shown(), ", not a text; download the file again");
+    return value.get_ref<const std::string&>();
+  }
+  bool boolean() const {
+    if (!value.is_boolean()) refuse("is ", shown(), ", not true or false; download the file again");
+    return value.get<bool>();
+  }
+  bool boolean(const char* name, bool absent) const {
+    return has(name) ? at(name).boolean() : absent;
+  }
+  std::int32_t id() const {
+    const bool whole = value.is_number_unsigned();
+    if (!whole || value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
+      refuse("is ", shown(), ", not a token id; download the file again");
+    }
+    return value.get<std::int32_t>();
+  }
+  const std::string& type() const { return need("type").text(); }
+  void refuse_type(const char* known) const {
+    at("type").refuse("is '", type(), "', and only ", known, " is implemented", kOtherTokenizer);
+  }
+  /// For options of which only one value is implemented.
+  void must_be(const char* name, const json& only) const {
+    if (has(name) && value[name] != only) {
+      at(name).refuse("is ", at(name).shown(), ", and only ", only.dump(), " is implemented",
+                      kOtherTokenizer);
+    }
+  }
+  void must_be_null(const char* name) const {
+    if (has(name)) {
+      at(name).refuse("is ", at(name).shown(), ", which is not implemented; set it to null");
+    }
+  }
+};
+
+/// Without duplicate keys, of which every reader takes another, and of bounded depth.
+json parse_strictly(std::string_view text, const std::string& path) {
+  constexpr const char* kAgain = "; download the file again";
+  const std::size_t begin = text.find_first_not_of(" \t\r\n");
+  require(begin != std::string_view::npos && text[begin] == '{' &&
+              text.find('\0') == std::string_view::npos,
+          ErrorCode::kConfig, "'", path,
+          "' is not JSON that begins with '{'; name a tokenizer.json as Hugging Face has them");
+  std::vector<std::set<std::string>> keys;
+  const auto check = [&](int, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+      keys.emplace_back();
+      require(keys.size() <= kMaxDepth, ErrorCode::kConfig, "'", path, "' is nested deeper than ",
+              kMaxDepth, kAgain);
+    } else if (event == json::parse_event_t::object_end ||
+               event == json::parse_event_t::array_end) {
+      keys.pop_back();
+    } else if (event == json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      require(keys.back().insert(key).second, ErrorCode::kConfig, "'", path, "' has the key '", key,
+              "' twice in one object", kAgain);
+    }
+    return true;
+  };
+  try {
+    return json::parse(text, check);
+  } catch (const json::exception& error) {
+    fail(ErrorCode::kConfig, "'", path, "' is not JSON: ", error.what(), kAgain);
+  }
+}
+
+class FileReader {
+ public:
+  FileReader(const json& root, const std::string& path) : root_{path, "", root} {
+    out_.path = path;
+  }
+
+  TokenizerFile read() {
+    root_.object({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                  "post_processor", "decoder", "model"});
+    root_.must_be("version", "1.0");
+    root_.must_be_null("truncation");
+    root_.must_be_null("padding");
+    if (root_.has("normalizer")) {
+      const Place normalizer = root_.at("normalizer").object({"type"});
+      if (normalizer.type() != "NFC") normalizer.refuse_type("'NFC'");
+      out_.nfc = true;
+    }
+    read_pre_tokenizer(root_.need("pre_tokenizer"));
+    const Place decoder =
+        root_.need("decoder").object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    if (decoder.type() != "ByteLevel") decoder.refuse_type("'ByteLevel'");
+    read_model(root_.need("model"));
+    if (root_.has("added_tokens")) read_added(root_.at("added_tokens").array());
+    if (root_.has("post_processor")) read_post_processor(root_.at("post_processor"));
+    return std::move(out_);
+  }
+
+ private:
+  void read_byte_level(const Place& place, bool uses_regex) {
+    place.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    if (place.type() != "ByteLevel") place.refuse_type("'ByteLevel'");
+    place.must_be("add_prefix_space", false);
+    if (place.boolean("use_regex", true) != uses_regex) {
+      place.refuse("has use_regex ", !uses_regex, ", which here takes ", uses_regex,
+                   kOtherTokenizer);
+    }
+  }
+
+  void read_pre_tokenizer(const Place& place) {
+    if (!place.value.is_object()) place.refuse("is ", place.shown(), kOtherTokenizer);
+    if (place.type() != "Sequence") {
+      read_byte_level(place, true);
+      out_.pattern = WordPatternKind::kGpt2;
+      return;
+    }
+    const Place parts = place.object({"type", "pretokenizers"}).need("pretokenizers").array();
+    if (parts.value.size() != 2) parts.refuse("is not [Split, ByteLevel]", kOtherTokenizer);
+    const Place split = parts.at(0).object({"type", "pattern", "behavior", "invert"});
+    if (split.type() != "Split") split.refuse_type("'Split'");
+    split.must_be("behavior", "Isolated");
+    split.must_be("invert", false);
+    const Place regex = split.need("pattern").object({"Regex"}).need("Regex");
+    out_.pattern = pattern_of(regex);
+    read_byte_level(parts.at(1), false);
+  }
+
+  static WordPatternKind pattern_of(const Place& regex) {
+    for (const auto kind :
+         {WordPatternKind::kGpt2, WordPatternKind::kLlama3, WordPatternKind::kQwen}) {
+      if (regex.text() == pattern_text(kind)) return kind;
+    }
+    regex.refuse("is ", regex.shown(), ", not the pattern of GPT-2, Llama 3 or Qwen",
+                 kOtherTokenizer);
+  }
+
+  void read_model(const Place& model) {
+    // Every byte has a token, so what stands for unknown characters is never used: unk_token,
+    // fuse_unk, byte_fallback.
+    model.object({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                  "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
+    if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE'");
+    model.must_be_null("dropout");
+    model.must_be("continuing_subword_prefix", "");
+    model.must_be("end_of_word_suffix", "");
+    out_.ignore_merges = model.boolean("ignore_merges", false);
+    read_vocabulary(model.need("vocab"));
+    read_merges(model.need("merges").array());
+  }
+
+  void read_vocabulary(const Place& vocab) {
+    if (!vocab.value.is_object() || vocab.value.empty()) {
+      vocab.refuse("is no object of tokens; download the file again");
+    }
+    out_.tokens.resize(vocab.value.size());
+    std::vector<bool> seen(out_.tokens.size());
+    for (const auto& item : vocab.value.items()) {
+      const Place place{vocab.file, concat(vocab.key, "['", item.key(), "']"), item.value()};
+      const auto id = static_cast<std::size_t>(place.id());
+      if (id >= seen.size() || seen[id]) {
+        place.refuse("is ", id, ", which is ", id < seen.size() ? "taken by another token" : "",
+                     id < seen.size() ? "" : concat("too large for ", seen.size(), " tokens"),
+                     "; ids must be 0 to ", seen.size() - 1, ", each once");
+      }
+      seen[id] = true;
+      out_.tokens[id] = item.key();
+      ids_.emplace(item.key(), place.id());
+    }
+    out_.model_tokens = out_.tokens.size();
+    for (int byte = 0; byte < 256; ++byte) {
+      if (!ids_.contains(std::string(byte_spelling(byte)))) {
+        vocab.refuse("has no token '", byte_spelling(byte), "' for the byte ", byte,
+                     "; a byte-level vocabulary has all 256");
+      }
+    }
+  }
+
+  std::int32_t merged_id(const Place& merge, const std::string& token) const {
+    const auto found = ids_.find(token);
+    if (found == ids_.end()) {
+      merge.refuse("needs the token '", token,
+                   "', which the vocabulary lacks; download the file "
+                   "again");
+    }
+    return found->second;
+  }
+
+  void read_merges(const Place& merges) {
+    std::set<std::pair<std::int32_t, std::int32_t>> pairs;
+    for (std::size_t i = 0; i < merges.value.size(); ++i) {
+      const Place merge = merges.at(i);
+      std::string left, right;
+      if (merge.value.is_array() && merge.value.size() == 2) {
+        left = merge.at(std::size_t{0}).text();
+        right = merge.at(std::size_t{1}).text();
+      } else {
+        const std::string& both = merge.text();
+        const std::size_t space = both.find(' ');
+        if (space == std::string::npos || both.find(' ', space + 1) != std::string::npos) {
+          merge.refuse("is '", both, "', not two tokens with a space between");
+        }
+        left = both.substr(0, space);
+        right = both.substr(space + 1);
+      }
+      const Merge ids{merged_id(merge, left), merged_id(merge, right),
+                      merged_id(merge, left + right)};
+      if (!pairs.emplace(ids.left, ids.right).second) {
+        merge.refuse("is there twice ('", left, "' and '", right, "'); remove one");
+      }
+      out_.merges.push_back(ids);
+    }
+  }
+
+  void read_added(const Place& added) {
+    for (std::size_t i = 0; i < added.value.size(); ++i) {
+      const Place place = added.at(i).object(
+          {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      for (const char* option : {"single_word", "lstrip", "rstrip"}) place.must_be(option, false);
+      AddedToken token{place.need("content").text(), place.need("id").id(),
+                       place.boolean("special", false), place.boolean("normalized", false)};
+      if (token.content.empty()) place.refuse("has no content; remove it");
+      const auto [known, is_new] = ids_.emplace(token.content, token.id);
+      // The package would number it anew.
+      if (!is_new && (known->second != token.id || !added_.insert(token.content).second)) {
+        place.refuse("('", token.content, "') has the id ", token.id, ", but is also known as ",
+                     known->second, "; each token must be there once");
+      }
+      if (is_new) {
+        if (static_cast<std::size_t>(token.id) != out_.tokens.size()) {
+          place.refuse("('", token.content, "') has the id ", token.id, ", but the next is ",
+                       out_.tokens.size(), "; ids must have no gaps and be in order");
+        }
+        out_.tokens.push_back(token.content);
+        added_.insert(token.content);
+      }
+      out_.added.push_back(std::move(token));
+    }
+  }
+
+  void read_post_processor(const Place& place) {
+    if (!place.value.is_object()) place.refuse("is ", place.shown(), kOtherTokenizer);
+    const std::string& type = place.type();
+    if (type == "Sequence") {
+      const Place parts = place.object({"type", "processors"}).need("processors").array();
+      for (std::size_t i = 0; i < parts.value.size(); ++i) {
+        if (parts.at(i).value.is_object() && parts.at(i).type() == "Sequence") {
+          parts.at(i).refuse("is a Sequence in a Sequence; write them as one");
+        }
+        read_post_processor(parts.at(i));
+      }
+    } else if (type == "TemplateProcessing") {
+      read_template(place.object({"type", "single", "pair", "special_tokens"}));
+    } else if (type == "ByteLevel") {
+      // Offsets are all that it changes.
+      place.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    } else {
+      place.refuse_type("'ByteLevel', 'TemplateProcessing' or a 'Sequence' of them");
+    }
+  }
+
+  void read_template(const Place& place) {
+    if (has_template_) place.refuse("is the second template; only one is implemented");
+    has_template_ = true;
+    const Place single = place.need("single").array();
+    const Place special = place.need("special_tokens");
+    if (!special.value.is_object()) special.refuse("is no object; download the file again");
+    bool text_seen = false;
+    for (std::size_t i = 0; i < single.value.size(); ++i) {
+      const Place piece = single.at(i).object({"SpecialToken", "Sequence"});
+      if (piece.value.size() != 1) piece.refuse("must have one key; download the file again");
+      if (piece.has("Sequence")) {
+        const Place sequence = piece.at("Sequence").object({"id", "type_id"});
+        if (sequence.need("id").text() != "A" || std::exchange(text_seen, true)) {
+          sequence.refuse("is ", sequence.shown(), ", and only one 'A' is implemented",
+                          kOtherTokenizer);
+        }
+        continue;
+      }
+      const Place token = piece.need("SpecialToken").object({"id", "type_id"});
+      const std::string& name = token.need("id").text();
+      if (!special.value.contains(name)) {
+        token.refuse("names '", name, "', which special_tokens lacks; download the file again");
+      }
+      const Place ids = special.at(name).object({"id", "ids", "tokens"}).need("ids").array();
+      for (std::size_t k = 0; k < ids.value.size(); ++k) {
+        const std::int32_t id = ids.at(k).id();
+        if (static_cast<std::size_t>(id) >= out_.tokens.size()) {
+          ids.at(k).refuse("is ", id, ", outside of the vocabulary of ", out_.tokens.size());
+        }
+        (text_seen ? out_.after : out_.before).push_back(id);
+      }
+    }
+    if (!text_seen) single.refuse("has no Sequence 'A', so no text; download the file again");
+  }
+
+  Place root_;
+  TokenizerFile out_;
+  std::unordered_map<std::string, std::int32_t> ids_;
+  std::set<std::string> added_;
+  bool has_template_ = false;
+};
+
+}  // namespace
+
+TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& path) {
+  const json root = parse_strictly(text, path);
+  return FileReader(root, path).read();
+}
+
+}  // namespace tessera::data

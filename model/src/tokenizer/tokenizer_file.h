@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/word_pattern.h"
+
+namespace tessera::data {
+
+struct AddedToken {
+  std::string content;
+  std::int32_t id = 0;
+  bool special = false;
+  bool normalized = false;  ///< sought after normalisation, not before
+};
+
+/// Two neighbours and what they become; the earlier merge is done first.
+struct Merge {
+  std::int32_t left = 0, right = 0, result = 0;
+};
+
+/// What a tokenizer.json says, checked: ids are 0 to tokens.size() - 1, each once; every byte has a
+/// token of its own; ids of merges and templates exist.
+struct TokenizerFile {
+  std::string path;
+  WordPatternKind pattern = WordPatternKind::kGpt2;
+  bool nfc = false;
+  bool ignore_merges = false;       ///< a word that is a token is not merged together
+  std::vector<std::string> tokens;  ///< by id, as the file spells them
+  std::size_t model_tokens = 0;     ///< of the model; the ids from here on are added tokens
+  std::vector<Merge> merges;
+  std::vector<AddedToken> added;
+  std::vector<std::int32_t> before, after;  ///< what the post-processor puts around a text
+};
+
+/// Reads the text of a tokenizer.json; `path` is for errors. Throws Error{kConfig} naming file, key
+/// and remedy, also for whatever is not implemented: tokens must never differ silently.
+TokenizerFile parse_tokenizer_file(std::string_view json, const std::string& path);
+
+}  // namespace tessera::data
