@@ -8,6 +8,7 @@
 
 #include "foreign_format.h"
 #include "tessera/core/error.h"
+#include "tokenizer/text_reader.h"
 
 namespace tessera::data {
 namespace {
@@ -17,29 +18,23 @@ static_assert(std::endian::native == std::endian::little, "token files are read 
 constexpr std::size_t kReadBytes = 8192;             // at a time, on the stack
 constexpr std::int32_t kEvaluationMagic = 20240522;  // multiple choice questions, no stream
 
-struct HeaderFormat {
-  std::int32_t magic;
-  std::int32_t version;
-  std::size_t token_bytes;
-};
-constexpr std::array<HeaderFormat, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
-
 std::int32_t header_field(std::span<const std::byte> bytes, std::size_t index) {
   std::int32_t value = 0;
   std::memcpy(&value, bytes.data() + index * sizeof(value), sizeof(value));
   return value;
 }
 
-const HeaderFormat* find_format(std::span<const std::byte> bytes) {
+const TokenHeaderFormat* find_format(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(std::int32_t)) return nullptr;
-  const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const HeaderFormat& f) {
-    return f.magic == header_field(bytes, 0);
-  });
-  return format == kFormats.end() ? nullptr : &*format;
+  const auto format =
+      std::find_if(kTokenHeaderFormats.begin(), kTokenHeaderFormats.end(),
+                   [&](const TokenHeaderFormat& f) { return f.magic == header_field(bytes, 0); });
+  return format == kTokenHeaderFormats.end() ? nullptr : &*format;
 }
 
 /// `start`: of the file, at least as long as what is read of the header if all of it is there.
-void read_header(const HeaderFormat& format, std::span<const std::byte> start, TokenFile& tokens) {
+void read_header(const TokenHeaderFormat& format, std::span<const std::byte> start,
+                 TokenFile& tokens) {
   const std::span<const std::byte> bytes = tokens.file.bytes();
   const std::string& path = tokens.file.path();
   require(bytes.size() >= kTokenHeaderBytes, ErrorCode::kIo, "'", path, "' ends after ",
@@ -76,6 +71,10 @@ void read_as(const MappedFile& file, std::size_t offset, std::span<std::uint32_t
 }  // namespace
 
 void TokenFile::read(std::int64_t begin, std::span<std::uint32_t> out) const {
+  if (!encoded.empty()) {
+    std::copy_n(encoded.begin() + begin, out.size(), out.begin());
+    return;
+  }
   const std::size_t offset = header_bytes + static_cast<std::size_t>(begin) * token_bytes;
   switch (token_bytes) {
     case 1:
@@ -93,12 +92,23 @@ TokenFile open_text(const std::string& path) {
   return {std::move(file), bytes, 0, 1, "text, a token per byte"};
 }
 
+TokenFile encode_text(const std::string& path, TokenEncoder& encoder) {
+  TokenFile text{MappedFile(path), 0, 0, sizeof(std::uint32_t), "text, tokenised at the start"};
+  encode_file(encoder, text.file, [&](std::span<const std::int32_t> tokens, std::int64_t) {
+    text.encoded.insert(text.encoded.end(), tokens.begin(), tokens.end());
+    return true;
+  });
+  text.encoded.shrink_to_fit();
+  text.tokens = static_cast<std::int64_t>(text.encoded.size());
+  return text;
+}
+
 TokenFile open_tokens(const std::string& path) {
   TokenFile tokens{MappedFile(path), 0, 0, sizeof(std::uint16_t), "uint16 without a header"};
   const std::span<const std::byte> bytes = tokens.file.bytes();
   std::vector<std::byte> start(std::min(bytes.size(), kTokenHeaderBytes));
   tokens.file.copy(0, start);
-  if (const HeaderFormat* format = find_format(start)) {
+  if (const TokenHeaderFormat* format = find_format(start)) {
     read_header(*format, start, tokens);
     return tokens;
   }

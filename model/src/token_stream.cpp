@@ -3,14 +3,30 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 
 #include "file_identity.h"
 #include "tessera/core/error.h"
+#include "tokenizer/text_reader.h"
 
 namespace tessera::data {
 namespace {
 
-constexpr std::uint32_t kSeparator = '\n';
+constexpr std::int64_t kMaxEncodedBytes = std::int64_t{1} << 30;
+
+/// Texts that are tokenised at the start stay in memory, 4 bytes a token, which is about the size
+/// of English: without a limit that would be found out late.
+void check_encodable(const DataFiles& files) {
+  std::int64_t bytes = 0;
+  for (const std::string& path : files.paths) {
+    bytes += static_cast<std::int64_t>(MappedFile(path).bytes().size());
+  }
+  require(
+      bytes <= kMaxEncodedBytes, ErrorCode::kConfig, "'", files.paths.front(), "' and others are ",
+      bytes, " bytes of text, and at most ", kMaxEncodedBytes,
+      " are tokenised at the start of a run; write them to a file of tokens once, with `tessera "
+      "tokenize`, and train on that");
+}
 
 }  // namespace
 
@@ -19,10 +35,21 @@ TokenStream::TokenStream(const DatasetOptions& options) {
   kind_ = files.kind;
   notes_ = std::move(files.notes);
   const bool text = kind_ == DataKind::kText;
+  std::optional<TokenEncoder> encoder;
+  if (options.tokenizer) {
+    tokenizer_identity_ = options.tokenizer->identity();
+    if (text) {
+      check_encodable(files);
+      encoder.emplace(*options.tokenizer);
+      separator_ = static_cast<std::uint32_t>(separator_of(*options.tokenizer, true));
+    }
+  }
   access_ = options.shuffle ? Access::kRandom : Access::kSequential;
   parts_.reserve(files.paths.size());
   for (const std::string& path : files.paths) {
-    TokenFile file = text ? open_text(path) : open_tokens(path);
+    TokenFile file = encoder ? encode_text(path, *encoder)
+                     : text  ? open_text(path)
+                             : open_tokens(path);
     if (file.tokens == 0) continue;
     if (text && !parts_.empty()) ++tokens_;
     const std::int64_t begin = tokens_;
@@ -49,6 +76,7 @@ std::vector<NamedText> TokenStream::identity() const {
   for (const Part& part : parts_) files.push_back(&part.file.file);
   std::vector<NamedText> all = identity_of(files);
   all.insert(all.begin(), {"kind of data", std::string(to_string(kind_))});
+  if (!tokenizer_identity_.empty()) all.push_back({"tokenizer", "hash " + tokenizer_identity_});
   return all;
 }
 
@@ -73,7 +101,7 @@ void TokenStream::read(std::int64_t begin, std::span<std::uint32_t> out) const {
       part.file.read(offset, out.subspan(done, count));
       done += count;
     }
-    if (kind_ == DataKind::kText && done < out.size()) out[done++] = kSeparator;
+    if (kind_ == DataKind::kText && done < out.size()) out[done++] = separator_;
   }
 }
 
@@ -120,7 +148,7 @@ void TokenStream::fail_vocabulary(std::int64_t position, std::uint32_t token, st
   constexpr std::int64_t kGpt2 = 50257, kLlama3 = 128256;
   const std::size_t bytes = parts_[part_at(position)].file.token_bytes;
   std::string of_whom;
-  if (kind_ == DataKind::kText) {
+  if (kind_ == DataKind::kText && tokenizer_identity_.empty()) {
     of_whom = " (256 for text)";
   } else if (bytes == 2 && largest < kGpt2) {
     of_whom = concat(" (GPT-2's is ", kGpt2, ")");

@@ -39,7 +39,7 @@ class TokenStream {
 
  private:
   /// A file with the stream position of its first token. In text the token before it, if there is
-  /// one, is the newline that ends the file before.
+  /// one, is the separator that ends the file before.
   struct Part {
     TokenFile file;
     std::int64_t begin;
@@ -52,6 +52,8 @@ class TokenStream {
   std::vector<Part> parts_;
   std::vector<std::string> notes_;
   std::int64_t tokens_ = 0;
+  std::uint32_t separator_ = '\n';  ///< between files of text
+  std::string tokenizer_identity_;  ///< empty: there is none
 };
 
 }  // namespace tessera::data

@@ -155,9 +155,9 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
 /// machine has.
 bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
-      "data",   "eval_data", "log",          "csv",    "gemm_table", "tensorboard",
-      "append", "overwrite", "verbose",      "quiet",  "prompt",     "temperature",
-      "top_k",  "format",    "memory_limit", "timeout"};
+      "data",   "eval_data", "log",          "csv",     "gemm_table", "tensorboard",
+      "append", "overwrite", "verbose",      "quiet",   "prompt",     "temperature",
+      "top_k",  "format",    "memory_limit", "timeout", "tokenizer"};
   return kNames.contains(name);
 }
 
@@ -228,6 +228,20 @@ TEST_F(SameRun, OtherDataOfTheSameNameAndSizeAreFound) {
   write("elsewhere/data.txt", text + "more");
   EXPECT_THAT(disagreement(train_two(usual(), second)),
               HasSubstr("bytes of data files is 6030 on "));
+}
+
+TEST_F(SameRun, OtherTokenizersAreFound) {
+  write_text();
+  const std::string file = read_file(TESSERA_SOURCE_DIR "/tests/model/tokenizers/gpt2.json");
+  Flags first = usual();
+  first["tokenizer"] = write("a.json", file);
+  Flags second = usual();
+  second["tokenizer"] = write("b.json", file + "\n");
+  EXPECT_EQ(train_two(first, second).first, 0) << "the same under another name";
+  std::string other = file;
+  other.replace(other.find("\"special\":true"), 14, "\"special\":false");
+  write("b.json", other);
+  EXPECT_THAT(disagreement(train_two(first, second)), HasSubstr("disagree: tokenizer is hash "));
 }
 
 // Once this waited until the timeout, and then blamed rank 0.

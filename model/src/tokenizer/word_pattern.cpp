@@ -4,7 +4,9 @@
 #include <pcre2.h>
 
 #include <array>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "tessera/core/error.h"
 

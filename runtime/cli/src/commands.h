@@ -54,6 +54,7 @@ Command add_evaluate(CLI::App& program);         ///< computes the loss on given
 Command add_plan(CLI::App& program);             ///< prints a schedule and its cost
 Command add_checkpoint(CLI::App& program);       ///< looks at checkpoints
 Command add_calibrate(CLI::App& program);        ///< times this machine
+Command add_tokenize(CLI::App& program);         ///< writes text as token ids
 Command add_explain(CLI::App& program);          ///< tells what a config file means here
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
 Command add_env(CLI::App& program);              ///< describes this machine and this build

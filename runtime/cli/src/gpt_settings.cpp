@@ -59,6 +59,11 @@ std::vector<Setting> model_settings() {
        .help = concat("a preset, which the sizes below change: ", model_names()),
        .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }});
   all.push_back(dropout_row().setting);
+  all.push_back({.name = "tokenizer",
+                 .help = "a tokenizer.json (byte-level BPE as GPT-2, Llama 3 and Qwen have it) by "
+                         "which text is read; the vocabulary is its, unless a larger one is given "
+                         "[bytes are tokens]",
+                 .must_agree = MustAgree::kNone});
   all.push_back({.name = "sequence_length",
                  .type = SettingType::kInteger,
                  .help = "tokens per sample [the context length]",
@@ -69,18 +74,17 @@ std::vector<Setting> model_settings() {
 
 std::vector<Setting> data_settings() {
   std::vector<Setting> all = in_group(
-      "Data",
-      {{.name = "data",
-        .help = "training data: a text file, a folder of texts (bytes are tokens), or .bin files "
-                "of token ids",
-        .must_agree = MustAgree::kNone},
-       {.name = "data_kind",
-        .fallback = "auto",
-        .help = "contents of the files; auto: .bin files are tokens, others are text",
-        .choices = {"auto", "text", "tokens"}},
-       bound<&DatasetOptions::shuffle>("shuffle",
-                                       "read samples in random order, another in each epoch")
-           .setting});
+      "Data", {{.name = "data",
+                .help = "training data: a text file, a folder of texts, or .bin files "
+                        "of token ids",
+                .must_agree = MustAgree::kNone},
+               {.name = "data_kind",
+                .fallback = "auto",
+                .help = "contents of the files; auto: .bin files are tokens, others are text",
+                .choices = {"auto", "text", "tokens"}},
+               bound<&DatasetOptions::shuffle>(
+                   "shuffle", "read samples in random order, another in each epoch")
+                   .setting});
   for (Setting& setting :
        in_group("Evaluation",
                 {{.name = "eval_data",
@@ -101,6 +105,15 @@ GptChoice choose_gpt(Config& config) {
   const std::string preset = gpt_preset_name(config.get<std::string>("model"));
   config.set_effective("model", preset);
   gpt = gpt_preset(preset);
+  if (!config.is_null("tokenizer")) {
+    choice.tokenizer.emplace(config.get<std::string>("tokenizer"));
+    const std::int64_t known = choice.tokenizer->vocab_size();
+    if (config.is_null("vocab_size")) config.set_effective("vocab_size", known);
+    require(config.get<std::int64_t>("vocab_size") >= known, ErrorCode::kConfig, "--vocab-size is ",
+            config.get<std::int64_t>("vocab_size"), ", but the tokenizer '",
+            config.get<std::string>("tokenizer"), "' has ", known,
+            " tokens; give at least as many, or leave it out");
+  }
   for (const auto& [setting, read, write] : size_rows()) {
     if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
     config.set_effective(setting.name, read(gpt));
@@ -147,6 +160,7 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice, co
   options.kind = parse_data_kind(config.get<std::string>("data_kind"));
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
+  options.tokenizer = choice.tokenizer;
   return options;
 }
 

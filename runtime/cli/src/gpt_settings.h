@@ -7,6 +7,7 @@
 #include "tessera/compat/config.h"
 #include "tessera/model/dataset.h"
 #include "tessera/model/gpt.h"
+#include "tessera/model/tokenizer.h"
 
 namespace tessera::cli {
 
@@ -20,10 +21,12 @@ struct GptChoice {
   std::string name;  ///< the preset's, or its sizes; see model_label
   GptConfig config;
   std::int64_t sequence_length = 0;
+  std::optional<Tokenizer> tokenizer;  ///< of --tokenizer; without one, bytes are tokens
 };
 
-/// The preset with the sizes that were given; writes them and its first name back into `config`.
-/// Throws Error{kConfig} if the sequences are longer than the context.
+/// The preset with the sizes that were given, and the tokenizer's vocabulary if none was; writes
+/// them and its first name back into `config`. Throws Error{kConfig} if the sequences are longer
+/// than the context or the vocabulary is smaller than the tokenizer's.
 GptChoice choose_gpt(Config& config);
 
 /// The model, with its FLOPs counted for the length of its samples.

@@ -23,8 +23,8 @@ std::vector<Setting> sample_settings() {
   return {
       {.name = "sample_tokens",
        .type = kInteger,
-       .help = "length of the text that the trained model makes up; 0: none [200 for text and a "
-               "model of up to 20 M parameters]",
+       .help = "length of the text that the trained model makes up; 0: none [200 for a "
+               "model of up to 20 M parameters, if data is text or a tokenizer is given]",
        .group = "Sample",
        .minimum = 0,
        .maximum = 1 << 20},
@@ -53,23 +53,25 @@ std::vector<Setting> sample_settings() {
 }
 
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset) {
-  const bool is_text = dataset.kind() == DataKind::kText;
+  const bool has_words = dataset.kind() == DataKind::kText || dataset.options().tokenizer;
   if (config.is_null("sample_tokens")) {
     const bool small = parameter_count(model) <= kSmallModel;
-    config.set_effective("sample_tokens", is_text && small ? kDefaultTokens : 0);
+    config.set_effective("sample_tokens", has_words && small ? kDefaultTokens : 0);
   }
   const auto tokens = config.get<std::int64_t>("sample_tokens");
-  require(
-      tokens == 0 || is_text, ErrorCode::kConfig,
-      "--sample-tokens needs text as data: what the ids of a token file mean is not known here; "
-      "give --sample-tokens 0");
+  require(tokens == 0 || has_words, ErrorCode::kConfig,
+          "--sample-tokens needs text as data, or a tokenizer: what the ids of a token file mean "
+          "is not "
+          "known here; give --tokenizer FILE or --sample-tokens 0");
   require(tokens == 0 || !config.get<std::string>("prompt").empty(), ErrorCode::kConfig,
           "--prompt is empty; a sample begins with at least one character");
   return tokens;
 }
 
 std::string why_no_sample(const Config& config, double last_loss) {
-  if (config.given("sample_tokens") || last_loss <= kLossWithWords) return "";
+  // A tokenizer's tokens are words already.
+  if (config.given("sample_tokens") || !config.is_null("tokenizer")) return "";
+  if (last_loss <= kLossWithWords) return "";
   return concat("left out: at a loss of ", fixed(last_loss, 2),
                 " per byte a model writes no words yet (below ", fixed(kLossWithWords, 1),
                 " it\n          does); train longer, or see it with --sample-tokens ",
@@ -87,13 +89,15 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
   options.seed = config.get<std::uint64_t>("seed");
-  std::vector<std::int32_t> tokens = to_byte_tokens(config.get<std::string>("prompt"));
+  const auto prompt = config.get<std::string>("prompt");
+  std::vector<std::int32_t> tokens =
+      choice.tokenizer ? choice.tokenizer->encode(prompt) : to_byte_tokens(prompt);
   const auto made = generate(
       options, tokens,
       [&](std::span<const std::int32_t> context) { return sampler.next_logits(context); },
       [&](std::int32_t) { return go_on(); });
   tokens.insert(tokens.end(), made.begin(), made.end());
-  return printable(tokens);
+  return printable(choice.tokenizer ? to_byte_tokens(choice.tokenizer->decode(tokens)) : tokens);
 }
 
 }  // namespace tessera::cli

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/autograd/layer.h"
 #include "tessera/model/sample_order.h"
+#include "tessera/model/tokenizer.h"
 
 namespace tessera {
 
@@ -17,7 +19,7 @@ class TokenStream;
 
 enum class DataKind : std::uint8_t {
   kAuto,    ///< token files by their name (.bin) or header, everything else is text
-  kText,    ///< every byte is a token; vocabulary of 256
+  kText,    ///< every byte is a token, vocabulary of 256, or what a tokenizer makes of it
   kTokens,  ///< token ids made by another program
 };
 
@@ -43,6 +45,10 @@ struct DatasetOptions {
   std::int64_t vocab_size = 0;       ///< `fill` rejects tokens that are not below it; 0: any
   std::int64_t max_file_bytes = std::int64_t{4}
                                 << 30;  ///< larger text files of a folder are left out
+  /// Text is tokenised when it is opened and held in memory, 4 bytes a token; at most 1 GiB of text
+  /// (`tokenize` writes larger ones to a file). Its end-of-text token, or a newline's if it has
+  /// none, is put between files.
+  std::optional<Tokenizer> tokenizer{};
 };
 
 /// Language modelling on a stream of tokens.
@@ -70,9 +76,9 @@ class TokenDataset : public BatchSource {
   /// file has been cut short.
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override;
-  /// The files' names without folders, their sizes, a hash of content, and the order of samples. Of
-  /// more than 8 MiB in all, the content is 128 blocks of 64 KiB, the first and the last among
-  /// them.
+  /// The files' names without folders, their sizes, hashes of content and tokenizer, and the order
+  /// of samples. Of more than 8 MiB in all, the content is 128 blocks of 64 KiB, the first and the
+  /// last among them.
   std::vector<NamedText> identity() const override;
 
   /// Looks at tokens of both parts: all of a stream of up to a million, of a longer one as many,

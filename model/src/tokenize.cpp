@@ -1,0 +1,67 @@
+#include "tessera/model/tokenize.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+
+#include "data_files.h"
+#include "tessera/core/error.h"
+#include "token_file_writer.h"
+#include "tokenizer/text_reader.h"
+
+namespace tessera {
+namespace {
+
+/// The files of text that all paths name, in order; what is left out is noted.
+std::vector<std::string> find_texts(const TokenizeOptions& options, TokenizeResult& result) {
+  std::vector<std::string> paths;
+  for (const std::string& path : options.paths) {
+    DatasetOptions of_path;
+    of_path.path = path;
+    data::DataFiles found = data::find_data_files(of_path);
+    require(found.kind == DataKind::kText, ErrorCode::kConfig, "'", path,
+            "' holds token ids already; name files of text");
+    std::ranges::move(found.paths, std::back_inserter(paths));
+    std::ranges::move(found.notes, std::back_inserter(result.notes));
+  }
+  std::error_code none;
+  for (const std::string& path : paths) {
+    require(!std::filesystem::equivalent(path, options.output, none), ErrorCode::kConfig, "'",
+            options.output, "' is a text to read as well; give the output another path");
+    result.bytes += static_cast<std::int64_t>(data::MappedFile(path).bytes().size());
+  }
+  require(result.bytes > 0, ErrorCode::kConfig, "there is no text to tokenise");
+  return paths;
+}
+
+}  // namespace
+
+TokenizeResult tokenize(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+  TokenizeResult result;
+  const std::vector<std::string> paths = find_texts(options, result);
+  data::TokenFileWriter writer(options.output, tokenizer.vocab_size());
+  TokenEncoder encoder(tokenizer);
+  const std::int32_t separator = data::separator_of(tokenizer, options.end_of_text);
+  std::int64_t done = 0;
+  for (const std::string& path : paths) {
+    const data::MappedFile file(path);
+    if (file.bytes().empty()) continue;
+    if (result.files++ > 0) writer.write(std::span(&separator, 1));
+    file.advise(data::Access::kSequential);
+    const bool goes_on = data::encode_file(encoder, file, [&](auto tokens, std::int64_t bytes) {
+      writer.write(tokens);
+      done += bytes;
+      return !options.on_progress || options.on_progress(done, result.bytes);
+    });
+    if (!goes_on) {
+      result.stopped = true;
+      return result;
+    }
+  }
+  writer.finish();
+  result.tokens = writer.tokens();
+  result.token_bytes = writer.token_bytes();
+  return result;
+}
+
+}  // namespace tessera

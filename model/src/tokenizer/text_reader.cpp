@@ -1,0 +1,51 @@
+#include "tokenizer/text_reader.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+bool encode_file(
+    TokenEncoder& encoder, const MappedFile& file,
+    const std::function<bool(std::span<const std::int32_t>, std::int64_t)>& on_tokens) {
+  const std::size_t size = file.bytes().size();
+  std::string text;
+  std::vector<std::int32_t> tokens;
+  // Where there is no cut, twice as much is read before the next look, so that looks cost O(size).
+  for (std::size_t done = 0, wanted = kBlockBytes; done < size;) {
+    const std::size_t held = text.size();
+    text.resize(std::min(wanted, size - done));
+    file.copy(done + held, std::as_writable_bytes(std::span(text).subspan(held)));
+    const bool last = done + text.size() == size;
+    const std::size_t cut = last ? text.size() : encoder.last_cut(text);
+    if (cut == 0) {
+      wanted *= 2;
+      continue;
+    }
+    tokens.clear();
+    try {
+      encoder.encode(std::string_view(text).substr(0, cut), tokens,
+                     static_cast<std::int64_t>(done));
+    } catch (const Error& error) {
+      fail(error.code(), "'", file.path(), "': ", error.what());
+    }
+    if (!on_tokens(tokens, static_cast<std::int64_t>(cut))) return false;
+    text.erase(0, cut);
+    done += cut;
+    wanted = kBlockBytes;
+  }
+  return true;
+}
+
+std::int32_t separator_of(const Tokenizer& tokenizer, bool end_of_text) {
+  const auto end = tokenizer.end_of_text();
+  return end_of_text && end ? *end : tokenizer.encode("\n").front();
+}
+
+}  // namespace tessera::data
