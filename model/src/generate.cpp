@@ -19,6 +19,8 @@ void check_options(const GenerateOptions& options) {
           "temperature ", options.temperature, " is not a number from 0 up");
   require(options.top_k >= 0, ErrorCode::kConfig, "top_k ", options.top_k,
           " is negative; 0 draws from all tokens");
+  require(options.top_p > 0.0F && options.top_p <= 1.0F, ErrorCode::kConfig, "top_p ",
+          options.top_p, " is not above 0 and at most 1; 1 draws from all tokens");
 }
 
 /// -inf marks a token as impossible; anything else that is not finite is no logit.
@@ -34,21 +36,40 @@ void check_logits(std::span<const float> logits) {
   require(possible, ErrorCode::kInvalidArgument, "every token's logit is -inf");
 }
 
+/// Orders tokens by their logits, the likeliest first.
+auto likelier_by(std::span<const float> logits) {
+  return [logits](std::int32_t a, std::int32_t b) {
+    const float x = logits[static_cast<std::size_t>(a)];
+    const float y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+}
+
 /// Tokens with the `k` largest logits, in order of token.
 std::vector<std::int32_t> likeliest(std::span<const float> logits, std::size_t k) {
   std::vector<std::int32_t> tokens(logits.size());
   std::iota(tokens.begin(), tokens.end(), 0);
   if (k >= tokens.size()) return tokens;
-  const auto likelier = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)];
-    const float y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
+  const auto likelier = likelier_by(logits);
   std::nth_element(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(k), tokens.end(),
                    likelier);
   tokens.resize(k);
   std::sort(tokens.begin(), tokens.end());
   return tokens;
+}
+
+/// Leaves the fewest likeliest tokens that weigh at least `share` of all, in order of token.
+template <typename Weight>
+void keep_nucleus(std::vector<std::int32_t>& tokens, std::span<const float> logits,
+                  const Weight& weight, float share) {
+  std::ranges::sort(tokens, likelier_by(logits));
+  std::vector<double> cumulative;
+  double sum = 0.0;
+  for (const std::int32_t token : tokens) cumulative.push_back(sum += weight(token));
+  const auto last = std::ranges::lower_bound(cumulative, static_cast<double>(share) * sum);
+  const auto count = static_cast<std::size_t>(last - cumulative.begin()) + 1;
+  tokens.resize(std::min(count, tokens.size()));
+  std::ranges::sort(tokens);
 }
 
 /// Uniform in [0, 1), a multiple of 2^-32.
@@ -68,14 +89,18 @@ std::int32_t sample_token(const GenerateOptions& options, std::span<const float>
   if (options.temperature == 0.0F) return argmax;
   const std::size_t k =
       options.top_k == 0 ? logits.size() : static_cast<std::size_t>(options.top_k);
-  const std::vector<std::int32_t> tokens = likeliest(logits, k);
+  std::vector<std::int32_t> tokens = likeliest(logits, k);
   // In double precision, and relative to the largest, so that a tiny temperature overflows nothing.
+  const auto weight = [&](std::int32_t token) {
+    const double below = static_cast<double>(logits[static_cast<std::size_t>(token)]) -
+                         static_cast<double>(*largest);
+    return std::exp(below / static_cast<double>(options.temperature));
+  };
+  if (options.top_p < 1.0F) keep_nucleus(tokens, logits, weight, options.top_p);
   std::vector<double> cumulative;
   double sum = 0.0;
   for (const std::int32_t token : tokens) {
-    const double below = static_cast<double>(logits[static_cast<std::size_t>(token)]) -
-                         static_cast<double>(*largest);
-    sum += std::exp(below / static_cast<double>(options.temperature));
+    sum += weight(token);
     cumulative.push_back(sum);
   }
   const double drawn = uniform(options.seed, position) * sum;

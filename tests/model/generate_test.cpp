@@ -63,6 +63,38 @@ TEST(SampleToken, TopKLeavesOutTheRest) {
   }
 }
 
+TEST(SampleToken, TopPKeepsTheFewestLikeliestThatReachIt) {
+  const Logits logits{std::log(1.0F), std::log(2.0F), -kInfinity, std::log(5.0F)};
+  struct Case {
+    float top_p;
+    int top_k;
+    std::vector<double> weights;  // of those that stay
+  };
+  constexpr std::int64_t kDraws = 20000;
+  for (const Case& c :
+       {Case{0.01F, 0, {0, 0, 0, 5}}, Case{0.6F, 0, {0, 0, 0, 5}}, Case{0.65F, 0, {0, 2, 0, 5}},
+        Case{0.87F, 0, {0, 2, 0, 5}}, Case{0.88F, 0, {1, 2, 0, 5}}, Case{1.0F, 0, {1, 2, 0, 5}},
+        // Of the two likeliest, 5 is 0.714.
+        Case{0.7F, 2, {0, 0, 0, 5}}, Case{0.72F, 2, {0, 2, 0, 5}}}) {
+    SCOPED_TRACE(concat("top_p ", c.top_p, " top_k ", c.top_k));
+    const GenerateOptions options{
+        .temperature = 1.0F, .top_k = c.top_k, .top_p = c.top_p, .seed = 9};
+    std::vector<std::int64_t> counts(4);
+    for (std::int64_t i = 0; i < kDraws; ++i) {
+      ++counts[static_cast<std::size_t>(sample_token(options, logits, i))];
+    }
+    const double sum = c.weights[0] + c.weights[1] + c.weights[3];
+    for (std::size_t token = 0; token < 4; ++token) {
+      const double p = c.weights[token] / sum;
+      const double deviation = std::sqrt(p * (1.0 - p) * kDraws);
+      EXPECT_NEAR(static_cast<double>(counts[token]), p * kDraws, 4.0 * deviation) << token;
+    }
+  }
+  for (std::int64_t i = 0; i < 200; ++i) {  // of equal ones the lowest count as likelier
+    EXPECT_LT(sample_token({.temperature = 1.0F, .top_p = 0.5F}, Logits(4, 1.0F), i), 2);
+  }
+}
+
 TEST(SampleToken, SurvivesExtremeLogits) {
   const float largest = std::numeric_limits<float>::max();
   EXPECT_EQ(sample_token({.temperature = 0.01F}, Logits{-largest, largest}, 0), 1);
@@ -143,6 +175,8 @@ TEST(Generate, RejectsOptionsOutOfRange) {
   expect_config_error({.temperature = -1.0F}, {1});
   expect_config_error({.temperature = std::nanf("")}, {1});
   expect_config_error({.top_k = -1}, {1});
+  expect_config_error({.top_p = 0.0F}, {1});
+  expect_config_error({.top_p = 1.1F}, {1});
 }
 
 TEST(Printable, KeepsText) {

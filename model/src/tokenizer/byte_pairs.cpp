@@ -12,10 +12,6 @@
 namespace tessera::data {
 namespace {
 
-std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
-  return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
-}
-
 std::size_t slot_of(std::uint64_t pair, std::size_t slots) {
   return static_cast<std::size_t>((pair * 0x9e3779b97f4a7c15U) >> 32) & (slots - 1);
 }

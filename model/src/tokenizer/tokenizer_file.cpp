@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -35,7 +36,9 @@ struct Place {
   Place at(const std::string& name) const {
     return {file, key.empty() ? name : key + "." + name, value.at(name)};
   }
-  Place at(std::size_t index) const { return {file, concat(key, "[", index, "]"), value[index]}; }
+  Place at(std::size_t index) const {
+    return {file, key + "[" + std::to_string(index) + "]", value[index]};
+  }
 
   bool has(const char* name) const { return value.contains(name) && !value[name].is_null(); }
   /// The value in short, for errors.
@@ -106,7 +109,7 @@ json parse_strictly(std::string_view text, const std::string& path) {
               text.find('\0') == std::string_view::npos,
           ErrorCode::kConfig, "'", path,
           "' is not JSON that begins with '{'; name a tokenizer.json as Hugging Face has them");
-  std::vector<std::set<std::string>> keys;
+  std::vector<std::unordered_set<std::string>> keys;
   const auto check = [&](int, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
       keys.emplace_back();
@@ -213,9 +216,10 @@ class FileReader {
       vocab.refuse("is no object of tokens; download the file again");
     }
     out_.tokens.resize(vocab.value.size());
+    ids_.reserve(vocab.value.size());
     std::vector<bool> seen(out_.tokens.size());
     for (const auto& item : vocab.value.items()) {
-      const Place place{vocab.file, concat(vocab.key, "['", item.key(), "']"), item.value()};
+      const Place place{vocab.file, vocab.key + "['" + item.key() + "']", item.value()};
       const auto id = static_cast<std::size_t>(place.id());
       if (id >= seen.size() || seen[id]) {
         place.refuse("is ", id, ", which is ", id < seen.size() ? "taken by another token" : "",
@@ -246,7 +250,7 @@ class FileReader {
   }
 
   void read_merges(const Place& merges) {
-    std::set<std::pair<std::int32_t, std::int32_t>> pairs;
+    std::unordered_set<std::uint64_t> pairs;
     for (std::size_t i = 0; i < merges.value.size(); ++i) {
       const Place merge = merges.at(i);
       std::string left, right;
@@ -264,7 +268,7 @@ class FileReader {
       }
       const Merge ids{merged_id(merge, left), merged_id(merge, right),
                       merged_id(merge, left + right)};
-      if (!pairs.emplace(ids.left, ids.right).second) {
+      if (!pairs.insert(pair_of(ids.left, ids.right)).second) {
         merge.refuse("is there twice ('", left, "' and '", right, "'); remove one");
       }
       out_.merges.push_back(ids);

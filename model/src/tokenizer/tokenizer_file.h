@@ -21,6 +21,11 @@ struct Merge {
   std::int32_t left = 0, right = 0, result = 0;
 };
 
+/// Both in one number, to be looked up.
+inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
+  return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
+}
+
 /// What a tokenizer.json says, checked: ids are 0 to tokens.size() - 1, each once; every byte has a
 /// token of its own; ids of merges and templates exist.
 struct TokenizerFile {

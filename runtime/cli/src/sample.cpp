@@ -17,6 +17,11 @@ constexpr std::int64_t kDefaultTokens = 200;
 // 3; at 2 a model puts short words together.
 constexpr double kLossWithWords = 2.0;
 
+void check_above_zero(const nlohmann::json& value) {
+  require(value.get<double>() > 0.0, ErrorCode::kConfig, value.dump(),
+          " is out of range; it must be above 0 and at most 1");
+}
+
 }  // namespace
 
 std::vector<Setting> sample_settings() {
@@ -48,6 +53,15 @@ std::vector<Setting> sample_settings() {
        .group = "Sample",
        .minimum = 0,
        .maximum = 1 << 24,
+       .must_agree = MustAgree::kNone},
+      {.name = "top_p",
+       .type = kNumber,
+       .fallback = 1.0,
+       .help = "draw from the fewest likeliest tokens whose probabilities sum to this; 1: from all",
+       .group = "Sample",
+       .minimum = 0,
+       .maximum = 1,
+       .check = check_above_zero,
        .must_agree = MustAgree::kNone},
   };
 }
@@ -88,6 +102,7 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   options.context_length = choice.sequence_length;  // positions beyond were never trained
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
+  options.top_p = config.get<float>("top_p");
   options.seed = config.get<std::uint64_t>("seed");
   const auto prompt = config.get<std::string>("prompt");
   std::vector<std::int32_t> tokens =

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "command_line.h"
 #include "commands.h"
@@ -102,7 +103,9 @@ double machine_flops(TrainerOptions options) {
 TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
                                 const TokenDataset& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
-  RunOutputs::check(config, dataset.files());
+  std::vector<std::string> read = dataset.files();
+  if (!config.is_null("tokenizer")) read.push_back(config.get<std::string>("tokenizer"));
+  RunOutputs::check(config, read);
   config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;

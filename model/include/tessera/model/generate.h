@@ -14,6 +14,9 @@ struct GenerateOptions {
   std::int64_t context_length = 1024;  ///< the model sees at most so many of the last tokens
   float temperature = 0.8F;            ///< divides the logits; 0 takes the likeliest token
   int top_k = 0;                       ///< draws from the k likeliest only; 0: from all
+  /// Draws from the fewest likeliest whose probabilities, after temperature and top_k, sum to at
+  /// least this; in (0, 1].
+  float top_p = 1.0F;
   std::uint64_t seed = 0;
 };
 
