@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/program.h"
@@ -24,9 +25,12 @@ class TokenizeCommand : public test::ProgramTest {
   }
   /// A very small training on `data`.
   ProgramResult train_on(const std::string& data, std::vector<std::string> more) const {
-    more.insert(more.begin(), {"train", "--no-default-config", "--data", data, "--layers", "1",
-                               "--heads", "1", "--width", "16", "--context-length", "16", "--steps",
-                               "2", "--tokenizer", kTokenizer});
+    if (std::ranges::find(more, "--tokenizer") == more.end()) {
+      more.insert(more.end(), {"--tokenizer", kTokenizer});
+    }
+    more.insert(more.begin(),
+                {"train", "--no-default-config", "--data", data, "--layers", "1", "--heads", "1",
+                 "--width", "16", "--context-length", "16", "--steps", "2"});
     return run(std::move(more));
   }
   static std::string hash_in(const std::string& output) {
@@ -60,6 +64,18 @@ TEST_F(TokenizeCommand, TheVocabularyMayBeLargerThanTheTokenizers) {
   const ProgramResult smaller = train_on(kAlice, {"--vocab-size", "524"});
   EXPECT_EQ(smaller.exit_code, 2);
   EXPECT_THAT(smaller.err, AllOf(HasSubstr("--vocab-size is 524"), HasSubstr("has 525 tokens")));
+  const ProgramResult planned =
+      run({"plan", "--no-default-config", "--layers", "1", "--tokenizer", kTokenizer});
+  EXPECT_THAT(planned.out, HasSubstr("vocabulary 525")) << planned.err;
+}
+
+TEST_F(TokenizeCommand, TrainingWritesOverNoTokenizer) {
+  const std::string copy = write("tokenizer.json", read_file(kTokenizer));
+  const ProgramResult result =
+      train_on(kAlice, {"--tokenizer", copy, "--log", copy, "--overwrite"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--log would write over"));
+  EXPECT_EQ(read_file(copy), read_file(kTokenizer));
 }
 
 TEST_F(TokenizeCommand, ReplacesOnlyIfAsked) {
