@@ -94,7 +94,7 @@ TokenFile open_text(const std::string& path) {
 
 TokenFile encode_text(const std::string& path, TokenEncoder& encoder) {
   TokenFile text{MappedFile(path), 0, 0, sizeof(std::uint32_t), "text, tokenised at the start"};
-  encode_file(encoder, text.file, [&](std::span<const std::int32_t> tokens, std::int64_t) {
+  encode_file(encoder, path, [&](std::span<const std::int32_t> tokens, std::int64_t) {
     text.encoded.insert(text.encoded.end(), tokens.begin(), tokens.end());
     return true;
   });

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "data_files.h"
+#include "mapped_file.h"
 #include "tessera/core/error.h"
 #include "token_file_writer.h"
 #include "tokenizer/text_reader.h"
@@ -44,11 +45,9 @@ TokenizeResult tokenize(const Tokenizer& tokenizer, const TokenizeOptions& optio
   const std::int32_t separator = data::separator_of(tokenizer, options.end_of_text);
   std::int64_t done = 0;
   for (const std::string& path : paths) {
-    const data::MappedFile file(path);
-    if (file.bytes().empty()) continue;
+    if (data::MappedFile(path).bytes().empty()) continue;
     if (result.files++ > 0) writer.write(std::span(&separator, 1));
-    file.advise(data::Access::kSequential);
-    const bool goes_on = data::encode_file(encoder, file, [&](auto tokens, std::int64_t bytes) {
+    const bool goes_on = data::encode_file(encoder, path, [&](auto tokens, std::int64_t bytes) {
       writer.write(tokens);
       done += bytes;
       return !options.on_progress || options.on_progress(done, result.bytes);
