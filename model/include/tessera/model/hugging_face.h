@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/checkpoint/storage.h"
+#include "tessera/model/pretrained.h"
+
+namespace tessera {
+
+/// A folder with a GPT-2 as Hugging Face's transformers writes it and as the hub has it:
+/// config.json of version 4 or 5, and model.safetensors, or model.safetensors.index.json with the
+/// files that it names; tensors with or without the prefix "transformer.", in F32, F16 or BF16.
+/// Matrices of Conv1D, which lie there as (inputs, outputs), are transposed; causal masks are left
+/// out. Everything but the values is checked here, before memory is taken for them.
+/// Throws Error{kNotFound, kIo, kConfig}: another architecture, a key of config.json that changes
+/// what is computed, a tensor that is missing, unknown or of another shape or dtype.
+PretrainedGpt open_hugging_face(const std::string& folder);
+
+/// Writes such a folder: config.json and model.safetensors in F32. `folder` must not exist.
+/// Throws Error{kConfig} if it does, and Error{kIo}.
+PretrainedWriter write_hugging_face(const std::string& folder, const GptConfig& config,
+                                    Storage& storage = disk());
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/core/named_text.h"
+#include "tessera/model/gpt.h"
+#include "tessera/model/gpt_sampler.h"
+
+namespace tessera {
+
+/// A GPT's parameters in files of another program (hugging_face.h, llm_c.h), by our names and in
+/// our shapes. The files stay open and are read when a parameter is asked for. Copies share them.
+/// Thread-safe.
+class PretrainedGpt {
+ public:
+  struct Files;
+  explicit PretrainedGpt(std::shared_ptr<const Files> files) : files_(std::move(files)) {}
+
+  /// The folder or file.
+  const std::string& path() const;
+  /// Its dropout is 0: a folder says with which one it was trained, not with which to go on.
+  const GptConfig& config() const;
+  /// In a sentence's end: "a Hugging Face folder: 28 tensors, F32".
+  const std::string& format() const;
+  /// Sizes and a hash of the files' content, for processes that must all start from the same; see
+  /// TokenDataset::identity.
+  std::vector<NamedText> identity() const;
+
+  /// Writes a parameter's values in row-major order, in fp32; beyond them it takes a few MB.
+  /// Throws Error{kNotFound} on another name, Error{kInvalidArgument} on a wrong number of values
+  /// and Error{kIo} if a file cannot be read any more.
+  void read(std::string_view name, std::span<float> values) const;
+
+  /// For GptSampler.
+  ReadParameter reader() const;
+  /// For Session::set_parameters. Keeps one parameter in fp32 for each thread that calls it: a
+  /// result is valid until the same thread's next call.
+  std::function<std::span<const float>(const std::string& name)> values() const;
+
+ private:
+  std::shared_ptr<const Files> files_;
+};
+
+/// Opens what `path` is: a folder as open_hugging_face, a file as open_llm_c.
+/// Throws Error{kNotFound, kIo, kConfig} that names the file, the key or tensor, and the remedy.
+PretrainedGpt open_pretrained(const std::string& path);
+
+/// Writes a GPT's parameters as another program reads them, one by one in any order, so that they
+/// need not be in memory together. Everything is written under temporary names beside the target;
+/// finish() makes it durable and gives it its name, and without finish() it is removed.
+class PretrainedWriter {
+ public:
+  struct Target;
+  explicit PretrainedWriter(std::unique_ptr<Target> target);
+  PretrainedWriter(PretrainedWriter&&) noexcept;
+  ~PretrainedWriter();
+
+  /// A parameter of make_gpt, by our name and in our row-major order. Throws Error{kNotFound} on
+  /// another name, Error{kInvalidArgument} on a wrong number of values or a second time, and
+  /// Error{kIo}.
+  void write(std::string_view name, std::span<const float> values);
+  /// Throws Error{kInvalidArgument} naming a parameter that was not written, and Error{kIo}.
+  void finish();
+
+ private:
+  std::unique_ptr<Target> target_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,257 @@
+#include "tessera/model/pretrained.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "file_identity.h"
+#include "pretrained/stored_gpt.h"
+#include "tessera/core/error.h"
+#include "tessera/model/hugging_face.h"
+#include "tessera/model/llm_c.h"
+
+namespace tessera {
+namespace {
+
+using pretrained::Format;
+using pretrained::Place;
+
+constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
+
+float from_half(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000U) << 16U;
+  const std::uint32_t exponent = bits >> 10U & 0x1fU, mantissa = bits & 0x3ffU;
+  if (exponent == 0) {  // zero and subnormal numbers, which fp32 has as normal ones
+    const float value = static_cast<float>(mantissa) * 0x1p-24F;
+    return sign != 0 ? -value : value;
+  }
+  const std::uint32_t wide = exponent == 0x1fU ? 0xffU : exponent + 112U;
+  return std::bit_cast<float>(sign | wide << 23U | mantissa << 13U);
+}
+
+template <typename T>
+T load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+
+void decode(Format format, std::span<const std::byte> bytes, std::span<float> values) {
+  if (format == Format::kFloat32) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto bits = load<std::uint16_t>(bytes.data() + 2 * i);
+    values[i] = format == Format::kFloat16
+                    ? from_half(bits)
+                    : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
+  }
+}
+
+void encode(Format format, std::span<const float> values, std::span<std::byte> bytes) {
+  if (format == Format::kFloat32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bfloat16 rounded(values[i]);
+    std::memcpy(bytes.data() + 2 * i, &rounded, sizeof(rounded));
+  }
+}
+
+/// The matrix as the file has it: its rows are the first dimension of what lies there; of anything
+/// that is not transposed, rows of one element.
+struct Layout {
+  std::int64_t rows, columns;
+  std::int64_t rows_at_once;
+};
+
+Layout layout_of(const Place& place) {
+  const std::int64_t columns = place.transposed ? place.shape[0] : 1;
+  const std::int64_t row_bytes = columns * size_of(place.format);
+  return {place.shape.numel() / std::max<std::int64_t>(columns, 1), columns,
+          std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(row_bytes, 1))};
+}
+
+std::size_t as_size(std::int64_t number) { return static_cast<std::size_t>(number); }
+
+const Place& place_of(const pretrained::Places& places, std::string_view name, std::size_t given,
+                      const std::string& path) {
+  const auto found = places.find(name);
+  require(found != places.end(), ErrorCode::kNotFound, "'", path, "' has no parameter '", name,
+          "'");
+  require(std::cmp_equal(found->second.shape.numel(), given), ErrorCode::kInvalidArgument,
+          "parameter '", name, "' ", found->second.shape, " takes ", found->second.shape.numel(),
+          " values, not ", given);
+  return found->second;
+}
+
+}  // namespace
+
+namespace pretrained {
+
+std::int64_t size_of(Format format) { return format == Format::kFloat32 ? 4 : 2; }
+
+bool is_conv1d(std::string_view name) {
+  return name.starts_with("h.") && name.ends_with(".weight") && !name.ends_with("ln_1.weight") &&
+         !name.ends_with("ln_2.weight");
+}
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+void require_absent(const std::string& path) {
+  std::error_code error;
+  const bool is_there = std::filesystem::exists(std::filesystem::symlink_status(path, error));
+  require(!is_there, ErrorCode::kConfig, "'", path,
+          "' exists already; remove it, or give another name");
+}
+
+}  // namespace pretrained
+
+const std::string& PretrainedGpt::path() const { return files_->path; }
+const GptConfig& PretrainedGpt::config() const { return files_->config; }
+const std::string& PretrainedGpt::format() const { return files_->format; }
+
+std::vector<NamedText> PretrainedGpt::identity() const {
+  std::vector<data::MappedFile> mapped;
+  std::vector<const data::MappedFile*> all;
+  mapped.reserve(files_->files.size());
+  for (const InputFile& file : files_->files) {
+    all.push_back(&mapped.emplace_back(file.path()));
+  }
+  std::vector<NamedText> identity = data::identity_of(all);
+  std::erase_if(identity, [](const NamedText& text) { return text.name.starts_with("names"); });
+  for (NamedText& text : identity) {
+    text.name = text.name.substr(0, text.name.find(' ')) + " of initial parameters";
+  }
+  return identity;
+}
+
+void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
+  const Place& place = place_of(files_->places, name, values.size(), files_->path);
+  const InputFile& file = files_->files[place.file];
+  const auto [rows, columns, at_once] = layout_of(place);
+  std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
+  std::vector<float> piece(place.transposed ? as_size(std::min(at_once, rows) * columns) : 0);
+  for (std::int64_t row = 0; row < rows; row += at_once) {
+    const std::int64_t count = std::min(at_once, rows - row);
+    const auto read = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
+    file.read(place.offset + row * columns * size_of(place.format), read);
+    if (!place.transposed) {
+      decode(place.format, read, values.subspan(as_size(row), as_size(count)));
+      continue;
+    }
+    decode(place.format, read, std::span(piece).first(as_size(count * columns)));
+    for (std::int64_t c = 0; c < columns; ++c) {
+      float* const out = values.data() + c * rows + row;
+      for (std::int64_t r = 0; r < count; ++r) out[r] = piece[as_size(r * columns + c)];
+    }
+  }
+}
+
+ReadParameter PretrainedGpt::reader() const {
+  return [self = *this](const ParameterSpec& spec, std::span<float> values) {
+    self.read(spec.name, values);
+  };
+}
+
+std::function<std::span<const float>(const std::string&)> PretrainedGpt::values() const {
+  struct Copy {
+    std::string name;
+    std::vector<float> values;
+  };
+  struct Copies {
+    std::mutex mutex;
+    std::map<std::thread::id, Copy> by_thread;
+  };
+  return [self = *this,
+          copies = std::make_shared<Copies>()](const std::string& name) -> std::span<const float> {
+    const auto place = self.files_->places.find(name);
+    if (place == self.files_->places.end()) self.read(name, {});  // throws
+    Copy* copy = nullptr;
+    {
+      const std::lock_guard lock(copies->mutex);
+      copy = &copies->by_thread[std::this_thread::get_id()];
+    }
+    if (copy->name != name) {
+      copy->name.clear();
+      copy->values.resize(as_size(place->second.shape.numel()));
+      self.read(name, copy->values);
+      copy->name = name;
+    }
+    return copy->values;
+  };
+}
+
+PretrainedGpt open_pretrained(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(std::filesystem::exists(status), ErrorCode::kNotFound, "'", path,
+          "' does not exist; of a model on Hugging Face's hub, download the folder first: hf "
+          "download NAME --local-dir FOLDER");
+  return std::filesystem::is_directory(status) ? open_hugging_face(path) : open_llm_c(path);
+}
+
+PretrainedWriter::PretrainedWriter(std::unique_ptr<Target> target) : target_(std::move(target)) {
+  for (const auto& [name, place] : target_->places) target_->missing.insert(name);
+}
+
+PretrainedWriter::PretrainedWriter(PretrainedWriter&&) noexcept = default;
+
+PretrainedWriter::~PretrainedWriter() {
+  if (target_ == nullptr || target_->finished) return;
+  target_->file.reset();
+  try {
+    target_->storage.remove(target_->temporary);
+  } catch (const Error&) {
+    // The error that ended the writing is the one to tell; the next attempt replaces what is left.
+  }
+}
+
+void PretrainedWriter::write(std::string_view name, std::span<const float> values) {
+  const Place& place = place_of(target_->places, name, values.size(), target_->path);
+  const auto missing = target_->missing.find(name);
+  require(missing != target_->missing.end(), ErrorCode::kInvalidArgument, "parameter '", name,
+          "' is written to '", target_->path, "' twice");
+  const auto [rows, columns, at_once] = layout_of(place);
+  std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
+  std::vector<float> piece(place.transposed ? as_size(std::min(at_once, rows) * columns) : 0);
+  for (std::int64_t row = 0; row < rows; row += at_once) {
+    const std::int64_t count = std::min(at_once, rows - row);
+    auto from = values.subspan(place.transposed ? 0 : as_size(row));
+    for (std::int64_t c = 0; place.transposed && c < columns; ++c) {
+      const float* const in = values.data() + c * rows + row;
+      for (std::int64_t r = 0; r < count; ++r) piece[as_size(r * columns + c)] = in[r];
+    }
+    if (place.transposed) from = piece;
+    const auto written = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
+    encode(place.format, from.first(as_size(count * columns)), written);
+    target_->file->write(place.offset + row * columns * size_of(place.format), written);
+  }
+  target_->missing.erase(missing);
+}
+
+void PretrainedWriter::finish() {
+  Target& target = *target_;
+  require(target.missing.empty(), ErrorCode::kInvalidArgument, "parameter '",
+          target.missing.empty() ? "" : *target.missing.begin(), "' was not written to '",
+          target.path, "'");
+  target.file->sync();
+  target.file.reset();
+  if (target.is_folder) target.storage.sync_folder(target.temporary);
+  pretrained::require_absent(target.path);  // it was when the writing began
+  target.storage.rename(target.temporary, target.path);
+  target.finished = true;
+  const std::filesystem::path parent = std::filesystem::path(target.path).parent_path();
+  target.storage.sync_folder(parent.empty() ? "." : parent.string());
+}
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/input_file.h"
+#include "tessera/checkpoint/storage.h"
+#include "tessera/model/pretrained.h"
+
+namespace tessera {
+
+namespace pretrained {
+
+/// How a file stores an element.
+enum class Format : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+/// A parameter in a file.
+struct Place {
+  Shape shape;              ///< ours
+  std::size_t file = 0;     ///< index
+  std::int64_t offset = 0;  ///< of its first byte
+  Format format = Format::kFloat32;
+  bool transposed = false;  ///< a matrix whose columns are our rows
+};
+using Places = std::map<std::string, Place, std::less<>>;
+
+std::int64_t size_of(Format format);
+
+/// Whether Hugging Face's Conv1D has this parameter, whose matrix is (inputs, outputs).
+bool is_conv1d(std::string_view name);
+
+/// A folder's path without slashes behind it, so that a name beside it can be made.
+std::string without_slash(std::string path);
+
+/// Refuses a target that is there.
+void require_absent(const std::string& path);
+
+}  // namespace pretrained
+
+struct PretrainedGpt::Files {
+  std::string path;
+  std::string format;
+  GptConfig config;
+  std::vector<InputFile> files;
+  pretrained::Places places;
+};
+
+struct PretrainedWriter::Target {
+  Storage& storage;
+  std::string path;
+  std::string temporary;  ///< of the same kind, file or folder
+  std::unique_ptr<Storage::File> file;
+  bool is_folder = false;
+  pretrained::Places places;  ///< Place::file is not used
+  std::set<std::string, std::less<>> missing{};
+  bool finished = false;
+};
+
+}  // namespace tessera
