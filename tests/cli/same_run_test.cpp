@@ -145,6 +145,7 @@ const std::map<std::string, Other> kOthers{
     {"parameters_hash", {"false"}},
     {"shuffle", {"false"}},
     {"sample_tokens", {"5"}},
+    {"export", {std::filesystem::temp_directory_path() / "tessera_exported_by_nobody"}},
 };
 
 /// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, and another
@@ -157,7 +158,7 @@ bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
       "data",   "eval_data", "log",          "csv",     "gemm_table", "tensorboard",
       "append", "overwrite", "verbose",      "quiet",   "prompt",     "temperature",
-      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",  "top_p"};
+      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",  "top_p", "init"};
   return kNames.contains(name);
 }
 
@@ -242,6 +243,40 @@ TEST_F(SameRun, OtherTokenizersAreFound) {
   other.replace(other.find("\"special\":true"), 14, "\"special\":false");
   write("b.json", other);
   EXPECT_THAT(disagreement(train_two(first, second)), HasSubstr("disagree: tokenizer is hash "));
+}
+
+TEST_F(SameRun, OtherInitialParametersAreFound) {
+  write_text();
+  const std::filesystem::path golden = TESSERA_SOURCE_DIR "/tests/model/golden/hugging_face";
+  std::filesystem::copy(golden / "v5", path("v5"));
+  std::string text(8000, '\0');
+  for (std::size_t i = 0; i < text.size(); i += 2) text[i] = static_cast<char>(i % 65);
+  Flags first{{"data", write("data.bin", text)},
+              {"steps", "1"},
+              {"sequence_length", "8"},
+              {"micro_batch", "1"},
+              {"sample_tokens", "0"}};
+  first["init"] = golden / "v5";
+  Flags second = first;
+  second["init"] = path("v5");
+  const Two two = train_two(first, second);
+  EXPECT_EQ(two.first, 0) << two.first_says;
+  EXPECT_EQ(two.second, 0) << two.second_says;
+  std::string weights = read_file(path("v5/model.safetensors"));
+  weights.back() ^= 1;
+  write("v5/model.safetensors", weights);
+  EXPECT_THAT(disagreement(train_two(first, second)),
+              HasSubstr("disagree: content of initial parameters is hash "));
+  second.erase("init");
+  for (const auto& [name, value] : Flags{{"layers", "2"},
+                                         {"heads", "3"},
+                                         {"width", "12"},
+                                         {"vocab_size", "65"},
+                                         {"context_length", "24"}}) {
+    second[name] = value;
+  }
+  EXPECT_THAT(disagreement(train_two(first, second)),
+              HasSubstr("content of initial parameters is hash "));
 }
 
 // Once this waited until the timeout, and then blamed rank 0.

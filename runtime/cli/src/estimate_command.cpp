@@ -31,7 +31,8 @@ constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recomp
 std::vector<Setting> size_settings() {
   std::vector<Setting> sizes = model_settings();
   std::erase_if(sizes, [](const Setting& setting) {
-    return setting.name == "model" || setting.name == "dropout" || setting.name == "tokenizer";
+    return setting.name == "model" || setting.name == "init" || setting.name == "dropout" ||
+           setting.name == "tokenizer";
   });
   return sizes;
 }

@@ -35,11 +35,12 @@ int run_evaluate(Config config, const Launcher& launcher) {
   const Model model = make_model(choice);
   const TokenDataset data = open_data(config, choice);
   TrainerOptions options = trainer_options(config);
+  const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.evaluation_samples = evaluation_samples(config, data);
   join_world(launcher, config, options);
   if (options.world != nullptr) {
     require_same_program(*options.world);
-    require_same_settings(config, options);
+    require_same_settings(config, options, initial);
   }
   Session session(model, data, options, &data);
   const EvaluationRecord record = session.evaluate();
@@ -52,8 +53,11 @@ int run_evaluate(Config config, const Launcher& launcher) {
                            {"tokens", record.tokens}});
     return kExitGood;
   }
-  std::cout << model.name << ", parameters as initialised by --seed "
-            << config.get<std::uint64_t>("seed") << "\n"
+  std::cout << model.name << ", parameters "
+            << (choice.pretrained
+                    ? "of " + choice.pretrained->path()
+                    : concat("as initialised by --seed ", config.get<std::uint64_t>("seed")))
+            << "\n"
             << describe_evaluation(record) << "\n";
   return kExitGood;
 }

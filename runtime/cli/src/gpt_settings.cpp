@@ -58,6 +58,16 @@ std::vector<Setting> model_settings() {
        .fallback = "gpt2-tiny",
        .help = concat("a preset, which the sizes below change: ", model_names()),
        .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }});
+  all.push_back({.name = "init",
+                 .help =
+                     "start from published weights, whose model it is then: a folder of a GPT-2 as "
+                     "Hugging Face has it, or a model .bin of llm.c",
+                 .check =
+                     [](const nlohmann::json& value) {
+                       require(!value.get<std::string>().empty(), ErrorCode::kConfig,
+                               "is empty; give a path, or leave it out");
+                     },
+                 .must_agree = MustAgree::kNone});  // processes compare what is there
   all.push_back(dropout_row().setting);
   all.push_back({.name = "tokenizer",
                  .help = "a tokenizer.json (byte-level BPE as GPT-2, Llama 3 and Qwen have it) by "
@@ -99,25 +109,74 @@ std::vector<Setting> data_settings() {
   return all;
 }
 
+namespace {
+
+/// The preset of these sizes; "" if there is none.
+std::string preset_of(const GptConfig& gpt) {
+  for (const std::string& name : gpt_preset_names()) {
+    if (has_sizes_of(gpt, gpt_preset(name))) return name;
+  }
+  return "";
+}
+
+/// Of --init. What is given besides must say the same.
+PretrainedGpt open_init(const Config& config) {
+  const auto path = config.get<std::string>("init");
+  PretrainedGpt pretrained = [&] {
+    try {
+      return open_pretrained(path);
+    } catch (const Error& error) {
+      // A file that is damaged is as little to read as one that is not there.
+      fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(),
+           "--init: ", error.what());
+    }
+  }();
+  const GptConfig& own = pretrained.config();
+  const GptConfig named = gpt_preset(config.get<std::string>("model"));
+  for (const auto& row : size_rows()) {
+    const std::string& name = row.setting.name;
+    const bool is_given = !config.is_null(name);
+    if (!is_given && !config.given("model")) continue;
+    const nlohmann::json value = is_given ? nlohmann::json(config.value(name)) : row.read(named);
+    const std::string flag = is_given ? flag_name(name) : "--model";
+    require(value == row.read(own), ErrorCode::kConfig, flag, " is ",
+            is_given ? value.dump()
+                     : concat(config.get<std::string>("model"), ", whose ", flag_name(name), " is ",
+                              value.dump()),
+            ", and the model of --init '", path, "' has ", row.read(own).dump(), "; leave out ",
+            flag);
+  }
+  return pretrained;
+}
+
+}  // namespace
+
 GptChoice choose_gpt(Config& config) {
   GptChoice choice;
   GptConfig& gpt = choice.config;
-  const std::string preset = gpt_preset_name(config.get<std::string>("model"));
-  config.set_effective("model", preset);
-  gpt = gpt_preset(preset);
+  std::string preset = gpt_preset_name(config.get<std::string>("model"));
   if (!config.is_null("tokenizer")) {
     choice.tokenizer.emplace(config.get<std::string>("tokenizer"));
-    const std::int64_t known = choice.tokenizer->vocab_size();
-    if (config.is_null("vocab_size")) config.set_effective("vocab_size", known);
-    require(config.get<std::int64_t>("vocab_size") >= known, ErrorCode::kConfig, "--vocab-size is ",
-            config.get<std::int64_t>("vocab_size"), ", but the tokenizer '",
-            config.get<std::string>("tokenizer"), "' has ", known,
+  }
+  if (config.is_null("init")) {
+    gpt = gpt_preset(preset);
+    if (choice.tokenizer) gpt.vocab_size = choice.tokenizer->vocab_size();
+    for (const auto& [setting, read, write] : size_rows()) {
+      if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
+    }
+  } else {
+    choice.pretrained = open_init(config);
+    gpt = choice.pretrained->config();
+    preset = preset_of(gpt);
+  }
+  if (choice.tokenizer) {
+    require(gpt.vocab_size >= choice.tokenizer->vocab_size(), ErrorCode::kConfig,
+            "--vocab-size is ", gpt.vocab_size, ", but the tokenizer '",
+            config.get<std::string>("tokenizer"), "' has ", choice.tokenizer->vocab_size(),
             " tokens; give at least as many, or leave it out");
   }
-  for (const auto& [setting, read, write] : size_rows()) {
-    if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
-    config.set_effective(setting.name, read(gpt));
-  }
+  config.set_effective("model", preset.empty() ? nlohmann::json() : nlohmann::json(preset));
+  for (const auto& row : size_rows()) config.set_effective(row.setting.name, row.read(gpt));
   dropout_row().write(gpt, config.value("dropout"));
   if (config.is_null("sequence_length")) {
     config.set_effective("sequence_length", gpt.context_length);
@@ -126,7 +185,7 @@ GptChoice choose_gpt(Config& config) {
   require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", gpt.context_length,
           " tokens; give --sequence-length at most that or raise ", "--context-length");
-  choice.name = model_label(preset, gpt);
+  choice.name = model_label(preset.empty() ? "gpt2" : preset, gpt);
   return choice;
 }
 
@@ -137,6 +196,12 @@ Model make_model(const GptChoice& choice) {
   as_used.context_length = choice.sequence_length;
   model.flops_per_item = gpt_flops_per_token(as_used);
   return model;
+}
+
+std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions& options) {
+  if (!choice.pretrained) return {};
+  options.initial_parameters = choice.pretrained->reader();
+  return choice.pretrained->identity();
 }
 
 namespace {

@@ -7,7 +7,9 @@
 #include "tessera/compat/config.h"
 #include "tessera/model/dataset.h"
 #include "tessera/model/gpt.h"
+#include "tessera/model/pretrained.h"
 #include "tessera/model/tokenizer.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {
 
@@ -21,16 +23,22 @@ struct GptChoice {
   std::string name;  ///< the preset's, or its sizes; see model_label
   GptConfig config;
   std::int64_t sequence_length = 0;
-  std::optional<Tokenizer> tokenizer;  ///< of --tokenizer; without one, bytes are tokens
+  std::optional<Tokenizer> tokenizer{};  ///< of --tokenizer; without one, bytes are tokens
+  std::optional<PretrainedGpt> pretrained{};  ///< what --init names
 };
 
-/// The preset with the sizes that were given, and the tokenizer's vocabulary if none was; writes
-/// them and its first name back into `config`. Throws Error{kConfig} if the sequences are longer
-/// than the context or the vocabulary is smaller than the tokenizer's.
+/// The preset with the sizes that were given and the tokenizer's vocabulary if none was, or the
+/// model of --init; writes them and the preset's first name back into `config`. Throws
+/// Error{kConfig} if the sequences are longer than the context, the vocabulary is smaller than the
+/// tokenizer's, or --init has another model than the one that is given.
 GptChoice choose_gpt(Config& config);
 
 /// The model, with its FLOPs counted for the length of its samples.
 Model make_model(const GptChoice& choice);
+
+/// Gives a run the parameters of --init, if it has them; returns their identity, which must be the
+/// same in all processes.
+std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions& options);
 
 /// The data set, checked against the vocabulary. Throws Error that names the remedy.
 TokenDataset open_dataset(const Config& config, const GptChoice& choice);

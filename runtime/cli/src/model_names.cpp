@@ -87,14 +87,16 @@ void check_model_name(const std::string& name) {
                         : "; --layers, --heads and --width make others of them");
 }
 
+bool has_sizes_of(const GptConfig& a, const GptConfig& b) {
+  return a.layers == b.layers && a.heads == b.heads && a.width == b.width &&
+         a.vocab_size == b.vocab_size && a.context_length == b.context_length;
+}
+
 std::string model_label(const std::string& preset, const GptConfig& config) {
   const GptConfig given = gpt_preset(preset);
+  if (has_sizes_of(config, given)) return preset;
   const bool vocabulary = config.vocab_size != given.vocab_size;
   const bool context = config.context_length != given.context_length;
-  if (config.layers == given.layers && config.heads == given.heads && config.width == given.width &&
-      !vocabulary && !context) {
-    return preset;
-  }
   std::string label = concat("GPT of ", counted(config.layers, "layer"), " x ", config.width, ", ",
                              counted(config.heads, "head"));
   if (context) label += concat(", context ", config.context_length);

@@ -13,6 +13,8 @@ std::string model_names();
 /// the name has a number of parameters in it ("Llama-2-7b"), the flags of a GPT as large.
 void check_model_name(const std::string& name);
 
+bool has_sizes_of(const GptConfig& a, const GptConfig& b);
+
 /// The preset's name where the model has its sizes, else those: "GPT of 2 layers x 36, 2 heads".
 std::string model_label(const std::string& preset, const GptConfig& config);
 

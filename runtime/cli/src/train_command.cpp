@@ -14,6 +14,7 @@
 #include "launch/interrupt_watch.h"
 #include "launch/same_run.h"
 #include "loss_plot.h"
+#include "model_export.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
@@ -31,8 +32,8 @@
 namespace tessera::cli {
 namespace {
 
-void print_header(const Config& config, const Model& model, const TokenDataset& dataset,
-                  const TrainingPlan& plan) {
+void print_header(const Config& config, const GptChoice& choice, const Model& model,
+                  const TokenDataset& dataset, const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
   const std::int64_t tokens_per_step = options.micro_batch * options.accumulate * options.ranks *
                                        config.get<std::int64_t>("sequence_length");
@@ -43,6 +44,10 @@ void print_header(const Config& config, const Model& model, const TokenDataset& 
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   std::vector<std::string> lines;
+  if (choice.pretrained && plan.resume == nullptr) {
+    lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",
+                           choice.pretrained->format()));
+  }
   for (const std::string& line : dataset.assumptions()) lines.push_back("data: " + line);
   std::vector<std::string> notes = dataset.notes();
   notes.push_back(device_note(config, options));
@@ -100,20 +105,22 @@ double machine_flops(TrainerOptions options) {
 }
 
 /// The options of the run, as far as the data, the other processes and memory decide them.
-TrainerOptions complete_options(Config& config, const Launcher& launcher, const Model& model,
-                                const TokenDataset& dataset,
+TrainerOptions complete_options(Config& config, const Launcher& launcher, const GptChoice& choice,
+                                const Model& model, const TokenDataset& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
   std::vector<std::string> read = dataset.files();
   if (!config.is_null("tokenizer")) read.push_back(config.get<std::string>("tokenizer"));
   RunOutputs::check(config, read);
+  ModelExport::check(config);
   config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
+  const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
   if (options.world != nullptr) {
     require_same_program(*options.world);
-    require_same_settings(config, options);
+    require_same_settings(config, options, initial);
   }
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   return options;
@@ -127,7 +134,8 @@ struct PreparedRun {
         model(make_model(choice)),
         dataset(open_dataset(config, choice)),
         evaluation(open_evaluation(config, choice)),
-        trainer(model, dataset, complete_options(config, launcher, model, dataset, evaluation),
+        trainer(model, dataset,
+                complete_options(config, launcher, choice, model, dataset, evaluation),
                 evaluation ? &*evaluation : nullptr) {
     set_effective(config, plan().options);
   }
@@ -144,7 +152,8 @@ struct PreparedRun {
 
 /// Trains to the end or to a signal, and tells and writes every step.
 TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
-                      double peak_flops, const InterruptGuard& interrupt) {
+                      double peak_flops, const InterruptGuard& interrupt,
+                      const Trainer::OnParameter& on_parameter) {
   Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
                     run.config.get<bool>("verbose"));
   return run.trainer.train(
@@ -165,7 +174,8 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
       [&](const SaveRecord& record) {
         outputs.checkpoint(record);
         progress.checkpoint(record);
-      });
+      },
+      on_parameter);
 }
 
 /// What the run was, beside what was predicted, and what the model has to say.
@@ -203,7 +213,9 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
 int run_train(Config config) {
   const PreparedRun run(std::move(config));
   RunOutputs outputs(run.config, run.model);
-  if (!run.config.get<bool>("quiet")) print_header(run.config, run.model, run.dataset, run.plan());
+  if (!run.config.get<bool>("quiet")) {
+    print_header(run.config, run.choice, run.model, run.dataset, run.plan());
+  }
   if (run.config.get<bool>("verbose")) print_settings(std::cout, run.config);
 
   const bool reports = run.launcher.process == 0;
@@ -211,11 +223,17 @@ int run_train(Config config) {
   const InterruptGuard interrupt;
   std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
   LossPlot losses(run.plan().options.steps);
-  TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt);
+  ModelExport exported(run.config, run.choice.config);
+  TrainingSummary summary =
+      train(run, outputs, losses, peak_flops, interrupt, exported.on_parameter());
   watch.reset();
+  const std::optional<std::string> folder = exported.finish();
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
+  if (folder && !run.config.get<bool>("quiet")) {
+    std::cout << "\nexported  " << *folder << ", a Hugging Face folder\n";
+  }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
   return kExitSignal + interrupt.signal();
 }
@@ -241,7 +259,7 @@ std::vector<Setting> train_only_settings() {
       {data_settings(),
        sample_settings(),
        output_settings(),
-       {auto_batch,
+       {export_setting(), auto_batch,
         flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
         flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
         flag("verbose", "tell every setting and where it is from, and a line for every step"),

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "checkpoint_saver.h"
 #include "chosen_samples.h"
@@ -46,7 +47,11 @@ class Session::Impl {
     }
     guarded([&] {
       crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs));
-      if (plan_.resume != nullptr) load();
+      if (plan_.resume != nullptr) {
+        load();
+      } else if (plan_.options.initial_parameters) {
+        load_initial();
+      }
       if (!plan_.options.checkpoints.folder.empty()) saver().prepare();
     });
   }
@@ -81,6 +86,7 @@ class Session::Impl {
   template <typename Body>
   void guarded(const Body& body) const;
   void load();
+  void load_initial();
   CheckpointSaver& saver();
   bool agrees_to_stop();
   StepRecord record_of(const StepResult& result, const RankSeat& seat, double learning_rate,
@@ -121,6 +127,27 @@ void Session::Impl::load() {
   run([&](RankSeat& seat) {
     seat.executor.run_apart(
         [&](Stream& stream) { load_state(point.manifest, point.path, seat.state, stream); });
+  });
+}
+
+/// Each rank holds one parameter at a time.
+void Session::Impl::load_initial() {
+  std::map<std::string, const ParameterSpec*> specs;
+  for (const auto& layer : model_.layers) {
+    for (const ParameterSpec& spec : layer->parameters()) specs.emplace(spec.name, &spec);
+  }
+  run([&](RankSeat& seat) {
+    std::string held;
+    std::vector<float> values;
+    seat.executor.set_parameters([&](const std::string& name) -> std::span<const float> {
+      if (held != name) {
+        const ParameterSpec& spec = *specs.at(name);
+        values.resize(static_cast<std::size_t>(spec.shape.numel()));
+        plan_.options.initial_parameters(spec, values);
+        held = name;
+      }
+      return values;
+    });
   });
 }
 

@@ -171,14 +171,17 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
 }
 
 /// The trained parameters and their hash, as far as they are wanted.
-void take_parameters(Session& session, TrainingSummary& summary) {
+void take_parameters(Session& session, TrainingSummary& summary,
+                     const Trainer::OnParameter& on_parameter) {
   const TrainerOptions& options = session.plan().options;
-  if (!options.hash_parameters && !options.gather_parameters) return;
-  const bool keeps = options.gather_parameters && speaks(options);
+  if (!options.hash_parameters && !options.gather_parameters && !on_parameter) return;
+  const bool tells = speaks(options);
   ParameterHash hash;
   session.parameters([&](FullParameter parameter) {
     if (options.hash_parameters) hash.add(parameter.values);
-    if (keeps) summary.parameters.push_back(std::move(parameter));
+    if (!tells) return;
+    if (options.gather_parameters) summary.parameters.push_back(parameter);
+    if (on_parameter) on_parameter(std::move(parameter));
   });
   if (options.hash_parameters) summary.parameters_sha256 = hash.finish();
 }
@@ -228,7 +231,8 @@ Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOpt
       plan_(plan_here(model, source, options, evaluation)) {}
 
 TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
-                               const OnEvaluation& on_evaluation, const OnSave& on_save) const {
+                               const OnEvaluation& on_evaluation, const OnSave& on_save,
+                               const OnParameter& on_parameter) const {
   const TrainerOptions& options = plan_.options;
   const bool tells = speaks(options);
   const auto tell = [&](std::span<const std::string> notes) {
@@ -305,7 +309,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     end_of_save([&] { return session.finish_save(); });
     summarise(plan_, totals, session.use(), summary);
     summary.last_step = session.steps();
-    take_parameters(session, summary);
+    take_parameters(session, summary, on_parameter);
   } catch (const std::exception& error) {
     session.abort(error.what());
     throw;

@@ -1,21 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tessera/autograd/parameter.h"
 #include "tessera/core/device.h"
 #include "tessera/core/memory.h"
 #include "tessera/model/gpt.h"
 
 namespace tessera {
-
-/// Writes the values of one unsharded parameter, row-major.
-using ReadParameter = std::function<void(const ParameterSpec&, std::span<float> values)>;
 
 /// Reads from values by name, which must outlive the result. Throws Error{kNotFound} on a name that
 /// is missing and Error{kInvalidArgument} on a wrong number of values.

@@ -10,10 +10,13 @@ void require_same_program(World& world) {
   require_agreement(world, {{"the version of tessera", TESSERA_VERSION}, identity_of_program()});
 }
 
-void require_same_settings(Config& config, TrainerOptions options) {
+void require_same_settings(Config& config, TrainerOptions options,
+                           const std::vector<NamedText>& more) {
   options.device = resolved_device(options.device);
   set_effective(config, options);
-  require_agreement(*options.world, identity_of_settings(config));
+  std::vector<NamedText> all = identity_of_settings(config);
+  all.insert(all.end(), more.begin(), more.end());
+  require_agreement(*options.world, all);
 }
 
 }  // namespace tessera::cli

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <vector>
+
 #include "tessera/collectives/world.h"
 #include "tessera/compat/config.h"
+#include "tessera/core/named_text.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {
@@ -11,7 +14,8 @@ void require_same_program(World& world);
 
 /// Throws Error{kConfig} in all processes unless all have the same settings, after writing back
 /// into `config` what they have come to be. `options` are those of `config`, with the world joined;
-/// the processes may be one. See may_differ.
-void require_same_settings(Config& config, TrainerOptions options);
+/// the processes may be one. See may_differ. `more`: what must be the same besides.
+void require_same_settings(Config& config, TrainerOptions options,
+                           const std::vector<NamedText>& more = {});
 
 }  // namespace tessera::cli

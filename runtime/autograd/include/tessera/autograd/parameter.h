@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
 
 #include "tessera/core/tensor.h"
@@ -30,6 +32,9 @@ struct ParameterSpec {
   /// checkpoints and hashes do not have them.
   std::int64_t row_multiple = 1;
 };
+
+/// Writes the values of one unsharded parameter, row-major.
+using ReadParameter = std::function<void(const ParameterSpec&, std::span<float> values)>;
 
 /// Rows of a parameter and of the zeros behind it.
 inline std::int64_t padded_rows(const ParameterSpec& spec) {

@@ -64,16 +64,20 @@ class Trainer {
 
   using OnEvaluation = std::function<void(const EvaluationRecord&)>;
   using OnSave = std::function<void(const SaveRecord&)>;
+  /// Told each trained parameter, one after the other; in several processes all must give one.
+  using OnParameter = std::function<void(FullParameter)>;
 
-  /// Trains from freshly initialised parameters, or from the checkpoint that the options name, in a
-  /// session of its own; each call gives the same numbers. `on_step` is called after each step
-  /// while all ranks wait, and so are the others; what they throw ends the training and comes out
-  /// of here. In several processes they are called in rank 0's, and must return within
-  /// TrainerOptions::timeout, for the other processes wait no longer. If a rank fails, the others
-  /// are stopped, and the Error names the rank and the cause; if memory is why, also what the plan
-  /// had predicted and what would fit. An exception that `source` has thrown is nested in it.
+  /// Trains from freshly initialised parameters, from TrainerOptions::initial_parameters, or from
+  /// the checkpoint that the options name, in a session of its own; each call gives the same
+  /// numbers. `on_step` is called after each step while all ranks wait, and so are the others; what
+  /// they throw ends the training and comes out of here. In several processes they are called in
+  /// rank 0's, and must return within TrainerOptions::timeout, for the other processes wait no
+  /// longer. If a rank fails, the others are stopped, and the Error names the rank and the cause;
+  /// if memory is why, also what the plan had predicted and what would fit. An exception that
+  /// `source` has thrown is nested in it.
   TrainingSummary train(const OnStep& on_step = {}, const OnNote& on_note = {},
-                        const OnEvaluation& on_evaluation = {}, const OnSave& on_save = {}) const;
+                        const OnEvaluation& on_evaluation = {}, const OnSave& on_save = {},
+                        const OnParameter& on_parameter = {}) const;
 
  private:
   const Model& model_;

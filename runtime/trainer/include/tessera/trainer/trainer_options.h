@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/autograd/parameter.h"
 #include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
 #include "tessera/kernels/cuda_options.h"
@@ -83,6 +84,10 @@ struct TrainerOptions {
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
+  /// Parameters to start from at step 0, instead of those of the seed. Asked for every parameter,
+  /// perhaps repeatedly and by several threads at once; in several processes, all must give the
+  /// same values.
+  ReadParameter initial_parameters{};
 
   // Evaluation, if there is data for it.
   std::int64_t evaluate_every = 0;      ///< steps; 0: after the last one only
