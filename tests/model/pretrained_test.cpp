@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "support/golden.h"
@@ -450,6 +451,102 @@ TEST(Pretrained, AWriterThatDoesNotFinishLeavesNothing) {
     EXPECT_THAT(refusal(make), HasSubstr("exists already"));
     fs::remove_all(path);
   }
+}
+
+/// The disk, whose calls fail from one of them on until the writing has ended.
+class FailingStorage : public Storage {
+ public:
+  explicit FailingStorage(int good) : good_(good) {}
+  void make_folder(const std::string& path) override { count(), disk().make_folder(path); }
+  std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
+    count();
+    return std::make_unique<FailingFile>(*this, disk().create(path, bytes));
+  }
+  void sync_folder(const std::string& path) override { count(), disk().sync_folder(path); }
+  void rename(const std::string& from, const std::string& to) override {
+    count(), disk().rename(from, to);
+  }
+  void remove(const std::string& path) override { disk().remove(path); }
+  bool failed() const { return good_ < 0; }
+
+ private:
+  class FailingFile : public File {
+   public:
+    FailingFile(FailingStorage& storage, std::unique_ptr<File> file)
+        : storage_(storage), file_(std::move(file)) {}
+    void write(std::int64_t offset, std::span<const std::byte> bytes) override {
+      storage_.count(), file_->write(offset, bytes);
+    }
+    void sync() override { storage_.count(), file_->sync(); }
+
+   private:
+    FailingStorage& storage_;
+    std::unique_ptr<File> file_;
+  };
+  void count() { require(--good_ >= 0, ErrorCode::kIo, "no space left"); }
+
+  int good_;
+};
+
+TEST(Pretrained, AWriteThatFailsLeavesAllOrNothing) {
+  const PretrainedGpt pretrained = open_hugging_face(golden_folder("v5").string());
+  const auto values = values_of(pretrained);
+  const TemporaryFolder folder;
+  const std::string path = folder.path("out");
+  for (const bool is_folder : {true, false}) {
+    bool done = false;
+    int good = 0;
+    for (; !done; ++good) {
+      FailingStorage storage(good);
+      try {
+        write_all(is_folder ? write_hugging_face(path, pretrained.config(), storage)
+                            : write_llm_c(path, pretrained.config(), DType::kFloat32, storage),
+                  values);
+        done = true;
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), ErrorCode::kIo) << error.what();
+      }
+      EXPECT_EQ(storage.failed(), !done) << good;
+      EXPECT_FALSE(fs::exists(path + ".tmp")) << good;
+      EXPECT_TRUE(!fs::exists(path) || values_of(open_pretrained(path)) == values) << good;
+      fs::remove_all(path);
+    }
+    EXPECT_GT(good, 30);  // a call for each parameter, and those around them
+  }
+}
+
+/// Nothing but an Error comes of a spoilt file.
+TEST(Pretrained, MutantsOfConfigIndexAndHeaderAreReadOrRefused) {
+  const Copy copy("v4");
+  std::mt19937_64 random(5);
+  const auto below = [&](std::size_t count) { return static_cast<std::size_t>(random() % count); };
+  const std::string words[]{"9", "-", "\"", "{", "}", "[", "null", "true", ",", "e9", "\\u0000"};
+  const std::string header = read_file(kGolden / "llm_c_bf16.bin");
+  int taken = 0;
+  for (int i = 0; i < 1500; ++i) {
+    const std::string name = i % 3 == 0   ? "config.json"
+                             : i % 3 == 1 ? "model.safetensors.index.json"
+                                          : "model.bin";
+    const std::string good = i % 3 == 2 ? header : read_file(golden_folder("v4") / name);
+    std::string bytes = good;
+    const std::size_t at = below(std::min<std::size_t>(bytes.size(), i % 3 == 2 ? 32 : 4000));
+    const std::size_t way = below(3);
+    if (way == 0) bytes[at] = static_cast<char>(random());
+    if (way == 1) bytes.erase(at, below(20) + 1);
+    if (way == 2) bytes.insert(at, words[below(std::size(words))]);
+    fs::remove(copy.path(name));
+    copy.write(name, bytes);
+    try {
+      const PretrainedGpt model = open_pretrained(i % 3 == 2 ? copy.path(name) : copy.path());
+      values_of(model);
+      ++taken;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(copy.path()));
+    }
+    fs::remove(copy.path(name));  // ext4 waits for the disk if content is replaced
+    copy.write(name, good);
+  }
+  EXPECT_GT(taken, 20);
 }
 
 TEST(LlmC, ReadsAndWritesTheBytesOfItsOwnWriter) {

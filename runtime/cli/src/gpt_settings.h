@@ -23,7 +23,7 @@ struct GptChoice {
   std::string name;  ///< the preset's, or its sizes; see model_label
   GptConfig config;
   std::int64_t sequence_length = 0;
-  std::optional<Tokenizer> tokenizer{};  ///< of --tokenizer; without one, bytes are tokens
+  std::optional<Tokenizer> tokenizer{};       ///< of --tokenizer; without one, bytes are tokens
   std::optional<PretrainedGpt> pretrained{};  ///< what --init names
 };
 
