@@ -422,6 +422,41 @@ TEST(Pretrained, ConvertsEveryHalfPrecisionNumber) {
   }
 }
 
+TEST(Pretrained, TransposesMatricesThatAreReadInSeveralPieces) {
+  const TemporaryFolder folder;
+  const GptConfig config{
+      .vocab_size = 10, .context_length = 3, .layers = 1, .heads = 3, .width = 303};
+  std::map<std::string, std::vector<float>> values;
+  const Model model = make_gpt(config);
+  float next = 0.0F;
+  for (const auto& layer : model.layers) {
+    for (const ParameterSpec& spec : layer->parameters()) {
+      auto& own = values[spec.name];
+      own.resize(static_cast<std::size_t>(spec.shape.numel()));
+      for (float& value : own) value = next++;
+    }
+  }
+  write_all(write_hugging_face(folder.path("model"), config), values);
+  EXPECT_EQ(values_of(open_pretrained(folder.path("model"))), values);
+  const std::string path = folder.path("model/model.safetensors");
+  const std::string bytes = read_file(path);
+  const auto tensors = read_safetensors_header(InputFile(path)).tensors;
+  const auto found = std::ranges::find(tensors, "transformer.h.0.mlp.c_fc.weight",
+                                       [](const SafetensorsEntry& entry) { return entry.name; });
+  ASSERT_EQ(found->shape, (Shape{303, 1212}));
+  const std::vector<float>& ours = values.at("h.0.mlp.c_fc.weight");
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < 303; ++i) {
+    for (std::size_t o = 0; o < 1212; ++o) {
+      float stored = 0.0F;
+      std::memcpy(&stored, bytes.data() + found->begin + (i * 1212 + o) * sizeof(stored),
+                  sizeof(stored));
+      if (stored != ours[o * 303 + i]) ++wrong;
+    }
+  }
+  EXPECT_EQ(wrong, 0U);
+}
+
 TEST(Pretrained, AWriterThatDoesNotFinishLeavesNothing) {
   const TemporaryFolder folder;
   const PretrainedGpt pretrained = open_hugging_face(golden_folder("v5").string());

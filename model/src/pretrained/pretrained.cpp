@@ -64,6 +64,19 @@ void encode(Format format, std::span<const float> values, std::span<std::byte> b
   }
 }
 
+/// to(c, r) = from(r, c), for rows of `stride` elements. In tiles of a cache line: rows are often a
+/// multiple of 4 KiB apart, where a whole column would fall into one set of the cache.
+void transpose(const float* from, std::int64_t from_stride, float* to, std::int64_t to_stride,
+               std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kTile = 16;
+  for (std::int64_t begin = 0; begin < columns; begin += kTile) {
+    const std::int64_t end = std::min(begin + kTile, columns);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = begin; c < end; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+    }
+  }
+}
+
 /// The matrix as the file has it: its rows are the first dimension of what lies there; of anything
 /// that is not transposed, rows of one element.
 struct Layout {
@@ -150,10 +163,7 @@ void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
       continue;
     }
     decode(place.format, read, std::span(piece).first(as_size(count * columns)));
-    for (std::int64_t c = 0; c < columns; ++c) {
-      float* const out = values.data() + c * rows + row;
-      for (std::int64_t r = 0; r < count; ++r) out[r] = piece[as_size(r * columns + c)];
-    }
+    transpose(piece.data(), columns, values.data() + row, rows, count, columns);
   }
 }
 
@@ -227,11 +237,10 @@ void PretrainedWriter::write(std::string_view name, std::span<const float> value
   for (std::int64_t row = 0; row < rows; row += at_once) {
     const std::int64_t count = std::min(at_once, rows - row);
     auto from = values.subspan(place.transposed ? 0 : as_size(row));
-    for (std::int64_t c = 0; place.transposed && c < columns; ++c) {
-      const float* const in = values.data() + c * rows + row;
-      for (std::int64_t r = 0; r < count; ++r) piece[as_size(r * columns + c)] = in[r];
+    if (place.transposed) {
+      transpose(values.data() + row, rows, piece.data(), columns, columns, count);
+      from = piece;
     }
-    if (place.transposed) from = piece;
     const auto written = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
     encode(place.format, from.first(as_size(count * columns)), written);
     target_->file->write(place.offset + row * columns * size_of(place.format), written);
