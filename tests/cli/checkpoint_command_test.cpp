@@ -229,5 +229,33 @@ TEST_F(Checkpoints, CanBeLookedAt) {
   EXPECT_THAT(none.err, HasSubstr("there is no checkpoint"));
 }
 
+TEST_F(Checkpoints, GiveTheirParametersToOtherCommandsAndPrograms) {
+  write_text();
+  ASSERT_EQ(train_to(4, {"--save", path("run"), "--eval-data", path("data.txt")}).exit_code, 0);
+  const double loss = lines_of("evaluation").back().at("loss");
+  ASSERT_EQ(run({"checkpoint", "export", path("run"), path("hf")}).exit_code, 0);
+  ASSERT_EQ(run({"checkpoint", "export", path("hf"), path("m.bin"), "--format", "llm.c"}).exit_code,
+            0);
+  for (const char* model : {"run", "run/step_4", "hf", "m.bin"}) {
+    SCOPED_TRACE(model);
+    const ProgramResult evaluated = run(
+        {"evaluate", "--init", path(model), "--eval-data", path("data.txt"), "--format", "json"});
+    ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+    EXPECT_NEAR(json::parse(evaluated.out).at("loss").get<double>(), loss, 1e-5);
+    const ProgramResult text = run({"generate", "--init", path(model), "--prompt", "the quick",
+                                    "--tokens", "12", "--temperature", "0"});
+    ASSERT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_EQ(text.out.substr(0, 9), "the quick");
+    EXPECT_GE(text.out.size(), 9U + 12U);
+    EXPECT_EQ(text.out, run({"generate", "--checkpoint", path("run"), "--prompt", "the quick",
+                             "--tokens", "12", "--top-k", "1"})
+                            .out);
+  }
+  const ProgramResult again = run({"checkpoint", "export", path("run"), path("hf")});
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.err, HasSubstr("exists already"));
+  EXPECT_THAT(run({"generate"}).err, HasSubstr("--init"));
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint_command_test

@@ -10,6 +10,7 @@
 
 #include "file_identity.h"
 #include "pretrained/stored_gpt.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/llm_c.h"
@@ -134,6 +135,10 @@ const GptConfig& PretrainedGpt::config() const { return files_->config; }
 const std::string& PretrainedGpt::format() const { return files_->format; }
 
 std::vector<NamedText> PretrainedGpt::identity() const {
+  if (files_->checkpoint != nullptr) {
+    return {{"content of initial parameters",
+             concat("hash ", hash_of(to_text(files_->checkpoint->manifest())))}};
+  }
   std::vector<data::MappedFile> mapped;
   std::vector<const data::MappedFile*> all;
   mapped.reserve(files_->files.size());
@@ -150,6 +155,11 @@ std::vector<NamedText> PretrainedGpt::identity() const {
 
 void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
   const Place& place = place_of(files_->places, name, values.size(), files_->path);
+  if (files_->checkpoint != nullptr) {
+    const std::lock_guard lock(files_->mutex);
+    std::ranges::copy(files_->checkpoint->read(std::string(name)), values.begin());
+    return;
+  }
   const InputFile& file = files_->files[place.file];
   const auto [rows, columns, at_once] = layout_of(place);
   std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
@@ -207,7 +217,8 @@ PretrainedGpt open_pretrained(const std::string& path) {
   require(std::filesystem::exists(status), ErrorCode::kNotFound, "'", path,
           "' does not exist; of a model on Hugging Face's hub, download the folder first: hf "
           "download NAME --local-dir FOLDER");
-  return std::filesystem::is_directory(status) ? open_hugging_face(path) : open_llm_c(path);
+  if (!std::filesystem::is_directory(status)) return open_llm_c(path);
+  return find_checkpoint(path).empty() ? open_hugging_face(path) : open_checkpoint(path);
 }
 
 PretrainedWriter::PretrainedWriter(std::unique_ptr<Target> target) : target_(std::move(target)) {

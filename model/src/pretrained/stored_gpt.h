@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint/input_file.h"
+#include "tessera/checkpoint/state_file.h"
 #include "tessera/checkpoint/storage.h"
 #include "tessera/model/pretrained.h"
 
@@ -47,6 +49,9 @@ struct PretrainedGpt::Files {
   GptConfig config;
   std::vector<InputFile> files;
   pretrained::Places places;
+  /// Instead of `files`: one of our own, whose reader is one thread's at a time.
+  std::unique_ptr<SavedParameters> checkpoint{};
+  mutable std::mutex mutex{};
 };
 
 struct PretrainedWriter::Target {

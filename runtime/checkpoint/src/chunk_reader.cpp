@@ -37,20 +37,19 @@ std::int64_t data_begin(const Manifest& manifest, const SavedFile& file) {
   return place;
 }
 
-std::vector<float> as_floats(std::span<const std::byte> bytes, DType dtype) {
-  std::vector<float> values(bytes.size() / size_of(dtype));
-  if (dtype == DType::kFloat32) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
+std::span<const float> as_floats(std::span<const std::byte> bytes, DType dtype,
+                                 std::vector<float>& copy) {
+  const std::size_t count = bytes.size() / size_of(dtype);
+  if (dtype == DType::kFloat32) return {reinterpret_cast<const float*>(bytes.data()), count};
   require(dtype == DType::kBFloat16, ErrorCode::kConfig, "elements are ", to_string(dtype),
           ", not fp32 or bf16");
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  copy.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
     bfloat16 value;
     std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
-    values[i] = static_cast<float>(value);
+    copy[i] = static_cast<float>(value);
   }
-  return values;
+  return copy;
 }
 
 ChunkReader::ChunkReader(const Manifest& manifest, const SavedFile& file, const std::string& folder)

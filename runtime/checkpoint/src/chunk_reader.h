@@ -14,8 +14,9 @@ namespace tessera {
 /// Where a file's elements begin.
 std::int64_t data_begin(const Manifest& manifest, const SavedFile& file);
 
-/// Elements as fp32, exactly.
-std::vector<float> as_floats(std::span<const std::byte> bytes, DType dtype);
+/// Elements as fp32, exactly: `bytes` themselves, which are aligned, or in `copy`.
+std::span<const float> as_floats(std::span<const std::byte> bytes, DType dtype,
+                                 std::vector<float>& copy);
 
 /// Reads chunks of one file, and compares their hashes.
 class ChunkReader {

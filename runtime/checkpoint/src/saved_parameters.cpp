@@ -57,9 +57,10 @@ std::vector<float> SavedParameters::read(const std::string& name, const std::str
       const std::int64_t bytes = bytes_of(manifest_, piece);
       if (piece.parameter == parameter && piece.state == number) {
         if (files_[f] == nullptr) files_[f] = std::make_unique<File>(manifest_, file, folder_);
+        std::vector<float> copy;
         std::vector<std::byte> raw(static_cast<std::size_t>(bytes));
         files_[f]->read(place, raw);
-        std::ranges::copy(as_floats(raw, of->dtype), values.begin() + piece.elements.begin);
+        std::ranges::copy(as_floats(raw, of->dtype, copy), values.begin() + piece.elements.begin);
       }
       place += bytes;
     }

@@ -287,6 +287,7 @@ std::int64_t load_state(const Manifest& manifest, const std::string& folder, Tra
                         Stream& stream) {
   const Targets targets = targets_in(state, manifest);
   std::int64_t total = 0;
+  std::vector<float> copy;
   for (const SavedFile& file : manifest.files) {
     const std::vector<Run> runs = runs_of(file, manifest, targets);
     if (runs.empty()) continue;
@@ -308,7 +309,7 @@ std::int64_t load_state(const Manifest& manifest, const std::string& folder, Tra
         if (begin >= end) continue;
         const auto values = as_floats(bytes.subspan(static_cast<std::size_t>(begin - chunk_begin),
                                                     static_cast<std::size_t>(end - begin)),
-                                      run.dtype);
+                                      run.dtype, copy);
         state.write(run.target->name, run.first + (begin - run.begin) / element_bytes(run.dtype),
                     values, stream);
       }

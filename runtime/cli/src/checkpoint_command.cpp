@@ -10,6 +10,8 @@
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/model/hugging_face.h"
+#include "tessera/model/llm_c.h"
 #include "tessera/trainer/byte_size.h"
 #include "text_table.h"
 
@@ -19,6 +21,9 @@ namespace {
 /// What is asked of `tessera checkpoint`.
 struct CheckpointRequest {
   std::string path{};
+  std::string output{};  ///< of an export
+  std::string format = "hugging-face";
+  std::string dtype = "fp32";
   bool json = false;
 };
 
@@ -148,11 +153,36 @@ int verify_checkpoint(const CheckpointRequest& request) {
   return kExitGood;
 }
 
+/// Writes the parameters in another program's format, one after the other.
+int export_model(const CheckpointRequest& request) {
+  const PretrainedGpt from = open_pretrained(request.path);
+  const bool llm_c = request.format == "llm.c";
+  const DType dtype = parse_dtype(request.dtype);
+  require(llm_c || dtype == DType::kFloat32, ErrorCode::kConfig, "--dtype ", request.dtype,
+          " is for --format llm.c; a Hugging Face folder is in fp32");
+  PretrainedWriter writer = llm_c ? write_llm_c(request.output, from.config(), dtype)
+                                  : write_hugging_face(request.output, from.config());
+  const Model model = make_gpt(from.config());
+  std::vector<float> values;
+  for (const auto& layer : model.layers) {
+    for (const ParameterSpec& spec : layer->parameters()) {
+      values.resize(static_cast<std::size_t>(spec.shape.numel()));
+      from.read(spec.name, values);
+      writer.write(spec.name, values);
+    }
+  }
+  writer.finish();
+  std::cout << request.output << ": " << with_commas(parameter_count(model)) << " parameters of "
+            << from.path() << "\n";
+  return kExitGood;
+}
+
 }  // namespace
 
 Command add_checkpoint(CLI::App& program) {
   const auto request = std::make_shared<CheckpointRequest>();
-  CLI::App* app = program.add_subcommand("checkpoint", "Look at checkpoints and check them");
+  CLI::App* app = program.add_subcommand(
+      "checkpoint", "Look at checkpoints, check them, write them in other formats");
   app->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* what) {
     CLI::App* command = app->add_subcommand(name, help);
@@ -164,7 +194,19 @@ Command add_checkpoint(CLI::App& program) {
   inspect->add_flag("--json", request->json, "print one JSON object");
   CLI::App* list = add("list", "List a folder's checkpoints", "what --save named");
   add("verify", "Read all of a checkpoint and compare it with its hashes", one);
+  CLI::App* exported = add("export", "Write a model's parameters as another program reads them",
+                           "a checkpoint, or the newest of a folder; a Hugging Face folder or a "
+                           "model .bin of llm.c, too");
+  exported->add_option("OUTPUT", request->output, "a new folder, or a new file for llm.c")
+      ->required();
+  exported->add_option("--format", request->format, "hugging-face or llm.c")
+      ->check(CLI::IsMember({"hugging-face", "llm.c"}))
+      ->capture_default_str();
+  exported->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
   return {app, [=] {
+            if (exported->parsed()) return export_model(*request);
             if (inspect->parsed()) return inspect_checkpoint(*request);
             if (list->parsed()) return list_folder(*request);
             return verify_checkpoint(*request);

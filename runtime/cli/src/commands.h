@@ -49,13 +49,14 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program);
 std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program);
 
 // Each adds one to the program; <name>_command.cpp has it.
-Command add_train(CLI::App& program);            ///< trains
-Command add_evaluate(CLI::App& program);         ///< computes the loss on given data
-Command add_plan(CLI::App& program);             ///< prints a schedule and its cost
-Command add_checkpoint(CLI::App& program);       ///< looks at checkpoints
-Command add_calibrate(CLI::App& program);        ///< times this machine
-Command add_tokenize(CLI::App& program);         ///< writes text as token ids
-Command add_explain(CLI::App& program);          ///< tells what a config file means here
+Command add_train(CLI::App& program);       ///< trains
+Command add_evaluate(CLI::App& program);    ///< computes the loss on given data
+Command add_plan(CLI::App& program);        ///< prints a schedule and its cost
+Command add_generate(CLI::App& program);    ///< continues a text with a trained model
+Command add_checkpoint(CLI::App& program);  ///< looks at checkpoints, writes them in other formats
+Command add_calibrate(CLI::App& program);   ///< times this machine
+Command add_tokenize(CLI::App& program);    ///< writes text as token ids
+Command add_explain(CLI::App& program);     ///< tells what a config file means here
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
 Command add_env(CLI::App& program);              ///< describes this machine and this build
 Command add_gpu_info(CLI::App& program);         ///< lists the GPUs

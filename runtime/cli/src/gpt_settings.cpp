@@ -59,9 +59,9 @@ std::vector<Setting> model_settings() {
        .help = concat("a preset, which the sizes below change: ", model_names()),
        .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }});
   all.push_back({.name = "init",
-                 .help =
-                     "start from published weights, whose model it is then: a folder of a GPT-2 as "
-                     "Hugging Face has it, or a model .bin of llm.c",
+                 .help = "start from trained weights, whose model it is then: a checkpoint, of "
+                         "which the parameters are taken, a folder of a GPT-2 as Hugging Face has "
+                         "it, or a model .bin of llm.c",
                  .check =
                      [](const nlohmann::json& value) {
                        require(!value.get<std::string>().empty(), ErrorCode::kConfig,
@@ -109,6 +109,16 @@ std::vector<Setting> data_settings() {
   return all;
 }
 
+PretrainedGpt open_model(const Config& config) {
+  try {
+    return open_pretrained(config.get<std::string>("init"));
+  } catch (const Error& error) {
+    // A file that is damaged is as little to read as one that is not there.
+    fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(),
+         "--init: ", error.what());
+  }
+}
+
 namespace {
 
 /// The preset of these sizes; "" if there is none.
@@ -122,15 +132,7 @@ std::string preset_of(const GptConfig& gpt) {
 /// Of --init. What is given besides must say the same.
 PretrainedGpt open_init(const Config& config) {
   const auto path = config.get<std::string>("init");
-  PretrainedGpt pretrained = [&] {
-    try {
-      return open_pretrained(path);
-    } catch (const Error& error) {
-      // A file that is damaged is as little to read as one that is not there.
-      fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(),
-           "--init: ", error.what());
-    }
-  }();
+  PretrainedGpt pretrained = open_model(config);
   const GptConfig& own = pretrained.config();
   const GptConfig named = gpt_preset(config.get<std::string>("model"));
   for (const auto& row : size_rows()) {

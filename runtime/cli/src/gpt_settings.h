@@ -32,6 +32,8 @@ struct GptChoice {
 /// Error{kConfig} if the sequences are longer than the context, the vocabulary is smaller than the
 /// tokenizer's, or --init has another model than the one that is given.
 GptChoice choose_gpt(Config& config);
+/// What --init names. Throws as open_pretrained().
+PretrainedGpt open_model(const Config& config);
 
 /// The model, with its FLOPs counted for the length of its samples.
 Model make_model(const GptChoice& choice);

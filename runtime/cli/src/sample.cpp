@@ -1,5 +1,10 @@
 #include "sample.h"
 
+#include <optional>
+#include <ostream>
+#include <sstream>
+#include <utility>
+
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
@@ -92,27 +97,74 @@ std::string why_no_sample(const Config& config, double last_loss) {
                 config.get<std::int64_t>("sample_tokens"));
 }
 
+namespace {
+
+/// Shows tokens as they come. Of bytes those of a character that is not whole yet wait.
+class TextStream {
+ public:
+  TextStream(const Tokenizer* tokenizer, std::ostream& out) : out_(out) {
+    if (tokenizer != nullptr) decoder_.emplace(*tokenizer);
+  }
+  void add(std::int32_t token) {
+    constexpr std::int32_t kAscii = 0x80, kLead = 0xc0;
+    constexpr std::size_t kLongest = 4;
+    if (decoder_) return show(to_byte_tokens(decoder_->add(token)));
+    if (token >= kLead) flush();
+    waiting_.push_back(token);
+    if (token < kAscii || waiting_.size() >= kLongest) flush();
+  }
+  void finish() {
+    if (decoder_) show(to_byte_tokens(decoder_->finish()));
+    flush();
+  }
+
+ private:
+  void flush() { show(std::exchange(waiting_, {})); }
+  void show(const std::vector<std::int32_t>& bytes) {
+    if (!bytes.empty()) out_ << printable(bytes) << std::flush;
+  }
+
+  std::ostream& out_;
+  std::optional<TokenDecoder> decoder_;
+  std::vector<std::int32_t> waiting_;
+};
+
+}  // namespace
+
+void write_text(const Config& config, GptSampler& sampler, const Tokenizer* tokenizer,
+                GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on) {
+  options.temperature = config.get<float>("temperature");
+  options.top_k = config.get<int>("top_k");
+  options.top_p = config.get<float>("top_p");
+  options.seed = config.get<std::uint64_t>("seed");
+  const auto text = config.get<std::string>("prompt");
+  const std::vector<std::int32_t> prompt =
+      tokenizer != nullptr ? tokenizer->encode(text) : to_byte_tokens(text);
+  TextStream stream(tokenizer, out);
+  for (const std::int32_t token : prompt) stream.add(token);
+  generate(
+      options, prompt,
+      [&](std::span<const std::int32_t> context) { return sampler.next_logits(context); },
+      [&](std::int32_t token) {
+        if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
+        stream.add(token);
+        return go_on();
+      });
+  stream.finish();
+}
+
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
                         const std::map<std::string, std::vector<float>>& parameters,
                         const std::function<bool()>& go_on) {
   GptSampler sampler(choice.config, read_from(parameters), {.threads = threads});
 
-  GenerateOptions options;
-  options.tokens = config.get<std::int64_t>("sample_tokens");
-  options.context_length = choice.sequence_length;  // positions beyond were never trained
-  options.temperature = config.get<float>("temperature");
-  options.top_k = config.get<int>("top_k");
-  options.top_p = config.get<float>("top_p");
-  options.seed = config.get<std::uint64_t>("seed");
-  const auto prompt = config.get<std::string>("prompt");
-  std::vector<std::int32_t> tokens =
-      choice.tokenizer ? choice.tokenizer->encode(prompt) : to_byte_tokens(prompt);
-  const auto made = generate(
-      options, tokens,
-      [&](std::span<const std::int32_t> context) { return sampler.next_logits(context); },
-      [&](std::int32_t) { return go_on(); });
-  tokens.insert(tokens.end(), made.begin(), made.end());
-  return printable(choice.tokenizer ? to_byte_tokens(choice.tokenizer->decode(tokens)) : tokens);
+  std::ostringstream text;
+  // Positions beyond were never trained.
+  write_text(config, sampler, choice.tokenizer ? &*choice.tokenizer : nullptr,
+             {.tokens = config.get<std::int64_t>("sample_tokens"),
+              .context_length = choice.sequence_length},
+             text, go_on);
+  return text.str();
 }
 
 }  // namespace tessera::cli

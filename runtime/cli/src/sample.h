@@ -1,12 +1,15 @@
 #pragma once
 
 #include <functional>
+#include <iosfwd>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "gpt_settings.h"
 #include "tessera/compat/config.h"
+#include "tessera/model/generate.h"
+#include "tessera/model/gpt_sampler.h"
 
 namespace tessera::cli {
 
@@ -19,6 +22,12 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 /// Why nothing is made up although nobody asked for that: the last loss is that of a model without
 /// words. Empty if there is no reason, and where --sample-tokens asks for a sample.
 std::string why_no_sample(const Config& config, double last_loss);
+
+/// Writes --prompt and what the model continues it with, token by token and safe to show, until
+/// there are as many as asked for, an end-of-text token comes or `go_on` says no. Draws by the
+/// settings of sample_settings() and --seed. `tokenizer`: null where bytes are tokens.
+void write_text(const Config& config, GptSampler& sampler, const Tokenizer* tokenizer,
+                GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on);
 
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token
 /// whether to go on. `parameters`: values by name.

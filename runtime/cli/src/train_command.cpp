@@ -43,6 +43,10 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
+  if (plan.checkpoint_bytes > 0) {
+    std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes)
+              << " per rank, and as much host memory for the copy of them\n";
+  }
   std::vector<std::string> lines;
   if (choice.pretrained && plan.resume == nullptr) {
     lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",

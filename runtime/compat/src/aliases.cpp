@@ -142,6 +142,8 @@ constexpr Alias kAliases[] = {
     {"--save-interval", "--save-every"},
     {"--resume-from-checkpoint", "--resume"},
     {"--load", "--resume"},
+    {"--checkpoint", "--init"},
+    {"--init-from", "--init"},
 
     // Evaluation.
     {"--eval-steps", "--eval-every"},
@@ -374,7 +376,7 @@ std::string about_foreign_command(const std::string& word) {
   };
   constexpr std::array kRows{
       Row{"merge_weights",
-          "there are no checkpoints to merge: saving is not built yet, and no run writes any"},
+          "a checkpoint is exported with 'tessera checkpoint export FOLDER NEW_FOLDER'"},
       Row{"to_fsdp2",
           "there is nothing to convert: files of FSDP 1 and 2 are both read; 'tessera explain "
           "FILE' "

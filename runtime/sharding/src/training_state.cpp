@@ -111,6 +111,11 @@ void TrainingState::write(std::string_view name, std::int64_t first, std::span<c
                           Stream& stream) {
   const auto numel = static_cast<std::int64_t>(values.size());
   const TensorView to = part(at(name), {first, numel});
+  if (device_.host_accessible() && to.dtype == DType::kFloat32) {
+    stream.synchronize();
+    std::ranges::copy(values, to.as<float>());
+    return;
+  }
   DeviceArray<float> copy(device_, numel);
   std::ranges::copy(values, copy.host());
   copy.upload(stream);

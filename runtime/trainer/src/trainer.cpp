@@ -188,6 +188,14 @@ void take_parameters(Session& session, TrainingSummary& summary,
 
 }  // namespace
 
+/// Of what the CPU's ranks of this machine have: the copies of their state while checkpoints are
+/// written. GPUs' ranks have theirs elsewhere.
+static std::int64_t host_copies(const TrainingPlan& plan) {
+  return plan.options.device == DeviceChoice::kCpu
+             ? plan.checkpoint_bytes * ranks_on_host(plan.options)
+             : 0;
+}
+
 TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
                        const BatchSource* evaluation) {
   compare_processes(model, source, options, evaluation);
@@ -205,7 +213,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     if (std::string note = sharing_note(here); !note.empty()) {
       made.notes.insert(made.notes.begin(), std::move(note));
     }
-    const std::int64_t available = available_bytes(made.options);
+    const std::int64_t available = available_bytes(made.options) - host_copies(made);
     require_memory(made, model, source, available);
     if (std::string note = tight_memory_note(made, available); !note.empty()) {
       made.notes.push_back(std::move(note));

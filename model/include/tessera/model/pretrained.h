@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// A GPT's parameters in files of another program (hugging_face.h, llm_c.h), by our names and in
-/// our shapes. The files stay open and are read when a parameter is asked for. Copies share them.
-/// Thread-safe.
+/// A GPT's parameters in files, of ours or another program (hugging_face.h, llm_c.h), by our names
+/// and in our shapes. The files stay open and are read when a parameter is asked for. Copies share
+/// them. Thread-safe.
 class PretrainedGpt {
  public:
   struct Files;
@@ -46,7 +46,11 @@ class PretrainedGpt {
   std::shared_ptr<const Files> files_;
 };
 
-/// Opens what `path` is: a folder as open_hugging_face, a file as open_llm_c.
+/// A checkpoint of ours, or the newest of a folder of them: the parameters alone. Throws
+/// Error{kNotFound, kIo, kConfig}; read() also throws Error{kConfig} where a hash does not match.
+PretrainedGpt open_checkpoint(const std::string& folder);
+
+/// Opens what `path` is: a folder as open_checkpoint or open_hugging_face, a file as open_llm_c.
 /// Throws Error{kNotFound, kIo, kConfig} that names the file, the key or tensor, and the remedy.
 PretrainedGpt open_pretrained(const std::string& path);
 
