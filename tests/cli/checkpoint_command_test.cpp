@@ -80,6 +80,9 @@ TEST_F(Checkpoints, ARunThatIsResumedGivesTheBitsOfTheWholeRun) {
                               HasSubstr("strategy was full_shard and is zero2")));
   EXPECT_EQ(sha256(), whole);
   EXPECT_EQ(lines_of("step").front().at("step"), 6);
+  const ProgramResult again = train_to(0, {"--save", path("run"), "--resume", "auto"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("the run is complete"));
 }
 
 class LaunchedCheckpoints : public Checkpoints {

@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::int64_t kVersion = 1;
 constexpr std::string_view kFormat = "tessera-checkpoint";
 constexpr std::size_t kHashDigits = 16;
+constexpr int kMostDepth = 8;
 
 std::string in_digits(std::uint64_t hash) {
   std::string text(kHashDigits, '0');
@@ -78,6 +79,12 @@ class Reader {
             ErrorCode::kConfig, place_, " is no count");
     return value_.get<std::int64_t>();
   }
+  /// One of `count`.
+  int index(std::size_t count) const {
+    require(number() < static_cast<std::int64_t>(count), ErrorCode::kConfig, place_, " is none of ",
+            count);
+    return static_cast<int>(number());
+  }
   std::string text() const {
     require(value_.is_string(), ErrorCode::kConfig, place_, " is no text");
     return value_.get<std::string>();
@@ -119,7 +126,7 @@ SavedParameter read_parameter(const Reader& from) {
   return parameter;
 }
 
-SavedFile read_file_entry(const Reader& from) {
+SavedFile read_file_entry(const Reader& from, const Manifest& manifest) {
   SavedFile file{.name = from["name"].text(),
                  .bytes = from["bytes"].number(),
                  .chunk_hashes = {},
@@ -131,33 +138,34 @@ SavedFile read_file_entry(const Reader& from) {
   }
   for (std::size_t i = 0; i < from["pieces"].size(); ++i) {
     const Reader piece = from["pieces"].at(i);
+    const int parameter = piece.at(0).index(manifest.parameters.size());
+    const auto& states = manifest.parameters[static_cast<std::size_t>(parameter)].states;
     const std::int64_t begin = piece.at(2).number();
-    file.pieces.push_back({.parameter = static_cast<int>(piece.at(0).number()),
-                           .state = static_cast<int>(piece.at(1).number()),
+    file.pieces.push_back({.parameter = parameter,
+                           .state = piece.at(1).index(states.size()),
                            .elements = {begin, piece.at(3).number() - begin}});
   }
   return file;
 }
 
-/// Pieces name what there is, and files are as long as theirs need.
+/// Pieces are of what there is, and files are as long as theirs need.
 void check_pieces(const Manifest& manifest) {
   for (const SavedFile& file : manifest.files) {
     std::int64_t bytes = 0;
     for (const SavedPiece& piece : file.pieces) {
-      const auto p = static_cast<std::size_t>(piece.parameter);
-      require(p < manifest.parameters.size(), ErrorCode::kConfig, "'", file.name,
-              "' has a piece of parameter ", p, ", of ", manifest.parameters.size());
-      const SavedParameter& parameter = manifest.parameters[p];
-      require(static_cast<std::size_t>(piece.state) < parameter.states.size() &&
-                  piece.elements.numel > 0 && piece.elements.end() <= parameter.shape.numel(),
-              ErrorCode::kConfig, "'", file.name, "' has a piece that '", parameter.name,
+      const SavedParameter& parameter =
+          manifest.parameters[static_cast<std::size_t>(piece.parameter)];
+      require(piece.elements.numel > 0 && piece.elements.end() <= parameter.shape.numel(),
+              ErrorCode::kConfig, "'", file.name, "' has elements that '", parameter.name,
               "' has not");
       bytes += bytes_of(manifest, piece);
+      require(bytes < file.bytes, ErrorCode::kConfig, "'", file.name, "' has ", file.bytes,
+              " bytes, too few for its elements");
     }
     const std::int64_t chunks = (file.bytes + kChunkBytes - 1) / kChunkBytes;
-    require(file.bytes > bytes && static_cast<std::int64_t>(file.chunk_hashes.size()) == chunks,
+    require(file.bytes > 0 && static_cast<std::int64_t>(file.chunk_hashes.size()) == chunks,
             ErrorCode::kConfig, "'", file.name, "' has ", file.bytes, " bytes in ",
-            file.chunk_hashes.size(), " chunks, and ", bytes, " bytes of elements");
+            file.chunk_hashes.size(), " chunks");
   }
 }
 
@@ -230,7 +238,7 @@ Manifest read_root(std::string_view text, const Reader& root) {
     manifest.parameters.push_back(read_parameter(root["parameters"].at(i)));
   }
   for (std::size_t i = 0; i < root["files"].size(); ++i) {
-    manifest.files.push_back(read_file_entry(root["files"].at(i)));
+    manifest.files.push_back(read_file_entry(root["files"].at(i), manifest));
   }
   check_pieces(manifest);
   check_cover(manifest);
@@ -288,7 +296,12 @@ std::string to_text(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text, const std::string& path) {
   try {
-    const Json root = Json::parse(text);
+    // Deeper is no manifest, and would take as deep a stack.
+    const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+      require(depth <= kMostDepth, ErrorCode::kConfig, "it is nested too deeply");
+      return true;
+    };
+    const Json root = Json::parse(text, check_depth);
     return read_root(text, Reader(root, "it"));
   } catch (const Json::exception& error) {
     fail(ErrorCode::kConfig, "'", path, "' is no manifest of a checkpoint: ", error.what());

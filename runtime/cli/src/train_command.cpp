@@ -20,6 +20,7 @@
 #include "run_outputs.h"
 #include "sample.h"
 #include "terminal.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
@@ -214,7 +215,22 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
             << "\n";
 }
 
+/// The checkpoint of the last step, if --resume auto finds it: nothing is left to train. "" else.
+std::string finished_run(const Config& config) {
+  if (config.is_null("save") || config.is_null("resume")) return "";
+  if (config.get<std::string>("resume") != "auto") return "";
+  std::string newest = find_checkpoint(config.get<std::string>("save"));
+  if (newest.empty()) return "";
+  return read_manifest(newest).step >= config.get<std::int64_t>("steps") ? newest : "";
+}
+
 int run_train(Config config) {
+  if (const std::string last = finished_run(config); !last.empty()) {
+    if (!config.get<bool>("quiet")) {
+      std::cout << "the run is complete: " << last << " is of its last step\n";
+    }
+    return kExitGood;
+  }
   const PreparedRun run(std::move(config));
   RunOutputs outputs(run.config, run.model);
   if (!run.config.get<bool>("quiet")) {

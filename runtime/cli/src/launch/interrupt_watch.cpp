@@ -14,8 +14,9 @@ constexpr std::chrono::milliseconds kInterval{100};
 /// How long process 0 may take to end the step and the run, if it has been signalled as well. The
 /// run is over in 5 s, which takes all processes a moment.
 constexpr std::chrono::seconds kPatience{4};
-/// The same when it surely has been. Launchers kill what has not ended earlier than this.
-constexpr std::chrono::seconds kPatienceWithAll{60};
+/// The same when it surely has been: a last checkpoint may take a while. Launchers kill what has
+/// not ended earlier than this.
+constexpr std::chrono::seconds kPatienceWithAll{600};
 
 }  // namespace
 

@@ -189,7 +189,12 @@ LaunchResult run_attempt(const LaunchLayout& layout, const LaunchRequest& reques
     ProcessOptions options = process_options(layout, local, port, listener);
     if (attempt > 0) {
       // What is left of an earlier attempt, on this machine or another one, must not take part.
-      if (layout.nodes.value > 1) options.variables[kJobToken] += concat(" attempt ", attempt);
+      std::string& token = options.variables[kJobToken];
+      if (const char* const secret = std::getenv(kJobToken); token.empty() && secret != nullptr) {
+        token = secret;
+      }
+      if (layout.nodes.value > 1) token += concat(" attempt ", attempt);
+      if (token.empty()) options.variables.erase(kJobToken);
       options.variables[kFirstRanks] = std::to_string(first * layout.ranks_per_process);
     }
     processes.push_back(std::move(options));
