@@ -263,7 +263,8 @@ std::optional<NcclFamily::Verdict> NcclFamily::check(Pending& pending) const {
   };
   const cudaError_t status = cudaEventQuery(pending.begin);
   if (status != cudaSuccess && status != cudaErrorNotReady) {
-    return verdict(ErrorCode::kInternal, "the GPU failed: ", cudaGetErrorString(status));
+    return verdict(ErrorCode::kInternal, "the GPU failed: ", cudaGetErrorName(status), ", ",
+                   cudaGetErrorString(status));
   }
   if (const auto problem = pending.comm->problem()) {
     return verdict(ErrorCode::kAborted, "NCCL reports ", *problem);
