@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+
+#include "tessera/core/storage.h"
 
 namespace tessera::data {
 
@@ -24,13 +27,10 @@ class TokenFileWriter {
   int token_bytes() const { return token_bytes_; }
 
  private:
-  void write_bytes(std::span<const std::byte> bytes);
-  [[noreturn]] void fail_to(const char* what) const;
-
   std::string path_, temporary_;
   int token_bytes_;
-  int descriptor_ = -1;
-  std::int64_t tokens_ = 0;
+  std::int64_t tokens_ = 0, bytes_ = 0;
+  std::unique_ptr<Storage::File> file_;
 };
 
 }  // namespace tessera::data

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "pretrained/hugging_face_config.h"
-#include "pretrained/json_file.h"
 #include "pretrained/stored_gpt.h"
+#include "strict_json.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 
@@ -56,7 +56,7 @@ bool is_mask(std::string_view name) {
 
 /// Which file has which tensor, by an index; nothing if one file has all.
 std::map<std::string, std::string> read_index(const fs::path& path) {
-  const nlohmann::json index = pretrained::read_json_file(path.string(), kMostIndexBytes);
+  const nlohmann::json index = data::read_strict_json(path.string(), kMostIndexBytes);
   const bool has_map = index.is_object() && index.contains("weight_map") &&
                        index.at("weight_map").is_object() && !index.at("weight_map").empty();
   require(has_map, ErrorCode::kConfig, "'", path.string(), "' has no weight_map", kDownloadAgain);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gpt_config.h"
-#include "pretrained/json_file.h"
+#include "strict_json.h"
 #include "tessera/core/error.h"
 
 namespace tessera::pretrained {
@@ -81,7 +81,7 @@ std::int64_t size_in(const json& config, const Size& size, const std::string& pa
 }  // namespace
 
 GptConfig read_hugging_face_config(const std::string& path) {
-  const json file = read_json_file(path, kMostConfigBytes);
+  const json file = data::read_strict_json(path, kMostConfigBytes);
   require(file.is_object(), ErrorCode::kConfig, "'", path, "' is no JSON object");
   const auto value_of = [&](const char* key, const json& fallback) {
     return file.contains(key) ? file.at(key) : fallback;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/input_file.h"
 #include "tessera/checkpoint/state_file.h"
-#include "tessera/checkpoint/storage.h"
+#include "tessera/core/input_file.h"
+#include "tessera/core/storage.h"
 #include "tessera/model/pretrained.h"
 
 namespace tessera {

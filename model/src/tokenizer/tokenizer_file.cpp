@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "strict_json.h"
 #include "tessera/core/error.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/word_pattern.h"
@@ -18,7 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxDepth = 16;  // published files have 6
 constexpr const char* kOtherTokenizer =
     "; tokens would differ from those that the file's model knows, so it is refused: use a "
     "tokenizer of GPT-2, Llama 3 or Qwen";
@@ -85,52 +85,21 @@ struct Place {
   }
   const std::string& type() const { return need("type").text(); }
   void refuse_type(const char* known) const {
-    at("type").refuse("is '", type(), "', and only ", known, " is implemented", kOtherTokenizer);
+    at("type").refuse("is '", type(), "', and only ", known, " is known here", kOtherTokenizer);
   }
-  /// For options of which only one value is implemented.
+  /// For options of which one value alone is known here.
   void must_be(const char* name, const json& only) const {
     if (has(name) && value[name] != only) {
-      at(name).refuse("is ", at(name).shown(), ", and only ", only.dump(), " is implemented",
+      at(name).refuse("is ", at(name).shown(), ", and only ", only.dump(), " is known here",
                       kOtherTokenizer);
     }
   }
   void must_be_null(const char* name) const {
     if (has(name)) {
-      at(name).refuse("is ", at(name).shown(), ", which is not implemented; set it to null");
+      at(name).refuse("is ", at(name).shown(), ", which would change tokens; set it to null");
     }
   }
 };
-
-/// Without duplicate keys, of which every reader takes another, and of bounded depth.
-json parse_strictly(std::string_view text, const std::string& path) {
-  constexpr const char* kAgain = "; download the file again";
-  const std::size_t begin = text.find_first_not_of(" \t\r\n");
-  require(begin != std::string_view::npos && text[begin] == '{' &&
-              text.find('\0') == std::string_view::npos,
-          ErrorCode::kConfig, "'", path,
-          "' is not JSON that begins with '{'; name a tokenizer.json as Hugging Face has them");
-  std::vector<std::unordered_set<std::string>> keys;
-  const auto check = [&](int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      keys.emplace_back();
-      require(keys.size() <= kMaxDepth, ErrorCode::kConfig, "'", path, "' is nested deeper than ",
-              kMaxDepth, kAgain);
-    } else if (event == json::parse_event_t::object_end ||
-               event == json::parse_event_t::array_end) {
-      keys.pop_back();
-    } else if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      require(keys.back().insert(key).second, ErrorCode::kConfig, "'", path, "' has the key '", key,
-              "' twice in one object", kAgain);
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, check);
-  } catch (const json::exception& error) {
-    fail(ErrorCode::kConfig, "'", path, "' is not JSON: ", error.what(), kAgain);
-  }
-}
 
 class FileReader {
  public:
@@ -323,7 +292,7 @@ class FileReader {
   }
 
   void read_template(const Place& place) {
-    if (has_template_) place.refuse("is the second template; only one is implemented");
+    if (has_template_) place.refuse("is the second template, where one is expected");
     has_template_ = true;
     const Place single = place.need("single").array();
     const Place special = place.need("special_tokens");
@@ -335,7 +304,7 @@ class FileReader {
       if (piece.has("Sequence")) {
         const Place sequence = piece.at("Sequence").object({"id", "type_id"});
         if (sequence.need("id").text() != "A" || std::exchange(text_seen, true)) {
-          sequence.refuse("is ", sequence.shown(), ", and only one 'A' is implemented",
+          sequence.refuse("is ", sequence.shown(), ", and only one 'A' is known here",
                           kOtherTokenizer);
         }
         continue;
@@ -367,7 +336,7 @@ class FileReader {
 }  // namespace
 
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& path) {
-  const json root = parse_strictly(text, path);
+  const json root = parse_strict_json(text, path, "name a tokenizer.json as Hugging Face has them");
   return FileReader(root, path).read();
 }
 

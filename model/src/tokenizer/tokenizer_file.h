@@ -41,7 +41,7 @@ struct TokenizerFile {
 };
 
 /// Reads the text of a tokenizer.json; `path` is for errors. Throws Error{kConfig} naming file, key
-/// and remedy, also for whatever is not implemented: tokens must never differ silently.
+/// and remedy, also for whatever is not known here: tokens must never differ silently.
 TokenizerFile parse_tokenizer_file(std::string_view json, const std::string& path);
 
 }  // namespace tessera::data

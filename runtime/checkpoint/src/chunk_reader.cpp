@@ -17,12 +17,9 @@ std::string tensors_in_chunk(const Manifest& manifest, const SavedFile& file, st
   std::string text = chunk == 0 ? "its header" : "";
   int count = 0;
   for (const SavedPiece& piece : file.pieces) {
-    const std::int64_t end = place + bytes_of(manifest, piece);
+    const std::int64_t end = place + bytes_of(manifest.parameters, piece);
     if (place < (chunk + 1) * kChunkBytes && end > chunk * kChunkBytes && ++count <= 3) {
-      const auto& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
-      text +=
-          concat(text.empty() ? "" : ", ",
-                 tensor_name(parameter, parameter.states[static_cast<std::size_t>(piece.state)]));
+      text += concat(text.empty() ? "" : ", ", tensor_name(manifest.parameters, piece));
     }
     place = end;
   }
@@ -32,9 +29,7 @@ std::string tensors_in_chunk(const Manifest& manifest, const SavedFile& file, st
 }  // namespace
 
 std::int64_t data_begin(const Manifest& manifest, const SavedFile& file) {
-  std::int64_t place = file.bytes;
-  for (const SavedPiece& piece : file.pieces) place -= bytes_of(manifest, piece);
-  return place;
+  return file.bytes - bytes_of(manifest.parameters, file.pieces);
 }
 
 std::span<const float> as_floats(std::span<const std::byte> bytes, DType dtype,

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/input_file.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera {
 

@@ -158,7 +158,7 @@ void check_pieces(const Manifest& manifest) {
       require(piece.elements.numel > 0 && piece.elements.end() <= parameter.shape.numel(),
               ErrorCode::kConfig, "'", file.name, "' has elements that '", parameter.name,
               "' has not");
-      bytes += bytes_of(manifest, piece);
+      bytes += bytes_of(manifest.parameters, piece);
       require(bytes < file.bytes, ErrorCode::kConfig, "'", file.name, "' has ", file.bytes,
               " bytes, too few for its elements");
     }
@@ -183,19 +183,19 @@ void check_cover(const Manifest& manifest) {
     require(names.insert("parameter " + parameter.name).second, ErrorCode::kConfig,
             "two parameters are named '", parameter.name, "'");
     for (std::size_t s = 0; s < parameter.states.size(); ++s) {
+      const std::string name =
+          tensor_name(manifest.parameters, {static_cast<int>(p), static_cast<int>(s), {}});
       auto& ranges = pieces[{static_cast<int>(p), static_cast<int>(s)}];
       std::ranges::sort(ranges, {}, &Range::begin);
       std::int64_t end = 0;
       for (const Range& range : ranges) {
         require(range.begin == end, ErrorCode::kConfig, "elements ", std::min(end, range.begin),
-                " to ", std::max(end, range.begin) - 1, " of '",
-                tensor_name(parameter, parameter.states[s]), "' are in ",
+                " to ", std::max(end, range.begin) - 1, " of '", name, "' are in ",
                 range.begin < end ? "two files" : "no file");
         end = range.end();
       }
       require(end == parameter.shape.numel(), ErrorCode::kConfig, "elements ", end, " to ",
-              parameter.shape.numel() - 1, " of '", tensor_name(parameter, parameter.states[s]),
-              "' are in no file");
+              parameter.shape.numel() - 1, " of '", name, "' are in no file");
     }
   }
 }
@@ -249,14 +249,27 @@ Manifest read_root(std::string_view text, const Reader& root) {
 
 std::uint64_t hash_of(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-std::string tensor_name(const SavedParameter& parameter, const SavedState& state) {
-  return state.name == "parameter" ? parameter.name : concat(parameter.name, ":", state.name);
+const SavedState& state_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece) {
+  return parameters[static_cast<std::size_t>(piece.parameter)]
+      .states[static_cast<std::size_t>(piece.state)];
 }
 
-std::int64_t bytes_of(const Manifest& manifest, const SavedPiece& piece) {
-  const SavedParameter& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
-  const DType dtype = parameter.states[static_cast<std::size_t>(piece.state)].dtype;
-  return piece.elements.numel * static_cast<std::int64_t>(size_of(dtype));
+std::string tensor_name(const std::vector<SavedParameter>& parameters, const SavedPiece& piece) {
+  const std::string& name = parameters[static_cast<std::size_t>(piece.parameter)].name;
+  const std::string& state = state_of(parameters, piece).name;
+  return state == "parameter" ? name : concat(name, ":", state);
+}
+
+std::int64_t bytes_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece) {
+  return piece.elements.numel *
+         static_cast<std::int64_t>(size_of(state_of(parameters, piece).dtype));
+}
+
+std::int64_t bytes_of(const std::vector<SavedParameter>& parameters,
+                      const std::vector<SavedPiece>& pieces) {
+  std::int64_t bytes = 0;
+  for (const SavedPiece& piece : pieces) bytes += bytes_of(parameters, piece);
+  return bytes;
 }
 
 std::string to_text(const Manifest& manifest) {

@@ -12,7 +12,7 @@ namespace tessera {
 class SavedParameters::File {
  public:
   File(const Manifest& manifest, const SavedFile& file, const std::string& folder)
-      : file_(file), reader_(manifest, file, folder) {}
+      : reader_(manifest, file, folder) {}
   void read(std::int64_t begin, std::span<std::byte> out) {
     while (!out.empty()) {
       const std::int64_t chunk = begin / kChunkBytes;
@@ -25,10 +25,8 @@ class SavedParameters::File {
       begin += static_cast<std::int64_t>(count);
     }
   }
-  const SavedFile& file() const { return file_; }
 
  private:
-  const SavedFile& file_;
   ChunkReader reader_;
   std::span<const std::byte> bytes_;
   std::int64_t chunk_ = -1;
@@ -54,7 +52,7 @@ std::vector<float> SavedParameters::read(const std::string& name, const std::str
     const SavedFile& file = manifest_.files[f];
     std::int64_t place = data_begin(manifest_, file);
     for (const SavedPiece& piece : file.pieces) {
-      const std::int64_t bytes = bytes_of(manifest_, piece);
+      const std::int64_t bytes = bytes_of(manifest_.parameters, piece);
       if (piece.parameter == parameter && piece.state == number) {
         if (files_[f] == nullptr) files_[f] = std::make_unique<File>(manifest_, file, folder_);
         std::vector<float> copy;
@@ -82,16 +80,15 @@ std::int64_t verify_files(const Manifest& manifest, const std::string& folder,
     std::int64_t place = data_begin(manifest, file);
     for (std::size_t i = 0; i < file.pieces.size(); ++i) {
       const SavedPiece& piece = file.pieces[i];
-      const auto& parameter = manifest.parameters[static_cast<std::size_t>(piece.parameter)];
-      const SavedState& state = parameter.states[static_cast<std::size_t>(piece.state)];
-      const bool same = header.tensors.size() == file.pieces.size() &&
-                        header.tensors[i].name == tensor_name(parameter, state) &&
-                        header.tensors[i].begin == place &&
-                        header.tensors[i].bytes() == bytes_of(manifest, piece) &&
-                        header.tensors[i].dtype == safetensors_dtype(state.dtype);
+      const std::string name = tensor_name(manifest.parameters, piece);
+      const bool same =
+          header.tensors.size() == file.pieces.size() && header.tensors[i].name == name &&
+          header.tensors[i].begin == place &&
+          header.tensors[i].bytes() == bytes_of(manifest.parameters, piece) &&
+          header.tensors[i].dtype == safetensors_dtype(state_of(manifest.parameters, piece).dtype);
       require(same, ErrorCode::kConfig, "'", path, "' has other tensors than its checkpoint's ",
-              "manifest says: tensor ", i, " is not '", tensor_name(parameter, state), "'");
-      place += bytes_of(manifest, piece);
+              "manifest says: tensor ", i, " is not '", name, "'");
+      place += bytes_of(manifest.parameters, piece);
     }
   }
   return total;

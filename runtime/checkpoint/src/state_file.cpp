@@ -1,12 +1,9 @@
 #include "tessera/checkpoint/state_file.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
-#include <tuple>
 
 #include "chunk_reader.h"
 #include "tessera/checkpoint/safetensors.h"
@@ -58,24 +55,12 @@ std::string header_of(const std::vector<SavedParameter>& parameters,
                       const std::vector<SavedPiece>& pieces) {
   std::vector<SafetensorsEntry> entries;
   for (const SavedPiece& piece : pieces) {
-    const SavedParameter& parameter = parameters[static_cast<std::size_t>(piece.parameter)];
-    const SavedState& state = parameter.states[static_cast<std::size_t>(piece.state)];
-    entries.push_back({.name = tensor_name(parameter, state),
-                       .dtype = std::string(safetensors_dtype(state.dtype)),
+    const DType dtype = state_of(parameters, piece).dtype;
+    entries.push_back({.name = tensor_name(parameters, piece),
+                       .dtype = std::string(safetensors_dtype(dtype)),
                        .shape = Shape{piece.elements.numel}});
   }
   return safetensors_header(entries, {{"format", "tessera-checkpoint"}});
-}
-
-std::int64_t data_bytes(const std::vector<SavedParameter>& parameters,
-                        const std::vector<SavedPiece>& pieces) {
-  std::int64_t bytes = 0;
-  for (const SavedPiece& piece : pieces) {
-    const auto& states = parameters[static_cast<std::size_t>(piece.parameter)].states;
-    bytes +=
-        piece.elements.numel * element_bytes(states[static_cast<std::size_t>(piece.state)].dtype);
-  }
-  return bytes;
 }
 
 /// By the order in which saved_parameters() lists them.
@@ -127,9 +112,7 @@ std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const 
   std::vector<Run> runs;
   std::int64_t place = data_begin(manifest, file);
   for (const SavedPiece& piece : file.pieces) {
-    const DType dtype = manifest.parameters[static_cast<std::size_t>(piece.parameter)]
-                            .states[static_cast<std::size_t>(piece.state)]
-                            .dtype;
+    const DType dtype = state_of(manifest.parameters, piece).dtype;
     if (const auto found = targets.find({piece.parameter, piece.state}); found != targets.end()) {
       for (const Target& target : found->second) {
         const std::int64_t begin = std::max(piece.elements.begin, target.elements.begin);
@@ -142,7 +125,7 @@ std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const 
                         .first = target.first + begin - target.elements.begin});
       }
     }
-    place += bytes_of(manifest, piece);
+    place += bytes_of(manifest.parameters, piece);
   }
   std::ranges::stable_sort(runs, {}, &Run::begin);
   return runs;
@@ -192,9 +175,7 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
   });
   // One state after the other, and wide elements first, so that each is aligned.
   std::ranges::stable_sort(pieces, {}, [&](const SavedPiece& piece) {
-    const SavedState& state = parameters[static_cast<std::size_t>(piece.parameter)]
-                                  .states[static_cast<std::size_t>(piece.state)];
-    return std::pair(-element_bytes(state.dtype), piece.state);
+    return std::pair(-element_bytes(state_of(parameters, piece).dtype), piece.state);
   });
   return pieces;
 }
@@ -220,7 +201,7 @@ Snapshot::Snapshot(const std::vector<SavedParameter>& parameters, const Training
   });
   for (const SavedPiece& piece : pieces_) {
     const SavedParameter& parameter = parameters[static_cast<std::size_t>(piece.parameter)];
-    const SavedState& saved = parameter.states[static_cast<std::size_t>(piece.state)];
+    const SavedState& saved = state_of(parameters, piece);
     const auto& [unit, trainable] = owners.at(parameter.name);
     const Held& from =
         held.at({state_tensor(*unit, trainable, saved.name, state.options().parameter_dtype),
@@ -277,7 +258,7 @@ SavedFile describe_file(const std::vector<SavedParameter>& parameters, const Mod
                  .bytes = 0,
                  .chunk_hashes = {},
                  .pieces = pieces_of_rank(parameters, layout, options, rank)};
-  file.bytes = data_bytes(parameters, file.pieces) +
+  file.bytes = bytes_of(parameters, file.pieces) +
                static_cast<std::int64_t>(header_of(parameters, file.pieces).size());
   file.chunk_hashes.resize(static_cast<std::size_t>((file.bytes + kChunkBytes - 1) / kChunkBytes));
   return file;

@@ -186,15 +186,15 @@ void take_parameters(Session& session, TrainingSummary& summary,
   if (options.hash_parameters) summary.parameters_sha256 = hash.finish();
 }
 
-}  // namespace
-
 /// Of what the CPU's ranks of this machine have: the copies of their state while checkpoints are
 /// written. GPUs' ranks have theirs elsewhere.
-static std::int64_t host_copies(const TrainingPlan& plan) {
+std::int64_t host_copies(const TrainingPlan& plan) {
   return plan.options.device == DeviceChoice::kCpu
              ? plan.checkpoint_bytes * ranks_on_host(plan.options)
              : 0;
 }
+
+}  // namespace
 
 TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
                        const BatchSource* evaluation) {

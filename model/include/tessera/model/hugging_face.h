@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/checkpoint/storage.h"
+#include "tessera/core/storage.h"
 #include "tessera/model/pretrained.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include "launch/interrupt_watch.h"
 
 #include <chrono>
-#include <csignal>
+#include <cstring>
 #include <string>
 
 #include "tessera/core/error.h"
@@ -44,10 +44,8 @@ void InterruptWatch::watch() {
   if (changed_.wait_for(lock, interrupt_.reaches_all() ? kPatienceWithAll : kPatience, over)) {
     return;
   }
-  const std::string reason = concat("process ", world_->process(), " was ended by ",
-                                    interrupt_.signal() == SIGINT    ? "SIGINT"
-                                    : interrupt_.signal() == SIGTERM ? "SIGTERM"
-                                                                     : "SIGUSR1");
+  const std::string reason =
+      concat("process ", world_->process(), " was ended by SIG", sigabbrev_np(interrupt_.signal()));
   for (const auto& seat : world_->groups()) seat->abort(reason);
 }
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/storage.h"
+#include "tessera/core/storage.h"
 
 // The folder of a run's checkpoints: step_100, step_200, ..., each with a manifest, and the file
 // `latest`, which names the newest. At any moment, a crash of the machine included, `latest` names

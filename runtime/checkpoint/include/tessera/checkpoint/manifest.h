@@ -68,10 +68,14 @@ inline constexpr std::string_view kManifestName = "manifest.json";
 
 std::uint64_t hash_of(std::string_view bytes);
 
+/// The state that a piece is of.
+const SavedState& state_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
 /// The tensor of a piece in its file.
-std::string tensor_name(const SavedParameter& parameter, const SavedState& state);
-/// Bytes of the piece's elements.
-std::int64_t bytes_of(const Manifest& manifest, const SavedPiece& piece);
+std::string tensor_name(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
+/// Bytes of a piece's elements, and of all of them.
+std::int64_t bytes_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
+std::int64_t bytes_of(const std::vector<SavedParameter>& parameters,
+                      const std::vector<SavedPiece>& pieces);
 
 /// JSON, with a hash of itself.
 std::string to_text(const Manifest& manifest);

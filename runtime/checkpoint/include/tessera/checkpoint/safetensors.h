@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/checkpoint/input_file.h"
+#include "tessera/core/input_file.h"
 #include "tessera/core/tensor.h"
 
 namespace tessera {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/storage.h"
 #include "tessera/core/device.h"
+#include "tessera/core/storage.h"
 #include "tessera/sharding/training_state.h"
 
 // Training state in the files of a checkpoint. Every rank writes one: the elements that are its own

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/input_file.h"
+#include "tessera/core/input_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

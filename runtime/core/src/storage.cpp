@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/storage.h"
+#include "tessera/core/storage.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ void check(const std::error_code& error, const char* what, const std::string& pa
 
 class Descriptor {
  public:
-  Descriptor(const std::string& path, int flags, const char* what) : path_(path) {
+  Descriptor(const std::string& path, int flags, const char* what) {
     do {
       descriptor_ = open(path.c_str(), flags | O_CLOEXEC, 0666);
     } while (descriptor_ < 0 && errno == EINTR);
@@ -34,14 +34,8 @@ class Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
 
   int get() const { return descriptor_; }
-  void sync() const {
-    while (fsync(descriptor_) != 0) {
-      if (errno != EINTR) fail_io("make durable", path_, errno);
-    }
-  }
 
  private:
-  std::string path_;
   int descriptor_ = -1;
 };
 
@@ -67,7 +61,11 @@ class DiskFile : public Storage::File {
       bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
   }
-  void sync() override { descriptor_.sync(); }
+  void sync() override {
+    while (fsync(descriptor_.get()) != 0) {
+      if (errno != EINTR) fail_io("make durable", path_, errno);
+    }
+  }
 
  private:
   std::string path_;
@@ -85,7 +83,11 @@ class Disk : public Storage {
     return std::make_unique<DiskFile>(path, bytes);
   }
   void sync_folder(const std::string& path) override {
-    Descriptor(path, O_RDONLY | O_DIRECTORY, "open the folder").sync();
+    const Descriptor folder(path, O_RDONLY | O_DIRECTORY, "open the folder");
+    while (fsync(folder.get()) != 0) {
+      if (errno == EINVAL) return;  // the file system has no such call
+      if (errno != EINTR) fail_io("make durable", path, errno);
+    }
   }
   void rename(const std::string& from, const std::string& to) override {
     if (std::rename(from.c_str(), to.c_str()) != 0) {

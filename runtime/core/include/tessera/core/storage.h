@@ -26,7 +26,7 @@ class Storage {
   virtual void make_folder(const std::string& path) = 0;
   /// A file of `bytes` bytes, whose room on the disk is taken now, in place of any that is there.
   virtual std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) = 0;
-  /// Makes the names in a folder durable.
+  /// Makes the names in a folder durable, where the file system has a call for that.
   virtual void sync_folder(const std::string& path) = 0;
   /// Replaces a file, or a folder that is empty.
   virtual void rename(const std::string& from, const std::string& to) = 0;
