@@ -1,14 +1,20 @@
-// Writing, reading and copying a checkpoint of one rank, against the disk's and memory's limits.
+// Writing and reading a checkpoint of one rank against the disk's limits, and what a save costs
+// steps.
 //
 //   checkpoint_bench [--folder DIR] [--layers N] [--width C] [--rounds R]
+//                    [--threads T] [--length L]
 //
 // In turns, in a folder of the disk that is measured:
-//   copy    the state to host memory, for which the steps wait; beside memcpy of as many bytes
 //   write   the file, hashes and fsync included; beside pwrite of as many bytes in one file, fsync
 //           included: the disk's sequential limit as this machine has it at that moment
 //   read    load_state of the same file from the page cache, hashes compared; beside pread of it
 // ratio = seconds of the limit / seconds: 1.00 is the limit itself. Medians, and in brackets the
-// first and the last quartile.
+// first and the last quartile. Then training steps of the same model, of --length tokens on
+// --threads threads, in turns:
+//   plain   nothing is saved
+//   copies  the step that copies the state beside its work
+//   writes  the steps after it, until the checkpoint is durable, written by a thread beside them
+// as multiples of the plain step before.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -22,6 +28,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/memory.h"
 #include "tessera/model/gpt.h"
+#include "tessera/trainer/session.h"
 
 namespace tessera::bench {
 namespace {
@@ -31,7 +38,17 @@ struct Options {
   int layers = 12;
   int width = 768;
   int rounds = 7;
+  int threads = 1;
+  std::int64_t length = 256;
 };
+
+Model make_model(const Options& options) {
+  return make_gpt({.vocab_size = 50257,
+                   .context_length = 1024,
+                   .layers = options.layers,
+                   .heads = options.width / 64,
+                   .width = options.width});
+}
 
 /// Times of a piece of work and of its limit.
 struct Pair {
@@ -77,12 +94,8 @@ void read_plainly(const std::string& path, std::vector<std::byte>& bytes) {
   close(file);
 }
 
-void run(const Options& options) {
-  const Model model = make_gpt({.vocab_size = 50257,
-                                .context_length = 1024,
-                                .layers = options.layers,
-                                .heads = options.width / 64,
-                                .width = options.width});
+void run_files(const Options& options) {
+  const Model model = make_model(options);
   const ModelLayout layout = make_layout(model, {}, 1);
   const auto device = make_cpu_device();
   const auto stream = device->create_stream({});
@@ -92,30 +105,59 @@ void run(const Options& options) {
   Manifest manifest;
   manifest.step = 1;
   manifest.parameters = saved_parameters(layout, state.options(), false);
-  Snapshot snapshot(manifest.parameters, state, *device);
-  const auto bytes = static_cast<double>(snapshot.file_bytes());
-  std::vector<std::byte> plain(static_cast<std::size_t>(snapshot.file_bytes()), std::byte{1});
+  const std::int64_t file_bytes =
+      describe_file(manifest.parameters, layout, state.options(), 0).bytes;
+  const auto bytes = static_cast<double>(file_bytes);
+  std::vector<std::byte> plain(static_cast<std::size_t>(file_bytes), std::byte{1});
   std::vector<std::byte> other = plain;
   std::printf("%lld parameters, %.2f GB of state, %s\n",
               static_cast<long long>(parameter_count(model)), bytes / 1e9, options.folder.c_str());
   const std::string folder = begin_checkpoint(disk(), options.folder, 1);
-  Pair copy, write, read;
+  Pair write, read;
   for (int round = 0; round < options.rounds; ++round) {
-    copy.limit.push_back(
-        seconds_of([&] { std::memcpy(other.data(), plain.data(), plain.size()); }));
-    copy.ours.push_back(seconds_of([&] { snapshot.take(*stream); }));
     const std::string path = folder + "/plain";
     write.limit.push_back(seconds_of([&] { write_plainly(path, plain); }));
     read.limit.push_back(seconds_of([&] { read_plainly(path, other); }));
     std::filesystem::remove(path);
-    write.ours.push_back(seconds_of([&] { manifest.files = {snapshot.write(disk(), folder)}; }));
+    write.ours.push_back(seconds_of([&] {
+      manifest.files = {write_state(
+          manifest.parameters, layout, state.options(), 0,
+          [&](const std::string& name) { return state.at(name).view; }, disk(), folder)};
+    }));
     read.ours.push_back(seconds_of([&] { load_state(manifest, folder, state, *stream); }));
     std::filesystem::remove(folder + "/" + manifest.files[0].name);
   }
-  copy.print("copy", bytes);
   write.print("write", bytes);
   read.print("read", bytes);
   std::filesystem::remove_all(options.folder);
+}
+
+void run_steps(const Options& options) {
+  const Model model = make_model(options);
+  const RandomTokens data(options.length, 50257);
+  TrainerOptions training{.ranks = 1, .steps = 1000000, .micro_batch = 1};
+  training.threads_per_rank = options.threads;
+  training.trace = false;
+  training.checkpoints.folder = options.folder;
+  Session session(model, data, training);
+  const auto step = [&] { return seconds_of([&] { session.step(); }); };
+  step();
+  std::vector<double> plain, copies, writes;
+  for (int round = 0; round < options.rounds; ++round) {
+    plain.push_back(step());
+    session.begin_save(options.folder);
+    copies.push_back(step() / plain.back());
+    while (!session.poll_save()) writes.push_back(step() / plain.back());
+    std::filesystem::remove_all(options.folder);
+  }
+  const auto print = [](const char* name, const std::vector<double>& ratios) {
+    std::printf("%-6s %.3f of a plain step (%.3f to %.3f), %zu steps\n", name, median(ratios),
+                quantile(ratios, 0.25), quantile(ratios, 0.75), ratios.size());
+  };
+  std::printf("plain  %.3f s a step of %lld tokens on %d threads\n", median(plain),
+              static_cast<long long>(options.length), options.threads);
+  print("copies", copies);
+  print("writes", writes);
 }
 
 }  // namespace
@@ -124,11 +166,17 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   Options options;
-  Program program("checkpoint_bench",
-                  "Writing, reading and copying a checkpoint of one rank, against the limits.");
+  Program program(
+      "checkpoint_bench",
+      "Writing and reading a checkpoint of one rank, and steps beside it, against the limits.");
   program.add_option("--folder", options.folder, "made for the run, and removed");
   program.add_option("--layers", options.layers, "of the GPT")->check(positive());
   program.add_option("--width", options.width, "of the GPT, a multiple of 64")->check(positive());
   program.add_option("--rounds", options.rounds, "turns")->check(positive());
-  return program.run(argc, argv, [&] { run(options); });
+  program.add_option("--threads", options.threads, "of the steps")->check(positive());
+  program.add_option("--length", options.length, "tokens of a step")->check(positive());
+  return program.run(argc, argv, [&] {
+    run_files(options);
+    run_steps(options);
+  });
 }

@@ -189,9 +189,9 @@ class Checkpoints {
     const auto stream = device_->create_stream({});
     for (const auto& state : states_) {
       state->initialize(static_cast<std::uint64_t>(step), *stream);
-      Snapshot snapshot(manifest.parameters, *state, *device_);
-      snapshot.take(*stream);
-      manifest.files.push_back(snapshot.write(storage, path));
+      manifest.files.push_back(write_state(
+          manifest.parameters, layout_, options_, state->rank(),
+          [&](const std::string& name) { return state->at(name).view; }, storage, path));
     }
     publish_checkpoint(storage, folder, manifest);
     prune_checkpoints(storage, folder, step, keep);

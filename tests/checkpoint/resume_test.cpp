@@ -327,10 +327,34 @@ TEST(Session, SavesWhenItIsAskedTo) {
   const auto record = session.finish_save();
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->step, 1);
+  EXPECT_EQ(record->waited_seconds, 0.0) << "the step copied the state";
   EXPECT_EQ(read_manifest(folder.path("a/step_1")).files[1].chunk_hashes,
             read_manifest(record->path).files[1].chunk_hashes)
       << "the step after it changed nothing of it";
   EXPECT_FALSE(session.finish_save().has_value());
+}
+
+TEST(Session, CopiesTheStateOfASaveBeforeItsParametersAreOverwritten) {
+  const TemporaryFolder folder;
+  const Model model = small_gpt();
+  const RandomTokens data = small_data();
+  Session session(model, data, options_of({"zero2", 2}));
+  session.step();
+  const std::string before = session.save(folder.path("a"));
+  session.begin_save(folder.path("b"));
+  EXPECT_FALSE(session.poll_save().has_value());
+  const std::vector<float> zeros(static_cast<std::size_t>(parameter_count(model)));
+  std::map<std::string, std::size_t> sizes;
+  for (const FullParameter& parameter : session.parameters()) {
+    sizes[parameter.name] = parameter.values.size();
+  }
+  session.set_parameters(
+      [&](const std::string& name) { return std::span(zeros).first(sizes.at(name)); });
+  const auto record = session.finish_save();
+  ASSERT_TRUE(record.has_value());
+  EXPECT_GT(record->waited_seconds, 0.0);
+  EXPECT_EQ(read_manifest(before).files[0].chunk_hashes,
+            read_manifest(record->path).files[0].chunk_hashes);
 }
 
 }  // namespace

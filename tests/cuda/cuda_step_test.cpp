@@ -2,6 +2,7 @@
 #include <set>
 
 #include "cuda/cuda_run.h"
+#include "temporary_folder.h"
 #include "tessera/core/error.h"
 
 // Steps on a GPU: what the CPU's tests hold the executor to, held on CUDA streams. Compiled twice,
@@ -13,6 +14,7 @@ using test::cuda_options;
 using test::expect_same_bits;
 using test::run;
 using test::small_gpt;
+using test::TemporaryFolder;
 using test::Trained;
 
 TEST(CudaStep, AllStrategiesGiveTheSameBitsOnFourRanksOfOneGpu) {
@@ -74,6 +76,25 @@ TEST(CudaStep, StepsThatOverlapGiveTheSameBits) {
       options.cuda_graph = true;
       expect_same_bits(run(model, options), in_turn);
     }
+  }
+}
+
+/// The copies of a checkpoint run beside a step that is no graph, between steps that are.
+TEST(CudaStep, StepsThatCopyTheStateChangeNoBitAndCopyTheRightOne) {
+  const TemporaryFolder folder;
+  for (const char* strategy : {"zero1", "full_shard"}) {
+    SCOPED_TRACE(strategy);
+    TrainerOptions options = cuda_options(strategy, 2);
+    options.steps = 6;
+    options.precision = DType::kBFloat16;
+    options.optimizer.stochastic_rounding = true;
+    const Trained expected = run(small_gpt(), options);
+    options.checkpoints = {.folder = folder.path(strategy), .every = 2};
+    expect_same_bits(expected, run(small_gpt(), options));
+    options.checkpoints.resume = folder.path(strategy) + "/step_2";
+    const Trained rest = run(small_gpt(), options);
+    EXPECT_EQ(rest.losses, std::vector<double>(expected.losses.begin() + 2, expected.losses.end()));
+    EXPECT_EQ(rest.parameters, expected.parameters);
   }
 }
 

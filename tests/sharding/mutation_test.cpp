@@ -41,6 +41,7 @@ struct Subject {
   int layers = 3;
   bool trains_first = true;
   bool overlaps = false;  ///< the optimizer has a lane of its own
+  bool snapshot = false;  ///< each step copies the state to the host
 };
 
 /// What is left when a schedule has run.
@@ -85,6 +86,7 @@ class Runner {
     options.purpose = subject.purpose;
     options.overlap_optimizer = subject.overlaps;
     schedule_ = plan(layout_, options);
+    if (subject.snapshot) schedule_ = with_snapshot(schedule_, true);
   }
   const Schedule& schedule() const { return schedule_; }
 
@@ -162,9 +164,15 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   }
   const std::vector<Violation> races = validate_times(judge, times_of(executor.spans()));
   std::string after = bytes_of(state);
+  const bool changed = before != after;
+  for (const StateTensor& tensor : state) {
+    if (schedule.find(host_copy_name(tensor.name)) < 0) continue;
+    const TensorView copy = executor.snapshot(0, tensor.name);
+    after.append(reinterpret_cast<const char*>(copy.data), static_cast<std::size_t>(copy.bytes()));
+  }
   const std::lock_guard lock(mutex);
   for (const Violation& race : races) outcome.races.push_back(race.message);
-  outcome.changed = outcome.changed || before != after;
+  outcome.changed = outcome.changed || changed;
   outcome.states[static_cast<std::size_t>(rank)] = std::move(after);
 }
 
@@ -204,12 +212,14 @@ std::vector<Subject> subjects() {
                 .layers = 2 + draw(2),
                 .trains_first = draw(6) != 0,
                 .overlaps = draw(2) == 0};
+            s.snapshot = s.purpose == Purpose::kTrain && draw(4) == 0;
             s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
                             ' ', s.run.prefetch_backward, ", ", micro_steps, " micro-steps, ",
                             unsharded ? "unsharded, " : "", to_string(recompute), ", ",
                             to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
                             to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
-                            s.layers, " layers", s.overlaps ? ", overlapping" : "");
+                            s.layers, " layers", s.overlaps ? ", overlapping" : "",
+                            s.snapshot ? ", with snapshots" : "");
             all.push_back(std::move(s));
           }
         }

@@ -31,7 +31,7 @@ TEST(Operations, HaveANameASummaryAndARule) {
     EXPECT_TRUE(names.insert(operation->name).second) << operation->name;
     EXPECT_EQ(find_operation(operation->name), operation);
   }
-  EXPECT_EQ(find_operation("copy"), nullptr);
+  EXPECT_EQ(find_operation("duplicate"), nullptr);
   EXPECT_EQ(find_operation(""), nullptr);
 }
 
@@ -108,15 +108,15 @@ void copy_run(StepContext& context, const Action& action, Stream& stream) {
       stream);
 }
 
-const Operation kCopy{.name = "copy",
-                      .summary = "the same in another buffer",
-                      .rule = copy_rule,
-                      .charge = copy_charge,
-                      .run = copy_run};
+const Operation kDuplicate{.name = "duplicate",
+                           .summary = "the same in another buffer",
+                           .rule = copy_rule,
+                           .charge = copy_charge,
+                           .run = copy_run};
 
-std::vector<const Operation*> all_and_copy() {
+std::vector<const Operation*> all_and_one_more() {
   std::vector<const Operation*> operations(all_operations().begin(), all_operations().end());
-  operations.push_back(&kCopy);
+  operations.push_back(&kDuplicate);
   return operations;
 }
 
@@ -168,7 +168,7 @@ int read_a_copy(Schedule& schedule) {
        .unit = unit,
        .sharded = from.sharded,
        .numel = schedule.unit_numel(unit, Role::kGradient) / schedule.mesh.size(from.sharded)});
-  Action copy{.operation = &kCopy,
+  Action copy{.operation = &kDuplicate,
               .reads = {from},
               .writes = {{.buffer = buffer, .unit = unit, .sharded = from.sharded}},
               .waits = schedule.actions[static_cast<std::size_t>(index)].waits};
@@ -188,9 +188,9 @@ TEST(AnOperationOfOnesOwn, IsValidPrintedAndParsed) {
     const std::string text = to_string(schedule);
     EXPECT_THAT(text, HasSubstr("l0.gradient-copy"));
     EXPECT_THAT(describe(schedule, schedule.actions[static_cast<std::size_t>(index)]),
-                HasSubstr("copy l0.gradient"));
-    EXPECT_EQ(parse_schedule(text, all_and_copy()), schedule);
-    EXPECT_EQ(to_string(parse_schedule(text, all_and_copy())), text);
+                HasSubstr("duplicate l0.gradient"));
+    EXPECT_EQ(parse_schedule(text, all_and_one_more()), schedule);
+    EXPECT_EQ(to_string(parse_schedule(text, all_and_one_more())), text);
     EXPECT_THROW(parse_schedule(text), Error);
     EXPECT_EQ(hash_of(gradient_sums(schedule)), hash_of(gradient_sums(before)));
     const ScheduleBuffer& copy = schedule.buffers.back();

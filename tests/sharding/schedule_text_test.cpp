@@ -101,7 +101,7 @@ Schedule small_schedule() {
   return s;
 }
 
-constexpr std::string_view kSmallText = R"(schedule 2
+constexpr std::string_view kSmallText = R"(schedule 3
 
 purpose               train
 mesh                  replicate 1 shard 2
@@ -131,19 +131,19 @@ part    h.0        h.0.weight          4  |  h.0
 
 # Buffers of one rank, in elements; without a unit: slots and scalars. Activations, which
 # come and go, are x.LAYER.mN, their gradients d.LAYER.mN.
-# buffer  name                 role       unit       format  sharded  numel  kept
-buffer    embedding.parameter  parameter  embedding  bf16    shard      640  persistent
-buffer    h.0.parameter        parameter  h.0        bf16    shard       64  persistent
-buffer    h.0.frozen           frozen     h.0        bf16    shard      128  persistent
-buffer    h.0.master           master     h.0        fp32    shard       64  persistent
-buffer    h.0.momentum         optimizer  h.0        fp32    shard       64  persistent
-buffer    h.0.gradient         gradient   h.0        fp32    shard       64  step
-buffer    p0                   parameter  -          bf16    none      1280  step
-buffer    g0                   gradient   -          bf16    none      1280  step
-buffer    tokens               scalars    -          int64   none         1  step
-buffer    loss                 scalars    -          int64   none        28  step
-buffer    norm                 scalars    -          int64   none        28  step
-buffer    results              scalars    -          fp64    none         2  step
+# buffer  name                 role       unit       format  sharded  numel  tier    kept
+buffer    embedding.parameter  parameter  embedding  bf16    shard      640  device  persistent
+buffer    h.0.parameter        parameter  h.0        bf16    shard       64  device  persistent
+buffer    h.0.frozen           frozen     h.0        bf16    shard      128  device  persistent
+buffer    h.0.master           master     h.0        fp32    shard       64  device  persistent
+buffer    h.0.momentum         optimizer  h.0        fp32    shard       64  device  persistent
+buffer    h.0.gradient         gradient   h.0        fp32    shard       64  device  step
+buffer    p0                   parameter  -          bf16    none      1280  device  step
+buffer    g0                   gradient   -          bf16    none      1280  device  step
+buffer    tokens               scalars    -          int64   none         1  device  step
+buffer    loss                 scalars    -          int64   none        28  device  step
+buffer    norm                 scalars    -          int64   none        28  device  step
+buffer    results              scalars    -          fp64    none         2  device  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
 # read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
@@ -279,8 +279,8 @@ void expect_refused(const std::string& replaced, const std::string& by, const st
 }
 
 TEST(ScheduleText, RefusesBadHeaders) {
-  expect_refused("schedule 2", "schedule 1", "'1' where '2' belongs");
-  expect_refused("schedule 2", "mesh", "'mesh' where 'schedule' belongs");
+  expect_refused("schedule 3", "schedule 2", "'2' where '3' belongs");
+  expect_refused("schedule 3", "mesh", "'mesh' where 'schedule' belongs");
   expect_refused("mesh  ", "mush  ", "unknown keyword 'mush'");
   expect_refused("purpose               train", "purpose pleasure", "unknown purpose 'pleasure'");
   expect_refused("replicate 1 shard 2", "replicate 1", "'shard' is missing at the end");
@@ -323,8 +323,8 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("master     h.0", "mistress     h.0", "unknown role 'mistress'");
   expect_refused("master     h.0", "activation     h.0", "unknown role 'activation'");
   expect_refused("master     h.0", "master     h.1", "there is no unit 'h.1'");
-  expect_refused("1280  step", "1280  now", "'now' where 'step' belongs");
-  expect_refused("1280  step", "1280", "'step' is missing at the end");
+  expect_refused("1280  device  step", "1280  device  now", "'now' where 'step' belongs");
+  expect_refused("1280  device  step", "1280  device", "'step' is missing at the end");
 }
 
 TEST(ScheduleText, RefusesBadActions) {

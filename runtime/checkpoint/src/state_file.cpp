@@ -73,6 +73,23 @@ void for_each_flat(const ModelLayout& layout, const Visit& visit) {
   }
 }
 
+/// Where a parameter is kept.
+struct Home {
+  const Unit* unit;
+  bool trainable;
+  const FlatTensor* tensor;
+  const FlatParameter& flat() const { return trainable ? unit->trainable : unit->frozen; }
+};
+
+/// By parameter, in the order of saved_parameters().
+std::vector<Home> homes_of(const ModelLayout& layout) {
+  std::vector<Home> homes;
+  for_each_flat(layout, [&](const Unit& unit, bool trainable, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) homes.push_back({&unit, trainable, &tensor});
+  });
+  return homes;
+}
+
 /// Bytes of a file that go to the state: elements that follow each other in both.
 struct Run {
   std::int64_t begin;  ///< in the file
@@ -180,73 +197,44 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
   return pieces;
 }
 
-Snapshot::Snapshot(const std::vector<SavedParameter>& parameters, const TrainingState& state,
-                   Device& device)
-    : device_(device),
-      name_(file_name(state.rank())),
-      pieces_(pieces_of_rank(parameters, state.layout(), state.options(), state.rank())) {
-  struct Held {
-    const StateTensor* tensor;
-    StatePiece piece;
-  };
-  std::map<std::pair<std::string, std::string>, Held> held;  // by state tensor and parameter
-  for (const StateTensor& tensor : state) {
-    for (const StatePiece& piece : state.pieces(tensor)) {
-      held.emplace(std::pair(tensor.name, piece.parameter->name), Held{&tensor, piece});
-    }
+SavedFile write_state(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
+                      const StateOptions& options, int rank, const HostParts& parts,
+                      Storage& storage, const std::string& folder) {
+  SavedFile saved = describe_file(parameters, layout, options, rank);
+  const std::string header = header_of(parameters, saved.pieces);
+  std::vector<std::span<const std::byte>> sources{std::as_bytes(std::span(header))};
+  const std::vector<Home> homes = homes_of(layout);
+  const ShardNesting nesting(options.mesh, options.placement);
+  for (const SavedPiece& piece : saved.pieces) {
+    const Home& home = homes[static_cast<std::size_t>(piece.parameter)];
+    const SavedState& state = state_of(parameters, piece);
+    const std::string name =
+        state_tensor(*home.unit, home.trainable, state.name, options.parameter_dtype);
+    const TensorView part = parts(name);
+    require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
+    const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);
+    const TensorView view = part.narrow(0, home.tensor->offset + piece.elements.begin - own.begin,
+                                        piece.elements.numel);
+    sources.emplace_back(static_cast<const std::byte*>(view.data),
+                         static_cast<std::size_t>(view.bytes()));
   }
-  std::map<std::string, std::pair<const Unit*, bool>> owners;
-  for_each_flat(state.layout(), [&](const Unit& unit, bool trainable, const FlatParameter& flat) {
-    for (const FlatTensor& tensor : flat.tensors) owners[tensor.spec.name] = {&unit, trainable};
-  });
-  for (const SavedPiece& piece : pieces_) {
-    const SavedParameter& parameter = parameters[static_cast<std::size_t>(piece.parameter)];
-    const SavedState& saved = state_of(parameters, piece);
-    const auto& [unit, trainable] = owners.at(parameter.name);
-    const Held& from =
-        held.at({state_tensor(*unit, trainable, saved.name, state.options().parameter_dtype),
-                 parameter.name});
-    require(from.tensor->format == saved.dtype, ErrorCode::kInternal, "'", from.tensor->name,
-            "' is not saved as it is");
-    const TensorView view = from.piece.view.narrow(
-        0, piece.elements.begin - from.piece.elements.begin, piece.elements.numel);
-    sources_.push_back({view.data, view.bytes()});
-    bytes_ += view.bytes();
-  }
-  header_ = header_of(parameters, pieces_);
-  copy_ = static_cast<std::byte*>(device_.allocate_host(static_cast<std::size_t>(bytes_)));
-}
-
-Snapshot::~Snapshot() { device_.deallocate_host(copy_, static_cast<std::size_t>(bytes_)); }
-
-void Snapshot::take(Stream& stream) {
-  std::byte* to = copy_;
-  for (const Source& source : sources_) {
-    stream.copy(to, source.data, static_cast<std::size_t>(source.bytes));
-    to += source.bytes;
-  }
-  stream.synchronize();
-}
-
-SavedFile Snapshot::write(Storage& storage, const std::string& folder) const {
-  SavedFile saved{.name = name_, .bytes = file_bytes(), .chunk_hashes = {}, .pieces = pieces_};
-  const auto file = storage.create(concat(folder, "/", name_), saved.bytes);
-  const auto header = static_cast<std::int64_t>(header_.size());
-  for (std::int64_t begin = 0; begin < saved.bytes; begin += kChunkBytes) {
-    const std::int64_t end = std::min(begin + kChunkBytes, saved.bytes);
+  const auto file = storage.create(concat(folder, "/", saved.name), saved.bytes);
+  auto source = sources.begin();
+  std::int64_t place = 0;
+  for (std::uint64_t& chunk_hash : saved.chunk_hashes) {
+    const std::int64_t end = std::min((place / kChunkBytes + 1) * kChunkBytes, saved.bytes);
     XXH3_state_t hash;
     XXH3_64bits_reset(&hash);
-    const auto write = [&](std::int64_t offset, std::span<const std::byte> bytes) {
-      if (bytes.empty()) return;
+    while (place < end) {
+      const auto bytes =
+          source->first(std::min(source->size(), static_cast<std::size_t>(end - place)));
       XXH3_64bits_update(&hash, bytes.data(), bytes.size());
-      file->write(offset, bytes);
-    };
-    const std::int64_t cut = std::clamp(header, begin, end);
-    write(begin, std::as_bytes(std::span(header_))
-                     .subspan(static_cast<std::size_t>(std::min(begin, header)),
-                              static_cast<std::size_t>(cut - begin)));
-    write(cut, {copy_ + (cut - header), static_cast<std::size_t>(end - cut)});
-    saved.chunk_hashes.push_back(XXH3_64bits_digest(&hash));
+      file->write(place, bytes);
+      place += static_cast<std::int64_t>(bytes.size());
+      *source = source->subspan(bytes.size());
+      if (source->empty()) ++source;
+    }
+    chunk_hash = XXH3_64bits_digest(&hash);
   }
   file->sync();
   return saved;

@@ -64,9 +64,12 @@ void Progress::evaluation(const EvaluationRecord& record) {
 void Progress::checkpoint(const SaveRecord& record) {
   if (quiet_) return;
   end_line();
-  std::fprintf(stderr, "checkpoint %s: %s, durable after %s s, steps waited %s s\n",
-               record.path.c_str(), format_bytes(record.bytes).c_str(),
-               fixed(record.seconds, 2).c_str(), fixed(record.copy_seconds, 3).c_str());
+  const std::string copied = record.waited_seconds > 0.0
+                                 ? concat("steps waited ", fixed(record.waited_seconds, 3), " s")
+                                 : std::string("copied beside a step");
+  std::fprintf(stderr, "checkpoint %s: %s, durable after %s s, %s\n", record.path.c_str(),
+               format_bytes(record.bytes).c_str(), fixed(record.seconds, 2).c_str(),
+               copied.c_str());
 }
 
 void Progress::end_line() {

@@ -45,8 +45,8 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
             << with_commas(tokens_per_step) << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   if (plan.checkpoint_bytes > 0) {
-    std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes)
-              << " per rank, and as much host memory for the copy of them\n";
+    std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes) << " per rank, and "
+              << format_bytes(plan.snapshot_bytes) << " of host memory for the copy\n";
   }
   std::vector<std::string> lines;
   if (choice.pretrained && plan.resume == nullptr) {

@@ -9,9 +9,11 @@
 namespace tessera {
 namespace {
 
-std::int64_t allocated(const ScheduleBuffer& buffer) {
-  return allocation_bytes(buffer.numel * static_cast<std::int64_t>(size_of(buffer.format)));
+std::int64_t bytes_of(const ScheduleBuffer& buffer) {
+  return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
 }
+
+std::int64_t allocated(const ScheduleBuffer& buffer) { return allocation_bytes(bytes_of(buffer)); }
 
 }  // namespace
 
@@ -50,6 +52,14 @@ std::int64_t account_gradient_sums(const Schedule& schedule) {
   return bytes;
 }
 
+std::int64_t account_host_memory(const Schedule& schedule) {
+  std::int64_t bytes = 0;
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    if (buffer.tier == Tier::kHost) bytes += bytes_of(buffer);
+  }
+  return bytes;
+}
+
 MemoryUse account_memory(const Schedule& schedule) {
   const Schedule* const one = &schedule;
   return account_memory(std::span(&one, 1));
@@ -60,6 +70,7 @@ MemoryUse account_memory(std::span<const Schedule* const> schedules) {
   std::map<std::string_view, std::int64_t> counted;  // by name: buffers that schedules share
   for (const Schedule* const schedule : schedules) {
     for (const ScheduleBuffer& buffer : schedule->buffers) {
+      if (buffer.tier == Tier::kHost) continue;
       if (buffer.role == Role::kScalars) continue;  // workspace, which the run shows
       const std::int64_t bytes = allocated(buffer);
       std::int64_t& known = counted[buffer.name];

@@ -239,6 +239,7 @@ void ContentWalk::finish() {
       require_that(!content.valid, buffer.name, " still holds ", unit_name(content.unit),
                    " at the end");
     }
+    if (buffer.tier == Tier::kHost) require_that(content.valid, buffer.name, " is never filled");
     if (!buffer.persistent) continue;
     const int version = trains && buffer.role != Role::kFrozen && is_trained(buffer.unit) ? 1 : 0;
     require_that(content.version == version, buffer.name,

@@ -90,6 +90,13 @@ class Executor::Impl {
   void begin_step(std::int64_t step, double learning_rate, std::size_t program);
   StepResult finish_step();
   StepResult evaluate(std::size_t program, std::int64_t samples);
+  void take_snapshot(std::size_t program);
+  void prepare_snapshot(std::size_t program);
+  TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
+    const HostBuffers* const host = programs_.at(program)->host.get();
+    require(host != nullptr, ErrorCode::kInvalidArgument, "no snapshot has been taken");
+    return host->at(host_copy_name(state_tensor));
+  }
   void run_apart_from_steps(const std::function<void(Stream&)>& work) {
     require_no_step();
     run_apart(work);
@@ -108,14 +115,20 @@ class Executor::Impl {
     Loaded(Impl& impl, const Program& program, Memory& memory);
 
     const Schedule& schedule;
+    const BatchSource& source;
+    const bool has_snapshot;
     StepBuffers buffers;
-    MicroBatches batches;
-    std::unique_ptr<StepKeys> keys;  ///< of a schedule that trains
+    std::unique_ptr<HostBuffers> host;  ///< of the snapshot, once there has been one
+    std::shared_ptr<MicroBatches> batches;
+    std::shared_ptr<StepKeys> keys;  ///< of a schedule that trains
     LayerRunner layers;
     StepContext context;
     std::unique_ptr<StepGraph> graph;
     std::vector<bool> waited_for;
     std::vector<Event> events;
+
+   private:
+    Loaded(Impl& impl, const Program& program, Memory& memory, const Loaded* alike);
   };
 
   /// A step that has begun.
@@ -137,6 +150,8 @@ class Executor::Impl {
   void plan_segments();
   void prepare(Memory& memory);
   std::vector<float> gather_flat(int unit, bool trainable);
+  /// One before it, of the same batches; null if there is none.
+  const Loaded* find_alike(const Program& program) const;
 
   TrainingState& state_;
   const Model& model_;
@@ -163,22 +178,41 @@ class Executor::Impl {
   std::vector<ActionSpan> spans_;
 };
 
+const Executor::Impl::Loaded* Executor::Impl::find_alike(const Program& program) const {
+  const auto found = std::ranges::find_if(programs_, [&](const auto& other) {
+    return &other->source == program.source &&
+           other->schedule.purpose == program.schedule->purpose &&
+           other->schedule.micro_steps == program.schedule->micro_steps;
+  });
+  return found == programs_.end() ? nullptr : found->get();
+}
+
 Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memory)
+    : Loaded(impl, program, memory, impl.find_alike(program)) {}
+
+Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memory,
+                               const Loaded* alike)
     : schedule(*program.schedule),
+      source(*program.source),
+      has_snapshot(std::ranges::find(schedule.buffers, Tier::kHost, &ScheduleBuffer::tier) !=
+                   schedule.buffers.end()),
       buffers(schedule, impl.state_, *impl.pool_),
-      batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch,
-              impl.options_.steps_in_flight),
-      keys(schedule.purpose == Purpose::kTrain
-               ? std::make_unique<StepKeys>(schedule, impl.layout_, batches, impl.options_.seed,
-                                            memory, impl.options_.steps_in_flight)
-               : nullptr),
-      layers(schedule, impl.layout_, impl.model_, batches, keys.get(), buffers, memory,
+      batches(alike != nullptr ? alike->batches
+                               : std::make_shared<MicroBatches>(
+                                     schedule, source, impl.state_.rank(), memory,
+                                     impl.options_.micro_batch, impl.options_.steps_in_flight)),
+      keys(schedule.purpose != Purpose::kTrain ? nullptr
+           : alike != nullptr
+               ? alike->keys
+               : std::make_shared<StepKeys>(schedule, impl.layout_, *batches, impl.options_.seed,
+                                            memory, impl.options_.steps_in_flight)),
+      layers(schedule, impl.layout_, impl.model_, *batches, keys.get(), buffers, memory,
              impl.options_),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
               }),
-      graph(schedule.purpose == Purpose::kTrain
+      graph(schedule.purpose == Purpose::kTrain && !has_snapshot
                 ? StepGraph::make(impl.device_, schedule, impl.lanes_, impl.groups_, impl.options_)
                 : nullptr),
       waited_for(schedule.actions.size()),
@@ -223,6 +257,7 @@ void Executor::Impl::prepare(Memory& memory) {
   if (compute == nullptr) return;  // simulated
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
   for (const auto& program : programs_) {
+    if (program->has_snapshot) continue;  // the passes of a program before it
     program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
   }
 }
@@ -246,8 +281,9 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
           options_.steps_in_flight, " in flight at most, of one program: finish_step() first");
   const auto now = std::chrono::steady_clock::now();
   if (first) lanes_.take_spans();  // of what ran between steps
+  if (first && program.has_snapshot) prepare_snapshot(number);
   try {
-    const std::int64_t items = program.batches.read(step, turn);
+    const std::int64_t items = program.batches->read(step, turn);
     if (program.keys != nullptr) program.keys->begin_step(step, turn);
     exchange_.begin_step(
         turn,
@@ -257,7 +293,7 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
         program.graph != nullptr);
     Stream& compute = lanes_.of(Lane::kCompute);
     lanes_.end_action(Lane::kCompute);
-    program.batches.send(turn, compute);
+    program.batches->send(turn, compute);
     if (program.keys != nullptr) program.keys->send(turn, compute);
     const auto put = [&](int action) { issue(program, step, action); };
     if (program.graph != nullptr) {
@@ -272,6 +308,26 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
   } catch (...) {
     abandon("an unknown exception");
   }
+}
+
+void Executor::Impl::prepare_snapshot(std::size_t number) {
+  Loaded& program = *programs_.at(number);
+  require(program.has_snapshot, ErrorCode::kInvalidArgument, "this schedule copies nothing");
+  require_no_step();
+  if (program.host != nullptr) return;
+  program.host = std::make_unique<HostBuffers>(program.schedule, device_);
+  program.buffers.take(*program.host);
+  lanes_.open(Lane::kCopyOut);
+}
+
+void Executor::Impl::take_snapshot(std::size_t number) {
+  prepare_snapshot(number);
+  Loaded& program = *programs_[number];
+  for (std::size_t i = 0; i < program.schedule.actions.size(); ++i) {
+    if (program.schedule.actions[i].operation != &operations::kCopy) continue;
+    issue(program, 0, static_cast<int>(i));
+  }
+  lanes_.synchronize();
 }
 
 StepResult Executor::Impl::finish_step() {
@@ -354,9 +410,9 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
                   .action = index,
                   .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
                   .step = step};
-  if (is_collective(action)) {
-    // Process groups submit tasks of their own, which know of no action. An empty one before them
-    // takes the action's cost, and begins its span.
+  if (is_collective(action) || action.operation->on_host) {
+    // Process groups and copies submit tasks of their own, which know of no action. An empty one
+    // before them takes the action's cost, and begins its span.
     stream.submit(work, [] {});
     run(program.context, action, stream);
   } else if (run != nullptr) {  // else its event alone: the slot is free again
@@ -487,6 +543,11 @@ StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
   return impl_->evaluate(program, samples);
 }
 
+void Executor::take_snapshot(std::size_t program) { impl_->take_snapshot(program); }
+void Executor::prepare_snapshot(std::size_t program) { impl_->prepare_snapshot(program); }
+TensorView Executor::snapshot(std::size_t program, const std::string& state_tensor) const {
+  return impl_->snapshot(program, state_tensor);
+}
 void Executor::run_apart(const std::function<void(Stream&)>& work) {
   impl_->run_apart_from_steps(work);
 }

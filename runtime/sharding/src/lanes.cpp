@@ -27,40 +27,52 @@ bool is_consequence(const std::exception_ptr& failure) {
 }
 
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
-             std::span<const Schedule* const> schedules) {
-  traced_ = options.trace;
+             std::span<const Schedule* const> schedules)
+    : device_(device), groups_(groups), options_(options) {
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
-    const auto i = static_cast<std::size_t>(lane);
-    if (lane != Lane::kCompute && (one_stream || !uses(schedules, lane))) {
-      lanes_[i] = &of(Lane::kCompute);
-      continue;
+    const bool shares = one_stream || lane == Lane::kCopyOut || !uses(schedules, lane);
+    if (lane != Lane::kCompute && shares) {
+      lanes_[static_cast<std::size_t>(lane)] = &of(Lane::kCompute);
+    } else {
+      open(lane);
     }
-    // Gathers are copies, which one thread makes as fast as two. Reductions and norms are not, and
-    // those of the last gradient have the cores for themselves.
-    StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups.rank()),
-                         .threads = lane == Lane::kGather ? 1 : options.threads,
-                         // A GPU that is full of products would else begin what others wait for
-                         // when there is nothing left to hide it behind. The next step's forward
-                         // waits for the optimizer as well.
-                         .urgent = lane != Lane::kCompute,
-                         .on_error = [&groups](std::string_view what) { groups.abort(what); }};
-    if (options.before_task) {
-      stream.before_task = [lane, before = options.before_task] { before(lane); };
-    }
-    if (options.trace) {
-      // A collective submits tasks of its own, without an action: they belong to the last one.
-      stream.on_span = [this, lane, i](const Work& work, double begin, double end) {
-        if (work.action >= 0) current_[i] = work;
-        if (current_[i].action < 0) return;
-        spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
-      };
-    }
-    lanes_[i] = streams_.emplace_back(device.create_stream(std::move(stream))).get();
-    if (auto* const cuda = dynamic_cast<CudaStream*>(lanes_[i])) {
-      set_cuda_kernel_options(*cuda, options.cuda_kernels);
-    }
+  }
+}
+
+StreamOptions Lanes::stream_options(Lane lane) {
+  // Gathers and copies one thread makes as fast as two. Reductions and norms are not copies, and
+  // those of the last gradient have the cores for themselves.
+  const bool copies = lane == Lane::kGather || lane == Lane::kCopyOut;
+  StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups_.rank()),
+                       .threads = copies ? 1 : options_.threads,
+                       // A GPU that is full of products would else begin what others wait for
+                       // when there is nothing left to hide it behind. The next step's forward
+                       // waits for the optimizer as well.
+                       .urgent = lane != Lane::kCompute,
+                       .on_error = [this](std::string_view what) { groups_.abort(what); }};
+  if (options_.before_task) {
+    stream.before_task = [lane, before = options_.before_task] { before(lane); };
+  }
+  if (options_.trace) {
+    // A collective submits tasks of its own, without an action: they belong to the last one.
+    stream.on_span = [this, lane](const Work& work, double begin, double end) {
+      const auto i = static_cast<std::size_t>(lane);
+      if (work.action >= 0) current_[i] = work;
+      if (current_[i].action < 0) return;
+      spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
+    };
+  }
+  return stream;
+}
+
+void Lanes::open(Lane lane) {
+  Stream*& stream = lanes_[static_cast<std::size_t>(lane)];
+  if (stream != nullptr && (lane == Lane::kCompute || stream != &of(Lane::kCompute))) return;
+  stream = streams_.emplace_back(device_.create_stream(stream_options(lane))).get();
+  if (auto* const cuda = dynamic_cast<CudaStream*>(stream)) {
+    set_cuda_kernel_options(*cuda, options_.cuda_kernels);
   }
 }
 
@@ -81,7 +93,7 @@ bool Lanes::failed() const {
 }
 
 void Lanes::end_action(Lane lane) {
-  if (!traced_) return;
+  if (!options_.trace) return;
   const bool shares = &of(lane) == &of(Lane::kCompute);
   const auto i = static_cast<std::size_t>(shares ? Lane::kCompute : lane);
   of(lane).submit({.name = "data of the host"}, [this, i] { current_[i].action = -1; });

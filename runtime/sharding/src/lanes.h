@@ -18,11 +18,13 @@ bool is_consequence(const std::exception_ptr& failure);
 /// The streams of a rank, one per lane, and when their tasks ran.
 class Lanes {
  public:
-  /// Lanes that none of the schedules uses share the compute lane's stream. A failing task aborts
-  /// `groups`, so that no peer waits for this rank.
+  /// Lanes that none of the schedules uses share the compute lane's stream; copies have none before
+  /// open(). A failing task aborts `groups`, so that no peer waits for this rank.
   Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
         std::span<const Schedule* const> schedules);
 
+  /// Gives a lane a stream of its own, unless it has one. Nothing may be on the lanes.
+  void open(Lane lane);
   Stream& of(Lane lane) { return *lanes_[static_cast<std::size_t>(lane)]; }
 
   /// Blocks until all lanes are idle. Rethrows a failure: the cause rather than its consequences
@@ -37,10 +39,14 @@ class Lanes {
   std::vector<ActionSpan> take_spans();
 
  private:
+  StreamOptions stream_options(Lane lane);
+
+  Device& device_;
+  RankGroups& groups_;
+  const ExecutorOptions& options_;
   std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
   std::array<Work, kLanes> current_{};                 ///< action that a lane is working on
   std::array<Stream*, kLanes> lanes_{};
-  bool traced_ = false;
   std::vector<std::unique_ptr<Stream>> streams_;  ///< last: their workers use the others
 };
 

@@ -124,6 +124,11 @@ const Operation kCast{.name = "cast",
                       .summary = "copies a gradient to another buffer and dtype, or adds it there",
                       .rule = rules::cast,
                       .run = handlers::cast};
+const Operation kCopy{.name = "copy",
+                      .summary = "copies this rank's part of a unit's state to the host's memory",
+                      .on_host = true,
+                      .rule = rules::copy,
+                      .run = handlers::copy};
 const Operation kNormPartial{
     .name = "norm-partial",
     .summary = "adds the squares of this rank's shard of a gradient to its norm partial",
@@ -146,9 +151,10 @@ const Operation kOptimizerStep{
 
 std::span<const Operation* const> all_operations() {
   using namespace operations;  // NOLINT: the table above
-  static constexpr std::array kAll{
-      &kCountTokens, &kAllGather, &kReduceScatter, &kAllReduce,   &kForward, &kForwardLoss,  &kLoss,
-      &kBackward,    &kReshard,   &kCast,          &kNormPartial, &kResults, &kOptimizerStep};
+  static constexpr std::array kAll{&kCountTokens, &kAllGather,    &kReduceScatter, &kAllReduce,
+                                   &kForward,     &kForwardLoss,  &kLoss,          &kBackward,
+                                   &kReshard,     &kCast,         &kCopy,          &kNormPartial,
+                                   &kResults,     &kOptimizerStep};
   return kAll;
 }
 

@@ -63,6 +63,12 @@ void cast(StepContext& context, const Action& action, Stream& stream) {
   context.kernels().cast({.src = from, .dst = to}, stream);
 }
 
+void copy(StepContext& context, const Action& action, Stream& stream) {
+  const TensorView from = context.view(action.reads.front());
+  stream.copy(context.view(action.writes.front()).data, from.data,
+              static_cast<std::size_t>(from.bytes()));
+}
+
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {
   context.kernels().exact_squares(
       {.x = context.view(action.reads.front()), .words = context.exchange().square_sum()}, stream);

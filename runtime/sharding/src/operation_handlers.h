@@ -15,6 +15,7 @@ void forward_loss(StepContext& context, const Action& action, Stream& stream);
 void loss(StepContext& context, const Action& action, Stream& stream);
 void backward(StepContext& context, const Action& action, Stream& stream);
 void cast(StepContext& context, const Action& action, Stream& stream);
+void copy(StepContext& context, const Action& action, Stream& stream);
 void norm_partial(StepContext& context, const Action& action, Stream& stream);
 void results(StepContext& context, const Action& action, Stream& stream);
 void optimizer_step(StepContext& context, const Action& action, Stream& stream);

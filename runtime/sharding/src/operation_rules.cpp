@@ -348,6 +348,22 @@ void cast(ContentWalk& walk, const Action& action) {
   walk.write(action.writes.front(), content);
 }
 
+void copy(ContentWalk& walk, const Action& action) {
+  if (!has_operands(walk, action, 1, 1)) return;
+  const Operand& from = action.reads.front();
+  const Operand& to = action.writes.front();
+  const Content content = walk.read(from);
+  walk.require_that(
+      host_copy_name(walk.schedule().name_of(from.buffer)) == walk.schedule().name_of(to.buffer),
+      walk.name_of(to.buffer), " is for a copy of another buffer than ", walk.name_of(from.buffer));
+  walk.require_that(content.version == 0, "copies ", walk.name_of(from.buffer),
+                    ", which this step has updated already");
+  walk.require_that(walk.schedule().buffer(from).format == walk.schedule().buffer(to).format,
+                    "copies to another format");
+  walk.require_that(!to.adds, "adds where it copies");
+  walk.write(to, content);
+}
+
 void norm_partial(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Content gradient = walk.read(action.reads.front());

@@ -16,6 +16,7 @@ void loss(ContentWalk& walk, const Action& action);
 void backward(ContentWalk& walk, const Action& action);
 void reshard(ContentWalk& walk, const Action& action);
 void cast(ContentWalk& walk, const Action& action);
+void copy(ContentWalk& walk, const Action& action);
 void norm_partial(ContentWalk& walk, const Action& action);
 void results(ContentWalk& walk, const Action& action);
 void optimizer_step(ContentWalk& walk, const Action& action);

@@ -205,7 +205,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
   add_scalars(schedule);
   emit_actions(schedule, options, route, computes, parameters, gradients);
-  add_previous_waits(schedule);
+  add_waits(schedule);
   return schedule;
 }
 

@@ -376,14 +376,16 @@ void emit_actions(Schedule& schedule, const PlanOptions& options, const Gradient
   Emission(schedule, options, route, computes, parameters, gradients).run();
 }
 
-void add_previous_waits(Schedule& schedule) {
+void add_waits(Schedule& schedule) {
   find_unordered(schedule, [&](const Unordered& unordered) {
-    if (!unordered.of_previous_step) return false;  // validate() will tell
-    schedule.actions[static_cast<std::size_t>(unordered.action)].previous_waits.push_back(
-        unordered.other);
+    Action& action = schedule.actions[static_cast<std::size_t>(unordered.action)];
+    (unordered.of_previous_step ? action.previous_waits : action.waits).push_back(unordered.other);
     return true;
   });
-  for (Action& action : schedule.actions) std::ranges::sort(action.previous_waits);
+  for (Action& action : schedule.actions) {
+    std::ranges::sort(action.waits);
+    std::ranges::sort(action.previous_waits);
+  }
 }
 
 }  // namespace tessera

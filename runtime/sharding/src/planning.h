@@ -64,7 +64,8 @@ void emit_actions(Schedule& schedule, const PlanOptions& options, const Gradient
                   const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
                   const std::vector<Residency>& gradients);
 
-/// Adds the waits for actions of the previous step that conflicts over buffers demand.
-void add_previous_waits(Schedule& schedule);
+/// Adds the waits that conflicts over buffers demand: for actions of the same step or of the
+/// previous one.
+void add_waits(Schedule& schedule);
 
 }  // namespace tessera

@@ -16,9 +16,13 @@ std::string_view to_string(Lane lane) {
       return "optimizer";
     case Lane::kReduce:
       return "reduce";
+    case Lane::kCopyOut:
+      return "copy-out";
   }
   return "unknown";
 }
+
+std::string_view to_string(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
 
 std::string_view to_string(Role role) {
   switch (role) {
@@ -46,6 +50,8 @@ std::string_view to_string(Purpose purpose) {
   return purpose == Purpose::kTrain ? "train" : "evaluate";
 }
 
+std::string host_copy_name(std::string_view name) { return concat(name, "@host"); }
+
 Role Schedule::role(int buffer) const {
   if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].role;
   const bool gradient = (buffer - static_cast<int>(buffers.size())) % 2 != 0;
@@ -68,7 +74,7 @@ std::int64_t Schedule::unit_numel(int unit, Role role) const {
 
 int Schedule::find(Role role, int unit) const {
   const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
-    return buffer.role == role && buffer.unit == unit;
+    return buffer.role == role && buffer.unit == unit && buffer.tier == Tier::kDevice;
   });
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }

@@ -95,6 +95,7 @@ std::string to_text(const Json& json) {
     return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("role")), ' ',
                   unit.is_null() ? "-" : word(unit), ' ', plain(buffer.at("format")), ' ',
                   plain(buffer.at("sharded")), ' ', plain(buffer.at("numel")), ' ',
+                  plain(buffer.at("tier")), ' ',
                   buffer.at("persistent").get<bool>() ? "persistent" : "step");
   });
   std::size_t number = 0;
@@ -148,6 +149,7 @@ Json to_json(const Schedule& schedule) {
          {"format", to_string(buffer.format)},
          {"sharded", to_string(buffer.sharded)},
          {"numel", buffer.numel},
+         {"tier", to_string(buffer.tier)},
          {"persistent", buffer.persistent}});
   }
   Json actions = Json::array();

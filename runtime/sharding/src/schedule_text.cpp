@@ -111,12 +111,14 @@ void write_parts(std::ostream& out, const Schedule& schedule) {
 }
 
 void write_buffers(std::ostream& out, const Schedule& schedule) {
-  std::vector<Row> rows{{"# buffer", "name", "role", "unit", "format", "sharded", "numel", "kept"}};
+  std::vector<Row> rows{
+      {"# buffer", "name", "role", "unit", "format", "sharded", "numel", "tier", "kept"}};
   for (const ScheduleBuffer& buffer : schedule.buffers) {
     rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.role)),
                     buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit),
                     std::string(to_string(buffer.format)), to_string(buffer.sharded),
-                    concat(buffer.numel), buffer.persistent ? "persistent" : "step"});
+                    concat(buffer.numel), std::string(to_string(buffer.tier)),
+                    buffer.persistent ? "persistent" : "step"});
   }
   out << "\n# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, "
          "which\n"

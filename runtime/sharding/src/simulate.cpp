@@ -137,7 +137,8 @@ StateOptions state_options(const Schedule& schedule) {
                        .optimizer_tensors = {}};
   int first = -1;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.role != Role::kOptimizer || (first >= 0 && buffer.unit != first)) continue;
+    if (!buffer.persistent || buffer.role != Role::kOptimizer) continue;
+    if (first >= 0 && buffer.unit != first) continue;
     first = buffer.unit;
     const auto& unit = schedule.units[static_cast<std::size_t>(first)].name;
     options.optimizer_tensors.push_back(buffer.name.substr(unit.size() + 1));

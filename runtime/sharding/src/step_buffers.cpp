@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 bool is_pooled(const ScheduleBuffer& buffer) {
-  return !buffer.persistent && buffer.role != Role::kScalars;
+  return !buffer.persistent && buffer.role != Role::kScalars && buffer.tier == Tier::kDevice;
 }
 
 }  // namespace
@@ -30,6 +30,28 @@ BufferPool::BufferPool(std::span<const Schedule* const> schedules, Memory& memor
         Tensor::empty(memory, Shape{buffer->numel}, buffer->format, category_of(*buffer), name);
     if (!buffer->is_slot()) kernels_for(memory.device()).fill({.dst = tensor}, stream);  // padding
     buffers_.emplace(name, std::move(tensor));
+  }
+}
+
+HostBuffers::HostBuffers(const Schedule& schedule, Device& device)
+    : device_(device),
+      bytes_(static_cast<std::size_t>(account_host_memory(schedule))),
+      memory_(device.allocate_host(bytes_)) {
+  auto* next = static_cast<std::byte*>(memory_);
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    if (buffer.tier != Tier::kHost) continue;
+    const TensorView view(next, buffer.format, Shape{buffer.numel});
+    views_.emplace(buffer.name, view);
+    next += view.bytes();
+  }
+}
+
+HostBuffers::~HostBuffers() { device_.deallocate_host(memory_, bytes_); }
+
+void StepBuffers::take(const HostBuffers& host) {
+  for (std::size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    const ScheduleBuffer& buffer = schedule_.buffers[b];
+    if (buffer.tier == Tier::kHost) bases_[b] = host.at(buffer.name);
   }
 }
 

@@ -22,6 +22,23 @@ class BufferPool {
   std::map<std::string, Tensor> buffers_;
 };
 
+/// Memory for a schedule's buffers on the host.
+class HostBuffers {
+ public:
+  HostBuffers(const Schedule& schedule, Device& device);
+  ~HostBuffers();
+  HostBuffers(const HostBuffers&) = delete;
+  HostBuffers& operator=(const HostBuffers&) = delete;
+  /// (numel)
+  TensorView at(const std::string& name) const { return views_.at(name); }
+
+ private:
+  Device& device_;
+  std::size_t bytes_;
+  void* memory_;
+  std::map<std::string, TensorView> views_;
+};
+
 /// Where one schedule's operands lie in the memory of one rank. Scalars are StepExchange's.
 class StepBuffers {
  public:
@@ -34,6 +51,8 @@ class StepBuffers {
   TensorView view(const Operand& operand, Role flat) const;
   /// All of a buffer; null for scalars and activations.
   TensorView whole(int buffer) const { return bases_[static_cast<std::size_t>(buffer)]; }
+  /// Those on the host have their memory from here on.
+  void take(const HostBuffers& host);
 
  private:
   const Schedule& schedule_;

@@ -140,6 +140,9 @@ class FormCheck {
       if (buffer.role == Role::kScalars && buffer.unit >= 0) {
         add(buffer.name, " holds scalars and belongs to no unit");
       }
+      if (buffer.tier != Tier::kDevice && (buffer.unit < 0 || buffer.persistent)) {
+        add(buffer.name, " is on the host; copies of a unit's state can be, which last for a step");
+      }
       if (buffer.unit < 0) {
         check_shared(buffer);
         continue;

@@ -26,8 +26,8 @@ std::string hashes_of(const std::vector<RankSave*>& saves) {
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(const TrainingPlan& plan, Manifest run, RankCrew& crew,
-                                 Storage& storage)
-    : plan_(plan), manifest_(std::move(run)), crew_(crew), storage_(storage) {
+                                 std::size_t program, Storage& storage)
+    : plan_(plan), manifest_(std::move(run)), crew_(crew), program_(program), storage_(storage) {
   const World* const world = plan.options.world.get();
   const int local = world == nullptr ? plan.options.ranks : world->local_ranks();
   saves_.resize(static_cast<std::size_t>(local));
@@ -35,8 +35,8 @@ CheckpointSaver::CheckpointSaver(const TrainingPlan& plan, Manifest run, RankCre
 
 void CheckpointSaver::prepare() {
   crew_.run([this](RankSeat& seat) {
-    if (seat.save != nullptr) return;
-    seat.save = std::make_unique<RankSave>(manifest_.parameters, seat.state, *seat.device);
+    seat.executor.prepare_snapshot(program_);
+    if (seat.save == nullptr) seat.save = std::make_unique<RankSave>();
     saves_[static_cast<std::size_t>(seat.rank - crew_.first_rank())] = seat.save.get();
   });
 }
@@ -49,7 +49,7 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   record_ = {.step = step, .path = {}, .bytes = 0};
   manifest_.step = step;
   manifest_.samples = samples;
-  phase_ = Phase::kWriting;
+  phase_ = Phase::kBegun;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {
     task_ = std::make_unique<SaveTask>(
@@ -58,15 +58,26 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   }
   if (part_of_all() == SavePart::kFailed) give_up();
   task_.reset();
-  crew_.run([&](RankSeat& seat) {
-    RankSave& save = *seat.save;
-    seat.executor.run_apart([&](Stream& stream) { save.snapshot.take(stream); });
-    save.task = std::make_unique<SaveTask>(
-        "a checkpoint's file", [&save, &storage = storage_, path = unfinished_path(folder, step)] {
-          save.file = save.snapshot.write(storage, path);
+}
+
+void CheckpointSaver::copy() {
+  const Clock::time_point begin = Clock::now();
+  crew_.run([this](RankSeat& seat) { seat.executor.take_snapshot(program_); });
+  record_.waited_seconds = Seconds(Clock::now() - begin).count();
+  write();
+}
+
+void CheckpointSaver::write() {
+  phase_ = Phase::kWriting;
+  crew_.run([this](RankSeat& seat) {
+    seat.save->task = std::make_unique<SaveTask>(
+        "a checkpoint's file", [this, &seat, path = unfinished_path(folder_, record_.step)] {
+          seat.save->file = write_state(
+              manifest_.parameters, plan_.layout, seat.state.options(), seat.rank,
+              [&](const std::string& name) { return seat.executor.snapshot(program_, name); },
+              storage_, path);
         });
   });
-  record_.copy_seconds = Seconds(Clock::now() - began_).count();
 }
 
 std::vector<SaveTask*> CheckpointSaver::tasks() const {
@@ -164,7 +175,7 @@ void CheckpointSaver::start_publishing() {
 }
 
 std::optional<SaveRecord> CheckpointSaver::poll() {
-  if (phase_ == Phase::kNone) return std::nullopt;
+  if (phase_ == Phase::kNone || phase_ == Phase::kBegun) return std::nullopt;
   const SavePart part = part_of_all();
   if (part == SavePart::kPending) return std::nullopt;
   wait();
@@ -181,6 +192,7 @@ std::optional<SaveRecord> CheckpointSaver::poll() {
 
 SaveRecord CheckpointSaver::finish() {
   require(phase_ != Phase::kNone, ErrorCode::kInvalidArgument, "no checkpoint is being written");
+  if (phase_ == Phase::kBegun) copy();
   for (;;) {
     wait();
     if (auto record = poll()) return *record;

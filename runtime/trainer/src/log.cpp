@@ -107,7 +107,7 @@ void RunLog::checkpoint(const SaveRecord& record) {
          {"step", record.step},
          {"path", record.path},
          {"bytes", record.bytes},
-         {"copy_seconds", record.copy_seconds},
+         {"waited_seconds", record.waited_seconds},
          {"seconds", record.seconds}});
 }
 

@@ -47,13 +47,8 @@ class SaveTask {
   std::thread thread_;  ///< last: it uses the others
 };
 
-/// A rank's part of a save. It lives with the rank, whose device its memory is of.
+/// A rank's part of a save. It lives with the rank, whose host memory the task reads.
 struct RankSave {
-  RankSave(const std::vector<SavedParameter>& parameters, const TrainingState& state,
-           Device& device)
-      : snapshot(parameters, state, device) {}
-
-  Snapshot snapshot;
   SavedFile file;
   std::unique_ptr<SaveTask> task;  ///< writes the file
 };

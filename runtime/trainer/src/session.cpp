@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kEvaluation = 1;  // the program's index
+constexpr std::size_t kTraining = 0, kEvaluation = 1;  // indices of programs
 
 std::int64_t samples_per_step(const TrainerOptions& options) {
   return options.micro_batch * options.accumulate * options.ranks;
@@ -45,6 +45,8 @@ class Session::Impl {
       evaluated_.emplace(*evaluation, plan_.options.evaluation_samples);
       programs.push_back({&*plan_.evaluation, &*evaluated_});
     }
+    snapshot_ = programs.size();
+    programs.push_back({&plan_.snapshot, programs.front().source});
     guarded([&] {
       crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs));
       if (plan_.resume != nullptr) {
@@ -70,6 +72,13 @@ class Session::Impl {
   /// A job that no step may overlap.
   void run_alone(const RankCrew::Job& job) {
     require_none_begun();
+    run(job);
+  }
+  bool wants_copy() const { return saver_ != nullptr && saver_->wants_copy(); }
+  /// The same, for one that changes the state.
+  void change_state(const RankCrew::Job& job) {
+    require_none_begun();
+    if (wants_copy()) saver_->copy();
     run(job);
   }
   void require_none_begun() const {
@@ -98,6 +107,7 @@ class Session::Impl {
   const BatchSource& source_;
   std::optional<LaterSamples> later_;  ///< of a run that goes on
   std::optional<FirstSamples> evaluated_;
+  std::size_t snapshot_ = 0;  ///< the program's index
   std::int64_t steps_ = 0;
   std::int64_t offset_ = 0;  ///< of the samples, where the step was of another size before
   bool begun_ = false;       ///< the step after those
@@ -154,7 +164,7 @@ void Session::Impl::load_initial() {
 CheckpointSaver& Session::Impl::saver() {
   if (saver_ == nullptr) {
     saver_ = std::make_unique<CheckpointSaver>(plan_, describe_run(plan_, model_, source_), *crew_,
-                                               disk());
+                                               snapshot_, disk());
   }
   return *saver_;
 }
@@ -211,11 +221,12 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
     return steps < plan_.options.steps && !agrees_to_stop();
   };
   if (!begun && !goes_on(steps_)) return std::nullopt;
-  ahead = ahead && *plan_.options.overlap_steps && goes_on(steps_ + 1);
+  const bool copies = wants_copy();
+  ahead = ahead && !copies && *plan_.options.overlap_steps && goes_on(steps_ + 1);
   StepRecord record;
   run([&](RankSeat& seat) {
     const Clock::time_point begin = begun ? last_ended_ : Clock::now();
-    if (!begun) seat.executor.begin_step(steps_, learning_rate);
+    if (!begun) seat.executor.begin_step(steps_, learning_rate, copies ? snapshot_ : kTraining);
     if (ahead) seat.executor.begin_step(steps_ + 1, rate_of(steps_ + 1));
     const StepResult result = seat.executor.finish_step();
     if (!leads(seat)) return;
@@ -225,6 +236,7 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
   });
   ++steps_;
   begun_ = ahead;
+  if (copies) saver_->write();
   return record;
 }
 
@@ -313,7 +325,7 @@ void Session::parameters(const std::function<void(FullParameter)>& receive) {
 }
 
 void Session::set_parameters(const ParameterValues& values) {
-  impl_->run_alone([&](RankSeat& seat) { seat.executor.set_parameters(values); });
+  impl_->change_state([&](RankSeat& seat) { seat.executor.set_parameters(values); });
 }
 
 std::vector<std::string> Session::notes() {

@@ -190,7 +190,7 @@ void take_parameters(Session& session, TrainingSummary& summary,
 /// written. GPUs' ranks have theirs elsewhere.
 std::int64_t host_copies(const TrainingPlan& plan) {
   return plan.options.device == DeviceChoice::kCpu
-             ? plan.checkpoint_bytes * ranks_on_host(plan.options)
+             ? plan.snapshot_bytes * ranks_on_host(plan.options)
              : 0;
 }
 

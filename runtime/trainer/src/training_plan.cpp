@@ -121,6 +121,9 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   result.layout = make_layout(model, result.options.wrap, result.options.ranks);
   result.schedule = plan(result.layout, plan_options(result.options));
   require_valid(result.schedule);
+  const bool stochastic_rounding = result.options.optimizer.stochastic_rounding;
+  result.snapshot = with_snapshot(result.schedule, stochastic_rounding);
+  require_valid(result.snapshot);
   std::vector<Program> programs{{&result.schedule, &source}};
   if (evaluation != nullptr) {
     require(result.options.evaluation_samples >= 1, ErrorCode::kConfig,
@@ -149,10 +152,10 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   if (!result.options.checkpoints.folder.empty()) {
     const StateOptions state = plan_options(result.options).state();
     result.checkpoint_bytes =
-        describe_file(
-            saved_parameters(result.layout, state, result.options.optimizer.stochastic_rounding),
-            result.layout, state, 0)
+        describe_file(saved_parameters(result.layout, state, stochastic_rounding), result.layout,
+                      state, 0)
             .bytes;
+    result.snapshot_bytes = account_host_memory(result.snapshot);
   }
   return result;
 }

@@ -26,41 +26,14 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
                                        const ModelLayout& layout, const StateOptions& options,
                                        int rank);
 
-/// A copy in host memory of what a rank saves, and its file.
-class Snapshot {
- public:
-  /// Takes the memory: bytes() of it. `parameters` as saved_parameters() gives them; they and the
-  /// state must outlive the snapshot.
-  Snapshot(const std::vector<SavedParameter>& parameters, const TrainingState& state,
-           Device& device);
-  ~Snapshot();
-  Snapshot(const Snapshot&) = delete;
-  Snapshot& operator=(const Snapshot&) = delete;
+/// In host memory, a rank's part of a state tensor, by its name, if all axes shard it: (numel).
+using HostParts = std::function<TensorView(const std::string& state_tensor)>;
 
-  /// Copies the state as the stream's work has left it; blocks until it is done.
-  void take(Stream& stream);
-  /// Writes it to `folder`, and makes the file durable. Any thread, after take().
-  SavedFile write(Storage& storage, const std::string& folder) const;
-
-  /// Of elements; also of the memory.
-  std::int64_t bytes() const { return bytes_; }
-  /// Of the file.
-  std::int64_t file_bytes() const { return bytes_ + static_cast<std::int64_t>(header_.size()); }
-
- private:
-  struct Source {
-    const std::byte* data;
-    std::int64_t bytes;
-  };
-
-  Device& device_;
-  std::string name_;
-  std::vector<SavedPiece> pieces_;
-  std::vector<Source> sources_;
-  std::string header_;
-  std::int64_t bytes_ = 0;
-  std::byte* copy_ = nullptr;
-};
+/// Writes the rank's file to `folder`, and makes it durable. `parameters` as saved_parameters()
+/// gives them.
+SavedFile write_state(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
+                      const StateOptions& options, int rank, const HostParts& parts,
+                      Storage& storage, const std::string& folder);
 
 /// The file that `rank` writes, without a state: its hashes are zeros.
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,

@@ -22,11 +22,14 @@ Traffic account_traffic(const Schedule& schedule);
 /// why backward does not do it along the way.
 std::int64_t account_gradient_sums(const Schedule& schedule);
 
-/// Bytes that a rank holds from start to end: the schedule's buffers. Activations, data and the
-/// kernels' scratch depend on the layers and the batch: see predict_memory in executor.h.
+/// Bytes that a rank holds on its device from start to end: the schedule's buffers. Activations,
+/// data and the kernels' scratch depend on the layers and the batch: see predict_memory in
+/// executor.h.
 MemoryUse account_memory(const Schedule& schedule);
 /// For schedules that run over one state, in turn: buffers of the same name are one, as large as
 /// the largest.
 MemoryUse account_memory(std::span<const Schedule* const> schedules);
+/// Bytes of the host's memory that a rank holds for the schedule's copies.
+std::int64_t account_host_memory(const Schedule& schedule);
 
 }  // namespace tessera

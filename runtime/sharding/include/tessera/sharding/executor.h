@@ -77,7 +77,8 @@ struct FullParameter {
   std::vector<float> values;  ///< fp32 master weights
 };
 
-/// A schedule and the data that its passes read. Both must outlive the executor.
+/// A schedule and the data that its passes read. Both must outlive the executor. Programs for the
+/// same purpose and of the same source share the memory of its batches.
 struct Program {
   const Schedule* schedule = nullptr;
   const BatchSource* source = nullptr;
@@ -117,6 +118,16 @@ class Executor {
   /// The losses are added exactly: the result does not depend on how many ranks share the work. The
   /// state stays as it is. Collective; blocks.
   StepResult evaluate(std::size_t program, std::int64_t samples);
+
+  /// Copies a program's snapshot (with_snapshot) as the state is now, without a step; blocks. A
+  /// step of the program copies it, too: as the state is before that step. Not collective.
+  void take_snapshot(std::size_t program);
+  /// Takes the host memory of a program's snapshot now, not when it is first needed. Not
+  /// collective.
+  void prepare_snapshot(std::size_t program);
+  /// In host memory, what the last snapshot has of a state tensor, by its name: (numel) of this
+  /// rank's part. To be read once the step is finished, until the next snapshot.
+  TensorView snapshot(std::size_t program, const std::string& state_tensor) const;
 
   /// Runs `work` on the training state, given a stream of the device; blocks. Not collective.
   void run_apart(const std::function<void(Stream& stream)>& work);

@@ -25,14 +25,15 @@ struct Operation {
   std::string_view summary;  ///< one line for people
   Meeting meeting = Meeting::kNone;
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
+  bool on_host = false;  ///< run() is called on the host although no ranks meet
 
   /// The effect on contents: reads the operands from `walk`, requires what must hold,
   /// and writes the results.
   void (*rule)(ContentWalk& walk, const Action& action) = nullptr;
   /// Adds the calls and the bytes that one rank sends; null: none.
   void (*charge)(const Schedule& schedule, const Action& action, Traffic& traffic) = nullptr;
-  /// Carries it out: as a task of `stream` if no ranks meet, else on the host, which puts tasks on
-  /// `stream`. Null: there is nothing to do but to wait.
+  /// Carries it out: on the host, which puts tasks on `stream`, if ranks meet or `on_host` says so;
+  /// else as a task of `stream`. Null: there is nothing to do but to wait.
   void (*run)(StepContext& context, const Action& action, Stream& stream) = nullptr;
 };
 
@@ -48,6 +49,7 @@ extern const Operation kLoss;
 extern const Operation kBackward;
 extern const Operation kReshard;
 extern const Operation kCast;
+extern const Operation kCopy;
 extern const Operation kNormPartial;
 extern const Operation kResults;
 extern const Operation kOptimizerStep;

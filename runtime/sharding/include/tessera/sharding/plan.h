@@ -44,4 +44,11 @@ struct PlanOptions {
 /// layout that was made for another number of ranks. [Note: planning] in plan.cpp explains how.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options);
 
+/// The same training step with a snapshot of the state as it is before the step: copies to host
+/// memory on a lane of their own, beside the step's work, in the order of the updates, each of
+/// which waits for what it would overwrite. Of every state tensor, this rank's part if all axes
+/// shard it. Parameters that are kept beside their fp32 master weights follow from these and are
+/// not copied, unless `rounded_at_random`.
+Schedule with_snapshot(const Schedule& step, bool rounded_at_random);
+
 }  // namespace tessera

@@ -16,10 +16,10 @@ namespace tessera {
 struct Operation;
 
 /// A logical stream of the schedule. Which lane an action runs on is the planner's choice.
-enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer };
-inline constexpr int kLanes = 4;
+enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer, kCopyOut };
+inline constexpr int kLanes = 5;
 inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce,
-                                                    Lane::kOptimizer};
+                                                    Lane::kOptimizer, Lane::kCopyOut};
 std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
   return lane == Lane::kGather || lane == Lane::kReduce;
@@ -38,6 +38,13 @@ enum class Role : std::uint8_t {
 };
 std::string_view to_string(Role role);
 
+/// The memory that a buffer lies in.
+enum class Tier : std::uint8_t {
+  kDevice,  ///< where kernels run; on CPU ranks the host's memory as well
+  kHost,    ///< of a GPU: pinned, so that copies run beside kernels
+};
+std::string_view to_string(Tier tier);
+
 /// Memory of one rank that actions read and write.
 struct ScheduleBuffer {
   std::string name;  ///< "h.3.parameter", "p0", "g1", "loss", ...
@@ -47,6 +54,7 @@ struct ScheduleBuffer {
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
   std::int64_t numel = 0;   ///< on one rank
   bool persistent = false;  ///< kept from step to step
+  Tier tier = Tier::kDevice;
   bool operator==(const ScheduleBuffer&) const = default;
 
   /// True of a ring entry for unsharded parameters or gradients.
@@ -151,11 +159,14 @@ struct Schedule {
   std::string name_of(int buffer) const;
   /// Elements of a unit's flat parameter that a buffer of `role` holds, before sharding.
   std::int64_t unit_numel(int unit, Role role) const;
-  /// Index of the buffer with this role and unit; -1: none.
+  /// Index of the buffer on the device with this role and unit; -1: none.
   int find(Role role, int unit) const;
   /// Index of the buffer with this name (no activation); -1: none.
   int find(std::string_view name) const;
 };
+
+/// Of the buffer on the host that a buffer's copy is for: "h.3.master@host".
+std::string host_copy_name(std::string_view name);
 
 // Names of the scalars' buffers.
 inline constexpr std::string_view kTokensBuffer = "tokens";    ///< how many targets count

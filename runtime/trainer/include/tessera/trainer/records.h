@@ -36,11 +36,12 @@ struct EvaluationRecord {
 
 /// A checkpoint that is durable.
 struct SaveRecord {
-  std::int64_t step = 0;      ///< finished steps
-  std::string path;           ///< where it is; "" but in rank 0's process
-  std::int64_t bytes = 0;     ///< of all its files but the manifest; 0 but in rank 0's process
-  double copy_seconds = 0.0;  ///< for which the steps waited: to copy the state
-  double seconds = 0.0;       ///< from then until it was known to be durable
+  std::int64_t step = 0;   ///< finished steps
+  std::string path;        ///< where it is; "" but in rank 0's process
+  std::int64_t bytes = 0;  ///< of all its files but the manifest; 0 but in rank 0's process
+  double waited_seconds =
+      0.0;               ///< for which steps waited; 0: a step copied the state beside its work
+  double seconds = 0.0;  ///< from the beginning until it was known to be durable
 };
 
 /// One rank's measured memory and counted traffic.

@@ -74,8 +74,8 @@ class Session {
   /// on, whatever its ranks and strategy are. Returns its path, "" but in rank 0's process, when it
   /// is durable. Throws Error{kIo} in all processes if it cannot be written; the session goes on.
   std::string save(const std::string& folder);
-  /// The same without waiting: returns when the state has been copied, and steps may follow. One
-  /// checkpoint can be in flight.
+  /// The same without waiting. The next step copies the state as it is before it, beside its work
+  /// (with_snapshot in plan.h); then threads write it. One checkpoint can be in flight.
   void begin_save(const std::string& folder);
   /// What has become of the checkpoint in flight: its record, once it is durable; nothing before,
   /// or if there is none. Throws as save() does. Between steps, from time to time: what is left to

@@ -31,6 +31,8 @@ struct TrainingPlan {
   Schedule schedule;  ///< valid
   /// Forward passes over the same state, if there is data to evaluate with; valid.
   std::optional<Schedule> evaluation;
+  /// The same step with copies of the state to host memory, for checkpoints; valid.
+  Schedule snapshot;
   MemoryPeak memory;            ///< predicted peak of one rank, evaluations included
   std::int64_t pool_bytes = 0;  ///< of a GPU: what its memory pool takes for that
   Traffic traffic;              ///< predicted, of one rank and step
@@ -38,9 +40,10 @@ struct TrainingPlan {
   bool cuda_graph = false;      ///< steps are recorded as a CUDA graph and replayed
   /// What options.gemm_table holds, where the run is on GPUs of this machine; null: no table.
   std::shared_ptr<const GemmTable> gemm_table{};
-  /// Bytes of one rank's part of a checkpoint, and of the copy of it in host memory; 0: none is
+  /// Bytes of one rank's part of a checkpoint, and of host memory for its snapshot; 0: none is
   /// written.
   std::int64_t checkpoint_bytes = 0;
+  std::int64_t snapshot_bytes = 0;
   /// Where the run begins, on this machine; null: at step 0.
   std::shared_ptr<const ResumePoint> resume{};
   /// Notes for the user on how it will run, a sentence each.

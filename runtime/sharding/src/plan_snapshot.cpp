@@ -1,0 +1,74 @@
+#include <algorithm>
+#include <vector>
+
+#include "order.h"
+#include "planning.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
+#include "tessera/sharding/plan.h"
+
+namespace tessera {
+namespace {
+
+/// The state tensors of a snapshot, those first that the step overwrites first.
+std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
+  std::vector<int> tensors;
+  const auto add = [&](int buffer) {
+    if (std::ranges::find(tensors, buffer) == tensors.end()) tensors.push_back(buffer);
+  };
+  const auto is_copied = [&](int buffer) {
+    const ScheduleBuffer& state = step.buffers[static_cast<std::size_t>(buffer)];
+    return state.persistent && (rounded_at_random || state.role != Role::kParameter ||
+                                step.find(Role::kMaster, state.unit) < 0);
+  };
+  for (const Action& action : step.actions) {
+    if (action.operation != &operations::kOptimizerStep) continue;
+    for (const Operand& operand : action.writes) {
+      if (is_copied(operand.buffer)) add(operand.buffer);
+    }
+  }
+  for (int b = 0; b < static_cast<int>(step.buffers.size()); ++b) {
+    if (is_copied(b)) add(b);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
+  require(step.purpose == Purpose::kTrain, ErrorCode::kInvalidArgument,
+          "a snapshot is taken beside a step that trains");
+  const AxisSet all = ShardNesting(step.mesh, step.placement).all_axes();
+  Schedule result = step;
+  std::vector<Action> copies;
+  for (const int tensor : tensors_to_copy(step, rounded_at_random)) {
+    ScheduleBuffer copy = step.buffers[static_cast<std::size_t>(tensor)];
+    copy.name = host_copy_name(copy.name);
+    copy.sharded = all;
+    copy.numel = step.unit_numel(copy.unit, copy.role) / step.mesh.size(all);
+    copy.persistent = false;
+    copy.tier = Tier::kHost;
+    copies.push_back({.operation = &operations::kCopy,
+                      .lane = Lane::kCopyOut,
+                      .reads = {{tensor, copy.unit, all}},
+                      .writes = {{static_cast<int>(result.buffers.size()), copy.unit, all}}});
+    result.buffers.push_back(std::move(copy));
+  }
+  // Activations are numbered after the buffers, actions after the copies.
+  const int new_buffers = static_cast<int>(result.buffers.size() - step.buffers.size());
+  const int new_actions = static_cast<int>(copies.size());
+  for (Action& action : result.actions) {
+    for (auto* operands : {&action.reads, &action.writes}) {
+      for (Operand& operand : *operands) {
+        if (step.is_activation(operand.buffer)) operand.buffer += new_buffers;
+      }
+    }
+    for (int& wait : action.waits) wait += new_actions;
+    action.previous_waits.clear();
+  }
+  result.actions.insert(result.actions.begin(), copies.begin(), copies.end());
+  add_waits(result);
+  return result;
+}
+
+}  // namespace tessera
