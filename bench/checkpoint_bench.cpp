@@ -2,7 +2,7 @@
 // steps.
 //
 //   checkpoint_bench [--folder DIR] [--layers N] [--width C] [--rounds R]
-//                    [--threads T] [--length L]
+//                    [--threads T] [--length L] [--json]
 //
 // In turns, in a folder of the disk that is measured:
 //   write   the file, hashes and fsync included; beside pwrite of as many bytes in one file, fsync
@@ -14,13 +14,15 @@
 //   plain   nothing is saved
 //   copies  the step that copies the state beside its work
 //   writes  the steps after it, until the checkpoint is durable, written by a thread beside them
-// as multiples of the plain step before.
+// as multiples of the plain step before; and
+//   save    Session::save between two steps: copy, files, manifest, all made durable
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "support.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
@@ -40,6 +42,7 @@ struct Options {
   int rounds = 7;
   int threads = 1;
   std::int64_t length = 256;
+  bool json = false;
 };
 
 Model make_model(const Options& options) {
@@ -142,12 +145,14 @@ void run_steps(const Options& options) {
   Session session(model, data, training);
   const auto step = [&] { return seconds_of([&] { session.step(); }); };
   step();
-  std::vector<double> plain, copies, writes;
+  std::vector<double> plain, copies, writes, saves;
   for (int round = 0; round < options.rounds; ++round) {
     plain.push_back(step());
     session.begin_save(options.folder);
     copies.push_back(step() / plain.back());
     while (!session.poll_save()) writes.push_back(step() / plain.back());
+    std::filesystem::remove_all(options.folder);
+    saves.push_back(seconds_of([&] { session.save(options.folder); }));
     std::filesystem::remove_all(options.folder);
   }
   const auto print = [](const char* name, const std::vector<double>& ratios) {
@@ -158,6 +163,12 @@ void run_steps(const Options& options) {
               static_cast<long long>(options.length), options.threads);
   print("copies", copies);
   print("writes", writes);
+  std::printf("save   %.3f s (%.3f to %.3f)\n", median(saves), quantile(saves, 0.25),
+              quantile(saves, 0.75));
+  if (!options.json) return;
+  const nlohmann::json result{
+      {"plain_seconds", plain}, {"copies", copies}, {"writes", writes}, {"save_seconds", saves}};
+  std::printf("%s\n", result.dump().c_str());
 }
 
 }  // namespace
@@ -175,6 +186,7 @@ int main(int argc, char** argv) {
   program.add_option("--rounds", options.rounds, "turns")->check(positive());
   program.add_option("--threads", options.threads, "of the steps")->check(positive());
   program.add_option("--length", options.length, "tokens of a step")->check(positive());
+  program.add_flag("--json", options.json, "a last line for programs, of the steps and saves");
   return program.run(argc, argv, [&] {
     run_files(options);
     run_steps(options);
