@@ -25,11 +25,12 @@ class ShapesOnly : public BatchSource {
 // A kernel is a plain function: this is where it finds the list.
 thread_local std::vector<GemmArgs>* recorded_gemms = nullptr;
 thread_local std::set<CudaAttentionCall>* recorded_attention = nullptr;
+thread_local const KernelTable* attention_kernels = nullptr;  ///< those that it is recorded before
 
 void record_gemm(const GemmArgs& args, Stream& /*stream*/) { recorded_gemms->push_back(args); }
 
 template <bool kBackward, class Args>
-void record_attention(const Args& args, Stream& /*stream*/) {
+void record_attention(const Args& args, Stream& stream) {
   const Shape& qkv = args.qkv.shape;
   recorded_attention->insert({.batch = qkv[0],
                               .length = qkv[1],
@@ -37,6 +38,11 @@ void record_attention(const Args& args, Stream& /*stream*/) {
                               .head_dim = qkv[4],
                               .dtype = args.qkv.dtype,
                               .backward = kBackward});
+  if constexpr (kBackward) {
+    attention_kernels->attention_backward(args, stream);
+  } else {
+    attention_kernels->attention_forward(args, stream);
+  }
 }
 
 constexpr MemoryCategory kPlanned[] = {
@@ -74,12 +80,14 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   traced.trace = true;
   traced.graph = false;
   Simulation result;
-  KernelTable kernels =
-      *(options.layer_kernels != nullptr ? options.layer_kernels : &kernels_for(device));
+  const KernelTable& given =
+      options.layer_kernels != nullptr ? *options.layer_kernels : kernels_for(device);
+  KernelTable kernels = given;
   if (options.device == DeviceKind::kCuda) {
     kernels.attention_forward = record_attention<false, AttentionForwardArgs>;
     kernels.attention_backward = record_attention<true, AttentionBackwardArgs>;
     recorded_attention = &result.attention_calls;
+    attention_kernels = &given;
   }
   traced.layer_kernels = &kernels;
   TrainingState state(layout, state_options, 0, memory);

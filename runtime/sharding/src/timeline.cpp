@@ -50,26 +50,33 @@ double exposed_seconds(std::vector<Interval> communication, std::vector<Interval
   return exposed;
 }
 
+std::vector<Interval> intervals_of(std::initializer_list<Lane> lanes,
+                                   const std::vector<ActionSpan>& spans) {
+  std::vector<Interval> intervals;
+  for (const ActionSpan& span : spans) {
+    if (std::ranges::find(lanes, span.lane) == lanes.end()) continue;
+    intervals.emplace_back(span.begin, span.end);
+  }
+  return intervals;
+}
+
 }  // namespace
 
+LaneTime time_of(std::initializer_list<Lane> lanes, const std::vector<ActionSpan>& spans) {
+  const std::vector<Interval> working = intervals_of(lanes, spans);
+  return {union_seconds(working),
+          exposed_seconds(working, intervals_of({Lane::kCompute, Lane::kOptimizer}, spans))};
+}
+
 TimelineSummary summarize(const std::vector<ActionSpan>& spans) {
-  TimelineSummary summary;
-  if (spans.empty()) return summary;
-  std::vector<Interval> compute;
-  std::vector<Interval> communication;
-  double first = spans.front().begin;
-  double last = spans.front().end;
-  for (const ActionSpan& span : spans) {
-    first = std::min(first, span.begin);
-    last = std::max(last, span.end);
-    auto& lane = is_communication(span.lane) ? communication : compute;
-    lane.emplace_back(span.begin, span.end);
-  }
-  summary.step_seconds = last - first;
-  summary.compute_seconds = union_seconds(compute);
-  summary.communication_seconds = union_seconds(communication);
-  summary.exposed_seconds = exposed_seconds(std::move(communication), std::move(compute));
-  return summary;
+  if (spans.empty()) return {};
+  const auto first = std::ranges::min(spans, {}, &ActionSpan::begin).begin;
+  const auto last = std::ranges::max(spans, {}, &ActionSpan::end).end;
+  const LaneTime communication = time_of({Lane::kGather, Lane::kReduce}, spans);
+  return {.step_seconds = last - first,
+          .compute_seconds = time_of({Lane::kCompute, Lane::kOptimizer}, spans).busy,
+          .communication_seconds = communication.busy,
+          .exposed_seconds = communication.exposed};
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,16 @@ struct TimelineSummary {
   double compute_seconds = 0.0;        ///< compute or optimizer lane busy
   double communication_seconds = 0.0;  ///< gather or reduce lane busy
   double exposed_seconds = 0.0;        ///< gather or reduce lane busy while those are idle
+                                       ///< (copies to the host count in step_seconds only)
 };
 
 TimelineSummary summarize(const std::vector<ActionSpan>& spans);
+
+/// How long some lanes work, overlapping work counted once.
+struct LaneTime {
+  double busy = 0.0;
+  double exposed = 0.0;  ///< while neither the compute lane nor the optimizer lane does
+};
+LaneTime time_of(std::initializer_list<Lane> lanes, const std::vector<ActionSpan>& spans);
 
 }  // namespace tessera

@@ -1,0 +1,314 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "command_line.h"
+#include "commands.h"
+#include "gpt_settings.h"
+#include "json_output.h"
+#include "report.h"
+#include "terminal.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/simulate_step.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/training_plan.h"
+#include "text_table.h"
+
+namespace tessera::cli {
+namespace {
+
+std::vector<Setting> simulate_settings() {
+  return {{.name = "profile",
+           .fallback = "h100-sxm",
+           .help = "what the machine achieves: " + tessera::joined(builtin_profiles()) +
+                   ", or a file like those",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "show_profile",
+           .type = SettingType::kFlag,
+           .fallback = false,
+           .help = "print the profile, with the source of every number, and end",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "ranks_per_node",
+           .type = SettingType::kInteger,
+           .fallback = 8,
+           .help = "GPUs of a node; others are reached over the network",
+           .group = "Machine",
+           .minimum = 1,
+           .must_agree = MustAgree::kNone},
+          {.name = "sweep",
+           .fallback = "",
+           .help = "simulate every combination, and mark those that no other beats in both time "
+                   "and memory: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; any setting "
+                   "of the run can be swept",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "format",
+           .fallback = "text",
+           .help = "text or json",
+           .group = "Output",
+           .choices = {"text", "json"},
+           .must_agree = MustAgree::kNone}};
+}
+
+/// A run and what it comes to.
+struct Cell {
+  std::vector<std::string> values{};  ///< of the swept settings
+  std::string model{};
+  TrainingPlan plan{};
+  SimulatedStep step{};
+  std::int64_t tokens = 0;  ///< of a step, all ranks
+  double mfu = 0.0;         ///< 0: the profile has no peak for the precision
+  std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
+  bool is_best = false;     ///< no other has both less memory and less time for a token
+
+  double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
+};
+
+Cell simulate_cell(Config config, const HardwareProfile& profile) {
+  const GptChoice choice = choose_gpt(config);
+  TrainerOptions options = trainer_options(config);
+  options.device = profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  const Model model = make_model(choice);
+  const TokenShapes shapes(choice.sequence_length);
+  Cell cell{.plan = make_training_plan(model, shapes, options)};
+  const TrainerOptions& resolved = cell.plan.options;
+  cell.model = concat(model.name, ": ", describe_model(model, cell.plan));
+  cell.step = simulate_step(
+      {&cell.plan.schedule, &shapes}, cell.plan.layout, model, executor_options(resolved),
+      {profile, static_cast<int>(config.get<std::int64_t>("ranks_per_node"))});
+  cell.tokens =
+      resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
+  const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
+  if (peak != profile.peak.end()) {
+    cell.mfu = model.flops_per_item * cell.tokens_per_second() /
+               (peak->second.value * static_cast<double>(resolved.ranks));
+  }
+  cell.memory = cell.plan.memory.total + total_bytes(gpu_overhead(cell.plan));
+  return cell;
+}
+
+struct Swept {
+  std::string name;
+  std::vector<std::string> values;
+};
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<Swept> parse_sweep(const Config& config) {
+  std::vector<Swept> all;
+  for (const std::string& entry : split(config.get<std::string>("sweep"), ' ')) {
+    const std::size_t equals = entry.find('=');
+    Swept swept{.name = entry.substr(0, equals), .values = {}};
+    std::ranges::replace(swept.name, '-', '_');
+    if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
+    require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
+            "' names no values; write it like strategy=zero2,full_shard");
+    const bool known =
+        std::ranges::find(config.table(), swept.name, &Setting::name) != config.table().end();
+    require(known, ErrorCode::kConfig, "--sweep: there is no setting '", swept.name,
+            "'; 'tessera simulate --help' lists them");
+    all.push_back(std::move(swept));
+  }
+  return all;
+}
+
+struct LeftOut {
+  std::vector<std::string> values;
+  std::string why;
+};
+
+/// Every combination, the last setting's values first; those that cannot be are left out.
+std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
+                               const std::vector<Swept>& sweep, std::vector<LeftOut>& left_out) {
+  std::vector<std::vector<std::string>> combinations{{}};
+  for (const Swept& swept : sweep) {
+    std::vector<std::vector<std::string>> longer;
+    for (const auto& combination : combinations) {
+      for (const std::string& value : swept.values) {
+        longer.push_back(combination);
+        longer.back().push_back(value);
+      }
+    }
+    combinations = std::move(longer);
+  }
+  std::vector<Cell> cells;
+  for (const auto& values : combinations) {
+    try {
+      Config own = config;
+      for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
+      cells.push_back(simulate_cell(own, profile));
+      cells.back().values = values;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
+      left_out.push_back({values, error.what()});
+    }
+  }
+  for (Cell& cell : cells) {
+    cell.is_best = std::ranges::none_of(cells, [&](const Cell& other) {
+      const auto per_rank = [](const Cell& c) {
+        return c.tokens_per_second() / static_cast<double>(c.plan.options.ranks);
+      };
+      return other.memory <= cell.memory && per_rank(other) >= per_rank(cell) &&
+             (other.memory < cell.memory || per_rank(other) > per_rank(cell));
+    });
+  }
+  return cells;
+}
+
+std::string in_ms(double seconds) { return fixed(seconds * 1e3, seconds < 0.01 ? 3 : 1); }
+std::string in_percent(double share) { return fixed(share * 100.0, 1) + " %"; }
+
+void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
+  const TrainerOptions& options = cell.plan.options;
+  out << cell.model << "\n"
+      << describe_ranks(options) << "\n"
+      << "profile " << profile.name << "; nothing was measured here\n\n"
+      << "step           " << in_ms(cell.step.seconds) << " ms of " << with_commas(cell.tokens)
+      << " tokens\n"
+      << "tokens/s       " << with_prefix(cell.tokens_per_second()) << ", "
+      << with_prefix(cell.tokens_per_second() / static_cast<double>(options.ranks))
+      << " per rank\n";
+  if (cell.mfu > 0.0) {
+    const std::string dtype(to_string(options.precision));
+    out << wrapped(concat("MFU            ", in_percent(cell.mfu), " of ",
+                          fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
+                          " (the model's FLOPs, attention's causal half; none for what is "
+                          "computed again)"),
+                   kColumns, 15)
+        << "\n";
+  }
+  out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
+      << in_ms(cell.step.communication.busy) << " ms communication, "
+      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n\n";
+  TextTable lanes({"lane", "busy, ms", "exposed, ms"});
+  for (const Lane lane : kAllLanes) {
+    if (cell.step.of(lane).busy <= 0.0) continue;
+    lanes.add({std::string(to_string(lane)), in_ms(cell.step.of(lane).busy),
+               is_communication(lane) ? in_ms(cell.step.of(lane).exposed) : "-"});
+  }
+  lanes.print(out);
+  out << "\n";
+  print_memory(out, cell.plan.memory);
+  print_gpu_overhead(out, cell.plan);
+  out << "\n";
+  print_traffic(out, cell.plan.traffic);
+  if (static_cast<double>(cell.memory) > profile.memory_bytes.value) {
+    out << "\n"
+        << wrapped(concat("It does not fit: a device of ", profile.name, " has ",
+                          format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."),
+                   kColumns, 0)
+        << "\n";
+  }
+}
+
+void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::vector<Cell>& cells,
+                 const HardwareProfile& profile) {
+  std::vector<std::string> heading;
+  for (const Swept& swept : sweep) heading.push_back(swept.name);
+  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed", "memory", ""}) {
+    heading.emplace_back(column);
+  }
+  TextTable table(heading);
+  for (const Cell& cell : cells) {
+    std::vector<std::string> row = cell.values;
+    const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
+    row.insert(
+        row.end(),
+        {in_ms(cell.step.seconds),
+         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan.options.ranks)),
+         cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
+         in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
+         !fits          ? "too much"
+         : cell.is_best ? "best"
+                        : ""});
+    table.add(std::move(row));
+  }
+  if (!cells.empty()) out << cells.front().model << "\nprofile " << profile.name << "\n\n";
+  table.print(out);
+  out << "\n"
+      << wrapped(
+             "best: no other has both less memory and more tokens per second and rank; memory "
+             "is of one device, with what it takes beside the plan.",
+             kColumns, 0)
+      << "\n";
+}
+
+nlohmann::ordered_json json_of(const Cell& cell) {
+  nlohmann::ordered_json lanes = nlohmann::ordered_json::object();
+  for (const Lane lane : kAllLanes) {
+    const LaneTime& time = cell.step.of(lane);
+    if (time.busy <= 0.0) continue;
+    lanes[std::string(to_string(lane))] = {{"busy_seconds", time.busy},
+                                           {"exposed_seconds", time.exposed}};
+  }
+  return {{"ranks", cell.plan.options.ranks},
+          {"strategy", cell.plan.options.strategy},
+          {"step_seconds", cell.step.seconds},
+          {"tokens", cell.tokens},
+          {"tokens_per_second", cell.tokens_per_second()},
+          {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
+          {"exposed_seconds", cell.step.communication.exposed},
+          {"lanes", lanes},
+          {"memory_bytes", cell.memory},
+          {"peak_bytes", to_json(cell.plan.memory)},
+          {"sent_bytes", sent_bytes_to_json(cell.plan.traffic)},
+          {"best", cell.is_best}};
+}
+
+int run_simulate(const Config& config) {
+  const HardwareProfile profile = find_profile(config.get<std::string>("profile"));
+  if (config.get<bool>("show_profile")) {
+    std::cout << to_text(profile);
+    return kExitGood;
+  }
+  const std::vector<Swept> sweep = parse_sweep(config);
+  std::vector<LeftOut> left_out;
+  const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
+  for (const LeftOut& one : left_out) {
+    std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
+  }
+  require(!cells.empty(), ErrorCode::kConfig, "--sweep: no combination can be simulated");
+  if (config.get<std::string>("format") == "json") {
+    auto all = nlohmann::ordered_json::array();
+    for (const Cell& cell : cells) {
+      nlohmann::ordered_json json = nlohmann::ordered_json::object();
+      for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = cell.values[i];
+      json.update(json_of(cell));
+      all.push_back(std::move(json));
+    }
+    write_json(std::cout, {{"kind", "simulation"}, {"profile", profile.name}, {"runs", all}});
+  } else if (sweep.empty()) {
+    print_cell(std::cout, cells.front(), profile);
+  } else {
+    print_sweep(std::cout, sweep, cells, profile);
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+Command add_simulate(CLI::App& program) {
+  const auto command = std::make_shared<SettingsCommand>(
+      program, "simulate", "Predict a step's time on a machine that need not be here",
+      joined({model_settings(), trainer_settings(), simulate_settings()}), train_only_settings());
+  return {&command->command(), [command] {
+            const Config config = command->config(std::cerr, kForAnyMachine);
+            print_announcements(std::cerr, config);
+            return run_simulate(config);
+          }};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "tessera/lab/hardware_profile.h"
+#include "tessera/lab/kernel_calls.h"
+#include "tessera/sharding/executor.h"
+#include "tessera/sharding/timeline.h"
+
+namespace tessera {
+
+/// A machine's nodes: ranks [0, ranks_per_node) are on the first, and so on.
+struct Cluster {
+  HardwareProfile profile;
+  int ranks_per_node = 8;
+};
+
+/// Seconds of a kernel that nothing disturbs.
+double seconds_of(const KernelCall& call, const HardwareProfile& profile);
+
+/// Seconds of a collective among `members` of the ranks, of which each sends `sent_bytes`.
+double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vector<int>& members,
+                  const Cluster& cluster);
+
+/// A step on a virtual clock.
+struct SimulatedStep {
+  /// From its end to the end of the next one, if steps follow each other without a pause.
+  double seconds = 0.0;
+  std::array<LaneTime, kLanes> lanes{};  ///< by Lane
+  LaneTime communication;                ///< of all lanes of collectives together
+  std::vector<ActionSpan> spans;         ///< of the last step
+  const LaneTime& of(Lane lane) const { return lanes[static_cast<std::size_t>(lane)]; }
+};
+
+/// Runs the executor on the sim device; what each action costs follows from its kernels' FLOPs and
+/// bytes, or from what it sends, and from the profile. Work of the compute lane is slower by the
+/// profile's factors for as long as collectives run beside it. Rank 0 stands for all: they do the
+/// same work, so that the result takes no more time or memory with more ranks.
+SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
+                            const ExecutorOptions& options, const Cluster& cluster);
+
+}  // namespace tessera

@@ -1,0 +1,170 @@
+#include "tessera/lab/kernel_calls.h"
+
+#include <initializer_list>
+#include <utility>
+
+#include "tessera/core/sim_device.h"
+#include "tessera/sharding/operation.h"
+
+namespace tessera {
+namespace {
+
+// A kernel is a plain function: this is where it finds the list.
+thread_local std::vector<KernelCall>* recording = nullptr;
+
+double bytes_of(std::initializer_list<const TensorView*> views) {
+  double sum = 0.0;
+  for (const TensorView* view : views) {
+    if (*view) sum += static_cast<double>(view->bytes());
+  }
+  return sum;
+}
+
+void record(const char* kernel, const TensorView& shape, double bytes, double flops = 0.0) {
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < shape.shape.rank(); ++i) dims.push_back(shape.shape[i]);
+  recording->push_back({kernel, std::move(dims), shape.dtype, flops, bytes});
+}
+
+void gemm(const GemmArgs& a, Stream& /*stream*/) {
+  const std::int64_t m = a.c.shape[0], n = a.c.shape[1], k = a.a.shape[a.transpose_a ? 0 : 1];
+  const auto elements = [](std::int64_t rows, std::int64_t columns) {
+    return static_cast<double>(rows) * static_cast<double>(columns);
+  };
+  const double operands =
+      (elements(m, k) + elements(k, n)) * static_cast<double>(size_of(a.a.dtype));
+  const double result = elements(m, n) * static_cast<double>(size_of(a.c.dtype));
+  recording->push_back({"gemm",
+                        {m, n, k},
+                        a.a.dtype,
+                        2.0 * elements(m, n) * static_cast<double>(k),
+                        operands + result * (a.accumulate ? 2.0 : 1.0) + gemm_epilogue_bytes(a),
+                        a});
+}
+void bias_gradient(const BiasGradientArgs& a, Stream& /*stream*/) {
+  record("bias_gradient", a.dy, bytes_of({&a.dy, &a.db}));
+}
+void layer_norm_forward(const LayerNormForwardArgs& a, Stream& /*stream*/) {
+  record(a.residual ? "layer_norm_forward, residual" : "layer_norm_forward", a.x,
+         bytes_of({&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd}));
+}
+void layer_norm_backward(const LayerNormBackwardArgs& a, Stream& /*stream*/) {
+  record(a.d_residual ? "layer_norm_backward, residual" : "layer_norm_backward", a.x,
+         bytes_of(
+             {&a.dy, &a.x, &a.mean, &a.rstd, &a.gamma, &a.d_residual, &a.dx, &a.dgamma, &a.dbeta}));
+}
+void gelu_forward(const GeluForwardArgs& a, Stream& /*stream*/) {
+  record("gelu_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void gelu_backward(const GeluBackwardArgs& a, Stream& /*stream*/) {
+  record("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+}
+/// `products` matrix products over the causal half of the scores.
+double attention_flops(const TensorView& out, double products) {
+  return products * static_cast<double>(out.numel()) * static_cast<double>(out.shape[1]);
+}
+void attention_forward(const AttentionForwardArgs& a, Stream& /*stream*/) {
+  record("attention_forward", a.out, bytes_of({&a.qkv, &a.out, &a.lse}),
+         attention_flops(a.out, 2.0));
+}
+void attention_backward(const AttentionBackwardArgs& a, Stream& /*stream*/) {
+  record("attention_backward", a.out, bytes_of({&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv}),
+         attention_flops(a.out, 5.0));
+}
+void embedding_forward(const EmbeddingForwardArgs& a, Stream& /*stream*/) {
+  record("embedding_forward", a.x, 2.0 * bytes_of({&a.x}) + bytes_of({&a.tokens, &a.wpe}));
+}
+/// Rows of the gradient are read and written, in its dtype, once for each token.
+void embedding_backward(const EmbeddingBackwardArgs& a, Stream& /*stream*/) {
+  const double rows =
+      static_cast<double>(a.dx.numel()) * static_cast<double>(size_of(a.dwte.dtype));
+  record("embedding_backward", a.dx, bytes_of({&a.dx, &a.tokens, &a.dwpe}) + 2.0 * rows);
+}
+void dropout(const DropoutArgs& a, Stream& /*stream*/) {
+  record("dropout", a.x, bytes_of({&a.x, &a.y}));
+}
+void cross_entropy(const CrossEntropyArgs& a, Stream& /*stream*/) {
+  record("cross_entropy", a.logits,
+         bytes_of({&a.logits, &a.targets, &a.losses}) + (a.gradient ? bytes_of({&a.logits}) : 0.0));
+}
+void cast(const CastArgs& a, Stream& /*stream*/) {
+  record("cast", a.src, bytes_of({&a.src, &a.dst}));
+}
+void add(const AddArgs& a, Stream& /*stream*/) {
+  record("add", a.src, bytes_of({&a.src, &a.dst, &a.dst}));
+}
+
+void silu_forward(const SiluForwardArgs& a, Stream& /*stream*/) {
+  record("silu_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void silu_backward(const SiluBackwardArgs& a, Stream& /*stream*/) {
+  record("silu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+}
+void relu_forward(const ReluForwardArgs& a, Stream& /*stream*/) {
+  record("relu_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void relu_backward(const ReluBackwardArgs& a, Stream& /*stream*/) {
+  record("relu_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+}
+void fill(const FillArgs& a, Stream& /*stream*/) { record("fill", a.dst, bytes_of({&a.dst})); }
+
+}  // namespace
+
+double gemm_epilogue_bytes(const GemmArgs& a) {
+  return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
+}
+
+KernelRecording::KernelRecording(std::vector<KernelCall>& calls) { recording = &calls; }
+KernelRecording::~KernelRecording() { recording = nullptr; }
+
+KernelTable recording_kernels() {
+  KernelTable table = kernels_for(SimDevice());
+  table.gemm = gemm;
+  table.bias_gradient = bias_gradient;
+  table.layer_norm_forward = layer_norm_forward;
+  table.layer_norm_backward = layer_norm_backward;
+  table.gelu_forward = gelu_forward;
+  table.gelu_backward = gelu_backward;
+  table.attention_forward = attention_forward;
+  table.attention_backward = attention_backward;
+  table.embedding_forward = embedding_forward;
+  table.embedding_backward = embedding_backward;
+  table.dropout = dropout;
+  table.cross_entropy = cross_entropy;
+  table.cast = cast;
+  table.add = add;
+  table.silu_forward = silu_forward;
+  table.silu_backward = silu_backward;
+  table.relu_forward = relu_forward;
+  table.relu_backward = relu_backward;
+  table.fill = fill;
+  return table;
+}
+
+std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
+                                                    const ModelLayout& layout, const Model& model,
+                                                    const ExecutorOptions& options) {
+  const KernelTable kernels = recording_kernels();
+  std::vector<std::vector<KernelCall>> by_action(program.schedule->actions.size());
+  std::vector<KernelCall> outside;
+  recording = &outside;
+  ExecutorOptions noting = options;
+  noting.layer_kernels = &kernels;
+  // An action is charged just before it runs, on this thread.
+  noting.cost = [&](const Schedule& schedule, const Action& action) {
+    const auto index = &action - schedule.actions.data();
+    recording = action.operation->is_pass ? &by_action[static_cast<std::size_t>(index)] : &outside;
+    recording->clear();
+    return 0.0;
+  };
+  try {
+    simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), noting);
+  } catch (...) {
+    recording = nullptr;
+    throw;
+  }
+  recording = nullptr;
+  return by_action;
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace tessera::simulate_command_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class SimulateCommand : public test::ProgramTest {
+ protected:
+  test::ProgramResult simulate(std::vector<std::string> flags) {
+    std::vector<std::string> all{"simulate",    "--model", "gpt2-124m",         "--ranks", "8",
+                                 "--precision", "bf16",    "--sequence-length", "1024"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return run(all);
+  }
+};
+
+TEST_F(SimulateCommand, PrintsTimeMemoryAndTrafficOfAMachineThatIsNotHere) {
+  const test::ProgramResult result = simulate({"--profile", "h200-sxm"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("profile h200-sxm; nothing was measured here"), HasSubstr("MFU"),
+                    HasSubstr("tokens/s"), HasSubstr("exposed"), HasSubstr("NCCL"),
+                    HasSubstr("reduce scatter"), HasSubstr("peak of the sum")));
+}
+
+TEST_F(SimulateCommand, SweepsSettingsAndMarksWhatNothingBeats) {
+  const test::ProgramResult result =
+      simulate({"--format", "json", "--sweep",
+                "ranks=7,16384 strategy=zero1,full_shard,hybrid_shard micro-batch=1,8"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  ASSERT_EQ(json.at("runs").size(), 12U);
+  int best = 0, many = 0;
+  for (const auto& run : json.at("runs")) {
+    best += run.at("best").get<bool>() ? 1 : 0;
+    EXPECT_GT(run.at("step_seconds").get<double>(), 0.0);
+    many += run.at("ranks").get<int>() == 16384 ? 1 : 0;
+  }
+  EXPECT_EQ(many, 6);
+  EXPECT_GT(best, 0);
+  EXPECT_LT(best, 12);
+  const test::ProgramResult table =
+      simulate({"--sweep", "strategy=no_shard,full_shard replicas=0,3"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.err, HasSubstr("note: left out full_shard, 3: "));
+  EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s/rank"), HasSubstr("best")));
+}
+
+TEST_F(SimulateCommand, TakesAProfileOfOnesOwn) {
+  const test::ProgramResult shown = run({"simulate", "--show-profile"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  auto profile = nlohmann::json::parse(shown.out);
+  profile["name"] = "slow";
+  profile["memory_bytes"]["value"] = 1e9;
+  std::ofstream(path("slow.json")) << profile.dump();
+  const test::ProgramResult result = simulate({"--profile", path("slow.json")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("profile slow"), HasSubstr("It does not fit")));
+}
+
+TEST_F(SimulateCommand, WhatIsWrongIsNamed) {
+  const auto refused = [&](std::vector<std::string> flags, const std::string& says) {
+    const test::ProgramResult result = simulate(std::move(flags));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(says));
+  };
+  refused({"--profile", "h300"}, "there is no profile 'h300'");
+  refused({"--sweep", "ranks"}, "'ranks' names no values");
+  refused({"--sweep", "rangs=1"}, "there is no setting 'rangs'");
+  refused({"--sweep", "strategy=zero9"}, "no combination can be simulated");
+  refused({"--ranks-per-node", "0"}, "--ranks-per-node: 0 is out of range");
+}
+
+}  // namespace
+}  // namespace tessera::simulate_command_test
