@@ -6,11 +6,8 @@
 #include <span>
 
 #include "chunk_reader.h"
-#include "tessera/checkpoint/safetensors.h"
+#include "state_file_writer.h"
 #include "tessera/core/error.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace tessera {
 namespace {
@@ -31,36 +28,20 @@ std::string state_tensor(const Unit& unit, bool trainable, const std::string& st
 
 /// The saved state that fills a state tensor, of those that a parameter has; -1: none does.
 int state_for(const SavedParameter& parameter, const StateTensor& tensor,
-              const std::string& unit_name) {
+              const std::string& unit_name, LoadedState loaded) {
   const auto index_of = [&](const std::string& name) {
     const auto found = std::ranges::find(parameter.states, name, &SavedState::name);
     return found == parameter.states.end() ? -1
                                            : static_cast<int>(found - parameter.states.begin());
   };
-  if (tensor.role == Role::kOptimizer) return index_of(tensor.name.substr(unit_name.size() + 1));
-  if (tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
+  const bool all = loaded == LoadedState::kAll;
+  if (tensor.role == Role::kOptimizer) {
+    return all ? index_of(tensor.name.substr(unit_name.size() + 1)) : -1;
+  }
+  if (all && tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
     if (const int rounded = index_of(kRounded); rounded >= 0) return rounded;
   }
   return index_of(kValues);
-}
-
-std::string file_name(int rank) {
-  const std::string digits = concat(rank);
-  return concat("rank_", std::string(5 - std::min<std::size_t>(5, digits.size()), '0'), digits,
-                ".safetensors");
-}
-
-/// The file up to its data.
-std::string header_of(const std::vector<SavedParameter>& parameters,
-                      const std::vector<SavedPiece>& pieces) {
-  std::vector<SafetensorsEntry> entries;
-  for (const SavedPiece& piece : pieces) {
-    const DType dtype = state_of(parameters, piece).dtype;
-    entries.push_back({.name = tensor_name(parameters, piece),
-                       .dtype = std::string(safetensors_dtype(dtype)),
-                       .shape = Shape{piece.elements.numel}});
-  }
-  return safetensors_header(entries, {{"format", "tessera-checkpoint"}});
 }
 
 /// By the order in which saved_parameters() lists them.
@@ -90,7 +71,7 @@ struct Target {
 };
 using Targets = std::map<std::pair<int, int>, std::vector<Target>>;
 
-Targets targets_in(const TrainingState& state, const Manifest& manifest) {
+Targets targets_in(const TrainingState& state, const Manifest& manifest, LoadedState loaded) {
   std::map<std::string, int> by_name;
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
     by_name[manifest.parameters[p].name] = static_cast<int>(p);
@@ -100,7 +81,8 @@ Targets targets_in(const TrainingState& state, const Manifest& manifest) {
     const std::string& unit = state.layout().units[static_cast<std::size_t>(tensor.unit)].name;
     for (const StatePiece& piece : state.pieces(tensor)) {
       const int p = by_name.at(piece.parameter->name);
-      const int s = state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit);
+      const int s =
+          state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit, loaded);
       if (s >= 0) targets[{p, s}].push_back({&tensor, piece.elements, piece.first});
     }
   }
@@ -183,7 +165,7 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
 Snapshot::Snapshot(const std::vector<SavedParameter>& parameters, const TrainingState& state,
                    Device& device)
     : device_(device),
-      name_(file_name(state.rank())),
+      name_(state_file_name(state.rank())),
       pieces_(pieces_of_rank(parameters, state.layout(), state.options(), state.rank())) {
   struct Held {
     const StateTensor* tensor;
@@ -213,7 +195,7 @@ Snapshot::Snapshot(const std::vector<SavedParameter>& parameters, const Training
     sources_.push_back({view.data, view.bytes()});
     bytes_ += view.bytes();
   }
-  header_ = header_of(parameters, pieces_);
+  header_ = state_file_header(parameters, pieces_);
   copy_ = static_cast<std::byte*>(device_.allocate_host(static_cast<std::size_t>(bytes_)));
 }
 
@@ -229,44 +211,26 @@ void Snapshot::take(Stream& stream) {
 }
 
 SavedFile Snapshot::write(Storage& storage, const std::string& folder) const {
-  SavedFile saved{.name = name_, .bytes = file_bytes(), .chunk_hashes = {}, .pieces = pieces_};
-  const auto file = storage.create(concat(folder, "/", name_), saved.bytes);
-  const auto header = static_cast<std::int64_t>(header_.size());
-  for (std::int64_t begin = 0; begin < saved.bytes; begin += kChunkBytes) {
-    const std::int64_t end = std::min(begin + kChunkBytes, saved.bytes);
-    XXH3_state_t hash;
-    XXH3_64bits_reset(&hash);
-    const auto write = [&](std::int64_t offset, std::span<const std::byte> bytes) {
-      if (bytes.empty()) return;
-      XXH3_64bits_update(&hash, bytes.data(), bytes.size());
-      file->write(offset, bytes);
-    };
-    const std::int64_t cut = std::clamp(header, begin, end);
-    write(begin, std::as_bytes(std::span(header_))
-                     .subspan(static_cast<std::size_t>(std::min(begin, header)),
-                              static_cast<std::size_t>(cut - begin)));
-    write(cut, {copy_ + (cut - header), static_cast<std::size_t>(end - cut)});
-    saved.chunk_hashes.push_back(XXH3_64bits_digest(&hash));
-  }
-  file->sync();
-  return saved;
+  StateFileWriter file(storage, folder, name_, header_, bytes_);
+  file.append({copy_, static_cast<std::size_t>(bytes_)});
+  return file.finish(pieces_);
 }
 
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                         const StateOptions& options, int rank) {
-  SavedFile file{.name = file_name(rank),
+  SavedFile file{.name = state_file_name(rank),
                  .bytes = 0,
                  .chunk_hashes = {},
                  .pieces = pieces_of_rank(parameters, layout, options, rank)};
   file.bytes = bytes_of(parameters, file.pieces) +
-               static_cast<std::int64_t>(header_of(parameters, file.pieces).size());
+               static_cast<std::int64_t>(state_file_header(parameters, file.pieces).size());
   file.chunk_hashes.resize(static_cast<std::size_t>((file.bytes + kChunkBytes - 1) / kChunkBytes));
   return file;
 }
 
 std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
-                        Stream& stream) {
-  const Targets targets = targets_in(state, manifest);
+                        Stream& stream, LoadedState loaded) {
+  const Targets targets = targets_in(state, manifest, loaded);
   std::int64_t total = 0;
   std::vector<float> copy;
   for (const SavedFile& file : manifest.files) {
