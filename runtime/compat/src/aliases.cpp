@@ -110,6 +110,7 @@ constexpr Alias kAliases[] = {
     {"--main-process-port", "--main-port"},
     {"--master-port", "--main-port"},
     {"--num-cpu-threads-per-process", "--threads-per-rank"},
+    {"--threads", "--threads-per-rank"},
     {"--ddp-timeout", "--timeout"},
     {"--cpu", "--device", cpu, true},
     {"--use-cpu", "--device", cpu, true},
