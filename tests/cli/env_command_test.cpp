@@ -180,8 +180,8 @@ TEST_F(EnvCommand, GpuInfoListsGpusOrSaysWhyThereAreNone) {
 }
 
 TEST_F(EnvCommand, CommandsOfAccelerateAreAnsweredInASentence) {
-  EXPECT_THAT(error_of(run({"merge-weights", "a", "b"})), HasSubstr("tessera checkpoint export"));
-  EXPECT_THAT(error_of(run({"merge_weights"})), HasSubstr("tessera checkpoint export"));
+  EXPECT_THAT(error_of(run({"merge-weights", "a", "b"})), HasSubstr("tessera checkpoint convert"));
+  EXPECT_THAT(error_of(run({"merge_weights"})), HasSubstr("tessera checkpoint convert"));
   EXPECT_THAT(error_of(run({"to-fsdp2", "--config_file", "a"})), HasSubstr("tessera explain"));
   EXPECT_THAT(error_of(run({"tpu-config"})), HasSubstr("TPUs are not supported"));
   EXPECT_THAT(error_of(run({"trian"})), HasSubstr("did you mean 'train'?"));

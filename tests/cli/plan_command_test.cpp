@@ -197,7 +197,7 @@ TEST_F(PlanCommand, ExplainNamesTheStrategiesWithTheSameBits) {
 TEST_F(PlanCommand, RefusesWhatIsOnlyForTraining) {
   const ProgramResult result = run({"plan", "--data", "x"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("unknown flag '--data'"));
+  EXPECT_THAT(result.err, HasSubstr("'--data' is a flag of 'tessera train', and without effect"));
 }
 
 }  // namespace

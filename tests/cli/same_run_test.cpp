@@ -145,6 +145,7 @@ const std::map<std::string, Other> kOthers{
     {"parameters_hash", {"false"}},
     {"shuffle", {"false"}},
     {"sample_tokens", {"5"}},
+    {"state_dict_type", {"full", {{"save", "here"}}}},
     {"export", {std::filesystem::temp_directory_path() / "tessera_exported_by_nobody"}},
 };
 

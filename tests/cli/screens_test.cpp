@@ -61,6 +61,12 @@ TEST_F(Screens, HelpOfEveryCommand) {
                                                     {"config", "default", "--help"},
                                                     {"config", "update", "--help"},
                                                     {"test", "--help"},
+                                                    {"generate", "--help"},
+                                                    {"evaluate", "--help"},
+                                                    {"tokenize", "--help"},
+                                                    {"checkpoint", "--help"},
+                                                    {"checkpoint", "convert", "--help"},
+                                                    {"checkpoint", "inspect", "--help"},
                                                     {"launch", "--help"},
                                                     {"launch", "--", "train", "--help"}}) {
     const ProgramResult help = run(arguments);

@@ -139,6 +139,7 @@ class EveryType : public ::testing::Test {
   static Config make_config() {
     std::vector<Setting> table = trainer_settings();
     for (Setting& setting : output_settings()) table.push_back(std::move(setting));
+    table.push_back(state_dict_setting());
     return Config(std::move(table));
   }
 

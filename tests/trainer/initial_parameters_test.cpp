@@ -53,8 +53,9 @@ TEST(InitialParameters, AreThoseThatARunStartsFrom) {
         std::vector<double> losses;
         while (const auto record = session.step()) losses.push_back(record->loss);
 
-        options.initial_parameters = [&](const ParameterSpec& spec, std::span<float> values) {
-          std::ranges::copy(given.at(spec.name), values.begin());
+        options.initial_parameters = [&](TrainingState& state, Stream& stream) {
+          state.set_parameters([&](const std::string& name) { return std::span(given.at(name)); },
+                               stream);
         };
         EXPECT_EQ(values_of(Session(model, data, options).parameters()), given);
         std::vector<double> steps;

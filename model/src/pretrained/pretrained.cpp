@@ -94,6 +94,81 @@ Layout layout_of(const Place& place) {
 
 std::size_t as_size(std::int64_t number) { return static_cast<std::size_t>(number); }
 
+/// Reads elements [first, first + values.size()) of a parameter whose elements lie in our order;
+/// returns the bytes.
+std::int64_t read_plain(const InputFile& file, const Place& place, std::int64_t first,
+                        std::span<float> values) {
+  const std::int64_t size = size_of(place.format);
+  const auto numel = static_cast<std::int64_t>(values.size());
+  const std::int64_t at_once = std::min(kPieceBytes / size, numel);
+  std::vector<std::byte> bytes(as_size(at_once * size));
+  for (std::int64_t begin = 0; begin < numel; begin += at_once) {
+    const std::int64_t count = std::min(at_once, numel - begin);
+    const auto read = std::span(bytes).first(as_size(count * size));
+    file.read(place.offset + (first + begin) * size, read);
+    decode(place.format, read, values.subspan(as_size(begin), as_size(count)));
+  }
+  return numel * size;
+}
+
+/// Reads our rows [first, first + rows) of a transposed matrix: columns of what lies in the file.
+std::int64_t read_columns(const InputFile& file, const Place& place, std::int64_t first,
+                          std::int64_t rows, float* values) {
+  const std::int64_t columns = place.shape[1], all_rows = place.shape[0];
+  const std::int64_t size = size_of(place.format);
+  const std::int64_t at_once =
+      std::min(columns, std::max<std::int64_t>(1, kPieceBytes / (rows * size)));
+  std::vector<std::byte> bytes(as_size(at_once * rows * size));
+  std::vector<float> piece(as_size(at_once * rows));
+  for (std::int64_t begin = 0; begin < columns; begin += at_once) {
+    const std::int64_t count = std::min(at_once, columns - begin);
+    const auto read = std::span(bytes).first(as_size(count * rows * size));
+    const auto place_of_column = [&](std::int64_t column) {
+      return place.offset + (column * all_rows + first) * size;
+    };
+    if (rows == all_rows) {
+      file.read(place_of_column(begin), read);
+    } else {
+      for (std::int64_t c = 0; c < count; ++c) {
+        file.read(place_of_column(begin + c),
+                  read.subspan(as_size(c * rows * size), as_size(rows * size)));
+      }
+    }
+    decode(place.format, read, std::span(piece).first(as_size(count * rows)));
+    transpose(piece.data(), rows, values + begin, columns, count, rows);
+  }
+  return rows * columns * size;
+}
+
+/// Reads elements [first, first + values.size()) of a parameter; returns the bytes.
+std::int64_t read_interval(const InputFile& file, const Place& place, std::int64_t first,
+                           std::span<float> values) {
+  if (values.empty()) return 0;
+  if (!place.transposed) return read_plain(file, place, first, values);
+  const std::int64_t columns = place.shape[1];
+  const std::int64_t begin = first / columns;
+  const std::int64_t end =
+      (first + static_cast<std::int64_t>(values.size()) + columns - 1) / columns;
+  const bool whole_rows = std::cmp_equal((end - begin) * columns, values.size());
+  if (whole_rows) return read_columns(file, place, begin, end - begin, values.data());
+  std::vector<float> rows(as_size((end - begin) * columns));
+  const std::int64_t bytes = read_columns(file, place, begin, end - begin, rows.data());
+  std::copy_n(rows.begin() + (first - begin * columns), values.size(), values.begin());
+  return bytes;
+}
+
+/// Writes elements [first, first + values.size()) of a unit's flat parameter, as far as the tensor
+/// has them.
+void write_part(TrainingState& state, const StateTensor& tensor, std::int64_t first,
+                std::span<const float> values, Stream& stream) {
+  const std::int64_t begin = std::max(first, tensor.range.begin);
+  const std::int64_t end =
+      std::min(first + static_cast<std::int64_t>(values.size()), tensor.range.end());
+  if (begin >= end) return;
+  state.write(tensor.name, begin, values.subspan(as_size(begin - first), as_size(end - begin)),
+              stream);
+}
+
 const Place& place_of(const pretrained::Places& places, std::string_view name, std::size_t given,
                       const std::string& path) {
   const auto found = places.find(name);
@@ -134,8 +209,10 @@ const std::string& PretrainedGpt::path() const { return files_->path; }
 const GptConfig& PretrainedGpt::config() const { return files_->config; }
 const std::string& PretrainedGpt::format() const { return files_->format; }
 
+bool PretrainedGpt::is_checkpoint() const { return files_->checkpoint != nullptr; }
+
 std::vector<NamedText> PretrainedGpt::identity() const {
-  if (files_->checkpoint != nullptr) {
+  if (is_checkpoint()) {
     return {{"content of initial parameters",
              concat("hash ", hash_of(to_text(files_->checkpoint->manifest())))}};
   }
@@ -155,26 +232,41 @@ std::vector<NamedText> PretrainedGpt::identity() const {
 
 void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
   const Place& place = place_of(files_->places, name, values.size(), files_->path);
-  if (files_->checkpoint != nullptr) {
+  if (is_checkpoint()) {
     const std::lock_guard lock(files_->mutex);
     std::ranges::copy(files_->checkpoint->read(std::string(name)), values.begin());
     return;
   }
-  const InputFile& file = files_->files[place.file];
-  const auto [rows, columns, at_once] = layout_of(place);
-  std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
-  std::vector<float> piece(place.transposed ? as_size(std::min(at_once, rows) * columns) : 0);
-  for (std::int64_t row = 0; row < rows; row += at_once) {
-    const std::int64_t count = std::min(at_once, rows - row);
-    const auto read = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
-    file.read(place.offset + row * columns * size_of(place.format), read);
-    if (!place.transposed) {
-      decode(place.format, read, values.subspan(as_size(row), as_size(count)));
-      continue;
-    }
-    decode(place.format, read, std::span(piece).first(as_size(count * columns)));
-    transpose(piece.data(), columns, values.data() + row, rows, count, columns);
+  read_interval(files_->files[place.file], place, 0, values);
+}
+
+std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
+  if (is_checkpoint()) {
+    const Manifest& manifest = files_->checkpoint->manifest();
+    require_same_parameters(manifest, state.layout(), files_->path);
+    return load_state(manifest, files_->path, state, stream, LoadedState::kValues);
   }
+  constexpr std::int64_t kBlock = std::int64_t{4} << 20;  // elements
+  std::int64_t bytes = 0;
+  std::vector<float> values;
+  for (const StateTensor& tensor : state) {
+    if (tensor.role != Role::kParameter && tensor.role != Role::kFrozen) continue;
+    const StateTensor* const master =
+        tensor.role == Role::kParameter ? state.find(Role::kMaster, tensor.unit) : nullptr;
+    for (const StatePiece& piece : state.pieces(tensor)) {
+      const ParameterSpec& spec = *piece.parameter;
+      const Place& place =
+          place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
+      for (std::int64_t begin = 0; begin < piece.elements.numel; begin += kBlock) {
+        values.resize(as_size(std::min(kBlock, piece.elements.numel - begin)));
+        bytes +=
+            read_interval(files_->files[place.file], place, piece.elements.begin + begin, values);
+        write_part(state, tensor, piece.first + begin, values, stream);
+        if (master != nullptr) write_part(state, *master, piece.first + begin, values, stream);
+      }
+    }
+  }
+  return bytes;
 }
 
 ReadParameter PretrainedGpt::reader() const {

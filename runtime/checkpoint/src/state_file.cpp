@@ -6,11 +6,8 @@
 #include <span>
 
 #include "chunk_reader.h"
-#include "tessera/checkpoint/safetensors.h"
+#include "state_file_writer.h"
 #include "tessera/core/error.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace tessera {
 namespace {
@@ -31,36 +28,20 @@ std::string state_tensor(const Unit& unit, bool trainable, const std::string& st
 
 /// The saved state that fills a state tensor, of those that a parameter has; -1: none does.
 int state_for(const SavedParameter& parameter, const StateTensor& tensor,
-              const std::string& unit_name) {
+              const std::string& unit_name, LoadedState loaded) {
   const auto index_of = [&](const std::string& name) {
     const auto found = std::ranges::find(parameter.states, name, &SavedState::name);
     return found == parameter.states.end() ? -1
                                            : static_cast<int>(found - parameter.states.begin());
   };
-  if (tensor.role == Role::kOptimizer) return index_of(tensor.name.substr(unit_name.size() + 1));
-  if (tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
+  const bool all = loaded == LoadedState::kAll;
+  if (tensor.role == Role::kOptimizer) {
+    return all ? index_of(tensor.name.substr(unit_name.size() + 1)) : -1;
+  }
+  if (all && tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
     if (const int rounded = index_of(kRounded); rounded >= 0) return rounded;
   }
   return index_of(kValues);
-}
-
-std::string file_name(int rank) {
-  const std::string digits = concat(rank);
-  return concat("rank_", std::string(5 - std::min<std::size_t>(5, digits.size()), '0'), digits,
-                ".safetensors");
-}
-
-/// The file up to its data.
-std::string header_of(const std::vector<SavedParameter>& parameters,
-                      const std::vector<SavedPiece>& pieces) {
-  std::vector<SafetensorsEntry> entries;
-  for (const SavedPiece& piece : pieces) {
-    const DType dtype = state_of(parameters, piece).dtype;
-    entries.push_back({.name = tensor_name(parameters, piece),
-                       .dtype = std::string(safetensors_dtype(dtype)),
-                       .shape = Shape{piece.elements.numel}});
-  }
-  return safetensors_header(entries, {{"format", "tessera-checkpoint"}});
 }
 
 /// By the order in which saved_parameters() lists them.
@@ -107,7 +88,7 @@ struct Target {
 };
 using Targets = std::map<std::pair<int, int>, std::vector<Target>>;
 
-Targets targets_in(const TrainingState& state, const Manifest& manifest) {
+Targets targets_in(const TrainingState& state, const Manifest& manifest, LoadedState loaded) {
   std::map<std::string, int> by_name;
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
     by_name[manifest.parameters[p].name] = static_cast<int>(p);
@@ -117,7 +98,8 @@ Targets targets_in(const TrainingState& state, const Manifest& manifest) {
     const std::string& unit = state.layout().units[static_cast<std::size_t>(tensor.unit)].name;
     for (const StatePiece& piece : state.pieces(tensor)) {
       const int p = by_name.at(piece.parameter->name);
-      const int s = state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit);
+      const int s =
+          state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit, loaded);
       if (s >= 0) targets[{p, s}].push_back({&tensor, piece.elements, piece.first});
     }
   }
@@ -200,12 +182,12 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
 SavedFile write_state(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                       const StateOptions& options, int rank, const HostParts& parts,
                       Storage& storage, const std::string& folder) {
-  SavedFile saved = describe_file(parameters, layout, options, rank);
-  const std::string header = header_of(parameters, saved.pieces);
-  std::vector<std::span<const std::byte>> sources{std::as_bytes(std::span(header))};
+  std::vector<SavedPiece> pieces = pieces_of_rank(parameters, layout, options, rank);
+  StateFileWriter file(storage, folder, state_file_name(rank),
+                       state_file_header(parameters, pieces), bytes_of(parameters, pieces));
   const std::vector<Home> homes = homes_of(layout);
   const ShardNesting nesting(options.mesh, options.placement);
-  for (const SavedPiece& piece : saved.pieces) {
+  for (const SavedPiece& piece : pieces) {
     const Home& home = homes[static_cast<std::size_t>(piece.parameter)];
     const SavedState& state = state_of(parameters, piece);
     const std::string name =
@@ -213,48 +195,29 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
     const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);
-    const TensorView view = part.narrow(0, home.tensor->offset + piece.elements.begin - own.begin,
-                                        piece.elements.numel);
-    sources.emplace_back(static_cast<const std::byte*>(view.data),
-                         static_cast<std::size_t>(view.bytes()));
+    const TensorView view = part.narrow(
+        0, home.tensor->offset + piece.elements.begin - own.begin, piece.elements.numel);
+    file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});
   }
-  const auto file = storage.create(concat(folder, "/", saved.name), saved.bytes);
-  auto source = sources.begin();
-  std::int64_t place = 0;
-  for (std::uint64_t& chunk_hash : saved.chunk_hashes) {
-    const std::int64_t end = std::min((place / kChunkBytes + 1) * kChunkBytes, saved.bytes);
-    XXH3_state_t hash;
-    XXH3_64bits_reset(&hash);
-    while (place < end) {
-      const auto bytes =
-          source->first(std::min(source->size(), static_cast<std::size_t>(end - place)));
-      XXH3_64bits_update(&hash, bytes.data(), bytes.size());
-      file->write(place, bytes);
-      place += static_cast<std::int64_t>(bytes.size());
-      *source = source->subspan(bytes.size());
-      if (source->empty()) ++source;
-    }
-    chunk_hash = XXH3_64bits_digest(&hash);
-  }
-  file->sync();
-  return saved;
+  return file.finish(std::move(pieces));
+}
 }
 
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                         const StateOptions& options, int rank) {
-  SavedFile file{.name = file_name(rank),
+  SavedFile file{.name = state_file_name(rank),
                  .bytes = 0,
                  .chunk_hashes = {},
                  .pieces = pieces_of_rank(parameters, layout, options, rank)};
   file.bytes = bytes_of(parameters, file.pieces) +
-               static_cast<std::int64_t>(header_of(parameters, file.pieces).size());
+               static_cast<std::int64_t>(state_file_header(parameters, file.pieces).size());
   file.chunk_hashes.resize(static_cast<std::size_t>((file.bytes + kChunkBytes - 1) / kChunkBytes));
   return file;
 }
 
 std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
-                        Stream& stream) {
-  const Targets targets = targets_in(state, manifest);
+                        Stream& stream, LoadedState loaded) {
+  const Targets targets = targets_in(state, manifest, loaded);
   std::int64_t total = 0;
   std::vector<float> copy;
   for (const SavedFile& file : manifest.files) {

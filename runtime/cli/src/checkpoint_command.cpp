@@ -8,10 +8,12 @@
 #include "json_output.h"
 #include "terminal.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/checkpoint/parameter_checkpoint.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/llm_c.h"
+#include "tessera/trainer/agreement.h"
 #include "tessera/trainer/byte_size.h"
 #include "text_table.h"
 
@@ -21,8 +23,8 @@ namespace {
 /// What is asked of `tessera checkpoint`.
 struct CheckpointRequest {
   std::string path{};
-  std::string output{};  ///< of an export
-  std::string format = "hugging-face";
+  std::string output{};  ///< of a conversion
+  std::string format{};  ///< of the output; "": by what the input is
   std::string dtype = "fp32";
   bool json = false;
 };
@@ -92,6 +94,7 @@ void print_values(const char* heading, const std::vector<NamedText>& values) {
   for (const NamedText& value : values) {
     text += concat(std::exchange(first, false) ? "" : ", ", value.name, " ", value.value);
   }
+  if (values.empty()) text += "none";
   std::cout << for_reader(inspect(stdout), text, 10) << "\n";
 }
 
@@ -153,27 +156,62 @@ int verify_checkpoint(const CheckpointRequest& request) {
   return kExitGood;
 }
 
-/// Writes the parameters in another program's format, one after the other.
-int export_model(const CheckpointRequest& request) {
-  const PretrainedGpt from = open_pretrained(request.path);
-  const bool llm_c = request.format == "llm.c";
-  const DType dtype = parse_dtype(request.dtype);
-  require(llm_c || dtype == DType::kFloat32, ErrorCode::kConfig, "--dtype ", request.dtype,
-          " is for --format llm.c; a Hugging Face folder is in fp32");
-  PretrainedWriter writer = llm_c ? write_llm_c(request.output, from.config(), dtype)
-                                  : write_hugging_face(request.output, from.config());
-  const Model model = make_gpt(from.config());
+/// Hands every parameter's values to `write`, one after the other in order of declaration.
+template <typename Write>
+void copy_parameters(const PretrainedGpt& from, const Model& model, const Write& write) {
   std::vector<float> values;
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& spec : layer->parameters()) {
       values.resize(static_cast<std::size_t>(spec.shape.numel()));
       from.read(spec.name, values);
-      writer.write(spec.name, values);
+      write(spec, std::span<const float>(values));
     }
   }
+}
+
+std::string write_checkpoint(const PretrainedGpt& from, const Model& model,
+                             const std::string& folder) {
+  std::vector<NamedText> words = model.configuration;
+  words.push_back(identity_of_model(model));
+  std::vector<ParameterSpec> parameters;
+  for (const auto& layer : model.layers) {
+    parameters.insert(parameters.end(), layer->parameters().begin(), layer->parameters().end());
+  }
+  ParameterCheckpoint checkpoint(folder, std::move(words), parameters);
+  copy_parameters(from, model, [&](const ParameterSpec&, std::span<const float> values) {
+    checkpoint.write(values);
+  });
+  return checkpoint.finish();
+}
+
+std::string write_for_others(const PretrainedGpt& from, const Model& model,
+                             const CheckpointRequest& request, bool llm_c) {
+  PretrainedWriter writer =
+      llm_c ? write_llm_c(request.output, from.config(), parse_dtype(request.dtype))
+            : write_hugging_face(request.output, from.config());
+  copy_parameters(from, model, [&](const ParameterSpec& spec, std::span<const float> values) {
+    writer.write(spec.name, values);
+  });
   writer.finish();
-  std::cout << request.output << ": " << with_commas(parameter_count(model)) << " parameters of "
-            << from.path() << "\n";
+  return request.output;
+}
+
+/// Writes a model's parameters in another of the three formats, one after the other.
+int convert(const CheckpointRequest& request) {
+  const PretrainedGpt from = open_pretrained(request.path);
+  const Model model = make_gpt(from.config());
+  std::string format = request.format;
+  if (format.empty()) format = from.is_checkpoint() ? "hugging-face" : "tessera";
+  const bool llm_c = format == "llm.c" || format == "llmc";
+  require(llm_c || request.dtype == "fp32", ErrorCode::kConfig, "--dtype ", request.dtype,
+          " is for --to llm.c; the other formats are written in fp32");
+  const std::string path = format == "tessera" ? write_checkpoint(from, model, request.output)
+                                               : write_for_others(from, model, request, llm_c);
+  std::cout << for_reader(inspect(stdout),
+                          concat(path, ": ", with_commas(parameter_count(model)), " parameters of ",
+                                 from.path(), ", ", from.format()),
+                          2)
+            << "\n";
   return kExitGood;
 }
 
@@ -194,19 +232,25 @@ Command add_checkpoint(CLI::App& program) {
   inspect->add_flag("--json", request->json, "print one JSON object");
   CLI::App* list = add("list", "List a folder's checkpoints", "what --save named");
   add("verify", "Read all of a checkpoint and compare it with its hashes", one);
-  CLI::App* exported = add("export", "Write a model's parameters as another program reads them",
-                           "a checkpoint, or the newest of a folder; a Hugging Face folder or a "
-                           "model .bin of llm.c, too");
-  exported->add_option("OUTPUT", request->output, "a new folder, or a new file for llm.c")
+  CLI::App* converted =
+      add("convert", "Write a model's parameters in another format",
+          "a checkpoint, or the newest of a folder; a Hugging Face folder; a model .bin of llm.c");
+  converted->alias("export");
+  converted
+      ->add_option("OUTPUT", request->output,
+                   "a new folder, or a new file for llm.c; a checkpoint is OUTPUT/step_0, with "
+                   "neither optimizer nor data: --init takes it, and --resume with any of both")
       ->required();
-  exported->add_option("--format", request->format, "hugging-face or llm.c")
-      ->check(CLI::IsMember({"hugging-face", "llm.c"}))
-      ->capture_default_str();
-  exported->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
+  converted
+      ->add_option("--to,--format", request->format,
+                   "hugging-face, llm.c or tessera, which is a checkpoint [of a checkpoint "
+                   "hugging-face, else tessera]")
+      ->check(CLI::IsMember({"hugging-face", "hf", "llm.c", "llmc", "tessera"}));
+  converted->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   return {app, [=] {
-            if (exported->parsed()) return export_model(*request);
+            if (converted->parsed()) return convert(*request);
             if (inspect->parsed()) return inspect_checkpoint(*request);
             if (list->parsed()) return list_folder(*request);
             return verify_checkpoint(*request);

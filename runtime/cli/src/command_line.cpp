@@ -91,6 +91,11 @@ void SettingsCommand::reject_extras() const {
   for (const Setting& setting : flags_) names.push_back(flag_name(setting.name));
   require(word.rfind('-', 0) == 0, ErrorCode::kConfig, "unexpected argument '", word,
           "'; every setting is a flag, see 'tessera ", command_->get_name(), " --help'");
+  for (const Setting& setting : keys_only_) {
+    require(word.substr(0, word.find('=')) != flag_name(setting.name), ErrorCode::kConfig, "'",
+            flag_name(setting.name), "' is a flag of 'tessera train', and without effect in ",
+            "'tessera ", command_->get_name(), "'; leave it out");
+  }
   refuse_flag(word, names);
 }
 

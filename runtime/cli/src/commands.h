@@ -46,6 +46,7 @@ class SettingsCommand;
 // The flags of the commands that can be launched.
 std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& program);
 std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program);
+std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& program);
 std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program);
 
 // Each adds one to the program; <name>_command.cpp has it.

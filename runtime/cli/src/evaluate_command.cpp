@@ -37,6 +37,8 @@ int run_evaluate(Config config, const Launcher& launcher) {
   TrainerOptions options = trainer_options(config);
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.evaluation_samples = evaluation_samples(config, data);
+  options.checkpoints = {};  // of the training that a file of settings is for
+  options.stop_after = 0;
   join_world(launcher, config, options);
   if (options.world != nullptr) {
     require_same_program(*options.world);
@@ -71,13 +73,16 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program) {
                        .group = "Output",
                        .choices = {"text", "json"},
                        .must_agree = MustAgree::kNone};
+  std::vector<Setting> flags = joined({model_settings(), data_settings(), {format}});
   std::vector<Setting> other;
+  for (Setting& setting : trainer_settings()) {
+    (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));
+  }
   for (Setting& setting : train_only_settings()) {
     if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
   }
   return std::make_shared<SettingsCommand>(
-      program, "evaluate", "Compute a model's loss on text or tokens",
-      joined({model_settings(), data_settings(), trainer_settings(), {format}}), other);
+      program, "evaluate", "Compute a model's loss on text or tokens", flags, other);
 }
 
 Command add_evaluate(CLI::App& program) {

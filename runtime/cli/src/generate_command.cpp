@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <cstdlib>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -6,87 +9,159 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "launch/same_run.h"
 #include "sample.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
-#include "tessera/core/usable_cores.h"
-#include "tessera/model/gpt_sampler.h"
+#include "tessera/model/gpt_generation.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
 
-std::vector<Setting> generate_settings() {
-  std::vector<Setting> all;
-  for (Setting& setting : model_settings()) {
-    if (setting.name == "init") {
-      setting.help =
-          "the model: a checkpoint, a folder of a GPT-2 as Hugging Face has it, or a model .bin of "
-          "llm.c";
+/// Settings of training that generation has, too, and their help here; "": the same.
+const std::map<std::string, std::string>& shared_settings() {
+  static const std::map<std::string, std::string> helps{
+      {"init",
+       "the model: a checkpoint, a folder of a GPT-2 as Hugging Face has it, or a model .bin of "
+       "llm.c"},
+      {"tokenizer", ""},
+      {"prompt", ""},
+      {"temperature", ""},
+      {"top_k", ""},
+      {"top_p", ""},
+      {"seed", "of the tokens that are drawn: the same seed, the same text"},
+      {"ranks",
+       "ranks that share the model: threads of this process, or those that a launcher starts"},
+      {"strategy",
+       "how parameters are spread over ranks: full_shard (each has its shard, and gathers a unit "
+       "at a time), hybrid_shard (the same inside a replica), no_shard (each has all), or another "
+       "of train's"},
+      {"replicas", ""},
+      {"wrap", ""},
+      {"prefetch_forward", ""},
+      {"precision", ""},
+      {"device", ""},
+      {"group", ""},
+      {"attention", ""},
+      {"deterministic_attention", ""},
+      {"gemm_table", ""},
+      {"threads_per_rank", ""},
+      {"memory_limit", ""},
+      {"timeout", ""},
+      {"check_collectives", ""}};
+  return helps;
+}
+
+struct GenerateSettings {
+  std::vector<Setting> flags{};
+  std::vector<Setting> other{};  ///< of training, for which a file of settings may be
+};
+
+GenerateSettings generate_settings() {
+  GenerateSettings all;
+  for (Setting& setting : joined({model_settings(), trainer_settings(), train_only_settings()})) {
+    const auto shared = shared_settings().find(setting.name);
+    if (shared == shared_settings().end()) {
+      all.other.push_back(std::move(setting));
+      continue;
     }
-    if (setting.name == "init" || setting.name == "tokenizer") all.push_back(std::move(setting));
+    if (!shared->second.empty()) setting.help = shared->second;
+    if (setting.name == "seed") setting.group = "Sample";
+    // All processes must come to the same text.
+    if (setting.group == "Sample") setting.must_agree = MustAgree::kAll;
+    all.flags.push_back(std::move(setting));
   }
-  for (Setting& setting : sample_settings()) {
-    if (setting.name == "sample_tokens") {
-      setting.name = "tokens";
-      setting.fallback = 200;
-      setting.minimum = 1;
-      setting.help = "length of the text, in tokens; an end-of-text token ends it earlier";
-    }
-    all.push_back(std::move(setting));
-  }
-  all.push_back({.name = "seed",
-                 .type = SettingType::kInteger,
-                 .fallback = 0,
-                 .help = "of the tokens that are drawn: the same seed, the same text",
-                 .group = "Sample",
-                 .minimum = 0});
-  all.push_back({.name = "precision",
-                 .fallback = "fp32",
-                 .help = "dtype of parameters and activations",
-                 .group = "Machine",
-                 .choices = {"fp32", "bf16"}});
-  all.push_back({.name = "threads",
-                 .type = SettingType::kInteger,
-                 .fallback = 0,
-                 .help = "threads of the kernels (0: the cores that this process may use)",
-                 .group = "Machine",
-                 .minimum = 0,
-                 .maximum = 4096});
+  all.flags.push_back(
+      {.name = "tokens",
+       .type = SettingType::kInteger,
+       .fallback = 200,
+       .help = "length of the text, in tokens, each of which is a pass over prompt and text; an "
+               "end-of-text token ends it earlier",
+       .group = "Sample",
+       .minimum = 1,
+       .maximum = 1 << 20});
   return all;
 }
 
-int run_generate(const Config& config) {
+/// Forward passes alone, over the whole window.
+TrainerOptions forward_options(const Config& config, const PretrainedGpt& pretrained) {
+  TrainerOptions options = trainer_options(config);
+  options.initial_parameters = [pretrained](TrainingState& state, Stream& stream) {
+    pretrained.load(state, stream);
+  };
+  options.micro_batch = 1;
+  options.accumulate = 1;
+  options.steps = 1;
+  options.checkpoints = {};
+  options.stop_after = 0;
+  options.cuda_graph = false;
+  options.overlap_steps = false;
+  options.evaluation_samples = options.ranks;
+  return options;
+}
+
+void check_vocabulary(const PretrainedGpt& pretrained, const Tokenizer* tokenizer) {
+  const std::int64_t known = pretrained.config().vocab_size;
+  require(tokenizer != nullptr || known <= 256, ErrorCode::kConfig, "the model of --init '",
+          pretrained.path(), "' has ", known, " tokens, which are no bytes; give --tokenizer FILE");
+  require(tokenizer == nullptr || tokenizer->vocab_size() <= known, ErrorCode::kConfig,
+          "the tokenizer has ", tokenizer != nullptr ? tokenizer->vocab_size() : 0,
+          " tokens, and the model knows ", known);
+}
+
+int run_generate(Config config, const Launcher& launcher) {
   require(!config.is_null("init"), ErrorCode::kConfig,
           "no model to generate with: give --init a checkpoint, a Hugging Face folder or a model "
           ".bin of llm.c");
   const PretrainedGpt pretrained = open_model(config);
-  std::optional<Tokenizer> tokenizer;
-  if (!config.is_null("tokenizer")) tokenizer.emplace(config.get<std::string>("tokenizer"));
-  const std::int64_t known = pretrained.config().vocab_size;
-  require(tokenizer || known <= 256, ErrorCode::kConfig, "the model of --init '", pretrained.path(),
-          "' has ", known, " tokens, which are no bytes; give --tokenizer FILE");
-  require(!tokenizer || tokenizer->vocab_size() <= known, ErrorCode::kConfig, "the tokenizer has ",
-          tokenizer ? tokenizer->vocab_size() : 0, " tokens, and the model knows ", known);
-  const auto threads = config.get<int>("threads");
-  GptSampler sampler(pretrained.config(), pretrained.reader(),
-                     {.dtype = parse_dtype(config.get<std::string>("precision")),
-                      .threads = threads > 0 ? threads : usable_cores()});
+  std::optional<Tokenizer> own;
+  if (!config.is_null("tokenizer")) own.emplace(config.get<std::string>("tokenizer"));
+  const Tokenizer* const tokenizer = own ? &*own : nullptr;
+  check_vocabulary(pretrained, tokenizer);
+  const auto tokens = config.get<std::int64_t>("tokens");
+  const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer).size());
+  GptGeneration gpt(
+      pretrained.config(),
+      std::clamp<std::int64_t>(prompt + tokens - 1, 1, pretrained.config().context_length));
+  TrainerOptions options = forward_options(config, pretrained);
+  join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options, pretrained.identity());
+  }
   const InterruptGuard interrupt;
-  const auto go_on = [&] { return interrupt.signal() == 0 && std::cout.good(); };
-  write_text(config, sampler, tokenizer ? &*tokenizer : nullptr,
-             {.tokens = config.get<std::int64_t>("tokens"),
-              .context_length = pretrained.config().context_length},
-             std::cout, go_on);
-  std::cout << std::endl;
+  Session session(gpt.model(), gpt, options, &gpt);
+  bool stopped = false;
+  const auto next_logits = [&](std::span<const std::int32_t> context) {
+    gpt.set_context(context, interrupt.signal() != 0 || !std::cout.good());
+    stopped = session.evaluate().loss > 0.0;
+    return gpt.logits();
+  };
+  std::ostream nowhere(nullptr);
+  write_text(config, next_logits, tokenizer, {.tokens = tokens, .context_length = gpt.window()},
+             launcher.process == 0 ? std::cout : nowhere, [&] { return !stopped; });
+  if (launcher.process == 0) std::cout << std::endl;
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;
 }
 
 }  // namespace
 
+std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& program) {
+  const GenerateSettings settings = generate_settings();
+  return std::make_shared<SettingsCommand>(
+      program, "generate", "Continue a text with a trained model", settings.flags, settings.other);
+}
+
 Command add_generate(CLI::App& program) {
-  const auto command = std::make_shared<SettingsCommand>(
-      program, "generate", "Continue a text with a trained model", generate_settings());
-  return {&command->command(),
-          [command] { return run_generate(command->config(std::cerr, kForAnyMachine)); }};
+  const auto command = add_generate_flags(program);
+  return {&command->command(), [command] {
+            const Launcher launcher = find_launcher(std::getenv);
+            Config config = command->config(std::cerr, facts_of(launcher));
+            adopt_launcher(launcher, config);
+            return run_generate(std::move(config), launcher);
+          }};
 }
 
 }  // namespace tessera::cli

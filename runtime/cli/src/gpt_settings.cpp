@@ -202,7 +202,9 @@ Model make_model(const GptChoice& choice) {
 
 std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions& options) {
   if (!choice.pretrained) return {};
-  options.initial_parameters = choice.pretrained->reader();
+  options.initial_parameters = [from = *choice.pretrained](TrainingState& state, Stream& stream) {
+    from.load(state, stream);
+  };
   return choice.pretrained->identity();
 }
 

@@ -20,9 +20,26 @@ Setting export_setting() {
           }};
 }
 
+namespace {
+
+std::string text_of(const Config& config, const char* setting) {
+  return config.is_null(setting) ? "" : config.get<std::string>(setting);
+}
+
+bool wants_full_state(const Config& config) {
+  return config.get<std::string>("state_dict_type") == "full";
+}
+
+}  // namespace
+
 void ModelExport::check(const Config& config) {
-  if (config.is_null("export")) return;
-  const auto folder = config.get<std::string>("export");
+  require(
+      !wants_full_state(config) || !config.is_typed("state_dict_type") || !config.is_null("save"),
+      ErrorCode::kConfig,
+      "--state-dict-type full writes a Hugging Face folder beside the checkpoints of --save, "
+      "which is not given; for the folder alone, give --export FOLDER");
+  const std::string folder = text_of(config, "export");
+  if (folder.empty()) return;
   std::error_code error;
   require(!std::filesystem::exists(std::filesystem::symlink_status(folder, error)),
           ErrorCode::kConfig, "--export: '", folder,
@@ -31,21 +48,35 @@ void ModelExport::check(const Config& config) {
 }
 
 ModelExport::ModelExport(const Config& config, const GptConfig& model)
-    : folder_(config.is_null("export") ? "" : config.get<std::string>("export")), model_(model) {}
+    : exported_(text_of(config, "export")),
+      saved_(wants_full_state(config) ? text_of(config, "save") : ""),
+      model_(model) {}
+
+/// A run that is resumed and ends at the same step replaces the folder beside its checkpoint.
+void ModelExport::open() {
+  if (!exported_.empty()) folders_.push_back({exported_, write_hugging_face(exported_, model_)});
+  if (saved_.empty()) return;
+  const std::string path = concat(saved_, "/step_", step_, "_hugging_face");
+  disk().remove(path);
+  folders_.push_back({path, write_hugging_face(path, model_)});
+}
 
 Trainer::OnParameter ModelExport::on_parameter() {
-  if (folder_.empty()) return {};
+  if (exported_.empty() && saved_.empty()) return {};
   return [this](const FullParameter& parameter) {
-    if (!writer_) writer_.emplace(write_hugging_face(folder_, model_));
-    writer_->write(parameter.name, parameter.values);
+    if (folders_.empty()) open();
+    for (Folder& folder : folders_) folder.writer.write(parameter.name, parameter.values);
   };
 }
 
-std::optional<std::string> ModelExport::finish() {
-  if (!writer_) return std::nullopt;
-  writer_->finish();
-  writer_.reset();
-  return folder_;
+std::vector<std::string> ModelExport::finish() {
+  std::vector<std::string> paths;
+  for (Folder& folder : folders_) {
+    folder.writer.finish();
+    paths.push_back(folder.path);
+  }
+  folders_.clear();
+  return paths;
 }
 
 }  // namespace tessera::cli

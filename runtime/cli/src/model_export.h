@@ -1,7 +1,8 @@
 #pragma once
 
-#include <optional>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/compat/config.h"
 #include "tessera/model/pretrained.h"
@@ -12,25 +13,36 @@ namespace tessera::cli {
 /// The setting --export.
 Setting export_setting();
 
-/// The folder of --export, to which trained parameters are written one by one as they are gathered.
+/// The Hugging Face folders of --export and --state-dict-type full, to which trained parameters are
+/// written one by one as they are gathered.
 class ModelExport {
  public:
-  /// Throws Error{kConfig} if the folder is there, and Error{kIo} if it cannot be made. Makes
-  /// nothing.
+  /// Throws Error{kConfig} if the folder of --export is there or --state-dict-type full has no
+  /// --save, and Error{kIo} if it cannot be made. Makes nothing.
   static void check(const Config& config);
 
   ModelExport(const Config& config, const GptConfig& model);
 
-  /// Receives them; empty without --export.
+  /// Of how many steps the parameters are.
+  void reached(std::int64_t step) { step_ = step; }
+  /// Receives them; empty where no folder is wanted.
   Trainer::OnParameter on_parameter();
-  /// Makes the folder durable, once all parameters were received; returns its path. Nothing without
-  /// --export, or where none was received, as in processes other than rank 0's.
-  std::optional<std::string> finish();
+  /// Makes the folders durable, once all parameters were received; returns their paths. Nothing
+  /// where none was received, as in processes other than rank 0's.
+  std::vector<std::string> finish();
 
  private:
-  std::string folder_;
+  struct Folder {
+    std::string path;
+    PretrainedWriter writer;
+  };
+  void open();
+
+  std::string exported_;  ///< --export; "" without
+  std::string saved_;     ///< --save, if it gets a folder, too; "" else
   const GptConfig& model_;
-  std::optional<PretrainedWriter> writer_;
+  std::int64_t step_ = 0;
+  std::vector<Folder> folders_;
 };
 
 }  // namespace tessera::cli

@@ -131,25 +131,25 @@ class TextStream {
 
 }  // namespace
 
-void write_text(const Config& config, GptSampler& sampler, const Tokenizer* tokenizer,
+std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer) {
+  const auto text = config.get<std::string>("prompt");
+  return tokenizer != nullptr ? tokenizer->encode(text) : to_byte_tokens(text);
+}
+
+void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
                 GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on) {
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
   options.top_p = config.get<float>("top_p");
   options.seed = config.get<std::uint64_t>("seed");
-  const auto text = config.get<std::string>("prompt");
-  const std::vector<std::int32_t> prompt =
-      tokenizer != nullptr ? tokenizer->encode(text) : to_byte_tokens(text);
+  const std::vector<std::int32_t> prompt = prompt_tokens(config, tokenizer);
   TextStream stream(tokenizer, out);
   for (const std::int32_t token : prompt) stream.add(token);
-  generate(
-      options, prompt,
-      [&](std::span<const std::int32_t> context) { return sampler.next_logits(context); },
-      [&](std::int32_t token) {
-        if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
-        stream.add(token);
-        return go_on();
-      });
+  generate(options, prompt, next_logits, [&](std::int32_t token) {
+    if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
+    stream.add(token);
+    return go_on();
+  });
   stream.finish();
 }
 
@@ -157,10 +157,12 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
                         const std::map<std::string, std::vector<float>>& parameters,
                         const std::function<bool()>& go_on) {
   GptSampler sampler(choice.config, read_from(parameters), {.threads = threads});
-
+  const auto next_logits = [&](std::span<const std::int32_t> context) {
+    return sampler.next_logits(context);
+  };
   std::ostringstream text;
   // Positions beyond were never trained.
-  write_text(config, sampler, choice.tokenizer ? &*choice.tokenizer : nullptr,
+  write_text(config, next_logits, choice.tokenizer ? &*choice.tokenizer : nullptr,
              {.tokens = config.get<std::int64_t>("sample_tokens"),
               .context_length = choice.sequence_length},
              text, go_on);

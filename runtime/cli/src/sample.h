@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <iosfwd>
 #include <map>
@@ -9,7 +10,6 @@
 #include "gpt_settings.h"
 #include "tessera/compat/config.h"
 #include "tessera/model/generate.h"
-#include "tessera/model/gpt_sampler.h"
 
 namespace tessera::cli {
 
@@ -23,10 +23,13 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 /// words. Empty if there is no reason, and where --sample-tokens asks for a sample.
 std::string why_no_sample(const Config& config, double last_loss);
 
+/// --prompt as tokens. `tokenizer`: null where bytes are tokens.
+std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer);
+
 /// Writes --prompt and what the model continues it with, token by token and safe to show, until
 /// there are as many as asked for, an end-of-text token comes or `go_on` says no. Draws by the
-/// settings of sample_settings() and --seed. `tokenizer`: null where bytes are tokens.
-void write_text(const Config& config, GptSampler& sampler, const Tokenizer* tokenizer,
+/// settings of sample_settings() and --seed.
+void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
                 GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on);
 
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token

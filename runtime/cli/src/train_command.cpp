@@ -157,13 +157,13 @@ struct PreparedRun {
 
 /// Trains to the end or to a signal, and tells and writes every step.
 TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
-                      double peak_flops, const InterruptGuard& interrupt,
-                      const Trainer::OnParameter& on_parameter) {
+                      double peak_flops, const InterruptGuard& interrupt, ModelExport& exported) {
   Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
                     run.config.get<bool>("verbose"));
   return run.trainer.train(
       [&](const StepRecord& record) {
         outputs.step(record, peak_flops);
+        exported.reached(record.step);
         losses.add(record.step, record.loss);
         progress.show(record);
         return interrupt.signal() == 0;
@@ -180,7 +180,7 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
         outputs.checkpoint(record);
         progress.checkpoint(record);
       },
-      on_parameter);
+      exported.on_parameter());
 }
 
 /// What the run was, beside what was predicted, and what the model has to say.
@@ -244,15 +244,16 @@ int run_train(Config config) {
   std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
   LossPlot losses(run.plan().options.steps);
   ModelExport exported(run.config, run.choice.config);
-  TrainingSummary summary =
-      train(run, outputs, losses, peak_flops, interrupt, exported.on_parameter());
+  TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
   watch.reset();
-  const std::optional<std::string> folder = exported.finish();
+  const std::vector<std::string> folders = exported.finish();
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
-  if (folder && !run.config.get<bool>("quiet")) {
-    std::cout << "\nexported  " << *folder << ", a Hugging Face folder\n";
+  if (!run.config.get<bool>("quiet")) {
+    for (const std::string& folder : folders) {
+      std::cout << "\nexported  " << folder << ", a Hugging Face folder\n";
+    }
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
   return kExitSignal + interrupt.signal();
@@ -279,7 +280,7 @@ std::vector<Setting> train_only_settings() {
       {data_settings(),
        sample_settings(),
        output_settings(),
-       {export_setting(), auto_batch,
+       {export_setting(), state_dict_setting(), auto_batch,
         flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
         flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
         flag("verbose", "tell every setting and where it is from, and a line for every step"),

@@ -303,7 +303,7 @@ class Accelerate {
     }
     Section fsdp(translation_, path_, fsdp_node != nullptr ? *fsdp_node : empty_map(),
                  rules_of("fsdp_config"), {.name = "fsdp_config", .prefix = "fsdp_"});
-    translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_);
+    translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_, known_);
   }
 
   /// Without FSDP there is nothing to shard over, but DDP is a mesh of replicas.
@@ -342,6 +342,7 @@ class Accelerate {
       read_stage(section);
       attempt([&] { read_accumulation(section); });
       attempt([&] { read_clipping(section); });
+      attempt([&] { read_saving(section); });
     }
   }
 
@@ -370,6 +371,13 @@ class Accelerate {
       section.honour(key, "clip_norm", 1.0);
     } else {
       section.derive(key, "clip_norm", 1.0, "Accelerate's default for DeepSpeed is 1.0");
+    }
+  }
+
+  void read_saving(Section& section) {
+    const char* key = "zero3_save_16bit_model";
+    if (const auto whole = section.flag(key)) {
+      translate_state_dict_type(section, key, *whole, known_);
     }
   }
 

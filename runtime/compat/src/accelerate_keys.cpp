@@ -76,10 +76,10 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("fsdp_backward_prefetch_policy", kText, "`--prefetch-backward K`").one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
       used("fsdp_forward_prefetch", kFlag, "`--prefetch-forward K`"),
       refused("fsdp_offload_params", kFlag, "keeping the state in the host's memory", kOffloadRemedy),
-      used("fsdp_state_dict_type", kText, "no effect: says how Accelerate saves, not how it trains").one_of(
+      used("fsdp_state_dict_type", kText, "`--state-dict-type full` for FULL_STATE_DICT, else `sharded`").one_of(
       {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"}),
       quiet("fsdp_use_orig_params", kFlag, "parameters keep their names and shapes always"),
-      quiet("fsdp_cpu_ram_efficient_loading", kFlag, "no weights are loaded from a checkpoint"),
+      quiet("fsdp_cpu_ram_efficient_loading", kFlag, "every rank reads only its own part of --init and --resume, always"),
       quiet("fsdp_sync_module_states", kFlag, "all ranks compute the same first parameters from the seed"),
       used("fsdp_activation_checkpointing", kFlag, "`--recompute full`"),
       refused("fsdp_activation_checkpointing_offload", kFlag, "keeping activations in the host's memory", "set it to false; fsdp_activation_checkpointing: true recomputes them"),
@@ -108,7 +108,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("offload_optimizer_nvme_path", kText, kNoNvme),
       quiet("offload_param_nvme_path", kText, kNoNvme),
       quiet("zero3_init_flag", kFlag, "there is no second way to build a model"),
-      quiet("zero3_save_16bit_model", kFlag, "says how DeepSpeed saves, not how it trains"),
+      used("zero3_save_16bit_model", kFlag, "`--state-dict-type full`, in fp32"),
       refused("deepspeed_moe_layer_cls_names", kText, "mixtures of experts", "remove it"),
       said("deepspeed_hostfile", kText, kLauncher),
       said("deepspeed_inclusion_filter", kText, kLauncher),

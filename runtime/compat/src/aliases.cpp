@@ -82,6 +82,14 @@ std::string backward_prefetch(const std::string& text) {
 
 std::string forward_prefetch(const std::string& text) { return is_true(text) ? "1" : "0"; }
 
+/// FSDP 1 numbers its types. Its local one is each rank's own part, too.
+std::string state_dict_type(const std::string& text) {
+  return translated(text, std::array{Pair{"full_state_dict", "full"}, Pair{"1", "full"},
+                                     Pair{"sharded_state_dict", "sharded"}, Pair{"3", "sharded"},
+                                     Pair{"local_state_dict", "sharded"}, Pair{"2", "sharded"}});
+}
+std::string whole_model(const std::string& text) { return is_true(text) ? "full" : "sharded"; }
+
 // ---- The table ----------------------------------------------------------------------------------
 
 constexpr Alias kAliases[] = {
@@ -102,6 +110,7 @@ constexpr Alias kAliases[] = {
     {"--main-process-port", "--main-port"},
     {"--master-port", "--main-port"},
     {"--num-cpu-threads-per-process", "--threads-per-rank"},
+    {"--threads", "--threads-per-rank"},
     {"--ddp-timeout", "--timeout"},
     {"--cpu", "--device", cpu, true},
     {"--use-cpu", "--device", cpu, true},
@@ -140,6 +149,11 @@ constexpr Alias kAliases[] = {
     // Checkpoints.
     {"--save-steps", "--save-every"},
     {"--save-interval", "--save-every"},
+    {"--checkpointing-steps", "--save-every"},
+    {"--total-limit", "--save-total-limit"},
+    {"--checkpoints-total-limit", "--save-total-limit"},
+    {"--fsdp-state-dict-type", "--state-dict-type", state_dict_type},
+    {"--zero3-save-16bit-model", "--state-dict-type", whole_model, true},
     {"--resume-from-checkpoint", "--resume"},
     {"--load", "--resume"},
     {"--checkpoint", "--init"},
@@ -245,14 +259,10 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kOffload},
     {"--offload-", kOffload},
-    {"--fsdp-state-dict-type",
-     "every rank writes its part of a checkpoint; --export writes all parameters as one folder",
-     true},
     {"--fsdp-use-orig-params", "parameters keep their names and shapes always", true},
     {"--fsdp-cpu-ram-efficient-loading", "every rank reads only its own part, always", true},
     {"--fsdp-sync-module-states", kSameStart, true},
     {"--zero3-init-flag", "every rank makes only its own part of the parameters, always", true},
-    {"--zero3-save-16bit-model", "--export writes all parameters as one folder, in fp32"},
     {"--deepspeed-moe-layer-cls-names", "there are no layers with experts"},
     {"--deepspeed-", kHosts},
     {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
@@ -265,6 +275,11 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--output-dir",
      "say where each output goes: --save, --export, --log, --csv and --tensorboard"},
     {"--save-", "say how often: --save-every N, and how many are kept: --save-total-limit"},
+    {"--project-dir",
+     "checkpoints are in the folder of --save, step_N each; logs are where --tensorboard says"},
+    {"--automatic-checkpoint-naming", "checkpoints are named by their step, always", true},
+    {"--load-universal", "every checkpoint can be resumed by any number of ranks: --resume"},
+    {"--universal-checkpoint", "every checkpoint can be resumed by any number of ranks: --resume"},
     {"--overwrite-output-dir", "checkpoints of another run are not overwritten"},
     {"--torch-compile", kNoCompiler, true},
     {"--compile", kNoCompiler, true},
@@ -376,7 +391,8 @@ std::string about_foreign_command(const std::string& word) {
   };
   constexpr std::array kRows{
       Row{"merge_weights",
-          "a checkpoint is exported with 'tessera checkpoint export FOLDER NEW_FOLDER'"},
+          "a checkpoint's parameters are written as one Hugging Face folder with 'tessera "
+          "checkpoint convert CHECKPOINT FOLDER'"},
       Row{"to_fsdp2",
           "there is nothing to convert: files of FSDP 1 and 2 are both read; 'tessera explain "
           "FILE' "

@@ -68,7 +68,23 @@ class DeepSpeed {
                   "sums are the same",
                   Told::kByExplain);
     }
-    read_stage(zero);
+    attempt([&] { read_stage(zero); });
+    attempt([&] { read_saving(zero); });
+  }
+
+  void read_saving(Section& zero) {
+    constexpr const char* kKey = "stage3_gather_16bit_weights_on_model_save";
+    constexpr const char* kOldKey = "stage3_gather_fp16_weights_on_model_save";
+    const char* key = zero.has(kKey) ? kKey : kOldKey;
+    if (!zero.has(key)) return;
+    if (zero.has(kKey) && zero.has(kOldKey)) {
+      zero.no_effect(kOldKey, concat(kKey, " decides"), Told::kByRun);
+    }
+    const std::optional<bool> whole = zero.is_auto(key) ? autos_.whole_model : zero.flag(key);
+    translate_state_dict_type(zero, key, whole.value_or(false), known_,
+                              zero.is_auto(key) ? "\"auto\": is zero3_save_16bit_model of "
+                                                  "Accelerate's launcher, false without it"
+                                                : "");
   }
 
   std::string without_zero() const {

@@ -18,6 +18,7 @@ struct AutoValues {
   std::string precision{};  ///< "no", "bf16", "fp16" or "fp8"
   std::string offload_optimizer{};
   std::string offload_parameters{};
+  std::optional<bool> whole_model{};  ///< whether to gather it to save it
 };
 
 /// What Accelerate adds to a file of DeepSpeed's that it names.

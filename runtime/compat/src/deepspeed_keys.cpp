@@ -17,7 +17,6 @@ constexpr const char* kNoOffload = "nothing is offloaded";
 constexpr const char* kQuantised = "quantised communication (ZeRO++)";
 constexpr const char* kRarely = "about how DeepSpeed works inside, not about what it computes";
 constexpr const char* kRemove = "remove it";
-constexpr const char* kSaving = "about saving, not about training";
 constexpr const char* kScaling = "only fp16 scales its loss";
 constexpr const char* kSetFalse = "set it to false";
 constexpr const char* kSizes = "`--micro-batch`, `--accumulate`";
@@ -98,7 +97,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("use_multi_rank_bucket_allreduce", kFlag, kBuckets).or_auto(),
       quiet("round_robin_gradients", kFlag, "every rank owns an equal part already").or_auto(),
       quiet("ignore_unused_parameters", kFlag, "layers use all their parameters").or_auto(),
-      quiet("load_from_fp32_weights", kFlag, "about resuming, not about training").or_auto(),
+      quiet("load_from_fp32_weights", kFlag, "a checkpoint has the fp32 values, and they are what is loaded").or_auto(),
       used("offload_optimizer", kSection, kBelow),
       used("offload_param", kSection, kBelow),
       refused("cpu_offload", kFlag, "offloading optimizer state", kAddRanks),
@@ -115,8 +114,8 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("max_live_parameters", kNumber, kSlots).or_auto(),
       quiet("stage3_max_reuse_distance", kNumber, kSlots).or_auto(),
       quiet("max_reuse_distance", kNumber, kSlots).or_auto(),
-      quiet("stage3_gather_16bit_weights_on_model_save", kFlag, "says how DeepSpeed saves, not how it trains").or_auto(),
-      quiet("stage3_gather_fp16_weights_on_model_save", kFlag, "says how DeepSpeed saves, not how it trains").or_auto(),
+      used("stage3_gather_16bit_weights_on_model_save", kFlag, "`--state-dict-type full`, in fp32").or_auto(),
+      used("stage3_gather_fp16_weights_on_model_save", kFlag, "`--state-dict-type full`, in fp32").or_auto(),
       quiet("stage3_module_granularity_threshold", kNumber, kSlots),
       quiet("stage3_use_all_reduce_for_fetch_params", kFlag, kRarely),
       quiet("stage3_allgather_sequential", kFlag, kRarely),
@@ -126,9 +125,9 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("zero_quantized_nontrainable_weights", kFlag, kQuantised, kSetFalse),
       refused("zeropp_loco_param", kAny, kQuantised, kRemove),
       quiet("legacy_stage1", kFlag, kRarely),
-      quiet("elastic_checkpoint", kFlag, "about resuming, not about training"),
+      quiet("elastic_checkpoint", kFlag, "every checkpoint can be read by any number of ranks"),
       quiet("memory_efficient_linear", kFlag, kRarely),
-      quiet("pipeline_loading_checkpoint", kFlag, "about resuming, not about training"),
+      quiet("pipeline_loading_checkpoint", kFlag, "every rank reads its own part, all at once"),
       quiet("override_module_apply", kFlag, kRarely),
       quiet("log_trace_cache_warnings", kFlag, kRarely),
       quiet("enable_sanity_checks", kFlag, "every schedule is validated"),
@@ -205,11 +204,11 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       {"data_types", {
       refused("grad_accum_dtype", kText, "gradients that are added up in less than fp32", "set it to \"fp32\"").but({"fp32"}), }},
       {"checkpoint", {
-      quiet("tag_validation", kText, kSaving),
-      refused("load_universal", kFlag, "DeepSpeed's universal checkpoints", kSetFalse),
-      quiet("use_node_local_storage", kFlag, kSaving),
-      quiet("parallel_write", kAny, kSaving),
-      quiet("writer", kAny, kSaving), }},
+      quiet("tag_validation", kText, "a checkpoint is named by its step, which all ranks share").one_of({"Ignore", "Warn", "Fail"}),
+      refused("load_universal", kFlag, "DeepSpeed's universal checkpoints", "set it to false: every checkpoint here can be resumed by any number of ranks, with any strategy"),
+      refused("use_node_local_storage", kFlag, "checkpoints in parts on each machine's own disk", "set it to false and give --save a folder that all machines share"),
+      quiet("parallel_write", kAny, "every rank writes its own part, always"),
+      quiet("writer", kAny, "threads write the files while steps go on; see --save-async"), }},
   };
   return tables;
 }

@@ -111,6 +111,7 @@ class Exported {
     if (key == "mixed_precision") autos_.precision = compat::lower(text);
     if (key == "offload_optimizer_device") autos_.offload_optimizer = text;
     if (key == "offload_param_device") autos_.offload_parameters = text;
+    if (key == "zero3_save_16bit_model") autos_.whole_model = compat::as_flag(value);
     check_filled_in(variable, text);
     translation_.entries.push_back(
         {.key = variable.name,

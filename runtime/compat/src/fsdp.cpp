@@ -326,14 +326,25 @@ void tell_loading(Section& fsdp) {
   }
 }
 
-void translate_state_dict(Section& fsdp, std::int64_t version) {
+void translate_state_dict(Section& fsdp, std::int64_t version, const KnownSettings& known) {
   constexpr const char* kType = "fsdp_state_dict_type";
   const auto type = fsdp.text(kType);
-  if (!type) return;
-  if (version == 2 && (*type == "LOCAL_STATE_DICT" || *type == "2")) {
+  if (!type) {
+    if (version == 1) {
+      fsdp.absent(kType,
+                  "Accelerate's default is FULL_STATE_DICT; here it is sharded unless "
+                  "--state-dict-type full is given");
+    }
+    return;
+  }
+  const bool local = *type == "LOCAL_STATE_DICT" || *type == "2";
+  if (version == 2 && local) {
     fsdp.refuse(kType, "FSDP2 has no LOCAL_STATE_DICT; use SHARDED_STATE_DICT or FULL_STATE_DICT");
   }
-  fsdp.no_effect(kType, "says how Accelerate saves, not how it trains");
+  translate_state_dict_type(fsdp, kType, *type == "FULL_STATE_DICT" || *type == "1", known,
+                            local ? "every rank writes its own part, as there; any number of ranks "
+                                    "can read it, not only as many"
+                                  : "");
 }
 
 }  // namespace
@@ -345,8 +356,8 @@ bool is_axis_refused(const Section& parallelism) {
       [&](const char* key) { return parallelism.is_refused(key); });
 }
 
-void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
-                    std::int64_t machines) {
+void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines,
+                    const KnownSettings& known) {
   const std::int64_t version = fsdp.integer("fsdp_version").value_or(1);
   if (fsdp.has("fsdp_version")) {
     fsdp.agree("fsdp_version", "tells how to read the other keys");
@@ -361,7 +372,7 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks,
   });
   translate_wrap(fsdp);
   translate_prefetch(fsdp, version);
-  attempt([&] { translate_state_dict(fsdp, version); });
+  attempt([&] { translate_state_dict(fsdp, version, known); });
   tell_loading(fsdp);
   if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");

@@ -14,6 +14,7 @@ bool is_axis_refused(const Section& parallelism);
 
 /// Translates fsdp_config, and parallelism_config if there is one, for that many ranks on that many
 /// machines.
-void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines);
+void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines,
+                    const KnownSettings& known);
 
 }  // namespace tessera::compat

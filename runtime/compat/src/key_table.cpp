@@ -540,4 +540,18 @@ void check_complete(const ConfigTranslation& translation) {
   }
 }
 
+void translate_state_dict_type(Section& section, std::string_view key, bool full,
+                               const KnownSettings& known, const std::string& note) {
+  constexpr const char* kSetting = "state_dict_type";
+  if (!known.has(kSetting)) {
+    section.no_effect(key, "this program writes no Hugging Face folders");
+  } else if (full) {
+    section.translate(key, kSetting, "full",
+                      "with --save, the end of the run also writes one Hugging Face folder; "
+                      "checkpoints are written by all ranks, each its part");
+  } else {
+    section.honour(key, kSetting, "sharded", note);
+  }
+}
+
 }  // namespace tessera::compat

@@ -91,6 +91,12 @@ inline KeyRule refused(const char* name, KeyType type, const char* asks_for, con
 }
 
 class KnownSettings;
+class Section;
+
+/// Makes `--state-dict-type` of a key by which Accelerate or DeepSpeed gather the whole model to
+/// save it. `full`: whether it does. No effect in programs that save no models.
+void translate_state_dict_type(Section& section, std::string_view key, bool full,
+                               const KnownSettings& known, const std::string& note = "");
 
 /// Thrown by Section::refuse, once the key's entry says why.
 class Refusal : public Error {

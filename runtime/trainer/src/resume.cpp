@@ -119,6 +119,7 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
   const Manifest& saved = point->manifest;
   const Manifest now = describe_run(plan, model, source);
   const auto compare = [&](const char* what, const char* flag, bool allowed, const auto& member) {
+    if ((saved.*member).empty()) return;  // of no run: see ParameterCheckpoint
     const std::string text = differences(saved.*member, now.*member);
     if (text.empty()) return;
     require(allowed, ErrorCode::kConfig, "'", path, "' is of a run with another ", what, ": ", text,
@@ -143,8 +144,9 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
                     std::ranges::any_of(saved.parameters, has) ? "" : " (not there: from zero)");
   }
   plan.notes.push_back(std::move(taken));
-  if (const std::string text = differences(saved.run, now.run); !text.empty()) {
-    plan.notes.push_back("since the checkpoint: " + text);
+  const std::string changed = saved.run.empty() ? "" : differences(saved.run, now.run);
+  if (!changed.empty()) {
+    plan.notes.push_back("since the checkpoint: " + changed);
   }
   return point;
 }

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "checkpoint_saver.h"
 #include "chosen_samples.h"
@@ -140,24 +139,10 @@ void Session::Impl::load() {
   });
 }
 
-/// Each rank holds one parameter at a time.
 void Session::Impl::load_initial() {
-  std::map<std::string, const ParameterSpec*> specs;
-  for (const auto& layer : model_.layers) {
-    for (const ParameterSpec& spec : layer->parameters()) specs.emplace(spec.name, &spec);
-  }
   run([&](RankSeat& seat) {
-    std::string held;
-    std::vector<float> values;
-    seat.executor.set_parameters([&](const std::string& name) -> std::span<const float> {
-      if (held != name) {
-        const ParameterSpec& spec = *specs.at(name);
-        values.resize(static_cast<std::size_t>(spec.shape.numel()));
-        plan_.options.initial_parameters(spec, values);
-        held = name;
-      }
-      return values;
-    });
+    seat.executor.run_apart(
+        [&](Stream& stream) { plan_.options.initial_parameters(seat.state, stream); });
   });
 }
 

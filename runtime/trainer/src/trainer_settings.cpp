@@ -406,6 +406,17 @@ std::vector<Setting> output_settings() {
           path("tensorboard", "write an event file for TensorBoard in this folder")};
 }
 
+Setting state_dict_setting() {
+  return {.name = "state_dict_type",
+          .fallback = "sharded",
+          .help =
+              "sharded: every rank writes its part of a checkpoint, which any number of ranks can "
+              "read; full: so, and the trained model as one Hugging Face folder, too, "
+              "step_N_hugging_face in --save, at the end of the run",
+          .group = "Checkpoints",
+          .choices = {"sharded", "full"}};
+}
+
 TrainerOptions trainer_options(const Settings& settings) {
   return resolved(options_of(trainer_rows(), settings));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -10,6 +11,7 @@
 #include "tessera/core/named_text.h"
 #include "tessera/model/gpt.h"
 #include "tessera/model/gpt_sampler.h"
+#include "tessera/sharding/training_state.h"
 
 namespace tessera {
 
@@ -27,6 +29,8 @@ class PretrainedGpt {
   const GptConfig& config() const;
   /// In a sentence's end: "a Hugging Face folder: 28 tensors, F32".
   const std::string& format() const;
+  /// Whether it is a checkpoint of ours.
+  bool is_checkpoint() const;
   /// Sizes and a hash of the files' content, for processes that must all start from the same; see
   /// TokenDataset::identity.
   std::vector<NamedText> identity() const;
@@ -35,6 +39,14 @@ class PretrainedGpt {
   /// Throws Error{kNotFound} on another name, Error{kInvalidArgument} on a wrong number of values
   /// and Error{kIo} if a file cannot be read any more.
   void read(std::string_view name, std::span<float> values) const;
+
+  /// Fills a rank's parameters and master weights, for TrainerOptions::initial_parameters. Reads
+  /// the elements that the rank has, in blocks of 16 MiB, and returns the bytes that were read.
+  /// Read besides: of a transposed matrix (Conv1D in a Hugging Face folder) the rest of a block's
+  /// first and last row; of a checkpoint the rest of each chunk, for its hash. What is replicated
+  /// is read whole by every rank. Throws as read(), and Error{kConfig, kNotFound} on a state of
+  /// another model.
+  std::int64_t load(TrainingState& state, Stream& stream) const;
 
   /// For GptSampler.
   ReadParameter reader() const;

@@ -12,6 +12,7 @@ LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
   require(can_be_launched(name()), ErrorCode::kConfig, "'", name(), kCannotBeLaunched);
   settings_ = name() == "train"      ? add_train_flags(*program_)
               : name() == "evaluate" ? add_evaluate_flags(*program_)
+              : name() == "generate" ? add_generate_flags(*program_)
                                      : add_self_test_flags(*program_);
   try {
     program_->parse(std::vector<std::string>(words_.rbegin(), words_.rend()));

@@ -11,14 +11,16 @@ namespace tessera::cli {
 
 /// Whether the command can run in several processes.
 inline bool can_be_launched(const std::string& name) {
-  return name == "train" || name == "evaluate" || name == "test";
+  return name == "train" || name == "evaluate" || name == "generate" || name == "test";
 }
 /// Behind the name of one that cannot.
 inline constexpr const char* kCannotBeLaunched =
-    "' cannot be launched; 'train', 'evaluate' and 'test' can, after the launcher's own flags and "
-    "--";
+    "' cannot be launched; 'train', 'evaluate', 'generate' and 'test' can, after the launcher's "
+    "own "
+    "flags and --";
 
-/// `train`, `evaluate` or `test` with its flags, parsed as each of the processes will parse it.
+/// `train`, `evaluate`, `generate` or `test` with its flags, parsed as each of the processes will
+/// parse it.
 class LaunchedCommand {
  public:
   /// `words`: the arguments of the program. Throws Error{kConfig} on what cannot be launched, and

@@ -39,13 +39,19 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                         const StateOptions& options, int rank);
 
+/// What is taken from a checkpoint.
+enum class LoadedState : std::uint8_t {
+  kAll,
+  kValues,  ///< the fp32 values of the parameters; bf16 parameters are rounded from them
+};
+
 /// Fills the rank's state from a checkpoint's files: reads each chunk that has an element of it
 /// once, and compares its hash before the elements are used. The optimizer's tensors that the
 /// checkpoint has not stay as they are. Throws
 /// Error{kConfig} that names the file, the chunk and the tensors where a hash does not match, and
 /// Error{kIo}. Returns the bytes that were read.
 std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
-                        Stream& stream);
+                        Stream& stream, LoadedState loaded = LoadedState::kAll);
 
 /// Throws Error{kConfig} unless the checkpoint has every parameter of the layout with its shape,
 /// and no other.

@@ -2,12 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "tessera/autograd/parameter.h"
 #include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
 #include "tessera/kernels/cuda_options.h"
@@ -16,6 +16,7 @@
 #include "tessera/sharding/learning_rate.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/training_state.h"
 
 namespace tessera {
 
@@ -84,10 +85,10 @@ struct TrainerOptions {
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
-  /// Parameters to start from at step 0, instead of those of the seed. Asked for every parameter,
-  /// perhaps repeatedly and by several threads at once; in several processes, all must give the
-  /// same values.
-  ReadParameter initial_parameters{};
+  /// Fills a rank's parameters with those to start from at step 0, instead of those of the seed:
+  /// PretrainedGpt::load, TrainingState::set_parameters. Called by each rank, several at once; all
+  /// ranks of all processes must be given the same values.
+  std::function<void(TrainingState& state, Stream& stream)> initial_parameters{};
 
   // Evaluation, if there is data for it.
   std::int64_t evaluate_every = 0;      ///< steps; 0: after the last one only

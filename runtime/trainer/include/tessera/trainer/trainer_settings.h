@@ -17,6 +17,9 @@ std::vector<Setting> trainer_settings();
 /// The files that a program may write of a run: log, csv and tensorboard. They are no options of
 /// the trainer; a program that has them opens the logs itself.
 std::vector<Setting> output_settings();
+/// Whether a run's program also writes the trained model as one Hugging Face folder beside the
+/// checkpoints; no option of the trainer either.
+Setting state_dict_setting();
 
 /// The options that a table with trainer_settings() in it holds.
 /// Throws Error{kConfig} if values do not fit together.

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tessera/autograd/layer.h"
+#include "tessera/model/gpt.h"
+
+namespace tessera {
+
+/// A GPT that continues a text over sharded parameters: a model whose evaluation by a Session gives
+/// the logits of the next token, and the data that it reads, which are the text so far.
+///
+///   GptGeneration gpt(config, 64);
+///   options.micro_batch = 1;
+///   options.evaluation_samples = options.ranks;
+///   Session session(gpt.model(), gpt, options, &gpt);
+///   gpt.set_context(tokens);
+///   session.evaluate();
+///   gpt.logits();
+///
+/// Every rank computes the same pass, so that parameters are gathered as in any forward pass, and
+/// every process has the logits. Its parameters are frozen (but for the last bias, without which no
+/// session can be planned): a rank has its shard of them in the run's precision, and neither
+/// gradients nor masters nor optimizer state. A pass is over the whole window, whatever the length
+/// of the text is.
+class GptGeneration : public BatchSource {
+ public:
+  /// `window`: tokens of a pass, from 1 to the model's context. Throws Error{kInvalidArgument}.
+  GptGeneration(const GptConfig& config, std::int64_t window);
+  ~GptGeneration() override;
+
+  const Model& model() const { return model_; }
+  std::int64_t window() const { return static_cast<std::int64_t>(tokens_.size()); }
+
+  /// The text of the next pass. `stop`: this process asks all to stop; the mean loss of the pass is
+  /// above 0 if one does. Throws Error{kInvalidArgument} if the text is empty, longer than the
+  /// window or has a token outside of the vocabulary. Not during a pass.
+  void set_context(std::span<const std::int32_t> context, bool stop = false);
+  /// Logits (vocab_size) of the token after the last pass's context.
+  std::span<const float> logits() const { return logits_; }
+
+  Shape input_shape(std::int64_t micro_batch) const override { return {micro_batch, window()}; }
+  DType input_dtype() const override { return DType::kInt32; }
+  Shape target_shape(std::int64_t micro_batch) const override { return {micro_batch, 1}; }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override;
+
+ private:
+  class FrozenLayer;
+  class LogitHead;
+
+  Model model_;
+  std::int64_t vocab_size_;
+  std::vector<std::int32_t> tokens_;  ///< the context, and zeros behind it
+  std::int64_t position_ = 0;         ///< of the context's last token
+  bool stop_ = false;
+  std::vector<float> logits_;
+  std::atomic<bool> taken_ = false;  ///< a rank of this process has written the logits
+};
+
+}  // namespace tessera

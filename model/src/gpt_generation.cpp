@@ -1,0 +1,108 @@
+#include "tessera/model/gpt_generation.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+/// Another layer, none of whose parameters is trained.
+class GptGeneration::FrozenLayer : public Layer {
+ public:
+  explicit FrozenLayer(std::unique_ptr<Layer> layer)
+      : Layer(layer->name(), layer->type()), layer_(std::move(layer)) {
+    parameters_ = layer_->parameters();
+    for (ParameterSpec& spec : parameters_) spec.trainable = false;
+    tied_parameters_ = layer_->tied_parameters();
+  }
+
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    return layer_->forward(tape, input, parameters);
+  }
+
+ private:
+  std::unique_ptr<Layer> layer_;
+};
+
+/// The last layer: hands out the logits of one position. Its loss says whether to stop.
+class GptGeneration::LogitHead : public FrozenLayer {
+ public:
+  LogitHead(std::unique_ptr<Layer> head, GptGeneration& owner)
+      : FrozenLayer(std::move(head)), owner_(owner) {
+    // A session's plan has a training step, too, for which there must be something to train.
+    for (ParameterSpec& spec : parameters_) spec.trainable = spec.name == "ln_f.bias";
+  }
+
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    // Without targets the head gives logits.
+    Tape pass(tape.memory(), tape.stream(), {.inputs = tape.batch().inputs, .targets = {}},
+              forward_only(tape.options()));
+    const Value last = pass.input(input.tensor.narrow(1, owner_.position_, 1), false);
+    const Tensor logits = FrozenLayer::forward(pass, last, parameters).tensor;
+    hand_out(tape, logits);
+    Tensor loss = tape.activation(Shape{1}, DType::kFloat32, "whether to stop");
+    tape.kernels().fill({.dst = loss, .value = owner_.stop_ ? 1.0F : 0.0F}, tape.stream());
+    return tape.output(std::move(loss), nullptr);
+  }
+
+ private:
+  static TapeOptions forward_only(TapeOptions options) {
+    options.record = false;
+    options.training = false;
+    return options;
+  }
+
+  void hand_out(Tape& tape, const Tensor& logits) const {
+    if (owner_.taken_.exchange(true)) return;
+    const TensorView to(owner_.logits_.data(), DType::kFloat32, logits.shape());
+    if (tape.memory().device().host_accessible()) {
+      tape.kernels().cast({.src = logits, .dst = to}, tape.stream());
+    } else {
+      tape.stream().copy(to.data, logits.view().data, static_cast<std::size_t>(to.bytes()));
+    }
+  }
+
+  GptGeneration& owner_;
+};
+
+GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window)
+    : model_(make_gpt(config)), vocab_size_(config.vocab_size) {
+  require(window >= 1 && window <= config.context_length, ErrorCode::kInvalidArgument,
+          "a window of ", window, " tokens; this model takes between 1 and ",
+          config.context_length);
+  tokens_.resize(static_cast<std::size_t>(window));
+  logits_.resize(static_cast<std::size_t>(vocab_size_));
+  auto& layers = model_.layers;
+  for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
+    layers[i] = std::make_unique<FrozenLayer>(std::move(layers[i]));
+  }
+  layers.back() = std::make_unique<LogitHead>(std::move(layers.back()), *this);
+}
+
+GptGeneration::~GptGeneration() = default;
+
+void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop) {
+  require(!context.empty() && context.size() <= tokens_.size(), ErrorCode::kInvalidArgument,
+          "a context of ", context.size(), " tokens; this window takes between 1 and ", window());
+  for (std::size_t i = 0; i < context.size(); ++i) {
+    require(context[i] >= 0 && context[i] < vocab_size_, ErrorCode::kInvalidArgument, "token ", i,
+            " of the context is ", context[i], ", outside of the vocabulary of ", vocab_size_);
+  }
+  std::fill(std::ranges::copy(context, tokens_.begin()).out, tokens_.end(), 0);
+  position_ = static_cast<std::int64_t>(context.size()) - 1;
+  stop_ = stop;
+  taken_ = false;
+}
+
+std::int64_t GptGeneration::fill(std::int64_t /*first*/, std::int64_t micro_batch,
+                                 TensorView inputs, TensorView targets) const {
+  for (std::int64_t i = 0; i < micro_batch; ++i) {
+    std::ranges::copy(tokens_, inputs.as<std::int32_t>() + i * window());
+  }
+  std::fill_n(targets.as<std::int32_t>(), micro_batch, 0);
+  return micro_batch;
+}
+
+}  // namespace tessera
