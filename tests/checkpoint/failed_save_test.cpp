@@ -90,7 +90,8 @@ constexpr std::int64_t kSteps = 6;
 
 /// A run of two ranks that saves after steps 2, 4 and 6, and what became of it.
 struct SavingRun {
-  explicit SavingRun(const std::string& folder) : options(test::options_of({"zero2", 2, 4}, kSteps)) {
+  explicit SavingRun(const std::string& folder)
+      : options(test::options_of({"zero2", 2, 4}, kSteps)) {
     options.checkpoints.folder = folder;
     options.checkpoints.every = 2;
     options.checkpoints.resume = "auto";
@@ -188,8 +189,8 @@ TEST(FailedSave, AFolderThatCannotBeWrittenIsToldBeforeTheFirstStep) {
     run.options.checkpoints.failures = failures;
     run.train();
     EXPECT_EQ(run.code, ErrorCode::kIo);
-    EXPECT_EQ(run.error, concat("cannot make the folder '", files.path("run"),
-                                "': Read-only file system"));
+    EXPECT_EQ(run.error,
+              concat("cannot make the folder '", files.path("run"), "': Read-only file system"));
     EXPECT_EQ(run.newest(), -1);
   }
   SavingRun run(files.write("file", "") + "/run");
@@ -218,8 +219,8 @@ TEST(FailedSave, AFolderThatBecomesReadOnlyKeepsItsCheckpoints) {
 TEST(FailedSave, AnOldCheckpointThatCannotBeRemovedIsANote) {
   const TemporaryFolder files;
   RefusingStorage storage([](const std::string& call, const std::string& path) {
-    const bool old = call == "remove" && path.find("/step_2") != std::string::npos &&
-                     !path.ends_with(".tmp");
+    const bool old =
+        call == "remove" && path.find("/step_2") != std::string::npos && !path.ends_with(".tmp");
     return std::string(old ? "Permission denied" : "");
   });
   SavingRun run(files.path("run"));
@@ -271,9 +272,9 @@ TEST(FolderLock, IsOneProcessesAndNamesIt) {
       FAIL() << "two have it";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-      EXPECT_THAT(error.what(), AllOf(HasSubstr(concat("'", folder, "' is in use: process ",
-                                                       getpid(), " on ")),
-                                      HasSubstr("name another folder")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(concat("'", folder, "' is in use: process ", getpid(), " on ")),
+                        HasSubstr("name another folder")));
     }
   }
   const FolderLock next(disk(), folder);

@@ -144,11 +144,10 @@ void train_one_process(const FaultyRun& run) {
   const Launcher launcher = find_launcher(std::getenv);
   FaultHere fault(run.fault, launcher.process);
   NamedCalls storage(run, fault);
-  TrainerOptions options =
-      options_of({.strategy = run.strategy,
-                  .ranks = launcher.processes,
-                  .samples_per_step = run.samples_per_step},
-                 run.steps);
+  TrainerOptions options = options_of({.strategy = run.strategy,
+                                       .ranks = launcher.processes,
+                                       .samples_per_step = run.samples_per_step},
+                                      run.steps);
   options.timeout = std::chrono::milliseconds(run.timeout_ms);
   options.before_action = [&](int, std::int64_t step, const Action& action) {
     fault.at_action(step, action);

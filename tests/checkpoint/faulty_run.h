@@ -10,9 +10,9 @@ namespace tessera::test {
 /// action of `step` it is; "snapshot", the end of copying the state for the checkpoint of
 /// `checkpoint`; or a call of Storage for that one, as `faulty_run` lists them.
 struct Fault {
-  std::string how{};    ///< kill, stop, throw or term; "": nothing happens
+  std::string how{};  ///< kill, stop, throw or term; "": nothing happens
   std::string place{};
-  int process = 0;      ///< in which it happens; a signal `term` goes to all
+  int process = 0;              ///< in which it happens; a signal `term` goes to all
   std::int64_t step = 0;        ///< counted from 0
   std::int64_t checkpoint = 0;  ///< its step
 };

@@ -103,7 +103,8 @@ TEST_P(ResumeMatrix, GivesTheBitsOfTheWholeRunWhereverGradientsAreAddedAlike) {
       if (!test::runs_long_tests() && (from + to + place) % 3 != 0) continue;
       const int samples = std::lcm(worlds[from], worlds[to]);
       Variant first = variant(strategy, worlds[from], samples, precision);
-      const std::uint64_t sums = hash_of_sums(test::checkpointed_gpt(), resolved(options_of(first)));
+      const std::uint64_t sums =
+          hash_of_sums(test::checkpointed_gpt(), resolved(options_of(first)));
       std::vector<Variant> others;
       for (std::size_t s = 0; s < all.size(); ++s) {
         if (!test::runs_long_tests() && (s + to + from) % all.size() != place) continue;

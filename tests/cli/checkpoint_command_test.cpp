@@ -254,11 +254,25 @@ TEST_F(LaunchedCheckpoints, ASignalToEachProcessSavesHoweverLongTheFirstOneTakes
                              {"MASTER_PORT", port_of_test()},
                              {"TESSERA_JOB_TOKEN", "of this test"},
                              {"OMP_NUM_THREADS", "1"}};
-  const std::vector<std::string> words{"train",    "--layers", "2",        "--heads",
-                                       "2",        "--width",  "16",       "--context-length",
-                                       "16",       "--data",   path("data.txt"),
-                                       "--steps",  "1000000",  "--save",   path("run"),
-                                       "--grace",  "60",       "--sample-tokens", "0"};
+  const std::vector<std::string> words{"train",
+                                       "--layers",
+                                       "2",
+                                       "--heads",
+                                       "2",
+                                       "--width",
+                                       "16",
+                                       "--context-length",
+                                       "16",
+                                       "--data",
+                                       path("data.txt"),
+                                       "--steps",
+                                       "1000000",
+                                       "--save",
+                                       path("run"),
+                                       "--grace",
+                                       "60",
+                                       "--sample-tokens",
+                                       "0"};
   std::string line = "'" TESSERA_PROGRAM "'";
   for (const std::string& word : words) line += " '" + word + "'";
   const ProgramResult result = run(words, [&](pid_t first) {

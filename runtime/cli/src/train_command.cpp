@@ -292,9 +292,10 @@ std::vector<Setting> train_only_settings() {
   const Setting grace{
       .name = "grace",
       .type = SettingType::kInteger,
-      .help = "seconds that the step and a last checkpoint may take after Ctrl-C, SIGTERM or "
-              "SIGUSR1 [30, which Slurm and Kubernetes wait before they kill; under `tessera "
-              "launch` its --grace]",
+      .help =
+          "seconds that the step and a last checkpoint may take after Ctrl-C, SIGTERM or "
+          "SIGUSR1 [30, which Slurm and Kubernetes wait before they kill; under `tessera "
+          "launch` its --grace]",
       .group = "Checkpoints",
       .minimum = 0,
       .maximum = 1e6,

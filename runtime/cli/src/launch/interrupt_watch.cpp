@@ -55,7 +55,8 @@ void InterruptWatch::watch() {
 /// Others wait longer than process 0, which says what is wrong if it has had the signal as well.
 std::optional<std::chrono::seconds> InterruptWatch::patience() const {
   if (decides()) return limit_.grace;
-  if (!interrupt_.reaches_all() && !limit_.saves) return kPatience;
+  // Slurm and mpirun signal every process, and each as if it were the only one.
+  if (!interrupt_.reaches_all() && !(limit_.saves && limit_.grace)) return kPatience;
   return limit_.grace ? *limit_.grace + kPatience : kPatienceWithAll;
 }
 
@@ -63,8 +64,9 @@ std::optional<std::chrono::seconds> InterruptWatch::patience() const {
 void InterruptWatch::give_up() const {
   std::cout << std::flush;
   std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " the step"
-            << (limit_.saves ? " and the checkpoint after it" : "") << " did not end within --grace "
-            << limit_.grace->count() << " s of SIG" << sigabbrev_np(interrupt_.signal())
+            << (limit_.saves ? " and the checkpoint after it" : "")
+            << " did not end within --grace " << limit_.grace->count() << " s of SIG"
+            << sigabbrev_np(interrupt_.signal())
             << (limit_.saves ? "; the newest checkpoint is an earlier one" : "")
             << "; raise --grace\n"
             << std::flush;

@@ -41,7 +41,8 @@ struct SaveRecord {
   std::int64_t bytes = 0;     ///< of all its files but the manifest; 0 but in rank 0's process
   double copy_seconds = 0.0;  ///< for which the steps waited: to copy the state
   double seconds = 0.0;       ///< from then until it was known to be durable
-  /// Why an older checkpoint is still there that should be gone, in a sentence; "" if all went well.
+  /// Why an older checkpoint is still there that should be gone, in a sentence; "" if all went
+  /// well.
   std::string note{};
 };
 

@@ -60,8 +60,7 @@ struct CheckpointOptions {
   bool allow_other_data = false;       ///< its samples go on at the same position
   bool allow_other_optimizer = false;  ///< states that the checkpoint has not begin at zero
   bool allow_other_model = false;      ///< as long as parameters have the same names and shapes
-  /// Takes the files instead of this machine's file systems, e.g. to fail in a test. Null: disk().
-  /// It must outlive the run.
+  /// Makes the calls that write files, e.g. to fail in a test; must outlive the run. Null: disk().
   Storage* storage = nullptr;
 };
 
