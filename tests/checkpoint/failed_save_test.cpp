@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/checkpointed_run.h"
+#include "checkpoint/watched_storage.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/folder_lock.h"
@@ -22,67 +23,22 @@ namespace tessera::failed_save_test {
 namespace {
 
 using test::TemporaryFolder;
-using test::Variant;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 
 /// The disk, unless `refuses` says why a call of it fails.
-class RefusingStorage : public Storage {
+class RefusingStorage : public test::WatchedStorage {
  public:
   using Refuses = std::function<std::string(const std::string& call, const std::string& path)>;
-  explicit RefusingStorage(Refuses refuses) : refuses_(std::move(refuses)) {}
-
-  void make_folder(const std::string& path) override {
-    check("make the folder", path);
-    disk().make_folder(path);
-  }
-  std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
-    check("create", path);
-    return std::make_unique<RefusingFile>(*this, path, disk().create(path, bytes));
-  }
-  void sync_folder(const std::string& path) override {
-    check("make durable", path);
-    disk().sync_folder(path);
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    check("rename", from);
-    disk().rename(from, to);
-  }
-  void remove(const std::string& path) override {
-    check("remove", path);
-    disk().remove(path);
-  }
+  explicit RefusingStorage(const Refuses& refuses)
+      : WatchedStorage([this, refuses](const std::string& call, const std::string& path) {
+          const std::lock_guard lock(mutex_);  // ranks write at once
+          const std::string reason = refuses(call, path);
+          require(reason.empty(), ErrorCode::kIo, "cannot ", call, " '", path, "': ", reason);
+        }) {}
 
  private:
-  class RefusingFile : public File {
-   public:
-    RefusingFile(RefusingStorage& storage, std::string path, std::unique_ptr<File> real)
-        : storage_(storage), path_(std::move(path)), real_(std::move(real)) {}
-    void write(std::int64_t offset, std::span<const std::byte> bytes) override {
-      storage_.check("write", path_);
-      real_->write(offset, bytes);
-    }
-    void sync() override {
-      storage_.check("make durable", path_);
-      real_->sync();
-    }
-
-   private:
-    RefusingStorage& storage_;
-    const std::string path_;
-    std::unique_ptr<File> real_;
-  };
-
-  /// Ranks write at once.
-  void check(const char* call, const std::string& path) {
-    const std::lock_guard lock(mutex_);
-    const std::string reason = refuses_(call, path);
-    require(reason.empty(), ErrorCode::kIo, "cannot ", call, " '", path, "': ", reason);
-  }
-
-  const Refuses refuses_;
   std::mutex mutex_;
 };
 
@@ -181,7 +137,7 @@ TEST(FailedSave, AFullDiskAtAnyCallLeavesTheLastCheckpointAndIsTold) {
 TEST(FailedSave, AFolderThatCannotBeWrittenIsToldBeforeTheFirstStep) {
   const TemporaryFolder files;
   RefusingStorage storage([](const std::string& call, const std::string&) {
-    return std::string(call == "make the folder" ? "Read-only file system" : "");
+    return std::string(call == "make-folder" ? "Read-only file system" : "");
   });
   for (const SaveFailures failures : {SaveFailures::kFail, SaveFailures::kTolerate}) {
     SavingRun run(files.path("run"));
@@ -190,7 +146,7 @@ TEST(FailedSave, AFolderThatCannotBeWrittenIsToldBeforeTheFirstStep) {
     run.train();
     EXPECT_EQ(run.code, ErrorCode::kIo);
     EXPECT_EQ(run.error,
-              concat("cannot make the folder '", files.path("run"), "': Read-only file system"));
+              concat("cannot make-folder '", files.path("run"), "': Read-only file system"));
     EXPECT_EQ(run.newest(), -1);
   }
   SavingRun run(files.write("file", "") + "/run");

@@ -19,6 +19,7 @@
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/sharding/operation.h"
+#include "watched_storage.h"
 
 namespace tessera::test {
 namespace {
@@ -48,54 +49,13 @@ class FaultHere {
   std::atomic<bool> armed_;
 };
 
-/// The disk, whose calls for one checkpoint have names: what is done and to which file, rank files
+/// Gives the storage's calls for one checkpoint names: what is done and to which file, rank files
 /// being "rank", with a number from the second time on.
-class NamedCalls : public Storage {
+class NamedCalls {
  public:
   NamedCalls(const FaultyRun& run, FaultHere& fault) : run_(run), fault_(fault) {}
 
-  void make_folder(const std::string& path) override {
-    before("make-folder", path);
-    disk().make_folder(path);
-  }
-  std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
-    before("create", path);
-    return std::make_unique<NamedFile>(*this, path, disk().create(path, bytes));
-  }
-  void sync_folder(const std::string& path) override {
-    before("sync-folder", path);
-    disk().sync_folder(path);
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    before("rename", from);
-    disk().rename(from, to);
-  }
-  void remove(const std::string& path) override {
-    before("remove", path);
-    disk().remove(path);
-  }
-
- private:
-  class NamedFile : public File {
-   public:
-    NamedFile(NamedCalls& calls, std::string path, std::unique_ptr<File> real)
-        : calls_(calls), path_(std::move(path)), real_(std::move(real)) {}
-    void write(std::int64_t offset, std::span<const std::byte> bytes) override {
-      calls_.before("write", path_);
-      real_->write(offset, bytes);
-    }
-    void sync() override {
-      calls_.before("sync", path_);
-      real_->sync();
-    }
-
-   private:
-    NamedCalls& calls_;
-    const std::string path_;
-    std::unique_ptr<File> real_;
-  };
-
-  void before(const char* what, const std::string& path) {
+  void before(const std::string& call, const std::string& path) {
     const std::string name = std::filesystem::relative(path, run_.folder).string();
     const auto is_of = [&](std::int64_t step) {
       return name.starts_with(concat("step_", step, ".tmp"));
@@ -104,10 +64,10 @@ class NamedCalls : public Storage {
     {
       const std::lock_guard lock(mutex_);
       if (is_of(run_.fault.checkpoint)) counts_ = true;
-      const bool begins = name == "." && what == std::string_view("make-folder");
+      const bool begins = name == "." && call == "make-folder";
       if (begins || is_of(run_.fault.checkpoint + run_.save_every)) counts_ = false;
       if (!counts_) return;
-      place = concat(what, " ", name.find("rank_") == std::string::npos ? name : "rank");
+      place = concat(call, " ", name.find("rank_") == std::string::npos ? name : "rank");
       if (const int times = ++times_[place]; times > 1) place += concat(" ", times);
       if (!run_.calls.empty()) std::ofstream(run_.calls, std::ios::app) << place << "\n";
     }
@@ -116,6 +76,7 @@ class NamedCalls : public Storage {
     fault_.at(place);
   }
 
+ private:
   const FaultyRun& run_;
   FaultHere& fault_;
   std::mutex mutex_;
@@ -143,7 +104,9 @@ bool is_complete(const FaultyRun& run) {
 void train_one_process(const FaultyRun& run) {
   const Launcher launcher = find_launcher(std::getenv);
   FaultHere fault(run.fault, launcher.process);
-  NamedCalls storage(run, fault);
+  NamedCalls calls(run, fault);
+  WatchedStorage storage(
+      [&](const std::string& call, const std::string& path) { calls.before(call, path); });
   TrainerOptions options = options_of({.strategy = run.strategy,
                                        .ranks = launcher.processes,
                                        .samples_per_step = run.samples_per_step},

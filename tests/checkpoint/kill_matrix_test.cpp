@@ -48,7 +48,7 @@ constexpr std::int64_t kFaultStep = 4;
 constexpr std::int64_t kFaultCheckpoint = 4;
 
 /// How long the others wait for a process that is stopped, and for one that is only slow.
-constexpr int kShortTimeoutMs = 1500;
+constexpr int kShortTimeoutMs = 2500;
 constexpr int kLongTimeoutMs = 60000;
 
 std::string read_file(const std::string& path) {
