@@ -164,7 +164,8 @@ class RecordingStorage : public Storage {
     return path == root_ ? "/" : path.substr(root_.size());
   }
   void add(Call call) {
-    require(static_cast<std::int64_t>(calls_.size()) != fails_at, ErrorCode::kIo, "no space left");
+    require(static_cast<std::int64_t>(calls_.size()) != fails_at, ErrorCode::kIo,
+            "No space left on device");
     calls_.push_back(std::move(call));
   }
 

@@ -5,11 +5,12 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "support/small_run.h"
+#include "checkpoint/checkpointed_run.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
@@ -24,88 +25,21 @@
 namespace tessera::resume_test {
 namespace {
 
+using test::describe;
+using test::Numbers;
 using test::RandomTokens;
 using test::TemporaryFolder;
+using test::Variant;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kSteps = 6;
 constexpr std::int64_t kSavedAt = 3;
 
-Model small_gpt() {
-  return make_gpt({.vocab_size = 50,
-                   .context_length = 6,
-                   .layers = 2,
-                   .heads = 2,
-                   .width = 12,
-                   .dropout = 0.1F});
-}
-
-RandomTokens small_data() { return {6, 50, true}; }
-
-/// A run of one of the world sizes 1, 2, 3, 4. Those of as many samples per step whose plans add up
-/// gradients alike give the same bits.
-struct Variant {
-  std::string strategy = "full_shard";
-  int ranks = 1;
-  int samples_per_step = 12;
-  DType precision = DType::kFloat32;
-  bool stochastic_rounding = false;
-  std::string optimizer = "adamw";
-  WrapPolicy wrap{};
-  int prefetch = 1;
-};
-
-TrainerOptions options_of(const Variant& setup) {
-  TrainerOptions options;
-  options.strategy = setup.strategy;
-  options.ranks = setup.ranks;
-  options.steps = kSteps;
-  options.micro_batch = 1;
-  options.accumulate = setup.samples_per_step / setup.ranks;
-  options.precision = setup.precision;
-  options.optimizer.name = setup.optimizer;
-  options.optimizer.stochastic_rounding = setup.stochastic_rounding;
-  options.optimizer.clip_norm = 0.5;
-  options.learning_rate.peak = 0.01;
-  options.learning_rate.warmup_steps = 2;
-  options.wrap = setup.wrap;
-  options.prefetch_forward = options.prefetch_backward = setup.prefetch;
-  options.threads_per_rank = 1;
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
-
-/// What must be the same.
-struct Numbers {
-  std::vector<double> losses, norms;
-  std::string sha256;
-  bool operator==(const Numbers&) const = default;
-  friend void PrintTo(const Numbers& numbers, std::ostream* out) {
-    for (const double loss : numbers.losses) *out << loss << ", ";
-    *out << numbers.sha256;
-  }
-};
+TrainerOptions options_of(const Variant& variant) { return test::options_of(variant, kSteps); }
 
 Numbers train(const TrainerOptions& options, std::int64_t from = 0) {
-  const Model model = small_gpt();
-  const RandomTokens data = small_data();
-  Numbers numbers;
-  const Trainer trainer(model, data, options);
-  numbers.sha256 = trainer
-                       .train([&](const StepRecord& record) {
-                         if (record.step <= from) return true;
-                         numbers.losses.push_back(record.loss);
-                         numbers.norms.push_back(record.gradient_norm);
-                         return true;
-                       })
-                       .parameters_sha256;
-  return numbers;
-}
-
-std::string describe(const Variant& setup) {
-  return concat(setup.strategy, " on ", setup.ranks, ", ", to_string(setup.precision), ", wrap ",
-                to_string(setup.wrap));
+  return test::train_numbers(options, from);
 }
 
 /// Saves a run of `first` at kSavedAt, and goes on from there with each of `others`.
@@ -120,8 +54,8 @@ void expect_same_bits(const Variant& first, const std::vector<Variant>& others) 
     SCOPED_TRACE(concat(describe(first), " -> ", describe(other)));
     TrainerOptions rest = options_of(other);
     rest.checkpoints.resume = folder.path("run");
-    ASSERT_EQ(hash_of_sums(small_gpt(), resolved(rest)),
-              hash_of_sums(small_gpt(), resolved(options)))
+    ASSERT_EQ(hash_of_sums(test::checkpointed_gpt(), resolved(rest)),
+              hash_of_sums(test::checkpointed_gpt(), resolved(options)))
         << "there is something to compare";
     EXPECT_EQ(train(rest), whole);
   }
@@ -142,6 +76,64 @@ TEST(Resume, GivesTheBitsOfTheWholeRunWithAnyStrategyOnAnyNumberOfRanks) {
                    {{.strategy = "zero2", .ranks = 3, .prefetch = 3}});
 }
 
+/// From one strategy and precision, to every other strategy and number of ranks.
+using From = std::tuple<std::string, DType>;
+
+class ResumeMatrix : public testing::TestWithParam<From> {
+ protected:
+  /// As many samples per step as both numbers of ranks divide.
+  static Variant variant(const std::string& strategy, int ranks, int samples, DType precision) {
+    return {.strategy = strategy,
+            .ranks = ranks,
+            .samples_per_step = samples,
+            .precision = precision,
+            .stochastic_rounding = precision == DType::kBFloat16 && ranks % 2 == 1};
+  }
+};
+
+TEST_P(ResumeMatrix, GivesTheBitsOfTheWholeRunWhereverGradientsAreAddedAlike) {
+  const auto& [strategy, precision] = GetParam();
+  const std::vector<int> worlds{1, 2, 3, 4, 5, 7};
+  const auto& all = strategies();
+  const auto place = static_cast<std::size_t>(&find_strategy(strategy) - all.data());
+  std::int64_t compared = 0;
+  for (std::size_t from = 0; from < worlds.size(); ++from) {
+    for (std::size_t to = 0; to < worlds.size(); ++to) {
+      // The sample has of each strategy every number of ranks, before and after.
+      if (!test::runs_long_tests() && (from + to + place) % 3 != 0) continue;
+      const int samples = std::lcm(worlds[from], worlds[to]);
+      Variant first = variant(strategy, worlds[from], samples, precision);
+      const std::uint64_t sums =
+          hash_of_sums(test::checkpointed_gpt(), resolved(options_of(first)));
+      std::vector<Variant> others;
+      for (std::size_t s = 0; s < all.size(); ++s) {
+        if (!test::runs_long_tests() && (s + to + from) % all.size() != place) continue;
+        Variant other = variant(std::string(all[s].name), worlds[to], samples, precision);
+        other.stochastic_rounding = first.stochastic_rounding;
+        const TrainerOptions options = resolved(options_of(other));
+        if (hash_of_sums(test::checkpointed_gpt(), options) == sums) others.push_back(other);
+      }
+      compared += static_cast<std::int64_t>(others.size());
+      if (!others.empty()) expect_same_bits(first, others);
+    }
+  }
+  EXPECT_GT(compared, test::runs_long_tests() ? 40 : 0);
+}
+
+std::vector<std::string> names_of_strategies() {
+  std::vector<std::string> names;
+  for (const Strategy& strategy : strategies()) names.emplace_back(strategy.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Presets, ResumeMatrix,
+                         testing::Combine(testing::ValuesIn(names_of_strategies()),
+                                          testing::Values(DType::kFloat32, DType::kBFloat16)),
+                         [](const auto& chosen) {
+                           return concat(std::get<0>(chosen.param), "_",
+                                         to_string(std::get<1>(chosen.param)));
+                         });
+
 TEST(Resume, GivesTheBitsOfBFloat16RunsStochasticRoundingIncluded) {
   for (const bool stochastic : {false, true}) {
     const auto setup = [&](const std::string& strategy, int ranks, int samples) {
@@ -160,8 +152,8 @@ TEST(Resume, TakesWhatEachOptimizerKeeps) {
 }
 
 TEST(Resume, FilesHaveEveryElementOnceAndAsManyBytesAsPlanned) {
-  const Model model = small_gpt();
-  const RandomTokens data = small_data();
+  const Model model = test::checkpointed_gpt();
+  const RandomTokens data = test::checkpointed_data();
   for (const char* strategy : {"no_shard", "zero1", "full_shard", "hybrid_shard"}) {
     SCOPED_TRACE(strategy);
     const TemporaryFolder folder;
@@ -212,7 +204,7 @@ TEST(Resume, GoesOnTwiceAndKeepsTheNewestOnly) {
 
 /// Remembers the first sample that it was asked for.
 struct WatchedTokens : RandomTokens {
-  WatchedTokens() : RandomTokens(small_data()) {}
+  WatchedTokens() : RandomTokens(test::checkpointed_data()) {}
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
     if (watches) smallest = std::min(smallest, first);
@@ -229,7 +221,7 @@ TEST(Resume, GoesOnAtTheNextSampleIfAStepHasMoreOfThem) {
   options.checkpoints.folder = folder.path("run");
   options.stop_after = kSavedAt;
   train(options);
-  const Model model = small_gpt();
+  const Model model = test::checkpointed_gpt();
   const WatchedTokens data;
   TrainerOptions rest = options_of({});
   rest.accumulate = 5;
@@ -315,8 +307,8 @@ TEST(Resume, NamesAFlippedBitBeforeAStep) {
 
 TEST(Session, SavesWhenItIsAskedTo) {
   const TemporaryFolder folder;
-  const Model model = small_gpt();
-  const RandomTokens data = small_data();
+  const Model model = test::checkpointed_gpt();
+  const RandomTokens data = test::checkpointed_data();
   TrainerOptions options = options_of({"zero2", 2});
   Session session(model, data, options);
   session.step();

@@ -142,7 +142,8 @@ TEST_F(LaunchedCheckpoints, GoOnWithOtherProcesses) {
   const std::string whole = sha256();
   part(2, {"--stop-after", "3"});
   part(4, {"--stop-after", "2", "--strategy", "zero2"});
-  part(1, {});
+  part(1, {"--stop-after", "1"});
+  part(3, {});
   EXPECT_EQ(sha256(), whole);
 }
 
@@ -204,6 +205,119 @@ TEST_F(Checkpoints, SignalsOfSchedulersSaveAndEndWell) {
     EXPECT_THAT(result.err, HasSubstr("checkpoint " + folder));
     EXPECT_EQ(run({"checkpoint", "verify", folder}).exit_code, 0);
   }
+}
+
+/// A run of steps that take far longer than a test.
+class LongSteps : public Checkpoints {
+ protected:
+  ProgramResult end_by_signal(std::vector<std::string> words) const {
+    write_text();
+    const bool launched = !words.empty();
+    for (const char* word : {"train", "--steps", "1000", "--accumulate", "100", "--micro-batch",
+                             "64", "--layers", "2", "--width", "256", "--context-length", "64"}) {
+      words.emplace_back(word);
+    }
+    words.insert(words.end(), {"--data", path("data.txt"), "--log", path("log"), "--save",
+                               path("run"), "--strategy", "hybrid_shard"});
+    if (!launched) words.insert(words.end(), {"--grace", "1"});
+    return run(words, [&](pid_t pid) {
+      // What there is to say of hybrid_shard on so few ranks is written when training begins.
+      for (int i = 0; i < 4000 && test::read_file(path("log")).empty(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      kill(pid, SIGTERM);
+    });
+  }
+};
+
+TEST_F(LongSteps, WithoutALauncherARunEndsWithAnErrorAfterItsGrace) {
+  const ProgramResult result = end_by_signal({});
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("tessera: error: the step and the checkpoint after it did not "
+                                    "end within --grace 1 s of SIGTERM"));
+  EXPECT_FALSE(std::filesystem::exists(path("run/latest")));
+}
+
+TEST_F(LongSteps, ALauncherSaysThatItsGraceWasTooShort) {
+  const ProgramResult result = end_by_signal({"launch", "--processes", "2", "--grace", "1", "--"});
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("not all processes ended within --grace 1 s of SIGTERM"));
+}
+
+/// Slurm signals every process of a step itself, which no launcher of ours sees.
+TEST_F(LaunchedCheckpoints, ASignalToEachProcessSavesHoweverLongTheFirstOneTakes) {
+  write_text();
+  test::ScopedVariables srun{{"RANK", "0"},
+                             {"WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "127.0.0.1"},
+                             {"MASTER_PORT", port_of_test()},
+                             {"TESSERA_JOB_TOKEN", "of this test"},
+                             {"OMP_NUM_THREADS", "1"}};
+  const std::vector<std::string> words{"train",
+                                       "--layers",
+                                       "2",
+                                       "--heads",
+                                       "2",
+                                       "--width",
+                                       "16",
+                                       "--context-length",
+                                       "16",
+                                       "--data",
+                                       path("data.txt"),
+                                       "--steps",
+                                       "1000000",
+                                       "--save",
+                                       path("run"),
+                                       "--grace",
+                                       "60",
+                                       "--sample-tokens",
+                                       "0"};
+  std::string line = "'" TESSERA_PROGRAM "'";
+  for (const std::string& word : words) line += " '" + word + "'";
+  const ProgramResult result = run(words, [&](pid_t first) {
+    srun.set("RANK", "1");
+    const std::string second = "{ " + line + " >" + path("out2") + " 2>" + path("err2") +
+                               " & p=$!; echo $p >" + path("pid2") + "; wait $p; echo $? >" +
+                               path("exit2") + "; } &";
+    ASSERT_EQ(std::system(second.c_str()), 0);
+    for (int i = 0; i < 12000; ++i) {
+      if (test::read_file(path("stderr")).find("step 1/") != std::string::npos) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const pid_t other = std::stoi(test::read_file(path("pid2")));
+    kill(first, SIGSTOP);
+    kill(first, SIGTERM);
+    kill(other, SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5000));
+    kill(first, SIGCONT);
+  });
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (int i = 0; i < 2000 && test::read_file(path("exit2")).empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(test::read_file(path("exit2")), "0\n") << test::read_file(path("err2"));
+  EXPECT_EQ(run({"checkpoint", "verify", path("run")}).exit_code, 0);
+}
+
+TEST_F(Checkpoints, OfAnotherRunThatStillWritesThemAreRefused) {
+  write_text();
+  ProgramResult second;
+  pid_t writer = 0;
+  const ProgramResult first = train_to(0, {"--save", path("run")}, when_it_trains([&](pid_t pid) {
+                                         writer = pid;
+                                         const std::string line =
+                                             "'" TESSERA_PROGRAM "' train --data '" +
+                                             path("data.txt") + "' --save '" + path("run") +
+                                             "' --resume auto 2>'" + path("err2") + "' >/dev/null";
+                                         second.exit_code = std::system(line.c_str());
+                                         kill(pid, SIGTERM);
+                                       }),
+                                       1000000);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(WEXITSTATUS(second.exit_code), 1);
+  EXPECT_THAT(test::read_file(path("err2")),
+              HasSubstr("is in use: process " + std::to_string(writer) + " on "));
 }
 
 TEST_F(Checkpoints, CanBeLookedAt) {

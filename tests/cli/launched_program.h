@@ -79,9 +79,6 @@ class LaunchTest : public ProgramTest {
     return line;
   }
 
-  /// A port that the tests that run at the same time do not use.
-  static std::string port_of_test() { return std::to_string(20000 + getpid() % 10000); }
-
   /// The numbers of a log, without times and without what says how the run was started.
   std::vector<nlohmann::json> numbers(const std::string& name) const {
     std::vector<nlohmann::json> lines = read_log(name);

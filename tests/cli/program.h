@@ -47,6 +47,9 @@ class ProgramTest : public ::testing::Test {
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
+  /// A port that the tests that run at the same time do not use.
+  static std::string port_of_test() { return std::to_string(20000 + getpid() % 10000); }
+
   std::string write(const std::string& name, const std::string& text) const {
     std::ofstream(path(name), std::ios::binary) << text;
     return path(name);

@@ -52,8 +52,7 @@ std::string unfinished_path(const std::string& folder, std::int64_t step) {
   return in_folder(folder, name_of(step)) + std::string(kUnfinished);
 }
 
-std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step) {
-  std::string path = unfinished_path(folder, step);
+void make_checkpoint_folder(Storage& storage, const std::string& folder) {
   std::vector<fs::path> made;
   for (fs::path above = fs::absolute(folder).lexically_normal(); !fs::exists(above);
        above = above.parent_path()) {
@@ -61,6 +60,11 @@ std::string begin_checkpoint(Storage& storage, const std::string& folder, std::i
   }
   storage.make_folder(folder);
   for (const fs::path& one : made) storage.sync_folder(one.parent_path().string());
+}
+
+std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step) {
+  std::string path = unfinished_path(folder, step);
+  make_checkpoint_folder(storage, folder);
   storage.remove(path);
   storage.make_folder(path);
   return path;
@@ -83,7 +87,6 @@ std::string publish_checkpoint(Storage& storage, const std::string& folder,
   write_file(storage, latest + std::string(kUnfinished), name_of(manifest.step) + "\n");
   storage.rename(latest + std::string(kUnfinished), latest);
   storage.sync_folder(folder);
-  storage.remove(replaced);
   return path;
 }
 
@@ -97,8 +100,8 @@ void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t
   std::ranges::stable_sort(all, {}, [&](const FoundCheckpoint& checkpoint) {
     return checkpoint.step > newest ? -1 : checkpoint.step;
   });
-  const auto count = static_cast<std::int64_t>(all.size());
-  for (std::int64_t i = 0; i < count - keep; ++i) {
+  const std::int64_t surplus = keep > 0 ? static_cast<std::int64_t>(all.size()) - keep : 0;
+  for (std::int64_t i = 0; i < surplus; ++i) {
     // The manifest goes first: what is left is no checkpoint.
     const std::string& path = all[static_cast<std::size_t>(i)].path;
     storage.remove(in_folder(path, kManifestName));

@@ -195,8 +195,8 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
     const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);
-    const TensorView view = part.narrow(
-        0, home.tensor->offset + piece.elements.begin - own.begin, piece.elements.numel);
+    const TensorView view = part.narrow(0, home.tensor->offset + piece.elements.begin - own.begin,
+                                        piece.elements.numel);
     file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});
   }
   return file.finish(std::move(pieces));

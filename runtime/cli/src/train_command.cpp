@@ -1,3 +1,4 @@
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -224,6 +225,18 @@ std::string finished_run(const Config& config) {
   return read_manifest(newest).step >= config.get<std::int64_t>("steps") ? newest : "";
 }
 
+/// What our launcher has started, it ends.
+GraceOfRun grace_of(const PreparedRun& run) {
+  constexpr std::chrono::seconds kDefault{30};
+  GraceOfRun limit{.saves = !run.plan().options.checkpoints.folder.empty()};
+  if (!run.config.is_null("grace")) {
+    limit.grace = std::chrono::seconds(run.config.get<std::int64_t>("grace"));
+  } else if (run.launcher.meeting < 0) {
+    limit.grace = kDefault;
+  }
+  return limit;
+}
+
 int run_train(Config config) {
   if (const std::string last = finished_run(config); !last.empty()) {
     if (!config.get<bool>("quiet")) {
@@ -241,7 +254,8 @@ int run_train(Config config) {
   const bool reports = run.launcher.process == 0;
   const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
   const InterruptGuard interrupt;
-  std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get());
+  std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get(),
+                                      grace_of(run));
   LossPlot losses(run.plan().options.steps);
   ModelExport exported(run.config, run.choice.config);
   TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
@@ -276,11 +290,22 @@ std::vector<Setting> train_only_settings() {
            "micro-batch times accumulation stays as given");
   auto_batch.group = "Step";
   auto_batch.must_agree = MustAgree::kAll;
+  const Setting grace{
+      .name = "grace",
+      .type = SettingType::kInteger,
+      .help =
+          "seconds that the step and a last checkpoint may take after Ctrl-C, SIGTERM or "
+          "SIGUSR1 [30, which Slurm and Kubernetes wait before they kill; under `tessera "
+          "launch` its --grace]",
+      .group = "Checkpoints",
+      .minimum = 0,
+      .maximum = 1e6,
+      .must_agree = MustAgree::kNone};
   return joined(
       {data_settings(),
        sample_settings(),
        output_settings(),
-       {export_setting(), state_dict_setting(), auto_batch,
+       {export_setting(), state_dict_setting(), auto_batch, grace,
         flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
         flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
         flag("verbose", "tell every setting and where it is from, and a line for every step"),

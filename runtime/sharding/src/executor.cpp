@@ -410,14 +410,19 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
                   .action = index,
                   .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
                   .step = step};
+  const auto announce = [this, &action, step] {
+    if (options_.before_action) options_.before_action(state_.rank(), step, action);
+  };
   if (is_collective(action) || action.operation->on_host) {
     // Process groups and copies submit tasks of their own, which know of no action. An empty one
     // before them takes the action's cost, and begins its span.
-    stream.submit(work, [] {});
+    stream.submit(work, announce);
     run(program.context, action, stream);
   } else if (run != nullptr) {  // else its event alone: the slot is free again
-    stream.submit(work,
-                  [&program, &action, run, &stream] { run(program.context, action, stream); });
+    stream.submit(work, [&program, &action, run, &stream, announce] {
+      announce();
+      run(program.context, action, stream);
+    });
   }
   if (program.waited_for[i]) program.events[i] = stream.record();
   if (action.operation == &operations::kResults && options_.steps_in_flight > 1) {

@@ -77,6 +77,7 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   RankGroups groups = RankGroups::simulated(0, schedules);
   ExecutorOptions traced = options;
   traced.before_task = nullptr;
+  traced.before_action = nullptr;
   traced.trace = true;
   traced.graph = false;
   Simulation result;

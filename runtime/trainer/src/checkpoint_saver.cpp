@@ -168,8 +168,11 @@ void CheckpointSaver::start_publishing() {
   }
   task_ = std::make_unique<SaveTask>("a checkpoint's manifest", [this] {
     record_.path = publish_checkpoint(storage_, folder_, manifest_);
-    if (const std::int64_t keep = plan_.options.checkpoints.total_limit; keep > 0) {
-      prune_checkpoints(storage_, folder_, record_.step, keep);
+    try {
+      prune_checkpoints(storage_, folder_, record_.step, plan_.options.checkpoints.total_limit);
+    } catch (const std::exception& error) {
+      record_.note = concat("the checkpoint of step ", record_.step,
+                            " is saved; an old one could not be removed: ", error.what());
     }
   });
 }

@@ -149,7 +149,7 @@ void Session::Impl::load_initial() {
 CheckpointSaver& Session::Impl::saver() {
   if (saver_ == nullptr) {
     saver_ = std::make_unique<CheckpointSaver>(plan_, describe_run(plan_, model_, source_), *crew_,
-                                               snapshot_, disk());
+                                               snapshot_, storage_of(plan_.options.checkpoints));
   }
   return *saver_;
 }

@@ -69,6 +69,13 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   return result;
 }
 
+/// Before it is looked for checkpoints: no other run may add any.
+void lock_folder(TrainingPlan& plan) {
+  const CheckpointOptions& options = plan.options.checkpoints;
+  plan.folder_lock = std::make_shared<FolderLock>(storage_of(options), options.folder);
+  if (!plan.folder_lock->note().empty()) plan.notes.push_back(plan.folder_lock->note());
+}
+
 /// A number; nan without the sign that some machines give it.
 std::string in_words(double number) { return std::isnan(number) ? "nan" : concat(number); }
 
@@ -209,7 +216,6 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
         made.notes.emplace_back("--gemm-table has no effect on the CPU");
       }
     }
-    made.resume = find_resume_point(made, model, source);
     if (std::string note = sharing_note(here); !note.empty()) {
       made.notes.insert(made.notes.begin(), std::move(note));
     }
@@ -218,6 +224,8 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     if (std::string note = tight_memory_note(made, available); !note.empty()) {
       made.notes.push_back(std::move(note));
     }
+    if (!here.checkpoints.folder.empty() && speaks(here)) lock_folder(made);
+    made.resume = find_resume_point(made, model, source);
     return made;
   });
   if (options.world != nullptr && !options.checkpoints.resume.empty()) {
@@ -265,6 +273,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
       if (const std::optional<SaveRecord> record = call()) {
         ++summary.saves;
         if (tells && on_save) on_save(*record);
+        if (tells && on_note && !record->note.empty()) on_note(record->note);
       }
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kIo || saves.failures == SaveFailures::kFail) throw;

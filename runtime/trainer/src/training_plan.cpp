@@ -85,6 +85,7 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.device = options.device == DeviceChoice::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
   result.cuda_kernels = {.attention = options.attention,
                          .deterministic = options.deterministic_attention};
+  result.before_action = options.before_action;
   result.trace = options.trace.value_or(false);
   result.graph = why_no_graph(options).empty();
   result.steps_in_flight = options.overlap_steps.value_or(false) ? 2 : 1;

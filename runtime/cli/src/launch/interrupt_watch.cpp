@@ -1,9 +1,12 @@
 #include "launch/interrupt_watch.h"
 
-#include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <string>
 
+#include "commands.h"
+#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 
@@ -20,9 +23,9 @@ constexpr std::chrono::seconds kPatienceWithAll{600};
 
 }  // namespace
 
-InterruptWatch::InterruptWatch(const InterruptGuard& interrupt, const World* world)
-    : interrupt_(interrupt), world_(world) {
-  if (world == nullptr || world->process() == 0) return;
+InterruptWatch::InterruptWatch(const InterruptGuard& interrupt, const World* world,
+                               GraceOfRun limit)
+    : interrupt_(interrupt), world_(world), limit_(limit) {
   watcher_ = start_thread("the watch for signals", [this] { watch(); });
 }
 
@@ -41,12 +44,33 @@ void InterruptWatch::watch() {
   while (interrupt_.signal() == 0) {
     if (changed_.wait_for(lock, kInterval, over)) return;
   }
-  if (changed_.wait_for(lock, interrupt_.reaches_all() ? kPatienceWithAll : kPatience, over)) {
-    return;
-  }
+  const auto limit = patience();
+  if (!limit || changed_.wait_for(lock, *limit, over)) return;
+  if (decides()) give_up();
   const std::string reason =
       concat("process ", world_->process(), " was ended by SIG", sigabbrev_np(interrupt_.signal()));
   for (const auto& seat : world_->groups()) seat->abort(reason);
+}
+
+/// Others wait longer than process 0, which says what is wrong if it has had the signal as well.
+std::optional<std::chrono::seconds> InterruptWatch::patience() const {
+  if (decides()) return limit_.grace;
+  // Slurm and mpirun signal every process, and each as if it were the only one.
+  if (!interrupt_.reaches_all() && !(limit_.saves && limit_.grace)) return kPatience;
+  return limit_.grace ? *limit_.grace + kPatience : kPatienceWithAll;
+}
+
+/// Destructors would wait for what has not ended.
+void InterruptWatch::give_up() const {
+  std::cout << std::flush;
+  std::cerr << "tessera: " << paint(inspect(stderr), Colour::kRed, "error:") << " the step"
+            << (limit_.saves ? " and the checkpoint after it" : "")
+            << " did not end within --grace " << limit_.grace->count() << " s of SIG"
+            << sigabbrev_np(interrupt_.signal())
+            << (limit_.saves ? "; the newest checkpoint is an earlier one" : "")
+            << "; raise --grace\n"
+            << std::flush;
+  std::_Exit(kExitSignal + interrupt_.signal());
 }
 
 }  // namespace tessera::cli

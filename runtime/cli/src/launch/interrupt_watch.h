@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "interrupt.h"
@@ -9,21 +11,32 @@
 
 namespace tessera::cli {
 
-/// For a process that a run cannot be stopped in, since process 0 decides when it ends: while one
-/// lives, a signal that this process gets and process 0 does not act on aborts the run.
+/// How long a run may take to end after a signal.
+struct GraceOfRun {
+  std::optional<std::chrono::seconds> grace{};  ///< unset: a launcher sees to it
+  bool saves = false;                           ///< a last checkpoint takes its time
+};
+
+/// While one lives, a run that a signal has not ended in time is ended: by process 0, which decides
+/// when it ends, with an error and exit code 128 + signal; by others, whose signal process 0 may
+/// not have had, by aborting the groups.
 class InterruptWatch {
  public:
-  /// Does nothing if `world` is null or this is process 0. Both must outlive it.
-  InterruptWatch(const InterruptGuard& interrupt, const World* world);
+  /// `world`: null for one process. It and `interrupt` must outlive the watch.
+  InterruptWatch(const InterruptGuard& interrupt, const World* world, GraceOfRun limit);
   ~InterruptWatch();
   InterruptWatch(const InterruptWatch&) = delete;
   InterruptWatch& operator=(const InterruptWatch&) = delete;
 
  private:
   void watch();
+  bool decides() const { return world_ == nullptr || world_->process() == 0; }
+  std::optional<std::chrono::seconds> patience() const;
+  void give_up() const;
 
   const InterruptGuard& interrupt_;
   const World* const world_;
+  const GraceOfRun limit_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;

@@ -320,6 +320,12 @@ class Launch {
   /// A stopped process takes SIGTERM when it continues.
   void escalate() {
     if (!deadline_ || Clock::now() < *deadline_ || !any_running()) return;
+    if (passed_on_ != 0 && signals_ < 2) {
+      say(concat("not all processes ended within --grace ", grace_.count(), " s of SIG",
+                 sigabbrev_np(passed_on_),
+                 "; the others are killed, and a checkpoint that they had not "
+                 "saved yet is lost; raise --grace"));
+    }
     for (const Child& child : children_) {
       if (!child.running) continue;
       kill(-child.pid, signals_ < 2 ? SIGTERM : SIGKILL);

@@ -20,6 +20,9 @@ struct FoundCheckpoint {
   std::string path;
 };
 
+/// Makes the folder of a run's checkpoints, and its name durable; it may be there.
+void make_checkpoint_folder(Storage& storage, const std::string& folder);
+
 /// Where the files of a checkpoint are written: step_N.tmp.
 std::string unfinished_path(const std::string& folder, std::int64_t step);
 
@@ -28,12 +31,14 @@ std::string unfinished_path(const std::string& folder, std::int64_t step);
 std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step);
 
 /// Ends what begin_checkpoint began, when all files are written and durable: manifest, rename,
-/// `latest`. One of the same step that is there is replaced. Returns the checkpoint's path.
+/// `latest`. One of the same step that is there is replaced, and stays as step_N.old until
+/// prune_checkpoints(). Returns the checkpoint's path.
 std::string publish_checkpoint(Storage& storage, const std::string& folder,
                                const Manifest& manifest);
 
-/// Removes the oldest checkpoints until `keep` are left, and what crashes and failures have left
-/// behind. Those of steps above `newest`, of a run that was given up, count as oldest.
+/// Removes what crashes, failures and replacement have left behind, and, unless `keep` is 0, the
+/// oldest checkpoints until `keep` are left. Those of steps above `newest`, of a run that was given
+/// up, count as oldest.
 void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t newest,
                        std::int64_t keep);
 

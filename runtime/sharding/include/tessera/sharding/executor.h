@@ -56,6 +56,9 @@ struct ExecutorOptions {
   std::function<double(const Schedule&, const Action&)> cost{};
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
   std::function<void(Lane)> before_task{};
+  /// Runs on a lane's thread before each action that does work, e.g. a fault in a test. `step`
+  /// counts from 0.
+  std::function<void(int rank, std::int64_t step, const Action& action)> before_action{};
   bool trace = false;  ///< keep when each action ran; see Executor::spans
   /// Capture the second step as a CUDA graph and replay it from then on: the same bits, without the
   /// host's part of the work. Needs a CUDA device and groups that can be captured (none, or NCCL).

@@ -39,9 +39,12 @@ struct SaveRecord {
   std::int64_t step = 0;   ///< finished steps
   std::string path;        ///< where it is; "" but in rank 0's process
   std::int64_t bytes = 0;  ///< of all its files but the manifest; 0 but in rank 0's process
-  double waited_seconds =
-      0.0;               ///< for which steps waited; 0: a step copied the state beside its work
+  /// For which steps waited; 0: a step copied the state beside its work.
+  double waited_seconds = 0.0;
   double seconds = 0.0;  ///< from the beginning until it was known to be durable
+  /// Why an older checkpoint is still there that should be gone, in a sentence; "" if all went
+  /// well.
+  std::string note{};
 };
 
 /// One rank's measured memory and counted traffic.

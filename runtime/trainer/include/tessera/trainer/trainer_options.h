@@ -10,6 +10,7 @@
 
 #include "tessera/collectives/world.h"
 #include "tessera/core/dtype.h"
+#include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/layout.h"
@@ -59,6 +60,8 @@ struct CheckpointOptions {
   bool allow_other_data = false;       ///< its samples go on at the same position
   bool allow_other_optimizer = false;  ///< states that the checkpoint has not begin at zero
   bool allow_other_model = false;      ///< as long as parameters have the same names and shapes
+  /// Makes the calls that write files, e.g. to fail in a test; must outlive the run. Null: disk().
+  Storage* storage = nullptr;
 };
 
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
@@ -125,7 +128,14 @@ struct TrainerOptions {
   bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
   bool gather_parameters = false;  ///< return the trained parameters in the summary
   bool hash_parameters = true;     ///< and their hash, for which they are gathered, too
+  /// See ExecutorOptions::before_action; of all ranks of this process.
+  std::function<void(int rank, std::int64_t step, const Action& action)> before_action{};
 };
+
+/// Where checkpoints are written.
+inline Storage& storage_of(const CheckpointOptions& options) {
+  return options.storage != nullptr ? *options.storage : disk();
+}
 
 std::string_view to_string(DeviceChoice choice);
 std::string_view to_string(GroupChoice choice);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/checkpoint/folder_lock.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
@@ -46,6 +47,8 @@ struct TrainingPlan {
   std::int64_t snapshot_bytes = 0;
   /// Where the run begins, on this machine; null: at step 0.
   std::shared_ptr<const ResumePoint> resume{};
+  /// Of the folder that CheckpointOptions name, in rank 0's process.
+  std::shared_ptr<const FolderLock> folder_lock{};
   /// Notes for the user on how it will run, a sentence each.
   std::vector<std::string> notes;
 };
