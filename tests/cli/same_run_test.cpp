@@ -158,7 +158,7 @@ bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
       "data",         "eval_data", "log",       "csv",    "gemm_table",  "tensorboard", "append",
       "overwrite",    "verbose",   "quiet",     "prompt", "temperature", "top_k",       "format",
-      "memory_limit", "timeout",   "tokenizer", "top_p",  "init"};
+      "memory_limit", "timeout",   "tokenizer", "top_p",  "init",        "dump_folder"};
   return kNames.contains(name);
 }
 

@@ -108,6 +108,7 @@ class Executor::Impl {
     Loaded(Impl& impl, const Program& program, Memory& memory);
 
     const Schedule& schedule;
+    const std::size_t number;
     StepBuffers buffers;
     MicroBatches batches;
     std::unique_ptr<StepKeys> keys;  ///< of a schedule that trains
@@ -124,11 +125,15 @@ class Executor::Impl {
     std::size_t turn;  ///< of what the host gives it and gets from it
     std::chrono::steady_clock::time_point at;
     Event results;
+    std::int64_t step;
   };
 
   void require_no_step() const {
     require(begun_.empty(), ErrorCode::kInvalidArgument,
             "a step has begun: finish_step() comes first");
+  }
+  void enter(HostPhase phase, std::size_t program, std::int64_t step) {
+    if (options_.recorder != nullptr) options_.recorder->begin_phase(phase, program, step);
   }
   void run_apart(const std::function<void(Stream& compute)>& work);
   [[noreturn]] void abandon(std::string_view reason);
@@ -165,6 +170,7 @@ class Executor::Impl {
 
 Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memory)
     : schedule(*program.schedule),
+      number(impl.programs_.size()),
       buffers(schedule, impl.state_, *impl.pool_),
       batches(schedule, *program.source, impl.state_.rank(), memory, impl.options_.micro_batch,
               impl.options_.steps_in_flight),
@@ -247,7 +253,9 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
   const auto now = std::chrono::steady_clock::now();
   if (first) lanes_.take_spans();  // of what ran between steps
   try {
+    enter(HostPhase::kReads, number, step);
     const std::int64_t items = program.batches.read(step, turn);
+    enter(HostPhase::kIssues, number, step);
     if (program.keys != nullptr) program.keys->begin_step(step, turn);
     exchange_.begin_step(
         turn,
@@ -266,7 +274,7 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
       const auto actions = static_cast<int>(program.schedule.actions.size());
       for (int i = 0; i < actions; ++i) put(i);
     }
-    begun_.push_back({number, turn, now, std::exchange(results_, {})});
+    begun_.push_back({number, turn, now, std::exchange(results_, {}), step});
   } catch (const std::exception& error) {
     abandon(error.what());
   } catch (...) {
@@ -278,6 +286,7 @@ StepResult Executor::Impl::finish_step() {
   require(!begun_.empty(), ErrorCode::kInvalidArgument, "no step has begun");
   const Begun step = begun_.front();
   begun_.pop_front();
+  enter(HostPhase::kWaits, step.program, step.step);
   // A step with none behind it is over when its updates are.
   if (!begun_.empty()) {
     try {
@@ -288,6 +297,7 @@ StepResult Executor::Impl::finish_step() {
     }
   }
   if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
+  enter(HostPhase::kOutside, step.program, step.step);
   using std::chrono::milliseconds;
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
                                               std::chrono::steady_clock::now() - step.at));
@@ -322,6 +332,7 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
 void Executor::Impl::abandon(std::string_view reason) {
   const std::exception_ptr failure = std::current_exception();
   groups_.abort(reason);
+  if (options_.recorder != nullptr) options_.recorder->fail(reason);
   try {
     lanes_.synchronize();
   } catch (...) {
@@ -353,7 +364,9 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
   const Work work{.name = action.operation->name,
                   .action = index,
                   .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
-                  .step = step};
+                  .step = step,
+                  .program = static_cast<int>(program.number),
+                  .goes_on = is_collective(action)};
   if (is_collective(action)) {
     // Process groups submit tasks of their own, which know of no action. An empty one before them
     // takes the action's cost, and begins its span.

@@ -29,6 +29,7 @@ bool is_consequence(const std::exception_ptr& failure) {
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
              std::span<const Schedule* const> schedules) {
   traced_ = options.trace;
+  recorder_ = options.recorder;
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
@@ -45,13 +46,27 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
                          // when there is nothing left to hide it behind. The next step's forward
                          // waits for the optimizer as well.
                          .urgent = lane != Lane::kCompute,
-                         .on_error = [&groups](std::string_view what) { groups.abort(what); }};
+                         .on_error = [this, &groups](std::string_view what) {
+                           groups.abort(what);
+                           if (recorder_ != nullptr) recorder_->fail(what);
+                         }};
     if (options.before_task) {
       stream.before_task = [lane, before = options.before_task] { before(lane); };
     }
-    if (options.trace) {
+    ActionRing* const ring = recorder_ == nullptr ? nullptr : &recorder_->ring(lane);
+    if (ring != nullptr) {
+      stream.on_begin = [ring](const Work& work, double seconds) {
+        if (work.action < 0) return ring->resume();
+        ring->begin(work.program, work.action, work.step, seconds, work.goes_on);
+      };
+    }
+    // Of a GPU's tasks the host knows when it has issued them.
+    ActionRing* const ended = device.kind() == DeviceKind::kCpu ? ring : nullptr;
+    if (options.trace || ended != nullptr) {
       // A collective submits tasks of its own, without an action: they belong to the last one.
-      stream.on_span = [this, lane, i](const Work& work, double begin, double end) {
+      stream.on_span = [this, lane, i, ended](const Work& work, double begin, double end) {
+        if (ended != nullptr) ended->end(end);
+        if (!traced_) return;
         if (work.action >= 0) current_[i] = work;
         if (current_[i].action < 0) return;
         spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
@@ -74,6 +89,9 @@ void Lanes::synchronize() {
     }
   }
   if (failure) std::rethrow_exception(failure);
+  if (recorder_ == nullptr) return;
+  const double now = recorder_seconds();
+  for (const Lane lane : kAllLanes) recorder_->ring(lane).settle(now);
 }
 
 bool Lanes::failed() const {

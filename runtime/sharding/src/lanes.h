@@ -40,6 +40,7 @@ class Lanes {
   std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
   std::array<Work, kLanes> current_{};                 ///< action that a lane is working on
   std::array<Stream*, kLanes> lanes_{};
+  FlightRecorder* recorder_ = nullptr;
   bool traced_ = false;
   std::vector<std::unique_ptr<Stream>> streams_;  ///< last: their workers use the others
 };
