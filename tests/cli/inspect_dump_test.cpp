@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "cli/launched_program.h"
@@ -64,8 +65,12 @@ TEST_F(InspectDump, SigquitToTheLauncherAsksAllProcessesAndTheRunGoesOn) {
   ASSERT_EQ(two({"--steps", "1000000", "--stop-after", steps, "--log", path("plain")}).exit_code,
             0);
   EXPECT_EQ(hash("out/log"), hash("plain"));
-  const ProgramResult told = run({"inspect-dump", path("out")});
+  const ProgramResult told = run({"inspect-dump", path("out"), "--trace", path("trace.json")});
   EXPECT_EQ(told.exit_code, 0) << told.err;
+  const auto trace = nlohmann::json::parse(test::read_file(path("trace.json")));
+  std::set<int> ranks;
+  for (const auto& event : trace.at("traceEvents")) ranks.insert(event.at("pid").get<int>());
+  EXPECT_EQ(ranks, (std::set<int>{0, 1}));
   EXPECT_THAT(told.out, HasSubstr("SIGQUIT"));
   EXPECT_THAT(told.out, HasSubstr("\nrank 1 (pid "));
 }

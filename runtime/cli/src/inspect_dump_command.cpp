@@ -11,6 +11,8 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/flight_dump.h"
+#include "tessera/trainer/flight_trace.h"
+#include "tessera/trainer/output_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,6 +26,7 @@ struct InspectDumpRequest {
   std::vector<std::string> paths{};
   bool json = false;
   bool all = false;
+  std::string trace{};  ///< a file to write
 };
 
 /// "18:45:01.2 UTC".
@@ -308,7 +311,12 @@ Json DumpReport::json() const {
 }
 
 int run_inspect_dump(const InspectDumpRequest& request) {
-  const DumpReport report(read_flight_dumps(request.paths));
+  std::vector<FlightDump> dumps = read_flight_dumps(request.paths);
+  if (!request.trace.empty()) {
+    OutputFile file(request.trace, "--trace");
+    file.write(to_trace(dumps).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+  const DumpReport report(std::move(dumps));
   if (request.json) {
     write_json(std::cout, report.json());
   } else {
@@ -329,6 +337,9 @@ Command add_inspect_dump(CLI::App& program) {
          "each process when a rank fails or waits too long, and on SIGQUIT (--dump-folder)")
       ->required();
   app->add_flag("--json", request->json, "print one JSON object");
+  app->add_option("--trace", request->trace,
+                  "write what the dumps hold, the last 1,000 actions of each lane, as a trace for "
+                  "Perfetto or chrome://tracing to this file");
   app->add_flag("--all", request->all, "tell of all ranks, however many");
   return {app, [request] { return run_inspect_dump(*request); }};
 }
