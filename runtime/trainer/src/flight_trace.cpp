@@ -21,12 +21,12 @@ constexpr int kHostRow = 0;
 struct Slice {
   ActionAt at;
   int row = 0;
-  double begin = 0.0, end = 0.0;  ///< microseconds
+  std::int64_t begin = 0, end = 0;  ///< microseconds
   bool ended = true;
   const DumpedAction* action = nullptr;
 };
 
-using Interval = std::pair<double, double>;
+using Interval = std::pair<std::int64_t, std::int64_t>;
 
 /// Sorted, without overlaps.
 std::vector<Interval> union_of(std::vector<Interval> intervals) {
@@ -43,8 +43,8 @@ std::vector<Interval> union_of(std::vector<Interval> intervals) {
 }
 
 /// How much of a slice none of the intervals covers.
-double uncovered(const Slice& slice, const std::vector<Interval>& intervals) {
-  double left = slice.end - slice.begin;
+std::int64_t uncovered(const Slice& slice, const std::vector<Interval>& intervals) {
+  std::int64_t left = slice.end - slice.begin;
   const auto first = std::ranges::partition_point(
       intervals, [&](const Interval& i) { return i.second <= slice.begin; });
   for (auto i = first; i != intervals.end() && i->first < slice.end; ++i) {
@@ -52,9 +52,6 @@ double uncovered(const Slice& slice, const std::vector<Interval>& intervals) {
   }
   return left;
 }
-
-/// Nanoseconds, in few digits.
-double rounded_micros(double micros) { return std::round(micros * 1e3) / 1e3; }
 
 /// One rank's part of a trace.
 class RankTrace {
@@ -65,10 +62,11 @@ class RankTrace {
   void add();
 
  private:
-  Json event(const char* phase, int row, double micros) const {
-    return {{"ph", phase}, {"pid", rank_.rank}, {"tid", row}, {"ts", rounded_micros(micros)}};
+  Json event(const char* phase, int row, std::int64_t micros) const {
+    return {{"ph", phase}, {"pid", rank_.rank}, {"tid", row}, {"ts", micros}};
   }
-  double micros(double seconds) const { return (seconds - origin_) * 1e6; }
+  /// Whole ones, which all readers add up alike: slices of a row must not overlap.
+  std::int64_t micros(double seconds) const { return std::llround((seconds - origin_) * 1e6); }
   void name_row(int row, const std::string& name);
   void read_lanes();
   void add_host();
@@ -87,11 +85,11 @@ class RankTrace {
 };
 
 void RankTrace::name_row(int row, const std::string& name) {
-  Json named = event("M", row, 0.0);
+  Json named = event("M", row, 0);
   named["name"] = "thread_name";
   named["args"] = {{"name", name}};
   events_.push_back(std::move(named));
-  Json sorted = event("M", row, 0.0);
+  Json sorted = event("M", row, 0);
   sorted["name"] = "thread_sort_index";
   sorted["args"] = {{"sort_index", row}};
   events_.push_back(std::move(sorted));
@@ -105,7 +103,7 @@ void RankTrace::read_lanes() {
       const ActionAt at{record.program, record.step, record.action};
       const DumpedAction& action = dump_.programs[static_cast<std::size_t>(at.program)]
                                        .actions[static_cast<std::size_t>(at.action)];
-      const double end = micros(record.end.value_or(std::max(record.begin, dump_.noticed)));
+      const std::int64_t end = micros(record.end.value_or(std::max(record.begin, dump_.noticed)));
       places_[at] = slices_.size();
       slices_.push_back({.at = at,
                          .row = row,
@@ -120,10 +118,10 @@ void RankTrace::read_lanes() {
 void RankTrace::add_host() {
   name_row(kHostRow, "host");
   for (const ActionRecord& record : rank_.host) {
-    const double begin = micros(record.begin);
-    const double end = micros(record.end.value_or(std::max(record.begin, dump_.noticed)));
+    const std::int64_t begin = micros(record.begin);
+    const std::int64_t end = micros(record.end.value_or(std::max(record.begin, dump_.noticed)));
     Json slice = event("X", kHostRow, begin);
-    slice["dur"] = rounded_micros(end - begin);
+    slice["dur"] = end - begin;
     slice["name"] = to_string(static_cast<HostPhase>(record.action));
     slice["args"] = {{"step", record.step}};
     events_.push_back(std::move(slice));
@@ -138,14 +136,14 @@ void RankTrace::add_slices() {
   const std::vector<Interval> computing = union_of(std::move(busy));
   for (const Slice& slice : slices_) {
     Json out = event("X", slice.row, slice.begin);
-    out["dur"] = rounded_micros(slice.end - slice.begin);
+    out["dur"] = slice.end - slice.begin;
     out["name"] = slice.action->text;
     out["cat"] = slice.action->lane;
     Json args{{"step", slice.at.step}, {"action", slice.at.action}};
     if (!slice.action->group.empty()) {
       args["group"] = slice.action->group;
       args["sent_bytes"] = slice.action->sent_bytes;
-      args["exposed_us"] = rounded_micros(uncovered(slice, computing));
+      args["exposed_us"] = uncovered(slice, computing);
     }
     if (!slice.ended) args["unfinished"] = true;
     out["args"] = std::move(args);
@@ -155,9 +153,9 @@ void RankTrace::add_slices() {
 
 /// From the last moment of one slice to the first of another: both must lie within.
 void RankTrace::add_arrow(const Slice& from, const Slice& to) {
-  const std::string id = concat(rank_.rank, ".", arrows_++);
-  constexpr double kNanosecond = 1e-3;
-  const auto add_end = [&](const char* phase, int row, double micros) {
+  constexpr std::int64_t kOfRank = 1'000'000;  // more than a rank has
+  const std::int64_t id = rank_.rank * kOfRank + arrows_++;
+  const auto add_end = [&](const char* phase, int row, std::int64_t micros) {
     Json end = event(phase, row, micros);
     end["id"] = id;
     end["name"] = "after";
@@ -165,7 +163,7 @@ void RankTrace::add_arrow(const Slice& from, const Slice& to) {
     if (*phase == 'f') end["bp"] = "e";
     events_.push_back(std::move(end));
   };
-  add_end("s", from.row, std::max(from.begin, from.end - kNanosecond));
+  add_end("s", from.row, std::max(from.begin, from.end - 1));
   add_end("f", to.row, to.begin);
 }
 
@@ -183,7 +181,7 @@ void RankTrace::add_arrows() {
 }
 
 void RankTrace::add_bytes_in_flight() {
-  std::map<double, std::int64_t> changes;
+  std::map<std::int64_t, std::int64_t> changes;
   for (const Slice& slice : slices_) {
     if (slice.action->group.empty()) continue;
     changes[slice.begin] += slice.action->sent_bytes;
@@ -200,12 +198,12 @@ void RankTrace::add_bytes_in_flight() {
 }
 
 void RankTrace::add() {
-  Json named = event("M", kHostRow, 0.0);
+  Json named = event("M", kHostRow, 0);
   named["name"] = "process_name";
   named["args"] = {
       {"name", concat("rank ", rank_.rank, " (pid ", dump_.pid, " on ", dump_.host, ")")}};
   events_.push_back(std::move(named));
-  Json sorted = event("M", kHostRow, 0.0);
+  Json sorted = event("M", kHostRow, 0);
   sorted["name"] = "process_sort_index";
   sorted["args"] = {{"sort_index", rank_.rank}};
   events_.push_back(std::move(sorted));
