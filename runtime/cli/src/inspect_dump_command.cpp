@@ -112,7 +112,7 @@ class DumpReport {
 /// "step 12, action 15 on lane reduce: reduce-scatter over shard g1=h.3 -> h.3.gradient".
 std::string DumpReport::words(const ActionAt& at) const {
   const bool trains =
-      dumps_.front().programs[static_cast<std::size_t>(at.program)].purpose == "train";
+      dumps_.front().programs.at(static_cast<std::size_t>(at.program)).purpose == "train";
   return concat(trains ? "step " : "evaluation's step ", at.step, ", action ", at.action,
                 " on lane ", action(at).lane, ": ", action(at).text);
 }
@@ -229,7 +229,7 @@ void DumpReport::print_rank(const FlightDump& dump, const DumpedRank& rank) cons
 }
 
 Json DumpReport::json_of(const ActionAt& at) const {
-  return {{"purpose", dumps_.front().programs[static_cast<std::size_t>(at.program)].purpose},
+  return {{"purpose", dumps_.front().programs.at(static_cast<std::size_t>(at.program)).purpose},
           {"step", at.step},
           {"action", at.action},
           {"lane", action(at).lane},
