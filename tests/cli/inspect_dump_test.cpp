@@ -78,8 +78,8 @@ TEST_F(InspectDump, SigquitToTheLauncherAsksAllProcessesAndTheRunGoesOn) {
 TEST_F(InspectDump, NamesTheProcessThatStoodStill) {
   write_text();
   pid_t stopped = 0;
-  const ProgramResult result = two(
-      {"--steps", "10000000", "--timeout", "0.5", "--log", path("out/log")}, [&](pid_t launcher) {
+  const ProgramResult result =
+      two({"--steps", "10000000", "--timeout", "2", "--log", path("out/log")}, [&](pid_t launcher) {
         wait_until([&] { return has_steps(); });
         const auto processes = children_of(launcher);
         ASSERT_EQ(processes.size(), 2U);
@@ -91,7 +91,7 @@ TEST_F(InspectDump, NamesTheProcessThatStoodStill) {
   EXPECT_NE(result.exit_code, 0);
   const ProgramResult told = run({"inspect-dump", path("out")});
   EXPECT_EQ(told.exit_code, 0) << told.err;
-  EXPECT_THAT(told.out, HasSubstr("rank 1 did not arrive within 500 ms"));
+  EXPECT_THAT(told.out, HasSubstr("rank 1 did not arrive within 2000 ms"));
   EXPECT_THAT(told.out, HasSubstr("no dump of rank 1"));
   EXPECT_THAT(told.out, HasSubstr("rank 1 was missing in "));
   EXPECT_THAT(told.out, HasSubstr("rank 0 waited there since "));
