@@ -328,8 +328,8 @@ TEST(Session, SavesWhenItIsAskedTo) {
 
 TEST(Session, CopiesTheStateOfASaveBeforeItsParametersAreOverwritten) {
   const TemporaryFolder folder;
-  const Model model = small_gpt();
-  const RandomTokens data = small_data();
+  const Model model = test::checkpointed_gpt();
+  const RandomTokens data = test::checkpointed_data();
   Session session(model, data, options_of({"zero2", 2}));
   session.step();
   const std::string before = session.save(folder.path("a"));

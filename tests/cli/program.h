@@ -77,6 +77,7 @@ class ProgramTest : public ::testing::Test {
     const std::string out = path("stdout");
     const std::string err = path("stderr");
     constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
+    posix_spawn_file_actions_addchdir_np(&actions, folder_.c_str());  // for what it leaves behind
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input_.c_str(), O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.c_str(), kFlags, 0600);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err.c_str(), kFlags, 0600);

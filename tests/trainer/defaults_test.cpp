@@ -82,6 +82,7 @@ const std::map<std::string, Get>& getters() {
       {"check_collectives", [](const O& o) { return o.check_collectives; }},
       {"trace", [](const O& o) { return or_null(o.trace); }},
       {"overlap_steps", [](const O& o) { return or_null(o.overlap_steps); }},
+      {"dump_folder", [](const O& o) { return o.dump_folder; }},
       {"allow_non_finite", [](const O& o) { return o.allow_non_finite; }},
       {"parameters_hash", [](const O& o) { return o.hash_parameters; }},
   };

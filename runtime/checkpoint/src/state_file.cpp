@@ -201,7 +201,6 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
   }
   return file.finish(std::move(pieces));
 }
-}
 
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                         const StateOptions& options, int rank) {

@@ -60,6 +60,7 @@ Command add_calibrate(CLI::App& program);   ///< times this machine
 Command add_tokenize(CLI::App& program);    ///< writes text as token ids
 Command add_explain(CLI::App& program);     ///< tells what a config file means here
 Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
+Command add_inspect_dump(CLI::App& program);     ///< tells from dumps which rank others waited for
 Command add_env(CLI::App& program);              ///< describes this machine and this build
 Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
 Command add_config(CLI::App& program);           ///< asks how to train and writes a config file

@@ -5,6 +5,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "dump_watch.h"
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "launch/same_run.h"
@@ -34,7 +35,9 @@ int run_evaluate(Config config, const Launcher& launcher) {
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
   const TokenDataset data = open_data(config, choice);
+  const DumpWatch dumps;
   TrainerOptions options = trainer_options(config);
+  options.dump_requests = dumps.requests();
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.evaluation_samples = evaluation_samples(config, data);
   options.checkpoints = {};  // of the training that a file of settings is for
@@ -90,6 +93,7 @@ Command add_evaluate(CLI::App& program) {
   return {&command->command(), [command] {
             const Launcher launcher = find_launcher(std::getenv);
             Config config = command->config(std::cerr, facts_of(launcher));
+            choose_dump_folder(config);
             adopt_launcher(launcher, config);
             return run_evaluate(std::move(config), launcher);
           }};

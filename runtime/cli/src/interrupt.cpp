@@ -15,6 +15,7 @@ constexpr int kToAll = 0x7e55;
 // A signal handler can reach nothing but a global; it runs on any thread.
 std::atomic<int> received{0};
 std::atomic<bool> received_by_all{false};
+std::atomic<int> quits{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 /// The next signal, of either kind, finds the default: it kills.
@@ -25,6 +26,8 @@ extern "C" void remember(int signal, siginfo_t* info, void* /*context*/) {
   received = signal;
   for (const int other : kSignals) std::signal(other, SIG_DFL);
 }
+
+extern "C" void count_quit(int /*signal*/) { ++quits; }
 
 }  // namespace
 
@@ -44,6 +47,19 @@ InterruptGuard::~InterruptGuard() {
 int InterruptGuard::signal() const { return received; }
 
 bool InterruptGuard::reaches_all() const { return received_by_all; }
+
+QuitGuard::QuitGuard() {
+  quits = 0;
+  struct sigaction action {};
+  action.sa_handler = count_quit;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGQUIT, &action, &before_);
+}
+
+QuitGuard::~QuitGuard() { sigaction(SIGQUIT, &before_, nullptr); }
+
+int QuitGuard::count() const { return quits; }
 
 void signal_one_of_all(pid_t process, int signal) {
   sigval value{};

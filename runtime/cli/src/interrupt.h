@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 namespace tessera::cli {
@@ -17,6 +18,21 @@ class InterruptGuard {
   int signal() const;
   /// True if all processes of the run get it: it is from a terminal, or from signal_one_of_all.
   bool reaches_all() const;
+};
+
+/// While one lives, SIGQUIT is counted and does nothing else.
+class QuitGuard {
+ public:
+  QuitGuard();
+  ~QuitGuard();
+  QuitGuard(const QuitGuard&) = delete;
+  QuitGuard& operator=(const QuitGuard&) = delete;
+
+  /// How many have arrived.
+  int count() const;
+
+ private:
+  struct sigaction before_ {};
 };
 
 /// Sends `process`, one of a run of which all get it, a signal that says so.

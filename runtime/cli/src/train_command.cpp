@@ -10,6 +10,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "dump_watch.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
@@ -111,8 +112,9 @@ double machine_flops(TrainerOptions options) {
 }
 
 /// The options of the run, as far as the data, the other processes and memory decide them.
-TrainerOptions complete_options(Config& config, const Launcher& launcher, const GptChoice& choice,
-                                const Model& model, const TokenDataset& dataset,
+TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const Launcher& launcher,
+                                const GptChoice& choice, const Model& model,
+                                const TokenDataset& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
   std::vector<std::string> read = dataset.files();
   if (!config.is_null("tokenizer")) read.push_back(config.get<std::string>("tokenizer"));
@@ -121,6 +123,7 @@ TrainerOptions complete_options(Config& config, const Launcher& launcher, const 
   config.set_effective("data_kind", to_string(dataset.kind()));
   TrainerOptions options = trainer_options(config);
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
+  options.dump_requests = dumps.requests();
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
@@ -134,14 +137,14 @@ TrainerOptions complete_options(Config& config, const Launcher& launcher, const 
 
 /// A planned run. Everything that can be wrong is found here, before a file is written.
 struct PreparedRun {
-  explicit PreparedRun(Config settings)
+  PreparedRun(Config settings, const DumpWatch& dumps)
       : config(std::move(settings)),
         choice(choose_gpt(config)),
         model(make_model(choice)),
         dataset(open_dataset(config, choice)),
         evaluation(open_evaluation(config, choice)),
         trainer(model, dataset,
-                complete_options(config, launcher, choice, model, dataset, evaluation),
+                complete_options(config, dumps, launcher, choice, model, dataset, evaluation),
                 evaluation ? &*evaluation : nullptr) {
     set_effective(config, plan().options);
   }
@@ -244,7 +247,8 @@ int run_train(Config config) {
     }
     return kExitGood;
   }
-  const PreparedRun run(std::move(config));
+  const DumpWatch dumps;
+  const PreparedRun run(std::move(config), dumps);
   RunOutputs outputs(run.config, run.model);
   if (!run.config.get<bool>("quiet")) {
     print_header(run.config, run.choice, run.model, run.dataset, run.plan());
@@ -329,6 +333,7 @@ Command add_train(CLI::App& program) {
   return {&command->command(), [command] {
             const Launcher launcher = find_launcher(std::getenv);
             Config config = command->config(std::cerr, facts_of(launcher));
+            choose_dump_folder(config);
             adopt_launcher(launcher, config);
             if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
             return run_train(std::move(config));

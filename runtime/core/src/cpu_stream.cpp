@@ -143,8 +143,12 @@ void CpuStream::execute(Entry& entry) {
 
 void CpuStream::run_task(Entry& entry) {
   try {
-    if (options_.before_task) options_.before_task();
-    const double begin = options_.on_span ? steady_seconds() : 0.0;
+    double begin = options_.on_begin || options_.on_span ? steady_seconds() : 0.0;
+    if (options_.on_begin) options_.on_begin(entry.work, begin);
+    if (options_.before_task) {
+      options_.before_task();
+      begin = steady_seconds();
+    }
     if (entry.task) entry.task();
     if (options_.on_span) options_.on_span(entry.work, begin, steady_seconds());
   } catch (const std::exception& error) {

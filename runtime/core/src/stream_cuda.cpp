@@ -2,6 +2,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -143,6 +144,10 @@ void StreamCuda::run(const Work& work, const std::function<void()>& task) {
   if (failure_->get()) return;
   try {
     const Range range(device_.nvtx, work.name);
+    if (options_.on_begin && !capturing()) {
+      using Seconds = std::chrono::duration<double>;
+      options_.on_begin(work, Seconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+    }
     if (options_.before_task) options_.before_task();
     Span span{.work = work};
     const bool traced = options_.on_span && !capturing();

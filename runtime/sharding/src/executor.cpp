@@ -117,6 +117,7 @@ class Executor::Impl {
     const Schedule& schedule;
     const BatchSource& source;
     const bool has_snapshot;
+    const std::size_t number;
     StepBuffers buffers;
     std::unique_ptr<HostBuffers> host;  ///< of the snapshot, once there has been one
     std::shared_ptr<MicroBatches> batches;
@@ -137,11 +138,15 @@ class Executor::Impl {
     std::size_t turn;  ///< of what the host gives it and gets from it
     std::chrono::steady_clock::time_point at;
     Event results;
+    std::int64_t step;
   };
 
   void require_no_step() const {
     require(begun_.empty(), ErrorCode::kInvalidArgument,
             "a step has begun: finish_step() comes first");
+  }
+  void enter(HostPhase phase, std::size_t program, std::int64_t step) {
+    if (options_.recorder != nullptr) options_.recorder->begin_phase(phase, program, step);
   }
   void run_apart(const std::function<void(Stream& compute)>& work);
   [[noreturn]] void abandon(std::string_view reason);
@@ -196,6 +201,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
       source(*program.source),
       has_snapshot(std::ranges::find(schedule.buffers, Tier::kHost, &ScheduleBuffer::tier) !=
                    schedule.buffers.end()),
+      number(impl.programs_.size()),
       buffers(schedule, impl.state_, *impl.pool_),
       batches(alike != nullptr ? alike->batches
                                : std::make_shared<MicroBatches>(
@@ -283,7 +289,9 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
   if (first) lanes_.take_spans();  // of what ran between steps
   if (first && program.has_snapshot) prepare_snapshot(number);
   try {
+    enter(HostPhase::kReads, number, step);
     const std::int64_t items = program.batches->read(step, turn);
+    enter(HostPhase::kIssues, number, step);
     if (program.keys != nullptr) program.keys->begin_step(step, turn);
     exchange_.begin_step(
         turn,
@@ -302,7 +310,7 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
       const auto actions = static_cast<int>(program.schedule.actions.size());
       for (int i = 0; i < actions; ++i) put(i);
     }
-    begun_.push_back({number, turn, now, std::exchange(results_, {})});
+    begun_.push_back({number, turn, now, std::exchange(results_, {}), step});
   } catch (const std::exception& error) {
     abandon(error.what());
   } catch (...) {
@@ -334,6 +342,7 @@ StepResult Executor::Impl::finish_step() {
   require(!begun_.empty(), ErrorCode::kInvalidArgument, "no step has begun");
   const Begun step = begun_.front();
   begun_.pop_front();
+  enter(HostPhase::kWaits, step.program, step.step);
   // A step with none behind it is over when its updates are.
   if (!begun_.empty()) {
     try {
@@ -344,6 +353,7 @@ StepResult Executor::Impl::finish_step() {
     }
   }
   if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
+  enter(HostPhase::kOutside, step.program, step.step);
   using std::chrono::milliseconds;
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
                                               std::chrono::steady_clock::now() - step.at));
@@ -378,6 +388,7 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
 void Executor::Impl::abandon(std::string_view reason) {
   const std::exception_ptr failure = std::current_exception();
   groups_.abort(reason);
+  if (options_.recorder != nullptr) options_.recorder->fail(reason);
   try {
     lanes_.synchronize();
   } catch (...) {
@@ -409,7 +420,9 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
   const Work work{.name = action.operation->name,
                   .action = index,
                   .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
-                  .step = step};
+                  .step = step,
+                  .program = static_cast<int>(program.number),
+                  .goes_on = is_collective(action) || action.operation->on_host};
   const auto announce = [this, &action, step] {
     if (options_.before_action) options_.before_action(state_.rank(), step, action);
   };

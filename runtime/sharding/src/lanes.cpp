@@ -51,13 +51,27 @@ StreamOptions Lanes::stream_options(Lane lane) {
                        // when there is nothing left to hide it behind. The next step's forward
                        // waits for the optimizer as well.
                        .urgent = lane != Lane::kCompute,
-                       .on_error = [this](std::string_view what) { groups_.abort(what); }};
+                       .on_error = [this](std::string_view what) {
+                         groups_.abort(what);
+                         if (options_.recorder != nullptr) options_.recorder->fail(what);
+                       }};
   if (options_.before_task) {
     stream.before_task = [lane, before = options_.before_task] { before(lane); };
   }
-  if (options_.trace) {
+  ActionRing* const ring = options_.recorder == nullptr ? nullptr : &options_.recorder->ring(lane);
+  if (ring != nullptr) {
+    stream.on_begin = [ring](const Work& work, double seconds) {
+      if (work.action < 0) return ring->resume();
+      ring->begin(work.program, work.action, work.step, seconds, work.goes_on);
+    };
+  }
+  // Of a GPU's tasks the host knows when it has issued them.
+  ActionRing* const ended = device_.kind() == DeviceKind::kCpu ? ring : nullptr;
+  if (options_.trace || ended != nullptr) {
     // A collective submits tasks of its own, without an action: they belong to the last one.
-    stream.on_span = [this, lane](const Work& work, double begin, double end) {
+    stream.on_span = [this, lane, ended](const Work& work, double begin, double end) {
+      if (ended != nullptr) ended->end(end);
+      if (!options_.trace) return;
       const auto i = static_cast<std::size_t>(lane);
       if (work.action >= 0) current_[i] = work;
       if (current_[i].action < 0) return;
@@ -86,6 +100,9 @@ void Lanes::synchronize() {
     }
   }
   if (failure) std::rethrow_exception(failure);
+  if (options_.recorder == nullptr) return;
+  const double now = recorder_seconds();
+  for (const Lane lane : kAllLanes) options_.recorder->ring(lane).settle(now);
 }
 
 bool Lanes::failed() const {

@@ -20,8 +20,9 @@ std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int r
   return leads ? std::move(group) : nullptr;
 }
 
-ExecutorOptions executor_options_of(const TrainingPlan& plan) {
+ExecutorOptions executor_options_of(const TrainingPlan& plan, FlightRecorder& recorder) {
   ExecutorOptions options = executor_options(plan.options);
+  options.recorder = &recorder;
   options.cuda_kernels.gemm_table = plan.gemm_table;
   return options;
 }
@@ -34,21 +35,35 @@ std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) 
 
 }  // namespace
 
+/// In a catch.
+void RankCrew::note_failure(int rank) {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    dumps_.recorder(rank).fail(error.what());
+  } catch (...) {
+    dumps_.recorder(rank).fail("an unknown exception");
+  }
+}
+
 RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
-                   const std::vector<Program>& programs, int number, ProcessGroup& world)
+                   const std::vector<Program>& programs, int number, ProcessGroup& world,
+                   FlightRecorder& recorder)
     : rank(number),
       device(make_rank_device(plan.options, rank)),
       memory(*device, plan.options.memory_limit_bytes),
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
       state(plan.layout, state_options(plan.schedule), rank, memory),
-      executor(state, model, programs, groups, memory, executor_options_of(plan)) {}
+      executor(state, model, programs, groups, memory, executor_options_of(plan, recorder)) {}
 
-RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs)
+RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,
+                   DumpWriter& dumps)
     : plan_(plan),
       model_(model),
       programs_(std::move(programs)),
-      first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()),
+      dumps_(dumps),
+      first_rank_(dumps.first_rank()),
       made_(make_groups(plan.options)),
       groups_(made_.empty() ? &plan.options.world->groups() : &made_) {
   local_ranks_ = groups_->size();
@@ -59,6 +74,7 @@ RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Pro
         try {
           serve(rank, world);
         } catch (...) {
+          note_failure(rank);
           std::lock_guard lock(mutex_);
           failed_ = true;
           changed_.notify_all();
@@ -91,7 +107,7 @@ RankCrew::~RankCrew() {
 }
 
 void RankCrew::serve(int rank, ProcessGroup& world) {
-  RankSeat seat(plan_, model_, programs_, rank, world);
+  RankSeat seat(plan_, model_, programs_, rank, world, dumps_.recorder(rank));
   for (std::int64_t next = 1;; ++next) {
     std::unique_lock lock(mutex_);
     if (++done_ == local_ranks_) changed_.notify_all();

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "dump_writer.h"
 #include "rank_save.h"
 #include "tessera/core/memory.h"
 #include "tessera/sharding/executor.h"
@@ -19,7 +20,7 @@ namespace tessera {
 /// One rank at work: what its thread owns. Members are destroyed in reverse order.
 struct RankSeat {
   RankSeat(const TrainingPlan& plan, const Model& model, const std::vector<Program>& programs,
-           int rank, ProcessGroup& world);
+           int rank, ProcessGroup& world, FlightRecorder& recorder);
 
   int rank;
   std::unique_ptr<Device> device;
@@ -36,7 +37,9 @@ struct RankSeat {
 class RankCrew {
  public:
   /// Starts them; returns when all have taken their seats. Rethrows what kept one from it.
-  RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs);
+  /// `dumps` keeps what they do.
+  RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,
+           DumpWriter& dumps);
   /// Ends them.
   ~RankCrew();
   RankCrew(const RankCrew&) = delete;
@@ -53,11 +56,13 @@ class RankCrew {
 
  private:
   void serve(int rank, ProcessGroup& world);
+  void note_failure(int rank);
   void wait_until_done();
 
   const TrainingPlan& plan_;
   const Model& model_;
   const std::vector<Program> programs_;
+  DumpWriter& dumps_;
   const int first_rank_;
   std::size_t local_ranks_ = 0;
   std::vector<std::unique_ptr<ProcessGroup>> made_;  ///< groups, unless the world's own are used

@@ -11,6 +11,7 @@
 #include "plan_here.h"
 #include "rank_crew.h"
 #include "resume.h"
+#include "run_origin.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/rank_device.h"
@@ -47,7 +48,11 @@ class Session::Impl {
     snapshot_ = programs.size();
     programs.push_back({&plan_.snapshot, programs.front().source});
     guarded([&] {
-      crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs));
+      std::vector<const Schedule*> schedules;
+      for (const Program& program : programs) schedules.push_back(program.schedule);
+      dumps_ = std::make_unique<DumpWriter>(plan_, std::move(schedules));
+      crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs), *dumps_);
+      introduce();
       if (plan_.resume != nullptr) {
         load();
       } else if (plan_.options.initial_parameters) {
@@ -93,10 +98,11 @@ class Session::Impl {
  private:
   template <typename Body>
   void guarded(const Body& body) const;
+  void introduce();
   void load();
   void load_initial();
   CheckpointSaver& saver();
-  bool agrees_to_stop();
+  bool agrees_to_stop(std::int64_t next);
   StepRecord record_of(const StepResult& result, const RankSeat& seat, double learning_rate,
                        double seconds) const;
 
@@ -112,6 +118,7 @@ class Session::Impl {
   bool begun_ = false;       ///< the step after those
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
+  std::unique_ptr<DumpWriter> dumps_;
   std::unique_ptr<RankCrew> crew_;  ///< its threads use the others
   std::unique_ptr<CheckpointSaver> saver_;
 };
@@ -129,6 +136,15 @@ void Session::Impl::guarded(const Body& body) const {
               concat(error.what(), "; ",
                      memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
   }
+}
+
+/// The processes agree on a name of the run, and compare their clocks.
+void Session::Impl::introduce() {
+  std::optional<RunOrigin> origin;
+  run([&](RankSeat& seat) {
+    if (leads(seat)) origin = meet(seat.leaders.get());
+  });
+  dumps_->begin(*std::move(origin));
 }
 
 void Session::Impl::load() {
@@ -167,15 +183,18 @@ std::optional<SaveRecord> Session::Impl::finish_save() {
   return saver_->finish();
 }
 
-/// Whether some process wants no further step.
-bool Session::Impl::agrees_to_stop() {
+/// Whether some process wants no further step than the `next` first ones.
+bool Session::Impl::agrees_to_stop(std::int64_t next) {
   bool stop = stopping_;
   if (plan_.options.world != nullptr && plan_.options.world->processes() > 1) {
     run([&](RankSeat& seat) {
       if (seat.leaders == nullptr) return;
+      FlightRecorder& recorder = dumps_->recorder(seat.rank);
+      recorder.begin_phase(HostPhase::kMeets, kTraining, next);
       for (const char asks : gather_bytes(*seat.leaders, static_cast<char>(stopping_ ? 1 : 0))) {
         stop = stop || asks != 0;
       }
+      recorder.begin_phase(HostPhase::kOutside, kTraining, next);
     });
   }
   stopping_ = stop;
@@ -203,7 +222,7 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
   using Clock = std::chrono::steady_clock;
   const bool begun = std::exchange(begun_, false);
   const auto goes_on = [this](std::int64_t steps) {
-    return steps < plan_.options.steps && !agrees_to_stop();
+    return steps < plan_.options.steps && !agrees_to_stop(steps);
   };
   if (!begun && !goes_on(steps_)) return std::nullopt;
   const bool copies = wants_copy();

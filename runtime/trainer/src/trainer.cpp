@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "chosen_samples.h"
+#include "dump_writer.h"
 #include "plan_here.h"
 #include "resume.h"
 #include "tessera/core/error.h"
@@ -328,10 +329,10 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     summary.last_step = session.steps();
     take_parameters(session, summary, on_parameter);
   } catch (const std::exception& error) {
-    session.abort(error.what());
+    session.abort(concat(kEndedInOrder, error.what()));
     throw;
   } catch (...) {
-    session.abort("a callback threw");
+    session.abort(concat(kEndedInOrder, "a callback threw"));
     throw;
   }
   summary.evaluation = evaluation;

@@ -370,6 +370,11 @@ std::vector<Row> machine_rows() {
               "overlap_steps",
               "begin each step before the last one's results are read, and run the optimizer "
               "beside its forward pass [true where steps are replayed as a CUDA graph]"),
+          path_row<&O::dump_folder>(
+              "dump_folder",
+              "where a run that fails, or gets SIGQUIT, writes what its ranks were doing, for "
+              "tessera inspect-dump [the folder of --log, or the current one]",
+              MustAgree::kNone),
           bound<&O::allow_non_finite>("allow_non_finite", "go on when the loss is nan or infinite"),
           bound<&O::hash_parameters>(
               "parameters_hash",

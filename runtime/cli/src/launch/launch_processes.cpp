@@ -109,6 +109,7 @@ struct Failure {
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
   signal(SIGUSR1, SIG_DFL);
+  signal(SIGQUIT, SIG_IGN);  // until the process has an answer to it
   sigprocmask(SIG_UNBLOCK, &all_signals, nullptr);
   setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -144,6 +145,7 @@ class Launch {
       forward_output();
       reap();
       pass_on_signal();
+      pass_on_quit();
       escalate();
     }
     if (!failure_ && passed_on_ == 0 && std::ferror(stdout) != 0) {
@@ -315,6 +317,15 @@ class Launch {
     deadline_ = Clock::now() + grace_;
   }
 
+  /// They say what they do, and go on.
+  void pass_on_quit() {
+    if (quits_passed_on_ == quits_.count()) return;
+    quits_passed_on_ = quits_.count();
+    for (const Child& child : children_) {
+      if (child.running) kill(child.pid, SIGQUIT);
+    }
+  }
+
   /// After a failure SIGTERM: it ends whoever still looks for the others, and a run that trains
   /// takes it for Ctrl-C. `grace_` after either, SIGTERM again, which then kills; at last SIGKILL.
   /// A stopped process takes SIGTERM when it continues.
@@ -335,6 +346,8 @@ class Launch {
   }
 
   const InterruptGuard interrupt_;
+  const QuitGuard quits_;
+  int quits_passed_on_ = 0;
   const int meeting_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // see kMeeting
   const std::chrono::seconds grace_;
   std::vector<Child> children_;

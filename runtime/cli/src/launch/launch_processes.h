@@ -27,9 +27,9 @@ struct LaunchResult {
 };
 
 /// Starts the processes and waits until all have ended. What they print comes out line by line,
-/// each with its ranks in front. SIGINT, SIGTERM and SIGUSR1 are passed on. If one fails, the
-/// others get SIGTERM 2 s later, or 0.5 s if the processes have not met yet. Whoever has not ended
-/// `grace` after such a signal gets SIGTERM again, and 3 s later SIGKILL. They die with this
+/// each with its ranks in front. SIGINT, SIGTERM, SIGUSR1 and SIGQUIT are passed on. If one fails,
+/// the others get SIGTERM 2 s later, or 0.5 s if the processes have not met yet. Whoever has not
+/// ended `grace` after such a signal gets SIGTERM again, and 3 s later SIGKILL. They die with this
 /// process.
 LaunchResult run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace);
 

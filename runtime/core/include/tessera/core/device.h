@@ -19,6 +19,9 @@ struct Work {
   int action = -1;        ///< index in the Schedule, -1 for work outside of one
   double seconds = 0.0;   ///< what the sim device charges; other devices ignore it
   std::int64_t step = 0;  ///< the run of the Schedule that the action belongs to
+  int program = 0;        ///< which Schedule, as the Executor counts
+  /// Work without an action that follows on the stream belongs to this one.
+  bool goes_on = false;
 };
 
 /// A point in a stream's order. Copies share it. A default-constructed Event is already past.
@@ -88,6 +91,9 @@ struct StreamOptions {
   /// Called on the executing thread before each task. Tests inject delays here; a throw fails the
   /// task.
   std::function<void()> before_task{};
+  /// Called on the executing thread before each task, and before before_task, with seconds of the
+  /// steady clock; not on the sim device, nor for what is captured in a CUDA graph. Must not throw.
+  std::function<void(const Work& work, double seconds)> on_begin{};
   /// Called on the executing thread after each task that did not throw, with when it ran: seconds
   /// of the steady clock, or of the stream's virtual clock on the sim device. Must not throw.
   std::function<void(const Work& work, double begin_seconds, double end_seconds)> on_span{};

@@ -15,6 +15,7 @@
 #include "tessera/core/memory.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/flight_recorder.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
@@ -60,6 +61,8 @@ struct ExecutorOptions {
   /// counts from 0.
   std::function<void(int rank, std::int64_t step, const Action& action)> before_action{};
   bool trace = false;  ///< keep when each action ran; see Executor::spans
+  /// Records what the rank does, as it does it; must outlive the executor. Null: nothing does.
+  FlightRecorder* recorder = nullptr;
   /// Capture the second step as a CUDA graph and replay it from then on: the same bits, without the
   /// host's part of the work. Needs a CUDA device and groups that can be captured (none, or NCCL).
   bool graph = false;

@@ -18,6 +18,7 @@
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/training_state.h"
+#include "tessera/trainer/dump_requests.h"
 
 namespace tessera {
 
@@ -125,9 +126,13 @@ struct TrainerOptions {
   /// forward pass. A run that is stopped by its callback then ends one step later. Unset: where
   /// steps are replayed as a CUDA graph.
   std::optional<bool> overlap_steps{};
-  bool allow_non_finite = false;   ///< go on when the loss is nan or infinite
-  bool gather_parameters = false;  ///< return the trained parameters in the summary
-  bool hash_parameters = true;     ///< and their hash, for which they are gathered, too
+  /// Where a failing run writes what its ranks were doing, a file per process (see flight_dump.h);
+  /// "": nowhere.
+  std::string dump_folder{};
+  std::shared_ptr<DumpRequests> dump_requests{};  ///< to ask for the same while it runs
+  bool allow_non_finite = false;                  ///< go on when the loss is nan or infinite
+  bool gather_parameters = false;                 ///< return the trained parameters in the summary
+  bool hash_parameters = true;  ///< and their hash, for which they are gathered, too
   /// See ExecutorOptions::before_action; of all ranks of this process.
   std::function<void(int rank, std::int64_t step, const Action& action)> before_action{};
 };

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/sharding/flight_recorder.h"
+
+// A dump: what the ranks of one process have done lately, as a JSON file. Times are seconds since
+// 1970 by the clock of rank 0's process, steps count from 1.
+namespace tessera {
+
+/// An action of a schedule, for a reader that has no schedule.
+struct DumpedAction {
+  std::string lane;
+  std::string text;             ///< describe()
+  std::string group;            ///< of collectives: the name of the ranks that meet; "": none do
+  std::int64_t sent_bytes = 0;  ///< by one rank
+  std::vector<int> waits, previous_waits;  ///< see Action
+};
+
+struct DumpedProgram {
+  std::string purpose;  ///< "train", "evaluate"
+  std::vector<DumpedAction> actions;
+};
+
+struct DumpedLane {
+  std::string name;
+  std::vector<ActionRecord> records;  ///< the oldest first
+};
+
+struct DumpedRank {
+  int rank = 0;
+  std::map<std::string, std::vector<int>> groups;  ///< the ranks of each group of DumpedAction
+  std::vector<DumpedLane> lanes;                   ///< those that have worked
+  std::vector<ActionRecord> host;
+};
+
+struct FlightDump {
+  std::string path;
+  std::string run;      ///< the same in all processes of a run
+  int number = 1;       ///< of the dumps that the process has written
+  bool failed = false;  ///< written on a failure; else somebody has asked for it
+  std::string reason;
+  double noticed = 0.0;  ///< when the process learnt of the failure, or was asked
+  /// The moment to look at: that, or when the first process noticed. What has happened since, such
+  /// as the late arrival of a rank that others had given up, is in the records too.
+  double at = 0.0;
+  std::string host;
+  std::int64_t pid = 0;
+  std::string strategy, mesh;
+  int world_size = 1;
+  /// Records end when the action does. If not, on a GPU, they begin when it is issued, and end when
+  /// the host has seen the end of the step.
+  bool sees_ends = true;
+  std::vector<DumpedProgram> programs;
+  std::vector<DumpedRank> ranks;
+};
+
+nlohmann::ordered_json to_json(const FlightDump& dump);
+/// Throws Error{kNotFound, kIo, kConfig} that names the file, if it is no dump or an other
+/// version's.
+FlightDump read_flight_dump(const std::string& path);
+/// The dumps in `paths`, which are files or folders: the last one of each process, by rank, or, if
+/// there was a failure, those that were written on it. Of folders those of the newest run. Throws
+/// as read_flight_dump; Error{kNotFound} if there is none, Error{kConfig} if files are of several
+/// runs.
+std::vector<FlightDump> read_flight_dumps(std::span<const std::string> paths);
+
+/// An action of a run.
+struct ActionAt {
+  int program = 0;
+  std::int64_t step = 0;
+  int action = 0;
+  auto operator<=>(const ActionAt&) const = default;
+};
+
+/// Something that a rank did not get beyond.
+struct Obstacle {
+  enum class Kind : std::uint8_t {
+    kAction,  ///< `at` runs
+    kReady,   ///< `at` could run, and does not: its thread or the process stands still
+    kHost,    ///< the host's thread has not issued `at`: see `phase`
+  };
+  Kind kind = Kind::kAction;
+  ActionAt at;
+  HostPhase phase = HostPhase::kOutside;
+  double since = 0.0;    ///< of kAction and kHost
+  double seconds = 0.0;  ///< from then to the dump
+};
+
+/// A rank that others waited for, in `at`, which it had not begun.
+struct Absence {
+  int rank = 0;
+  std::optional<Obstacle> obstacle{};  ///< none: its process has left no dump
+  bool waits_itself = false;           ///< the obstacle is a collective that others are absent from
+};
+
+/// A collective in which ranks wait.
+struct CollectiveWait {
+  ActionAt at;
+  /// Not the action, but the exchange of the processes before its step; ranks stand for their
+  /// processes.
+  bool of_hosts = false;
+  std::vector<int> waiting;
+  /// Everybody had come, and it did not end: `absent` are ranks that were still at what the others
+  /// had ended.
+  bool all_came = false;
+  double since = 0.0;    ///< the first of them
+  double seconds = 0.0;  ///< that it has waited
+  std::vector<Absence> absent;
+};
+
+/// What dumps of one run say.
+struct FlightDiagnosis {
+  std::vector<int> without_dump;      ///< ranks
+  std::vector<CollectiveWait> waits;  ///< those first whose absent ranks wait for nobody else
+};
+/// `dumps` are of one run.
+FlightDiagnosis diagnose(std::span<const FlightDump> dumps);
+
+/// The last record of a lane or host that had begun at `time`, if any; one that ended later has no
+/// end.
+std::optional<ActionRecord> record_at(std::span<const ActionRecord> records, double time);
+
+}  // namespace tessera

@@ -1,0 +1,203 @@
+#include "dump_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
+#include "tessera/core/storage.h"
+#include "tessera/sharding/operation.h"
+#include "tessera/trainer/dump_requests.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kAllRanks = "all";  // the group of an operation of all ranks
+
+/// The name of the ranks that an action's meet among.
+std::string group_of(const Action& action) {
+  switch (action.operation->meeting) {
+    case Meeting::kNone:
+      return "";
+    case Meeting::kAlongAxes:
+      return to_string(action.axes);
+    case Meeting::kWorld:
+      return kAllRanks;
+  }
+  return "";
+}
+
+std::int64_t sent_by(const Schedule& schedule, const Action& action) {
+  if (action.operation->charge == nullptr) return 0;
+  Traffic traffic;
+  action.operation->charge(schedule, action, traffic);
+  std::int64_t bytes = 0;
+  for (const std::int64_t sent : traffic.sent_bytes) bytes += sent;
+  return bytes;
+}
+
+DumpedProgram describe_program(const Schedule& schedule) {
+  DumpedProgram program{.purpose = std::string(to_string(schedule.purpose)), .actions = {}};
+  for (const Action& action : schedule.actions) {
+    program.actions.push_back({.lane = std::string(to_string(action.lane)),
+                               .text = describe(schedule, action),
+                               .group = group_of(action),
+                               .sent_bytes = sent_by(schedule, action),
+                               .waits = action.waits,
+                               .previous_waits = action.previous_waits});
+  }
+  return program;
+}
+
+std::map<std::string, std::vector<int>> groups_of(const std::vector<const Schedule*>& schedules,
+                                                  int rank) {
+  std::map<std::string, std::vector<int>> groups;
+  for (const Schedule* const schedule : schedules) {
+    for (const Action& action : schedule->actions) {
+      const std::string name = group_of(action);
+      if (name.empty() || groups.contains(name)) continue;
+      const AxisSet axes =
+          name == kAllRanks ? AxisSet{Axis::kReplicate, Axis::kShard} : action.axes;
+      groups[name] = schedule->mesh.group(axes, rank);
+    }
+  }
+  return groups;
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+bool DumpRequests::write(std::string_view reason) {
+  const std::lock_guard lock(mutex_);
+  if (write_) write_(reason);
+  return static_cast<bool>(write_);
+}
+
+void DumpRequests::serve(Write write) {
+  const std::lock_guard lock(mutex_);
+  write_ = std::move(write);
+}
+
+DumpWriter::DumpWriter(const TrainingPlan& plan, std::vector<const Schedule*> schedules)
+    : plan_(plan),
+      schedules_(std::move(schedules)),
+      first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()) {
+  const World* const world = plan.options.world.get();
+  const int ranks = world == nullptr ? plan.options.ranks : world->local_ranks();
+  for (int i = 0; i < ranks; ++i) {
+    recorders_.push_back(std::make_unique<FlightRecorder>(
+        [this](const FlightRecorder::Failure& failure) { fail(failure); }));
+  }
+}
+
+DumpWriter::~DumpWriter() {
+  if (plan_.options.dump_requests != nullptr) plan_.options.dump_requests->serve(nullptr);
+}
+
+void DumpWriter::begin(RunOrigin run) {
+  run_ = std::move(run);
+  if (plan_.options.dump_requests == nullptr) return;
+  plan_.options.dump_requests->serve(
+      [this](std::string_view reason) { write(false, reason, recorder_seconds()); });
+}
+
+void DumpWriter::fail(const FlightRecorder::Failure& failure) noexcept {
+  const bool worked = std::ranges::any_of(
+      recorders_, [](const auto& recorder) { return !recorder->host().records().empty(); });
+  if (!worked || failure.what.find(kEndedInOrder) != std::string::npos) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(has_failed_, true)) return;
+  }
+  write(true, failure.what, failure.seconds);
+}
+
+void DumpWriter::write(bool failed, std::string_view reason, double at) noexcept {
+  namespace fs = std::filesystem;
+  const std::lock_guard lock(mutex_);
+  if (plan_.options.dump_folder.empty()) return;
+  std::string note;
+  try {
+    FlightDump dump = take(failed, reason, at);
+    dump.number = ++written_;
+    const fs::path folder = plan_.options.dump_folder;
+    const std::string path =
+        (folder / concat("tessera_dump_", run_.name, "_rank", first_rank_, "_", written_, ".json"))
+            .string();
+    try {
+      disk().make_folder(folder.string());
+      write_file(
+          disk(), path + ".part",
+          to_json(dump).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+              "\n");
+      disk().rename(path + ".part", path);
+      note = concat("what the ranks were doing is in ", path, "; tessera inspect-dump ",
+                    folder.string(), " tells who waited for whom");
+    } catch (const std::exception& error) {
+      note = concat("what the ranks were doing could not be written: ", error.what());
+    }
+    if (plan_.options.dump_requests != nullptr) plan_.options.dump_requests->note(note);
+  } catch (...) {  // NOLINT: nothing of this may be another failure
+  }
+}
+
+DumpedRank DumpWriter::take_rank(int rank) const {
+  const FlightRecorder& recorder = *recorders_[static_cast<std::size_t>(rank - first_rank_)];
+  DumpedRank out{.rank = rank,
+                 .groups = groups_of(schedules_, rank),
+                 .lanes = {},
+                 .host = recorder.host().records()};
+  for (const Lane lane : kAllLanes) {
+    std::vector<ActionRecord> records = recorder.ring(lane).records();
+    if (!records.empty()) out.lanes.push_back({std::string(to_string(lane)), std::move(records)});
+  }
+  return out;
+}
+
+FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) const {
+  // From the steady clock to the wall clock of rank 0's process.
+  const double ahead = wall_seconds() - recorder_seconds() - run_.clock_ahead;
+  const auto in_words = [&](std::vector<ActionRecord>& records) {
+    for (ActionRecord& record : records) {
+      ++record.step;
+      record.begin += ahead;
+      if (record.end) *record.end += ahead;
+    }
+  };
+  const TrainerOptions& options = plan_.options;
+  FlightDump dump{.path = {},
+                  .run = run_.name,
+                  .failed = failed,
+                  .reason = std::string(reason),
+                  .noticed = at + ahead,
+                  .at = at + ahead,
+                  .host = host_name(),
+                  .pid = getpid(),
+                  .strategy = options.strategy,
+                  .mesh = concat("replicate ", plan_.schedule.mesh.replicate, ", shard ",
+                                 plan_.schedule.mesh.shard),
+                  .world_size = plan_.schedule.mesh.world_size(),
+                  .sees_ends = options.device != DeviceChoice::kCuda,
+                  .programs = {},
+                  .ranks = {}};
+  for (const Schedule* const schedule : schedules_) {
+    dump.programs.push_back(describe_program(*schedule));
+  }
+  for (int i = 0; i < static_cast<int>(recorders_.size()); ++i) {
+    DumpedRank rank = take_rank(first_rank_ + i);
+    in_words(rank.host);
+    for (DumpedLane& lane : rank.lanes) in_words(lane.records);
+    dump.ranks.push_back(std::move(rank));
+  }
+  return dump;
+}
+
+}  // namespace tessera

@@ -1,0 +1,311 @@
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "tessera/trainer/flight_dump.h"
+
+namespace tessera {
+namespace {
+
+/// Seconds that a collective may take without being told of, where all have come to it.
+constexpr double kLong = 1.0;
+
+/// One rank at the moment that its dump tells of.
+class RankHistory {
+ public:
+  RankHistory(const FlightDump& dump, const DumpedRank& rank) : dump_(dump), rank_(rank) {}
+
+  bool sees_ends() const { return dump_.sees_ends; }
+  double time() const { return dump_.at; }
+  int number() const { return rank_.rank; }
+  std::optional<ActionRecord> host() const { return record_at(rank_.host, dump_.at); }
+  /// The host, before the step in question, has come to this phase.
+  bool has_reached(HostPhase phase, std::int64_t step) const;
+  Obstacle obstacle_of_host() const;
+  /// An action that runs.
+  Obstacle in(const ActionRecord& record) const {
+    return {.at = {record.program, record.step, record.action},
+            .since = record.begin,
+            .seconds = dump_.at - record.begin};
+  }
+  const std::vector<DumpedLane>& lanes() const { return rank_.lanes; }
+  const DumpedAction& action(const ActionAt& at) const {
+    return dump_.programs[static_cast<std::size_t>(at.program)]
+        .actions[static_cast<std::size_t>(at.action)];
+  }
+  const std::vector<int>& group(const ActionAt& at) const {
+    static const std::vector<int> none;
+    const auto found = rank_.groups.find(action(at).group);
+    return found == rank_.groups.end() ? none : found->second;
+  }
+
+  std::optional<ActionRecord> last(const DumpedLane& lane) const {
+    return record_at(lane.records, dump_.at);
+  }
+  bool has_begun(const ActionAt& at) const { return find(at).has_value() || is_forgotten(at); }
+  bool has_ended(const ActionAt& at) const {
+    const auto record = find(at);
+    return record ? record->end.has_value() : is_forgotten(at);
+  }
+  /// What keeps the rank from `at`, which it has not begun.
+  Obstacle obstacle_before(const ActionAt& at) const;
+
+ private:
+  const DumpedLane* lane_of(const ActionAt& at) const;
+  std::optional<ActionRecord> find(const ActionAt& at) const;
+  bool is_forgotten(const ActionAt& at) const;
+  bool is_issued(const ActionAt& at) const;
+  ActionAt next_of_lane(const ActionAt& at) const;
+  std::optional<ActionAt> first_unmet_wait(const ActionAt& at) const;
+
+  const FlightDump& dump_;
+  const DumpedRank& rank_;
+};
+
+ActionAt place_of(const ActionRecord& record) {
+  return {record.program, record.step, record.action};
+}
+
+/// The lane, or the one that works for it: the first, where they share a stream.
+const DumpedLane* RankHistory::lane_of(const ActionAt& at) const {
+  const auto found = std::ranges::find(rank_.lanes, action(at).lane, &DumpedLane::name);
+  if (found != rank_.lanes.end()) return &*found;
+  return rank_.lanes.empty() ? nullptr : &rank_.lanes.front();
+}
+
+std::optional<ActionRecord> RankHistory::find(const ActionAt& at) const {
+  const DumpedLane* const lane = lane_of(at);
+  if (lane == nullptr) return std::nullopt;
+  for (auto record = lane->records.rbegin(); record != lane->records.rend(); ++record) {
+    if (record->begin > dump_.at || place_of(*record) != at) continue;
+    ActionRecord found = *record;
+    if (found.end && *found.end > dump_.at) found.end.reset();
+    return found;
+  }
+  return std::nullopt;
+}
+
+/// Before what the ring still has.
+bool RankHistory::is_forgotten(const ActionAt& at) const {
+  const DumpedLane* const lane = lane_of(at);
+  if (lane == nullptr || lane->records.empty()) return false;
+  const ActionRecord& oldest = lane->records.front();
+  return oldest.program == at.program &&
+         std::pair(at.step, at.action) < std::pair(oldest.step, oldest.action) &&
+         lane->records.size() >= ActionRing::kRecords;
+}
+
+bool RankHistory::is_issued(const ActionAt& at) const {
+  return std::ranges::any_of(rank_.host, [&](const ActionRecord& record) {
+    return record.begin <= dump_.at && record.program == at.program && record.step == at.step &&
+           record.action == static_cast<int>(HostPhase::kIssues) && record.end &&
+           *record.end <= dump_.at;
+  });
+}
+
+/// The first action of the lane, up to `at`, that has not begun.
+ActionAt RankHistory::next_of_lane(const ActionAt& at) const {
+  const std::string& lane = action(at).lane;
+  ActionAt next{at.program, at.step, 0};
+  for (; next.action < at.action; ++next.action) {
+    if (action(next).lane == lane && !has_begun(next)) return next;
+  }
+  return at;
+}
+
+std::optional<ActionAt> RankHistory::first_unmet_wait(const ActionAt& at) const {
+  for (const int wait : action(at).waits) {
+    const ActionAt earlier{at.program, at.step, wait};
+    if (!has_ended(earlier)) return earlier;
+  }
+  if (at.step == 1) return std::nullopt;
+  for (const int wait : action(at).previous_waits) {
+    const ActionAt earlier{at.program, at.step - 1, wait};
+    // A step of another run, before a checkpoint, is in no record.
+    if (has_begun(earlier) && !has_ended(earlier)) return earlier;
+  }
+  return std::nullopt;
+}
+
+bool RankHistory::has_reached(HostPhase phase, std::int64_t step) const {
+  return std::ranges::any_of(rank_.host, [&](const ActionRecord& record) {
+    return record.begin <= dump_.at && record.action == static_cast<int>(phase) &&
+           record.step == step;
+  });
+}
+
+/// What the host is at, or, if it waits for results, an action that runs.
+Obstacle RankHistory::obstacle_of_host() const {
+  const auto now = host();
+  if (now && now->action == static_cast<int>(HostPhase::kWaits)) {
+    for (const DumpedLane& lane : rank_.lanes) {
+      const auto working = last(lane);
+      if (!working || working->end) continue;
+      return in(*working);
+    }
+  }
+  return {.kind = Obstacle::Kind::kHost,
+          .at = {0, now ? now->step : 0, 0},
+          .phase = now ? static_cast<HostPhase>(now->action) : HostPhase::kOutside,
+          .since = now ? now->begin : dump_.at,
+          .seconds = now ? dump_.at - now->begin : 0.0};
+}
+
+Obstacle RankHistory::obstacle_before(const ActionAt& at) const {
+  const auto host = this->host();
+  const auto by_host = [&] {
+    return Obstacle{.kind = Obstacle::Kind::kHost,
+                    .at = at,
+                    .phase = host ? static_cast<HostPhase>(host->action) : HostPhase::kOutside,
+                    .since = host ? host->begin : dump_.at,
+                    .seconds = host ? dump_.at - host->begin : 0.0};
+  };
+  if (!sees_ends()) return by_host();
+  if (const DumpedLane* const lane = lane_of(at)) {
+    const auto working = last(*lane);
+    if (working && !working->end) {
+      return in(*working);
+    }
+  }
+  const ActionAt next = next_of_lane(at);
+  const bool issues = host && host->action == static_cast<int>(HostPhase::kIssues);
+  if (!is_issued(at) && !issues) return by_host();
+  if (const auto wait = first_unmet_wait(next)) {
+    if (!has_begun(*wait)) return obstacle_before(*wait);  // earlier in the schedule: this ends
+    return in(*find(*wait));
+  }
+  return issues ? by_host() : Obstacle{.kind = Obstacle::Kind::kReady, .at = next};
+}
+
+using Ranks = std::map<int, RankHistory>;
+
+/// The collectives that ranks are in, by action and the group's first rank. On a GPU: the last
+/// that each lane was given.
+std::map<std::pair<ActionAt, int>, CollectiveWait> collectives_in_progress(const Ranks& ranks) {
+  std::map<std::pair<ActionAt, int>, CollectiveWait> waits;
+  for (const auto& [rank, history] : ranks) {
+    for (const DumpedLane& lane : history.lanes()) {
+      const auto record = history.last(lane);
+      if (!record || record->end) continue;
+      const ActionAt at = place_of(*record);
+      const std::vector<int>& group = history.group(at);
+      if (group.size() < 2) continue;
+      CollectiveWait& wait = waits[{at, group.front()}];
+      wait.at = at;
+      wait.since = wait.waiting.empty() ? record->begin : std::min(wait.since, record->begin);
+      wait.seconds = std::max(wait.seconds, history.time() - record->begin);
+      wait.waiting.push_back(rank);
+    }
+  }
+  return waits;
+}
+
+std::vector<Absence> absent_from(const CollectiveWait& wait, const Ranks& ranks) {
+  std::vector<Absence> absent;
+  for (const int peer : ranks.at(wait.waiting.front()).group(wait.at)) {
+    const auto found = ranks.find(peer);
+    if (found == ranks.end()) {
+      absent.push_back({.rank = peer});
+    } else if (!found->second.has_begun(wait.at)) {
+      absent.push_back({.rank = peer, .obstacle = found->second.obstacle_before(wait.at)});
+    }
+  }
+  return absent;
+}
+
+/// Members of a collective that all had begun which are at work on what another has ended.
+std::vector<Absence> behind_in(const CollectiveWait& wait, const Ranks& ranks) {
+  std::vector<Absence> behind;
+  for (const int rank : wait.waiting) {
+    const RankHistory& history = ranks.at(rank);
+    for (const DumpedLane& lane : history.lanes()) {
+      const auto record = history.last(lane);
+      if (!record || record->end || !history.group(place_of(*record)).empty()) continue;
+      const bool ended_elsewhere = std::ranges::any_of(
+          wait.waiting, [&](int peer) { return ranks.at(peer).has_ended(place_of(*record)); });
+      if (ended_elsewhere) behind.push_back({.rank = rank, .obstacle = history.in(*record)});
+    }
+  }
+  return behind;
+}
+
+/// Between steps processes wait for each other; the first rank of each stands for it.
+std::optional<CollectiveWait> wait_of_hosts(std::span<const FlightDump> dumps,
+                                            const std::vector<int>& without_dump) {
+  CollectiveWait wait;
+  wait.of_hosts = true;
+  std::vector<RankHistory> others;
+  for (const FlightDump& dump : dumps) {
+    const RankHistory rank(dump, dump.ranks.front());
+    const auto host = rank.host();
+    if (!host || host->end || host->action != static_cast<int>(HostPhase::kMeets)) {
+      others.push_back(rank);
+      continue;
+    }
+    wait.since = wait.waiting.empty() ? host->begin : std::min(wait.since, host->begin);
+    wait.seconds = std::max(wait.seconds, dump.at - host->begin);
+    wait.at = {0, std::max(wait.at.step, host->step), 0};
+    wait.waiting.push_back(rank.number());
+  }
+  for (const int rank : without_dump) wait.absent.push_back({.rank = rank});
+  for (const RankHistory& rank : others) {
+    if (rank.has_reached(HostPhase::kMeets, wait.at.step)) continue;
+    wait.absent.push_back({.rank = rank.number(), .obstacle = rank.obstacle_of_host()});
+  }
+  if (wait.waiting.empty() || wait.absent.empty()) return std::nullopt;
+  return wait;
+}
+
+}  // namespace
+
+std::optional<ActionRecord> record_at(std::span<const ActionRecord> records, double time) {
+  for (auto record = records.rbegin(); record != records.rend(); ++record) {
+    if (record->begin > time) continue;
+    ActionRecord found = *record;
+    if (found.end && *found.end > time) found.end.reset();
+    return found;
+  }
+  return std::nullopt;
+}
+
+FlightDiagnosis diagnose(std::span<const FlightDump> dumps) {
+  FlightDiagnosis diagnosis;
+  Ranks ranks;
+  for (const FlightDump& dump : dumps) {
+    for (const DumpedRank& rank : dump.ranks) ranks.emplace(rank.rank, RankHistory(dump, rank));
+  }
+  for (int rank = 0; rank < dumps.front().world_size; ++rank) {
+    if (!ranks.contains(rank)) diagnosis.without_dump.push_back(rank);
+  }
+  std::set<std::pair<int, ActionAt>> held_up;  // ranks, and the collectives in which they wait
+  for (auto& [key, wait] : collectives_in_progress(ranks)) {
+    wait.absent = absent_from(wait, ranks);
+    if (wait.absent.empty()) {
+      const bool others_have_ended =
+          wait.waiting.size() < ranks.at(wait.waiting.front()).group(wait.at).size();
+      if (others_have_ended || wait.seconds < kLong) continue;
+      wait.all_came = true;
+      wait.absent = behind_in(wait, ranks);
+    }
+    for (const int rank : wait.waiting) held_up.emplace(rank, wait.at);
+    diagnosis.waits.push_back(std::move(wait));
+  }
+  if (auto wait = wait_of_hosts(dumps, diagnosis.without_dump)) {
+    diagnosis.waits.push_back(*std::move(wait));
+  }
+  for (CollectiveWait& wait : diagnosis.waits) {
+    for (Absence& absence : wait.absent) {
+      absence.waits_itself = absence.obstacle &&
+                             absence.obstacle->kind == Obstacle::Kind::kAction &&
+                             held_up.contains({absence.rank, absence.obstacle->at});
+    }
+  }
+  std::ranges::stable_sort(diagnosis.waits, {}, [](const CollectiveWait& wait) {
+    const bool follows = std::ranges::all_of(wait.absent, &Absence::waits_itself);
+    return std::pair(follows, wait.since);
+  });
+  return diagnosis;
+}
+
+}  // namespace tessera

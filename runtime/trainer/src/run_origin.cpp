@@ -1,0 +1,53 @@
+#include "run_origin.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <ctime>
+#include <functional>
+
+#include "gather.h"
+#include "tessera/core/error.h"
+#include "tessera/core/host_name.h"
+
+namespace tessera {
+namespace {
+
+struct Introduction {
+  double wall_seconds = 0.0;
+  std::int64_t pid = 0;
+  std::uint64_t host = 0;  ///< a hash of its name
+};
+
+/// "20261123-184501-4711": UTC, and a process id.
+std::string name_of(const Introduction& first) {
+  const auto seconds = static_cast<std::time_t>(first.wall_seconds);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y%m%d-%H%M%S", &utc);
+  return concat(text.data(), "-", first.pid);
+}
+
+Introduction introduction() {
+  using Seconds = std::chrono::duration<double>;
+  return {.wall_seconds = Seconds(std::chrono::system_clock::now().time_since_epoch()).count(),
+          .pid = getpid(),
+          .host = std::hash<std::string>{}(host_name())};
+}
+
+}  // namespace
+
+/// Processes of one machine have one clock. Others leave the first exchange at nearly the same
+/// moment: within the time that a message takes.
+RunOrigin meet(ProcessGroup* leaders) {
+  if (leaders == nullptr) return {.name = name_of(introduction())};
+  gather_bytes(*leaders, char{0});
+  const Introduction own = introduction();
+  const Introduction first = gather_bytes(*leaders, own).front();
+  return {.name = name_of(first),
+          .clock_ahead = own.host == first.host ? 0.0 : own.wall_seconds - first.wall_seconds};
+}
+
+}  // namespace tessera

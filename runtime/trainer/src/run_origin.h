@@ -1,0 +1,12 @@
+#pragma once
+
+#include "dump_writer.h"
+#include "tessera/collectives/process_group.h"
+
+namespace tessera {
+
+/// The origin of a run that begins now. `leaders`: one rank of each process, this one's too; null
+/// if there is one process.
+RunOrigin meet(ProcessGroup* leaders);
+
+}  // namespace tessera
