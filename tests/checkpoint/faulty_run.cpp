@@ -33,7 +33,7 @@ class FaultHere {
   FaultHere(const Fault& fault, int process) : fault_(fault), armed_(fault.process == process) {}
 
   void at_action(std::int64_t step, const Action& action) {
-    if (action.operation->name == std::string_view("copy")) return at("snapshot");
+    if (action.operation == &operations::kCopy && step == fault_.checkpoint) at("snapshot");
     if (step == fault_.step) at(action.operation->name);
   }
   void at(std::string_view place) {
@@ -71,8 +71,6 @@ class NamedCalls {
       if (const int times = ++times_[place]; times > 1) place += concat(" ", times);
       if (!run_.calls.empty()) std::ofstream(run_.calls, std::ios::app) << place << "\n";
     }
-    // The state is copied when the file of it is begun. Where copies are actions, that was first.
-    if (place == "create rank") fault_.at("snapshot");
     fault_.at(place);
   }
 

@@ -126,7 +126,7 @@ TEST(Snapshot, IsTheStateBeforeTheStepAndChangesNoBitOfIt) {
         EXPECT_TRUE(copies(member, chain.schedule) == before);
       }
       EXPECT_TRUE(same_bits(expected.parameters, member.executor->gather_parameters()));
-      member.executor->take_snapshot(0);
+      member.executor->take_snapshot(0, 7);
       EXPECT_TRUE(copies(member, chain.schedule) == parts(*member.state, chain.schedule));
     });
   }
@@ -234,7 +234,7 @@ TEST(Snapshot, IsTakenBesideStepsThatTrainOnly) {
   EXPECT_THROW(with_snapshot(plan(chain.layout, options), false), Error);
   launch_ranks(make_thread_group(2), [&](int, ProcessGroup& group) {
     ChainRank member(chain, group);
-    EXPECT_THROW(member.executor->take_snapshot(0), Error);
+    EXPECT_THROW(member.executor->take_snapshot(0, 7), Error);
   });
 }
 

@@ -9,6 +9,11 @@
 #include <xxhash.h>
 
 namespace tessera {
+namespace {
+
+constexpr std::size_t kMostBuffered = std::size_t{1} << 20;
+
+}  // namespace
 
 std::string state_file_name(int rank) {
   const std::string digits = concat(rank);
@@ -40,6 +45,7 @@ StateFileWriter::StateFileWriter(Storage& storage, const std::string& folder, st
       file_(storage.create(concat(folder, "/", name_), bytes_)),
       hash_(std::make_unique<Hash>()) {
   append(std::as_bytes(std::span(header)));
+  flush(place_);
 }
 
 StateFileWriter::~StateFileWriter() = default;
@@ -50,21 +56,31 @@ void StateFileWriter::end_chunk() {
 }
 
 void StateFileWriter::append(std::span<const std::byte> bytes) {
+  const auto all = bytes;
+  const std::int64_t begin = place_;
   while (!bytes.empty()) {
     const auto room = static_cast<std::size_t>(kChunkBytes - place_ % kChunkBytes);
     const auto part = bytes.first(std::min(room, bytes.size()));
     XXH3_64bits_update(&hash_->state, part.data(), part.size());
-    file_->write(place_, part);
     place_ += static_cast<std::int64_t>(part.size());
     bytes = bytes.subspan(part.size());
     if (place_ % kChunkBytes == 0) end_chunk();
   }
+  if (small_.size() + all.size() > kMostBuffered) flush(begin);
+  if (all.size() > kMostBuffered) return file_->write(begin, all);
+  small_.insert(small_.end(), all.begin(), all.end());
+}
+
+void StateFileWriter::flush(std::int64_t end) {
+  if (!small_.empty()) file_->write(end - static_cast<std::int64_t>(small_.size()), small_);
+  small_.clear();
 }
 
 SavedFile StateFileWriter::finish(std::vector<SavedPiece> pieces) {
   require(place_ == bytes_, ErrorCode::kInternal, "'", name_, "' has ", bytes_, " bytes, and ",
           place_, " were written");
   if (place_ % kChunkBytes != 0) end_chunk();
+  flush(place_);
   file_->sync();
   return {.name = name_,
           .bytes = bytes_,

@@ -36,12 +36,15 @@ class StateFileWriter {
  private:
   struct Hash;
   void end_chunk();
+  /// Writes what is buffered, which ends at `end` in the file.
+  void flush(std::int64_t end);
 
   std::string name_;
   std::int64_t bytes_;
   std::unique_ptr<Storage::File> file_;
-  std::int64_t place_ = 0;
-  std::unique_ptr<Hash> hash_;  ///< of the chunk that is not whole yet
+  std::int64_t place_ = 0;        ///< up to which it has been given
+  std::vector<std::byte> small_;  ///< what is given in small parts is written in larger ones
+  std::unique_ptr<Hash> hash_;    ///< of the chunk that is not whole yet
   std::vector<std::uint64_t> chunk_hashes_;
 };
 

@@ -90,7 +90,7 @@ class Executor::Impl {
   void begin_step(std::int64_t step, double learning_rate, std::size_t program);
   StepResult finish_step();
   StepResult evaluate(std::size_t program, std::int64_t samples);
-  void take_snapshot(std::size_t program);
+  void take_snapshot(std::size_t program, std::int64_t step);
   void prepare_snapshot(std::size_t program);
   TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
     const HostBuffers* const host = programs_.at(program)->host.get();
@@ -328,12 +328,12 @@ void Executor::Impl::prepare_snapshot(std::size_t number) {
   lanes_.open(Lane::kCopyOut);
 }
 
-void Executor::Impl::take_snapshot(std::size_t number) {
+void Executor::Impl::take_snapshot(std::size_t number, std::int64_t step) {
   prepare_snapshot(number);
   Loaded& program = *programs_[number];
   for (std::size_t i = 0; i < program.schedule.actions.size(); ++i) {
     if (program.schedule.actions[i].operation != &operations::kCopy) continue;
-    issue(program, 0, static_cast<int>(i));
+    issue(program, step, static_cast<int>(i));
   }
   lanes_.synchronize();
 }
@@ -561,7 +561,9 @@ StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
   return impl_->evaluate(program, samples);
 }
 
-void Executor::take_snapshot(std::size_t program) { impl_->take_snapshot(program); }
+void Executor::take_snapshot(std::size_t program, std::int64_t step) {
+  impl_->take_snapshot(program, step);
+}
 void Executor::prepare_snapshot(std::size_t program) { impl_->prepare_snapshot(program); }
 TensorView Executor::snapshot(std::size_t program, const std::string& state_tensor) const {
   return impl_->snapshot(program, state_tensor);

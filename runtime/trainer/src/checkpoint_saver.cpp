@@ -62,7 +62,7 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
 
 void CheckpointSaver::copy() {
   const Clock::time_point begin = Clock::now();
-  crew_.run([this](RankSeat& seat) { seat.executor.take_snapshot(program_); });
+  crew_.run([this](RankSeat& seat) { seat.executor.take_snapshot(program_, record_.step); });
   record_.waited_seconds = Seconds(Clock::now() - begin).count();
   write();
 }

@@ -127,7 +127,8 @@ class Executor {
 
   /// Copies a program's snapshot (with_snapshot) as the state is now, without a step; blocks. A
   /// step of the program copies it, too: as the state is before that step. Not collective.
-  void take_snapshot(std::size_t program);
+  /// `step`: the one that would be next, for records.
+  void take_snapshot(std::size_t program, std::int64_t step);
   /// Takes the host memory of a program's snapshot now, not when it is first needed. Not
   /// collective.
   void prepare_snapshot(std::size_t program);
