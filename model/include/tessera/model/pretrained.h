@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/checkpoint/state_file.h"
 #include "tessera/core/named_text.h"
 #include "tessera/model/gpt.h"
 #include "tessera/model/gpt_sampler.h"
-#include "tessera/sharding/training_state.h"
 
 namespace tessera {
 
