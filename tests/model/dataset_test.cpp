@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "temporary_folder.h"
@@ -192,6 +195,49 @@ TEST(TokenDataset, ReadsEveryTokenFormat) {
   EXPECT_EQ(read_all(folder.write_tokens("gpt2.tok", {20240520, 1, 5}, narrow)), expected);
   EXPECT_EQ(read_all(folder.write_tokens("llama.tok", {20240801, 7, 5}, wide)),
             (Tokens{1, 128000, 70000, 0, 7}));
+}
+
+// A changed file either is refused by name, or gives tokens of the vocabulary.
+TEST(TokenDataset, SurvivesMutatedFiles) {
+  TemporaryFolder folder;
+  constexpr std::int64_t kVocabulary = 400;
+  const std::vector<std::uint32_t> wide{3, 1, 399, 200, 7, 0, 11, 5, 2};
+  std::mt19937 random(17);
+  int accepted = 0, refused = 0;
+  for (const std::string& good :
+       {folder.write_tokens("narrow.bin", {20240520, 1, 350}, ascending(350)),
+        folder.write_tokens("wide.bin", {20240801, 7, 9}, wide)}) {
+    std::ostringstream original;
+    original << std::ifstream(good, std::ios::binary).rdbuf();
+    for (int round = 0; round < 300; ++round) {
+      std::string bytes = original.str();
+      const std::size_t size = bytes.size();
+      if (round % 3 == 0) bytes.resize(random() % (2 * size));
+      for (std::size_t k = random() % 4; k > 0 && !bytes.empty(); --k) {
+        // Half of the changes to magic, version and number.
+        const std::size_t end =
+            random() % 2 == 0 ? std::min<std::size_t>(12, bytes.size()) : bytes.size();
+        bytes[random() % end] = static_cast<char>(random());
+      }
+      const std::string path = folder.write("mutant.bin", bytes);
+      try {
+        const TokenDataset dataset({.path = path,
+                                    .kind = DataKind::kTokens,
+                                    .sequence_length = 4,
+                                    .vocab_size = kVocabulary});
+        for (const std::int32_t token : stream_of_samples(dataset)) {
+          ASSERT_GE(token, 0);
+          ASSERT_LT(token, kVocabulary);
+        }
+        ++accepted;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("mutant.bin"));
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(accepted, 20);
+  EXPECT_GT(refused, 100);
 }
 
 TEST(TokenDataset, ShardsFollowEachOtherInOrder) {
