@@ -147,7 +147,7 @@ std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
   const KernelTable kernels = recording_kernels();
   std::vector<std::vector<KernelCall>> by_action(program.schedule->actions.size());
   std::vector<KernelCall> outside;
-  recording = &outside;
+  const KernelRecording until_the_end(outside);
   ExecutorOptions noting = options;
   noting.layer_kernels = &kernels;
   // An action is charged just before it runs, on this thread.
@@ -157,13 +157,7 @@ std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
     recording->clear();
     return 0.0;
   };
-  try {
-    simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), noting);
-  } catch (...) {
-    recording = nullptr;
-    throw;
-  }
-  recording = nullptr;
+  simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), noting);
   return by_action;
 }
 
