@@ -4,13 +4,12 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include <utility>
 
 #include "builtin_profiles.h"
+#include "object_reader.h"
 #include "tessera/core/error.h"
-#include "tessera/core/nearest_name.h"
 
 namespace tessera {
 namespace {
@@ -47,47 +46,6 @@ constexpr std::pair<const char*, LinkProfile HardwareProfile::*> kLinks[] = {
     {"process", &HardwareProfile::process},
     {"node", &HardwareProfile::node},
     {"network", &HardwareProfile::network}};
-
-/// An object whose keys are all read: `finish` names one that was not.
-class ObjectReader {
- public:
-  ObjectReader(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
-    require(object.is_object(), ErrorCode::kConfig, place_, " must be an object");
-  }
-  const Json& take(const char* key) {
-    require(object_.contains(key), ErrorCode::kConfig, place_, " has no '", key, "'; add it");
-    taken_.insert(key);
-    return object_.at(key);
-  }
-  bool has(const char* key) const { return object_.contains(key); }
-  std::string text(const char* key) {
-    const Json& value = take(key);
-    require(value.is_string(), ErrorCode::kConfig, place_, ": '", key, "' must be a text");
-    return value.get<std::string>();
-  }
-  double number(const char* key, bool may_be_zero = false) {
-    const Json& value = take(key);
-    const double number = value.is_number() ? value.get<double>() : -1.0;
-    require(std::isfinite(number) && (may_be_zero ? number >= 0.0 : number > 0.0),
-            ErrorCode::kConfig, place_, ": '", key, "' must be a number ",
-            may_be_zero ? "of at least 0" : "above 0", ", not ", value.dump());
-    return number;
-  }
-  std::string place_of(const char* key) const { return concat(place_, ", '", key, "'"); }
-  void finish() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (taken_.contains(key)) continue;
-      const std::string near = nearest_name(key, {taken_.begin(), taken_.end()});
-      fail(ErrorCode::kConfig, place_, " has an unknown key '", key, "'",
-           near.empty() ? "; remove it" : concat("; did you mean '", near, "'?"));
-    }
-  }
-
- private:
-  const Json& object_;
-  std::string place_;
-  std::set<std::string> taken_;
-};
 
 void require_dtype(const std::string& dtype, const std::string& place) {
   require(dtype == "fp32" || dtype == "bf16", ErrorCode::kConfig, place, " has a dtype '", dtype,
