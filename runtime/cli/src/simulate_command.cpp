@@ -1,16 +1,16 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <optional>
-#include <sstream>
 
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "report.h"
+#include "sweep.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/pareto.h"
 #include "tessera/lab/simulate_step.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -93,38 +93,6 @@ Cell simulate_cell(Config config, const HardwareProfile& profile) {
   return cell;
 }
 
-struct Swept {
-  std::string name;
-  std::vector<std::string> values;
-};
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, at);) {
-    if (!part.empty()) parts.push_back(part);
-  }
-  return parts;
-}
-
-std::vector<Swept> parse_sweep(const Config& config) {
-  std::vector<Swept> all;
-  for (const std::string& entry : split(config.get<std::string>("sweep"), ' ')) {
-    const std::size_t equals = entry.find('=');
-    Swept swept{.name = entry.substr(0, equals), .values = {}};
-    std::ranges::replace(swept.name, '-', '_');
-    if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
-    require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
-            "' names no values; write it like strategy=zero2,full_shard");
-    const bool known =
-        std::ranges::find(config.table(), swept.name, &Setting::name) != config.table().end();
-    require(known, ErrorCode::kConfig, "--sweep: there is no setting '", swept.name,
-            "'; 'tessera simulate --help' lists them");
-    all.push_back(std::move(swept));
-  }
-  return all;
-}
-
 struct LeftOut {
   std::vector<std::string> values;
   std::string why;
@@ -133,19 +101,8 @@ struct LeftOut {
 /// Every combination, the last setting's values first; those that cannot be are left out.
 std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
                                const std::vector<Swept>& sweep, std::vector<LeftOut>& left_out) {
-  std::vector<std::vector<std::string>> combinations{{}};
-  for (const Swept& swept : sweep) {
-    std::vector<std::vector<std::string>> longer;
-    for (const auto& combination : combinations) {
-      for (const std::string& value : swept.values) {
-        longer.push_back(combination);
-        longer.back().push_back(value);
-      }
-    }
-    combinations = std::move(longer);
-  }
   std::vector<Cell> cells;
-  for (const auto& values : combinations) {
+  for (const auto& values : combinations(sweep)) {
     try {
       Config own = config;
       for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
@@ -156,15 +113,13 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
       left_out.push_back({values, error.what()});
     }
   }
-  for (Cell& cell : cells) {
-    cell.is_best = std::ranges::none_of(cells, [&](const Cell& other) {
-      const auto per_rank = [](const Cell& c) {
-        return c.tokens_per_second() / static_cast<double>(c.plan.options.ranks);
-      };
-      return other.memory <= cell.memory && per_rank(other) >= per_rank(cell) &&
-             (other.memory < cell.memory || per_rank(other) > per_rank(cell));
-    });
+  std::vector<ParetoPoint> points;
+  for (const Cell& cell : cells) {
+    points.push_back({static_cast<double>(cell.memory),
+                      static_cast<double>(cell.plan.options.ranks) / cell.tokens_per_second()});
   }
+  const std::vector<bool> best = pareto_front(points);
+  for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
   return cells;
 }
 
@@ -274,7 +229,8 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
-  const std::vector<Swept> sweep = parse_sweep(config);
+  const std::vector<Swept> sweep =
+      parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
   for (const LeftOut& one : left_out) {
