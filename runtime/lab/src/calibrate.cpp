@@ -199,8 +199,8 @@ class Calibration {
     KernelProbe probe;
   };
   const CalibrationOptions& options_;
-  const std::string source_ = concat("measured on ", options_.machine, ", ", options_.cores,
-                                     " cores busy");
+  const std::string source_ =
+      concat("measured on ", options_.machine, ", ", options_.cores, " cores busy");
   std::vector<Task> kernels_;
   std::vector<std::tuple<int, CollectiveKind, std::int64_t>> collectives_;  ///< ranks, elements
   int done_ = 0;
@@ -240,8 +240,8 @@ void Calibration::time_kernels(HardwareProfile& profile) {
     }
     const double seconds = team->seconds_of(task.probe, options_.seconds);
     const double rate = (call.flops > 0.0 ? call.flops : call.bytes) / seconds;
-    const auto [place, is_new] = places.try_emplace({task.threads, task.dtype, name},
-                                                    profile.kernels.size());
+    const auto [place, is_new] =
+        places.try_emplace({task.threads, task.dtype, name}, profile.kernels.size());
     if (is_new) {
       profile.kernels.push_back({name, task.dtype, task.threads, source_, {}});
     }
@@ -277,8 +277,8 @@ void Calibration::time_collectives(HardwareProfile& profile) {
 HardwareProfile Calibration::run() {
   plan_kernels();
   for (int ranks = 2; ranks <= std::min(2 * options_.cores, 16); ranks *= 2) {
-    for (const CollectiveKind kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
-                                      CollectiveKind::kAllReduce}) {
+    for (const CollectiveKind kind :
+         {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce}) {
       for (const std::int64_t numel : {64, 4096, 65536, 1 << 19, 1 << 22}) {
         collectives_.emplace_back(ranks, kind, numel);
       }
@@ -293,8 +293,8 @@ HardwareProfile Calibration::run() {
   profile.memory_bandwidth = measured(copies.points.back().per_second);
   profile.copy_out = measured(profile.memory_bandwidth.value / 2.0);
   const KernelRates& fills = *profile.find("fill", "fp32", 1);
-  profile.launch = measured(4.0 * fills.points.front().size.front() /
-                            fills.points.front().per_second);
+  profile.launch =
+      measured(4.0 * fills.points.front().size.front() / fills.points.front().per_second);
   profile.handover = measured(seconds_of_handover());
   profile.memory_bytes = measured(options_.memory_bytes);
   profile.cores = {static_cast<double>(options_.cores), "those that this process may use"};

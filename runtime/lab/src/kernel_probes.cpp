@@ -15,7 +15,9 @@ constexpr std::int64_t kAlignment = 64;
 
 using Run = std::function<void(const KernelTable&, ProbeOperands&, Stream&)>;
 
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 /// A kernel of passes: the lab counts its FLOPs and bytes as it does in a step.
 KernelProbe recorded(Run run) {
@@ -26,7 +28,7 @@ KernelProbe recorded(Run run) {
     const auto stream = device.create_stream({.name = "probe"});
     ProbeOperands operands(memory, *stream);
     const KernelTable kernels = recording_kernels();
-    const KernelRecording recording(calls);
+    const KernelRecording until_the_end(calls);
     run(kernels, operands, *stream);
   }
   return {std::move(calls.back()), std::move(run)};
@@ -51,8 +53,7 @@ std::vector<T> every(int step, std::vector<T> all) {
 }
 
 /// Kernels that go over (rows, C).
-void add_row_kernels(std::vector<KernelProbe>& probes, DType t, std::int64_t rows,
-                     std::int64_t c) {
+void add_row_kernels(std::vector<KernelProbe>& probes, DType t, std::int64_t rows, std::int64_t c) {
   const DType f = DType::kFloat32;
   for (const bool residual : {false, true}) {
     probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
@@ -122,12 +123,15 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
   unary(&KernelTable::gelu_forward, [](View x, View y) { return GeluForwardArgs{x, y}; });
   unary(&KernelTable::silu_forward, [](View x, View y) { return SiluForwardArgs{x, y}; });
   unary(&KernelTable::relu_forward, [](View x, View y) { return ReluForwardArgs{x, y}; });
-  binary(&KernelTable::gelu_backward,
-         [](View x, View dy, View dx) { return GeluBackwardArgs{x, dy, dx}; });
-  binary(&KernelTable::silu_backward,
-         [](View x, View dy, View dx) { return SiluBackwardArgs{x, dy, dx}; });
-  binary(&KernelTable::relu_backward,
-         [](View y, View dy, View dx) { return ReluBackwardArgs{y, dy, dx}; });
+  binary(&KernelTable::gelu_backward, [](View x, View dy, View dx) {
+    return GeluBackwardArgs{x, dy, dx};
+  });
+  binary(&KernelTable::silu_backward, [](View x, View dy, View dx) {
+    return SiluBackwardArgs{x, dy, dx};
+  });
+  binary(&KernelTable::relu_backward, [](View y, View dy, View dx) {
+    return ReluBackwardArgs{y, dy, dx};
+  });
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.dropout({.x = o.input({n}, t),
                .y = o.output({n}, t),
@@ -195,24 +199,22 @@ void add_updates(std::vector<KernelProbe>& probes, DType t, std::int64_t n) {
                                std::vector<TensorView> views(states);
                                for (TensorView& view : views) view = o.state({n});
                                const OptimizerSegment all{.begin = 0, .end = n};
-                               OptimizerStepArgs args{
-                                   .optimizer = &row,
-                                   .master = o.state({n}),
-                                   .gradient = o.input({n}, f),
-                                   .states = views,
-                                   .segments = {&all, 1},
-                                   .scalars = o.scalars({kOptimizerScalars}, f),
-                                   .gradient_scale = o.scalars({1}, f)};
+                               OptimizerStepArgs args{.optimizer = &row,
+                                                      .master = o.state({n}),
+                                                      .gradient = o.input({n}, f),
+                                                      .states = views,
+                                                      .segments = {&all, 1},
+                                                      .scalars = o.scalars({kOptimizerScalars}, f),
+                                                      .gradient_scale = o.scalars({1}, f)};
                                if (rounds) args.parameter = o.output({n}, t);
                                k.optimizer_step(args, s);
                              }));
   }
-  probes.push_back(counted("norm-partial", t, 4 * n,
-                           [=](const KernelTable& k, ProbeOperands& o, Stream& s) {
-                             k.exact_squares({.x = o.input({n}, f),
-                                              .words = o.scalars({kExactSumWords}, DType::kInt64)},
-                                             s);
-                           }));
+  probes.push_back(
+      counted("norm-partial", t, 4 * n, [=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+        k.exact_squares({.x = o.input({n}, f), .words = o.scalars({kExactSumWords}, DType::kInt64)},
+                        s);
+      }));
 }
 
 }  // namespace
@@ -223,7 +225,8 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
   const std::int64_t bytes = aligned(shape.numel() * static_cast<std::int64_t>(size_of(dtype)));
   if (ring.bytes.view().bytes() < bytes + kAlignment) {
     const Shape whole{std::max(2 * bytes, kRingBytes) / 4};
-    ring.bytes = Tensor::empty(memory_, whole, DType::kFloat32, MemoryCategory::kWorkspace, "probe");
+    ring.bytes =
+        Tensor::empty(memory_, whole, DType::kFloat32, MemoryCategory::kWorkspace, "probe");
     const KernelTable& kernels = kernels_for(memory_.device());
     if (deviation > 0.0F) {
       kernels.fill_normal({.dst = ring.bytes, .stddev = deviation}, stream_);
@@ -236,8 +239,8 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
       ring.bytes = Tensor::empty(memory_, Shape{2 * whole.numel()}, dtype,
                                  MemoryCategory::kWorkspace, "probe");
       for (const std::int64_t half : {std::int64_t{0}, whole.numel()}) {
-        kernels.cast(
-            {.src = numbers, .dst = ring.bytes.view().narrow(0, half, whole.numel())}, stream_);
+        kernels.cast({.src = numbers, .dst = ring.bytes.view().narrow(0, half, whole.numel())},
+                     stream_);
       }
     }
     ring.next = 0;
@@ -268,8 +271,8 @@ std::vector<KernelProbe> step_kernel_probes(DType dtype, int threads, int coarse
       add_row_kernels(probes, dtype, rows, columns);
     }
   }
-  for (const std::int64_t n : every<std::int64_t>(
-           coarseness, {1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23})) {
+  for (const std::int64_t n :
+       every<std::int64_t>(coarseness, {1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23})) {
     add_elementwise_kernels(probes, dtype, n);
     add_updates(probes, dtype, n);
   }

@@ -18,10 +18,10 @@ class ProbeOperands {
   /// `stream` is of the memory's device.
   ProbeOperands(Memory& memory, Stream& stream);
 
-  TensorView input(Shape shape, DType dtype);       ///< normal numbers; to be read only
-  TensorView tokens(Shape shape);                   ///< int32 zeros; to be read only
-  TensorView output(Shape shape, DType dtype);      ///< to be written first
-  TensorView state(Shape shape);                    ///< fp32 zeros, to be updated
+  TensorView input(Shape shape, DType dtype);   ///< normal numbers; to be read only
+  TensorView tokens(Shape shape);               ///< int32 zeros; to be read only
+  TensorView output(Shape shape, DType dtype);  ///< to be written first
+  TensorView state(Shape shape);                ///< fp32 zeros, to be updated
   /// Zeros, always the same ones; scalars that a kernel reads or adds to.
   TensorView scalars(Shape shape, DType dtype);
 

@@ -20,9 +20,9 @@ struct CalibrationOptions {
 
 /// Times kernels, collectives and the handing over of work between lanes on this machine's CPU: no
 /// run that a profile is to predict. Kernels run on as many ranks at once as keep all cores busy,
-/// each with 1 thread, with all cores, and with about as many threads as ranks; collectives among 2,
-/// 4, ... ranks up to twice the cores, at most 16. What a kernel reads has mostly left the caches of
-/// a core.
+/// each with 1 thread, with all cores, and with about as many threads as ranks; collectives among
+/// 2, 4, ... ranks up to twice the cores, at most 16. What a kernel reads has mostly left the
+/// caches of a core.
 ///
 /// Throws Error{kAborted} when `progress` says so, and what the kernels throw.
 HardwareProfile calibrate_cpu(const CalibrationOptions& options);
