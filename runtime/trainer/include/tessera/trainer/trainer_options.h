@@ -12,13 +12,13 @@
 #include "tessera/core/dtype.h"
 #include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
+#include "tessera/lab/dump_requests.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/learning_rate.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/training_state.h"
-#include "tessera/trainer/dump_requests.h"
 
 namespace tessera {
 
