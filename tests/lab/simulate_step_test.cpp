@@ -139,7 +139,7 @@ Subject subject(const std::string& strategy, int count, Recompute recompute = Re
                                .placement = found.placement,
                                .reshard_after_forward = found.reshard_after_forward,
                                .parameter_dtype = DType::kBFloat16,
-                               .recompute = recompute});
+                               .policy = {.recompute = recompute}});
   return s;
 }
 
