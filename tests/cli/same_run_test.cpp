@@ -129,7 +129,7 @@ const std::map<std::string, Other> kOthers{
     {"cuda_graph", {"false"}},
     {"threads_per_rank", {"2"}},
     {"check_collectives", {"true"}},
-    {"trace", {"true"}},
+    {"time_actions", {"true"}},
     {"overlap_steps", {"true"}},
     {"save", {"here"}},
     {"save_every", {"2"}},

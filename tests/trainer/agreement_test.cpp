@@ -145,7 +145,7 @@ const std::map<std::string, std::string> kOthers{
     {"cuda_graph", "false"},
     {"threads_per_rank", "17"},
     {"check_collectives", "true"},
-    {"trace", "true"},
+    {"time_actions", "true"},
     {"overlap_steps", "true"},
     {"save", "here"},
     {"save_every", "2"},

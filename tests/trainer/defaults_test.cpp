@@ -80,7 +80,7 @@ const std::map<std::string, Get>& getters() {
       {"memory_limit", [](const O& o) { return o.memory_limit_bytes; }},
       {"timeout", [](const O& o) { return o.timeout.count(); }},
       {"check_collectives", [](const O& o) { return o.check_collectives; }},
-      {"trace", [](const O& o) { return or_null(o.trace); }},
+      {"time_actions", [](const O& o) { return or_null(o.time_actions); }},
       {"overlap_steps", [](const O& o) { return or_null(o.overlap_steps); }},
       {"dump_folder", [](const O& o) { return o.dump_folder; }},
       {"allow_non_finite", [](const O& o) { return o.allow_non_finite; }},

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "command_line.h"
 #include "commands.h"
@@ -12,8 +13,11 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/simulate_step.h"
+#include "tessera/lab/simulated_trace.h"
+#include "tessera/lab/trace.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
 #include "text_table.h"
@@ -74,6 +78,7 @@ Cell simulate_cell(Config config, const HardwareProfile& profile) {
   const GptChoice choice = choose_gpt(config);
   TrainerOptions options = trainer_options(config);
   options.device = profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  const std::string trace = std::exchange(options.trace, {}).file;
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
   Cell cell{.plan = make_training_plan(model, shapes, options)};
@@ -82,6 +87,11 @@ Cell simulate_cell(Config config, const HardwareProfile& profile) {
   cell.step = simulate_step(
       {&cell.plan.schedule, &shapes}, cell.plan.layout, model, executor_options(resolved),
       {profile, static_cast<int>(config.get<std::int64_t>("ranks_per_node"))});
+  if (!trace.empty()) {
+    OutputFile(trace, "--trace")
+        .write(to_text(to_trace({&cell.plan.schedule, &shapes}, cell.plan.layout, model,
+                                executor_options(resolved), cell.step.spans, resolved.strategy)));
+  }
   cell.tokens =
       resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
   const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
@@ -275,6 +285,11 @@ int run_simulate(const Config& config) {
     return kExitGood;
   }
   const std::vector<Swept> sweep = parse_sweep(config);
+  if (!config.is_null("trace")) {
+    require(sweep.empty(), ErrorCode::kConfig,
+            "--trace is of one run, and --sweep of many; leave one of them out");
+    check_writable(config.get<std::string>("trace"), "--trace");
+  }
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
   for (const LeftOut& one : left_out) {

@@ -1,4 +1,4 @@
-#include "tessera/lab/flight_trace.h"
+#include "tessera/lab/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
