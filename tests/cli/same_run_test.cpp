@@ -130,6 +130,8 @@ const std::map<std::string, Other> kOthers{
     {"threads_per_rank", {"2"}},
     {"check_collectives", {"true"}},
     {"time_actions", {"true"}},
+    {"trace", {"trace.json"}},
+    {"trace_steps", {"2", {{"trace", "trace.json"}}}},
     {"overlap_steps", {"true"}},
     {"save", {"here"}},
     {"save_every", {"2"}},

@@ -146,6 +146,8 @@ const std::map<std::string, std::string> kOthers{
     {"threads_per_rank", "17"},
     {"check_collectives", "true"},
     {"time_actions", "true"},
+    {"trace", "trace.json"},
+    {"trace_steps", "2-3"},
     {"overlap_steps", "true"},
     {"save", "here"},
     {"save_every", "2"},

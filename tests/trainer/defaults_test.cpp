@@ -81,6 +81,8 @@ const std::map<std::string, Get>& getters() {
       {"timeout", [](const O& o) { return o.timeout.count(); }},
       {"check_collectives", [](const O& o) { return o.check_collectives; }},
       {"time_actions", [](const O& o) { return or_null(o.time_actions); }},
+      {"trace", [](const O& o) { return o.trace.file; }},
+      {"trace_steps", [](const O& o) { return o.trace.steps ? to_string(*o.trace.steps) : ""; }},
       {"overlap_steps", [](const O& o) { return or_null(o.overlap_steps); }},
       {"dump_folder", [](const O& o) { return o.dump_folder; }},
       {"allow_non_finite", [](const O& o) { return o.allow_non_finite; }},

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "tessera/core/sim_device.h"
@@ -141,12 +142,13 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
                     const ExecutorOptions& options) {
   SimDevice device(options.device);
   Memory memory(device);
-  std::vector<std::unique_ptr<ShapesOnly>> shapes;
+  std::map<const BatchSource*, std::unique_ptr<ShapesOnly>> shapes;  // programs may share one
   std::vector<Program> simulated;
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) {
-    shapes.push_back(std::make_unique<ShapesOnly>(*program.source));
-    simulated.push_back({program.schedule, shapes.back().get()});
+    auto& own = shapes[program.source];
+    if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
+    simulated.push_back({program.schedule, own.get()});
     schedules.push_back(program.schedule);
   }
   RankGroups groups = RankGroups::simulated(0, schedules);
