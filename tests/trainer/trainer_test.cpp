@@ -143,7 +143,7 @@ TEST(Trainer, CheckedCollectivesChangeNothing) {
 
 TEST(Trainer, RecordsEveryStep) {
   TrainerOptions options = options_for("full_shard", 2);
-  options.trace = true;
+  options.time_actions = true;
   const Model model = tiny_model();
   const TinyData data;
   const Trainer trainer(model, data, options);
@@ -439,7 +439,7 @@ TEST(Trainer, MemoryDoesNotGrowWithTheSteps) {
   TrainerOptions options = options_for("full_shard", 1);
   options.steps = kLast;
   options.accumulate = 1;
-  options.trace = true;
+  options.time_actions = true;
   std::size_t first = 0, last = 0;
   Trainer(model, data, options).train([&](const StepRecord& record) {
     if (record.step == kFirst) first = mallinfo2().uordblks + mallinfo2().hblkhd;
@@ -454,7 +454,7 @@ TEST(Trainer, TheSummaryLeavesOutTheFirstStepWhereThereAreThree) {
     TrainerOptions options = options_for("full_shard", 2);
     options.steps = steps;
     options.learning_rate.warmup_steps = 0;
-    options.trace = true;
+    options.time_actions = true;
     const Model model = tiny_model();
     const TinyData data;
     double seconds = 0.0, tokens = 0.0, exposed = 0.0;

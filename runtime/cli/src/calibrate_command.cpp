@@ -170,7 +170,7 @@ int calibrate_profile(const Config& config, const std::string& path) {
 }
 
 int run_calibrate(Config config) {
-  const std::string table = config.get<std::string>("gemm_table");
+  const std::string table = trainer_options(config).gemm_table;
   const std::string profile = config.get<std::string>("profile");
   require(table.empty() != profile.empty(), ErrorCode::kConfig,
           "choose what to time: ", kProfileFlag,
