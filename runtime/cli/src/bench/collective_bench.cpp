@@ -131,9 +131,9 @@ class Measurement {
         const double share = collective_.reads(group_.size(), in_place);
         const auto bytes = static_cast<std::int64_t>(static_cast<double>(row.bytes) * share);
         if (bytes == 0) continue;
-        copies[in_place ? 1 : 0].push_back(time(
-            [this, bytes] { buffers_.copy(bytes, numel_, options_.threads); },
-            options_.iterations));
+        copies[in_place ? 1 : 0].push_back(
+            time([this, bytes] { buffers_.copy(bytes, numel_, options_.threads); },
+                 options_.iterations));
       }
     }
     row.out_of_place.copy_seconds = median(copies[0]);
@@ -158,9 +158,8 @@ class Measurement {
     const double beside = time(work, calls);
     const double gemm_beside = load_->stop();
     const double gemm_slowdown = clock_.longest({gemm_beside / gemm_alone}).front();
-    return {.seconds = beside,
-            .collective_slowdown = beside / alone,
-            .gemm_slowdown = gemm_slowdown};
+    return {
+        .seconds = beside, .collective_slowdown = beside / alone, .gemm_slowdown = gemm_slowdown};
   }
 
   const CollectiveCase& collective_;

@@ -18,15 +18,15 @@ struct CollectiveOptions {
   std::int64_t max_bytes = std::int64_t{64} << 20;
   std::int64_t step_bytes = 0;  ///< above 0: from one size to the next, instead of the factor
   int step_factor = 4;
-  int iterations = 20;  ///< calls of a timing
-  int warm_ups = 5;     ///< calls before the first timing of a size
-  int repeats = 5;      ///< timings, in turns out of place, in place and as a memcpy
-  bool check = true;    ///< compare every element with what it must be
+  int iterations = 20;    ///< calls of a timing
+  int warm_ups = 5;       ///< calls before the first timing of a size
+  int repeats = 5;        ///< timings, in turns out of place, in place and as a memcpy
+  bool check = true;      ///< compare every element with what it must be
   bool blocking = false;  ///< the time is the mean of calls that start together, not of a pipeline
   int root = 0;
   int unalign = 0;  ///< elements by which buffers begin behind an aligned address
   DType dtype = DType::kFloat32;
-  int threads = 1;         ///< of a rank
+  int threads = 1;  ///< of a rank
   /// Hold a CPU rank of one thread to a core, where there are enough: left alone, the system now
   /// and then puts two ranks that wait for each other on one core.
   bool bind_threads = false;
@@ -35,7 +35,7 @@ struct CollectiveOptions {
 
 /// A collective beside GEMMs of the same rank, and they beside it.
 struct ContendedTimes {
-  double seconds = 0.0;             ///< of a call
+  double seconds = 0.0;              ///< of a call
   double collective_slowdown = 0.0;  ///< over the same pipeline without GEMMs
   double gemm_slowdown = 0.0;        ///< of the slowest rank's, over GEMMs without the collective
 };
@@ -56,9 +56,9 @@ struct PlaceTimes {
 /// A line of the table.
 struct CollectiveRow {
   const CollectiveCase* collective = nullptr;
-  int ranks = 1;            ///< of the group
-  std::int64_t bytes = 0;   ///< of the whole buffer
-  std::int64_t count = 0;   ///< elements, as nccl-tests counts them
+  int ranks = 1;           ///< of the group
+  std::int64_t bytes = 0;  ///< of the whole buffer
+  std::int64_t count = 0;  ///< elements, as nccl-tests counts them
   DType dtype = DType::kFloat32;
   int root = -1;
   PlaceTimes out_of_place{}, in_place{};
@@ -79,7 +79,6 @@ struct BenchGroups {
 /// the dtype or the root.
 std::vector<CollectiveRow> measure_collective(
     const CollectiveCase& collective, const BenchGroups& groups, Device& device,
-    const CollectiveOptions& options,
-    const std::function<void(const CollectiveRow&)>& on_row = {});
+    const CollectiveOptions& options, const std::function<void(const CollectiveRow&)>& on_row = {});
 
 }  // namespace tessera::bench

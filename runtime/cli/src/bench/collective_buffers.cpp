@@ -108,7 +108,8 @@ std::int64_t CollectiveBuffers::count_wrong(const CollectiveCase& collective,
                                             const CollectiveOperands& operands, int rank, int n) {
   from_device(operands.output);
   const std::int64_t numel = operands.output.numel();
-  const std::int64_t part = std::max<std::int64_t>(1, collective.output_is_part ? numel : numel / n);
+  const std::int64_t part =
+      std::max<std::int64_t>(1, collective.output_is_part ? numel : numel / n);
   return with_type(operands.output.dtype, [&]<typename T>(T) {
     std::int64_t wrong = 0;
     for (std::int64_t i = 0; i < numel; ++i) {

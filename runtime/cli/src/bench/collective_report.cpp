@@ -59,10 +59,9 @@ std::string wrong_text(const CollectiveRow& row, const PlaceTimes& place, bool c
 
 std::string place_text(const CollectiveRow& row, const PlaceTimes& place, bool checked,
                        bool statistics) {
-  std::string text =
-      printed("  %8s  %6.2f  %6.2f  %6s", time_text(place.seconds).c_str(),
-              row.algbw(place) * kGiga, row.busbw(place) * kGiga,
-              wrong_text(row, place, checked).c_str());
+  std::string text = printed("  %8s  %6.2f  %6.2f  %6s", time_text(place.seconds).c_str(),
+                             row.algbw(place) * kGiga, row.busbw(place) * kGiga,
+                             wrong_text(row, place, checked).c_str());
   if (!statistics) return text;
   const CallStatistics s = statistics_of(place.calls);
   return text + printed("  %8s  %8s  %8s  %5.1f  %6.2f", time_text(s.min).c_str(),
@@ -74,9 +73,9 @@ std::string place_heading(bool statistics, bool units) {
   std::string text = units ? printed("  %8s  %6s  %6s  %6s", "(us)", "(GB/s)", "(GB/s)", "")
                            : printed("  %8s  %6s  %6s  %6s", "time", "algbw", "busbw", "#wrong");
   if (!statistics) return text;
-  return text + (units ? printed("  %8s  %8s  %8s  %5s  %6s", "(us)", "(us)", "(us)", "", "memcpy")
-                       : printed("  %8s  %8s  %8s  %5s  %6s", "i_min", "i_p50", "i_p99", "i_cv%",
-                                 "of"));
+  return text +
+         (units ? printed("  %8s  %8s  %8s  %5s  %6s", "(us)", "(us)", "(us)", "", "memcpy")
+                : printed("  %8s  %8s  %8s  %5s  %6s", "i_min", "i_p50", "i_p99", "i_cv%", "of"));
 }
 
 std::string contended_text(const char* where, const ContendedTimes& times) {

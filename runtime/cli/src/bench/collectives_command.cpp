@@ -95,8 +95,8 @@ void read_options(CollectivesRequest& request) {
   o.blocking = request.blocking != 0;
   o.dtype = bench::parse_nccl_type(request.type);
   require(o.min_bytes > 0, ErrorCode::kConfig, "-b ", request.min_bytes, " must be above 0");
-  require(o.min_bytes <= o.max_bytes, ErrorCode::kConfig, "-b ", request.min_bytes,
-          " is above -e ", request.max_bytes, "; exchange them, or give both");
+  require(o.min_bytes <= o.max_bytes, ErrorCode::kConfig, "-b ", request.min_bytes, " is above -e ",
+          request.max_bytes, "; exchange them, or give both");
   require(request.op == "sum", ErrorCode::kConfig, "-o ", request.op,
           " is not among the library's operations; it sums: -o sum");
 }
@@ -148,8 +148,8 @@ class CollectivesRun {
   void print_beginning() const {
     std::cout << "# tessera " << TESSERA_VERSION << " bench collectives, columns of nccl-tests\n"
               << "# nThread " << measure_.threads << " ranks " << options_.ranks << " minBytes "
-              << measure_.min_bytes << " maxBytes " << measure_.max_bytes << " step: "
-              << (measure_.step_bytes > 0 ? measure_.step_bytes : measure_.step_factor)
+              << measure_.min_bytes << " maxBytes " << measure_.max_bytes
+              << " step: " << (measure_.step_bytes > 0 ? measure_.step_bytes : measure_.step_factor)
               << (measure_.step_bytes > 0 ? "(bytes)" : "(factor)")
               << " warmup iters: " << measure_.warm_ups << " iters: " << measure_.iterations
               << " repeats: " << measure_.repeats << " validation: " << measure_.check << "\n#\n"
@@ -163,8 +163,8 @@ class CollectivesRun {
 
   void measure(int rank, ProcessGroup& world) {
     const auto device = make_rank_device(options_, rank);
-    const bool first_here = options_.world == nullptr ? rank == 0
-                                                      : rank == options_.world->first_rank();
+    const bool first_here =
+        options_.world == nullptr ? rank == 0 : rank == options_.world->first_rank();
     for (const GroupKind& kind : kinds_) {
       std::unique_ptr<ProcessGroup> part;
       if (kind.axis) {
@@ -251,17 +251,19 @@ void add_sizes(CLI::App& command, CollectivesRequest& r) {
                   "from one size to the next, instead of a factor; 0: the factor")
       ->type_name("SIZE");
   command.add_option("-f,--stepfactor", o.step_factor, "from one size to the next")
-      ->check(CLI::Range(2, 1 << 20))
+      ->check(CLI::Range(2, 1 << 20).description(""))
       ->type_name("N");
 }
 
 void add_repetitions(CLI::App& command, CollectivesRequest& r) {
   CollectiveOptions& o = r.measure;
   const auto number = [&](const char* flags, int& value, int least, const char* help) {
-    command.add_option(flags, value, help)->check(CLI::Range(least, 1 << 30))->type_name("N");
+    command.add_option(flags, value, help)
+        ->check(CLI::Range(least, 1 << 30).description(""))
+        ->type_name("N");
   };
   number("-n,--iters", o.iterations, 1, "calls of a timing");
-  number("-w,--warmup_iters", o.warm_ups, 0, "calls before the first timing of a size");
+  number("-w,--warmup-iters", o.warm_ups, 0, "calls before the first timing of a size");
   number("--repeats", o.repeats, 1,
          "timings, in turns with those of a memcpy; the table has their mean, -J all of them");
   number("-c,--check", r.check, 0, "1: count elements that are wrong; 0: do not");
@@ -271,13 +273,12 @@ void add_repetitions(CLI::App& command, CollectivesRequest& r) {
          "elements by which buffers begin behind an aligned address; counts are ragged then");
   number("-r,--root", o.root, 0, "root of broadcast");
   command.add_option("-o,--op", r.op, "sum")->type_name("OP");
-  command
-      .add_option("-d,--datatype", r.type, "float, bfloat16, double, int32, int64 or uint8")
+  command.add_option("-d,--datatype", r.type, "float, bfloat16, double, int32, int64 or uint8")
       ->type_name("TYPE");
   command.add_flag("-I,--statistics", r.statistics,
                    "also min, p50, p99 and cv of calls that start together, and the fraction of "
                    "the speed of a memcpy of as many bytes by all ranks");
-  command.add_option("-J,--output_file", r.json_path, "also write the results there, as JSON")
+  command.add_option("-J,--output-file", r.json_path, "also write the results there, as JSON")
       ->type_name("FILE");
   command.add_flag("--contended", o.contended,
                    "also beside GEMMs on each rank, and how much both slow down");
@@ -285,7 +286,9 @@ void add_repetitions(CLI::App& command, CollectivesRequest& r) {
 
 void add_ranks(CLI::App& command, CollectivesRequest& r) {
   const auto number = [&](const char* flags, int& value, int least, const char* help) {
-    command.add_option(flags, value, help)->check(CLI::Range(least, kMaxRanks))->type_name("N");
+    command.add_option(flags, value, help)
+        ->check(CLI::Range(least, kMaxRanks).description(""))
+        ->type_name("N");
   };
   command
       .add_option("--collective", r.collective,

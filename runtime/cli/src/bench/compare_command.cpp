@@ -95,12 +95,11 @@ void print_ending(const Counts& counts, std::size_t left_out) {
   std::string text = concat(counts.slower, " slower and ", counts.faster,
                             " faster beyond the noise, ", counts.within, " within it.");
   if (counts.unknown > 0) {
-    text += concat(" Of ", counts.unknown,
-                   " the noise is not known: measure with at least ", bench::kLeastRepetitions,
-                   " repetitions, or give --assume-noise.");
+    text += concat(" Of ", counts.unknown, " the noise is not known: measure with at least ",
+                   bench::kLeastRepetitions, " repetitions, or give --assume-noise.");
   }
-  if (left_out > 0) text += concat(" ", counted(static_cast<long long>(left_out), "name"),
-                                   " in one file only.");
+  if (left_out > 0)
+    text += concat(" ", counted(static_cast<long long>(left_out), "name"), " in one file only.");
   std::cout << "\n" << for_reader(inspect(stdout), text) << "\n";
 }
 
@@ -131,7 +130,7 @@ std::function<int()> add_bench_compare(CLI::App& command) {
   command
       .add_option("--assume-noise", request->assumed_noise_percent,
                   "noise where there are too few repetitions to measure it, in percent")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
       ->type_name("X");
   command.footer(
       "Both files are of bench kernels --json (--benchmark_out) or of bench collectives -J. The "

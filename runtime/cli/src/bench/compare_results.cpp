@@ -45,10 +45,9 @@ std::vector<Timings> read_collectives(const json& file) {
   std::vector<Timings> all;
   for (const json& row : file.at("results")) {
     for (const char* const place : {"out_of_place", "in_place"}) {
-      const std::string name =
-          concat(row.at("collective").get<std::string>(), "/", row.at("group").get<std::string>(),
-                 "/", row.at("type").get<std::string>(), "/", row.at("size").get<std::int64_t>(),
-                 "/", place);
+      const std::string name = concat(
+          row.at("collective").get<std::string>(), "/", row.at("group").get<std::string>(), "/",
+          row.at("type").get<std::string>(), "/", row.at("size").get<std::int64_t>(), "/", place);
       for (const json& microseconds : row.at(place).at("repetitions")) {
         timings_of(all, name).seconds.push_back(microseconds.get<double>() * 1e-6);
       }

@@ -36,7 +36,7 @@ enum class Verdict { kNoise, kFaster, kSlower, kUnknown };
 /// quartiles of both files do not overlap.
 struct Comparison {
   std::string name;
-  double a = 0.0, b = 0.0;      ///< medians in seconds
+  double a = 0.0, b = 0.0;        ///< medians in seconds
   std::optional<double> noise{};  ///< of 1; none: fewer repetitions than kLeastRepetitions
   Verdict verdict = Verdict::kUnknown;
 

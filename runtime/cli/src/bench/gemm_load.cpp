@@ -40,9 +40,8 @@ void GemmLoad::run() {
   try {
     Event earlier;
     while (!stop_) {
-      stream_->submit({.name = "gemm"}, [this] {
-        kernels_for(device_).gemm({.a = a_, .b = b_, .c = c_}, *stream_);
-      });
+      stream_->submit({.name = "gemm"},
+                      [this] { kernels_for(device_).gemm({.a = a_, .b = b_, .c = c_}, *stream_); });
       // The host is one GEMM ahead, so the stream is never without work.
       const Event latest = stream_->record();
       earlier.synchronize();

@@ -16,7 +16,7 @@ namespace {
 constexpr DType kFloat = DType::kFloat32;
 constexpr std::int64_t kTokens = 1024, kChannels = 768, kHeads = 12, kHeadDim = 64;
 constexpr std::int64_t kVocabulary = 50257, kVocabularyStride = 50304;
-constexpr std::int64_t kLossRows = 256;  // the head runs in chunks
+constexpr std::int64_t kLossRows = 256;                 // the head runs in chunks
 constexpr std::int64_t kShard = std::int64_t{8} << 20;  // elements of a flat shard
 
 /// Of a type of operands: what `make` gives for the lab.
@@ -108,8 +108,8 @@ Prepare attention(DType t, std::int64_t length, bool backward) {
                      : attention_workspace_bytes(1, length, kHeads, kHeadDim, t, lab.threads());
     const Tensor workspace = lab.empty({scratch}, DType::kUInt8);
     const auto forward = [=, &lab](Stream& stream) {
-      lab.kernels().attention_forward(
-          {.qkv = qkv, .out = out, .lse = lse, .workspace = workspace}, stream);
+      lab.kernels().attention_forward({.qkv = qkv, .out = out, .lse = lse, .workspace = workspace},
+                                      stream);
     };
     const double product = static_cast<double>(length * (length + 1) * kHeads * kHeadDim);
     if (!backward) return {forward, bytes_of({qkv, out, lse}), 2.0 * product, t};
@@ -353,17 +353,16 @@ Prepare fill_normal() {
 
 void add_layers(std::vector<KernelCase>& cases, DType t) {
   const std::string type = "/" + std::string(to_string(t));
-  cases.insert(
-      cases.end(),
-      {{"bias_gradient" + type, bias_gradient(t)},
-       {"layer_norm_forward" + type, layer_norm_forward(t)},
-       {"layer_norm_backward" + type, layer_norm_backward(t)},
-       {"gelu_forward" + type, activation_forward(&KernelTable::gelu_forward, t)},
-       {"gelu_backward" + type, activation_backward(&KernelTable::gelu_backward, t)},
-       {"silu_forward" + type, activation_forward(&KernelTable::silu_forward, t)},
-       {"silu_backward" + type, activation_backward(&KernelTable::silu_backward, t)},
-       {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
-       {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)}});
+  cases.insert(cases.end(),
+               {{"bias_gradient" + type, bias_gradient(t)},
+                {"layer_norm_forward" + type, layer_norm_forward(t)},
+                {"layer_norm_backward" + type, layer_norm_backward(t)},
+                {"gelu_forward" + type, activation_forward(&KernelTable::gelu_forward, t)},
+                {"gelu_backward" + type, activation_backward(&KernelTable::gelu_backward, t)},
+                {"silu_forward" + type, activation_forward(&KernelTable::silu_forward, t)},
+                {"silu_backward" + type, activation_backward(&KernelTable::silu_backward, t)},
+                {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
+                {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)}});
   for (const std::int64_t length : {256, 1024, 4096}) {
     const std::string size = concat(type, "/length:", length);
     cases.push_back({"attention_forward" + size, attention(t, length, false)});

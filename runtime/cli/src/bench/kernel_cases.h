@@ -11,8 +11,8 @@ namespace tessera::bench {
 /// A kernel with its operands, ready to be called again and again.
 struct PreparedKernel {
   std::function<void(Stream&)> call;
-  double bytes = 0.0;              ///< that it must read and write, each operand once
-  double flops = 0.0;              ///< of one that GEMMs bound; 0: memory bounds it
+  double bytes = 0.0;             ///< that it must read and write, each operand once
+  double flops = 0.0;             ///< of one that GEMMs bound; 0: memory bounds it
   DType dtype = DType::kFloat32;  ///< of a GEMM's operands
 };
 

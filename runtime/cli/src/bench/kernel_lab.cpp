@@ -77,9 +77,7 @@ Tensor KernelLab::random(const Shape& shape, DType dtype, float stddev) {
 Tensor KernelLab::constant(const Shape& shape, DType dtype, float value) {
   const Tensor result = empty(shape, dtype);
   seconds(
-      [&](Stream& stream) {
-        kernels_.fill({.dst = result.view().flat(), .value = value}, stream);
-      },
+      [&](Stream& stream) { kernels_.fill({.dst = result.view().flat(), .value = value}, stream); },
       1);
   return result;
 }
@@ -142,13 +140,11 @@ double KernelLab::measured_memory_limit(std::int64_t bytes) {
     });
     return 2.0 * static_cast<double>(a.bytes()) / copy;
   }
-  const double of_triad = best_seconds([&](Stream&) {
-    triad(a.as<float>(), b.as<float>(), c.as<float>(), numel, threads_);
-  });
+  const double of_triad = best_seconds(
+      [&](Stream&) { triad(a.as<float>(), b.as<float>(), c.as<float>(), numel, threads_); });
   const double of_copy = best_seconds(
       [&](Stream&) { parallel_memcpy(a.as<float>(), b.as<float>(), numel, threads_); });
-  const double of_update = best_seconds(
-      [&](Stream&) { update(a.as<float>(), numel, threads_); });
+  const double of_update = best_seconds([&](Stream&) { update(a.as<float>(), numel, threads_); });
   const auto each = static_cast<double>(a.bytes());
   return std::max({3.0 * each / of_triad, 2.0 * each / of_copy, 2.0 * each / of_update});
 }
@@ -168,9 +164,8 @@ double KernelLab::gemm_limit(DType dtype) {
   const Tensor a = random(Shape{side, side}, dtype);
   const Tensor b = random(Shape{side, side}, dtype);
   const Tensor c = random(Shape{side, side}, dtype);
-  const double best = best_seconds([&](Stream& stream) {
-    kernels_.gemm({.a = a, .b = b, .c = c}, stream);
-  });
+  const double best =
+      best_seconds([&](Stream& stream) { kernels_.gemm({.a = a, .b = b, .c = c}, stream); });
   limit = 2.0 * std::pow(static_cast<double>(side), 3.0) / best;
   return limit;
 }

@@ -174,10 +174,10 @@ std::function<int()> add_bench_kernels(CLI::App& command) {
   command
       .add_option("--repetitions", request->repetitions,
                   "of each; above 1, mean, median and spread, too")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
   command.add_option("--min-seconds", request->min_seconds, "that a repetition should last")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Validator(CLI::PositiveNumber).description(""))
       ->type_name("X");
   command.add_option("--json", request->json_path, "also write the results there")
       ->type_name("FILE");
@@ -185,7 +185,7 @@ std::function<int()> add_bench_kernels(CLI::App& command) {
   command
       .add_option("--threads", request->threads,
                   "of kernels on the CPU; 0: OMP_NUM_THREADS, else the cores")
-      ->check(CLI::Range(0, 1 << 16))
+      ->check(CLI::Range(0, 1 << 16).description(""))
       ->type_name("N");
   command.add_option("--device", request->device, "cpu, cuda, or auto: both, if there is a GPU")
       ->type_name("NAME");

@@ -34,8 +34,7 @@ void take_time(Stream& stream, double& time) {
 }  // namespace
 
 double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void RankClock::meet() {
