@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kPartAlignment = 16;
 /// A timing beside GEMMs lasts so long at least: many of them.
 constexpr double kContendedSeconds = 0.05;
-constexpr int kMostContendedCalls = 5000;
+constexpr int kMostContendedCalls = 1000;
 
 double mean(const std::vector<double>& values) {
   double sum = 0.0;
