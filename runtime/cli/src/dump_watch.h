@@ -7,7 +7,7 @@
 
 #include "interrupt.h"
 #include "tessera/compat/config.h"
-#include "tessera/trainer/dump_requests.h"
+#include "tessera/lab/dump_requests.h"
 
 namespace tessera::cli {
 

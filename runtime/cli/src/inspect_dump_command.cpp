@@ -10,8 +10,8 @@
 #include "json_output.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/flight_dump.h"
-#include "tessera/trainer/flight_trace.h"
+#include "tessera/lab/flight_dump.h"
+#include "tessera/lab/flight_trace.h"
 #include "tessera/trainer/output_file.h"
 
 namespace tessera::cli {

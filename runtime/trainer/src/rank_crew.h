@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "dump_writer.h"
 #include "rank_save.h"
 #include "tessera/core/memory.h"
+#include "tessera/lab/dump_writer.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/trainer/training_plan.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "dump_writer.h"
 #include "tessera/collectives/process_group.h"
+#include "tessera/lab/dump_writer.h"
 
 namespace tessera {
 

@@ -14,6 +14,7 @@
 #include "run_origin.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/dump_writer.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
@@ -23,6 +24,16 @@ constexpr std::size_t kTraining = 0, kEvaluation = 1;  // indices of programs
 
 std::int64_t samples_per_step(const TrainerOptions& options) {
   return options.micro_batch * options.accumulate * options.ranks;
+}
+
+DumpOptions dump_options(const TrainerOptions& options) {
+  const World* const world = options.world.get();
+  return {.strategy = options.strategy,
+          .first_rank = world == nullptr ? 0 : world->first_rank(),
+          .ranks = world == nullptr ? options.ranks : world->local_ranks(),
+          .sees_ends = options.device != DeviceChoice::kCuda,
+          .folder = options.dump_folder,
+          .requests = options.dump_requests};
 }
 
 }  // namespace
@@ -50,7 +61,7 @@ class Session::Impl {
     guarded([&] {
       std::vector<const Schedule*> schedules;
       for (const Program& program : programs) schedules.push_back(program.schedule);
-      dumps_ = std::make_unique<DumpWriter>(plan_, std::move(schedules));
+      dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), std::move(schedules));
       crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs), *dumps_);
       introduce();
       if (plan_.resume != nullptr) {

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "chosen_samples.h"
-#include "dump_writer.h"
 #include "plan_here.h"
 #include "resume.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/dump_writer.h"
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/parameter_hash.h"
 #include "tessera/trainer/rank_device.h"

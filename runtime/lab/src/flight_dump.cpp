@@ -1,4 +1,4 @@
-#include "tessera/trainer/flight_dump.h"
+#include "tessera/lab/flight_dump.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "tessera dump";
-constexpr int kVersion = 1;
-constexpr const char* kPrefix = "tessera_dump_";
+constexpr const char* kDumpFormat = "tessera dump";
+constexpr int kDumpVersion = 1;
+constexpr const char* kDumpPrefix = "tessera_dump_";
 
 /// Microseconds, in few digits.
 double rounded(double seconds) { return std::round(seconds * 1e6) / 1e6; }
@@ -138,10 +138,10 @@ void check(const FlightDump& dump) {
 }
 
 FlightDump from_json(const Json& from) {
-  require(from.is_object() && from.value("format", "") == kFormat, ErrorCode::kConfig,
+  require(from.is_object() && from.value("format", "") == kDumpFormat, ErrorCode::kConfig,
           "it is no dump of tessera");
-  require(from.at("version").get<int>() == kVersion, ErrorCode::kConfig, "it is of version ",
-          from.at("version").get<int>(), ", and this program reads version ", kVersion);
+  require(from.at("version").get<int>() == kDumpVersion, ErrorCode::kConfig, "it is of version ",
+          from.at("version").get<int>(), ", and this program reads version ", kDumpVersion);
   FlightDump dump{.path = {},
                   .run = from.at("run").get<std::string>(),
                   .number = from.at("number").get<int>(),
@@ -169,12 +169,12 @@ std::vector<FlightDump> read_folder(const std::string& folder) {
   std::vector<FlightDump> all;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(kPrefix) && name.ends_with(".json")) {
+    if (name.starts_with(kDumpPrefix) && name.ends_with(".json")) {
       all.push_back(read_flight_dump(entry.path().string()));
     }
   }
-  require(!all.empty(), ErrorCode::kNotFound, "there is no dump (", kPrefix, "*.json) in '", folder,
-          "'");
+  require(!all.empty(), ErrorCode::kNotFound, "there is no dump (", kDumpPrefix, "*.json) in '",
+          folder, "'");
   const auto newest = std::ranges::max_element(all, {}, &FlightDump::noticed);
   const std::string run = newest->run;
   std::erase_if(all, [&](const FlightDump& dump) { return dump.run != run; });
@@ -195,8 +195,8 @@ Json to_json(const FlightDump& dump) {
                      {"lanes", std::move(lanes)},
                      {"host", json_of_host(rank.host)}});
   }
-  return {{"format", kFormat},
-          {"version", kVersion},
+  return {{"format", kDumpFormat},
+          {"version", kDumpVersion},
           {"run", dump.run},
           {"number", dump.number},
           {"failed", dump.failed},

@@ -1,4 +1,4 @@
-#include "tessera/trainer/flight_trace.h"
+#include "tessera/lab/flight_trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 #include "support/tiny_model.h"
 #include "temporary_folder.h"
-#include "tessera/trainer/dump_requests.h"
+#include "tessera/lab/dump_requests.h"
 #include "tessera/trainer/trainer.h"
 
 // Dumps as traces.

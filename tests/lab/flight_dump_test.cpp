@@ -1,4 +1,4 @@
-#include "tessera/trainer/flight_dump.h"
+#include "tessera/lab/flight_dump.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include "support/tiny_model.h"
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/dump_requests.h"
+#include "tessera/lab/dump_requests.h"
 #include "tessera/trainer/trainer.h"
 
 // What a run leaves behind when a rank fails, and what that says.

@@ -1,4 +1,4 @@
-#include "dump_writer.h"
+#include "tessera/lab/dump_writer.h"
 
 #include <unistd.h>
 
@@ -11,8 +11,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
 #include "tessera/core/storage.h"
+#include "tessera/lab/dump_requests.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/trainer/dump_requests.h"
 
 namespace tessera {
 namespace {
@@ -86,26 +86,23 @@ void DumpRequests::serve(Write write) {
   write_ = std::move(write);
 }
 
-DumpWriter::DumpWriter(const TrainingPlan& plan, std::vector<const Schedule*> schedules)
-    : plan_(plan),
-      schedules_(std::move(schedules)),
-      first_rank_(plan.options.world == nullptr ? 0 : plan.options.world->first_rank()) {
-  const World* const world = plan.options.world.get();
-  const int ranks = world == nullptr ? plan.options.ranks : world->local_ranks();
-  for (int i = 0; i < ranks; ++i) {
+DumpWriter::DumpWriter(DumpOptions options, std::vector<const Schedule*> schedules)
+    : options_(std::move(options)), schedules_(std::move(schedules)) {
+  require(!schedules_.empty(), ErrorCode::kInvalidArgument, "a run without a schedule");
+  for (int i = 0; i < options_.ranks; ++i) {
     recorders_.push_back(std::make_unique<FlightRecorder>(
         [this](const FlightRecorder::Failure& failure) { fail(failure); }));
   }
 }
 
 DumpWriter::~DumpWriter() {
-  if (plan_.options.dump_requests != nullptr) plan_.options.dump_requests->serve(nullptr);
+  if (options_.requests != nullptr) options_.requests->serve(nullptr);
 }
 
 void DumpWriter::begin(RunOrigin run) {
   run_ = std::move(run);
-  if (plan_.options.dump_requests == nullptr) return;
-  plan_.options.dump_requests->serve(
+  if (options_.requests == nullptr) return;
+  options_.requests->serve(
       [this](std::string_view reason) { write(false, reason, recorder_seconds()); });
 }
 
@@ -123,14 +120,14 @@ void DumpWriter::fail(const FlightRecorder::Failure& failure) noexcept {
 void DumpWriter::write(bool failed, std::string_view reason, double at) noexcept {
   namespace fs = std::filesystem;
   const std::lock_guard lock(mutex_);
-  if (plan_.options.dump_folder.empty()) return;
+  if (options_.folder.empty()) return;
   std::string note;
   try {
     FlightDump dump = take(failed, reason, at);
     dump.number = ++written_;
-    const fs::path folder = plan_.options.dump_folder;
+    const fs::path folder = options_.folder;
     const std::string path =
-        (folder / concat("tessera_dump_", run_.name, "_rank", first_rank_, "_", written_, ".json"))
+        (folder / concat("tessera_dump_", run_.name, "_rank", first_rank(), "_", written_, ".json"))
             .string();
     try {
       disk().make_folder(folder.string());
@@ -144,13 +141,13 @@ void DumpWriter::write(bool failed, std::string_view reason, double at) noexcept
     } catch (const std::exception& error) {
       note = concat("what the ranks were doing could not be written: ", error.what());
     }
-    if (plan_.options.dump_requests != nullptr) plan_.options.dump_requests->note(note);
+    if (options_.requests != nullptr) options_.requests->note(note);
   } catch (...) {  // NOLINT: nothing of this may be another failure
   }
 }
 
 DumpedRank DumpWriter::take_rank(int rank) const {
-  const FlightRecorder& recorder = *recorders_[static_cast<std::size_t>(rank - first_rank_)];
+  const FlightRecorder& recorder = *recorders_[static_cast<std::size_t>(rank - first_rank())];
   DumpedRank out{.rank = rank,
                  .groups = groups_of(schedules_, rank),
                  .lanes = {},
@@ -172,7 +169,7 @@ FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) con
       if (record.end) *record.end += ahead;
     }
   };
-  const TrainerOptions& options = plan_.options;
+  const Mesh& mesh = schedules_.front()->mesh;
   FlightDump dump{.path = {},
                   .run = run_.name,
                   .failed = failed,
@@ -181,18 +178,17 @@ FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) con
                   .at = at + ahead,
                   .host = host_name(),
                   .pid = getpid(),
-                  .strategy = options.strategy,
-                  .mesh = concat("replicate ", plan_.schedule.mesh.replicate, ", shard ",
-                                 plan_.schedule.mesh.shard),
-                  .world_size = plan_.schedule.mesh.world_size(),
-                  .sees_ends = options.device != DeviceChoice::kCuda,
+                  .strategy = options_.strategy,
+                  .mesh = concat("replicate ", mesh.replicate, ", shard ", mesh.shard),
+                  .world_size = mesh.world_size(),
+                  .sees_ends = options_.sees_ends,
                   .programs = {},
                   .ranks = {}};
   for (const Schedule* const schedule : schedules_) {
     dump.programs.push_back(describe_program(*schedule));
   }
   for (int i = 0; i < static_cast<int>(recorders_.size()); ++i) {
-    DumpedRank rank = take_rank(first_rank_ + i);
+    DumpedRank rank = take_rank(first_rank() + i);
     in_words(rank.host);
     for (DumpedLane& lane : rank.lanes) in_words(lane.records);
     dump.ranks.push_back(std::move(rank));

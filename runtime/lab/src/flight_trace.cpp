@@ -1,4 +1,4 @@
-#include "tessera/trainer/flight_trace.h"
+#include "tessera/lab/flight_trace.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using TraceJson = nlohmann::ordered_json;
 
 constexpr int kHostRow = 0;
 
@@ -26,13 +26,13 @@ struct Slice {
   const DumpedAction* action = nullptr;
 };
 
-using Interval = std::pair<std::int64_t, std::int64_t>;
+using Micros = std::pair<std::int64_t, std::int64_t>;
 
 /// Sorted, without overlaps.
-std::vector<Interval> union_of(std::vector<Interval> intervals) {
+std::vector<Micros> union_of(std::vector<Micros> intervals) {
   std::ranges::sort(intervals);
-  std::vector<Interval> joined;
-  for (const Interval& next : intervals) {
+  std::vector<Micros> joined;
+  for (const Micros& next : intervals) {
     if (!joined.empty() && next.first <= joined.back().second) {
       joined.back().second = std::max(joined.back().second, next.second);
     } else {
@@ -43,10 +43,10 @@ std::vector<Interval> union_of(std::vector<Interval> intervals) {
 }
 
 /// How much of a slice none of the intervals covers.
-std::int64_t uncovered(const Slice& slice, const std::vector<Interval>& intervals) {
+std::int64_t uncovered(const Slice& slice, const std::vector<Micros>& intervals) {
   std::int64_t left = slice.end - slice.begin;
   const auto first = std::ranges::partition_point(
-      intervals, [&](const Interval& i) { return i.second <= slice.begin; });
+      intervals, [&](const Micros& i) { return i.second <= slice.begin; });
   for (auto i = first; i != intervals.end() && i->first < slice.end; ++i) {
     left -= std::min(i->second, slice.end) - std::max(i->first, slice.begin);
   }
@@ -56,13 +56,13 @@ std::int64_t uncovered(const Slice& slice, const std::vector<Interval>& interval
 /// One rank's part of a trace.
 class RankTrace {
  public:
-  RankTrace(const FlightDump& dump, const DumpedRank& rank, double origin, Json& events)
+  RankTrace(const FlightDump& dump, const DumpedRank& rank, double origin, TraceJson& events)
       : dump_(dump), rank_(rank), origin_(origin), events_(events) {}
 
   void add();
 
  private:
-  Json event(const char* phase, int row, std::int64_t micros) const {
+  TraceJson event(const char* phase, int row, std::int64_t micros) const {
     return {{"ph", phase}, {"pid", rank_.rank}, {"tid", row}, {"ts", micros}};
   }
   /// Whole ones, which all readers add up alike: slices of a row must not overlap.
@@ -78,18 +78,18 @@ class RankTrace {
   const FlightDump& dump_;
   const DumpedRank& rank_;
   const double origin_;
-  Json& events_;
+  TraceJson& events_;
   std::vector<Slice> slices_;
   std::map<ActionAt, std::size_t> places_;  ///< in slices_
   int arrows_ = 0;
 };
 
 void RankTrace::name_row(int row, const std::string& name) {
-  Json named = event("M", row, 0);
+  TraceJson named = event("M", row, 0);
   named["name"] = "thread_name";
   named["args"] = {{"name", name}};
   events_.push_back(std::move(named));
-  Json sorted = event("M", row, 0);
+  TraceJson sorted = event("M", row, 0);
   sorted["name"] = "thread_sort_index";
   sorted["args"] = {{"sort_index", row}};
   events_.push_back(std::move(sorted));
@@ -120,7 +120,7 @@ void RankTrace::add_host() {
   for (const ActionRecord& record : rank_.host) {
     const std::int64_t begin = micros(record.begin);
     const std::int64_t end = micros(record.end.value_or(std::max(record.begin, dump_.noticed)));
-    Json slice = event("X", kHostRow, begin);
+    TraceJson slice = event("X", kHostRow, begin);
     slice["dur"] = end - begin;
     slice["name"] = to_string(static_cast<HostPhase>(record.action));
     slice["args"] = {{"step", record.step}};
@@ -129,17 +129,17 @@ void RankTrace::add_host() {
 }
 
 void RankTrace::add_slices() {
-  std::vector<Interval> busy;
+  std::vector<Micros> busy;
   for (const Slice& slice : slices_) {
     if (slice.action->group.empty()) busy.emplace_back(slice.begin, slice.end);
   }
-  const std::vector<Interval> computing = union_of(std::move(busy));
+  const std::vector<Micros> computing = union_of(std::move(busy));
   for (const Slice& slice : slices_) {
-    Json out = event("X", slice.row, slice.begin);
+    TraceJson out = event("X", slice.row, slice.begin);
     out["dur"] = slice.end - slice.begin;
     out["name"] = slice.action->text;
     out["cat"] = slice.action->lane;
-    Json args{{"step", slice.at.step}, {"action", slice.at.action}};
+    TraceJson args{{"step", slice.at.step}, {"action", slice.at.action}};
     if (!slice.action->group.empty()) {
       args["group"] = slice.action->group;
       args["sent_bytes"] = slice.action->sent_bytes;
@@ -156,7 +156,7 @@ void RankTrace::add_arrow(const Slice& from, const Slice& to) {
   constexpr std::int64_t kOfRank = 1'000'000;  // more than a rank has
   const std::int64_t id = rank_.rank * kOfRank + arrows_++;
   const auto add_end = [&](const char* phase, int row, std::int64_t micros) {
-    Json end = event(phase, row, micros);
+    TraceJson end = event(phase, row, micros);
     end["id"] = id;
     end["name"] = "after";
     end["cat"] = "waits";
@@ -190,7 +190,7 @@ void RankTrace::add_bytes_in_flight() {
   std::int64_t bytes = 0;
   for (const auto& [micros, change] : changes) {
     bytes += change;
-    Json counter = event("C", kHostRow, micros);
+    TraceJson counter = event("C", kHostRow, micros);
     counter["name"] = "bytes in flight";
     counter["args"] = {{"bytes", bytes}};
     events_.push_back(std::move(counter));
@@ -198,12 +198,12 @@ void RankTrace::add_bytes_in_flight() {
 }
 
 void RankTrace::add() {
-  Json named = event("M", kHostRow, 0);
+  TraceJson named = event("M", kHostRow, 0);
   named["name"] = "process_name";
   named["args"] = {
       {"name", concat("rank ", rank_.rank, " (pid ", dump_.pid, " on ", dump_.host, ")")}};
   events_.push_back(std::move(named));
-  Json sorted = event("M", kHostRow, 0);
+  TraceJson sorted = event("M", kHostRow, 0);
   sorted["name"] = "process_sort_index";
   sorted["args"] = {{"sort_index", rank_.rank}};
   events_.push_back(std::move(sorted));
@@ -231,9 +231,9 @@ double origin_of(std::span<const FlightDump> dumps) {
 
 }  // namespace
 
-Json to_trace(std::span<const FlightDump> dumps) {
+TraceJson to_trace(std::span<const FlightDump> dumps) {
   const double origin = origin_of(dumps);
-  Json events = Json::array();
+  TraceJson events = TraceJson::array();
   for (const FlightDump& dump : dumps) {
     for (const DumpedRank& rank : dump.ranks) RankTrace(dump, rank, origin, events).add();
   }

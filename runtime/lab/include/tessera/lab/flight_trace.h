@@ -3,7 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 
-#include "tessera/trainer/flight_dump.h"
+#include "tessera/lab/flight_dump.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <utility>
 
-#include "tessera/trainer/flight_dump.h"
+#include "tessera/lab/flight_dump.h"
 
 namespace tessera {
 namespace {

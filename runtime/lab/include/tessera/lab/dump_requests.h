@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Asks a run, from any thread and while it works, for what its ranks do; see flight_dump.h. One
-/// is handed to the run as TrainerOptions::dump_requests.
+/// Asks a run, from any thread and while it works, for what its ranks do; see flight_dump.h. A
+/// trainer takes one as TrainerOptions::dump_requests.
 class DumpRequests {
  public:
   /// Told, on the thread that writes, where a dump is or why it could not be written: those that

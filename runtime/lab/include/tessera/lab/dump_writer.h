@@ -6,9 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/sharding/executor.h"
-#include "tessera/trainer/flight_dump.h"
-#include "tessera/trainer/training_plan.h"
+#include "tessera/lab/dump_requests.h"
+#include "tessera/lab/flight_dump.h"
+#include "tessera/sharding/flight_recorder.h"
+#include "tessera/sharding/schedule.h"
 
 namespace tessera {
 
@@ -22,18 +23,28 @@ struct RunOrigin {
   double clock_ahead = 0.0;  ///< seconds of this process's wall clock before rank 0's process
 };
 
+/// The ranks of this process, and where their dumps go.
+struct DumpOptions {
+  std::string strategy;
+  int first_rank = 0;
+  int ranks = 1;                             ///< of this process
+  bool sees_ends = true;                     ///< see FlightDump
+  std::string folder{};                      ///< "": none is written
+  std::shared_ptr<DumpRequests> requests{};  ///< null: nobody asks
+};
+
 /// Keeps the recorders of the ranks of this process, and writes what they hold.
 class DumpWriter {
  public:
-  /// Both must outlive it.
-  DumpWriter(const TrainingPlan& plan, std::vector<const Schedule*> schedules);
+  /// `schedules`, at least one, must outlive it.
+  DumpWriter(DumpOptions options, std::vector<const Schedule*> schedules);
   ~DumpWriter();
   DumpWriter(const DumpWriter&) = delete;
   DumpWriter& operator=(const DumpWriter&) = delete;
 
-  int first_rank() const { return first_rank_; }
+  int first_rank() const { return options_.first_rank; }
   FlightRecorder& recorder(int rank) {
-    return *recorders_[static_cast<std::size_t>(rank - first_rank_)];
+    return *recorders_[static_cast<std::size_t>(rank - first_rank())];
   }
   /// From here on requests are served.
   void begin(RunOrigin run);
@@ -46,9 +57,8 @@ class DumpWriter {
   FlightDump take(bool failed, std::string_view reason, double at) const;
   DumpedRank take_rank(int rank) const;
 
-  const TrainingPlan& plan_;
+  const DumpOptions options_;
   const std::vector<const Schedule*> schedules_;
-  const int first_rank_;
   RunOrigin run_;
   std::vector<std::unique_ptr<FlightRecorder>> recorders_;
   std::mutex mutex_;
