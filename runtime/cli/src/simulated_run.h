@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/compat/config.h"
 #include "tessera/lab/hardware_profile.h"
 #include "tessera/lab/simulate_step.h"
-#include "tessera/compat/config.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera::cli {
@@ -22,10 +22,10 @@ struct SimulatedRun {
   double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
 };
 
-/// Simulates the run that a config describes, and writes its --trace if it has one, on a profile's devices, `ranks_per_node` of them to a
-/// node. Ranks of a CPU's node are threads of one process, those of GPUs processes. Throws
-/// Error{kConfig} if the run cannot be planned or the profile has no rates for it, Error{kIo} if the
-/// trace cannot be written.
+/// Simulates the run that a config describes, and writes its --trace if it has one, on a profile's
+/// devices, `ranks_per_node` of them to a node. Ranks of a CPU's node are threads of one process,
+/// those of GPUs processes. Throws Error{kConfig} if the run cannot be planned or the profile has
+/// no rates for it, Error{kIo} if the trace cannot be written.
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node);
 
 }  // namespace tessera::cli

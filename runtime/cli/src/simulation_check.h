@@ -3,8 +3,8 @@
 #include <iosfwd>
 #include <string>
 
-#include "tessera/lab/hardware_profile.h"
 #include "tessera/compat/config.h"
+#include "tessera/lab/hardware_profile.h"
 
 namespace tessera::cli {
 
