@@ -10,6 +10,7 @@
 #include "bench/collective_report.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
 
 // What `tessera bench collectives` says of a group that computes wrongly.
@@ -100,7 +101,8 @@ TEST(CollectiveBench, CountsElementsThatAreWrong) {
     EXPECT_EQ(wrong[0].out_of_place.wrong, 1) << name;
     EXPECT_EQ(wrong[0].in_place.wrong, 1) << name;
     EXPECT_EQ(wrong_elements(wrong), 2) << name;
-    EXPECT_EQ(wrong_elements(rows_of(find_collective(name), 3, CollectiveKind::kBarrier)), 0)
+    EXPECT_THROW(require_right(wrong), Error) << name;
+    EXPECT_NO_THROW(require_right(rows_of(find_collective(name), 3, CollectiveKind::kBarrier)))
         << name;
   }
 }

@@ -161,6 +161,12 @@ std::int64_t wrong_elements(const std::vector<CollectiveRow>& rows) {
   return wrong;
 }
 
+void require_right(const std::vector<CollectiveRow>& rows) {
+  const std::int64_t wrong = wrong_elements(rows);
+  require(wrong == 0, ErrorCode::kInternal, wrong,
+          " elements are wrong (column #wrong); do not train on this machine with these ranks");
+}
+
 double average_busbw(const std::vector<CollectiveRow>& rows) {
   double sum = 0.0;
   int counted = 0;

@@ -30,8 +30,10 @@ class CollectiveTable {
   bool statistics_;
 };
 
-/// Wrong elements of all rows; the program fails if there are any.
+/// Wrong elements of all rows.
 std::int64_t wrong_elements(const std::vector<CollectiveRow>& rows);
+/// Throws Error{kInternal}, with which the program fails, if an element of any row is wrong.
+void require_right(const std::vector<CollectiveRow>& rows);
 
 /// Mean of busbw over rows with data, both places, in GB/s; 0 if there are none.
 double average_busbw(const std::vector<CollectiveRow>& rows);
