@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -37,13 +38,15 @@ TEST(SimStreamTest, ClocksAdvanceAloneAndMeetAtEvents) {
   compute->wait(Event{});
   compute->submit({.name = "forward", .action = 2, .seconds = 2.0}, [&] { EXPECT_EQ(order++, 2); });
   EXPECT_EQ(order, 3);
+  EXPECT_TRUE(device.spans().empty()) << "what is submitted later may disturb it";
+  compute->synchronize();
 
   ASSERT_EQ(device.spans().size(), 4U);
-  const SimSpan& second = device.spans()[1];
+  const SimSpan& second = device.spans()[3];
   EXPECT_EQ(second.stream, "gather");
   EXPECT_EQ(second.begin, 3.0);
   EXPECT_EQ(second.end, 7.0);
-  const SimSpan& forward = device.spans()[3];
+  const SimSpan& forward = device.spans()[2];
   EXPECT_EQ(forward.name, "forward");
   EXPECT_EQ(forward.action, 2);
   EXPECT_EQ(forward.begin, 3.0);  // not 1.0: it waited
@@ -81,7 +84,43 @@ TEST(SimStreamTest, HooksSeeTasksAndVirtualTime) {
   stream->submit({.name = "a", .seconds = 1.5}, nullptr);
   stream->submit({.name = "b", .seconds = 1.5}, nullptr);
   EXPECT_EQ(before, 2);
+  stream->synchronize();
   EXPECT_EQ(end, 3.0);
+}
+
+TEST(SimStreamTest, TasksThatRunAtTheSameTimeSlowEachOtherDown) {
+  // Alone at full speed; two share one core.
+  SimDevice device(DeviceKind::kCpu, [](std::span<const Work> running, std::span<double> speeds) {
+    for (double& speed : speeds) speed = 1.0 / static_cast<double>(running.size());
+  });
+  const auto compute = device.create_stream({.name = "compute"});
+  const auto gather = device.create_stream({.name = "gather"});
+  compute->submit({.name = "a", .seconds = 2.0}, nullptr);
+  const Event after_a = compute->record();
+  compute->submit({.name = "b", .seconds = 3.0}, nullptr);
+  gather->wait(after_a);
+  gather->submit({.name = "g", .seconds = 1.0}, nullptr);
+  gather->synchronize();
+  ASSERT_EQ(device.spans().size(), 3U);
+  const auto span = [&](const char* name) {
+    return *std::ranges::find(device.spans(), name, &SimSpan::name);
+  };
+  EXPECT_EQ(span("a").end, 2.0);
+  EXPECT_EQ(span("g").begin, 2.0);
+  EXPECT_EQ(span("g").end, 4.0) << "half as fast beside b";
+  EXPECT_EQ(span("b").begin, 2.0);
+  EXPECT_EQ(span("b").end, 6.0) << "1 of its 3 seconds done when g ends";
+}
+
+TEST(SimStreamTest, AnEventOfAnEmptyStreamIsPast) {
+  SimDevice device;
+  const auto compute = device.create_stream({.name = "compute"});
+  const auto gather = device.create_stream({.name = "gather"});
+  const Event event = gather->record();
+  compute->wait(event);
+  compute->submit({.name = "a", .seconds = 1.0}, nullptr);
+  compute->synchronize();
+  EXPECT_EQ(device.spans().size(), 1U);
 }
 
 TEST(SimStreamTest, ForeignEventsAreRefused) {

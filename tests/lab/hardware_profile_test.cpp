@@ -55,15 +55,47 @@ TEST(HardwareProfile, IsReadFromAFile) {
   }
 }
 
-TEST(HardwareProfile, RatesOfGemmsAreInterpolatedOverTheLogarithm) {
+TEST(HardwareProfile, RatesAreThoseMeasuredAndInBetweenFollowTheirTrend) {
+  KernelRates rates{.kernel = "gemm", .dtype = "bf16", .source = "", .points = {}};
+  // 2 m^0.5 n^0.25: linear in the logarithms.
+  const auto law = [](double m, double n) { return 2.0 * std::sqrt(m) * std::pow(n, 0.25); };
+  for (const double m : {64.0, 256.0, 1024.0}) {
+    for (const double n : {32.0, 128.0, 512.0}) rates.points.push_back({{m, n}, law(m, n)});
+  }
+  EXPECT_NEAR(rates.at({256.0, 128.0}) / law(256, 128), 1.0, 0.01);
+  EXPECT_NEAR(rates.at({128.0, 64.0}) / law(128, 64), 1.0, 0.05);
+  EXPECT_NEAR(rates.at({500.0, 200.0}) / law(500, 200), 1.0, 0.05);
+  EXPECT_NEAR(rates.at({1e6, 512.0}) / law(1024, 512), 1.0, 0.02) << "beyond the points it stays";
+  EXPECT_NEAR(rates.at({1.0, 1.0}) / law(64, 32), 1.0, 0.02);
+  rates.points.resize(1);
+  EXPECT_NEAR(rates.at({500.0, 200.0}), law(64, 32), 1e-9) << "one point is a constant";
+}
+
+TEST(HardwareProfile, FindsTheRatesOfAKernelOfItsDtypeAndOfNearlyAsManyThreads) {
   HardwareProfile profile;
-  profile.gemm["bf16"] = {{1e6, 10.0, ""}, {1e8, 30.0, ""}, {1e9, 90.0, ""}};
-  EXPECT_DOUBLE_EQ(profile.gemm_rate("bf16", 1.0), 10.0);
-  EXPECT_DOUBLE_EQ(profile.gemm_rate("bf16", 1e6), 10.0);
-  EXPECT_DOUBLE_EQ(profile.gemm_rate("bf16", 1e7), 20.0);
-  EXPECT_DOUBLE_EQ(profile.gemm_rate("bf16", 1e8), 30.0);
-  EXPECT_DOUBLE_EQ(profile.gemm_rate("bf16", 1e12), 90.0);
-  EXPECT_THROW(profile.gemm_rate("fp32", 1.0), Error);
+  for (const int threads : {1, 4, 16}) {
+    profile.kernels.push_back({"gemm nt", "fp32", threads, "", {{{1.0}, 1.0 * threads}}});
+  }
+  profile.kernels.push_back({"gemm", "fp32", 1, "", {{{1.0}, 100.0}}});
+  EXPECT_EQ(profile.find("gemm nt", "fp32", 3)->threads, 4);
+  EXPECT_EQ(profile.find("gemm nt", "fp32", 64)->threads, 16);
+  EXPECT_EQ(profile.find("gemm tn", "fp32", 64)->points.front().per_second, 100.0);
+  EXPECT_EQ(profile.find("gemm nt", "bf16", 1), nullptr);
+  EXPECT_EQ(profile.find("gelu_forward", "fp32", 1), nullptr);
+}
+
+TEST(HardwareProfile, CollectivesTakeWhatWasMeasured) {
+  const CollectiveTimes times{"all_gather", 2, "", {{1e3, 1e-5}, {1e5, 1e-4}, {1e6, 1e-3}}};
+  EXPECT_DOUBLE_EQ(times.at(10.0), 1e-5);
+  EXPECT_DOUBLE_EQ(times.at(1e5), 1e-4);
+  EXPECT_NEAR(times.at(1e4), std::sqrt(1e-5 * 1e-4), 1e-12);
+  EXPECT_NEAR(times.at(4e6), 4e-3, 1e-12);
+  LinkProfile link;
+  EXPECT_EQ(link.find("all_gather", 2), nullptr);
+  link.measured = {times, {"all_gather", 8, "", {{1.0, 1.0}}}};
+  EXPECT_EQ(link.find("all_gather", 3)->ranks, 2);
+  EXPECT_EQ(link.find("all_gather", 64)->ranks, 8);
+  EXPECT_EQ(link.find("all_reduce", 2), nullptr);
 }
 
 TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
@@ -74,9 +106,9 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal(replaced(good, "\"hop\": {",
                                "\"hopp\": {\"value\": 1, \"source\": \"\"},\n"
                                "\"hop\": {")),
-              HasSubstr("'node' has an unknown key 'hopp'; did you mean 'hop'?"));
-  EXPECT_THAT(refusal(replaced(good, "\"version\": 1", "\"version\": 2")),
-              HasSubstr("is of version 2, and this program reads version 1"));
+              HasSubstr("'process' has an unknown key 'hopp'; did you mean 'hop'?"));
+  EXPECT_THAT(refusal(replaced(good, "\"version\": 2", "\"version\": 1")),
+              HasSubstr("is of version 1, and this program reads version 2"));
   EXPECT_THAT(refusal(replaced(good, "tessera-hardware-profile", "x")),
               HasSubstr("is no hardware profile"));
   EXPECT_THAT(refusal(replaced(good, "\"device\": \"cuda\"", "\"device\": \"tpu\"")),
@@ -84,10 +116,13 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal(replaced(good, "989000000000000.0", "-1")),
               HasSubstr("'value' must be a number above 0, not -1"));
   EXPECT_THAT(refusal(replaced(good, "989000000000000.0", "\"fast\"")), HasSubstr("not \"fast\""));
-  EXPECT_THAT(refusal(replaced(good, "\"value\": 1.15", "\"value\": 0.5")),
+  EXPECT_THAT(refusal(replaced(good, "\"value\":1.15", "\"value\":0.5")),
               HasSubstr("must be at least 1, not 0.5"));
-  EXPECT_THAT(refusal(replaced(good, "\"flops\": 1000000000.0", "\"flops\": 1.0")),
-              HasSubstr("'flops' must ascend"));
+  EXPECT_THAT(refusal(replaced(good, "[1024.0,1024.0,1024.0,", "[1024.0,1024.0,")), "none");
+  EXPECT_THAT(refusal(replaced(good, "[1024.0,1024.0,1024.0,", "[1024.0,-1,1024.0,")),
+              HasSubstr("a point must be an array of 2 or more numbers above 0"));
+  EXPECT_THAT(refusal(replaced(good, "\"dtype\":\"fp32\"", "\"dtype\":\"fp8\"")),
+              HasSubstr("has a dtype 'fp8'; there are fp32 and bf16"));
   EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("is not JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be an object"));
 }

@@ -183,7 +183,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_EQ(options.precision, DType::kBFloat16);
   EXPECT_EQ(options.wrap.kind, WrapPolicy::Kind::kSize);
   EXPECT_EQ(options.wrap.min_numel, 1000);
-  EXPECT_EQ(options.recompute, Recompute::kSelective);
+  EXPECT_EQ(options.policy.recompute, Recompute::kSelective);
   EXPECT_EQ(options.reduction_order, ReductionOrder::kHierarchical);
   EXPECT_EQ(options.learning_rate.kind, LearningRateSchedule::Kind::kWsd);
   EXPECT_EQ(options.learning_rate.total_steps, 50);

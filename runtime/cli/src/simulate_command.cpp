@@ -1,20 +1,19 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <optional>
-#include <sstream>
-#include <utility>
 
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "report.h"
+#include "simulated_run.h"
+#include "simulation_check.h"
+#include "sweep.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/pareto.h"
 #include "tessera/lab/simulate_step.h"
-#include "tessera/lab/simulated_trace.h"
-#include "tessera/lab/trace.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/output_file.h"
@@ -52,6 +51,12 @@ std::vector<Setting> simulate_settings() {
                    "of the run can be swept",
            .group = "Machine",
            .must_agree = MustAgree::kNone},
+          {.name = "check",
+           .fallback = "",
+           .help = "predict the runs of a comparison ('tessera compare' writes its results.json), "
+                   "and print how far off each prediction is",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
           {.name = "format",
            .fallback = "text",
            .help = "text or json",
@@ -60,121 +65,42 @@ std::vector<Setting> simulate_settings() {
            .must_agree = MustAgree::kNone}};
 }
 
-/// A run and what it comes to.
-struct Cell {
-  std::vector<std::string> values{};  ///< of the swept settings
-  std::string model{};
-  TrainingPlan plan{};
-  SimulatedStep step{};
-  std::int64_t tokens = 0;  ///< of a step, all ranks
-  double mfu = 0.0;         ///< 0: the profile has no peak for the precision
-  std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
-  bool is_best = false;     ///< no other has both less memory and less time for a token
-
-  double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
+/// A combination of the swept settings.
+struct Cell : SimulatedRun {
+  std::vector<std::string> values{};
+  bool is_best = false;  ///< no other has both less memory and less time for a token
 };
-
-Cell simulate_cell(Config config, const HardwareProfile& profile) {
-  const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
-  options.device = profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  const std::string trace = std::exchange(options.trace, {}).file;
-  const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
-  Cell cell{.plan = make_training_plan(model, shapes, options)};
-  const TrainerOptions& resolved = cell.plan.options;
-  cell.model = concat(model.name, ": ", describe_model(model, cell.plan));
-  cell.step = simulate_step(
-      {&cell.plan.schedule, &shapes}, cell.plan.layout, model, executor_options(resolved),
-      {profile, static_cast<int>(config.get<std::int64_t>("ranks_per_node"))});
-  if (!trace.empty()) {
-    OutputFile(trace, "--trace")
-        .write(to_text(to_trace({&cell.plan.schedule, &shapes}, cell.plan.layout, model,
-                                executor_options(resolved), cell.step.spans, resolved.strategy)));
-  }
-  cell.tokens =
-      resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
-  const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
-  if (peak != profile.peak.end()) {
-    cell.mfu = model.flops_per_item * cell.tokens_per_second() /
-               (peak->second.value * static_cast<double>(resolved.ranks));
-  }
-  cell.memory = cell.plan.memory.total + total_bytes(gpu_overhead(cell.plan));
-  return cell;
-}
-
-struct Swept {
-  std::string name;
-  std::vector<std::string> values;
-};
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, at);) {
-    if (!part.empty()) parts.push_back(part);
-  }
-  return parts;
-}
-
-std::vector<Swept> parse_sweep(const Config& config) {
-  std::vector<Swept> all;
-  for (const std::string& entry : split(config.get<std::string>("sweep"), ' ')) {
-    const std::size_t equals = entry.find('=');
-    Swept swept{.name = entry.substr(0, equals), .values = {}};
-    std::ranges::replace(swept.name, '-', '_');
-    if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
-    require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
-            "' names no values; write it like strategy=zero2,full_shard");
-    const bool known =
-        std::ranges::find(config.table(), swept.name, &Setting::name) != config.table().end();
-    require(known, ErrorCode::kConfig, "--sweep: there is no setting '", swept.name,
-            "'; 'tessera simulate --help' lists them");
-    all.push_back(std::move(swept));
-  }
-  return all;
-}
 
 struct LeftOut {
   std::vector<std::string> values;
   std::string why;
 };
 
+int ranks_per_node(const Config& config) {
+  return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
+}
+
 /// Every combination, the last setting's values first; those that cannot be are left out.
 std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
                                const std::vector<Swept>& sweep, std::vector<LeftOut>& left_out) {
-  std::vector<std::vector<std::string>> combinations{{}};
-  for (const Swept& swept : sweep) {
-    std::vector<std::vector<std::string>> longer;
-    for (const auto& combination : combinations) {
-      for (const std::string& value : swept.values) {
-        longer.push_back(combination);
-        longer.back().push_back(value);
-      }
-    }
-    combinations = std::move(longer);
-  }
   std::vector<Cell> cells;
-  for (const auto& values : combinations) {
+  for (const auto& values : combinations(sweep)) {
     try {
       Config own = config;
       for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
-      cells.push_back(simulate_cell(own, profile));
-      cells.back().values = values;
+      cells.push_back({simulate_run(own, profile, ranks_per_node(config)), values});
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
       left_out.push_back({values, error.what()});
     }
   }
-  for (Cell& cell : cells) {
-    cell.is_best = std::ranges::none_of(cells, [&](const Cell& other) {
-      const auto per_rank = [](const Cell& c) {
-        return c.tokens_per_second() / static_cast<double>(c.plan.options.ranks);
-      };
-      return other.memory <= cell.memory && per_rank(other) >= per_rank(cell) &&
-             (other.memory < cell.memory || per_rank(other) > per_rank(cell));
-    });
+  std::vector<ParetoPoint> points;
+  for (const Cell& cell : cells) {
+    points.push_back({static_cast<double>(cell.memory),
+                      static_cast<double>(cell.plan.options.ranks) / cell.tokens_per_second()});
   }
+  const std::vector<bool> best = pareto_front(points);
+  for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
   return cells;
 }
 
@@ -284,14 +210,17 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
-  const std::vector<Swept> sweep = parse_sweep(config);
-  if (!config.is_null("trace")) {
+  const std::vector<Swept> sweep =
+      parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
+  const bool traces = !config.is_null("trace");
+  if (traces) {
     require(sweep.empty(), ErrorCode::kConfig,
             "--trace is of one run, and --sweep of many; leave one of them out");
     check_writable(config.get<std::string>("trace"), "--trace");
   }
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
+  if (traces) write_trace(config, cells.front());
   for (const LeftOut& one : left_out) {
     std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
   }

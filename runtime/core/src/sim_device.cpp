@@ -2,36 +2,134 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <utility>
 
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
+namespace sim {
 
-class SimEvent : public Event::State {
+class Moment : public Event::State {
  public:
-  explicit SimEvent(double seconds) : seconds_(seconds) {}
-  double seconds() const { return seconds_; }
   void synchronize() override {}
-
- private:
-  double seconds_;
+  bool is_over = false;
 };
 
-}  // namespace
+/// What a stream has to do next: a task, an event to wait for, or one to record.
+struct Item {
+  enum class Kind : std::uint8_t { kTask, kWait, kRecord } kind = Kind::kTask;
+  Work work{};
+  std::shared_ptr<Moment> event{};
+};
 
-/// Runs tasks where they are submitted and keeps the time that they would have taken.
+/// A stream's queue, which outlives it: work that was submitted runs.
+struct Queue {
+  StreamOptions options;
+  std::deque<Item> items{};
+  bool runs = false;  ///< the task at the front does, since `begin`
+  double begin = 0.0;
+  double speed = 1.0;
+  double end = 0.0;  ///< if its speed stays
+};
+
+}  // namespace sim
+
+/// Runs the queues of all streams side by side, from one begin or end of a task to the next.
+class SimDevice::Clock {
+ public:
+  Clock(SimSpeeds speeds, std::vector<SimSpan>& spans)
+      : speeds_(std::move(speeds)), spans_(spans) {}
+
+  sim::Queue& add(StreamOptions options) {
+    return *queues_.emplace_back(
+        std::make_unique<sim::Queue>(sim::Queue{.options = std::move(options)}));
+  }
+
+  void run() {
+    for (;;) {
+      while (settle()) {
+      }
+      if (!advance()) return;
+    }
+  }
+
+ private:
+  /// Does all that takes no time; false if there was nothing.
+  bool settle() {
+    bool did = false;
+    for (const auto& queue : queues_) {
+      while (!queue->items.empty() && settle_first(*queue)) did = true;
+    }
+    return did;
+  }
+
+  bool settle_first(sim::Queue& queue) {
+    sim::Item& item = queue.items.front();
+    if (item.kind == sim::Item::Kind::kWait && !item.event->is_over) return false;
+    if (item.kind == sim::Item::Kind::kRecord) item.event->is_over = true;
+    if (item.kind == sim::Item::Kind::kTask) {
+      if (!queue.runs) {
+        queue.runs = true;
+        queue.begin = now_;
+        queue.speed = 1.0;
+        queue.end = now_ + item.work.seconds;
+      }
+      if (queue.end > now_) return false;
+      report(queue, item.work);
+    }
+    queue.items.pop_front();
+    return true;
+  }
+
+  void report(sim::Queue& queue, const Work& work) {
+    spans_.push_back({queue.options.name, std::string(work.name), work.action, queue.begin, now_});
+    queue.runs = false;
+    if (queue.options.on_span) queue.options.on_span(work, queue.begin, now_);
+  }
+
+  /// To the first end of a task that runs; false if none does.
+  bool advance() {
+    std::vector<sim::Queue*> running;
+    for (const auto& queue : queues_) {
+      if (queue->runs) running.push_back(queue.get());
+    }
+    if (running.empty()) return false;
+    if (speeds_) set_speeds(running);
+    now_ = (*std::ranges::min_element(running, {}, &sim::Queue::end))->end;
+    return true;
+  }
+
+  void set_speeds(const std::vector<sim::Queue*>& running) {
+    std::vector<Work> works;
+    for (const sim::Queue* queue : running) works.push_back(queue->items.front().work);
+    std::vector<double> speeds(running.size(), 1.0);
+    speeds_(works, speeds);
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      sim::Queue& queue = *running[i];
+      if (speeds[i] == queue.speed) continue;  // so that nothing is rounded again
+      queue.end = now_ + (queue.end - now_) * queue.speed / speeds[i];
+      queue.speed = speeds[i];
+    }
+  }
+
+  const SimSpeeds speeds_;
+  std::vector<SimSpan>& spans_;
+  std::vector<std::unique_ptr<sim::Queue>> queues_;
+  double now_ = 0.0;
+};
+
+/// Runs tasks where they are submitted, and leaves it to the clock when they would have run.
 class SimStream : public Stream {
  public:
   SimStream(SimDevice& device, StreamOptions options)
-      : device_(device), options_(std::move(options)) {}
+      : device_(device), queue_(device.clock_->add(std::move(options))) {}
 
   void submit(const Work& work, std::function<void()> task) override {
     if (failure_) return;
     try {
-      if (options_.before_task) options_.before_task();
+      if (queue_.options.before_task) queue_.options.before_task();
       if (task) task();
     } catch (const std::exception& error) {
       fail_with(error.what());
@@ -40,26 +138,28 @@ class SimStream : public Stream {
       fail_with("unknown exception");
       return;
     }
-    const double begin = clock_;
-    clock_ += work.seconds;
-    device_.spans_.push_back({options_.name, std::string(work.name), work.action, begin, clock_});
-    if (options_.on_span) options_.on_span(work, begin, clock_);
+    queue_.items.push_back({.work = work});
   }
 
-  Event record() override { return Event(std::make_shared<SimEvent>(clock_)); }
+  Event record() override {
+    auto event = std::make_shared<sim::Moment>();
+    queue_.items.push_back({.kind = sim::Item::Kind::kRecord, .event = event});
+    return Event(std::move(event));
+  }
 
   void wait(const Event& event) override {
     if (event.state() == nullptr) return;
-    const auto* sim_event = dynamic_cast<const SimEvent*>(event.state().get());
-    require(sim_event != nullptr, ErrorCode::kInvalidArgument, "sim stream '", options_.name,
+    auto moment = std::dynamic_pointer_cast<sim::Moment>(event.state());
+    require(moment != nullptr, ErrorCode::kInvalidArgument, "sim stream '", queue_.options.name,
             "' cannot wait for an event of another kind of device");
-    clock_ = std::max(clock_, sim_event->seconds());
+    queue_.items.push_back({.kind = sim::Item::Kind::kWait, .event = std::move(moment)});
   }
 
   /// There is nothing to copy, from or to.
   void copy(void* /*destination*/, const void* /*source*/, std::size_t /*bytes*/) override {}
 
   void synchronize() override {
+    device_.clock_->run();
     if (failure_) std::rethrow_exception(failure_);
   }
 
@@ -68,20 +168,23 @@ class SimStream : public Stream {
  private:
   void fail_with(std::string_view what) {
     failure_ = std::current_exception();
-    if (options_.on_error) options_.on_error(what);
+    if (queue_.options.on_error) queue_.options.on_error(what);
   }
 
   SimDevice& device_;
-  const StreamOptions options_;
-  double clock_ = 0.0;
+  sim::Queue& queue_;
   std::exception_ptr failure_;
 };
 
-SimDevice::SimDevice(DeviceKind stands_for)
-    : has_pool_(stands_for == DeviceKind::kCuda), pool_([this](std::size_t wanted, std::size_t) {
+SimDevice::SimDevice(DeviceKind stands_for, SimSpeeds speeds)
+    : has_pool_(stands_for == DeviceKind::kCuda),
+      pool_([this](std::size_t wanted, std::size_t) {
         next_address_ += wanted;
         return SegmentPool::Segment{.address = next_address_ - wanted, .bytes = wanted};
-      }) {}
+      }),
+      clock_(std::make_unique<Clock>(std::move(speeds), spans_)) {}
+
+SimDevice::~SimDevice() = default;
 
 void* SimDevice::allocate(std::size_t bytes) {
   if (has_pool_) return reinterpret_cast<void*>(pool_.allocate(bytes));

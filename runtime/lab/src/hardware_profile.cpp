@@ -4,13 +4,12 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include <utility>
 
 #include "builtin_profiles.h"
+#include "object_reader.h"
 #include "tessera/core/error.h"
-#include "tessera/core/nearest_name.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "tessera-hardware-profile";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 struct Field {
   const char* key;
@@ -26,10 +25,10 @@ struct Field {
   bool may_be_zero = false;
 };
 constexpr Field kQuantities[] = {
-    {"attention_forward", &HardwareProfile::attention_forward},
-    {"attention_backward", &HardwareProfile::attention_backward},
     {"memory_bandwidth", &HardwareProfile::memory_bandwidth},
     {"launch", &HardwareProfile::launch, true},
+    {"handover", &HardwareProfile::handover, true},
+    {"cores", &HardwareProfile::cores, true},
     {"memory_bytes", &HardwareProfile::memory_bytes},
     {"copy_out", &HardwareProfile::copy_out},
     {"under_gather", &HardwareProfile::under_gather},
@@ -44,47 +43,14 @@ constexpr LinkField kOfLinks[] = {{"latency", &LinkProfile::latency, true},
                                   {"hop", &LinkProfile::hop, true},
                                   {"bandwidth", &LinkProfile::bandwidth, false}};
 constexpr std::pair<const char*, LinkProfile HardwareProfile::*> kLinks[] = {
-    {"node", &HardwareProfile::node}, {"network", &HardwareProfile::network}};
+    {"process", &HardwareProfile::process},
+    {"node", &HardwareProfile::node},
+    {"network", &HardwareProfile::network}};
 
-/// An object whose keys are all read: `finish` names one that was not.
-class ObjectReader {
- public:
-  ObjectReader(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
-    require(object.is_object(), ErrorCode::kConfig, place_, " must be an object");
-  }
-  const Json& take(const char* key) {
-    require(object_.contains(key), ErrorCode::kConfig, place_, " has no '", key, "'; add it");
-    taken_.insert(key);
-    return object_.at(key);
-  }
-  std::string text(const char* key) {
-    const Json& value = take(key);
-    require(value.is_string(), ErrorCode::kConfig, place_, ": '", key, "' must be a text");
-    return value.get<std::string>();
-  }
-  double number(const char* key, bool may_be_zero = false) {
-    const Json& value = take(key);
-    const double number = value.is_number() ? value.get<double>() : -1.0;
-    require(std::isfinite(number) && (may_be_zero ? number >= 0.0 : number > 0.0),
-            ErrorCode::kConfig, place_, ": '", key, "' must be a number ",
-            may_be_zero ? "of at least 0" : "above 0", ", not ", value.dump());
-    return number;
-  }
-  std::string place_of(const char* key) const { return concat(place_, ", '", key, "'"); }
-  void finish() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (taken_.contains(key)) continue;
-      const std::string near = nearest_name(key, {taken_.begin(), taken_.end()});
-      fail(ErrorCode::kConfig, place_, " has an unknown key '", key, "'",
-           near.empty() ? "; remove it" : concat("; did you mean '", near, "'?"));
-    }
-  }
-
- private:
-  const Json& object_;
-  std::string place_;
-  std::set<std::string> taken_;
-};
+void require_dtype(const std::string& dtype, const std::string& place) {
+  require(dtype == "fp32" || dtype == "bf16", ErrorCode::kConfig, place, " has a dtype '", dtype,
+          "'; there are fp32 and bf16");
+}
 
 Quantity quantity_of(const Json& json, const std::string& place, bool may_be_zero) {
   ObjectReader object(json, place);
@@ -97,19 +63,61 @@ Json json_of(const Quantity& quantity) {
   return {{"value", quantity.value}, {"source", quantity.source}};
 }
 
-std::vector<GemmRate> rates_of(const Json& json, const std::string& place) {
-  require(json.is_array() && !json.empty(), ErrorCode::kConfig, place,
-          " must be an array of at least one rate");
-  std::vector<GemmRate> rates;
-  for (const Json& item : json) {
-    ObjectReader object(item, place);
-    rates.push_back(
-        {object.number("flops"), object.number("flops_per_second"), object.text("source")});
-    object.finish();
-    require(rates.size() == 1 || rates[rates.size() - 2].flops < rates.back().flops,
-            ErrorCode::kConfig, place, ": 'flops' must ascend");
-  }
+/// Each element of a list that has at least one.
+template <class Read>
+void for_each_in(const Json& list, const std::string& place, const Read& read) {
+  require(list.is_array() && !list.empty(), ErrorCode::kConfig, place,
+          " must be an array that is not empty");
+  for (const Json& item : list) read(item);
+}
+
+/// An array of at least `count` numbers above 0.
+std::vector<double> numbers_of(const Json& json, const std::string& place, std::size_t count) {
+  const bool numbers =
+      json.is_array() && json.size() >= count && std::ranges::all_of(json, [](const Json& number) {
+        return number.is_number() && number.get<double>() > 0.0;
+      });
+  require(numbers, ErrorCode::kConfig, place, ": a point must be an array of ", count,
+          " or more numbers above 0, not ", json.dump());
+  return json.get<std::vector<double>>();
+}
+
+KernelRates kernel_rates_of(const Json& json, const std::string& place) {
+  ObjectReader object(json, place);
+  KernelRates rates{.kernel = object.text("kernel"),
+                    .dtype = object.text("dtype"),
+                    .threads = static_cast<int>(object.number("threads")),
+                    .source = object.text("source"),
+                    .points = {}};
+  require_dtype(rates.dtype, place);
+  for_each_in(object.take("points"), object.place_of("points"), [&](const Json& point) {
+    std::vector<double> size = numbers_of(point, object.place_of("points"), 2);
+    const double per_second = size.back();
+    size.pop_back();
+    require(rates.points.empty() || rates.points.front().size.size() == size.size(),
+            ErrorCode::kConfig, object.place_of("points"), " have sizes of ", size.size(), " and ",
+            rates.points.empty() ? 0 : rates.points.front().size.size(), " numbers");
+    rates.points.push_back({std::move(size), per_second});
+  });
+  object.finish();
   return rates;
+}
+
+CollectiveTimes collective_times_of(const Json& json, const std::string& place) {
+  ObjectReader object(json, place);
+  CollectiveTimes times{.collective = object.text("collective"),
+                        .ranks = static_cast<int>(object.number("ranks")),
+                        .source = object.text("source"),
+                        .points = {}};
+  for_each_in(object.take("points"), object.place_of("points"), [&](const Json& point) {
+    const std::vector<double> pair = numbers_of(point, object.place_of("points"), 2);
+    require(pair.size() == 2 && (times.points.empty() || times.points.back().bytes < pair[0]),
+            ErrorCode::kConfig, object.place_of("points"),
+            " must be pairs of bytes, which ascend, and seconds");
+    times.points.push_back({pair[0], pair[1]});
+  });
+  object.finish();
+  return times;
 }
 
 HardwareProfile profile_of(const Json& json, const std::string& path) {
@@ -124,20 +132,14 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
   profile.device = object.text("device");
   require(profile.device == "cuda" || profile.device == "cpu", ErrorCode::kConfig, "the profile '",
           path, "': 'device' must be 'cuda' or 'cpu', not '", profile.device, "'");
-  const auto by_dtype = [&](const char* key, const auto& read) {
-    const Json& dtypes = object.take(key);
-    require(dtypes.is_object(), ErrorCode::kConfig, object.place_of(key), " must be an object");
-    for (const auto& [dtype, value] : dtypes.items()) {
-      require(dtype == "fp32" || dtype == "bf16", ErrorCode::kConfig, object.place_of(key),
-              " has a dtype '", dtype, "'; there are fp32 and bf16");
-      read(dtype, value, concat(object.place_of(key), ", ", dtype));
-    }
-  };
-  by_dtype("peak", [&](const std::string& dtype, const Json& value, const std::string& place) {
-    profile.peak[dtype] = quantity_of(value, place, false);
-  });
-  by_dtype("gemm", [&](const std::string& dtype, const Json& value, const std::string& place) {
-    profile.gemm[dtype] = rates_of(value, place);
+  const std::string of_peak = object.place_of("peak");
+  require(object.take("peak").is_object(), ErrorCode::kConfig, of_peak, " must be an object");
+  for (const auto& [dtype, value] : object.take("peak").items()) {
+    require_dtype(dtype, of_peak);
+    profile.peak[dtype] = quantity_of(value, concat(of_peak, ", ", dtype), false);
+  }
+  for_each_in(object.take("kernels"), object.place_of("kernels"), [&](const Json& item) {
+    profile.kernels.push_back(kernel_rates_of(item, object.place_of("kernels")));
   });
   for (const Field& field : kQuantities) {
     profile.*field.member =
@@ -148,6 +150,11 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
     for (const LinkField& field : kOfLinks) {
       profile.*link.*field.member =
           quantity_of(of_link.take(field.key), of_link.place_of(field.key), field.may_be_zero);
+    }
+    if (of_link.has("measured")) {
+      for_each_in(of_link.take("measured"), of_link.place_of("measured"), [&](const Json& item) {
+        (profile.*link).measured.push_back(collective_times_of(item, of_link.place_of("measured")));
+      });
     }
     of_link.finish();
   }
@@ -161,19 +168,116 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
   return profile;
 }
 
+/// Members line by line, and of lists the elements.
+std::string in_lines(const Json& json, int depth) {
+  const std::string indent(static_cast<std::size_t>(depth), ' ');
+  const bool of_objects = json.is_array() && !json.empty() && json.front().is_object();
+  const bool nested = json.is_object() && !json.contains("value") && !json.contains("points");
+  if (!of_objects && !nested) return json.dump();
+  std::string text = json.is_array() ? "[" : "{";
+  const char* separator = "\n";
+  for (const auto& [key, value] : json.items()) {
+    text += separator + indent + " ";
+    if (json.is_object()) text += Json(key).dump() + ": ";
+    text += in_lines(value, depth + 1);
+    separator = ",\n";
+  }
+  return text + "\n" + indent + (json.is_array() ? "]" : "}");
+}
+
+bool is_nearer(int candidate, int current, int wanted) {
+  const auto distance = [wanted](int n) {
+    return std::abs(std::log(static_cast<double>(n) / static_cast<double>(wanted)));
+  };
+  return distance(candidate) < distance(current);
+}
+
+/// A value at an offset from where it is wanted.
+struct NearPoint {
+  std::vector<double> offset;
+  double value = 0.0;
+};
+
+/// Least squares of a linear function, weighted by the inverse fourth power of the distance and
+/// drawn a little towards no slope (moving least squares); its value at no offset, within those of
+/// the points.
+double fitted_at_zero(const std::vector<NearPoint>& points) {
+  const std::size_t n = points.front().offset.size() + 1;  // the value, then the slopes
+  std::vector<std::vector<double>> rows(n, std::vector<double>(n + 1, 0.0));
+  double weights = 0.0;
+  for (const NearPoint& point : points) {
+    double squared = 0.0;
+    for (const double offset : point.offset) squared += offset * offset;
+    const double weight = 1.0 / ((squared + 1e-3) * (squared + 1e-3));
+    weights += weight;
+    std::vector<double> terms{1.0};
+    terms.insert(terms.end(), point.offset.begin(), point.offset.end());
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t j = 0; j < n; ++j) rows[i][j] += weight * terms[i] * terms[j];
+      rows[i][n] += weight * terms[i] * point.value;
+    }
+  }
+  for (std::size_t i = 1; i < n; ++i) rows[i][i] += 0.01 * weights;
+  // Positive definite: eliminated without a search for pivots, from the last row up, so that the
+  // first is left with the value alone.
+  for (std::size_t k = n; k-- > 1;) {
+    for (std::size_t i = 0; i < k; ++i) {
+      const double factor = rows[i][k] / rows[k][k];
+      for (std::size_t j = 0; j <= n; ++j) rows[i][j] -= factor * rows[k][j];
+    }
+  }
+  const auto [least, most] = std::ranges::minmax(points, {}, &NearPoint::value);
+  return std::clamp(rows[0][n] / rows[0][0], least.value, most.value);
+}
+
 }  // namespace
 
-double HardwareProfile::gemm_rate(const std::string& dtype, double flops) const {
-  const auto found = gemm.find(dtype);
-  require(found != gemm.end(), ErrorCode::kConfig, "the profile '", name,
-          "' has no rate of GEMMs in ", dtype, "; add one, or choose another --precision");
-  const std::vector<GemmRate>& rates = found->second;
-  const auto above = std::ranges::find_if(rates, [&](const auto& r) { return r.flops >= flops; });
-  if (above == rates.begin()) return above->flops_per_second;
-  if (above == rates.end()) return rates.back().flops_per_second;
-  const GemmRate& below = *(above - 1);
-  const double share = std::log(flops / below.flops) / std::log(above->flops / below.flops);
-  return below.flops_per_second + share * (above->flops_per_second - below.flops_per_second);
+const KernelRates* HardwareProfile::find(std::string_view kernel, std::string_view dtype,
+                                         int threads) const {
+  const KernelRates* nearest = nullptr;
+  for (const KernelRates& rates : kernels) {
+    if (rates.kernel != kernel || rates.dtype != dtype) continue;
+    if (nearest == nullptr || is_nearer(rates.threads, nearest->threads, threads)) nearest = &rates;
+  }
+  const std::size_t space = kernel.find(' ');
+  if (nearest != nullptr || space == kernel.npos) return nearest;
+  return find(kernel.substr(0, space), dtype, threads);
+}
+
+const CollectiveTimes* LinkProfile::find(std::string_view collective, int ranks) const {
+  const CollectiveTimes* nearest = nullptr;
+  for (const CollectiveTimes& times : measured) {
+    if (times.collective != collective) continue;
+    if (nearest == nullptr || is_nearer(times.ranks, nearest->ranks, ranks)) nearest = &times;
+  }
+  return nearest;
+}
+
+double CollectiveTimes::at(double bytes) const {
+  const auto above = std::ranges::find_if(points, [&](const Point& p) { return p.bytes >= bytes; });
+  if (above == points.begin()) return points.front().seconds;
+  if (above == points.end()) return points.back().seconds * bytes / points.back().bytes;
+  const Point& below = *(above - 1);
+  const double share = std::log(bytes / below.bytes) / std::log(above->bytes / below.bytes);
+  return below.seconds * std::pow(above->seconds / below.seconds, share);
+}
+
+double KernelRates::at(const std::vector<double>& size) const {
+  std::vector<NearPoint> near;
+  std::vector<double> inside = size;
+  for (std::size_t i = 0; i < size.size() && i < points.front().size.size(); ++i) {
+    const auto of_dimension = [i](const Point& p) { return p.size[i]; };
+    const auto [least, most] = std::ranges::minmax(points, {}, of_dimension);
+    inside[i] = std::clamp(size[i], least.size[i], most.size[i]);
+  }
+  for (const Point& point : points) {
+    NearPoint p{.offset = {}, .value = std::log(point.per_second)};
+    for (std::size_t i = 0; i < point.size.size(); ++i) {
+      p.offset.push_back(i < inside.size() ? std::log2(point.size[i] / inside[i]) : 0.0);
+    }
+    near.push_back(std::move(p));
+  }
+  return std::exp(fitted_at_zero(near));
 }
 
 HardwareProfile parse_profile(const std::string& text, const std::string& path) {
@@ -188,23 +292,35 @@ HardwareProfile parse_profile(const std::string& text, const std::string& path) 
 
 std::string to_text(const HardwareProfile& profile) {
   Json json{{"format", kFormat},        {"version", kVersion},    {"name", profile.name},
-            {"device", profile.device}, {"peak", Json::object()}, {"gemm", Json::object()}};
+            {"device", profile.device}, {"peak", Json::object()}, {"kernels", Json::array()}};
   for (const auto& [dtype, peak] : profile.peak) json["peak"][dtype] = json_of(peak);
-  for (const auto& [dtype, rates] : profile.gemm) {
-    json["gemm"][dtype] = Json::array();
-    for (const GemmRate& rate : rates) {
-      json["gemm"][dtype].push_back({{"flops", rate.flops},
-                                     {"flops_per_second", rate.flops_per_second},
-                                     {"source", rate.source}});
+  for (const KernelRates& rates : profile.kernels) {
+    Json points = Json::array();
+    for (const KernelRates::Point& point : rates.points) {
+      points.push_back(point.size);
+      points.back().push_back(point.per_second);
     }
+    json["kernels"].push_back({{"kernel", rates.kernel},
+                               {"dtype", rates.dtype},
+                               {"threads", rates.threads},
+                               {"source", rates.source},
+                               {"points", std::move(points)}});
   }
   for (const Field& field : kQuantities) json[field.key] = json_of(profile.*field.member);
   for (const auto& [key, link] : kLinks) {
     for (const LinkField& field : kOfLinks) {
       json[key][field.key] = json_of(profile.*link.*field.member);
     }
+    for (const CollectiveTimes& times : (profile.*link).measured) {
+      Json points = Json::array();
+      for (const auto& [bytes, seconds] : times.points) points.push_back({bytes, seconds});
+      json[key]["measured"].push_back({{"collective", times.collective},
+                                       {"ranks", times.ranks},
+                                       {"source", times.source},
+                                       {"points", std::move(points)}});
+    }
   }
-  return json.dump(1) + "\n";
+  return in_lines(json, 0) + "\n";
 }
 
 HardwareProfile find_profile(const std::string& name_or_path) {

@@ -1,8 +1,12 @@
 #include "tessera/lab/kernel_calls.h"
 
+#include <algorithm>
+#include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
 #include "tessera/sharding/operation.h"
 
@@ -108,7 +112,66 @@ void relu_backward(const ReluBackwardArgs& a, Stream& /*stream*/) {
 }
 void fill(const FillArgs& a, Stream& /*stream*/) { record("fill", a.dst, bytes_of({&a.dst})); }
 
+/// The one kernel of an action that is no pass.
+KernelCall call_of(const Schedule& schedule, const Action& action, const ExecutorOptions& options) {
+  const bool updates = action.operation == &operations::kOptimizerStep;
+  const auto bytes = operand_bytes(schedule, action);
+  KernelCall call{.kernel = updates ? options.optimizer.name : std::string(action.operation->name),
+                  .dims = {bytes},
+                  .dtype = schedule.parameter_dtype,
+                  .bytes = static_cast<double>(bytes)};
+  return call;
+}
+
+std::int64_t rows_of(const std::vector<std::int64_t>& dims) {
+  return std::accumulate(dims.begin(), dims.end() - 1, std::int64_t{1}, std::multiplies<>());
+}
+
 }  // namespace
+
+std::string rates_name(const KernelCall& call) {
+  if (call.kernel != "gemm" || !call.gemm) return call.kernel;
+  return concat("gemm ", call.gemm->transpose_a ? 't' : 'n', call.gemm->transpose_b ? 't' : 'n');
+}
+
+std::vector<double> rates_size(const KernelCall& call) {
+  const auto number = [](std::int64_t n) {
+    return static_cast<double>(std::max<std::int64_t>(n, 1));
+  };
+  const std::vector<std::int64_t>& d = call.dims;
+  if (call.kernel == "gemm") return {number(d[0]), number(d[1]), number(d[2])};
+  if (call.kernel.starts_with("attention")) {  // (B, L, H, D)
+    return {number(d[0] * d[2]), number(d[1]), number(d[3])};
+  }
+  constexpr std::string_view kByRows[] = {"layer_norm", "bias_gradient", "cross_entropy",
+                                          "embedding"};
+  const bool by_rows = std::ranges::any_of(
+      kByRows, [&](std::string_view name) { return call.kernel.starts_with(name); });
+  if (by_rows) return {number(rows_of(d)), number(d.back())};
+  return {number(d.empty() ? 1 : rows_of(d) * d.back())};
+}
+
+std::vector<KernelCall> cpu_kernels_of(const KernelCall& call) {
+  if (!call.gemm) return {call};
+  const GemmArgs& args = *call.gemm;
+  KernelCall product = call;
+  product.bytes -= gemm_epilogue_bytes(args);
+  std::vector<KernelCall> calls{std::move(product)};
+  const auto add = [&](const char* kernel, const TensorView& shape, double bytes) {
+    calls.push_back({.kernel = kernel,
+                     .dims = {shape.shape[0], shape.shape[1]},
+                     .dtype = shape.dtype,
+                     .bytes = bytes});
+  };
+  const auto result =
+      static_cast<double>(args.c.numel()) * static_cast<double>(size_of(args.c.dtype));
+  if (args.bias && args.a.dtype == DType::kFloat32) add("fill", args.c, result);
+  if (args.residual) add("add", args.c, 3.0 * result);
+  if (args.gelu) add("gelu_forward", args.c, 2.0 * result);
+  if (args.gelu_backward_input) add("gelu_backward", args.c, 3.0 * result);
+  if (args.bias_gradient) add("bias_gradient", args.a, bytes_of({&args.a, &args.bias_gradient}));
+  return calls;
+}
 
 double gemm_epilogue_bytes(const GemmArgs& a) {
   return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
@@ -158,6 +221,14 @@ std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
     return 0.0;
   };
   simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), noting);
+  const Schedule& schedule = *program.schedule;
+  for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
+    const Action& action = schedule.actions[i];
+    if (action.operation->is_pass || is_collective(action)) continue;
+    if (action.operation->run != nullptr) {
+      by_action[i].push_back(call_of(schedule, action, options));
+    }
+  }
   return by_action;
 }
 

@@ -6,47 +6,11 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/sim_device.h"
 #include "tessera/sharding/operation.h"
 
 namespace tessera {
 namespace {
-
-using Interval = std::pair<double, double>;
-
-/// Disjoint and ascending, with the same points.
-std::vector<Interval> united(std::vector<Interval> intervals) {
-  std::ranges::sort(intervals);
-  std::vector<Interval> result;
-  for (const Interval& interval : intervals) {
-    if (interval.second <= interval.first) continue;
-    if (!result.empty() && interval.first <= result.back().second) {
-      result.back().second = std::max(result.back().second, interval.second);
-    } else {
-      result.push_back(interval);
-    }
-  }
-  return result;
-}
-
-/// Of disjoint intervals, the length within [begin, end].
-double length_within(const std::vector<Interval>& disjoint, double begin, double end) {
-  double sum = 0.0;
-  for (const auto& [from, to] : disjoint) {
-    sum += std::max(0.0, std::min(to, end) - std::max(from, begin));
-  }
-  return sum;
-}
-
-/// When collectives run on a lane.
-std::vector<Interval> collectives_on(Lane lane, const Schedule& schedule,
-                                     const std::vector<ActionSpan>& spans) {
-  std::vector<Interval> intervals;
-  for (const ActionSpan& span : spans) {
-    const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
-    if (span.lane == lane && is_collective(action)) intervals.emplace_back(span.begin, span.end);
-  }
-  return united(std::move(intervals));
-}
 
 /// The ranks that meet in an action; the first stands for all.
 std::vector<int> members_of(const Schedule& schedule, const Action& action) {
@@ -56,6 +20,13 @@ std::vector<int> members_of(const Schedule& schedule, const Action& action) {
   std::vector<int> all(static_cast<std::size_t>(schedule.mesh.world_size()));
   for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank] = static_cast<int>(rank);
   return all;
+}
+
+/// Whether an action waits for work of another lane.
+bool is_handed_over(const Schedule& schedule, const Action& action) {
+  return std::ranges::any_of(action.waits, [&](int wait) {
+    return schedule.actions[static_cast<std::size_t>(wait)].lane != action.lane;
+  });
 }
 
 /// What each action costs if nothing disturbs it.
@@ -68,7 +39,7 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
   std::vector<double> costs;
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
-    double seconds = 0.0;
+    double seconds = is_handed_over(schedule, action) ? profile.handover.value : 0.0;
     if (is_collective(action)) {
       Traffic traffic;
       action.operation->charge(schedule, action, traffic);
@@ -82,65 +53,79 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
                                         members, cluster);
         }
       }
-    } else if (action.operation->is_pass) {
-      for (const KernelCall& call : kernels[i]) seconds += seconds_of(call, profile);
     } else if (action.operation == &operations::kCopy) {
-      seconds = 0.5 * static_cast<double>(operand_bytes(schedule, action)) /
-                profile.copy_out.value;  // read once, written once
-    } else if (action.operation->run != nullptr) {
-      seconds = profile.launch.value + static_cast<double>(operand_bytes(schedule, action)) /
-                                           profile.memory_bandwidth.value;
+      seconds += 0.5 * static_cast<double>(operand_bytes(schedule, action)) /
+                 profile.copy_out.value;  // read once, written once
+    } else {
+      for (const KernelCall& call : kernels[i])
+        seconds += seconds_of(call, profile, options.threads);
     }
     costs.push_back(seconds);
   }
   return costs;
 }
 
-std::vector<ActionSpan> spans_of(const Program& program, const ModelLayout& layout,
-                                 const Model& model, const ExecutorOptions& options,
-                                 const std::vector<double>& costs) {
-  ExecutorOptions timed = options;
-  timed.cost = [&](const Schedule& schedule, const Action& action) {
-    return costs[static_cast<std::size_t>(&action - schedule.actions.data())];
-  };
-  return simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), timed)
-      .spans;
+/// Cores that a rank has, if ranks share them; else 0.
+double cores_of_a_rank(const Cluster& cluster, int world_size) {
+  return cluster.profile.cores.value / std::min(world_size, cluster.ranks_per_node);
 }
 
-/// Slows down what runs beside collectives.
-std::vector<double> contended(const std::vector<double>& costs, const Schedule& schedule,
-                              const std::vector<ActionSpan>& spans, const Cluster& cluster) {
-  const std::pair<std::vector<Interval>, double> lanes[] = {
-      {collectives_on(Lane::kGather, schedule, spans), cluster.profile.under_gather.value},
-      {collectives_on(Lane::kReduce, schedule, spans), cluster.profile.under_reduce.value}};
-  std::vector<double> result = costs;
-  for (const ActionSpan& span : spans) {
-    const bool computes = span.lane == Lane::kCompute || span.lane == Lane::kOptimizer;
-    if (!computes || span.step != spans.front().step || span.end <= span.begin) continue;
-    double rate = 1.0;  // undisturbed work that is done in a second of the span
-    for (const auto& [busy, factor] : lanes) {
-      const double share = length_within(busy, span.begin, span.end) / (span.end - span.begin);
-      rate *= 1.0 - share * (1.0 - 1.0 / factor);
+/// What runs on the lanes at the same time, by its effect on the others.
+struct Running {
+  bool gathers = false, reduces = false;
+  double threads = 0.0;
+};
+
+SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int threads) {
+  const double cores = cores_of_a_rank(cluster, schedule.mesh.world_size());
+  return [&schedule, &profile = cluster.profile, cores, threads](std::span<const Work> running,
+                                                                 std::span<double> speeds) {
+    const auto action_of = [&](const Work& work) -> const Action* {
+      return work.action < 0 ? nullptr : &schedule.actions[static_cast<std::size_t>(work.action)];
+    };
+    Running all;
+    for (const Work& work : running) {
+      const Action* const action = action_of(work);
+      if (action == nullptr) continue;
+      const bool meets = is_collective(*action);
+      all.gathers |= meets && action->lane == Lane::kGather;
+      all.reduces |= meets && action->lane == Lane::kReduce;
+      const bool copies = action->lane == Lane::kGather || action->lane == Lane::kCopyOut;
+      all.threads += copies ? 1.0 : static_cast<double>(threads);
     }
-    result[static_cast<std::size_t>(span.action)] =
-        costs[static_cast<std::size_t>(span.action)] / rate;
-  }
-  return result;
+    const double share = cores > 0.0 ? std::min(1.0, cores / std::max(all.threads, 1.0)) : 1.0;
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      const Action* const action = action_of(running[i]);
+      speeds[i] = share;
+      const bool computes =
+          action != nullptr && (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer);
+      if (computes && all.gathers) speeds[i] /= profile.under_gather.value;
+      if (computes && all.reduces) speeds[i] /= profile.under_reduce.value;
+    }
+  };
 }
 
 }  // namespace
 
-double seconds_of(const KernelCall& call, const HardwareProfile& profile) {
-  const double moved = call.bytes / profile.memory_bandwidth.value;
-  double computed = 0.0;
-  if (call.flops > 0.0) {
-    const double rate = call.kernel == "attention_forward" ? profile.attention_forward.value
-                        : call.kernel == "attention_backward"
-                            ? profile.attention_backward.value
-                            : profile.gemm_rate(std::string(to_string(call.dtype)), call.flops);
-    computed = call.flops / rate;
+double seconds_of(const KernelCall& call, const HardwareProfile& profile, int threads) {
+  const std::string dtype(to_string(call.dtype));
+  const auto parts = profile.device == "cpu" ? cpu_kernels_of(call) : std::vector<KernelCall>{call};
+  double seconds = 0.0;
+  for (const KernelCall& part : parts) {
+    const KernelRates* const rates = profile.find(rates_name(part), dtype, threads);
+    const double work = part.flops > 0.0 ? part.flops : part.bytes;
+    const double computed = rates != nullptr ? work / rates->at(rates_size(part)) : 0.0;
+    if (rates != nullptr && part.flops <= 0.0) {
+      seconds += computed;
+      continue;
+    }
+    require(rates != nullptr || part.flops <= 0.0, ErrorCode::kConfig, "the profile '",
+            profile.name, "' has no rate of ", rates_name(part), " in ", dtype,
+            "; add one, or choose another --precision");
+    seconds +=
+        profile.launch.value + std::max(part.bytes / profile.memory_bandwidth.value, computed);
   }
-  return profile.launch.value + std::max(moved, computed);
+  return seconds;
 }
 
 double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vector<int>& members,
@@ -149,13 +134,27 @@ double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vecto
           " ranks; it must have at least 1");
   const auto ranks = static_cast<double>(members.size());
   if (ranks < 2.0) return 0.0;
+  const auto are_together = [&](int count) {
+    return std::ranges::all_of(members,
+                               [&](int rank) { return rank / count == members.front() / count; });
+  };
+  const bool spans = !are_together(cluster.ranks_per_node);
+  const LinkProfile& inside =
+      cluster.ranks_per_process > 1 && are_together(cluster.ranks_per_process)
+          ? cluster.profile.process
+          : cluster.profile.node;
+  const LinkProfile& across = cluster.profile.network;
+  const LinkProfile& link = spans ? across : inside;
+  if (const auto* times = link.find(to_string(kind), static_cast<int>(members.size()))) {
+    // They were measured by `times->ranks` ranks that shared all cores, or had one each.
+    const double cores = cluster.profile.cores.value;
+    const double share = cores > 0.0 ? std::min(1.0, cores / times->ranks) : 1.0;
+    return share * times->at(static_cast<double>(sent_bytes));
+  }
   const int node = members.front() / cluster.ranks_per_node;
   const auto here = static_cast<double>(std::ranges::count_if(
       members, [&](int rank) { return rank / cluster.ranks_per_node == node; }));
   const double nodes = std::max(1.0, ranks / here);
-  const LinkProfile& inside = cluster.profile.node;
-  const LinkProfile& across = cluster.profile.network;
-  const bool spans = nodes > 1.0;
   // A ring passes from node to node once for each node but one; its members on a node share that
   // many adapters. An all-reduce goes round twice, or up and down a tree of nodes, whichever is
   // shorter.
@@ -170,19 +169,20 @@ double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vecto
     bandwidth = here * across.bandwidth.value;
     if (here > 1.0) bandwidth = std::min(bandwidth, inside.bandwidth.value);
   }
-  return (spans ? across : inside).latency.value + hops +
-         static_cast<double>(sent_bytes) / bandwidth;
+  return link.latency.value + hops + static_cast<double>(sent_bytes) / bandwidth;
 }
 
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster) {
-  constexpr int kPasses = 3;  // contention moves what it depends on; it settles at once or nearly
   const std::vector<double> costs = costs_of(program, layout, model, options, cluster);
-  std::vector<ActionSpan> spans = spans_of(program, layout, model, options, costs);
-  for (int pass = 0; pass < kPasses; ++pass) {
-    spans = spans_of(program, layout, model, options,
-                     contended(costs, *program.schedule, spans, cluster));
-  }
+  ExecutorOptions timed = options;
+  timed.cost = [&](const Schedule& schedule, const Action& action) {
+    return costs[static_cast<std::size_t>(&action - schedule.actions.data())];
+  };
+  timed.speeds = speeds_of(*program.schedule, cluster, options.threads);
+  std::vector<ActionSpan> spans =
+      simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), timed)
+          .spans;
   // By step: where it ends. A step alone begins at 0.
   std::map<std::int64_t, double> ends;
   for (const ActionSpan& span : spans) ends[span.step] = std::max(ends[span.step], span.end);

@@ -140,7 +140,7 @@ void gather_largest(SimDevice& device, const ModelLayout& layout) {
 Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
                     const Model& model, const StateOptions& state_options,
                     const ExecutorOptions& options) {
-  SimDevice device(options.device);
+  SimDevice device(options.device, options.speeds);
   Memory memory(device);
   std::map<const BatchSource*, std::unique_ptr<ShapesOnly>> shapes;  // programs may share one
   std::vector<Program> simulated;

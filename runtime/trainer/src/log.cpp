@@ -28,34 +28,7 @@ std::string date_now() {
   return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
-template <typename Values>
-nlohmann::ordered_json by_collective(const Values& values) {
-  auto result = nlohmann::ordered_json::object();
-  for (int i = 0; i < kCollectiveKinds; ++i) {
-    const auto kind = static_cast<CollectiveKind>(i);
-    result[std::string(to_string(kind))] = values[static_cast<std::size_t>(i)];
-  }
-  return result;
-}
-
 }  // namespace
-
-nlohmann::ordered_json to_json(const MemoryPeak& peak) {
-  nlohmann::ordered_json result{{"total", peak.total}};
-  for (int i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    result[std::string(to_string(category))] = peak.by_category[category];
-  }
-  return result;
-}
-
-nlohmann::ordered_json sent_bytes_to_json(const Traffic& traffic) {
-  return by_collective(traffic.sent_bytes);
-}
-
-nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
-  return by_collective(traffic.calls);
-}
 
 bool is_of_run_line(std::string_view key) {
   return std::ranges::find(kRunKeys, key) != kRunKeys.end();

@@ -135,9 +135,10 @@ std::vector<Row> sharding_rows() {
                           "units, which are gathered together: layer, size:N (at least N "
                           "parameters) or none (all)",
                           {.check = check_wrap}),
-          bound<&O::prefetch_forward>("prefetch_forward", "units gathered ahead of use in forward",
-                                      {.minimum = 0, .maximum = kMaxPrefetch}),
-          bound<&O::prefetch_backward>(
+          bound<&O::policy, &StepPolicy::prefetch_forward>("prefetch_forward",
+                                                           "units gathered ahead of use in forward",
+                                                           {.minimum = 0, .maximum = kMaxPrefetch}),
+          bound<&O::policy, &StepPolicy::prefetch_backward>(
               "prefetch_backward",
               "units gathered ahead of use, and reductions that may lag, in "
               "backward",
@@ -157,9 +158,10 @@ std::vector<Row> step_rows() {
           bound<&O::accumulate_unsharded>(
               "accumulate_unsharded",
               "keep unsharded gradients until the last micro-step and reduce them once"),
-          bound<&O::recompute>("recompute",
-                               "activations to recompute in backward: none, selective "
-                               "(attention and GELU) or full"),
+          bound<&O::policy, &StepPolicy::recompute>(
+              "recompute",
+              "activations to recompute in backward: none, selective "
+              "(attention and GELU) or full"),
           bound<&O::precision>("precision", "dtype of parameters and activations"),
           bound<&O::reduce_dtype>(
               "reduce_dtype", "dtype in which gradients are sent; bf16 needs bf16 parameters, too"),

@@ -87,9 +87,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .reduce_dtype = options.reduce_dtype,
           .micro_steps = options.accumulate,
           .accumulate_unsharded = options.accumulate_unsharded,
-          .prefetch_forward = options.prefetch_forward,
-          .prefetch_backward = options.prefetch_backward,
-          .recompute = options.recompute,
+          .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
           .optimizer_tensors = optimizer_tensors(options.optimizer)};
 }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -12,44 +13,78 @@ struct Quantity {
   std::string source;
 };
 
-/// The rate at which GEMMs of so many FLOPs run; in between it is interpolated over the logarithm
-/// of the FLOPs, and beyond the first and the last it stays.
-struct GemmRate {
-  double flops = 0.0;
-  double flops_per_second = 0.0;
+/// How fast a kernel runs at some sizes; KernelCall in kernel_calls.h says what a size is. Between
+/// them the logarithm of the rate is fitted to those near by; beyond them it stays.
+struct KernelRates {
+  struct Point {
+    std::vector<double> size;
+    double per_second = 0.0;  ///< FLOPs; bytes of kernels that have none
+  };
+  std::string
+      kernel;         ///< "gemm nt", "gelu_forward"; "gemm" stands for all that are not given apart
+  std::string dtype;  ///< of its operands: "fp32", "bf16"
+  int threads = 1;    ///< of the rank; on a CPU
   std::string source;
+  std::vector<Point> points;
+
+  double at(const std::vector<double>& size) const;
 };
 
-/// How ranks exchange data: a collective of n ranks takes
-/// latency + (n - 1) * hop + sent bytes / bandwidth, and an all-reduce twice the hops, or those of
-/// a tree of nodes.
+/// How long a collective takes, measured.
+struct CollectiveTimes {
+  struct Point {
+    double bytes = 0.0;  ///< that a rank sends
+    double seconds = 0.0;
+  };
+  std::string collective;  ///< "all_gather"
+  int ranks = 2;
+  std::string source;
+  std::vector<Point> points;  ///< bytes ascend
+
+  /// Between the points the logarithm is linear; beyond the last the bandwidth stays.
+  double at(double bytes) const;
+};
+
+/// How ranks exchange data: a collective of n ranks takes what was measured for as many ranks, or
+/// nearly as many; if nothing was, latency + (n - 1) * hop + sent bytes / bandwidth, and an
+/// all-reduce twice the hops, or those of a tree of nodes.
 struct LinkProfile {
   Quantity latency;    ///< seconds
   Quantity hop;        ///< seconds, for each rank after the first
   Quantity bandwidth;  ///< bytes that a rank sends per second (nccl-tests' bus bandwidth)
+  std::vector<CollectiveTimes> measured{};
+
+  /// Those of the number of ranks that is nearest; null: none were measured.
+  const CollectiveTimes* find(std::string_view collective, int ranks) const;
 };
 
 /// What a machine achieves: from which the lab computes how long actions take. As JSON, each number
-/// is {"value": …, "source": "…"}; runtime/lab/README.md shows a file.
+/// is {"value": …, "source": "…"}, and each list of rates has a source; runtime/lab/README.md shows
+/// a file.
 struct HardwareProfile {
   std::string name;
   std::string device;  ///< "cuda" or "cpu"
-  /// FLOP/s by dtype, dense, by the data sheet: 100 % of the MFU.
+  /// FLOP/s by dtype, dense, by the data sheet or of the fastest GEMM: 100 % of the MFU.
   std::map<std::string, Quantity> peak;
-  std::map<std::string, std::vector<GemmRate>> gemm;  ///< by dtype of the operands
-  Quantity attention_forward, attention_backward;     ///< FLOP/s of the causal half
-  Quantity memory_bandwidth;                          ///< bytes/s of kernels bound by memory
-  Quantity launch;        ///< seconds between two kernels that follow each other
+  std::vector<KernelRates> kernels;
+  Quantity memory_bandwidth;  ///< bytes/s of kernels bound by memory that `kernels` does not have
+  Quantity launch;            ///< seconds of each of those beside its bytes
+  /// Seconds from the end of an action to the begin of one on another lane that waits for it.
+  Quantity handover;
   Quantity memory_bytes;  ///< of a device
   Quantity copy_out;      ///< bytes/s from the device to the host
-  LinkProfile node;       ///< ranks of one node
-  LinkProfile network;    ///< ranks of several: bandwidth of one rank's share of the network
+  /// Cores that the ranks of a node share, each with `threads` of KernelRates and a thread for its
+  /// collectives; 0: a rank has a device to itself.
+  Quantity cores;
+  LinkProfile process;  ///< ranks that are threads of one process
+  LinkProfile node;     ///< ranks of one node
+  LinkProfile network;  ///< ranks of several: bandwidth of one rank's share of the network
   /// By how much work of the compute lane is slower while a lane of collectives is busy; 1: not at
   /// all.
   Quantity under_gather, under_reduce;
 
-  /// FLOP/s of a GEMM. Throws Error{kConfig} if there is no rate for the dtype.
-  double gemm_rate(const std::string& dtype, double flops) const;
+  /// The rates of a kernel with as many threads, or nearly as many; null: it has none.
+  const KernelRates* find(std::string_view kernel, std::string_view dtype, int threads) const;
 };
 
 /// Throws Error{kConfig} that names the file, the key and what belongs there.

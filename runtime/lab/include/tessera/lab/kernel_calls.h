@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A call of a kernel that passes through layers make, by its shape; no memory is behind it.
+/// A call of a kernel, by its shape; no memory is behind it.
 struct KernelCall {
   std::string kernel;              ///< as KernelTable names it; with ", residual" if it adds one
   std::vector<std::int64_t> dims;  ///< of gemm: m, n, k; else of its main tensor
@@ -20,6 +20,16 @@ struct KernelCall {
   double bytes = 0.0;  ///< that it must move, each tensor once
   std::optional<GemmArgs> gemm{};
 };
+
+/// The name under which KernelRates has a call: "gemm nt" says which operands are transposed.
+std::string rates_name(const KernelCall& call);
+/// What a call's rate depends on, for KernelRates: of a GEMM m, n, k; of attention batch * heads,
+/// length, head size; of kernels that go by rows rows and columns; else the number of elements.
+std::vector<double> rates_size(const KernelCall& call);
+
+/// The kernels that a CPU runs for a call: of a GEMM the product and, one after another, what
+/// accompanies it.
+std::vector<KernelCall> cpu_kernels_of(const KernelCall& call);
 
 /// Bytes of what a GEMM's epilogue reads and writes beside its result; counted in
 /// KernelCall::bytes.
@@ -37,9 +47,10 @@ class KernelRecording {
 /// The sim device's kernels, which note what they are called for.
 KernelTable recording_kernels();
 
-/// By action of the schedule: the kernels of its pass through a layer, as the device that `options`
-/// name would run it. Norms, casts and updates have none here: they move their operands once
-/// (operand_bytes).
+/// By action of the schedule: its kernels, as the device that `options` name would run it. Those of
+/// passes are recorded. A norm, cast, copy or update is one that moves its operands once
+/// (operand_bytes), of the dtype of the parameters, by the name of its operation or of its
+/// optimizer; its dims are the bytes. Collectives have none.
 std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
                                                     const ModelLayout& layout, const Model& model,
                                                     const ExecutorOptions& options);

@@ -10,16 +10,19 @@
 
 namespace tessera {
 
-/// A machine's nodes: ranks [0, ranks_per_node) are on the first, and so on.
+/// Where ranks are: [0, ranks_per_node) on the first node, and so on; of a node's ranks,
+/// [0, ranks_per_process) are threads of one process, and so on.
 struct Cluster {
   HardwareProfile profile;
   int ranks_per_node = 8;
+  int ranks_per_process = 1;
 };
 
-/// Seconds of a kernel that nothing disturbs.
-double seconds_of(const KernelCall& call, const HardwareProfile& profile);
+/// Seconds of a kernel that nothing disturbs, by a rank with so many threads.
+double seconds_of(const KernelCall& call, const HardwareProfile& profile, int threads = 1);
 
-/// Seconds of a collective among `members` of the ranks, of which each sends `sent_bytes`.
+/// Seconds of a collective among `members` of the ranks, of which each sends `sent_bytes`. Of ranks
+/// that share cores: of one core's work.
 double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vector<int>& members,
                   const Cluster& cluster);
 
@@ -35,8 +38,10 @@ struct SimulatedStep {
 
 /// Runs the executor on the sim device; what each action costs follows from its kernels' FLOPs and
 /// bytes, or from what it sends, and from the profile. Work of the compute lane is slower by the
-/// profile's factors for as long as collectives run beside it. Rank 0 stands for all: they do the
-/// same work, so that the result takes no more time or memory with more ranks.
+/// profile's factors for as long as collectives run beside it; where ranks share cores, lanes that
+/// want more threads at once than a rank's share of the cores are all slower by the ratio. Rank 0
+/// stands for all: they do the same work, so that the result takes no more time or memory with more
+/// ranks.
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
 

@@ -13,6 +13,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/core/device.h"
 #include "tessera/core/memory.h"
+#include "tessera/core/sim_device.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/flight_recorder.h"
@@ -55,6 +56,8 @@ struct ExecutorOptions {
   const KernelTable* layer_kernels = nullptr;
   /// Seconds that the sim device charges for an action; unused elsewhere.
   std::function<double(const Schedule&, const Action&)> cost{};
+  /// How fast the lanes of the sim device are that work at the same time; unused elsewhere.
+  SimSpeeds speeds{};
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
   std::function<void(Lane)> before_task{};
   /// Runs on a lane's thread before each action that does work, e.g. a fault in a test. `step`

@@ -4,10 +4,9 @@
 #include <string>
 #include <string_view>
 
-namespace tessera {
+#include "tessera/core/format_bytes.h"
 
-/// "512 B", "1.50 KiB", "12.3 MiB", "119 GiB": three digits, for people.
-std::string format_bytes(std::int64_t bytes);
+namespace tessera {
 
 /// "1536", "1.5KiB", "4 GiB", "4G" (binary), "4GB" (decimal), in any case.
 /// Throws Error{kConfig} that shows the accepted forms.

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/core/memory.h"
+#include "tessera/sharding/account_json.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer.h"
 
@@ -54,12 +54,5 @@ class RunLog {
 
 /// Whether the first line of a log has a value under `key` that is no setting.
 bool is_of_run_line(std::string_view key);
-
-/// {"total": …, "parameters": …, …}: bytes by category.
-nlohmann::ordered_json to_json(const MemoryPeak& peak);
-/// {"all_gather": …, …}: bytes sent by kind of collective.
-nlohmann::ordered_json sent_bytes_to_json(const Traffic& traffic);
-/// {"all_gather": …, …}: calls by kind of collective.
-nlohmann::ordered_json calls_to_json(const Traffic& traffic);
 
 }  // namespace tessera

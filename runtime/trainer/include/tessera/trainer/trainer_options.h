@@ -89,15 +89,13 @@ struct TrainerOptions {
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
-  int prefetch_forward = PlanOptions{}.prefetch_forward;
-  int prefetch_backward = PlanOptions{}.prefetch_backward;
 
   // The step.
   std::int64_t steps = 100;
   std::int64_t micro_batch = 4;  ///< samples per micro-step and rank
   int accumulate = 1;            ///< micro-steps per step
   bool accumulate_unsharded = PlanOptions{}.accumulate_unsharded;
-  Recompute recompute = PlanOptions{}.recompute;
+  StepPolicy policy{};                              ///< prefetch depths and recomputation
   DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
   DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
   OptimizerOptions optimizer{};
