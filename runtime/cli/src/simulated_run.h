@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/compat/config.h"
 #include "tessera/lab/hardware_profile.h"
 #include "tessera/lab/simulate_step.h"
-#include "tessera/compat/config.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera::cli {
