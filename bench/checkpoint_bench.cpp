@@ -140,7 +140,7 @@ void run_steps(const Options& options) {
   const RandomTokens data(options.length, 50257);
   TrainerOptions training{.ranks = 1, .steps = 1000000, .micro_batch = 1};
   training.threads_per_rank = options.threads;
-  training.trace = false;
+  training.time_actions = false;
   training.checkpoints.folder = options.folder;
   Session session(model, data, training);
   const auto step = [&] { return seconds_of([&] { session.step(); }); };

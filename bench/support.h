@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/quantile.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -34,17 +35,6 @@ double seconds_of(const Work& work, Clock clock = Clock::kPassed) {
   work();
   return now(clock) - begin;
 }
-
-/// Of a sorted copy, the value at `share` of the way, between two values in proportion.
-inline double quantile(std::vector<double> values, double share) {
-  std::ranges::sort(values);
-  const double place = share * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return values[below] + (place - static_cast<double>(below)) * (values[above] - values[below]);
-}
-
-inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
 /// CPU kernels run on the calling thread: this stream only has to exist.
 class NoStream : public Stream {

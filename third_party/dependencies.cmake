@@ -1,7 +1,7 @@
 # Finds what the library stands on. third_party/README.md says what each is for; ./run installs the
 # packages on Debian and Ubuntu. tessera-config.cmake.in repeats this list for the library's users.
 #
-# CLI11, GoogleTest and Google Benchmark are found where they are used: runtime/cli, tests, bench.
+# CLI11, Google Benchmark and GoogleTest are found where they are used: runtime/cli, bench, tests.
 set(TESSERA_NLOHMANN_JSON_VERSION 3.10)
 
 find_package(Threads REQUIRED)

@@ -57,7 +57,7 @@ inline TrainerOptions options_of(const Variant& variant, std::int64_t steps) {
   options.learning_rate.peak = 0.01;
   options.learning_rate.warmup_steps = 2;
   options.wrap = variant.wrap;
-  options.prefetch_forward = options.prefetch_backward = variant.prefetch;
+  options.policy.prefetch_forward = options.policy.prefetch_backward = variant.prefetch;
   options.threads_per_rank = 1;
   options.timeout = std::chrono::seconds(60);
   return options;

@@ -39,7 +39,7 @@ def main():
         folder = pathlib.Path(folder)
         subprocess.run(
             [program, "train", "--no-default-config", "--device", "cpu", "--data", data, "--model", "gpt2-tiny",
-             "--layers", "1", "--ranks", "2", "--steps", "5", "--sequence-length", "32", "--trace",
+             "--layers", "1", "--ranks", "2", "--steps", "5", "--sequence-length", "32", "--time-actions",
              "--quiet", "--sample-tokens", "0", "--tensorboard", folder / "board",
              "--log", folder / "run.jsonl", "--csv", folder / "run.csv"],
             check=True)

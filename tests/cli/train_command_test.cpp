@@ -490,7 +490,8 @@ TEST_F(TrainCommand, FlagsMayBeSpeltAsInOtherPrograms) {
 TEST_F(TrainCommand, AFlagThatIsGivenTwiceIsRefused) {
   EXPECT_THAT(usage_error({"--data", "x", "--steps", "2", "--steps", "6"}),
               HasSubstr("--steps is given 2 times; give it once"));
-  EXPECT_THAT(usage_error({"--data", "x", "--trace", "--trace=false"}), HasSubstr("--trace"));
+  EXPECT_THAT(usage_error({"--data", "x", "--time-actions", "--time-actions=false"}),
+              HasSubstr("--time-actions"));
 }
 
 TEST_F(TrainCommand, DataThatCannotWorkIsAUsersError) {

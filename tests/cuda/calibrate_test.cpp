@@ -142,7 +142,7 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
       SCOPED_TRACE(concat(to_string(precision), ", recompute ", to_string(recompute)));
       TrainerOptions options = test::cuda_options("full_shard", 1);
       options.precision = precision;
-      options.recompute = recompute;
+      options.policy.recompute = recompute;
       options.accumulate = 2;
       options.evaluation_samples = 2;
       const TrainingPlan plan = make_training_plan(model, data, options, &data);

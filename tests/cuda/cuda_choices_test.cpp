@@ -67,10 +67,10 @@ void expect_graph(const Trainer& trainer, const std::string& why_not) {
 
 TEST_F(CudaChoices, AGraphIsReplayedOrTheReasonTold) {
   TrainerOptions options = cuda_options("full_shard", 1);
-  options.trace.reset();
+  options.time_actions.reset();
   expect_graph(trainer(options), "");  // a thread group of one rank has nothing to exchange
-  options.trace = true;
-  expect_graph(trainer(options), "--trace");
+  options.time_actions = true;
+  expect_graph(trainer(options), "--time-actions");
   options = cuda_options("full_shard", 2);
   expect_graph(trainer(options), "the ranks of a thread group");
   options.group = GroupChoice::kNccl;
@@ -81,13 +81,13 @@ TEST_F(CudaChoices, AGraphIsReplayedOrTheReasonTold) {
 
 TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
   TrainerOptions options = cuda_options("full_shard", 2);
-  options.trace.reset();
+  options.time_actions.reset();
   const Trainer shared = trainer(options);
-  EXPECT_TRUE(*shared.plan().options.trace);
+  EXPECT_TRUE(*shared.plan().options.time_actions);
   EXPECT_TRUE(shared.train().timeline.has_value());
   options.group = GroupChoice::kNccl;
   const Trainer apart = trainer(options);
-  EXPECT_FALSE(*apart.plan().options.trace);
+  EXPECT_FALSE(*apart.plan().options.time_actions);
   EXPECT_FALSE(apart.train().timeline.has_value());
 }
 

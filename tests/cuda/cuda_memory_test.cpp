@@ -38,7 +38,7 @@ TrainerOptions options_of(const Sizes& sizes) {
   options.micro_batch = sizes.micro_batch;
   options.accumulate = sizes.accumulate;
   options.precision = sizes.precision;
-  options.recompute = sizes.recompute;
+  options.policy.recompute = sizes.recompute;
   options.steps = 3;
   options.evaluation_samples = 2 * sizes.micro_batch;
   return options;

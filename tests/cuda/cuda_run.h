@@ -70,7 +70,7 @@ inline TrainerOptions cuda_options(const std::string& strategy, int ranks) {
   options.threads_per_rank = 1;
   options.device = DeviceChoice::kCuda;
   options.group = GroupChoice::kThread;
-  options.trace = false;
+  options.time_actions = false;
   return options;
 }
 

@@ -111,7 +111,7 @@ TEST_F(CudaWaits, NoStepPlansOrTakesMemory) {
       SCOPED_TRACE(concat(to_string(precision), ", recompute ", to_string(recompute)));
       TrainerOptions options = cuda_options("full_shard", 1);
       options.precision = precision;
-      options.recompute = recompute;
+      options.policy.recompute = recompute;
       options.accumulate = 2;
       options.hash_parameters = false;
       options.gather_parameters = false;

@@ -106,7 +106,7 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal(replaced(good, "\"hop\": {",
                                "\"hopp\": {\"value\": 1, \"source\": \"\"},\n"
                                "\"hop\": {")),
-              HasSubstr("'node' has an unknown key 'hopp'; did you mean 'hop'?"));
+              HasSubstr("'process' has an unknown key 'hopp'; did you mean 'hop'?"));
   EXPECT_THAT(refusal(replaced(good, "\"version\": 2", "\"version\": 1")),
               HasSubstr("is of version 1, and this program reads version 2"));
   EXPECT_THAT(refusal(replaced(good, "tessera-hardware-profile", "x")),
@@ -116,7 +116,7 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal(replaced(good, "989000000000000.0", "-1")),
               HasSubstr("'value' must be a number above 0, not -1"));
   EXPECT_THAT(refusal(replaced(good, "989000000000000.0", "\"fast\"")), HasSubstr("not \"fast\""));
-  EXPECT_THAT(refusal(replaced(good, "\"value\": 1.15", "\"value\": 0.5")),
+  EXPECT_THAT(refusal(replaced(good, "\"value\":1.15", "\"value\":0.5")),
               HasSubstr("must be at least 1, not 0.5"));
   EXPECT_THAT(refusal(replaced(good, "[1024.0,1024.0,1024.0,", "[1024.0,1024.0,")), "none");
   EXPECT_THAT(refusal(replaced(good, "[1024.0,1024.0,1024.0,", "[1024.0,-1,1024.0,")),

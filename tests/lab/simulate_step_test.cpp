@@ -58,6 +58,19 @@ TEST(CollectiveSeconds, FollowTheRingOfANodeAndOfSeveral) {
   EXPECT_THROW(seconds_of(gather, 1, ranks(2), {cluster.profile, 0}), Error);
 }
 
+TEST(CollectiveSeconds, AreThoseMeasuredOfTheLinkBetweenTheRanks) {
+  Cluster cluster{find_profile("h100-sxm"), 8, 4};
+  cluster.profile.process.measured = {{"all_gather", 4, "", {{1e3, 1.0}, {1e6, 2.0}}}};
+  cluster.profile.node.measured = {{"all_gather", 8, "", {{1e3, 10.0}}}};
+  const auto gather = CollectiveKind::kAllGather;
+  EXPECT_DOUBLE_EQ(seconds_of(gather, 1000000, ranks(4), cluster), 2.0);
+  EXPECT_DOUBLE_EQ(seconds_of(gather, 1000, ranks(8), cluster), 10.0) << "two processes";
+  EXPECT_LT(seconds_of(gather, 1000, ranks(16), cluster), 1.0) << "over the network: a formula";
+  EXPECT_LT(seconds_of(CollectiveKind::kAllReduce, 1000, ranks(4), cluster), 1.0);
+  cluster.profile.cores.value = 2.0;
+  EXPECT_DOUBLE_EQ(seconds_of(gather, 1000000, ranks(4), cluster), 1.0) << "four ranks on two";
+}
+
 /// A published time, and why the model is more than 15 % off it, if it is.
 struct Published {
   const char* what;
@@ -126,7 +139,7 @@ Subject subject(const std::string& strategy, int count, Recompute recompute = Re
                                .placement = found.placement,
                                .reshard_after_forward = found.reshard_after_forward,
                                .parameter_dtype = DType::kBFloat16,
-                               .recompute = recompute});
+                               .policy = {.recompute = recompute}});
   return s;
 }
 
@@ -167,21 +180,15 @@ TEST(SimulatedStep, IsTheSumOfItsKernelsWhereCommunicationTakesNoTime) {
   for (const char* strategy : {"no_shard", "zero1", "full_shard", "hybrid_shard"}) {
     SCOPED_TRACE(strategy);
     const Subject s = subject(strategy, 4);
-    double expected = 0.0;
-    for (const auto& calls : record_kernels(s.program(), s.layout, s.model, s.options)) {
-      for (const KernelCall& call : calls) expected += seconds_of(call, cluster.profile);
-    }
-    double updates = 0.0;
-    for (const Action& action : s.schedule.actions) {
-      if (action.lane != Lane::kCompute || action.operation->is_pass) continue;
-      if (action.operation->run == nullptr) continue;
-      updates +=
-          cluster.profile.launch.value + static_cast<double>(operand_bytes(s.schedule, action)) /
-                                             cluster.profile.memory_bandwidth.value;
+    double expected = 0.0;  // of the compute lane
+    const auto kernels = record_kernels(s.program(), s.layout, s.model, s.options);
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      if (s.schedule.actions[i].lane != Lane::kCompute) continue;
+      for (const KernelCall& call : kernels[i]) expected += seconds_of(call, cluster.profile);
     }
     const SimulatedStep step = simulate(s, cluster);
-    EXPECT_NEAR(step.of(Lane::kCompute).busy, expected + updates, 1e-12);
-    EXPECT_NEAR(step.seconds, expected + updates, 0.05 * step.seconds) << "norms come between";
+    EXPECT_NEAR(step.of(Lane::kCompute).busy, expected, 1e-12);
+    EXPECT_NEAR(step.seconds, expected, 0.05 * step.seconds) << "norms come between";
     EXPECT_LT(step.communication.exposed, 0.05 * step.seconds);
   }
 }
@@ -206,6 +213,26 @@ TEST(SimulatedStep, IsSlowerWhereCollectivesTakeLongAndWhereTheyDisturb) {
   EXPECT_GT(slow.communication.exposed, 0.99 * slow.seconds);
   EXPECT_NEAR(slow.seconds, std::max(slow.of(Lane::kGather).busy, slow.of(Lane::kReduce).busy),
               0.6 * slow.seconds);
+}
+
+TEST(SimulatedStep, LanesThatWantMoreThreadsThanCoresShareThem) {
+  const Subject s = subject("full_shard", 8);
+  Cluster cluster = without_communication();
+  cluster.profile.node.latency.value = 20e-6;
+  const SimulatedStep apart = simulate(s, cluster);
+  // A core for each rank: whenever a lane of collectives is busy, the compute lane is slower.
+  cluster.profile.cores.value = 8.0;
+  const SimulatedStep shared = simulate(s, cluster);
+  const double work =
+      apart.of(Lane::kCompute).busy + apart.of(Lane::kGather).busy + apart.of(Lane::kReduce).busy;
+  EXPECT_GE(shared.seconds, 0.999 * work) << "no more than one core's work in a second";
+  EXPECT_LE(shared.seconds, 1.3 * work) << "a lane that waits leaves the core to the others";
+  // Half a core: all takes twice as long.
+  cluster.profile.cores.value = 4.0;
+  EXPECT_NEAR(simulate(s, cluster).seconds / shared.seconds, 2.0, 1e-6);
+  // Four each: as if alone.
+  cluster.profile.cores.value = 32.0;
+  EXPECT_DOUBLE_EQ(simulate(s, cluster).seconds, apart.seconds);
 }
 
 TEST(SimulatedStep, TakesNoLongerToSimulateForManyRanks) {

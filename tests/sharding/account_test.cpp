@@ -68,8 +68,7 @@ Schedule planned(const Job& setup) {
                .reduce_dtype = setup.reduce_dtype,
                .micro_steps = setup.micro_steps,
                .accumulate_unsharded = setup.accumulate_unsharded,
-               .prefetch_forward = 0,
-               .prefetch_backward = 0});
+               .policy = {.prefetch_forward = 0, .prefetch_backward = 0}});
 }
 
 struct Expected {
@@ -422,8 +421,7 @@ TEST(AccountMemory, SchedulesOfOneStateShareTheirBuffers) {
                                   .mesh = {1, 4},
                                   .placement = strategy.placement,
                                   .reshard_after_forward = strategy.reshard_after_forward,
-                                  .prefetch_forward = depth,
-                                  .prefetch_backward = depth});
+                                  .policy = {depth, depth}});
   };
   const Schedule train = planned_for(Purpose::kTrain, 1);
   const Schedule evaluate = planned_for(Purpose::kEvaluate, 1);

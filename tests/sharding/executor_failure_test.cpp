@@ -133,7 +133,7 @@ TEST(ExecutorFailure, RecomputationThatThrowsStopsEveryRank) {
   Alarm alarm;
   std::atomic<int> calls{0};
   const ChainRun chain{
-      .run = {.ranks = kRanks, .strategy = "full_shard", .recompute = Recompute::kFull},
+      .run = {.ranks = kRanks, .strategy = "full_shard", .policy = {.recompute = Recompute::kFull}},
       .model = make_chain({.hook = [&](Moment moment, int layer, std::int64_t batch) {
         if (moment != Moment::kForward || layer != 1 || batch != kRanks + 3) return;
         if (++calls == 1) return;  // the first time is not recomputed

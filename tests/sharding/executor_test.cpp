@@ -138,11 +138,10 @@ TEST(Executor, AParameterNoLongerUsedCoastsOnItsMomentum) {
     for (const Strategy& strategy : strategies()) {
       for (const int depth : {0, 2}) {
         SCOPED_TRACE(concat(strategy.name, " depth ", depth, " until ", unused_from));
-        expect_same(expected, train(ChainRun{.run = {.ranks = 4,
-                                                     .strategy = strategy.name,
-                                                     .prefetch_forward = depth,
-                                                     .prefetch_backward = depth},
-                                             .model = make_chain({.unused_from = unused_from})}));
+        expect_same(
+            expected,
+            train(ChainRun{.run = {.ranks = 4, .strategy = strategy.name, .policy = {depth, depth}},
+                           .model = make_chain({.unused_from = unused_from})}));
       }
     }
   }
@@ -263,7 +262,8 @@ TEST(Executor, TwoInOneProcessDoNotInfluenceEachOther) {
 TEST(Executor, LeavesNothingInMemory) {
   for (const Strategy& strategy : strategies()) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-      const ChainRun chain{.run = {.ranks = 2, .strategy = strategy.name, .recompute = recompute}};
+      const ChainRun chain{
+          .run = {.ranks = 2, .strategy = strategy.name, .policy = {.recompute = recompute}}};
       launch_ranks(make_thread_group(2), [&](int, ProcessGroup& group) {
         ChainRank member(chain, group);
         const MemoryUse at_rest = member.memory.current();

@@ -107,8 +107,8 @@ TEST(GradientSums, DoNotDependOnPrefetchingRecomputationOrUnits) {
                                    WrapPolicy{WrapPolicy::Kind::kNone}}) {
       run.wrap = wrap;
       for (const int depth : {0, 1, 3}) {
-        run.prefetch_forward = run.prefetch_backward = depth;
-        run.recompute = depth == 1 ? Recompute::kFull : Recompute::kNone;
+        run.policy.prefetch_forward = run.policy.prefetch_backward = depth;
+        run.policy.recompute = depth == 1 ? Recompute::kFull : Recompute::kNone;
         EXPECT_EQ(hash_of(planned(strategy.name, {2, 2}, run)), expected);
       }
     }

@@ -199,12 +199,10 @@ std::vector<Subject> subjects() {
                         .replicas = mesh.replicate,
                         .strategy = strategy.name,
                         .micro_steps = micro_steps,
-                        .prefetch_forward = depth,
-                        .prefetch_backward = draw(2) == 0 ? depth : draw(3),
+                        .policy = {depth, draw(2) == 0 ? depth : draw(3), recompute},
                         .accumulate_unsharded = unsharded,
                         .reduction_order =
                             draw(2) == 0 ? ReductionOrder::kRank : ReductionOrder::kHierarchical,
-                        .recompute = recompute,
                         .dtype = bf16 ? DType::kBFloat16 : DType::kFloat32,
                         .reduce_dtype = bf16 && draw(2) == 0 ? DType::kBFloat16 : DType::kFloat32,
                         .wrap = wrap},
@@ -214,9 +212,9 @@ std::vector<Subject> subjects() {
                 .overlaps = draw(2) == 0};
             s.snapshot = s.purpose == Purpose::kTrain && draw(4) == 0;
             s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
-                            ' ', s.run.prefetch_backward, ", ", micro_steps, " micro-steps, ",
-                            unsharded ? "unsharded, " : "", to_string(recompute), ", ",
-                            to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
+                            ' ', s.run.policy.prefetch_backward, ", ", micro_steps,
+                            " micro-steps, ", unsharded ? "unsharded, " : "", to_string(recompute),
+                            ", ", to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
                             to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
                             s.layers, " layers", s.overlaps ? ", overlapping" : "",
                             s.snapshot ? ", with snapshots" : "");

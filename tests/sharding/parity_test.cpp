@@ -45,7 +45,7 @@ void expect_parity(SmallRun run, const SmallResult& expected) {
   for (const int depth : {0, 1, 2}) {
     SCOPED_TRACE(concat(run.strategy, " on ", run.ranks, " ranks, ", run.replicas,
                         " replicas (0: by default), depth ", depth));
-    run.prefetch_forward = run.prefetch_backward = depth;
+    run.policy.prefetch_forward = run.policy.prefetch_backward = depth;
     const SmallResult actual = train(run);
     expect_same(expected, actual);
     EXPECT_EQ(actual.predicted, actual.measured);
@@ -213,7 +213,7 @@ TEST(Parity, RecomputationAndDropoutChangeNoBit) {
   const SmallResult expected = train(base);
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
     SmallRun run = base;
-    run.recompute = recompute;
+    run.policy.recompute = recompute;
     const SmallResult actual = train(run);
     expect_same(expected, actual);
     EXPECT_EQ(actual.predicted, actual.measured);

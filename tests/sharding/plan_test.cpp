@@ -97,9 +97,7 @@ TEST(Plan, EveryChoiceIsValidReadsBackAndComesOutTheSameTwice) {
                     .reduction_order = order,
                     .micro_steps = micro_steps,
                     .accumulate_unsharded = unsharded,
-                    .prefetch_forward = depth,
-                    .prefetch_backward = depth,
-                    .recompute = recompute};
+                    .policy = {depth, depth, recompute}};
                 const ModelLayout layout = make_layout(model, wrap, ranks);
                 const Schedule schedule = plan(layout, options);
                 const std::string text = to_string(schedule);
@@ -152,7 +150,7 @@ TEST(Plan, GathersParametersAsOftenAsTheStrategySays) {
       const auto gathers = [&](const char* strategy) {
         PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
         options.micro_steps = micro_steps;
-        options.prefetch_forward = options.prefetch_backward = depth;
+        options.policy.prefetch_forward = options.policy.prefetch_backward = depth;
         return count(plan(chain(kUnits, 4), options), unshards, kShard);
       };
       // The first layer's backward is followed by its next forward: it is kept over the border.
@@ -328,7 +326,7 @@ TEST(Plan, OneRankCommunicatesNothing) {
 Schedule full_shard_chain(int depth, int micro_steps = 1, int units = kUnits) {
   PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 4});
   options.micro_steps = micro_steps;
-  options.prefetch_forward = options.prefetch_backward = depth;
+  options.policy.prefetch_forward = options.policy.prefetch_backward = depth;
   return plan(chain(units, 4), options);
 }
 
@@ -468,7 +466,7 @@ TEST(Plan, ReductionsInFlightAreBoundedByTheDepth) {
 TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
   const auto actions = [](int layers, int ranks) {
     PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = ranks});
-    options.prefetch_forward = options.prefetch_backward = 2;
+    options.policy.prefetch_forward = options.policy.prefetch_backward = 2;
     const auto begin = std::chrono::steady_clock::now();
     const std::size_t size = plan(chain(layers, ranks), options).actions.size();
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
@@ -521,10 +519,10 @@ TEST(Plan, RefusesWhatCannotBePlanned) {
   options.micro_steps = 0;
   expect_error(options, chain(2, 2), ErrorCode::kConfig, "micro-steps");
   options = options_for("full_shard", mesh);
-  options.prefetch_forward = -1;
+  options.policy.prefetch_forward = -1;
   expect_error(options, chain(2, 2), ErrorCode::kConfig, "prefetch");
   options = options_for("full_shard", mesh);
-  options.prefetch_backward = -1;
+  options.policy.prefetch_backward = -1;
   expect_error(options, chain(2, 2), ErrorCode::kConfig, "prefetch");
   options = options_for("full_shard", mesh);
   options.placement.optimizer = {};

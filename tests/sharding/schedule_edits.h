@@ -67,8 +67,7 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
                                           .reduce_dtype = reduce_dtype,
                                           .micro_steps = micro_steps,
                                           .accumulate_unsharded = unsharded,
-                                          .prefetch_forward = forward,
-                                          .prefetch_backward = backward,
+                                          .policy = {forward, backward},
                                           .overlap_optimizer = overlap};
                 visit(plan(small_layout(mesh.world_size()), options),
                       concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",

@@ -57,10 +57,8 @@ TimelineSummary run(const Case& c, const Costs& costs) {
   const SmallRun small{.ranks = 4,
                        .strategy = c.strategy,
                        .micro_steps = c.micro_steps,
-                       .prefetch_forward = c.depth,
-                       .prefetch_backward = c.depth,
-                       .reduction_order = c.order,
-                       .recompute = c.recompute};
+                       .policy = {c.depth, c.depth, c.recompute},
+                       .reduction_order = c.order};
   const ModelLayout layout = make_layout(model, {}, small.ranks);
   const Schedule schedule = plan(layout, plan_options(small));
   require_valid(schedule);

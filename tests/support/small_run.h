@@ -60,11 +60,9 @@ struct SmallRun {
   std::string strategy = "full_shard";
   int steps = 3;
   int micro_steps = 1;
-  int prefetch_forward = 1;
-  int prefetch_backward = 1;
+  StepPolicy policy{};
   bool accumulate_unsharded = false;
   ReductionOrder reduction_order = ReductionOrder::kRank;
-  Recompute recompute = Recompute::kNone;
   DType dtype = DType::kFloat32;
   DType reduce_dtype = DType::kFloat32;
   WrapPolicy wrap{};
@@ -108,9 +106,7 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .reduce_dtype = run.reduce_dtype,
           .micro_steps = run.micro_steps,
           .accumulate_unsharded = run.accumulate_unsharded,
-          .prefetch_forward = run.prefetch_forward,
-          .prefetch_backward = run.prefetch_backward,
-          .recompute = run.recompute};
+          .policy = run.policy};
 }
 
 inline SmallResult train(const SmallRun& run) {

@@ -63,7 +63,7 @@ class AutoBatch : public testing::TestWithParam<Case> {
             .steps = 1,
             .micro_batch = micro_batch,
             .accumulate = static_cast<int>(kSamples / micro_batch),
-            .recompute = GetParam().recompute,
+            .policy = {.recompute = GetParam().recompute},
             .threads_per_rank = 1};
   }
   std::int64_t predicted(std::int64_t micro_batch) const {

@@ -116,7 +116,7 @@ TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {
   EXPECT_THAT(error_of_file(R"({"ranks": null})"), HasSubstr("integer"));
   EXPECT_THAT(error_of_file(R"({"seed": 18446744073709551615})"),
               HasSubstr("out of range; allowed: 0 to 9223372036854775807"));
-  EXPECT_THAT(error_of_file(R"({"trace": 1})"), HasSubstr("true or false"));
+  EXPECT_THAT(error_of_file(R"({"time_actions": 1})"), HasSubstr("true or false"));
   Config config(trainer_settings());
   EXPECT_THROW(config.read_file("/nonexistent/x.json"), Error);
   for (const char* open : {"device: \"cpu\n", "device: 'cpu"}) {
@@ -165,7 +165,7 @@ TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of_text("wrap", "size:0"), HasSubstr("size:N"));
   EXPECT_THAT(error_of_text("parameter_placement", "shards"), HasSubstr("shard"));
   EXPECT_THAT(error_of_text("memory_limit", "4 parsecs"), HasSubstr("4GiB"));
-  EXPECT_THAT(error_of_text("trace", "perhaps"), HasSubstr("true or false"));
+  EXPECT_THAT(error_of_text("time_actions", "perhaps"), HasSubstr("true or false"));
 }
 
 TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
@@ -183,7 +183,7 @@ TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {
   EXPECT_EQ(options.precision, DType::kBFloat16);
   EXPECT_EQ(options.wrap.kind, WrapPolicy::Kind::kSize);
   EXPECT_EQ(options.wrap.min_numel, 1000);
-  EXPECT_EQ(options.recompute, Recompute::kSelective);
+  EXPECT_EQ(options.policy.recompute, Recompute::kSelective);
   EXPECT_EQ(options.reduction_order, ReductionOrder::kHierarchical);
   EXPECT_EQ(options.learning_rate.kind, LearningRateSchedule::Kind::kWsd);
   EXPECT_EQ(options.learning_rate.total_steps, 50);

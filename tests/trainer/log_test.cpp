@@ -42,7 +42,7 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   const test::TinyData data;
   TrainerOptions options{.strategy = "ZeRO-2", .ranks = 3, .steps = 4};
   options.threads_per_rank = 1;
-  options.trace = false;
+  options.time_actions = false;
   const Trainer trainer(model, data, options);
   RunLog log(path_);
   log.run({.version = "1.2", .parameters = 5}, {{"ranks", 3}, {"seed", 7}});

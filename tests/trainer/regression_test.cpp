@@ -95,7 +95,7 @@ TEST_P(Regression, RecomputationChangesNoBit) {
   options.ranks = 2;
   const std::string kept = Trainer(model, data, options).train().parameters_sha256;
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
-    options.recompute = recompute;
+    options.policy.recompute = recompute;
     const TrainingSummary summary = Trainer(model, data, options).train();
     EXPECT_EQ(summary.parameters_sha256, kept) << to_string(recompute);
     EXPECT_EQ(summary.measured_memory, summary.predicted_memory) << to_string(recompute);

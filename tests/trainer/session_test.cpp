@@ -245,11 +245,11 @@ TEST(SessionAhead, EvaluationsComeBetweenTheStepsThatTheyFollow) {
 
 TEST(SessionAhead, IsRefusedTogetherWithATrace) {
   TrainerOptions options = overlapping_options("zero2", 2);
-  options.trace = true;
+  options.time_actions = true;
   const Model model = tiny_model();
   const TinyData data;
   EXPECT_THAT(error_of_session([&] { Session(model, data, options); }).what(),
-              HasSubstr("overlap_steps and trace"));
+              HasSubstr("overlap_steps and time_actions"));
 }
 
 // ---- Parameters and evaluations ---------------------------------------------------------------

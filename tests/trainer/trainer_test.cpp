@@ -143,7 +143,7 @@ TEST(Trainer, CheckedCollectivesChangeNothing) {
 
 TEST(Trainer, RecordsEveryStep) {
   TrainerOptions options = options_for("full_shard", 2);
-  options.trace = true;
+  options.time_actions = true;
   const Model model = tiny_model();
   const TinyData data;
   const Trainer trainer(model, data, options);
@@ -439,7 +439,7 @@ TEST(Trainer, MemoryDoesNotGrowWithTheSteps) {
   TrainerOptions options = options_for("full_shard", 1);
   options.steps = kLast;
   options.accumulate = 1;
-  options.trace = true;
+  options.time_actions = true;
   std::size_t first = 0, last = 0;
   Trainer(model, data, options).train([&](const StepRecord& record) {
     if (record.step == kFirst) first = mallinfo2().uordblks + mallinfo2().hblkhd;
@@ -454,7 +454,7 @@ TEST(Trainer, TheSummaryLeavesOutTheFirstStepWhereThereAreThree) {
     TrainerOptions options = options_for("full_shard", 2);
     options.steps = steps;
     options.learning_rate.warmup_steps = 0;
-    options.trace = true;
+    options.time_actions = true;
     const Model model = tiny_model();
     const TinyData data;
     double seconds = 0.0, tokens = 0.0, exposed = 0.0;
@@ -490,7 +490,8 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
               HasSubstr("micro_batch: -1 is out of range"));
   EXPECT_THAT(refusal([](auto& o) { o.accumulate = 0; }),
               HasSubstr("accumulate: 0 is out of range"));
-  EXPECT_THAT(refusal([](auto& o) { o.prefetch_forward = -1; }), HasSubstr("prefetch_forward"));
+  EXPECT_THAT(refusal([](auto& o) { o.policy.prefetch_forward = -1; }),
+              HasSubstr("prefetch_forward"));
   EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }),
               HasSubstr("allowed: fp32, bf16"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.stochastic_rounding = true; }),
@@ -552,7 +553,7 @@ TEST(Trainer, SaysWithHowManyRanksARunWouldFit) {
   const Model model = tiny_model(40);
   const TinyData data;
   TrainerOptions options = options_for("full_shard", 6);
-  options.recompute = Recompute::kFull;
+  options.policy.recompute = Recompute::kFull;
   options.accumulate = 2;
   TrainerOptions fewer = options;
   fewer.ranks = 3;
@@ -568,7 +569,7 @@ TEST(Trainer, SaysWithWhichMicroBatchARunWouldFit) {
   const Model model = tiny_model(64);
   const TinyData data;
   TrainerOptions options = options_for("full_shard", 1);
-  options.recompute = Recompute::kFull;
+  options.policy.recompute = Recompute::kFull;
   options.micro_batch = 15;
   options.accumulate = 1;
   TrainerOptions smaller = options;

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -9,16 +11,20 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "machine.h"
 #include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/usable_cores.h"
 #include "tessera/kernels/gemm_table.h"
+#include "tessera/lab/calibrate.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
 
-// Times this machine for a model. So far: the GEMMs of a step, for --gemm-table.
+// Times this machine: its kernels and collectives for `tessera simulate`, and for a model how its
+// GPU runs each GEMM fastest.
 namespace tessera::cli {
 namespace {
 
@@ -58,13 +64,13 @@ GemmTable table_to_extend(const std::string& path, const GemmMachine& machine) {
 }
 
 /// At once or not at all: a run that is killed leaves what was there.
-void replace_file(const std::string& path, const GemmTable& table) {
+void replace_file(const std::string& path, const char* flag, const std::string& text) {
   const std::string fresh = path + ".new";
-  OutputFile(fresh, kFlag).write(to_text(table));
+  OutputFile(fresh, flag).write(text);
   std::error_code error;
   std::filesystem::rename(fresh, path, error);
-  require(!error, ErrorCode::kIo, path, ": cannot be replaced (", error.message(), "); give ",
-          kFlag, " a path that is writable");
+  require(!error, ErrorCode::kIo, path, ": cannot be replaced (", error.message(), "); give ", flag,
+          " a path that is writable");
 }
 
 /// Times what is missing in the file, problem by problem. Gives the signal that ended it, or 0.
@@ -85,7 +91,7 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
       return interrupt.signal();
     }
     const GemmProblem problem = calibration.time(missing[i], table);
-    replace_file(path, table);
+    replace_file(path, kFlag, to_text(table));
     const auto choice = table.choices.find(problem);
     const std::string line =
         concat(i + 1, "/", missing.size(), "  ", tessera::describe(problem), ": ",
@@ -98,11 +104,9 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
   return 0;
 }
 
-int run_calibrate(Config config) {
+int calibrate_table(Config config, const std::string& path) {
   TrainerOptions options = trainer_options(config);
-  const std::string path = std::exchange(options.gemm_table, "");
-  require(!path.empty(), ErrorCode::kConfig, "nothing to calibrate: give ", kFlag,
-          " a file, for the GEMMs of a model on this GPU");
+  options.gemm_table.clear();
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
           "device is cpu, and only a GPU has GEMMs to choose between; leave --device out");
   options.device = resolved_device(DeviceChoice::kCuda);
@@ -111,13 +115,94 @@ int run_calibrate(Config config) {
   return signal != 0 ? kExitSignal + signal : kExitGood;
 }
 
+constexpr const char* kProfileFlag = "--profile";
+
+/// "12/345 gemm nt in fp32, 1 threads", rewritten in a terminal, else a line now and then.
+class CalibrationProgress {
+ public:
+  void show(const std::string& what, int done, int all) {
+    const auto now = std::chrono::steady_clock::now();
+    if (done > 0 && now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
+    shown_ = now;
+    const std::string line = concat(done + 1, "/", all, "  ", what);
+    if (!terminal_.interactive) {
+      std::cerr << line << "\n";
+      return;
+    }
+    std::cerr << "\r" << line << "\x1b[K" << std::flush;
+    open_ = true;
+  }
+  ~CalibrationProgress() {
+    if (open_) std::cerr << "\n";
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kOften{100}, kRarely{10000};
+  const Terminal terminal_ = inspect(stderr);
+  std::chrono::steady_clock::time_point shown_{};
+  bool open_ = false;
+};
+
+int calibrate_profile(const Config& config, const std::string& path) {
+  check_writable(path, kProfileFlag, Writing::kByReplacing);
+  const Machine machine = probe_machine();
+  CalibrationProgress progress;
+  const InterruptGuard interrupt;
+  CalibrationOptions options{
+      .name = std::filesystem::path(path).stem(),
+      .machine = machine.processor.empty() ? "this processor" : machine.processor,
+      .cores = usable_cores(),
+      .memory_bytes = static_cast<double>(std::max<std::int64_t>(machine.memory_bytes, 1)),
+      .coarseness = config.get<bool>("quick") ? 2 : 1,
+      .progress = [&](const std::string& what, int done, int all) {
+        progress.show(what, done, all);
+        return interrupt.signal() == 0;
+      }};
+  try {
+    replace_file(path, kProfileFlag, to_text(calibrate_cpu(options)));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
+    std::cerr << "\n" << error.what() << "\n";
+    return kExitSignal + interrupt.signal();
+  }
+  std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
+  return kExitGood;
+}
+
+int run_calibrate(Config config) {
+  const std::string table = trainer_options(config).gemm_table;
+  const std::string profile = config.get<std::string>("profile");
+  require(table.empty() != profile.empty(), ErrorCode::kConfig,
+          "choose what to time: ", kProfileFlag,
+          " FILE.json for this machine's CPU, kernel by kernel, or ", kFlag,
+          " FILE for a model's GEMMs on this GPU");
+  return table.empty() ? calibrate_profile(config, profile)
+                       : calibrate_table(std::move(config), table);
+}
+
+std::vector<Setting> profile_settings() {
+  return {{.name = "profile",
+           .fallback = "",
+           .help = "time this machine's CPU, kernels and collectives at many sizes, and write a "
+                   "profile for 'tessera simulate'; a few minutes, in which nothing else should "
+                   "run",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "quick",
+           .type = SettingType::kFlag,
+           .fallback = false,
+           .help = "time every second size only",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone}};
+}
+
 }  // namespace
 
 Command add_calibrate(CLI::App& program) {
   const auto command = std::make_shared<SettingsCommand>(
       program, "calibrate",
-      "Time this machine for a model: how its GPU runs each GEMM fastest, for --gemm-table",
-      joined({model_settings(), trainer_settings()}),
+      "Time this machine: a profile of it to simulate with, or how its GPU runs a model's GEMMs",
+      joined({model_settings(), trainer_settings(), profile_settings()}),
       joined({train_only_settings(), plan_only_settings()}));
   return {&command->command(), [command] {
             Config config = command->config(std::cerr, kForAnyMachine);

@@ -66,5 +66,6 @@ Command add_env(CLI::App& program);              ///< describes this machine and
 Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
 Command add_config(CLI::App& program);           ///< asks how to train and writes a config file
 Command add_self_test(CLI::App& program);        ///< tests every strategy on this machine
+Command add_bench(CLI::App& program);  ///< times collectives and kernels, compares results
 
 }  // namespace tessera::cli

@@ -134,7 +134,7 @@ PlanRow plan_row(const Model& model, std::int64_t sequence_length, const Trainer
   const TokenShapes shapes(sequence_length);
   for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
     TrainerOptions recomputing = options;
-    recomputing.recompute = kRecomputes[r];
+    recomputing.policy.recompute = kRecomputes[r];
     row.peaks[r] = make_training_plan(model, shapes, recomputing).memory;
   }
   return row;

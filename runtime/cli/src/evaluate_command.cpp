@@ -42,6 +42,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
   options.evaluation_samples = evaluation_samples(config, data);
   options.checkpoints = {};  // of the training that a file of settings is for
   options.stop_after = 0;
+  options.trace.of_evaluation = true;
   join_world(launcher, config, options);
   if (options.world != nullptr) {
     require_same_program(*options.world);
@@ -64,6 +65,9 @@ int run_evaluate(Config config, const Launcher& launcher) {
                     : concat("as initialised by --seed ", config.get<std::uint64_t>("seed")))
             << "\n"
             << describe_evaluation(record) << "\n";
+  if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
+    std::cout << note << "\n";
+  }
   return kExitGood;
 }
 

@@ -11,7 +11,7 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/flight_dump.h"
-#include "tessera/lab/flight_trace.h"
+#include "tessera/lab/trace.h"
 #include "tessera/trainer/output_file.h"
 
 namespace tessera::cli {
@@ -314,7 +314,7 @@ int run_inspect_dump(const InspectDumpRequest& request) {
   std::vector<FlightDump> dumps = read_flight_dumps(request.paths);
   if (!request.trace.empty()) {
     OutputFile file(request.trace, "--trace");
-    file.write(to_trace(dumps).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    file.write(to_text(to_trace(dumps)));
   }
   const DumpReport report(std::move(dumps));
   if (request.json) {

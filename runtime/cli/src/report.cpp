@@ -125,6 +125,17 @@ std::string describe_evaluation(const EvaluationRecord& record) {
                 " on ", with_commas(record.tokens), " tokens");
 }
 
+std::string describe_trace(const TrainerOptions& options, std::int64_t traced) {
+  if (options.trace.file.empty()) return "";
+  const char* const what = options.trace.of_evaluation ? "batch" : "step";
+  if (traced == 0) {
+    return concat("trace     none: the run ended before the first ", what, " of --trace-steps");
+  }
+  const std::string plural = options.trace.of_evaluation ? "batches" : "steps";
+  return concat("trace     ", traced, " ", traced == 1 ? what : plural, " in ", options.trace.file,
+                ", for https://ui.perfetto.dev");
+}
+
 std::string describe_shape(const Schedule& schedule) {
   const auto count = [&](auto&& matches, const auto& list) {
     return static_cast<std::int64_t>(std::ranges::count_if(list, matches));

@@ -35,13 +35,20 @@ bool is_same_file(const std::string& a, const std::string& b) {
   return fs::equivalent(a, b, none) || whole(a) == whole(b);
 }
 
+/// The settings that name what a run writes.
+std::vector<std::string> written_settings() {
+  std::vector<std::string> names{"trace"};
+  for (const Setting& setting : output_settings()) names.push_back(setting.name);
+  return names;
+}
+
 /// Refuses a run that would write over what it reads, or write two things to one file.
 void check_paths(const Config& config, const std::vector<std::string>& data_files) {
   std::vector<std::pair<std::string, std::string>> written;  // paths and their flags
-  for (const Setting& setting : output_settings()) {
-    if (config.is_null(setting.name)) continue;
-    const auto path = config.get<std::string>(setting.name);
-    const std::string flag = flag_name(setting.name);
+  for (const std::string& name : written_settings()) {
+    if (config.is_null(name)) continue;
+    const auto path = config.get<std::string>(name);
+    const std::string flag = flag_name(name);
     const auto require_other = [&](const std::string& read, const char* what) {
       require(!is_same_file(path, read), ErrorCode::kConfig, flag, " would write over ", path,
               ", from which ", what, " are read; give ", flag, " another path");
@@ -58,6 +65,12 @@ void check_paths(const Config& config, const std::vector<std::string>& data_file
 
 /// Earlier runs are kept unless somebody says otherwise.
 void check_file(const std::string& path, const std::string& flag, const Config& config) {
+  if (config.get<bool>("append") && flag == "--trace") {
+    require(!holds_something(path), ErrorCode::kConfig, flag, ": ", path,
+            " holds something already, and --append cannot make one trace of two; give another ",
+            "path");
+    return;
+  }
   if (config.get<bool>("append")) {
     if (flag == "--csv") check_csv_columns(path);
     return;
@@ -89,12 +102,12 @@ void RunOutputs::check(const Config& config, const std::vector<std::string>& dat
   require(!config.get<bool>("append") || !config.get<bool>("overwrite"), ErrorCode::kConfig,
           "--append keeps what an earlier run has written, and --overwrite does not; give one of "
           "them");
-  for (const Setting& setting : output_settings()) {
-    if (config.is_null(setting.name)) continue;
-    const auto path = config.get<std::string>(setting.name);
+  for (const std::string& name : written_settings()) {
+    if (config.is_null(name)) continue;
+    const auto path = config.get<std::string>(name);
     // TensorBoard's is a folder, for a file whose name its time decides.
-    const bool is_folder = setting.name == "tensorboard";
-    const std::string flag = flag_name(setting.name);
+    const bool is_folder = name == "tensorboard";
+    const std::string flag = flag_name(name);
     check_writable(is_folder ? path + "/events.out.tfevents" : path, flag);
     if (is_folder) {
       check_events(path, config);

@@ -7,6 +7,8 @@
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "report.h"
+#include "simulated_run.h"
+#include "simulation_check.h"
 #include "sweep.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -48,6 +50,12 @@ std::vector<Setting> simulate_settings() {
                    "of the run can be swept",
            .group = "Machine",
            .must_agree = MustAgree::kNone},
+          {.name = "check",
+           .fallback = "",
+           .help = "predict the runs of a comparison ('tessera compare' writes its results.json), "
+                   "and print how far off each prediction is",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
           {.name = "format",
            .fallback = "text",
            .help = "text or json",
@@ -56,47 +64,20 @@ std::vector<Setting> simulate_settings() {
            .must_agree = MustAgree::kNone}};
 }
 
-/// A run and what it comes to.
-struct Cell {
-  std::vector<std::string> values{};  ///< of the swept settings
-  std::string model{};
-  TrainingPlan plan{};
-  SimulatedStep step{};
-  std::int64_t tokens = 0;  ///< of a step, all ranks
-  double mfu = 0.0;         ///< 0: the profile has no peak for the precision
-  std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
-  bool is_best = false;     ///< no other has both less memory and less time for a token
-
-  double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
+/// A combination of the swept settings.
+struct Cell : SimulatedRun {
+  std::vector<std::string> values{};
+  bool is_best = false;  ///< no other has both less memory and less time for a token
 };
-
-Cell simulate_cell(Config config, const HardwareProfile& profile) {
-  const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
-  options.device = profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
-  Cell cell{.plan = make_training_plan(model, shapes, options)};
-  const TrainerOptions& resolved = cell.plan.options;
-  cell.model = concat(model.name, ": ", describe_model(model, cell.plan));
-  cell.step = simulate_step(
-      {&cell.plan.schedule, &shapes}, cell.plan.layout, model, executor_options(resolved),
-      {profile, static_cast<int>(config.get<std::int64_t>("ranks_per_node"))});
-  cell.tokens =
-      resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
-  const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
-  if (peak != profile.peak.end()) {
-    cell.mfu = model.flops_per_item * cell.tokens_per_second() /
-               (peak->second.value * static_cast<double>(resolved.ranks));
-  }
-  cell.memory = cell.plan.memory.total + total_bytes(gpu_overhead(cell.plan));
-  return cell;
-}
 
 struct LeftOut {
   std::vector<std::string> values;
   std::string why;
 };
+
+int ranks_per_node(const Config& config) {
+  return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
+}
 
 /// Every combination, the last setting's values first; those that cannot be are left out.
 std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
@@ -106,8 +87,7 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
     try {
       Config own = config;
       for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
-      cells.push_back(simulate_cell(own, profile));
-      cells.back().values = values;
+      cells.push_back({simulate_run(own, profile, ranks_per_node(config)), values});
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
       left_out.push_back({values, error.what()});
@@ -229,8 +209,17 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
+<<<<<<< HEAD
   const std::vector<Swept> sweep =
       parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
+=======
+  const std::vector<Swept> sweep = parse_sweep(config);
+  if (!config.is_null("trace")) {
+    require(sweep.empty(), ErrorCode::kConfig,
+            "--trace is of one run, and --sweep of many; leave one of them out");
+    check_writable(config.get<std::string>("trace"), "--trace");
+  }
+>>>>>>> w/trace
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
   for (const LeftOut& one : left_out) {

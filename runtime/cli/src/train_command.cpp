@@ -203,6 +203,9 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   if (summary.last_step < plan.options.steps) {
     std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps << "\n";
   }
+  if (const std::string note = describe_trace(plan.options, summary.traced_steps); !note.empty()) {
+    std::cout << note << "\n";
+  }
   std::cout << "\n";
   losses.print(std::cout, inspect(stdout).columns, is_utf8_locale(std::getenv));
   print_summary(std::cout, plan, summary, measurements);

@@ -335,6 +335,7 @@ std::vector<std::string> spelt_as_ours(std::vector<std::string> arguments) {
   const bool writes_config = arguments.size() > 1 && arguments[1] == "config";
   for (std::string& argument : arguments) {
     if (!argument.starts_with("--")) continue;
+    if (argument.starts_with("--benchmark_")) continue;  // Google Benchmark's, which takes no other
     const auto end = argument.begin() +
                      static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
     std::replace(argument.begin(), end, '_', '-');

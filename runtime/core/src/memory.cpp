@@ -85,8 +85,10 @@ Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string
     }
     total_ += counted;
     current_[category] += counted;
-    peak_.total = std::max(peak_.total, total_);
-    peak_.by_category[category] = std::max(peak_.by_category[category], current_[category]);
+    for (MemoryPeak* const peak : {&peak_, &recent_}) {
+      peak->total = std::max(peak->total, total_);
+      peak->by_category[category] = std::max(peak->by_category[category], current_[category]);
+    }
   }
   Buffer buffer;
   buffer.memory_ = this;
@@ -111,6 +113,11 @@ MemoryUse Memory::current() const {
 MemoryPeak Memory::peak() const {
   const std::lock_guard lock(mutex_);
   return peak_;
+}
+
+MemoryPeak Memory::take_recent_peak() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(recent_, {.total = total_, .by_category = current_});
 }
 
 }  // namespace tessera

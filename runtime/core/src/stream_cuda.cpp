@@ -143,6 +143,9 @@ void StreamCuda::settle() {
 void StreamCuda::run(const Work& work, const std::function<void()>& task) {
   if (failure_->get()) return;
   try {
+    if (work.action >= 0) going_on_ = work.goes_on ? work.name : std::string_view();
+    const bool belongs = work.action < 0 && !going_on_.empty();
+    const Range action(device_.nvtx && belongs, going_on_);
     const Range range(device_.nvtx, work.name);
     if (options_.on_begin && !capturing()) {
       using Seconds = std::chrono::duration<double>;
@@ -203,6 +206,7 @@ void StreamCuda::copy(void* destination, const void* source, std::size_t bytes) 
 
 void StreamCuda::synchronize() {
   settle();
+  going_on_ = {};
   ++device_.host_waits;
   try {
     TESSERA_CUDA_CHECK(cudaStreamSynchronize(stream_));

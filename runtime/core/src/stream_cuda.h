@@ -110,6 +110,7 @@ class StreamCuda : public CudaStream {
   std::array<std::shared_ptr<void>, 3> libraries_;
   std::vector<Span> spans_;  ///< not yet reported
   std::optional<Deferred> deferred_;
+  std::string_view going_on_;  ///< the action that work without one belongs to; "": none
   const std::shared_ptr<StreamFailure> failure_ = std::make_shared<StreamFailure>();
   bool failure_reported_ = false;
 };

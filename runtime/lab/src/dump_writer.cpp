@@ -41,19 +41,6 @@ std::int64_t sent_by(const Schedule& schedule, const Action& action) {
   return bytes;
 }
 
-DumpedProgram describe_program(const Schedule& schedule) {
-  DumpedProgram program{.purpose = std::string(to_string(schedule.purpose)), .actions = {}};
-  for (const Action& action : schedule.actions) {
-    program.actions.push_back({.lane = std::string(to_string(action.lane)),
-                               .text = describe(schedule, action),
-                               .group = group_of(action),
-                               .sent_bytes = sent_by(schedule, action),
-                               .waits = action.waits,
-                               .previous_waits = action.previous_waits});
-  }
-  return program;
-}
-
 std::map<std::string, std::vector<int>> groups_of(const std::vector<const Schedule*>& schedules,
                                                   int rank) {
   std::map<std::string, std::vector<int>> groups;
@@ -74,6 +61,19 @@ double wall_seconds() {
 }
 
 }  // namespace
+
+DumpedProgram describe_program(const Schedule& schedule) {
+  DumpedProgram program{.purpose = std::string(to_string(schedule.purpose)), .actions = {}};
+  for (const Action& action : schedule.actions) {
+    program.actions.push_back({.lane = std::string(to_string(action.lane)),
+                               .text = describe(schedule, action),
+                               .group = group_of(action),
+                               .sent_bytes = sent_by(schedule, action),
+                               .waits = action.waits,
+                               .previous_waits = action.previous_waits});
+  }
+  return program;
+}
 
 bool DumpRequests::write(std::string_view reason) {
   const std::lock_guard lock(mutex_);
@@ -101,6 +101,7 @@ DumpWriter::~DumpWriter() {
 
 void DumpWriter::begin(RunOrigin run) {
   run_ = std::move(run);
+  clock_ = clock_now();
   if (options_.requests == nullptr) return;
   options_.requests->serve(
       [this](std::string_view reason) { write(false, reason, recorder_seconds()); });
@@ -159,23 +160,15 @@ DumpedRank DumpWriter::take_rank(int rank) const {
   return out;
 }
 
-FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) const {
-  // From the steady clock to the wall clock of rank 0's process.
-  const double ahead = wall_seconds() - recorder_seconds() - run_.clock_ahead;
-  const auto in_words = [&](std::vector<ActionRecord>& records) {
-    for (ActionRecord& record : records) {
-      ++record.step;
-      record.begin += ahead;
-      if (record.end) *record.end += ahead;
-    }
-  };
+double DumpWriter::clock_now() const {
+  return wall_seconds() - recorder_seconds() - run_.clock_ahead;
+}
+
+FlightDump DumpWriter::describe_run() const {
   const Mesh& mesh = schedules_.front()->mesh;
   FlightDump dump{.path = {},
                   .run = run_.name,
-                  .failed = failed,
-                  .reason = std::string(reason),
-                  .noticed = at + ahead,
-                  .at = at + ahead,
+                  .reason = {},
                   .host = host_name(),
                   .pid = getpid(),
                   .strategy = options_.strategy,
@@ -187,6 +180,22 @@ FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) con
   for (const Schedule* const schedule : schedules_) {
     dump.programs.push_back(describe_program(*schedule));
   }
+  return dump;
+}
+
+FlightDump DumpWriter::take(bool failed, std::string_view reason, double at) const {
+  const double ahead = clock_now();
+  const auto in_words = [&](std::vector<ActionRecord>& records) {
+    for (ActionRecord& record : records) {
+      ++record.step;
+      record.begin += ahead;
+      if (record.end) *record.end += ahead;
+    }
+  };
+  FlightDump dump = describe_run();
+  dump.failed = failed;
+  dump.reason = reason;
+  dump.noticed = dump.at = at + ahead;
   for (int i = 0; i < static_cast<int>(recorders_.size()); ++i) {
     DumpedRank rank = take_rank(first_rank() + i);
     in_words(rank.host);

@@ -115,16 +115,12 @@ void fill(const FillArgs& a, Stream& /*stream*/) { record("fill", a.dst, bytes_o
 /// The one kernel of an action that is no pass.
 KernelCall call_of(const Schedule& schedule, const Action& action, const ExecutorOptions& options) {
   const bool updates = action.operation == &operations::kOptimizerStep;
-  const Operand& main = action.writes.empty() ? action.reads.front() : action.writes.front();
-  const Operand& source = action.reads.empty() ? main : action.reads.front();
-  const auto buffer = [&](const Operand& operand) {
-    return schedule.buffers[static_cast<std::size_t>(operand.buffer)];
-  };
-  const auto bytes = static_cast<double>(operand_bytes(schedule, action));
-  return {.kernel = updates ? options.optimizer.name : std::string(action.operation->name),
-          .dims = {static_cast<std::int64_t>(bytes)},
-          .dtype = buffer(source).dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32,
-          .bytes = bytes};
+  const auto bytes = operand_bytes(schedule, action);
+  KernelCall call{.kernel = updates ? options.optimizer.name : std::string(action.operation->name),
+                  .dims = {bytes},
+                  .dtype = schedule.parameter_dtype,
+                  .bytes = static_cast<double>(bytes)};
+  return call;
 }
 
 std::int64_t rows_of(const std::vector<std::int64_t>& dims) {

@@ -89,7 +89,8 @@ class Executor::Impl {
 
   void begin_step(std::int64_t step, double learning_rate, std::size_t program);
   StepResult finish_step();
-  StepResult evaluate(std::size_t program, std::int64_t samples);
+  StepResult evaluate(std::size_t program, std::int64_t samples,
+                      const std::function<void(std::int64_t)>& after_batch);
   void take_snapshot(std::size_t program, std::int64_t step);
   void prepare_snapshot(std::size_t program);
   TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
@@ -127,6 +128,7 @@ class Executor::Impl {
     std::unique_ptr<StepGraph> graph;
     std::vector<bool> waited_for;
     std::vector<Event> events;
+    std::vector<std::string> names;  ///< of the actions, in words
 
    private:
     Loaded(Impl& impl, const Program& program, Memory& memory, const Loaded* alike);
@@ -228,6 +230,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
     if (impl.options_.steps_in_flight == 1) continue;
     for (const int wait : action.previous_waits) waited_for[static_cast<std::size_t>(wait)] = true;
   }
+  for (const Action& action : schedule.actions) names.push_back(describe(schedule, action));
 }
 
 /// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
@@ -365,7 +368,8 @@ StepResult Executor::Impl::finish_step() {
 
 /// The samples are cut into steps of the schedule; the last one reads on beyond them, and the
 /// source says which of those do not count.
-StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
+StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
+                                    const std::function<void(std::int64_t)>& after_batch) {
   const Schedule& schedule = programs_.at(number)->schedule;
   require(schedule.purpose == Purpose::kEvaluate, ErrorCode::kInvalidArgument,
           "this schedule trains; evaluation needs one that was planned for it");
@@ -377,6 +381,7 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples) {
     result.items += (begin_step(step, 0.0, number), finish_step()).items;
     const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
+    if (after_batch) after_batch(step);
   }
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));
   result.loss = result.items > 0 ? sum / static_cast<double>(result.items) : 0.0;
@@ -417,7 +422,7 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
     }
   }
   const auto run = action.operation->run;
-  const Work work{.name = action.operation->name,
+  const Work work{.name = program.names[i],
                   .action = index,
                   .seconds = options_.cost ? options_.cost(program.schedule, action) : 0.0,
                   .step = step,
@@ -557,8 +562,9 @@ void Executor::begin_step(std::int64_t step, double learning_rate, std::size_t p
 
 StepResult Executor::finish_step() { return impl_->finish_step(); }
 
-StepResult Executor::evaluate(std::size_t program, std::int64_t samples) {
-  return impl_->evaluate(program, samples);
+StepResult Executor::evaluate(std::size_t program, std::int64_t samples,
+                              const std::function<void(std::int64_t)>& after_batch) {
+  return impl_->evaluate(program, samples, after_batch);
 }
 
 void Executor::take_snapshot(std::size_t program, std::int64_t step) {

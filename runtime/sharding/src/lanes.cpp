@@ -75,7 +75,14 @@ StreamOptions Lanes::stream_options(Lane lane) {
       const auto i = static_cast<std::size_t>(lane);
       if (work.action >= 0) current_[i] = work;
       if (current_[i].action < 0) return;
-      spans_[i].push_back({current_[i].action, lane, begin, end, current_[i].step});
+      const Work& action = current_[i];
+      std::vector<ActionSpan>& spans = spans_[i];
+      if (work.action < 0 && !spans.empty() && spans.back().action == action.action &&
+          spans.back().step == action.step) {
+        spans.back().end = end;
+      } else {
+        spans.push_back({action.action, lane, begin, end, action.step});
+      }
     };
   }
   return stream;

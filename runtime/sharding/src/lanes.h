@@ -35,7 +35,7 @@ class Lanes {
 
   /// What is issued on a lane from here to its next action belongs to none.
   void end_action(Lane lane);
-  /// Of actions, since the last call, in order of lane and time.
+  /// Of actions, one of each, since the last call, in order of lane and time.
   std::vector<ActionSpan> take_spans();
 
  private:

@@ -92,8 +92,8 @@ void list_parts(Schedule& schedule, const ModelLayout& layout) {
 Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   require(options.micro_steps >= 1, ErrorCode::kConfig, "micro-steps must be 1 or more, not ",
           options.micro_steps);
-  require(options.prefetch_forward >= 0 && options.prefetch_backward >= 0, ErrorCode::kConfig,
-          "prefetch depths must be 0 or more");
+  require(options.policy.prefetch_forward >= 0 && options.policy.prefetch_backward >= 0,
+          ErrorCode::kConfig, "prefetch depths must be 0 or more");
   Schedule schedule;
   schedule.purpose = options.purpose;
   schedule.mesh = options.mesh;
@@ -101,7 +101,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   schedule.parameter_dtype = options.parameter_dtype;
   schedule.reduce_dtype = options.reduce_dtype;
   schedule.micro_steps = options.micro_steps;
-  schedule.recompute = options.recompute;
+  schedule.recompute = options.policy.recompute;
   const int ranks = options.mesh.world_size();
   for (const Unit& unit : layout.units) {
     for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {

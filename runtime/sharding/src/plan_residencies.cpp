@@ -83,8 +83,8 @@ void ParameterPlan::merge_and_issue() {
       const std::size_t number = firsts.size() - 1;
       const bool backward =
           computes_[static_cast<std::size_t>(r.first)].pass == &operations::kBackward;
-      const auto depth = static_cast<std::size_t>(backward ? options_.prefetch_backward
-                                                           : options_.prefetch_forward);
+      const auto depth = static_cast<std::size_t>(backward ? options_.policy.prefetch_backward
+                                                           : options_.policy.prefetch_forward);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
       int& earlier = previous[static_cast<std::size_t>(r.unit)];
       if (earlier >= 0 && r.issue <= kept[static_cast<std::size_t>(earlier)].last) {
@@ -137,7 +137,7 @@ std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOption
   for (const Residency& r : gradients) {
     if (route.writes_to_slots(r.micro_step)) in_slots.push_back(r);
   }
-  const auto depth = static_cast<std::size_t>(options.prefetch_backward);
+  const auto depth = static_cast<std::size_t>(options.policy.prefetch_backward);
   for (Residency& r : in_slots) {
     r.begin = before(r.first);
     r.end = during(r.last);

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/kernel_table.h"
@@ -49,6 +51,80 @@ constexpr MemoryCategory kPlanned[] = {
     MemoryCategory::kParameters, MemoryCategory::kUnshardedParameters, MemoryCategory::kGradients,
     MemoryCategory::kUnshardedGradients, MemoryCategory::kOptimizer};
 
+/// Follows a rank's memory along the steps of its programs. What stays is as planned.
+class MemoryWalk {
+ public:
+  MemoryWalk(std::span<const Schedule* const> schedules, Memory& memory)
+      : schedules_(schedules), memory_(memory), planned_(account_memory(schedules)) {
+    for (const Schedule* const schedule : schedules) {
+      steps_.push_back({.before = {}, .actions = {schedule->actions.size(), ActionMemory()}});
+    }
+  }
+
+  /// `action` begins, and the one before it is over.
+  void begin(const Action& action) {
+    const std::size_t program = program_of(action);
+    const auto index = static_cast<std::size_t>(&action - schedules_[program]->actions.data());
+    if (program != program_ || index < next_) end();
+    if (next_ == 0) start(program);
+    reach(index);
+    next_ = index + 1;
+    runs_ = true;
+  }
+  /// The step is over.
+  void end() {
+    if (next_ > 0) reach(steps_[program_].actions.size());
+    next_ = 0;
+  }
+  std::vector<StepMemory> take() { return std::move(steps_); }
+
+ private:
+  std::size_t program_of(const Action& action) const {
+    const auto found = std::ranges::find_if(schedules_, [&](const Schedule* schedule) {
+      const Action* const first = schedule->actions.data();
+      return &action >= first && &action < first + schedule->actions.size();
+    });
+    return static_cast<std::size_t>(found - schedules_.begin());
+  }
+  void start(std::size_t program) {
+    program_ = program;
+    memory_.take_recent_peak();
+    steps_[program].before = with_planned(memory_.current());
+    runs_ = false;
+  }
+  /// Of the action that ran, and of those up to `index`, which have no work.
+  void reach(std::size_t index) {
+    StepMemory& step = steps_[program_];
+    const MemoryUse now = with_planned(memory_.current());
+    if (runs_) {
+      ActionMemory& ran = step.actions[next_ - 1];
+      const MemoryPeak peak = memory_.take_recent_peak();
+      ran = {.highest = {.total = peak.total + total_of(now) - total_of(memory_.current()),
+                         .by_category = with_planned(peak.by_category)},
+             .after = now};
+    }
+    for (std::size_t i = next_; i < index; ++i) {
+      step.actions[i] = {.highest = {.total = total_of(now), .by_category = now}, .after = now};
+    }
+    runs_ = false;
+  }
+  MemoryUse with_planned(MemoryUse use) const {
+    for (const MemoryCategory category : kPlanned) use[category] = planned_[category];
+    return use;
+  }
+  static std::int64_t total_of(const MemoryUse& use) {
+    return std::accumulate(use.bytes.begin(), use.bytes.end(), std::int64_t{0});
+  }
+
+  const std::span<const Schedule* const> schedules_;
+  Memory& memory_;
+  const MemoryUse planned_;
+  std::vector<StepMemory> steps_;
+  std::size_t program_ = 0;
+  std::size_t next_ = 0;  ///< action of the program; 0: no step runs
+  bool runs_ = false;     ///< the action before it
+};
+
 /// What Executor::gather_parameters takes of the pool for the largest unit.
 void gather_largest(SimDevice& device, const ModelLayout& layout) {
   std::int64_t largest = 0;
@@ -66,18 +142,18 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
                     const ExecutorOptions& options) {
   SimDevice device(options.device, options.speeds);
   Memory memory(device);
-  std::vector<std::unique_ptr<ShapesOnly>> shapes;
+  std::map<const BatchSource*, std::unique_ptr<ShapesOnly>> shapes;  // programs may share one
   std::vector<Program> simulated;
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) {
-    shapes.push_back(std::make_unique<ShapesOnly>(*program.source));
-    simulated.push_back({program.schedule, shapes.back().get()});
+    auto& own = shapes[program.source];
+    if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
+    simulated.push_back({program.schedule, own.get()});
     schedules.push_back(program.schedule);
   }
   RankGroups groups = RankGroups::simulated(0, schedules);
   ExecutorOptions traced = options;
   traced.before_task = nullptr;
-  traced.before_action = nullptr;
   traced.trace = true;
   traced.graph = false;
   Simulation result;
@@ -92,6 +168,8 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   }
   traced.layer_kernels = &kernels;
   TrainingState state(layout, state_options, 0, memory);
+  MemoryWalk walk(schedules, memory);
+  traced.before_action = [&](int, std::int64_t, const Action& action) { walk.begin(action); };
   Executor executor(state, model, simulated, groups, memory, traced);
   executor.begin_step(0, 0.0);
   result.traffic = groups.traffic();
@@ -99,6 +177,8 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   for (int step = 0; step < options.steps_in_flight; ++step) executor.finish_step();
   result.spans = executor.spans();
   for (std::size_t p = 1; p < simulated.size(); ++p) executor.run_step(0, 0.0, p);
+  walk.end();
+  result.step_memory = walk.take();
   result.memory = memory.peak();
   // What stays is taken from the plans alone; the run contributes what comes and goes.
   const MemoryUse planned = account_memory(schedules);

@@ -8,6 +8,11 @@ namespace {
 
 using Interval = std::pair<double, double>;
 
+std::vector<Interval> sorted(std::vector<Interval> intervals) {
+  std::ranges::sort(intervals);
+  return intervals;
+}
+
 double union_seconds(std::vector<Interval> intervals) {
   std::sort(intervals.begin(), intervals.end());
   double total = 0.0;
@@ -66,6 +71,26 @@ LaneTime time_of(std::initializer_list<Lane> lanes, const std::vector<ActionSpan
   const std::vector<Interval> working = intervals_of(lanes, spans);
   return {union_seconds(working),
           exposed_seconds(working, intervals_of({Lane::kCompute, Lane::kOptimizer}, spans))};
+}
+
+std::vector<double> exposed_by_span(const std::vector<ActionSpan>& spans) {
+  std::vector<Interval> computing;  // without overlaps, in order
+  for (const Interval& next : sorted(intervals_of({Lane::kCompute, Lane::kOptimizer}, spans))) {
+    if (!computing.empty() && next.first <= computing.back().second) {
+      computing.back().second = std::max(computing.back().second, next.second);
+    } else {
+      computing.push_back(next);
+    }
+  }
+  std::vector<double> exposed;
+  for (const ActionSpan& span : spans) {
+    const auto first = std::ranges::partition_point(
+        computing, [&](const Interval& i) { return i.second <= span.begin; });
+    const auto end = std::partition_point(first, computing.end(),
+                                          [&](const Interval& i) { return i.first < span.end; });
+    exposed.push_back(exposed_seconds({{span.begin, span.end}}, {first, end}));
+  }
+  return exposed;
 }
 
 TimelineSummary summarize(const std::vector<ActionSpan>& spans) {

@@ -107,16 +107,16 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
   std::vector<Remedy> remedies;
   add_strategies(unchanged, remedies);
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
-    if (recompute <= options.recompute) continue;
+    if (recompute <= options.policy.recompute) continue;
     Remedy remedy{concat("--recompute ", to_string(recompute)), options};
-    remedy.options.recompute = recompute;
+    remedy.options.policy.recompute = recompute;
     remedies.push_back(std::move(remedy));
   }
   add_micro_batches(unchanged, remedies);
   // All at once: the last of each kind is its strongest.
   Remedy strongest = remedies.empty() ? unchanged : remedies.back();
-  if (options.recompute != Recompute::kFull) {
-    strongest.options.recompute = Recompute::kFull;
+  if (options.policy.recompute != Recompute::kFull) {
+    strongest.options.policy.recompute = Recompute::kFull;
     strongest.words += " --recompute full";
     remedies.push_back(strongest);
   }

@@ -77,6 +77,20 @@ void OutputFile::write(std::string_view bytes) {
        flag_, " a path elsewhere");
 }
 
+void OutputFile::write_over(std::string_view end, std::string_view bytes) {
+  const auto size = static_cast<std::int64_t>(end.size());
+  require(is_regular_ && is_cut_ && size <= written_, ErrorCode::kInvalidArgument, path_,
+          ": there is nothing to write over");
+  written_ -= size;
+  lseek(descriptor_, written_, SEEK_SET);
+  try {
+    write(bytes);
+  } catch (...) {
+    write(end);  // where it was
+    throw;
+  }
+}
+
 bool holds_something(const std::string& path) {
   std::error_code none;
   return fs::is_regular_file(path, none) && fs::file_size(path, none) > 0;

@@ -53,6 +53,7 @@ class RankCrew {
   void abort(std::string_view reason) noexcept;
   /// The first rank of this process, which speaks for it.
   int first_rank() const { return first_rank_; }
+  const std::vector<Program>& programs() const { return programs_; }
 
  private:
   void serve(int rank, ProcessGroup& world);

@@ -42,12 +42,16 @@ Introduction introduction() {
 /// Processes of one machine have one clock. Others leave the first exchange at nearly the same
 /// moment: within the time that a message takes.
 RunOrigin meet(ProcessGroup* leaders) {
-  if (leaders == nullptr) return {.name = name_of(introduction())};
+  if (leaders == nullptr) {
+    const Introduction only = introduction();
+    return {.name = name_of(only), .began = only.wall_seconds};
+  }
   gather_bytes(*leaders, char{0});
   const Introduction own = introduction();
   const Introduction first = gather_bytes(*leaders, own).front();
   return {.name = name_of(first),
-          .clock_ahead = own.host == first.host ? 0.0 : own.wall_seconds - first.wall_seconds};
+          .clock_ahead = own.host == first.host ? 0.0 : own.wall_seconds - first.wall_seconds,
+          .began = first.wall_seconds};
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include "rank_crew.h"
 #include "resume.h"
 #include "run_origin.h"
+#include "step_trace.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_writer.h"
@@ -64,6 +65,9 @@ class Session::Impl {
       dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), std::move(schedules));
       crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs), *dumps_);
       introduce();
+      if (!plan_.options.trace.file.empty()) {
+        trace_ = std::make_unique<StepTrace>(plan_, model_, crew_->programs(), *dumps_);
+      }
       if (plan_.resume != nullptr) {
         load();
       } else if (plan_.options.initial_parameters) {
@@ -105,10 +109,14 @@ class Session::Impl {
   }
   bool leads(const RankSeat& seat) const { return seat.rank == crew_->first_rank(); }
   std::vector<RankUse> use();
+  std::int64_t traced_steps() const { return trace_ != nullptr ? trace_->steps() : 0; }
 
  private:
   template <typename Body>
   void guarded(const Body& body) const;
+  template <typename Body>
+  void traced(std::size_t program, const Body& body);
+  void write_trace();
   void introduce();
   void load();
   void load_initial();
@@ -130,7 +138,8 @@ class Session::Impl {
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<DumpWriter> dumps_;
-  std::unique_ptr<RankCrew> crew_;  ///< its threads use the others
+  std::unique_ptr<StepTrace> trace_;  ///< null: none is made
+  std::unique_ptr<RankCrew> crew_;    ///< its threads use the others
   std::unique_ptr<CheckpointSaver> saver_;
 };
 
@@ -147,6 +156,24 @@ void Session::Impl::guarded(const Body& body) const {
               concat(error.what(), "; ",
                      memory_advice(plan_, model_, source_, available_bytes(plan_.options)))));
   }
+}
+
+/// Of steps that may be traced: what there is of one that fails is written.
+template <typename Body>
+void Session::Impl::traced(std::size_t program, const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    if (trace_ != nullptr) trace_->abandon(program, steps_);
+    throw;
+  }
+}
+
+/// Adds what has been traced to the file, of all processes.
+void Session::Impl::write_trace() {
+  run([&](RankSeat& seat) {
+    if (leads(seat)) trace_->write(seat.leaders.get());
+  });
 }
 
 /// The processes agree on a name of the run, and compare their clocks.
@@ -222,7 +249,7 @@ StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& se
                     .seconds = seconds,
                     .tokens_per_second = static_cast<double>(result.items) / seconds,
                     .peak_bytes = seat.memory.peak().total};
-  if (*plan_.options.trace) {
+  if (*plan_.options.time_actions) {
     record.timeline = summarize(seat.executor.spans());
     record.exposed_seconds = record.timeline->exposed_seconds;
   }
@@ -238,16 +265,23 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
   if (!begun && !goes_on(steps_)) return std::nullopt;
   const bool copies = wants_copy();
   ahead = ahead && !copies && *plan_.options.overlap_steps && goes_on(steps_ + 1);
+  const std::size_t program = copies ? snapshot_ : kTraining;
+  const bool is_traced = trace_ != nullptr && trace_->wants_step(steps_);
   StepRecord record;
-  run([&](RankSeat& seat) {
+  const auto job = [&](RankSeat& seat) {
     const Clock::time_point begin = begun ? last_ended_ : Clock::now();
-    if (!begun) seat.executor.begin_step(steps_, learning_rate, copies ? snapshot_ : kTraining);
+    if (!begun) seat.executor.begin_step(steps_, learning_rate, program);
     if (ahead) seat.executor.begin_step(steps_ + 1, rate_of(steps_ + 1));
     const StepResult result = seat.executor.finish_step();
+    if (is_traced) trace_->add(seat.rank, program, steps_, seat.executor.spans());
     if (!leads(seat)) return;
     last_ended_ = Clock::now();
     const double seconds = std::chrono::duration<double>(last_ended_ - begin).count();
     record = record_of(result, seat, begun ? rate_of(steps_) : learning_rate, seconds);
+  };
+  traced(program, [&] {
+    run(job);
+    if (is_traced) write_trace();
   });
   ++steps_;
   begun_ = ahead;
@@ -259,12 +293,23 @@ EvaluationRecord Session::Impl::evaluate() {
   require(evaluated_.has_value(), ErrorCode::kInvalidArgument,
           "the session has no data to evaluate with: give it some as its last argument");
   EvaluationRecord record{.step = steps_};
-  run_alone([&](RankSeat& seat) {
-    const StepResult result = seat.executor.evaluate(kEvaluation, plan_.options.evaluation_samples);
+  const bool is_traced = trace_ != nullptr && trace_->of_evaluation();
+  const auto job = [&](RankSeat& seat) {
+    const auto trace_batch = [&](std::int64_t batch) {
+      if (is_traced && trace_->wants(batch)) {
+        trace_->add(seat.rank, kEvaluation, batch, seat.executor.spans());
+      }
+    };
+    const StepResult result =
+        seat.executor.evaluate(kEvaluation, plan_.options.evaluation_samples, trace_batch);
     if (!leads(seat)) return;
     record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
     record.tokens = result.items;
     record.perplexity = std::exp(record.loss);
+  };
+  traced(kEvaluation, [&] {
+    run_alone(job);
+    if (is_traced) write_trace();
   });
   require(record.tokens > 0, ErrorCode::kInvalidArgument,
           "the data to evaluate with has no target that counts: all are -1 or -100");
@@ -323,6 +368,7 @@ std::optional<SaveRecord> Session::poll_save() { return impl_->poll_save(); }
 std::optional<SaveRecord> Session::finish_save() { return impl_->finish_save(); }
 void Session::stop() { impl_->stop(); }
 void Session::abort(std::string_view reason) noexcept { impl_->abort(reason); }
+std::int64_t Session::traced_steps() const { return impl_->traced_steps(); }
 std::vector<RankUse> Session::use() { return impl_->use(); }
 
 std::vector<FullParameter> Session::parameters() {

@@ -9,9 +9,11 @@
 #include "chosen_samples.h"
 #include "plan_here.h"
 #include "resume.h"
+#include "step_trace.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_writer.h"
 #include "tessera/trainer/agreement.h"
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/parameter_hash.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/session.h"
@@ -175,7 +177,7 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
     summary.measured_memory = highest(summary.measured_memory, rank.memory);
     summary.counted_traffic.push_back(rank.traffic);
   }
-  if (*plan.options.trace) summary.timeline = totals.steady_timeline();
+  if (*plan.options.time_actions) summary.timeline = totals.steady_timeline();
 }
 
 /// The trained parameters and their hash, as far as they are wanted.
@@ -222,11 +224,13 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     }
     const std::int64_t available = available_bytes(made.options) - host_copies(made);
     require_memory(made, model, source, available);
+    if (!here.trace.file.empty() && speaks(here)) check_writable(here.trace.file, "--trace");
     if (std::string note = tight_memory_note(made, available); !note.empty()) {
       made.notes.push_back(std::move(note));
     }
     if (!here.checkpoints.folder.empty() && speaks(here)) lock_folder(made);
     made.resume = find_resume_point(made, model, source);
+    if (!here.trace.file.empty()) steps_to_trace(made);
     return made;
   });
   if (options.world != nullptr && !options.checkpoints.resume.empty()) {
@@ -327,6 +331,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     end_of_save([&] { return session.finish_save(); });
     summarise(plan_, totals, session.use(), summary);
     summary.last_step = session.steps();
+    summary.traced_steps = session.traced_steps();
     take_parameters(session, summary, on_parameter);
   } catch (const std::exception& error) {
     session.abort(concat(kEndedInOrder, error.what()));

@@ -120,6 +120,25 @@ std::string to_string(const WrapPolicy& policy) {
   return "unknown";
 }
 
+std::string to_string(const StepRange& steps) {
+  return steps.first == steps.last ? concat(steps.first) : concat(steps.first, "-", steps.last);
+}
+
+StepRange parse_step_range(std::string_view text) {
+  StepRange steps;
+  const char* const end = text.data() + text.size();
+  auto read = std::from_chars(text.data(), end, steps.first);
+  steps.last = steps.first;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
+    read = std::from_chars(read.ptr + 1, end, steps.last);
+  }
+  require(
+      read.ec == std::errc() && read.ptr == end && steps.first >= 1 && steps.last >= steps.first,
+      ErrorCode::kConfig, "'", text,
+      "' names no steps; write them like 3-5, or 7 for one step, counted from 1");
+  return steps;
+}
+
 WrapPolicy parse_wrap_policy(std::string_view text) {
   if (text == "layer") return {};
   if (text == "none") return {WrapPolicy::Kind::kNone, 0};

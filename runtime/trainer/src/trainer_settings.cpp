@@ -36,6 +36,7 @@ constexpr auto choices_of(AttentionBackend) {
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
 }
+static void parse_into(std::string_view text, StepRange& steps) { steps = parse_step_range(text); }
 
 namespace {
 
@@ -61,6 +62,7 @@ std::string strategy_help() {
 void check_strategy(const json& value) { find_strategy(value.get<std::string>()); }
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
+void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
           "is empty; give a path, or leave it out");
@@ -133,9 +135,10 @@ std::vector<Row> sharding_rows() {
                           "units, which are gathered together: layer, size:N (at least N "
                           "parameters) or none (all)",
                           {.check = check_wrap}),
-          bound<&O::prefetch_forward>("prefetch_forward", "units gathered ahead of use in forward",
-                                      {.minimum = 0, .maximum = kMaxPrefetch}),
-          bound<&O::prefetch_backward>(
+          bound<&O::policy, &StepPolicy::prefetch_forward>("prefetch_forward",
+                                                           "units gathered ahead of use in forward",
+                                                           {.minimum = 0, .maximum = kMaxPrefetch}),
+          bound<&O::policy, &StepPolicy::prefetch_backward>(
               "prefetch_backward",
               "units gathered ahead of use, and reductions that may lag, in "
               "backward",
@@ -155,9 +158,10 @@ std::vector<Row> step_rows() {
           bound<&O::accumulate_unsharded>(
               "accumulate_unsharded",
               "keep unsharded gradients until the last micro-step and reduce them once"),
-          bound<&O::recompute>("recompute",
-                               "activations to recompute in backward: none, selective "
-                               "(attention and GELU) or full"),
+          bound<&O::policy, &StepPolicy::recompute>(
+              "recompute",
+              "activations to recompute in backward: none, selective "
+              "(attention and GELU) or full"),
           bound<&O::precision>("precision", "dtype of parameters and activations"),
           bound<&O::reduce_dtype>(
               "reduce_dtype", "dtype in which gradients are sent; bf16 needs bf16 parameters, too"),
@@ -363,9 +367,21 @@ std::vector<Row> machine_rows() {
               {.minimum = 0.001, .maximum = 1e6, .must_agree = MustAgree::kNone}),
           bound<&O::check_collectives>("check_collectives",
                                        "compare every collective over all ranks before it runs"),
-          bound<&O::trace>("trace",
-                           "measure exposed communication; steps are then no CUDA graphs "
-                           "[true where they are none anyway]"),
+          bound<&O::time_actions>("time_actions",
+                                  "time the actions of a step, to measure exposed "
+                                  "communication; steps are then no CUDA graphs "
+                                  "[true where they are none anyway]"),
+          path_row<&O::trace, &TraceOptions::file>(
+              "trace",
+              "write a timeline of some steps here, for https://ui.perfetto.dev: a row per rank "
+              "and lane, an arrow per dependency, memory, bytes in flight; steps are then no CUDA "
+              "graphs",
+              MustAgree::kAll),
+          bound<&O::trace, &TraceOptions::steps>(
+              "trace_steps",
+              "the steps of --trace, counted from 1, like 3-5 or 7; of an evaluation its batches "
+              "[the third to the fifth of the run]",
+              {.check = check_step_range}),
           bound<&O::overlap_steps>(
               "overlap_steps",
               "begin each step before the last one's results are read, and run the optimizer "

@@ -19,8 +19,10 @@ namespace {
 std::string why_no_graph(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return "only a GPU has graphs";
   if (!options.cuda_graph) return "--cuda-graph is false";
-  if (options.trace.value_or(false))
+  if (!options.trace.file.empty())
     return "--trace times the actions of a step, and a replay has none";
+  if (options.time_actions.value_or(false))
+    return "--time-actions times the actions of a step, and a replay has none";
   if (options.ranks == 1) return "";  // nothing to exchange
   if (options.group == GroupChoice::kThread) {
     return "the ranks of a thread group meet on the host in every collective";
@@ -34,11 +36,27 @@ std::string why_no_graph(const TrainerOptions& options) {
 /// Whether steps overlap, and whether their actions are timed: not both.
 void decide_overlap(TrainerOptions& options, bool cuda_graph) {
   const bool overlaps =
-      options.overlap_steps.value_or(cuda_graph && !options.trace.value_or(false));
-  if (!options.trace) options.trace = !cuda_graph && !overlaps;
-  require(!(overlaps && *options.trace), ErrorCode::kConfig,
-          "overlap_steps and trace: a trace shows one step after the other; leave one of them out");
+      options.overlap_steps.value_or(cuda_graph && !options.time_actions.value_or(false));
+  if (!options.time_actions) options.time_actions = !cuda_graph && !overlaps;
+  require(!(overlaps && *options.time_actions), ErrorCode::kConfig,
+          "overlap_steps and time_actions: actions are timed one step after the other; leave one "
+          "of them out");
   options.overlap_steps = overlaps;
+}
+
+/// A trace is of actions that are timed, one step after the other.
+void decide_trace(TrainerOptions& options) {
+  const TraceOptions& trace = options.trace;
+  require(!trace.file.empty() || !trace.steps, ErrorCode::kConfig, "trace_steps is ",
+          trace.steps ? to_string(*trace.steps) : "",
+          ", but there is no trace to write: give --trace a file, or leave out --trace-steps");
+  if (trace.file.empty()) return;
+  require(options.time_actions.value_or(true), ErrorCode::kConfig,
+          "time_actions is false, and a trace is of times: leave out one of --trace and "
+          "--no-time-actions");
+  require(!options.overlap_steps.value_or(false), ErrorCode::kConfig,
+          "overlap_steps and trace: a trace shows one step after the other; leave one of them out");
+  options.time_actions = true;
 }
 
 /// Which passes of attention cuDNN is not asked to run, and why, a sentence for each reason.
@@ -69,9 +87,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .reduce_dtype = options.reduce_dtype,
           .micro_steps = options.accumulate,
           .accumulate_unsharded = options.accumulate_unsharded,
-          .prefetch_forward = options.prefetch_forward,
-          .prefetch_backward = options.prefetch_backward,
-          .recompute = options.recompute,
+          .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
           .optimizer_tensors = optimizer_tensors(options.optimizer)};
 }
@@ -86,7 +102,7 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.cuda_kernels = {.attention = options.attention,
                          .deterministic = options.deterministic_attention};
   result.before_action = options.before_action;
-  result.trace = options.trace.value_or(false);
+  result.trace = options.time_actions.value_or(false);
   result.graph = why_no_graph(options).empty();
   result.steps_in_flight = options.overlap_steps.value_or(false) ? 2 : 1;
   return result;
@@ -112,6 +128,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   result.options = resolved(options);
   const std::string other_strategy = strategy_note(result.options);
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);
+  decide_trace(result.options);
   const std::string no_graph = why_no_graph(result.options);
   result.cuda_graph = no_graph.empty();
   decide_overlap(result.options, result.cuda_graph);

@@ -10,7 +10,14 @@ LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
   require(!words_.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
           "--processes 2 -- train --data FOLDER'");
   require(can_be_launched(name()), ErrorCode::kConfig, "'", name(), kCannotBeLaunched);
-  settings_ = name() == "train"      ? add_train_flags(*program_)
+  Command bench;  // what its flags are parsed into
+  if (name() == "bench") {
+    require(words_.size() > 1 && words_[1] == "collectives", ErrorCode::kConfig,
+            "of 'bench' only 'bench collectives' can be launched; run the others by themselves");
+    bench = add_bench(*program_);
+  }
+  settings_ = name() == "bench"      ? nullptr
+              : name() == "train"    ? add_train_flags(*program_)
               : name() == "evaluate" ? add_evaluate_flags(*program_)
               : name() == "generate" ? add_generate_flags(*program_)
                                      : add_self_test_flags(*program_);
@@ -22,6 +29,8 @@ LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
   } catch (const CLI::ParseError& error) {
     fail(ErrorCode::kConfig, error.what(), "; see tessera ", name(), " --help");
   }
+  if (settings_ == nullptr) return;
+  config_path_ = settings_->config_path();
   const Config flags = settings_->flags();
   for (const Setting& setting : flags.table()) {
     if (flags.given(setting.name)) given_[setting.name] = flags.values()[setting.name];

@@ -111,7 +111,7 @@ std::vector<Setting> self_test_settings() {
 
 int run_self_test(Config& config, const Launcher& launcher) {
   TrainerOptions options = trainer_options(config);
-  options.trace = false;
+  options.time_actions = false;
   if (launcher.kind != Launcher::Kind::kNone) {
     return run_preflight(config, std::move(options), launcher);
   }

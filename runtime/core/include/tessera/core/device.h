@@ -15,7 +15,8 @@ std::string_view to_string(DeviceKind kind);
 
 /// The kind of a submitted piece of work, for traces and for the cost model of the sim device.
 struct Work {
-  std::string_view name;  ///< static storage; e.g. "unshard"
+  /// Must outlive the work, which profilers show by it; of an action: describe().
+  std::string_view name;
   int action = -1;        ///< index in the Schedule, -1 for work outside of one
   double seconds = 0.0;   ///< what the sim device charges; other devices ignore it
   std::int64_t step = 0;  ///< the run of the Schedule that the action belongs to

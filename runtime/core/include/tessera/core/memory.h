@@ -81,6 +81,8 @@ class Memory {
 
   MemoryUse current() const;
   MemoryPeak peak() const;
+  /// The highest use since the last call, or from the beginning.
+  MemoryPeak take_recent_peak();
   Device& device() const { return device_; }
 
  private:
@@ -93,6 +95,7 @@ class Memory {
   std::int64_t total_ = 0;
   MemoryUse current_;
   MemoryPeak peak_;
+  MemoryPeak recent_;  ///< see take_recent_peak()
 };
 
 /// `bytes` rounded up to what Memory counts (a multiple of 64).

@@ -21,6 +21,7 @@ inline constexpr std::string_view kEndedInOrder = "the run was ended: ";
 struct RunOrigin {
   std::string name;          ///< the same in all of them
   double clock_ahead = 0.0;  ///< seconds of this process's wall clock before rank 0's process
+  double began = 0.0;        ///< by the wall clock of rank 0's process
 };
 
 /// The ranks of this process, and where their dumps go.
@@ -43,7 +44,17 @@ class DumpWriter {
   DumpWriter& operator=(const DumpWriter&) = delete;
 
   int first_rank() const { return options_.first_rank; }
+  int ranks() const { return options_.ranks; }
+  const std::vector<const Schedule*>& schedules() const { return schedules_; }
+  const RunOrigin& origin() const { return run_; }
+  /// From recorder_seconds() to the wall clock of rank 0's process, as it was at begin().
+  double clock() const { return clock_; }
+  /// A dump without ranks, for what it says of the run.
+  FlightDump describe_run() const;
   FlightRecorder& recorder(int rank) {
+    return *recorders_[static_cast<std::size_t>(rank - first_rank())];
+  }
+  const FlightRecorder& recorder(int rank) const {
     return *recorders_[static_cast<std::size_t>(rank - first_rank())];
   }
   /// From here on requests are served.
@@ -53,6 +64,7 @@ class DumpWriter {
   void fail(const FlightRecorder::Failure& failure) noexcept;
 
  private:
+  double clock_now() const;
   void write(bool failed, std::string_view reason, double at) noexcept;
   FlightDump take(bool failed, std::string_view reason, double at) const;
   DumpedRank take_rank(int rank) const;
@@ -60,6 +72,7 @@ class DumpWriter {
   const DumpOptions options_;
   const std::vector<const Schedule*> schedules_;
   RunOrigin run_;
+  double clock_ = 0.0;
   std::vector<std::unique_ptr<FlightRecorder>> recorders_;
   std::mutex mutex_;
   bool has_failed_ = false;  // guarded by mutex_

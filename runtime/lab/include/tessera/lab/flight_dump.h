@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/sharding/executor.h"
 #include "tessera/sharding/flight_recorder.h"
+#include "tessera/sharding/schedule.h"
 
 // A dump: what the ranks of one process have done lately, as a JSON file. Times are seconds since
 // 1970 by the clock of rank 0's process, steps count from 1.
@@ -26,7 +28,9 @@ struct DumpedAction {
 struct DumpedProgram {
   std::string purpose;  ///< "train", "evaluate"
   std::vector<DumpedAction> actions;
+  std::optional<StepMemory> memory{};  ///< of a rank, for a trace; not written
 };
+DumpedProgram describe_program(const Schedule& schedule);
 
 struct DumpedLane {
   std::string name;

@@ -49,7 +49,8 @@ KernelTable recording_kernels();
 
 /// By action of the schedule: its kernels, as the device that `options` name would run it. Those of
 /// passes are recorded. A norm, cast, copy or update is one that moves its operands once
-/// (operand_bytes), by the name of its operation or of its optimizer. Collectives have none.
+/// (operand_bytes), of the dtype of the parameters, by the name of its operation or of its
+/// optimizer; its dims are the bytes. Collectives have none.
 std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
                                                     const ModelLayout& layout, const Model& model,
                                                     const ExecutorOptions& options);

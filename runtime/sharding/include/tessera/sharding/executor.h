@@ -125,8 +125,10 @@ class Executor {
 
   /// The mean loss of the first `samples` samples of an evaluation's source, all ranks together.
   /// The losses are added exactly: the result does not depend on how many ranks share the work. The
-  /// state stays as it is. Collective; blocks.
-  StepResult evaluate(std::size_t program, std::int64_t samples);
+  /// state stays as it is. Collective; blocks. `after_batch` is told each run of the schedule,
+  /// counted from 0, when it is over.
+  StepResult evaluate(std::size_t program, std::int64_t samples,
+                      const std::function<void(std::int64_t batch)>& after_batch = {});
 
   /// Copies a program's snapshot (with_snapshot) as the state is now, without a step; blocks. A
   /// step of the program copies it, too: as the state is before that step. Not collective.
@@ -166,6 +168,17 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
+/// A rank's memory while an action runs, and when it is over.
+struct ActionMemory {
+  MemoryPeak highest;
+  MemoryUse after;
+};
+/// The same along a step, in the order in which actions are issued.
+struct StepMemory {
+  MemoryUse before;                   ///< of the first action
+  std::vector<ActionMemory> actions;  ///< by index
+};
+
 /// One rank's step, or all that are in flight together, simulated without a device.
 struct Simulation {
   /// account_memory() for what stays, the simulated run for activations, workspace and data: equals
@@ -178,6 +191,9 @@ struct Simulation {
   std::set<CudaAttentionCall> attention_calls;
   Traffic traffic;                ///< of one step; equals RankGroups::traffic() of a real one
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
+  /// By program: of its last step. The highest of all of them is `memory`, unless that is reached
+  /// before the first step.
+  std::vector<StepMemory> step_memory;
 };
 
 /// Runs the executor for one step of each program (of the first, as many as may be in flight) on

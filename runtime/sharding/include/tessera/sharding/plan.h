@@ -9,7 +9,14 @@
 
 namespace tessera {
 
-/// The policy that turns a layout into a schedule.
+/// What a step holds in memory to save time, and computes again to save memory.
+struct StepPolicy {
+  int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
+  int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
+  Recompute recompute = Recompute::kNone;
+};
+
+/// All that turns a layout into a schedule.
 ///
 /// A mixed precision policy chooses only these two dtypes. Tensors that layers hand
 /// on, logits included, has parameter_dtype: a dtype for outputs would only add casts. Losses are
@@ -25,9 +32,7 @@ struct PlanOptions {
   DType reduce_dtype = DType::kFloat32;
   int micro_steps = 1;
   bool accumulate_unsharded = false;
-  int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
-  int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
-  Recompute recompute = Recompute::kNone;
+  StepPolicy policy{};
   /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
   /// compute lane.
   bool overlap_optimizer = false;

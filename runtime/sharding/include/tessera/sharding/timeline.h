@@ -35,4 +35,8 @@ struct LaneTime {
 };
 LaneTime time_of(std::initializer_list<Lane> lanes, const std::vector<ActionSpan>& spans);
 
+/// By span: how long neither the compute lane nor the optimizer lane works while it runs. Where the
+/// spans of a lane do not overlap, they add up to the lane's LaneTime::exposed.
+std::vector<double> exposed_by_span(const std::vector<ActionSpan>& spans);
+
 }  // namespace tessera

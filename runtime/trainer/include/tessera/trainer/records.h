@@ -21,9 +21,9 @@ struct StepRecord {
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   std::int64_t peak_bytes = 0;  ///< of one rank, so far
-  /// Exposed communication of this step; if TrainerOptions::trace.
+  /// Exposed communication of this step; if TrainerOptions::time_actions.
   std::optional<double> exposed_seconds{};
-  std::optional<TimelineSummary> timeline{};  ///< all of it, if TrainerOptions::trace
+  std::optional<TimelineSummary> timeline{};  ///< all of it, if TrainerOptions::time_actions
 };
 
 /// One evaluation: the model after that step on evaluation data.

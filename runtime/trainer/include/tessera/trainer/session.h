@@ -92,6 +92,9 @@ class Session {
 
   /// Notes of executor and plan on how the run goes, a sentence each.
   std::vector<std::string> notes();
+  /// How many steps, or batches of an evaluation, TrainerOptions::trace holds so far. The file is
+  /// whole after each of them; a step that fails is added as far as this process knows it.
+  std::int64_t traced_steps() const;
   /// Measured memory and counted traffic of each rank, of all processes.
   std::vector<RankUse> use();
 

@@ -20,6 +20,7 @@ struct TrainingSummary {
   std::int64_t steps = 0;      ///< of this run
   std::int64_t last_step = 0;  ///< of all runs since the first step
   std::int64_t saves = 0, failed_saves = 0;
+  std::int64_t traced_steps = 0;  ///< see Session::traced_steps
   double first_loss = 0.0;
   double last_loss = 0.0;
   double seconds = 0.0;            ///< of the steps, without planning and initialisation
@@ -29,9 +30,9 @@ struct TrainingSummary {
   Traffic predicted_traffic;       ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;        ///< by rank
   std::optional<EvaluationRecord> evaluation;  ///< the last one
-  std::optional<TimelineSummary> timeline;     ///< of rank 0, mean over steps; if options.trace
-  std::string parameters_sha256;          ///< see parameters_sha256(); "" without hash_parameters
-  std::vector<FullParameter> parameters;  ///< if options.gather_parameters
+  std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.time_actions
+  std::string parameters_sha256;            ///< see parameters_sha256(); "" without hash_parameters
+  std::vector<FullParameter> parameters;    ///< if options.gather_parameters
 };
 
 /// Trains a model with data: every rank is a thread, of this process or of several.

@@ -65,6 +65,20 @@ struct CheckpointOptions {
   Storage* storage = nullptr;
 };
 
+/// Steps of a run, counted from 1, both included.
+struct StepRange {
+  std::int64_t first = 1, last = 1;
+  bool operator==(const StepRange&) const = default;
+};
+
+/// A timeline of some steps, for Perfetto; see trace.h of the lab.
+struct TraceOptions {
+  std::string file{};  ///< "": none is made. Written by rank 0's process
+  /// Unset: the third to the fifth step of this run, as far as it has them.
+  std::optional<StepRange> steps{};
+  bool of_evaluation = false;  ///< of an evaluation's batches, not of steps
+};
+
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
@@ -75,15 +89,13 @@ struct TrainerOptions {
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
-  int prefetch_forward = PlanOptions{}.prefetch_forward;
-  int prefetch_backward = PlanOptions{}.prefetch_backward;
 
   // The step.
   std::int64_t steps = 100;
   std::int64_t micro_batch = 4;  ///< samples per micro-step and rank
   int accumulate = 1;            ///< micro-steps per step
   bool accumulate_unsharded = PlanOptions{}.accumulate_unsharded;
-  Recompute recompute = PlanOptions{}.recompute;
+  StepPolicy policy{};                              ///< prefetch depths and recomputation
   DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
   DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
   OptimizerOptions optimizer{};
@@ -119,9 +131,10 @@ struct TrainerOptions {
   std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
-  /// Measure exposed communication. Unset: unless steps are replayed as a CUDA graph, which has no
-  /// actions to time.
-  std::optional<bool> trace{};
+  /// Time actions, to measure exposed communication. Unset: unless steps are replayed as a CUDA
+  /// graph, which has no actions to time.
+  std::optional<bool> time_actions{};
+  TraceOptions trace{};  ///< with a file, actions are timed
   /// Begin each step before the last one's results are read, and run the optimizer beside its
   /// forward pass. A run that is stopped by its callback then ends one step later. Unset: where
   /// steps are replayed as a CUDA graph.
@@ -165,6 +178,10 @@ std::string strategy_note(const TrainerOptions& resolved);
 /// resharding, replicas). In resolved options the former strategy has decided that.
 /// Throws Error{kConfig} if no strategy has that name.
 TrainerOptions with_strategy(TrainerOptions options, std::string_view name);
+
+/// "3-5", "7".
+std::string to_string(const StepRange& steps);
+StepRange parse_step_range(std::string_view text);  ///< Throws Error{kConfig}.
 
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);

@@ -1,0 +1,143 @@
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/bench_commands.h"
+#include "bench/compare_results.h"
+#include "commands.h"
+#include "terminal.h"
+#include "tessera/core/error.h"
+#include "text_table.h"
+
+namespace tessera::cli {
+namespace {
+
+using bench::BenchResults;
+using bench::Comparison;
+using bench::Verdict;
+
+struct CompareRequest {
+  std::string a, b;
+  bool any_machine = false;
+  bool fail_on_regression = false;
+  std::optional<double> assumed_noise_percent{};
+};
+
+BenchResults read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  require(file.good(), ErrorCode::kNotFound, path, ": cannot be read; give a file of results");
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  require(!json.is_discarded(), ErrorCode::kConfig, path,
+          ": is no JSON; give what bench kernels --json or bench collectives -J wrote");
+  return bench::read_results(json, path);
+}
+
+void check_machines(const CompareRequest& request, const BenchResults& a, const BenchResults& b) {
+  std::string all;
+  for (const std::string& line : bench::machine_differences(a, b)) all += "\n  " + line;
+  if (all.empty()) return;
+  require(request.any_machine, ErrorCode::kConfig, request.a, " and ", request.b,
+          " are of different machines or settings:", all,
+          "\nMeasure both on one, or compare all the same with --any-machine");
+  std::cout << "The machines or settings differ:" << all << "\n\n";
+}
+
+std::string time_text(double seconds) {
+  if (seconds >= 1.0) return fixed(seconds, 3) + " s";
+  if (seconds >= 1e-3) return fixed(seconds * 1e3, 3) + " ms";
+  return fixed(seconds * 1e6, 2) + " us";
+}
+
+const char* text_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kFaster:
+      return "faster";
+    case Verdict::kSlower:
+      return "SLOWER";
+    case Verdict::kUnknown:
+      return "?";
+    case Verdict::kNoise:
+      return "";
+  }
+  return "";
+}
+
+struct Counts {
+  long long faster = 0, slower = 0, within = 0, unknown = 0;
+};
+
+Counts counts_of(const std::vector<Comparison>& comparisons) {
+  Counts counts;
+  for (const Comparison& comparison : comparisons) {
+    counts.faster += comparison.verdict == Verdict::kFaster;
+    counts.slower += comparison.verdict == Verdict::kSlower;
+    counts.within += comparison.verdict == Verdict::kNoise;
+    counts.unknown += comparison.verdict == Verdict::kUnknown;
+  }
+  return counts;
+}
+
+void print_table(const std::vector<Comparison>& comparisons) {
+  TextTable table({"benchmark", "A", "B", "B / A", "noise", ""});
+  for (const Comparison& c : comparisons) {
+    table.add({c.name, time_text(c.a), time_text(c.b), fixed(c.ratio(), 3),
+               c.noise ? fixed(100.0 * *c.noise, 1) + " %" : "?", text_of(c.verdict)});
+  }
+  table.print(std::cout);
+}
+
+void print_ending(const Counts& counts, std::size_t left_out) {
+  std::string text = concat(counts.slower, " slower and ", counts.faster,
+                            " faster beyond the noise, ", counts.within, " within it.");
+  if (counts.unknown > 0) {
+    text += concat(" Of ", counts.unknown, " the noise is not known: measure with at least ",
+                   bench::kLeastRepetitions, " repetitions, or give --assume-noise.");
+  }
+  if (left_out > 0)
+    text += concat(" ", counted(static_cast<long long>(left_out), "name"), " in one file only.");
+  std::cout << "\n" << for_reader(inspect(stdout), text) << "\n";
+}
+
+int run_compare(const CompareRequest& request) {
+  const BenchResults a = read_file(request.a), b = read_file(request.b);
+  check_machines(request, a, b);
+  std::optional<double> assumed;
+  if (request.assumed_noise_percent) assumed = *request.assumed_noise_percent / 100.0;
+  const std::vector<Comparison> comparisons = bench::compare(a, b, assumed);
+  require(!comparisons.empty(), ErrorCode::kConfig, request.a, " and ", request.b,
+          " have no benchmark in common; compare two results of the same command");
+  print_table(comparisons);
+  const Counts counts = counts_of(comparisons);
+  print_ending(counts, a.timings.size() + b.timings.size() - 2 * comparisons.size());
+  return request.fail_on_regression && counts.slower > 0 ? kExitRunTime : kExitGood;
+}
+
+}  // namespace
+
+std::function<int()> add_bench_compare(CLI::App& command) {
+  const auto request = std::make_shared<CompareRequest>();
+  command.add_option("A", request->a, "the earlier result")->required()->type_name("FILE");
+  command.add_option("B", request->b, "the later one")->required()->type_name("FILE");
+  command.add_flag("--any-machine", request->any_machine,
+                   "compare results of different machines or settings all the same");
+  command.add_flag("--fail-on-regression", request->fail_on_regression,
+                   "exit with 1 if something is slower beyond the noise");
+  command
+      .add_option("--assume-noise", request->assumed_noise_percent,
+                  "noise where there are too few repetitions to measure it, in percent")
+      ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
+      ->type_name("X");
+  command.footer(
+      "Both files are of bench kernels --json (--benchmark_out) or of bench collectives -J. The "
+      "noise of a benchmark is the distance between the quartiles of its repetitions over their "
+      "median, the larger of both files. It has moved if the medians differ by more, and the "
+      "quartiles do not overlap.");
+  return [request] { return run_compare(*request); };
+}
+
+}  // namespace tessera::cli

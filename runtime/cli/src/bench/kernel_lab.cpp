@@ -1,0 +1,173 @@
+#include "bench/kernel_lab.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bench/rank_clock.h"
+#include "tessera/core/error.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int kLimitRounds = 5;
+/// A round of a limit lasts about so long, and that of a GEMM one call at least.
+constexpr double kLimitSeconds = 2e-3;
+constexpr std::int64_t kLeastLimitBytes = 1 << 16;
+
+/// a = b + 3 c over `numel` elements.
+void triad(float* a, const float* b, const float* c, std::int64_t numel, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+  for (std::int64_t i = 0; i < numel; ++i) a[i] = b[i] + 3.0F * c[i];
+}
+
+/// a = 0.999 a: unlike the others it fetches no lines only to overwrite them.
+void update(float* a, std::int64_t numel, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+  for (std::int64_t i = 0; i < numel; ++i) a[i] *= 0.999F;
+}
+
+void parallel_memcpy(float* to, const float* from, std::int64_t numel, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int t = 0; t < threads; ++t) {
+    const std::int64_t begin = numel * t / threads;
+    const std::int64_t end = numel * (t + 1) / threads;
+    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
+  }
+}
+
+}  // namespace
+
+double bytes_of(std::initializer_list<TensorView> views) {
+  double sum = 0.0;
+  for (const TensorView& view : views) {
+    if (view) sum += static_cast<double>(view.bytes());
+  }
+  return sum;
+}
+
+KernelLab::KernelLab(std::unique_ptr<Device> device, int threads)
+    : device_(std::move(device)),
+      threads_(threads),
+      kernels_(kernels_for(*device_)),
+      memory_(*device_),
+      stream_(device_->create_stream({.name = "kernels", .threads = threads})) {}
+
+Tensor KernelLab::empty(const Shape& shape, DType dtype) {
+  return Tensor::empty(memory_, shape, dtype, MemoryCategory::kWorkspace, "an operand");
+}
+
+Tensor KernelLab::random(const Shape& shape, DType dtype, float stddev) {
+  const Tensor result = empty(shape, dtype);
+  const Tensor wide = dtype == DType::kFloat32 ? result : empty(shape, DType::kFloat32);
+  const RandomKey key{1, ++fillings_};
+  seconds(
+      [&](Stream& stream) {
+        kernels_.fill_normal({.dst = wide.view().flat(), .stddev = stddev, .key = key}, stream);
+        if (dtype != DType::kFloat32) {
+          kernels_.cast({.src = wide.view().flat(), .dst = result.view().flat()}, stream);
+        }
+      },
+      1);
+  return result;
+}
+
+Tensor KernelLab::constant(const Shape& shape, DType dtype, float value) {
+  const Tensor result = empty(shape, dtype);
+  seconds(
+      [&](Stream& stream) { kernels_.fill({.dst = result.view().flat(), .value = value}, stream); },
+      1);
+  return result;
+}
+
+template <typename T, typename Value>
+Tensor KernelLab::filled(const Shape& shape, DType dtype, const Value& value) {
+  const Tensor result = empty(shape, dtype);
+  const auto bytes = static_cast<std::size_t>(result.bytes());
+  auto* const host = static_cast<T*>(device_->allocate_host(bytes));
+  for (std::int64_t i = 0; i < result.numel(); ++i) host[i] = value(i);
+  stream_->copy(result.view().data, host, bytes);
+  stream_->synchronize();
+  device_->deallocate_host(host, bytes);
+  return result;
+}
+
+Tensor KernelLab::tokens(const Shape& shape, std::int32_t limit) {
+  constexpr std::int64_t kStride = 31337;  // prime
+  return filled<std::int32_t>(shape, DType::kInt32, [limit](std::int64_t i) {
+    return static_cast<std::int32_t>(i * kStride % limit);
+  });
+}
+
+Tensor KernelLab::integers(std::int64_t numel, std::int64_t value) {
+  return filled<std::int64_t>(Shape{numel}, DType::kInt64, [value](std::int64_t) { return value; });
+}
+
+double KernelLab::seconds(const std::function<void(Stream&)>& kernel, int calls) {
+  double begin = now(), end = 0.0;
+  const auto all = [&] {
+    if (!on_gpu()) begin = now();
+    for (int i = 0; i < calls; ++i) kernel(*stream_);
+    if (!on_gpu()) end = now();
+  };
+  stream_->submit({.name = "kernel"}, all);
+  stream_->synchronize();
+  if (on_gpu()) end = now();
+  return end - begin;
+}
+
+double KernelLab::best_seconds(const std::function<void(Stream&)>& work) {
+  seconds(work, 1);
+  const double once = std::max(seconds(work, 1), 1e-9);
+  const int calls = static_cast<int>(std::clamp(kLimitSeconds / once, 1.0, 10000.0));
+  double best = seconds(work, calls) / calls;
+  for (int round = 1; round < kLimitRounds; ++round) {
+    best = std::min(best, seconds(work, calls) / calls);
+  }
+  return best;
+}
+
+double KernelLab::measured_memory_limit(std::int64_t bytes) {
+  const std::int64_t numel = bytes / 3 / static_cast<std::int64_t>(sizeof(float));
+  const Tensor a = constant(Shape{numel}, DType::kFloat32, 1.0F);
+  const Tensor b = constant(Shape{numel}, DType::kFloat32, 1.0F);
+  const Tensor c = constant(Shape{numel}, DType::kFloat32, 1.0F);
+  if (on_gpu()) {
+    const double copy = best_seconds([&](Stream& stream) {
+      stream.copy(a.view().data, b.view().data, static_cast<std::size_t>(a.bytes()));
+    });
+    return 2.0 * static_cast<double>(a.bytes()) / copy;
+  }
+  const double of_triad = best_seconds(
+      [&](Stream&) { triad(a.as<float>(), b.as<float>(), c.as<float>(), numel, threads_); });
+  const double of_copy = best_seconds(
+      [&](Stream&) { parallel_memcpy(a.as<float>(), b.as<float>(), numel, threads_); });
+  const double of_update = best_seconds([&](Stream&) { update(a.as<float>(), numel, threads_); });
+  const auto each = static_cast<double>(a.bytes());
+  return std::max({3.0 * each / of_triad, 2.0 * each / of_copy, 2.0 * each / of_update});
+}
+
+double KernelLab::memory_limit(double bytes) {
+  const double enough = std::max(bytes, static_cast<double>(kLeastLimitBytes));
+  const int power = static_cast<int>(std::lround(std::log2(enough)));
+  double& limit = memory_limits_[power];
+  if (limit == 0.0) limit = measured_memory_limit(std::int64_t{1} << power);
+  return limit;
+}
+
+double KernelLab::gemm_limit(DType dtype) {
+  double& limit = gemm_limits_[dtype];
+  if (limit > 0.0) return limit;
+  const std::int64_t side = on_gpu() ? 8192 : 2048;
+  const Tensor a = random(Shape{side, side}, dtype);
+  const Tensor b = random(Shape{side, side}, dtype);
+  const Tensor c = random(Shape{side, side}, dtype);
+  const double best =
+      best_seconds([&](Stream& stream) { kernels_.gemm({.a = a, .b = b, .c = c}, stream); });
+  limit = 2.0 * std::pow(static_cast<double>(side), 3.0) / best;
+  return limit;
+}
+
+}  // namespace tessera::bench

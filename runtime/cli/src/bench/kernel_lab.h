@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+
+#include "tessera/core/device.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+
+namespace tessera::bench {
+
+/// Bytes of the views that are there.
+double bytes_of(std::initializer_list<TensorView> views);
+
+/// A device on which kernels are timed: its operands, its clock and its limits.
+class KernelLab {
+ public:
+  /// `threads`: of kernels on a CPU.
+  KernelLab(std::unique_ptr<Device> device, int threads);
+  KernelLab(const KernelLab&) = delete;
+  KernelLab& operator=(const KernelLab&) = delete;
+
+  bool on_gpu() const { return device_->kind() == DeviceKind::kCuda; }
+  int threads() const { return threads_; }
+  const KernelTable& kernels() const { return kernels_; }
+
+  Tensor empty(const Shape& shape, DType dtype);
+  /// Normal numbers, fp32 or bf16.
+  Tensor random(const Shape& shape, DType dtype, float stddev = 1.0F);
+  Tensor constant(const Shape& shape, DType dtype, float value);
+  /// int32 below `limit`, in no order that a cache could use.
+  Tensor tokens(const Shape& shape, std::int32_t limit);
+  /// int64 that are all `value`.
+  Tensor integers(std::int64_t numel, std::int64_t value);
+
+  /// Seconds of `calls` of `kernel` that follow each other on the device's stream.
+  double seconds(const std::function<void(Stream&)>& kernel, int calls);
+
+  /// Bytes per second, reads and writes together, at which the device moves memory where as many
+  /// are touched as `bytes`: on a CPU the fastest of STREAM's triad, a memcpy and an update in
+  /// place, with all threads; on a GPU a copy. Measured once for each power of two.
+  double memory_limit(double bytes);
+  /// Floating-point operations per second of a large square GEMM with operands of `dtype`. Measured
+  /// once.
+  double gemm_limit(DType dtype);
+
+ private:
+  template <typename T, typename Value>
+  Tensor filled(const Shape& shape, DType dtype, const Value& value);
+  double best_seconds(const std::function<void(Stream&)>& work);
+  double measured_memory_limit(std::int64_t bytes);
+
+  const std::unique_ptr<Device> device_;
+  const int threads_;
+  const KernelTable& kernels_;
+  Memory memory_;
+  const std::unique_ptr<Stream> stream_;
+  std::uint64_t fillings_ = 0;
+  std::map<int, double> memory_limits_;  // by the power of two
+  std::map<DType, double> gemm_limits_;
+};
+
+}  // namespace tessera::bench

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::bench {
+
+/// Begins the keys of a benchmark's context that two results must share to be compared.
+inline constexpr const char* kMachineKey = "machine.";
+
+/// The machine, in words, by key: "machine.processor", "machine.cores", "machine.gpus", ... The
+/// same on each run of the same machine. Values are never empty.
+std::vector<std::pair<std::string, std::string>> machine_context();
+
+/// What else a result should name and may differ: "host", "tessera", "built_by", "onednn", "nccl".
+std::vector<std::pair<std::string, std::string>> build_context();
+
+}  // namespace tessera::bench

@@ -1,0 +1,62 @@
+#include "simulated_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "gpt_settings.h"
+#include "report.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/simulated_trace.h"
+#include "tessera/lab/trace.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/output_file.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+/// By default a rank has its share of the profile's cores, not of this machine's.
+int threads_of(const Config& config, const HardwareProfile& profile, std::int64_t ranks_here) {
+  const auto chosen = config.get<std::int64_t>("threads_per_rank");
+  if (chosen > 0) return static_cast<int>(chosen);
+  return std::max(1, static_cast<int>(profile.cores.value / static_cast<double>(ranks_here)));
+}
+
+}  // namespace
+
+SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node) {
+  const GptChoice choice = choose_gpt(config);
+  TrainerOptions options = trainer_options(config);
+  const bool is_gpu = profile.device == "cuda";
+  options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
+  if (!is_gpu) options.threads_per_rank = threads_of(config, profile, ranks_here);
+  const std::string trace = std::exchange(options.trace, {}).file;
+  const Model model = make_model(choice);
+  const TokenShapes shapes(choice.sequence_length);
+  SimulatedRun run{.plan = make_training_plan(model, shapes, options)};
+  const TrainerOptions& resolved = run.plan.options;
+  run.model = concat(model.name, ": ", describe_model(model, run.plan));
+  run.step = simulate_step({&run.plan.schedule, &shapes}, run.plan.layout, model,
+                           executor_options(resolved),
+                           {.profile = profile,
+                            .ranks_per_node = ranks_per_node,
+                            .ranks_per_process = is_gpu ? 1 : ranks_per_node});
+  if (!trace.empty()) {
+    OutputFile(trace, "--trace")
+        .write(to_text(to_trace({&run.plan.schedule, &shapes}, run.plan.layout, model,
+                                executor_options(resolved), run.step.spans, resolved.strategy)));
+  }
+  run.tokens = resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
+  const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
+  if (peak != profile.peak.end()) {
+    // The peak is a GPU's, or that of all cores of a node.
+    const auto devices =
+        static_cast<double>(is_gpu ? resolved.ranks : 1 + (resolved.ranks - 1) / ranks_per_node);
+    run.mfu = model.flops_per_item * run.tokens_per_second() / (peak->second.value * devices);
+  }
+  run.memory = run.plan.memory.total + total_bytes(gpu_overhead(run.plan));
+  return run;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/lab/hardware_profile.h"
+#include "tessera/lab/simulate_step.h"
+#include "tessera/compat/config.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera::cli {
+
+/// A run on a machine that need not be here, and what it comes to.
+struct SimulatedRun {
+  std::string model{};  ///< in words
+  TrainingPlan plan{};
+  SimulatedStep step{};
+  std::int64_t tokens = 0;  ///< of a step, all ranks
+  double mfu = 0.0;         ///< 0: the profile has no peak for the precision
+  std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
+
+  double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
+};
+
+/// Simulates the run that a config describes, and writes its --trace if it has one, on a profile's devices, `ranks_per_node` of them to a
+/// node. Ranks of a CPU's node are threads of one process, those of GPUs processes. Throws
+/// Error{kConfig} if the run cannot be planned or the profile has no rates for it, Error{kIo} if the
+/// trace cannot be written.
+SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node);
+
+}  // namespace tessera::cli

@@ -1,0 +1,325 @@
+#include "tessera/lab/calibrate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "kernel_probes.h"
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/start_thread.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kBatches = 3;
+
+double since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median_of(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+/// Calls in a batch, if one takes so long.
+int calls_for(double seconds, double one) {
+  return static_cast<int>(std::clamp(seconds / kBatches / std::max(one, 1e-7), 1.0, 20000.0));
+}
+
+/// A rank that runs probes.
+struct ProbingRank {
+  explicit ProbingRank(int threads)
+      : device(make_cpu_device()),
+        memory(std::make_unique<Memory>(*device)),
+        stream(device->create_stream({.name = "probe", .threads = threads})),
+        operands(*memory, *stream) {}
+
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Memory> memory;
+  std::unique_ptr<Stream> stream;
+  ProbeOperands operands;
+  double seconds = 0.0;  ///< of the last batch
+};
+
+/// As many ranks as keep the cores busy, all doing the same.
+class ProbingTeam {
+ public:
+  ProbingTeam(int threads, int cores) {
+    for (int rank = 0; rank < std::max(cores / threads, 1); ++rank) {
+      ranks_.push_back(std::make_unique<ProbingRank>(threads));
+    }
+  }
+
+  double seconds_of(const KernelProbe& probe, double budget) {
+    run(probe, 1);  // libraries generate code, memory is touched
+    const int calls = calls_for(budget, run(probe, 1));
+    std::vector<double> batches;
+    for (int i = 0; i < kBatches; ++i) batches.push_back(run(probe, calls) / calls);
+    return median_of(std::move(batches));
+  }
+
+ private:
+  /// Seconds of a batch, the mean of the ranks.
+  double run(const KernelProbe& probe, int calls) {
+    const KernelTable& kernels = cpu_kernels();
+    for (const auto& rank : ranks_) {
+      rank->stream->submit({.name = "probe"}, [&probe, &kernels, calls, r = rank.get()] {
+        const Clock::time_point begin = Clock::now();
+        for (int i = 0; i < calls; ++i) probe.run(kernels, r->operands, *r->stream);
+        r->seconds = since(begin);
+      });
+    }
+    double sum = 0.0;
+    for (const auto& rank : ranks_) {
+      rank->stream->synchronize();
+      sum += rank->seconds;
+    }
+    return sum / static_cast<double>(ranks_.size());
+  }
+
+  std::vector<std::unique_ptr<ProbingRank>> ranks_;
+};
+
+std::vector<int> teams_of(int cores) {
+  std::vector<int> teams{1};
+  if (cores >= 8) {
+    teams.push_back(1 << static_cast<int>(std::lround(std::log2(cores) / 2.0)));
+  }
+  if (cores > 1) teams.push_back(cores);
+  return teams;
+}
+
+/// Ranks of one process that run collectives.
+class CollectiveTeam {
+ public:
+  CollectiveTeam(int ranks, int cores) : groups_(make_thread_group(ranks)) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      ranks_.push_back(std::make_unique<ProbingRank>(std::max(cores / ranks, 1)));
+    }
+  }
+
+  /// Of a buffer of so many elements on all ranks together.
+  double seconds_of(CollectiveKind kind, std::int64_t numel, double budget) {
+    run(kind, numel, 2);
+    const int calls = std::min(calls_for(budget, run(kind, numel, 2) / 2), 1000);
+    std::vector<double> batches;
+    for (int i = 0; i < kBatches; ++i) batches.push_back(run(kind, numel, calls) / calls);
+    return median_of(std::move(batches));
+  }
+
+ private:
+  double run(CollectiveKind kind, std::int64_t numel, int calls) {
+    std::vector<std::thread> threads;
+    std::vector<double> seconds(ranks_.size());
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      threads.push_back(start_thread("probe", [&, i] {
+        ProbingRank& rank = *ranks_[i];
+        groups_[i]->barrier(*rank.stream);
+        rank.stream->synchronize();
+        const Clock::time_point begin = Clock::now();
+        for (int call = 0; call < calls; ++call) submit(kind, numel, *groups_[i], rank);
+        rank.stream->synchronize();
+        seconds[i] = since(begin);
+      }));
+    }
+    for (std::thread& thread : threads) thread.join();
+    return *std::ranges::max_element(seconds);
+  }
+
+  static void submit(CollectiveKind kind, std::int64_t numel, ProcessGroup& group,
+                     ProbingRank& rank) {
+    const std::int64_t part = numel / group.size();
+    const DType f = DType::kFloat32;
+    switch (kind) {
+      case CollectiveKind::kAllGather:
+        return group.all_gather(rank.operands.input({part}, f), rank.operands.output({numel}, f),
+                                *rank.stream);
+      case CollectiveKind::kReduceScatter:
+        return group.reduce_scatter(rank.operands.input({numel}, f),
+                                    rank.operands.output({part}, f), false, *rank.stream);
+      default:
+        return group.all_reduce(rank.operands.state({numel}), *rank.stream);
+    }
+  }
+
+  std::vector<std::unique_ptr<ProcessGroup>> groups_;
+  std::vector<std::unique_ptr<ProbingRank>> ranks_;
+};
+
+/// Half of a round trip between two streams.
+double seconds_of_handover() {
+  constexpr int kRounds = 500;
+  const auto device = make_cpu_device();
+  const auto first = device->create_stream({.name = "ping"});
+  const auto second = device->create_stream({.name = "pong"});
+  std::vector<double> batches;
+  for (int batch = 0; batch < kBatches + 1; ++batch) {
+    // The streams wait for this, so that the host's part is done before the clock starts.
+    Clock::time_point begin, end;
+    first->submit({.name = "begin"}, [&] { begin = Clock::now(); });
+    for (int round = 0; round < kRounds; ++round) {
+      second->wait(first->record());
+      second->submit({.name = "pong"}, [] {});
+      first->wait(second->record());
+      first->submit({.name = "ping"}, [] {});
+    }
+    first->submit({.name = "end"}, [&] { end = Clock::now(); });
+    first->synchronize();
+    batches.push_back(std::chrono::duration<double>(end - begin).count() / (2 * kRounds));
+  }
+  return median_of(std::move(batches));
+}
+
+/// The steps of a calibration, counted for its progress.
+class Calibration {
+ public:
+  explicit Calibration(const CalibrationOptions& options) : options_(options) {}
+
+  HardwareProfile run();
+
+ private:
+  void plan_kernels();
+  void time_kernels(HardwareProfile& profile);
+  void time_collectives(HardwareProfile& profile);
+  void announce(const std::string& what);
+  Quantity measured(double value) const { return {value, source_}; }
+
+  struct Task {
+    int threads = 1;
+    std::string dtype;
+    KernelProbe probe;
+  };
+  const CalibrationOptions& options_;
+  const std::string source_ =
+      concat("measured on ", options_.machine, ", ", options_.cores, " cores busy");
+  std::vector<Task> kernels_;
+  std::vector<std::tuple<int, CollectiveKind, std::int64_t>> collectives_;  ///< ranks, elements
+  int done_ = 0;
+};
+
+void Calibration::announce(const std::string& what) {
+  const int all = static_cast<int>(kernels_.size() + collectives_.size());
+  const bool goes_on = !options_.progress || options_.progress(what, done_++, all);
+  require(goes_on, ErrorCode::kAborted, "the calibration was stopped; nothing was written");
+}
+
+void Calibration::plan_kernels() {
+  for (const int threads : teams_of(options_.cores)) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (auto& probes : {step_kernel_probes(dtype, threads, options_.coarseness),
+                           gemm_probes(dtype, options_.coarseness)}) {
+        for (const KernelProbe& probe : probes) {
+          kernels_.push_back({threads, std::string(to_string(dtype)), probe});
+        }
+      }
+    }
+  }
+}
+
+void Calibration::time_kernels(HardwareProfile& profile) {
+  std::map<std::tuple<int, std::string, std::string>, std::size_t> places;
+  std::unique_ptr<ProbingTeam> team;
+  int threads = 0;
+  for (const Task& task : kernels_) {
+    const KernelCall& call = task.probe.call;
+    const std::string name = rates_name(call);
+    announce(concat(name, " in ", task.dtype, ", ", task.threads, " threads"));
+    if (threads != task.threads) {
+      team.reset();
+      team = std::make_unique<ProbingTeam>(task.threads, options_.cores);
+      threads = task.threads;
+    }
+    const double seconds = team->seconds_of(task.probe, options_.seconds);
+    const double rate = (call.flops > 0.0 ? call.flops : call.bytes) / seconds;
+    const auto [place, is_new] =
+        places.try_emplace({task.threads, task.dtype, name}, profile.kernels.size());
+    if (is_new) {
+      profile.kernels.push_back({name, task.dtype, task.threads, source_, {}});
+    }
+    profile.kernels[place->second].points.push_back({rates_size(call), rate});
+    if (call.kernel == "gemm") {
+      Quantity& peak = profile.peak[task.dtype];
+      const double ranks = std::max(options_.cores / task.threads, 1);
+      if (rate * ranks > peak.value) peak = {rate * ranks, "the fastest GEMM of this profile"};
+    }
+  }
+}
+
+void Calibration::time_collectives(HardwareProfile& profile) {
+  std::map<std::pair<int, CollectiveKind>, std::size_t> places;
+  std::unique_ptr<CollectiveTeam> team;
+  int team_ranks = 0;
+  for (const auto& [ranks, kind, numel] : collectives_) {
+    announce(concat(to_string(kind), " among ", ranks, " ranks"));
+    if (team_ranks != ranks) {
+      team.reset();
+      team = std::make_unique<CollectiveTeam>(ranks, options_.cores);
+      team_ranks = ranks;
+    }
+    std::vector<CollectiveTimes>& measured = profile.process.measured;
+    const auto [place, is_new] = places.try_emplace({ranks, kind}, measured.size());
+    if (is_new) measured.push_back({std::string(to_string(kind)), ranks, source_, {}});
+    const double seconds = team->seconds_of(kind, numel, options_.seconds);
+    const auto bytes = static_cast<double>(sent_bytes(kind, numel * 4, ranks));
+    measured[place->second].points.push_back({bytes, seconds});
+  }
+}
+
+HardwareProfile Calibration::run() {
+  plan_kernels();
+  for (int ranks = 2; ranks <= std::min(2 * options_.cores, 16); ranks *= 2) {
+    for (const CollectiveKind kind :
+         {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce}) {
+      for (const std::int64_t numel : {64, 4096, 65536, 1 << 19, 1 << 22}) {
+        collectives_.emplace_back(ranks, kind, numel);
+      }
+    }
+  }
+  HardwareProfile profile;
+  profile.name = options_.name;
+  profile.device = "cpu";
+  time_kernels(profile);
+  time_collectives(profile);
+  const KernelRates& copies = *profile.find("cast", "fp32", 1);
+  profile.memory_bandwidth = measured(copies.points.back().per_second);
+  profile.copy_out = measured(profile.memory_bandwidth.value / 2.0);
+  const KernelRates& fills = *profile.find("fill", "fp32", 1);
+  profile.launch =
+      measured(4.0 * fills.points.front().size.front() / fills.points.front().per_second);
+  profile.handover = measured(seconds_of_handover());
+  profile.memory_bytes = measured(options_.memory_bytes);
+  profile.cores = {static_cast<double>(options_.cores), "those that this process may use"};
+  const auto& largest = profile.process.measured.front().points.back();
+  profile.process.latency = measured(profile.process.measured.front().points.front().seconds);
+  profile.process.hop = {0.0, "in the latency"};
+  profile.process.bandwidth = measured(largest.bytes / largest.seconds);
+  profile.node = profile.process;
+  for (CollectiveTimes& times : profile.node.measured) {
+    times.source = "as threads of one process: ranks of a machine read each other's memory";
+  }
+  profile.network = {.latency = {50e-6, "assumed: TCP"},
+                     .hop = {50e-6, "assumed: TCP"},
+                     .bandwidth = {1.25e9, "assumed: an adapter of 10 Gbit/s"}};
+  profile.under_gather = {1.0, "ranks share cores instead: see 'cores'"};
+  profile.under_reduce = profile.under_gather;
+  return profile;
+}
+
+}  // namespace
+
+HardwareProfile calibrate_cpu(const CalibrationOptions& options) {
+  require(options.cores >= 1 && options.seconds > 0.0 && options.coarseness >= 1,
+          ErrorCode::kInvalidArgument, "a calibration needs cores, seconds and a coarseness of 1");
+  return Calibration(options).run();
+}
+
+}  // namespace tessera

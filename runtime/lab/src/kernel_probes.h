@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/core/memory.h"
+#include "tessera/core/tensor.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/lab/kernel_calls.h"
+
+namespace tessera {
+
+/// Tensors for kernels to be timed with: views of one rank's memory that goes round, so that what
+/// a call reads has been out of use for as many bytes.
+class ProbeOperands {
+ public:
+  /// `stream` is of the memory's device.
+  ProbeOperands(Memory& memory, Stream& stream);
+
+  TensorView input(Shape shape, DType dtype);   ///< normal numbers; to be read only
+  TensorView tokens(Shape shape);               ///< int32 zeros; to be read only
+  TensorView output(Shape shape, DType dtype);  ///< to be written first
+  TensorView state(Shape shape);                ///< fp32 zeros, to be updated
+  /// Zeros, always the same ones; scalars that a kernel reads or adds to.
+  TensorView scalars(Shape shape, DType dtype);
+
+ private:
+  struct Ring {
+    Tensor bytes{};
+    std::int64_t next = 0;
+  };
+  TensorView take(Ring& ring, Shape shape, DType dtype, float deviation);
+
+  Memory& memory_;
+  Stream& stream_;
+  Ring fp32_, bf16_, outputs_, states_, zeros_;
+};
+
+/// A kernel at one size. `run` calls it once.
+struct KernelProbe {
+  KernelCall call;
+  std::function<void(const KernelTable& kernels, ProbeOperands& operands, Stream& stream)> run;
+};
+
+/// Every kernel of a training step but GEMMs, for a dtype, at some sizes, of which every
+/// `coarseness`-th is taken.
+std::vector<KernelProbe> step_kernel_probes(DType dtype, int threads, int coarseness);
+/// GEMMs as a linear layer's forward (nt), and backward for its input (nn) and weight (tn), for a
+/// dtype and a grid of sizes.
+std::vector<KernelProbe> gemm_probes(DType dtype, int coarseness);
+
+}  // namespace tessera
