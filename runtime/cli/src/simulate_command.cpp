@@ -209,17 +209,13 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
-<<<<<<< HEAD
   const std::vector<Swept> sweep =
       parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
-=======
-  const std::vector<Swept> sweep = parse_sweep(config);
   if (!config.is_null("trace")) {
     require(sweep.empty(), ErrorCode::kConfig,
             "--trace is of one run, and --sweep of many; leave one of them out");
     check_writable(config.get<std::string>("trace"), "--trace");
   }
->>>>>>> w/trace
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
   for (const LeftOut& one : left_out) {
