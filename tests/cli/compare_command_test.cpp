@@ -36,7 +36,8 @@ class Compare : public test::ProgramTest {
   /// The state of each cell, by the values of strategy and ranks.
   std::map<std::string, std::string> states() const {
     std::map<std::string, std::string> all;
-    for (const json& cell : results().at("cells")) {
+    const json comparison = results();
+    for (const json& cell : comparison.at("cells")) {
       const auto& settings = cell.at("settings");
       const std::string name = settings.at("strategy").get<std::string>() + " " +
                                settings.at("ranks").get<std::string>();

@@ -60,7 +60,8 @@ TEST(ComparisonFigures, WhatIsNotMeasuredIsPredicted) {
   ComparedCell cell;
   EXPECT_FALSE(shown_step_time(cell));
   EXPECT_EQ(shown_peak(cell).total, 0);
-  cell.predicted = CellPrediction{.peak = {.total = 7}, .time = SimulatedTime{4.0, 0.5, 0.75}};
+  cell.predicted = CellPrediction{.peak = {.total = 7, .by_category = {}},
+                                  .time = SimulatedTime{4.0, 0.5, 0.75}};
   EXPECT_EQ(shown_step_time(cell)->value, 4.0);
   EXPECT_FALSE(shown_step_time(cell)->half_width);
   EXPECT_EQ(shown_exposed(cell), 0.5);
@@ -106,8 +107,8 @@ TEST(ComparisonFigures, TheBestCellsAreThoseThatNothingBeats) {
   all.cells[1].runs[0].peak.total = 50;
   all.cells[2].runs[0].peak.total = 60;
   EXPECT_THAT(best_cells(all), ElementsAre(true, true, false, false));
-  // It takes longer, but for four times the tokens of a rank.
-  all.cells[2].tokens_per_step = 400;
+  // It takes longer, but for twice the tokens of a rank.
+  all.cells[2].tokens_per_step = 200;
   EXPECT_THAT(best_cells(all), ElementsAre(true, true, true, false));
 }
 
