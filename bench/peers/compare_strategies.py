@@ -45,7 +45,7 @@ import compare_torch
 STRATEGIES = ["no_shard", "zero1", "zero2", "full_shard"]
 WARMUP_STEPS = 2  # torch_step.py's
 CHECKED_STEPS = 3
-TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3}  # of losses, relative
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-4}  # of losses, relative
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=5, help="timed ones in a run, after two others")
     parser.add_argument("--rounds", type=int, help="[3; quick: 2]")
     parser.add_argument("--limit", type=float, default=180, help="seconds of a run")
-    parser.add_argument("--tolerance", type=float, help="of losses [fp32: 1e-5; bf16: 2e-3]")
+    parser.add_argument("--tolerance", type=float, help="of losses [fp32: 1e-5; bf16: 2e-4]")
     parser.add_argument("--no-mkl-override", action="store_true", help="leave MKL as it ships")
     parser.add_argument("--json", metavar="FILE", help="write everything measured here")
     args = parser.parse_args()
