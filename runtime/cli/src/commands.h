@@ -54,6 +54,7 @@ Command add_train(CLI::App& program);       ///< trains
 Command add_evaluate(CLI::App& program);    ///< computes the loss on given data
 Command add_plan(CLI::App& program);        ///< prints a schedule and its cost
 Command add_simulate(CLI::App& program);    ///< predicts the time of a step
+Command add_compare(CLI::App& program);     ///< runs a matrix of settings, with a report
 Command add_generate(CLI::App& program);    ///< continues a text with a trained model
 Command add_checkpoint(CLI::App& program);  ///< looks at checkpoints, writes them in other formats
 Command add_calibrate(CLI::App& program);   ///< times this machine

@@ -214,13 +214,15 @@ int run_simulate(const Config& config) {
   }
   const std::vector<Swept> sweep =
       parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
-  if (!config.is_null("trace")) {
+  const bool traces = !config.is_null("trace");
+  if (traces) {
     require(sweep.empty(), ErrorCode::kConfig,
             "--trace is of one run, and --sweep of many; leave one of them out");
     check_writable(config.get<std::string>("trace"), "--trace");
   }
   std::vector<LeftOut> left_out;
   const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
+  if (traces) write_trace(config, cells.front());
   for (const LeftOut& one : left_out) {
     std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
   }

@@ -27,6 +27,7 @@ int threads_of(const Config& config, const HardwareProfile& profile, std::int64_
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node) {
   const GptChoice choice = choose_gpt(config);
   TrainerOptions options = trainer_options(config);
+  options.trace = {};  // decides nothing in virtual time
   const bool is_gpu = profile.device == "cuda";
   options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
@@ -57,6 +58,16 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
   }
   run.memory = run.plan.memory.total + total_bytes(gpu_overhead(run.plan));
   return run;
+}
+
+void write_trace(Config config, const SimulatedRun& run) {
+  OutputFile file(config.get<std::string>("trace"), "--trace");
+  const GptChoice choice = choose_gpt(config);
+  const Model model = make_model(choice);
+  const TokenShapes shapes(choice.sequence_length);
+  file.write(to_text(to_trace({&run.plan.schedule, &shapes}, run.plan.layout, model,
+                              executor_options(run.plan.options), run.step.spans,
+                              run.plan.options.strategy)));
 }
 
 }  // namespace tessera::cli

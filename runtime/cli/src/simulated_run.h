@@ -28,4 +28,7 @@ struct SimulatedRun {
 /// no rates for it, Error{kIo} if the trace cannot be written.
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node);
 
+/// Writes the run's step as a trace to the file that --trace names. Throws Error{kIo}.
+void write_trace(Config config, const SimulatedRun& run);
+
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <thread>
@@ -19,15 +20,10 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kBatches = 3;
+constexpr int kBatches = 5;  // of which the fastest counts: what others do only slows down
 
 double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median_of(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
 }
 
 /// Calls in a batch, if one takes so long.
@@ -62,9 +58,9 @@ class ProbingTeam {
   double seconds_of(const KernelProbe& probe, double budget) {
     run(probe, 1);  // libraries generate code, memory is touched
     const int calls = calls_for(budget, run(probe, 1));
-    std::vector<double> batches;
-    for (int i = 0; i < kBatches; ++i) batches.push_back(run(probe, calls) / calls);
-    return median_of(std::move(batches));
+    double best = run(probe, calls);
+    for (int i = 1; i < kBatches; ++i) best = std::min(best, run(probe, calls));
+    return best / calls;
   }
 
  private:
@@ -111,9 +107,9 @@ class CollectiveTeam {
   double seconds_of(CollectiveKind kind, std::int64_t numel, double budget) {
     run(kind, numel, 2);
     const int calls = std::min(calls_for(budget, run(kind, numel, 2) / 2), 1000);
-    std::vector<double> batches;
-    for (int i = 0; i < kBatches; ++i) batches.push_back(run(kind, numel, calls) / calls);
-    return median_of(std::move(batches));
+    double best = run(kind, numel, calls);
+    for (int i = 1; i < kBatches; ++i) best = std::min(best, run(kind, numel, calls));
+    return best / calls;
   }
 
  private:
@@ -161,8 +157,8 @@ double seconds_of_handover() {
   const auto device = make_cpu_device();
   const auto first = device->create_stream({.name = "ping"});
   const auto second = device->create_stream({.name = "pong"});
-  std::vector<double> batches;
-  for (int batch = 0; batch < kBatches + 1; ++batch) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int batch = 0; batch < kBatches; ++batch) {
     // The streams wait for this, so that the host's part is done before the clock starts.
     Clock::time_point begin, end;
     first->submit({.name = "begin"}, [&] { begin = Clock::now(); });
@@ -174,9 +170,9 @@ double seconds_of_handover() {
     }
     first->submit({.name = "end"}, [&] { end = Clock::now(); });
     first->synchronize();
-    batches.push_back(std::chrono::duration<double>(end - begin).count() / (2 * kRounds));
+    best = std::min(best, std::chrono::duration<double>(end - begin).count() / (2 * kRounds));
   }
-  return median_of(std::move(batches));
+  return best;
 }
 
 /// The steps of a calibration, counted for its progress.

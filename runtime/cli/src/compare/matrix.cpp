@@ -1,0 +1,184 @@
+#include "compare/matrix.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "commands.h"
+#include "env/report_part.h"
+#include "gpt_settings.h"
+#include "machine.h"
+#include "report.h"
+#include "terminal.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/format_bytes.h"
+#include "tessera/lab/simulate_step.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/trainer.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera::cli {
+namespace {
+
+/// Settings of the runs' own table; the others are compare's.
+bool is_of_a_run(const std::string& name) {
+  static const std::vector<Setting> all =
+      joined({model_settings(), trainer_settings(), data_settings()});
+  return std::ranges::find(all, name, &Setting::name) != all.end();
+}
+
+std::string text_of_value(const nlohmann::ordered_json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+std::vector<NamedText> settings_of(const Config& config, const std::vector<Swept>& axes) {
+  std::vector<NamedText> settings;
+  for (const Swept& axis : axes) {
+    settings.push_back({axis.name, text_of_value(config.value(axis.name))});
+  }
+  for (const Setting& setting : config.table()) {
+    const bool is_axis = std::ranges::find(axes, setting.name, &Swept::name) != axes.end();
+    const auto& value = config.value(setting.name);
+    if (is_axis || !is_of_a_run(setting.name) || value.is_null()) continue;
+    if (nlohmann::json(value) == setting.fallback) continue;
+    settings.push_back({setting.name, text_of_value(value)});
+  }
+  return settings;
+}
+
+/// What timings depend on, and nothing that differs from one moment to the next.
+std::vector<NamedText> fingerprint() {
+  const Machine machine = probe_machine();
+  std::vector<NamedText> rows{
+      {"host", machine.host},
+      {"system", machine.system + ", " + machine.kernel},
+      {"processor", machine.processor},
+      {"cores", concat(machine.logical_cores, " usable, ", machine.physical_cores, " physical")},
+      {"vector units", listed(machine.vector_units)},
+      {"memory", format_bytes(machine.memory_bytes)},
+      {"built by", TESSERA_BUILT_BY}};
+  for (const CudaGpu& gpu : cuda_status().gpus) {
+    rows.push_back({concat("GPU ", gpu.ordinal),
+                    concat(gpu.name, ", sm_", gpu.major, gpu.minor, ", ",
+                           format_bytes(gpu.total_bytes))});
+  }
+  return rows;
+}
+
+std::string now_in_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
+
+std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<ActionSpan>& spans) {
+  std::vector<LaneSpan> result;
+  if (spans.empty()) return result;
+  double begin = spans.front().begin;
+  for (const ActionSpan& span : spans) begin = std::min(begin, span.begin);
+  for (const ActionSpan& span : spans) {
+    if (span.end <= span.begin) continue;
+    const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
+    result.push_back({std::string(to_string(span.lane)), describe(schedule, action),
+                      span.begin - begin, span.end - begin});
+  }
+  return result;
+}
+
+SimulatedTime simulated(const TrainingPlan& plan, const Model& model, const TokenShapes& shapes,
+                        const HardwareProfile& profile, const Config& config) {
+  Cluster cluster{.profile = profile};
+  cluster.ranks_per_process = plan.options.ranks;
+  cluster.ranks_per_node = static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
+  const SimulatedStep step = simulate_step({&plan.schedule, &shapes}, plan.layout, model,
+                                           executor_options(plan.options), cluster);
+  return {step.seconds, step.communication.exposed, step.communication.busy,
+          spans_of(plan.schedule, step.spans)};
+}
+
+/// Plans one cell; `dataset` is null where nothing runs.
+void predict(const CompareRequest& request, Config config, const TokenDataset* dataset,
+             ComparedCell& cell) {
+  const GptChoice choice = choose_gpt(config);
+  TrainerOptions options = trainer_options(config);
+  const Model model = make_model(choice);
+  const TokenShapes shapes(choice.sequence_length);
+  std::optional<TrainingPlan> of_profile;
+  if (request.profile) {
+    TrainerOptions there = options;
+    there.device = request.profile->device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    of_profile = make_training_plan(model, shapes, there);
+  }
+  // A trainer compares the plan with the memory of this machine.
+  const TrainingPlan plan =
+      dataset != nullptr ? Trainer(model, *dataset, options).plan() : *of_profile;
+  CellPrediction& predicted = cell.predicted.emplace();
+  predicted.peak = plan.memory;
+  predicted.traffic = plan.traffic;
+  predicted.device_bytes = plan.memory.total + total_bytes(gpu_overhead(plan));
+  cell.tokens_per_step = plan.options.micro_batch * plan.options.accumulate * plan.options.ranks *
+                         choice.sequence_length;
+  if (of_profile) {
+    predicted.time = simulated(*of_profile, model, shapes, *request.profile, config);
+  }
+}
+
+}  // namespace
+
+Config cell_config(const CompareRequest& request, const std::vector<std::string>& values) {
+  Config config = request.config;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::string& name = request.axes[i].name;
+    config.set_text(name, values[i]);
+    if (name == "prefetch_forward") config.set_text("prefetch_backward", values[i]);
+  }
+  return config;
+}
+
+Comparison plan_matrix(const CompareRequest& request) {
+  Config base = request.config;
+  const GptChoice choice = choose_gpt(base);
+  const Model model = make_model(choice);
+  Comparison all{.version = TESSERA_VERSION, .date = now_in_utc(), .machine = fingerprint()};
+  all.command = request.command;
+  all.model = model.name;
+  all.steps = request.config.get<std::int64_t>("steps");
+  all.warmup_steps = request.config.get<std::int64_t>("untimed_steps");
+  all.repeats = request.only_simulates ? 0 : request.config.get<std::int64_t>("repeats");
+  for (const Swept& axis : request.axes) all.axes.push_back(axis.name);
+  if (request.profile) all.profile = request.profile->name;
+  std::optional<TokenDataset> dataset;
+  if (!request.only_simulates) {
+    dataset = open_dataset(base, choice);
+    all.data = concat(request.config.get<std::string>("data"), ", ",
+                      with_commas(dataset->tokens()), " tokens");
+  }
+  for (const std::vector<std::string>& values : combinations(request.axes)) {
+    const Config config = cell_config(request, values);
+    ComparedCell cell{.settings = settings_of(config, request.axes)};
+    cell.ranks = config.get<std::int64_t>("ranks");
+    try {
+      predict(request, config, dataset ? &*dataset : nullptr, cell);
+      if (request.only_simulates) cell.state = CellState::kDone;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
+      cell.state = CellState::kImpossible;
+      cell.why = error.what();
+    }
+    all.cells.push_back(std::move(cell));
+  }
+  return all;
+}
+
+std::vector<std::string> train_flags(const ComparedCell& cell) {
+  std::vector<std::string> flags{"train", "--no-default-config", "--sample-tokens", "0", "--quiet"};
+  for (const NamedText& setting : cell.settings) {
+    flags.push_back(flag_name(setting.name) + "=" + setting.value);
+  }
+  return flags;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sweep.h"
+#include "tessera/compat/config.h"
+#include "tessera/lab/comparison.h"
+#include "tessera/lab/hardware_profile.h"
+
+namespace tessera::cli {
+
+/// What `tessera compare` is asked for.
+struct CompareRequest {
+  Config config;                 ///< of the runs, but for the axes
+  std::vector<Swept> axes{};
+  std::string folder{};
+  bool resumes = false;
+  bool only_simulates = false;
+  std::optional<HardwareProfile> profile{};
+  std::vector<std::string> command{};  ///< the program's arguments
+};
+
+/// The settings of one combination of the axes.
+Config cell_config(const CompareRequest& request, const std::vector<std::string>& values);
+
+/// Every cell planned, without running: those that cannot be are impossible and say why. Throws
+/// Error if the data cannot be read.
+Comparison plan_matrix(const CompareRequest& request);
+
+/// The flags of `tessera train` that run a cell.
+std::vector<std::string> train_flags(const ComparedCell& cell);
+
+}  // namespace tessera::cli

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/lab/comparison.h"
+
+// What tables and plots show of a comparison.
+namespace tessera {
+
+/// A mean of repeats.
+struct Estimate {
+  double value = 0.0;
+  /// Of the 95 % confidence interval, by Student's t; nothing with fewer than two repeats.
+  std::optional<double> half_width{};
+};
+
+inline constexpr std::string_view kMethod =
+    "A step time is the mean over a cell's repeats of each run's median step, the untimed first "
+    "steps left out; +/- is half of its 95 % confidence interval (Student's t over the repeats). "
+    "Peak is rank 0's memory. Cells with the same letter under bits have bit-identical losses and "
+    "parameters. Best: no other cell has both less memory and more tokens per second and rank.";
+
+/// Of no values: 0.
+double median(std::vector<double> values);
+Estimate mean_of(const std::vector<double>& values);
+
+/// Measured; nothing if no run is done.
+std::optional<Estimate> step_time(const ComparedCell& cell);
+/// Mean over the runs; nothing if it was not measured.
+std::optional<double> exposed_seconds(const ComparedCell& cell);
+std::optional<double> communication_seconds(const ComparedCell& cell);
+
+// Measured, or else predicted.
+std::optional<Estimate> shown_step_time(const ComparedCell& cell);
+std::optional<double> shown_exposed(const ComparedCell& cell);
+std::optional<double> shown_communication(const ComparedCell& cell);
+MemoryPeak shown_peak(const ComparedCell& cell);
+Traffic shown_traffic(const ComparedCell& cell);
+
+/// "zero1, 2 ranks, bf16": the values of the axes.
+std::string cell_label(const Comparison& comparison, const ComparedCell& cell);
+
+/// By cell: "A", "B", ... for those of which another, or another repeat, has the same bits in every
+/// loss and in the parameters; "" for the others. A cell whose own repeats differ has none.
+std::vector<std::string> bit_groups(const Comparison& comparison);
+
+/// By cell: it has a time and is on the Pareto front of memory and seconds per token and rank.
+std::vector<bool> best_cells(const Comparison& comparison);
+
+}  // namespace tessera

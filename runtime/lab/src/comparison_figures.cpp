@@ -1,0 +1,173 @@
+#include "tessera/lab/comparison_figures.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+
+#include "tessera/core/error.h"
+#include "tessera/lab/pareto.h"
+
+namespace tessera {
+namespace {
+
+/// The 97.5 % quantile of Student's t.
+double student_t(std::size_t freedom) {
+  constexpr std::array kQuantiles{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+                                  2.262,  2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+                                  2.110,  2.101, 2.093, 2.086};
+  if (freedom <= kQuantiles.size()) return kQuantiles[freedom - 1];
+  const auto n = static_cast<double>(freedom);
+  return 1.960 + 2.372 / n + 2.82 / (n * n);  // Cornish and Fisher's expansion
+}
+
+template <typename Value>
+std::optional<double> mean_over_runs(const ComparedCell& cell, const Value& value) {
+  std::vector<double> values;
+  for (const CellRun& run : cell.runs) {
+    if (const std::optional<double> one = value(run)) values.push_back(*one);
+  }
+  if (values.empty()) return std::nullopt;
+  return mean_of(values).value;
+}
+
+bool has_same_bits(const CellRun& a, const CellRun& b) {
+  return !a.parameters_sha256.empty() && a.parameters_sha256 == b.parameters_sha256 &&
+         std::ranges::equal(a.losses, b.losses, [](double x, double y) {
+           return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+         });
+}
+
+/// All repeats of it have the same bits.
+bool repeats_its_bits(const ComparedCell& cell) {
+  return !cell.runs.empty() && std::ranges::all_of(cell.runs, [&](const CellRun& run) {
+    return has_same_bits(run, cell.runs.front());
+  });
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+Estimate mean_of(const std::vector<double>& values) {
+  const auto count = static_cast<double>(values.size());
+  Estimate estimate;
+  for (const double value : values) estimate.value += value / count;
+  if (values.size() < 2) return estimate;
+  double squares = 0.0;
+  for (const double value : values) squares += std::pow(value - estimate.value, 2);
+  estimate.half_width =
+      student_t(values.size() - 1) * std::sqrt(squares / (count - 1.0)) / std::sqrt(count);
+  return estimate;
+}
+
+std::optional<Estimate> step_time(const ComparedCell& cell) {
+  std::vector<double> medians;
+  for (const CellRun& run : cell.runs) {
+    if (!run.step_seconds.empty()) medians.push_back(median(run.step_seconds));
+  }
+  if (medians.empty()) return std::nullopt;
+  return mean_of(medians);
+}
+
+std::optional<double> exposed_seconds(const ComparedCell& cell) {
+  return mean_over_runs(cell, [](const CellRun& run) { return run.exposed_seconds; });
+}
+
+std::optional<double> communication_seconds(const ComparedCell& cell) {
+  return mean_over_runs(cell, [](const CellRun& run) { return run.communication_seconds; });
+}
+
+std::optional<Estimate> shown_step_time(const ComparedCell& cell) {
+  if (const auto measured = step_time(cell)) return measured;
+  if (!cell.predicted || !cell.predicted->time) return std::nullopt;
+  return Estimate{.value = cell.predicted->time->step_seconds};
+}
+
+std::optional<double> shown_exposed(const ComparedCell& cell) {
+  if (!cell.runs.empty()) return exposed_seconds(cell);
+  if (!cell.predicted || !cell.predicted->time) return std::nullopt;
+  return cell.predicted->time->exposed_seconds;
+}
+
+std::optional<double> shown_communication(const ComparedCell& cell) {
+  if (!cell.runs.empty()) return communication_seconds(cell);
+  if (!cell.predicted || !cell.predicted->time) return std::nullopt;
+  return cell.predicted->time->communication_seconds;
+}
+
+MemoryPeak shown_peak(const ComparedCell& cell) {
+  if (!cell.runs.empty()) return cell.runs.front().peak;
+  return cell.predicted ? cell.predicted->peak : MemoryPeak{};
+}
+
+Traffic shown_traffic(const ComparedCell& cell) {
+  if (!cell.runs.empty()) return cell.runs.front().traffic;
+  return cell.predicted ? cell.predicted->traffic : Traffic{};
+}
+
+std::string cell_label(const Comparison& comparison, const ComparedCell& cell) {
+  std::string label;
+  for (const std::string& axis : comparison.axes) {
+    const std::string value = cell.setting(axis);
+    label += label.empty() ? "" : ", ";
+    if (axis == "ranks") {
+      label += value + (value == "1" ? " rank" : " ranks");
+    } else if (axis == "recompute") {
+      label += "recompute " + value;
+    } else if (axis == "prefetch_forward") {
+      label += "prefetch " + value;
+    } else {
+      label += value;
+    }
+  }
+  return label;
+}
+
+std::vector<std::string> bit_groups(const Comparison& comparison) {
+  const auto& cells = comparison.cells;
+  std::vector<std::string> groups(cells.size());
+  std::size_t made = 0;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (!groups[i].empty() || !repeats_its_bits(cells[i])) continue;
+    std::vector<std::size_t> members{i};
+    for (std::size_t j = i + 1; j < cells.size(); ++j) {
+      if (repeats_its_bits(cells[j]) &&
+          has_same_bits(cells[i].runs.front(), cells[j].runs.front())) {
+        members.push_back(j);
+      }
+    }
+    if (members.size() < 2 && cells[i].runs.size() < 2) continue;
+    std::string name(1, static_cast<char>('A' + made % 26));
+    if (made >= 26) name += std::to_string(made / 26);
+    ++made;
+    for (const std::size_t member : members) groups[member] = name;
+  }
+  return groups;
+}
+
+std::vector<bool> best_cells(const Comparison& comparison) {
+  std::vector<ParetoPoint> points;
+  std::vector<std::size_t> of_cell;
+  for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
+    const ComparedCell& cell = comparison.cells[i];
+    const std::optional<Estimate> time = shown_step_time(cell);
+    if (!time || cell.tokens_per_step == 0) continue;
+    points.push_back({static_cast<double>(shown_peak(cell).total),
+                      time->value * static_cast<double>(cell.ranks) /
+                          static_cast<double>(cell.tokens_per_step)});
+    of_cell.push_back(i);
+  }
+  std::vector<bool> best(comparison.cells.size());
+  const std::vector<bool> front = pareto_front(points);
+  for (std::size_t i = 0; i < of_cell.size(); ++i) best[of_cell[i]] = front[i];
+  return best;
+}
+
+}  // namespace tessera
