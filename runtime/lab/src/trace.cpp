@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "shell_word.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/timeline.h"
 
@@ -59,16 +60,6 @@ std::int64_t total_of(const MemoryUse& use) {
   std::int64_t total = 0;
   for (const std::int64_t bytes : use.bytes) total += bytes;
   return total;
-}
-
-/// As a shell would take it.
-std::string as_word(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-";
-  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
-  std::string out = "'";
-  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
 }
 
 }  // namespace
@@ -404,7 +395,7 @@ std::string command_of_process() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string command;
   for (std::string word; std::getline(file, word, '\0');) {
-    command += (command.empty() ? "" : " ") + as_word(word);
+    command += (command.empty() ? "" : " ") + shell_word(word);
   }
   return command;
 }
