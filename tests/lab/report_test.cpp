@@ -73,7 +73,7 @@ TEST(Report, ShowsMeasuredBesidePredicted) {
   const std::string page = to_html(test::some_report());
   EXPECT_THAT(figure_of(page, "memory"), HasSubstr("<td>15900000 / 15900000</td>"));
   EXPECT_THAT(figure_of(page, "memory"), HasSubstr(">15.2 MiB, as predicted<"));
-  EXPECT_THAT(figure_of(page, "step-time"), HasSubstr(">112 ± 19.1 ms, simulated 90.0 ms<"));
+  EXPECT_THAT(figure_of(page, "step-time"), HasSubstr(">111 ± 19.1 ms, simulated 90.0 ms<"));
   EXPECT_THAT(figure_of(page, "traffic"), HasSubstr("<td>700000 (3)</td><td>300000 (2)</td>"));
   EXPECT_THAT(figure_of(page, "communication"), HasSubstr(">2.00 of 10.0 ms<"));
   EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">no_shard, 2 ranks, simulated<"));
