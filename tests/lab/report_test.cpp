@@ -129,8 +129,8 @@ TEST(Report, WithoutADoneCellThePageSaysSo) {
 
 TEST(Markup, TicksAreRound) {
   EXPECT_THAT(labels_of(round_ticks(23.0)), ElementsAre("0", "5", "10", "15", "20", "25"));
-  EXPECT_THAT(labels_of(round_ticks(0.03)), ElementsAre("0.000", "0.005", "0.010", "0.015", "0.020",
-                                                        "0.025", "0.030"));
+  EXPECT_THAT(labels_of(round_ticks(0.03)),
+              ElementsAre("0.000", "0.005", "0.010", "0.015", "0.020", "0.025", "0.030"));
   EXPECT_THAT(labels_of(round_ticks(0.0)).back(), "1.0");
   EXPECT_THAT(labels_of(byte_ticks(3.0 * 1024 * 1024)),
               ElementsAre("0", "0.5 MiB", "1.0 MiB", "1.5 MiB", "2.0 MiB", "2.5 MiB", "3.0 MiB"));
@@ -156,9 +156,10 @@ TEST(Markup, LabelsWrapAfterCommas) {
 TEST(Markup, ADrawingRefusesWhatIsNoNumber) {
   Svg drawing;
   drawing.bar({12.5, 3.0}, 50.0, 10.0, "c0", "a < b");
-  EXPECT_THAT(drawing.to_html("id", "title", "words", 20.0),
-              HasSubstr("<rect x=\"12.5%\" y=\"3\" width=\"50%\" height=\"10\" class=\"c0\"><title>a "
-                        "&lt; b</title></rect>"));
+  EXPECT_THAT(
+      drawing.to_html("id", "title", "words", 20.0),
+      HasSubstr("<rect x=\"12.5%\" y=\"3\" width=\"50%\" height=\"10\" class=\"c0\"><title>a "
+                "&lt; b</title></rect>"));
   EXPECT_THROW(drawing.line({std::nan(""), 0.0}, {1.0, 1.0}, "c0"), Error);
 }
 

@@ -42,15 +42,14 @@ inline Comparison some_report() {
       cell.runs.push_back(run);
     }
     cell.predicted = CellPrediction{.peak = run.peak, .traffic = run.traffic};
-    cell.predicted->time =
-        SimulatedTime{0.09,
-                      0.004,
-                      0.01,
-                      {{"compute", "forward h.0", 0.0, 0.03},
-                       {"gather", "all-gather h.1", 0.01, 0.02},
-                       {"compute", "backward h.0", 0.03, 0.08},
-                       {"reduce", "reduce-scatter h.0", 0.05, 0.085},
-                       {"compute", "optimizer-step h.0", 0.085, 0.09}}};
+    cell.predicted->time = SimulatedTime{0.09,
+                                         0.004,
+                                         0.01,
+                                         {{"compute", "forward h.0", 0.0, 0.03},
+                                          {"gather", "all-gather h.1", 0.01, 0.02},
+                                          {"compute", "backward h.0", 0.03, 0.08},
+                                          {"reduce", "reduce-scatter h.0", 0.05, 0.085},
+                                          {"compute", "optimizer-step h.0", 0.085, 0.09}}};
     all.cells.push_back(cell);
   }
   all.cells[1].timeline = {{"compute", "forward <h.0>", 0.0, 0.1}};

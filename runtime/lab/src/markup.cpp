@@ -124,8 +124,8 @@ void Svg::curve(const std::vector<Place>& places, double top, double height, std
                 std::string_view style) {
   std::string points;
   for (const Place& place : places) {
-    points += (points.empty() ? "" : " ") + coordinate(place.x * 10.0) + "," +
-              coordinate(place.y * 10.0);
+    points +=
+        (points.empty() ? "" : " ") + coordinate(place.x * 10.0) + "," + coordinate(place.y * 10.0);
   }
   elements_ += "<svg x=\"0\"" + pixels("y", top) + R"( width="100%")" + pixels("height", height) +
                R"( viewBox="0 0 1000 1000" preserveAspectRatio="none" overflow="visible">)" +
@@ -139,13 +139,16 @@ std::string Svg::to_html(std::string_view id, std::string_view title, std::strin
   return concat("<svg role=\"img\" width=\"100%\"", pixels("height", height),
                 attribute("aria-labelledby", concat(id, "-title ", id, "-description")), "><title",
                 attribute("id", concat(id, "-title")), ">", escaped(title), "</title><desc",
-                attribute("id", concat(id, "-description")), ">", escaped(description),
-                "</desc>\n", elements_, "</svg>\n");
+                attribute("id", concat(id, "-description")), ">", escaped(description), "</desc>\n",
+                elements_, "</svg>\n");
 }
 
 std::string short_number(double value) {
   const double size = std::abs(value);
-  const int decimals = size >= 99.95 || size == 0.0 ? 0 : size >= 9.995 ? 1 : size >= 0.9995 ? 2 : 3;
+  const int decimals = size >= 99.95 || size == 0.0 ? 0
+                       : size >= 9.995              ? 1
+                       : size >= 0.9995             ? 2
+                                                    : 3;
   std::array<char, 64> text{};
   // Below a thousandth, three digits need an exponent.
   const char* format = size > 0.0 && size < 1e-3 ? "%.*e" : "%.*f";

@@ -40,14 +40,14 @@ std::string summary(const Comparison& comparison) {
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
     table.rows.push_back(summary_row(comparison, comparison.cells[i], groups[i], best[i]));
   }
-  const bool any_done = std::ranges::any_of(comparison.cells, [](const ComparedCell& cell) {
-    return cell.state == CellState::kDone;
-  });
-  return concat("<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
-                "All cells</h2>\n<p>",
-                escaped(kMethod), "</p>\n",
-                any_done ? "" : "<p class=\"empty\">No cell is done; the table says why.</p>\n",
-                to_html(table), "</section>\n");
+  const bool any_done = std::ranges::any_of(
+      comparison.cells, [](const ComparedCell& cell) { return cell.state == CellState::kDone; });
+  return concat(
+      "<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
+      "All cells</h2>\n<p>",
+      escaped(kMethod), "</p>\n",
+      any_done ? "" : "<p class=\"empty\">No cell is done; the table says why.</p>\n",
+      to_html(table), "</section>\n");
 }
 
 /// "20 steps (5 of them warm-up), 3 repeats of each cell".
@@ -62,8 +62,9 @@ std::string header(const Comparison& comparison) {
   std::string html = concat(
       "<a class=\"skip\" href=\"#plots\">To the plots</a>\n<header><h1>", escaped(comparison.model),
       "</h1>\n<p>", comparison.cells.size(), comparison.cells.size() == 1 ? " cell; " : " cells; ",
-      escaped(in_short(comparison)), ".", comparison.data.empty() ? "" : " Data: ",
-      escaped(comparison.data), comparison.data.empty() ? "" : ".",
+      escaped(in_short(comparison)), ".",
+      comparison.data.empty() ? "" : " Data: ", escaped(comparison.data),
+      comparison.data.empty() ? "" : ".",
       comparison.profile.empty() ? "" : " Simulated times: profile ", escaped(comparison.profile),
       comparison.profile.empty() ? "" : ".", "</p>\n<nav aria-label=\"Contents\"><ul>");
   for (const auto& [id, name] : std::initializer_list<std::pair<const char*, const char*>>{
@@ -85,17 +86,19 @@ std::string header(const Comparison& comparison) {
 std::string machine(const Comparison& comparison) {
   Table table{.caption = "What the runs ran on", .header = {"of", "value"}};
   for (const NamedText& fact : comparison.machine) table.rows.push_back({fact.name, fact.value});
-  return concat("<section id=\"machine\" aria-labelledby=\"machine-name\"><h2 id=\"machine-name\">"
-                "Machine</h2>\n",
-                to_html(table), "</section>\n");
+  return concat(
+      "<section id=\"machine\" aria-labelledby=\"machine-name\"><h2 id=\"machine-name\">"
+      "Machine</h2>\n",
+      to_html(table), "</section>\n");
 }
 
 std::string command(const Comparison& comparison) {
   std::string line = "tessera";
   for (const std::string& word : comparison.command) line += " " + shell_word(word);
-  return concat("<section id=\"command\" aria-labelledby=\"command-name\"><h2 id=\"command-name\">"
-                "Command</h2>\n<p>This makes the report again:</p>\n<pre tabindex=\"0\">",
-                escaped(line), "</pre></section>\n");
+  return concat(
+      "<section id=\"command\" aria-labelledby=\"command-name\"><h2 id=\"command-name\">"
+      "Command</h2>\n<p>This makes the report again:</p>\n<pre tabindex=\"0\">",
+      escaped(line), "</pre></section>\n");
 }
 
 }  // namespace

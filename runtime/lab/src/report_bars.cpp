@@ -292,9 +292,8 @@ std::string communication_figure(const Comparison& comparison) {
     if (!exposed) continue;
     const double all = std::max(shown_communication(cell).value_or(0.0), *exposed);
     const std::string label = cell_label(comparison, cell);
-    const std::string value =
-        concat(milliseconds(exposed), " of ", short_number(all * 1e3), " ms",
-               cell.runs.empty() ? ", simulated" : "");
+    const std::string value = concat(milliseconds(exposed), " of ", short_number(all * 1e3), " ms",
+                                     cell.runs.empty() ? ", simulated" : "");
     rows.push_back({.label = label,
                     .value = value,
                     .parts = {{0.0, *exposed * 1e3, "c2", "exposed: " + value},

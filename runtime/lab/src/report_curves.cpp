@@ -13,7 +13,9 @@
 namespace tessera {
 namespace {
 
+// Pixels: of the area of a plot, and above it, for the name of the upward axis.
 constexpr double kHeight = 280.0;
+constexpr double kTop = 36.0;
 
 /// Of a cell with a time.
 struct PlottedCost {
@@ -44,7 +46,7 @@ void draw_levels(Svg& drawing, const std::vector<Tick>& ticks) {
   const double low = ticks.front().value;
   const double high = ticks.back().value;
   for (std::size_t i = 0; i < ticks.size(); ++i) {
-    const double y = 20.0 + kHeight * (1.0 - (ticks[i].value - low) / (high - low));
+    const double y = kTop + kHeight * (1.0 - (ticks[i].value - low) / (high - low));
     drawing.line({0.0, y}, {100.0, y}, i == 0 ? "axis" : "grid");
     if (i > 0) drawing.text({0.0, y - 3.0}, Anchor::kStart, "tick", ticks[i].label);
   }
@@ -72,7 +74,7 @@ void draw_front(Svg& drawing, std::vector<Place> front) {
     if (!steps.empty()) steps.push_back({point.x, steps.back().y});
     steps.push_back(point);
   }
-  drawing.curve(steps, 20.0, kHeight, "front");
+  drawing.curve(steps, kTop, kHeight, "front");
 }
 
 std::string cost_list(const Comparison& comparison, const std::vector<PlottedCost>& costs) {
@@ -124,9 +126,9 @@ void draw_losses(Svg& drawing, const std::vector<double>& losses, std::size_t st
   const double span = std::max<double>(1.0, static_cast<double>(steps) - 1.0);
   const auto finish = [&] {
     if (piece.size() == 1) {
-      drawing.mark({piece[0].x, 20.0 + kHeight * piece[0].y / 100.0}, kDiamond, "curve " + css);
+      drawing.mark({piece[0].x, kTop + kHeight * piece[0].y / 100.0}, kDiamond, "curve " + css);
     } else if (!piece.empty()) {
-      drawing.curve(piece, 20.0, kHeight, "curve " + css, style);
+      drawing.curve(piece, kTop, kHeight, "curve " + css, style);
     }
     piece.clear();
   };
@@ -202,7 +204,7 @@ std::string pareto_figure(const Comparison& comparison) {
   const std::vector<Tick> across = byte_ticks(bytes);
   const std::vector<Tick> up = round_ticks(tokens);
   Svg drawing;
-  draw_axis(drawing, across, 20.0, 20.0 + kHeight);
+  draw_axis(drawing, across, kTop, kTop + kHeight);
   draw_levels(drawing, up);
   drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "tokens per second and rank");
   Table table{.caption = "Costs of cells",
@@ -213,26 +215,25 @@ std::string pareto_figure(const Comparison& comparison) {
     const double x = 100.0 * cost.bytes / across.back().value;
     const double y = 100.0 * (1.0 - cost.tokens / up.back().value);
     if (cost.best) front.push_back({x, y});
-    const Place at{x, 20.0 + kHeight * y / 100.0};
+    const Place at{x, kTop + kHeight * y / 100.0};
     if (cost.best || costs.size() <= 12) numbers.emplace_back(at, cost.number);
-    table.rows.push_back({std::to_string(cost.number), cell_label(comparison, *cost.cell),
-                          std::to_string(static_cast<std::int64_t>(cost.bytes)),
-                          short_number(cost.tokens),
-                          cost.cell->runs.empty() ? "simulated" : "measured",
-                          cost.best ? "yes" : "no"});
+    table.rows.push_back(
+        {std::to_string(cost.number), cell_label(comparison, *cost.cell),
+         std::to_string(static_cast<std::int64_t>(cost.bytes)), short_number(cost.tokens),
+         cost.cell->runs.empty() ? "simulated" : "measured", cost.best ? "yes" : "no"});
   }
   draw_front(drawing, front);
   for (const bool best : {false, true}) {
     for (const PlottedCost& cost : costs) {
       if (cost.best != best) continue;
       drawing.mark({100.0 * cost.bytes / across.back().value,
-                    20.0 + kHeight * (1.0 - cost.tokens / up.back().value)},
+                    kTop + kHeight * (1.0 - cost.tokens / up.back().value)},
                    "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z", best ? "c0" : "other-point",
                    cell_label(comparison, *cost.cell));
     }
   }
   draw_numbers(drawing, numbers);
-  return figure(text, drawing, kHeight + 40.0, table, cost_list(comparison, costs));
+  return figure(text, drawing, kTop + kHeight + 20.0, table, cost_list(comparison, costs));
 }
 
 std::string loss_figure(const Comparison& comparison) {
@@ -260,8 +261,8 @@ std::string loss_figure(const Comparison& comparison) {
   Svg drawing;
   draw_levels(drawing, up);
   drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "loss");
-  drawing.text({0.0, kHeight + 34.0}, Anchor::kStart, "tick", "step 1");
-  drawing.text({100.0, kHeight + 34.0}, Anchor::kEnd, "tick", concat("step ", steps));
+  drawing.text({0.0, kTop + kHeight + 14.0}, Anchor::kStart, "tick", "step 1");
+  drawing.text({100.0, kTop + kHeight + 14.0}, Anchor::kEnd, "tick", concat("step ", steps));
   std::map<std::string, std::size_t> turns;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::string& group = cells[i].group;
@@ -270,7 +271,8 @@ std::string loss_figure(const Comparison& comparison) {
                 group.empty() ? "" : dashes(turns[group]++, of));
     text.legend.push_back({colour(i), cells[i].label});
   }
-  return figure(text, drawing, kHeight + 42.0, loss_table(cells, steps), same_and_other(cells));
+  return figure(text, drawing, kTop + kHeight + 20.0, loss_table(cells, steps),
+                same_and_other(cells));
 }
 
 }  // namespace tessera
