@@ -188,7 +188,7 @@ Table loss_table(const std::vector<PlottedLosses>& cells, std::size_t steps) {
 }  // namespace
 
 std::string pareto_figure(const Comparison& comparison) {
-  FigureText text{"pareto", "Memory and speed",
+  FigureText text{"pareto", "Pareto front of memory and speed",
                   "Peak memory of rank 0 (right: more) and tokens per second and rank (up: more). "
                   "On the Pareto front are cells that no other beats in both. Numbers are those of "
                   "the list below and of the table."};

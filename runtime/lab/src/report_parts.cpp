@@ -33,15 +33,20 @@ std::string legend_list(const std::vector<LegendEntry>& legend) {
 /// Of the axis' end.
 double share(double value, double end) { return std::clamp(100.0 * value / end, 0.0, 100.0); }
 
-/// Returns the row's lower edge.
-double draw_row(Svg& drawing, const BarRow& row, double top, double end) {
+/// Its value does not fit beside the last line of its label.
+bool needs_line(const BarRow& row) {
+  return wrapped_label(row.label, kColumns).back().size() + row.value.size() + 2 > kColumns;
+}
+
+/// Returns the row's lower edge. `apart`: the value has a line of its own.
+double draw_row(Svg& drawing, const BarRow& row, bool apart, double top, double end) {
   const std::vector<std::string> label = wrapped_label(row.label, kColumns);
   for (const std::string& line : label) {
     top += kLine;
-    drawing.text({0.0, top - 5.0}, Anchor::kStart, "label", line);
+    drawing.text({0.0, top - 6.0}, Anchor::kStart, "label", line);
   }
-  if (label.back().size() + row.value.size() + 2 > kColumns) top += kLine;
-  drawing.text({100.0, top - 5.0}, Anchor::kEnd, "value", row.value);
+  if (apart) top += kLine;
+  drawing.text({100.0, top - 6.0}, Anchor::kEnd, "value", row.value);
   for (const BarPart& part : row.parts) {
     const double begin = share(part.begin, end);
     const double past_end = share(part.end, end);
@@ -57,10 +62,9 @@ double draw_row(Svg& drawing, const BarRow& row, double top, double end) {
   return top + kBar + kGap;
 }
 
-double row_height(const BarRow& row) {
-  const std::vector<std::string> label = wrapped_label(row.label, kColumns);
-  const bool shares_line = label.back().size() + row.value.size() + 2 <= kColumns;
-  return kLine * static_cast<double>(label.size() + (shares_line ? 0 : 1)) + kBar + kGap;
+double row_height(const BarRow& row, bool apart) {
+  const std::size_t lines = wrapped_label(row.label, kColumns).size() + (apart ? 1 : 0);
+  return kLine * static_cast<double>(lines) + kBar + kGap;
 }
 
 }  // namespace
@@ -94,12 +98,13 @@ void draw_axis(Svg& drawing, const std::vector<Tick>& ticks, double top, double 
 
 std::string bar_figure(const FigureText& text, const std::vector<BarRow>& rows,
                        const std::vector<Tick>& ticks, const Table& table) {
+  const bool apart = std::ranges::any_of(rows, needs_line);
   double height = 0.0;
-  for (const BarRow& row : rows) height += row_height(row);
+  for (const BarRow& row : rows) height += row_height(row, apart);
   Svg drawing;
   draw_axis(drawing, ticks, 0.0, height);
   double top = 0.0;
-  for (const BarRow& row : rows) top = draw_row(drawing, row, top, ticks.back().value);
+  for (const BarRow& row : rows) top = draw_row(drawing, row, apart, top, ticks.back().value);
   return figure(text, drawing, height + 20.0, table);
 }
 
