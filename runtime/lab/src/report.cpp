@@ -1,90 +1,120 @@
 #include "tessera/lab/report.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <optional>
-#include <string_view>
-#include <vector>
 
+#include "report_figures.h"
+#include "report_parts.h"
+#include "report_style.h"
+#include "shell_word.h"
+#include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/comparison_figures.h"
 
 namespace tessera {
 namespace {
 
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
+std::vector<std::string> summary_row(const Comparison& comparison, const ComparedCell& cell,
+                                     const std::string& group, bool best) {
+  const std::optional<Estimate> time = step_time(cell);
+  std::optional<double> simulated;
+  if (cell.predicted && cell.predicted->time) simulated = cell.predicted->time->step_seconds;
+  return {cell_label(comparison, cell),
+          std::string(to_string(cell.state)) + (cell.why.empty() ? "" : ": " + cell.why),
+          milliseconds(time ? std::optional(time->value) : std::nullopt),
+          milliseconds(time ? time->half_width : std::nullopt),
+          milliseconds(simulated),
+          milliseconds(shown_exposed(cell)),
+          cell.runs.empty() ? "-" : format_bytes(cell.runs.front().peak.total),
+          cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
+          group.empty() ? "-" : group,
+          best ? "best" : ""};
 }
 
-std::string milliseconds(std::optional<double> seconds) {
-  if (!seconds) return "-";
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3g", *seconds * 1e3);
-  return text;
-}
-
-std::string row(const std::vector<std::string>& cells) {
-  std::string html = "<tr>";
-  for (const std::string& cell : cells) html += "<td>" + escaped(cell) + "</td>";
-  return html + "</tr>\n";
-}
-
-std::string cells_table(const Comparison& comparison) {
-  std::string html =
-      "<table><caption>All cells</caption><tr><th>cell</th><th>state</th><th>ms per step</th>"
-      "<th>+/-</th><th>simulated ms</th><th>exposed ms</th><th>peak</th><th>predicted peak</th>"
-      "<th>bits</th><th>best</th></tr>\n";
+std::string summary(const Comparison& comparison) {
+  Table table{.caption = "All cells",
+              .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "exposed ms",
+                         "peak", "predicted peak", "bits", "best"}};
   const std::vector<std::string> groups = bit_groups(comparison);
   const std::vector<bool> best = best_cells(comparison);
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
-    const ComparedCell& cell = comparison.cells[i];
-    const std::optional<Estimate> time = step_time(cell);
-    std::optional<double> simulated;
-    if (cell.predicted && cell.predicted->time) simulated = cell.predicted->time->step_seconds;
-    html += row({cell_label(comparison, cell),
-                 std::string(to_string(cell.state)) + (cell.why.empty() ? "" : ": " + cell.why),
-                 milliseconds(time ? std::optional(time->value) : std::nullopt),
-                 milliseconds(time ? time->half_width : std::nullopt), milliseconds(simulated),
-                 milliseconds(exposed_seconds(cell)), format_bytes(shown_peak(cell).total),
-                 cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
-                 groups[i].empty() ? "-" : "bit-identical " + groups[i], best[i] ? "best" : ""});
+    table.rows.push_back(summary_row(comparison, comparison.cells[i], groups[i], best[i]));
   }
-  return html + "</table>\n";
+  const bool any_done = std::ranges::any_of(
+      comparison.cells, [](const ComparedCell& cell) { return cell.state == CellState::kDone; });
+  return concat(
+      "<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
+      "All cells</h2>\n<p>",
+      escaped(kMethod), "</p>\n",
+      any_done ? "" : "<p class=\"empty\">No cell is done; the table says why.</p>\n",
+      to_html(table), "</section>\n");
+}
+
+/// "20 steps (5 of them warm-up), 3 repeats of each cell".
+std::string in_short(const Comparison& comparison) {
+  if (comparison.repeats == 0) return "nothing has run: all is predicted";
+  return concat(comparison.steps, " steps, of which the first ", comparison.warmup_steps,
+                comparison.warmup_steps == 1 ? " is" : " are", " not timed; ", comparison.repeats,
+                comparison.repeats == 1 ? " run" : " runs", " of each cell, in turns");
+}
+
+std::string header(const Comparison& comparison) {
+  std::string html = concat(
+      "<a class=\"skip\" href=\"#plots\">To the plots</a>\n<header><h1>", escaped(comparison.model),
+      "</h1>\n<p>", comparison.cells.size(), comparison.cells.size() == 1 ? " cell; " : " cells; ",
+      escaped(in_short(comparison)), ".",
+      comparison.data.empty() ? "" : " Data: ", escaped(comparison.data),
+      comparison.data.empty() ? "" : ".",
+      comparison.profile.empty() ? "" : " Simulated times: profile ", escaped(comparison.profile),
+      comparison.profile.empty() ? "" : ".", "</p>\n<nav aria-label=\"Contents\"><ul>");
+  for (const auto& [id, name] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"cells", "All cells"},
+           {"memory", "Memory"},
+           {"step-time", "Step time"},
+           {"traffic", "Bytes"},
+           {"communication", "Exposed communication"},
+           {"pareto", "Pareto front"},
+           {"losses", "Loss"},
+           {"timeline", "Timeline"},
+           {"machine", "Machine"},
+           {"command", "Command"}}) {
+    html += concat("<li><a href=\"#", id, "\">", name, "</a></li>");
+  }
+  return html + "</ul></nav></header>\n";
+}
+
+std::string machine(const Comparison& comparison) {
+  Table table{.caption = "What the runs ran on", .header = {"of", "value"}};
+  for (const NamedText& fact : comparison.machine) table.rows.push_back({fact.name, fact.value});
+  return concat(
+      "<section id=\"machine\" aria-labelledby=\"machine-name\"><h2 id=\"machine-name\">"
+      "Machine</h2>\n",
+      to_html(table), "</section>\n");
+}
+
+std::string command(const Comparison& comparison) {
+  std::string line = "tessera";
+  for (const std::string& word : comparison.command) line += " " + shell_word(word);
+  return concat(
+      "<section id=\"command\" aria-labelledby=\"command-name\"><h2 id=\"command-name\">"
+      "Command</h2>\n<p>This makes the report again:</p>\n<pre tabindex=\"0\">",
+      escaped(line), "</pre></section>\n");
 }
 
 }  // namespace
 
 std::string to_html(const Comparison& comparison) {
-  std::string machine;
-  for (const NamedText& fact : comparison.machine) machine += row({fact.name, fact.value});
-  std::string command = "tessera";
-  for (const std::string& word : comparison.command) command += " " + word;
-  return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-         "<meta name=\"viewport\" content=\"width=device-width\"><title>tessera compare</title>"
-         "<style>:root{color-scheme:light dark}body{font:16px/1.5 system-ui;margin:1rem auto;"
-         "max-width:70rem;padding:0 1rem}td,th{text-align:left;padding:.2rem .8rem .2rem 0}"
-         "table{display:block;overflow-x:auto}</style></head>\n<body><main><h1>" +
-         escaped(comparison.model) + "</h1>\n<p>" + escaped(kMethod) + "</p>\n" +
-         cells_table(comparison) + "<h2>Machine</h2><table>" + machine +
-         "</table>\n<h2>Command</h2><pre>" + escaped(command) + "</pre></main></body></html>\n";
+  return concat(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n"
+      "<title>tessera compare: ",
+      escaped(comparison.model), "</title>\n<style>", kReportStyle, "</style></head>\n<body>\n",
+      header(comparison), "<main>\n", summary(comparison), "<div class=\"plots\" id=\"plots\">\n",
+      memory_figure(comparison), step_time_figure(comparison), traffic_figure(comparison),
+      communication_figure(comparison), pareto_figure(comparison), loss_figure(comparison),
+      timeline_figure(comparison), "</div>\n", machine(comparison), command(comparison),
+      "</main>\n<footer><p>tessera ", escaped(comparison.version), ", ", escaped(comparison.date),
+      "</p></footer>\n</body></html>\n");
 }
 
 }  // namespace tessera

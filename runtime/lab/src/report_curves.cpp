@@ -1,0 +1,278 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "report_figures.h"
+#include "report_parts.h"
+#include "tessera/core/error.h"
+#include "tessera/core/format_bytes.h"
+#include "tessera/lab/comparison_figures.h"
+
+namespace tessera {
+namespace {
+
+// Pixels: of the area of a plot, and above it, for the name of the upward axis.
+constexpr double kHeight = 280.0;
+constexpr double kTop = 36.0;
+
+/// Of a cell with a time.
+struct PlottedCost {
+  std::size_t number = 0;  ///< of the cell, from 1
+  const ComparedCell* cell = nullptr;
+  double bytes = 0.0;
+  double tokens = 0.0;  ///< a second and rank
+  bool best = false;
+};
+
+std::vector<PlottedCost> costs_of(const Comparison& comparison) {
+  const std::vector<bool> best = best_cells(comparison);
+  std::vector<PlottedCost> costs;
+  for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
+    const ComparedCell& cell = comparison.cells[i];
+    const std::optional<Estimate> time = shown_step_time(cell);
+    if (!time || cell.tokens_per_step == 0 || time->value <= 0.0 || cell.ranks == 0) continue;
+    costs.push_back({i + 1, &cell, static_cast<double>(shown_peak(cell).total),
+                     static_cast<double>(cell.tokens_per_step) /
+                         (time->value * static_cast<double>(cell.ranks)),
+                     best[i]});
+  }
+  return costs;
+}
+
+/// Horizontal lines with their labels inside; the first tick is the lower edge, the last the upper.
+void draw_levels(Svg& drawing, const std::vector<Tick>& ticks) {
+  const double low = ticks.front().value;
+  const double high = ticks.back().value;
+  for (std::size_t i = 0; i < ticks.size(); ++i) {
+    const double y = kTop + kHeight * (1.0 - (ticks[i].value - low) / (high - low));
+    drawing.line({0.0, y}, {100.0, y}, i == 0 ? "axis" : "grid");
+    if (i > 0) drawing.text({0.0, y - 3.0}, Anchor::kStart, "tick", ticks[i].label);
+  }
+}
+
+/// A number beside each point, moved down from those that it would cover.
+void draw_numbers(Svg& drawing, const std::vector<std::pair<Place, std::size_t>>& points) {
+  std::vector<Place> taken;
+  for (const auto& [point, number] : points) {
+    Place at{point.x, point.y - 9.0};
+    const auto covers = [&](const Place& other) {
+      return std::abs(other.x - at.x) < 6.0 && std::abs(other.y - at.y) < 13.0;
+    };
+    for (int tries = 0; tries < 20 && std::ranges::any_of(taken, covers); ++tries) at.y -= 13.0;
+    taken.push_back(at);
+    const Anchor anchor = at.x > 97.0 ? Anchor::kEnd : Anchor::kMiddle;
+    drawing.text(at, anchor, "number", std::to_string(number));
+  }
+}
+
+void draw_front(Svg& drawing, std::vector<Place> front) {
+  std::ranges::sort(front, {}, &Place::x);
+  std::vector<Place> steps;
+  for (const Place& point : front) {
+    if (!steps.empty()) steps.push_back({point.x, steps.back().y});
+    steps.push_back(point);
+  }
+  drawing.curve(steps, kTop, kHeight, "front");
+}
+
+std::string cost_list(const Comparison& comparison, const std::vector<PlottedCost>& costs) {
+  std::string html = "<ul class=\"key\">";
+  for (const PlottedCost& cost : costs) {
+    if (!cost.best && costs.size() > 12) continue;
+    html += concat("<li><b>", cost.number, "</b> ",
+                   escaped(concat(cell_label(comparison, *cost.cell), ": ",
+                                  format_bytes(static_cast<std::int64_t>(cost.bytes)), ", ",
+                                  short_number(cost.tokens), " tokens/s and rank",
+                                  cost.best ? ", on the front" : "")),
+                   "</li>");
+  }
+  return html + "</ul>\n";
+}
+
+/// A cell's losses in its first run.
+struct PlottedLosses {
+  std::string label;
+  std::string group;  ///< of cells with the same bits; "": none
+  const std::vector<double>* losses = nullptr;
+  bool repeats_differ = false;
+};
+
+std::vector<PlottedLosses> losses_of(const Comparison& comparison) {
+  const std::vector<std::string> groups = bit_groups(comparison);
+  std::vector<PlottedLosses> cells;
+  for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
+    const ComparedCell& cell = comparison.cells[i];
+    if (cell.runs.empty() || cell.runs.front().losses.empty()) continue;
+    cells.push_back({cell_label(comparison, cell), groups[i], &cell.runs.front().losses,
+                     groups[i].empty() && cell.runs.size() > 1});
+  }
+  return cells;
+}
+
+/// Cells with the same bits take turns along their line, so that the colours of all are seen.
+std::string dashes(std::size_t turn, std::size_t of) {
+  if (of < 2) return "";
+  constexpr int kDash = 14;
+  return concat("stroke-dasharray:", kDash, " ", kDash * (of - 1),
+                ";stroke-dashoffset:", of == 0 ? 0 : kDash * ((of - turn) % of));
+}
+
+/// Pieces of finite losses; x from the first step to the last of `steps`.
+void draw_losses(Svg& drawing, const std::vector<double>& losses, std::size_t steps, double low,
+                 double high, const std::string& css, const std::string& style) {
+  std::vector<Place> piece;
+  const double span = std::max<double>(1.0, static_cast<double>(steps) - 1.0);
+  const auto finish = [&] {
+    if (piece.size() == 1) {
+      drawing.mark({piece[0].x, kTop + kHeight * piece[0].y / 100.0}, kDiamond, "curve " + css);
+    } else if (!piece.empty()) {
+      drawing.curve(piece, kTop, kHeight, "curve " + css, style);
+    }
+    piece.clear();
+  };
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (std::isfinite(losses[i])) {
+      piece.push_back({100.0 * static_cast<double>(i) / span,
+                       100.0 * (1.0 - (losses[i] - low) / (high - low))});
+    } else {
+      finish();
+    }
+  }
+  finish();
+}
+
+std::string same_and_other(const std::vector<PlottedLosses>& cells) {
+  std::map<std::string, std::vector<std::string>> groups;
+  std::vector<std::string> lines;
+  for (const PlottedLosses& cell : cells) {
+    if (!cell.group.empty()) {
+      groups[cell.group].push_back(cell.label);
+    } else {
+      lines.push_back(cell.label + (cell.repeats_differ ? ": its repeats differ from each other"
+                                                        : ": no other cell has the same bits"));
+    }
+  }
+  std::string html = "<ul class=\"key\">";
+  for (const auto& [name, members] : groups) {
+    std::string words;
+    for (const std::string& member : members) words += (words.empty() ? "" : "; ") + member;
+    html += concat("<li><b>bit-identical</b> (", escaped(name), "): ", escaped(words),
+                   members.size() == 1 ? " in all its repeats" : "", "</li>");
+  }
+  for (const std::string& line : lines) html += "<li>" + escaped(line) + "</li>";
+  return html + "</ul>\n";
+}
+
+Table loss_table(const std::vector<PlottedLosses>& cells, std::size_t steps) {
+  Table table{.caption = "Loss by step", .header = {"step"}};
+  for (const PlottedLosses& cell : cells) table.header.push_back(cell.label);
+  for (std::size_t i = 0; i < steps; ++i) {
+    std::vector<std::string> row{std::to_string(i + 1)};
+    for (const PlottedLosses& cell : cells) {
+      if (i >= cell.losses->size()) {
+        row.emplace_back("-");
+      } else {
+        const double loss = (*cell.losses)[i];
+        char text[48];
+        std::snprintf(text, sizeof(text), "%.9g", loss);
+        row.emplace_back(std::isfinite(loss) ? text : "not finite");
+      }
+    }
+    table.rows.push_back(row);
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string pareto_figure(const Comparison& comparison) {
+  FigureText text{"pareto", "Pareto front of memory and speed",
+                  "Peak memory of rank 0 (right: more) and tokens per second and rank (up: more). "
+                  "On the Pareto front are cells that no other beats in both. Numbers are those of "
+                  "the list below and of the table."};
+  const std::vector<PlottedCost> costs = costs_of(comparison);
+  if (costs.empty()) return empty_figure(text, "No cell has a measured or simulated time.");
+  text.legend = {{"c0", "on the Pareto front"}, {"other-point", "others"}};
+  double bytes = 0.0;
+  double tokens = 0.0;
+  for (const PlottedCost& cost : costs) {
+    bytes = std::max(bytes, cost.bytes);
+    tokens = std::max(tokens, cost.tokens);
+  }
+  const std::vector<Tick> across = byte_ticks(bytes);
+  const std::vector<Tick> up = round_ticks(tokens);
+  Svg drawing;
+  draw_axis(drawing, across, kTop, kTop + kHeight);
+  draw_levels(drawing, up);
+  drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "tokens per second and rank");
+  Table table{.caption = "Costs of cells",
+              .header = {"number", "cell", "peak bytes", "tokens/s and rank", "time", "front"}};
+  std::vector<Place> front;
+  std::vector<std::pair<Place, std::size_t>> numbers;
+  for (const PlottedCost& cost : costs) {
+    const double x = 100.0 * cost.bytes / across.back().value;
+    const double y = 100.0 * (1.0 - cost.tokens / up.back().value);
+    if (cost.best) front.push_back({x, y});
+    const Place at{x, kTop + kHeight * y / 100.0};
+    if (cost.best || costs.size() <= 12) numbers.emplace_back(at, cost.number);
+    table.rows.push_back(
+        {std::to_string(cost.number), cell_label(comparison, *cost.cell),
+         std::to_string(static_cast<std::int64_t>(cost.bytes)), short_number(cost.tokens),
+         cost.cell->runs.empty() ? "simulated" : "measured", cost.best ? "yes" : "no"});
+  }
+  draw_front(drawing, front);
+  for (const bool best : {false, true}) {
+    for (const PlottedCost& cost : costs) {
+      if (cost.best != best) continue;
+      drawing.mark({100.0 * cost.bytes / across.back().value,
+                    kTop + kHeight * (1.0 - cost.tokens / up.back().value)},
+                   "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z", best ? "c0" : "other-point",
+                   cell_label(comparison, *cost.cell));
+    }
+  }
+  draw_numbers(drawing, numbers);
+  return figure(text, drawing, kTop + kHeight + 20.0, table, cost_list(comparison, costs));
+}
+
+std::string loss_figure(const Comparison& comparison) {
+  FigureText text{"losses", "Loss",
+                  "Loss by step of each cell's first run. Cells with the same bits in every loss, "
+                  "in the parameters after the last step and in every repeat share a line and take "
+                  "turns along it."};
+  const std::vector<PlottedLosses> cells = losses_of(comparison);
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
+  std::size_t steps = 0;
+  std::map<std::string, std::size_t> members;
+  for (const PlottedLosses& cell : cells) {
+    steps = std::max(steps, cell.losses->size());
+    if (!cell.group.empty()) ++members[cell.group];
+    for (const double loss : *cell.losses) {
+      if (!std::isfinite(loss)) continue;
+      low = std::min(low, loss);
+      high = std::max(high, loss);
+    }
+  }
+  if (cells.empty()) return empty_figure(text, "No cell has run.");
+  if (!(low <= high)) return empty_figure(text, "No loss of any cell is finite.");
+  const std::vector<Tick> up = round_ticks_between(low, high);
+  Svg drawing;
+  draw_levels(drawing, up);
+  drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "loss");
+  drawing.text({0.0, kTop + kHeight + 14.0}, Anchor::kStart, "tick", "step 1");
+  drawing.text({100.0, kTop + kHeight + 14.0}, Anchor::kEnd, "tick", concat("step ", steps));
+  std::map<std::string, std::size_t> turns;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const std::string& group = cells[i].group;
+    const std::size_t of = group.empty() ? 1 : members[group];
+    draw_losses(drawing, *cells[i].losses, steps, up.front().value, up.back().value, colour(i),
+                group.empty() ? "" : dashes(turns[group]++, of));
+    text.legend.push_back({colour(i), cells[i].label});
+  }
+  return figure(text, drawing, kTop + kHeight + 20.0, loss_table(cells, steps),
+                same_and_other(cells));
+}
+
+}  // namespace tessera

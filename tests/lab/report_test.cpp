@@ -1,0 +1,167 @@
+#include "tessera/lab/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <regex>
+
+#include "lab/some_report.h"
+#include "markup.h"
+#include "tessera/core/error.h"
+
+namespace tessera::report_test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kPlots[] = {"memory", "step-time", "traffic", "communication",
+                                  "pareto", "losses",    "timeline"};
+
+/// The element of a plot.
+std::string figure_of(const std::string& page, const std::string& id) {
+  const std::size_t begin = page.find("<figure id=\"" + id + "\"");
+  EXPECT_NE(begin, page.npos) << id;
+  if (begin == page.npos) return "";
+  return page.substr(begin, page.find("</figure>", begin) - begin);
+}
+
+std::vector<std::string> labels_of(const std::vector<Tick>& ticks) {
+  std::vector<std::string> labels;
+  for (const Tick& tick : ticks) labels.push_back(tick.label);
+  return labels;
+}
+
+void expect_only_numbers(const std::string& page) {
+  EXPECT_FALSE(std::regex_search(
+      page, std::regex("(x|y|x1|x2|y1|y2|d|width|height|points)=\"[^\"]*(nan|inf)")));
+  EXPECT_THAT(page, Not(HasSubstr(">nan<")));
+}
+
+TEST(Report, EveryPlotIsDrawnAndHasATable) {
+  const std::string page = to_html(test::some_report());
+  for (const char* id : kPlots) {
+    const std::string plot = figure_of(page, id);
+    EXPECT_THAT(plot, HasSubstr("<svg role=\"img\"")) << id;
+    EXPECT_THAT(plot, HasSubstr("<desc id=")) << id;
+    EXPECT_THAT(plot, HasSubstr("<summary>Table</summary>")) << id;
+    EXPECT_THAT(plot, HasSubstr("zero1")) << id;
+  }
+  expect_only_numbers(page);
+}
+
+TEST(Report, LoadsNothing) {
+  const std::string page = to_html(test::some_report());
+  for (const char* word : {"http", "<script", "src=", "url(", "@import"}) {
+    EXPECT_THAT(page, Not(HasSubstr(word)));
+  }
+}
+
+TEST(Report, TextsAreEscaped) {
+  const std::string page = to_html(test::some_report());
+  EXPECT_THAT(page, HasSubstr("GPT &lt;script&gt;alert(1)&lt;/script&gt;"));
+  EXPECT_THAT(page, HasSubstr("a &quot;fast&quot; &lt;one&gt; &amp; &#39;only&#39;"));
+  EXPECT_THAT(page, HasSubstr("killed by signal 9 &lt;Killed&gt;"));
+  EXPECT_THAT(page, HasSubstr("tessera compare --data &#39;a &lt;b&gt;.txt&#39;"));
+  EXPECT_THAT(page, HasSubstr("forward &lt;h.0&gt;"));
+}
+
+TEST(Report, ShowsMeasuredBesidePredicted) {
+  const std::string page = to_html(test::some_report());
+  EXPECT_THAT(figure_of(page, "memory"), HasSubstr("<td>15900000 / 15900000</td>"));
+  EXPECT_THAT(figure_of(page, "memory"), HasSubstr(">15.2 MiB, as predicted<"));
+  EXPECT_THAT(figure_of(page, "step-time"), HasSubstr(">111 ± 19.1 ms, simulated 90.0 ms<"));
+  EXPECT_THAT(figure_of(page, "traffic"), HasSubstr("<td>700000 (3)</td><td>300000 (2)</td>"));
+  EXPECT_THAT(figure_of(page, "communication"), HasSubstr(">2.00 of 10.0 ms<"));
+  EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">no_shard, 2 ranks, simulated<"));
+  EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">zero1, 2 ranks, measured<"));
+}
+
+TEST(Report, CellsWithTheSameBitsAreNamed) {
+  Comparison all = test::some_report();
+  std::string plot = figure_of(to_html(all), "losses");
+  EXPECT_THAT(plot, HasSubstr("<b>bit-identical</b> (A): no_shard, 2 ranks; zero1, 2 ranks; "
+                              "full_shard, 2 ranks</li>"));
+  all.cells.resize(4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    all.cells[i].runs.resize(1);
+    all.cells[i].runs[0].losses[0] += static_cast<double>(i);
+  }
+  plot = figure_of(to_html(all), "losses");
+  EXPECT_THAT(plot, Not(HasSubstr("bit-identical")));
+  EXPECT_THAT(plot, HasSubstr("zero1, 2 ranks: no other cell has the same bits"));
+}
+
+TEST(Report, ARepeatThatDiffersIsNamed) {
+  Comparison all = test::some_report();
+  all.cells[0].runs[1].parameters_sha256 = "other";
+  EXPECT_THAT(figure_of(to_html(all), "losses"),
+              HasSubstr("no_shard, 2 ranks: its repeats differ from each other"));
+}
+
+TEST(Report, LossesThatAreNoNumbersLeaveAGap) {
+  Comparison all = test::some_report();
+  all.cells[0].runs[0].losses = {4.0, std::nan(""), 3.0, 2.0};
+  all.cells[1].runs[0].losses[3] = std::numeric_limits<double>::infinity();
+  const std::string page = to_html(all);
+  expect_only_numbers(page);
+  EXPECT_THAT(figure_of(page, "losses"), HasSubstr("<td>not finite</td>"));
+  for (ComparedCell& cell : all.cells) {
+    for (CellRun& run : cell.runs) run.losses = {std::nan("")};
+  }
+  EXPECT_THAT(figure_of(to_html(all), "losses"), HasSubstr("No loss of any cell is finite."));
+}
+
+TEST(Report, WithoutADoneCellThePageSaysSo) {
+  Comparison all = test::some_report();
+  all.cells.erase(all.cells.begin(), all.cells.begin() + 4);
+  for (const Comparison& none : {all, Comparison{}}) {
+    const std::string page = to_html(none);
+    EXPECT_THAT(page, HasSubstr("No cell is done"));
+    for (const char* id : kPlots) {
+      EXPECT_THAT(figure_of(page, id), HasSubstr("class=\"empty\"")) << id;
+    }
+  }
+}
+
+TEST(Markup, TicksAreRound) {
+  EXPECT_THAT(labels_of(round_ticks(23.0)), ElementsAre("0", "5", "10", "15", "20", "25"));
+  EXPECT_THAT(labels_of(round_ticks(0.03)),
+              ElementsAre("0.000", "0.005", "0.010", "0.015", "0.020", "0.025", "0.030"));
+  EXPECT_THAT(labels_of(round_ticks(0.0)).back(), "1.0");
+  EXPECT_THAT(labels_of(byte_ticks(3.0 * 1024 * 1024)),
+              ElementsAre("0", "0.5 MiB", "1.0 MiB", "1.5 MiB", "2.0 MiB", "2.5 MiB", "3.0 MiB"));
+  EXPECT_THAT(labels_of(round_ticks_between(2.1, 4.0)),
+              ElementsAre("2.0", "2.5", "3.0", "3.5", "4.0"));
+  EXPECT_EQ(round_ticks_between(3.0, 3.0).size() > 1, true);
+}
+
+TEST(Markup, NumbersHaveThreeDigits) {
+  EXPECT_EQ(short_number(0.0), "0");
+  EXPECT_EQ(short_number(0.1234), "0.123");
+  EXPECT_EQ(short_number(9.999), "10.0");
+  EXPECT_EQ(short_number(123.4), "123");
+  EXPECT_EQ(short_number(0.00012345), "1.23e-04");
+}
+
+TEST(Markup, LabelsWrapAfterCommas) {
+  EXPECT_THAT(wrapped_label("zero1, 2 ranks", 20), ElementsAre("zero1, 2 ranks"));
+  EXPECT_THAT(wrapped_label("zero1, 2 ranks, bf16", 16), ElementsAre("zero1, 2 ranks,", "bf16"));
+  EXPECT_THAT(wrapped_label("abcdefgh", 3), ElementsAre("abc", "def", "gh"));
+}
+
+TEST(Markup, ADrawingRefusesWhatIsNoNumber) {
+  Svg drawing;
+  drawing.bar({12.5, 3.0}, 50.0, 10.0, "c0", "a < b");
+  EXPECT_THAT(
+      drawing.to_html("id", "title", "words", 20.0),
+      HasSubstr("<rect x=\"12.5%\" y=\"3\" width=\"50%\" height=\"10\" class=\"c0\"><title>a "
+                "&lt; b</title></rect>"));
+  EXPECT_THROW(drawing.line({std::nan(""), 0.0}, {1.0, 1.0}, "c0"), Error);
+}
+
+}  // namespace
+}  // namespace tessera::report_test
