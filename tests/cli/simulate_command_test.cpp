@@ -65,6 +65,65 @@ TEST_F(SimulateCommand, TakesAProfileOfOnesOwn) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("profile slow"), HasSubstr("It does not fit")));
 }
 
+TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
+  const test::ProgramResult compared = run({"compare",
+                                            "--layers",
+                                            "1",
+                                            "--heads",
+                                            "2",
+                                            "--width",
+                                            "16",
+                                            "--context-length",
+                                            "16",
+                                            "--data",
+                                            write_text(),
+                                            "--strategies",
+                                            "no_shard,zero1",
+                                            "--ranks",
+                                            "2",
+                                            "--steps",
+                                            "3",
+                                            "--repeats",
+                                            "1",
+                                            "--out",
+                                            path("out")});
+  ASSERT_EQ(compared.exit_code, 0) << compared.err;
+  auto profile = nlohmann::json::parse(run({"simulate", "--show-profile"}).out);
+  profile["name"] = "by-hand";
+  profile["device"] = "cpu";
+  profile["cores"]["value"] = 2;
+  std::ofstream(path("cpu.json")) << profile.dump();
+  const std::vector<std::string> check{"simulate", "--profile", path("cpu.json"), "--check",
+                                       path("out/results.json")};
+  const test::ProgramResult table = run(check);
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("profile by-hand, 2 configurations"), HasSubstr("zero1"),
+                               HasSubstr("error: mean ")));
+  std::vector<std::string> as_json = check;
+  as_json.insert(as_json.end(), {"--format", "json"});
+  const auto checked = nlohmann::json::parse(run(as_json).out);
+  const auto results = nlohmann::json::parse(test::read_file(path("out/results.json")));
+  ASSERT_EQ(checked.at("runs").size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto& one = checked.at("runs")[i];
+    const std::vector<double> steps = results.at("cells")[i].at("repeats")[0].at("step_seconds");
+    ASSERT_EQ(steps.size(), 2U);
+    const double measured = one.at("measured_seconds"), predicted = one.at("predicted_seconds");
+    EXPECT_DOUBLE_EQ(measured, 0.5 * (steps[0] + steps[1]));
+    EXPECT_EQ(one.at("spread").get<double>(), 0.0);  // of one run
+    EXPECT_GT(predicted, 0.0);
+    EXPECT_DOUBLE_EQ(one.at("error").get<double>(), predicted / measured - 1.0);
+  }
+  const test::ProgramResult predicted =
+      run({"compare", "--ranks", "2", "--simulate", path("cpu.json"), "--precision", "bf16",
+           "--only-simulate", "--out", path("predicted")});
+  EXPECT_EQ(predicted.exit_code, 0) << predicted.err;
+  const test::ProgramResult none =
+      run({"simulate", "--profile", path("cpu.json"), "--check", path("predicted/results.json")});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("has no measured runs"));
+}
+
 TEST_F(SimulateCommand, WhatIsWrongIsNamed) {
   const auto refused = [&](std::vector<std::string> flags, const std::string& says) {
     const test::ProgramResult result = simulate(std::move(flags));

@@ -69,9 +69,9 @@ int run(int argc, const char* const* argv) {
   app.formatter(std::make_shared<HelpFormat>());
   std::vector<Command> commands;
   for (const auto add :
-       {add_train, add_evaluate, add_plan, add_simulate, add_compare, add_generate, add_checkpoint, add_tokenize,
-        add_calibrate, add_explain, add_estimate_memory, add_inspect_dump, add_env, add_gpu_info,
-        add_config, add_self_test, add_bench}) {
+       {add_train, add_evaluate, add_plan, add_simulate, add_compare, add_generate, add_checkpoint,
+        add_tokenize, add_calibrate, add_explain, add_estimate_memory, add_inspect_dump, add_env,
+        add_gpu_info, add_config, add_self_test, add_bench}) {
     commands.push_back(add(app));
   }
   const LaunchCommand launch(app);

@@ -1,7 +1,6 @@
 #include "simulated_run.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "gpt_settings.h"
 #include "report.h"
@@ -32,7 +31,6 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
   options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
   if (!is_gpu) options.threads_per_rank = threads_of(config, profile, ranks_here);
-  const std::string trace = std::exchange(options.trace, {}).file;
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
   SimulatedRun run{.plan = make_training_plan(model, shapes, options)};
@@ -43,11 +41,6 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
                            {.profile = profile,
                             .ranks_per_node = ranks_per_node,
                             .ranks_per_process = is_gpu ? 1 : ranks_per_node});
-  if (!trace.empty()) {
-    OutputFile(trace, "--trace")
-        .write(to_text(to_trace({&run.plan.schedule, &shapes}, run.plan.layout, model,
-                                executor_options(resolved), run.step.spans, resolved.strategy)));
-  }
   run.tokens = resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
   const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
   if (peak != profile.peak.end()) {

@@ -22,10 +22,9 @@ struct SimulatedRun {
   double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
 };
 
-/// Simulates the run that a config describes, and writes its --trace if it has one, on a profile's
-/// devices, `ranks_per_node` of them to a node. Ranks of a CPU's node are threads of one process,
-/// those of GPUs processes. Throws Error{kConfig} if the run cannot be planned or the profile has
-/// no rates for it, Error{kIo} if the trace cannot be written.
+/// Simulates the run that a config describes on a profile's devices, `ranks_per_node` of them to a
+/// node. Ranks of a CPU's node are threads of one process, those of GPUs processes. Throws
+/// Error{kConfig} if the run cannot be planned or the profile has no rates for it.
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node);
 
 /// Writes the run's step as a trace to the file that --trace names. Throws Error{kIo}.

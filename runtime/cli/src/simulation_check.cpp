@@ -11,7 +11,7 @@
 #include "simulated_run.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/lab/comparison.h"
+#include "tessera/lab/comparison_figures.h"
 #include "text_table.h"
 
 namespace tessera::cli {
@@ -29,12 +29,6 @@ struct Checked {
   bool is_off() const { return std::abs(error()) > std::max(0.15, spread); }
 };
 
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
-}
-
 Checked check_cell(const Config& base, const HardwareProfile& profile, const Comparison& comparison,
                    const ComparedCell& cell) {
   Config config = base;
@@ -45,11 +39,11 @@ Checked check_cell(const Config& base, const HardwareProfile& profile, const Com
   for (const CellRun& run : cell.runs) {
     if (run.step_seconds.empty()) continue;
     all.insert(all.end(), run.step_seconds.begin(), run.step_seconds.end());
-    medians.push_back(median_of(run.step_seconds));
+    medians.push_back(median(run.step_seconds));
   }
-  checked.measured = median_of(std::move(all));
-  for (const double median : medians) {
-    checked.spread = std::max(checked.spread, std::abs(median / checked.measured - 1.0));
+  checked.measured = median(std::move(all));
+  for (const double one : medians) {
+    checked.spread = std::max(checked.spread, std::abs(one / checked.measured - 1.0));
   }
   const auto here = static_cast<int>(std::max<std::int64_t>(cell.ranks, 1));  // on one machine
   checked.predicted = simulate_run(std::move(config), profile, here).step.seconds;

@@ -275,8 +275,10 @@ HardwareProfile Calibration::run() {
   for (int ranks = 2; ranks <= std::min(2 * options_.cores, 16); ranks *= 2) {
     for (const CollectiveKind kind :
          {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce}) {
-      for (const std::int64_t numel : {64, 4096, 65536, 1 << 19, 1 << 22}) {
-        collectives_.emplace_back(ranks, kind, numel);
+      constexpr std::int64_t kElements[] = {64, 4096, 65536, 1 << 19, 1 << 22};
+      for (std::size_t i = 0; i < std::size(kElements);
+           i += static_cast<std::size_t>(options_.coarseness)) {
+        collectives_.emplace_back(ranks, kind, kElements[i]);
       }
     }
   }

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "tessera/core/error.h"
+#include "shell_word.h"
 #include "tessera/lab/pareto.h"
 
 namespace tessera {
@@ -14,9 +14,9 @@ namespace {
 
 /// The 97.5 % quantile of Student's t.
 double student_t(std::size_t freedom) {
-  constexpr std::array kQuantiles{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
-                                  2.262,  2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-                                  2.110,  2.101, 2.093, 2.086};
+  constexpr std::array kQuantiles{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365,
+                                  2.306,  2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
+                                  2.131,  2.120, 2.110, 2.101, 2.093, 2.086};
   if (freedom <= kQuantiles.size()) return kQuantiles[freedom - 1];
   const auto n = static_cast<double>(freedom);
   return 1.960 + 2.372 / n + 2.82 / (n * n);  // Cornish and Fisher's expansion
@@ -128,6 +128,12 @@ std::string cell_label(const Comparison& comparison, const ComparedCell& cell) {
     }
   }
   return label;
+}
+
+std::string shell_command(const Comparison& comparison) {
+  std::string command = "tessera";
+  for (const std::string& word : comparison.command) command += " " + shell_word(word);
+  return command;
 }
 
 std::vector<std::string> bit_groups(const Comparison& comparison) {

@@ -10,7 +10,9 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kRingBytes = std::int64_t{48} << 20;  // more than a core's caches
+// What a small kernel reads, the one before it has just written; what a large one reads has left a
+// core's caches, as the next operand of its size does here.
+constexpr std::int64_t kRingBytes = std::int64_t{1} << 19;
 constexpr std::int64_t kAlignment = 64;
 
 using Run = std::function<void(const KernelTable&, ProbeOperands&, Stream&)>;
@@ -254,13 +256,13 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
 TensorView ProbeOperands::input(Shape shape, DType dtype) {
   return take(dtype == DType::kBFloat16 ? bf16_ : fp32_, shape, dtype, 1.0F);
 }
-TensorView ProbeOperands::tokens(Shape shape) { return take(zeros_, shape, DType::kInt32, 0.0F); }
+TensorView ProbeOperands::tokens(Shape shape) { return take(tokens_, shape, DType::kInt32, 0.0F); }
 TensorView ProbeOperands::output(Shape shape, DType dtype) {
   return take(outputs_, shape, dtype, 0.0F);
 }
 TensorView ProbeOperands::state(Shape shape) { return take(states_, shape, DType::kFloat32, 0.0F); }
 TensorView ProbeOperands::scalars(Shape shape, DType dtype) {
-  return take(zeros_, shape, dtype, 0.0F);
+  return take(scalars_, shape, dtype, 0.0F);
 }
 
 std::vector<KernelProbe> step_kernel_probes(DType dtype, int threads, int coarseness) {

@@ -11,8 +11,7 @@
 
 namespace tessera {
 
-/// Tensors for kernels to be timed with: views of one rank's memory that goes round, so that what
-/// a call reads has been out of use for as many bytes.
+/// Tensors for kernels to be timed with: views of one rank's memory that goes round.
 class ProbeOperands {
  public:
   /// `stream` is of the memory's device.
@@ -22,7 +21,7 @@ class ProbeOperands {
   TensorView tokens(Shape shape);               ///< int32 zeros; to be read only
   TensorView output(Shape shape, DType dtype);  ///< to be written first
   TensorView state(Shape shape);                ///< fp32 zeros, to be updated
-  /// Zeros, always the same ones; scalars that a kernel reads or adds to.
+  /// Zeros at first; scalars that a kernel reads or adds to.
   TensorView scalars(Shape shape, DType dtype);
 
  private:
@@ -34,7 +33,7 @@ class ProbeOperands {
 
   Memory& memory_;
   Stream& stream_;
-  Ring fp32_, bf16_, outputs_, states_, zeros_;
+  Ring fp32_, bf16_, outputs_, states_, tokens_, scalars_;
 };
 
 /// A kernel at one size. `run` calls it once.

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// As a shell would take it: in quotes if need be.
+/// A word of a command as a shell takes it: in quotes where it needs them.
 std::string shell_word(const std::string& word);
 
 }  // namespace tessera

@@ -115,7 +115,8 @@ double seconds_of(const KernelCall& call, const HardwareProfile& profile, int th
     const KernelRates* const rates = profile.find(rates_name(part), dtype, threads);
     const double work = part.flops > 0.0 ? part.flops : part.bytes;
     const double computed = rates != nullptr ? work / rates->at(rates_size(part)) : 0.0;
-    if (rates != nullptr && part.flops <= 0.0) {
+    // Of a CPU, and of kernels bound by memory, rates are measured with all that a call takes.
+    if (rates != nullptr && (profile.device == "cpu" || part.flops <= 0.0)) {
       seconds += computed;
       continue;
     }

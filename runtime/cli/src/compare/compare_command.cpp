@@ -9,18 +9,19 @@
 #include "commands.h"
 #include "compare/child_run.h"
 #include "compare/matrix.h"
+#include "compare/resume.h"
+#include "compare/run_log.h"
+#include "compare/table.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/core/format_bytes.h"
 #include "tessera/core/storage.h"
 #include "tessera/lab/comparison_figures.h"
 #include "tessera/lab/report.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
-#include "text_table.h"
 
 namespace tessera::cli {
 namespace {
@@ -37,8 +38,9 @@ std::vector<Setting> compare_settings() {
     return of("Matrix", {.name = name, .help = help});
   };
   return {
-      text("strategies", "strategies to compare, like zero1,full_shard; all: every preset [the one "
-                         "of --strategy]"),
+      text("strategies",
+           "strategies to compare, like zero1,full_shard; all: every preset [the one "
+           "of --strategy]"),
       text("precisions", "precisions to compare, like fp32,bf16"),
       text("recomputes", "recomputations to compare, like none,full"),
       text("prefetches", "prefetch depths to compare, of forward and backward, like 0,1,2"),
@@ -52,8 +54,8 @@ std::vector<Setting> compare_settings() {
                     .fallback = 1,
                     .help = "steps at the beginning of a run that are not timed",
                     .minimum = 0}),
-      of("Matrix", {.name = "out",
-                    .help = "folder for results.json, report.html and the logs of all runs"}),
+      of("Matrix",
+         {.name = "out", .help = "folder for results.json, report.html and the logs of all runs"}),
       of("Prediction", {.name = "simulate",
                         .help = "a hardware profile by which step times are predicted beside the "
                                 "measured ones; see tessera simulate"}),
@@ -70,16 +72,35 @@ std::vector<Setting> compare_settings() {
 
 /// What compare gives to a run itself, or what makes no sense in a series of short ones.
 bool is_left_to_compare(const Setting& setting) {
-  constexpr std::array kNames{"ranks", "resume", "save", "save_every", "save_total_limit",
-                              "save_async", "save_failures", "stop_after", "eval_every",
-                              "eval_data", "eval_tokens"};
+  constexpr std::array kNames{
+      "ranks",       "resume",        "save",       "save_every", "save_total_limit",
+      "save_async",  "save_failures", "stop_after", "eval_every", "eval_data",
+      "eval_tokens", "trace",         "trace_steps"};
   return std::ranges::find(kNames, setting.name) != kNames.end();
 }
 
-std::vector<Setting> settings_of_runs(bool left_to_compare) {
+std::vector<Setting> settings_of_runs() {
   std::vector<Setting> all = joined({model_settings(), trainer_settings(), data_settings()});
-  std::erase_if(all, [&](const Setting& s) { return is_left_to_compare(s) != left_to_compare; });
+  std::erase_if(all, is_left_to_compare);
   return all;
+}
+
+/// A config file of `tessera train` may have them, without effect but for ranks.
+std::vector<Setting> settings_of_files() {
+  const std::vector<Setting> flags = settings_of_runs();
+  std::vector<Setting> all = joined({trainer_settings(), train_only_settings()});
+  std::erase_if(all, [&](const Setting& setting) {
+    return std::ranges::find(flags, setting.name, &Setting::name) != flags.end();
+  });
+  return all;
+}
+
+/// A cell would be there twice.
+void refuse_repetition(const Swept& axis) {
+  for (auto value = axis.values.begin(); value != axis.values.end(); ++value) {
+    require(std::find(value + 1, axis.values.end(), *value) == axis.values.end(),
+            ErrorCode::kConfig, axis.name, ": '", *value, "' is listed twice; leave one out");
+  }
 }
 
 /// The settings of which there is a list, and always strategy and ranks.
@@ -101,19 +122,20 @@ std::vector<Swept> axes_of(const Config& config, const std::string& ranks) {
   Swept of_ranks{"ranks", split(ranks, ',')};
   if (of_ranks.values.empty()) of_ranks.values = {config.value("ranks").dump()};
   std::vector<Swept> axes{strategies, of_ranks};
-  for (const auto& [list, setting] : {std::pair{"precisions", "precision"},
-                                      std::pair{"recomputes", "recompute"},
-                                      std::pair{"prefetches", "prefetch_forward"}}) {
+  for (const auto& [list, setting] :
+       {std::pair{"precisions", "precision"}, std::pair{"recomputes", "recompute"},
+        std::pair{"prefetches", "prefetch_forward"}}) {
     if (!config.is_null(list)) axes.push_back({setting, listed_or_own(list, setting)});
   }
+  for (const Swept& axis : axes) refuse_repetition(axis);
   return axes;
 }
 
-std::string path_in(const std::string& folder, const char* name) {
+std::string path_in(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
-/// Before hours are spent.
+/// As far as it can be told before anything is planned or written.
 void check_folder(const std::string& folder) {
   for (const char* name : {"results.json", "report.html", "runs/cell-1-repeat-1.jsonl"}) {
     check_writable(path_in(folder, name), "--out", Writing::kByReplacing);
@@ -126,33 +148,17 @@ void replace(const std::string& path, const std::string& text) {
   disk().rename(path + ".new", path);
 }
 
-/// The same matrix on the same machine with the same program, whatever is done of it.
-Comparison as_planned(Comparison comparison) {
-  comparison.date.clear();
-  comparison.command.clear();
-  for (ComparedCell& cell : comparison.cells) {
-    if (cell.state != CellState::kImpossible) cell.state = CellState::kMissing;
-    cell.why.clear();
-    cell.runs.clear();
-    cell.timeline.clear();
-  }
-  return comparison;
-}
-
 /// What an earlier call has done of the matrix, or nothing of it.
 Comparison begin_or_resume(const CompareRequest& request, Comparison planned) {
   const std::string path = path_in(request.folder, "results.json");
   if (!holds_something(path)) return planned;
   require(request.resumes, ErrorCode::kConfig, path,
           " holds results already; give --resume to go on with them, or --out another folder");
-  Comparison earlier = read_comparison(path);
-  require(as_planned(earlier) == as_planned(planned), ErrorCode::kConfig, path,
-          " is of another matrix, machine or version of tessera; give the arguments that began it (",
-          "they are in its report), or --out another folder");
-  for (ComparedCell& cell : earlier.cells) {
-    if (cell.state == CellState::kFailed) cell.state = CellState::kMissing;
-  }
-  return earlier;
+  const Comparison earlier = read_comparison(path);
+  const std::string why = difference(earlier, planned);
+  require(why.empty(), ErrorCode::kConfig, path, " ", why,
+          "; give the arguments that began it, which are in its report, or --out another folder");
+  return gone_on(earlier, std::move(planned));
 }
 
 std::string in_milliseconds(double seconds) {
@@ -164,17 +170,29 @@ class Matrix {
  public:
   Matrix(const CompareRequest& request, Comparison& results)
       : request_(request), results_(results) {
-    for (const ComparedCell& cell : results_.cells) {
-      if (cell.state == CellState::kMissing) {
-        left_ += results_.repeats - static_cast<std::int64_t>(cell.runs.size());
-      }
-    }
+    for (const ComparedCell& cell : results_.cells) left_ += runs_left(cell);
   }
 
-  /// The signal that ended it, or 0. Repeats of all cells take turns, each in another order, so
-  /// that a machine that grows slower is no disadvantage of the last.
+  /// The signal that ended it, or 0.
   int run() {
-    const auto count = results_.cells.size();
+    run_repeats();
+    for (std::size_t i = 0; i < results_.cells.size() && interrupt_.signal() == 0; ++i) {
+      ComparedCell& cell = results_.cells[i];
+      if (cell.state == CellState::kDone && cell.timeline.empty()) trace_cell(cell, i);
+    }
+    return interrupt_.signal();
+  }
+
+ private:
+  std::int64_t runs_left(const ComparedCell& cell) const {
+    if (cell.state != CellState::kMissing) return 0;
+    return results_.repeats - static_cast<std::int64_t>(cell.runs.size());
+  }
+
+  /// Repeats of all cells take turns, each in another order, so that a machine that grows slower is
+  /// no disadvantage of the last.
+  void run_repeats() {
+    const std::size_t count = results_.cells.size();
     for (std::int64_t repeat = 0; repeat < results_.repeats; ++repeat) {
       for (std::size_t i = 0; i < count; ++i) {
         const std::size_t index = (i + static_cast<std::size_t>(repeat)) % count;
@@ -182,35 +200,77 @@ class Matrix {
         const bool is_due = cell.state == CellState::kMissing &&
                             static_cast<std::int64_t>(cell.runs.size()) == repeat;
         if (is_due) run_cell(cell, index, repeat);
-        if (interrupt_.signal() != 0) return interrupt_.signal();
+        if (interrupt_.signal() != 0) return;
       }
     }
-    return 0;
   }
 
- private:
   void run_cell(ComparedCell& cell, std::size_t index, std::int64_t repeat) {
     const std::string label =
         concat(++done_, "/", left_, "  repeat ", repeat + 1, ", ", cell_label(results_, cell));
-    if (inspect(stderr).interactive) std::cerr << label << " ..." << std::flush;
-    const std::string path = path_in(
-        request_.folder, concat("runs/cell-", index + 1, "-repeat-", repeat + 1).c_str());
-    ChildResult result = run_child(train_flags(cell), path, results_.warmup_steps, interrupt_);
-    if (inspect(stderr).interactive) std::cerr << "\r\033[K";
-    if (result.run) {
-      std::cerr << label << ": " << in_milliseconds(median(result.run->step_seconds))
-                << " per step\n";
-      cell.runs.push_back(std::move(*result.run));
-      if (static_cast<std::int64_t>(cell.runs.size()) == results_.repeats) {
-        cell.state = CellState::kDone;
+    const std::string path = in_folder(concat("runs/cell-", index + 1, "-repeat-", repeat + 1));
+    ChildResult child = train(label, train_flags(cell), path);
+    if (child.trained) {
+      try {
+        cell.runs.push_back(read_run_log(path + ".jsonl", results_.steps, results_.warmup_steps));
+        tell(concat(label, ": ", in_milliseconds(median(cell.runs.back().step_seconds)),
+                    " per step"));
+        if (runs_left(cell) == 0) cell.state = CellState::kDone;
+      } catch (const Error& error) {
+        child.why = error.what();
       }
-    } else if (!result.why.empty()) {
-      std::cerr << for_reader(inspect(stderr), concat(label, ": failed: ", result.why), 4) << "\n";
-      cell.state = CellState::kFailed;
-      cell.why = result.why;
     }
-    replace(path_in(request_.folder, "results.json"), to_text(results_));
+    if (!child.why.empty()) {
+      tell(concat(label, ": failed: ", child.why));
+      left_ -= runs_left(cell) - 1;
+      cell.state = CellState::kFailed;
+      cell.why = child.why;
+    }
+    keep_results();
   }
+
+  /// A run of its own, since what is traced may be slower: on a GPU it is no CUDA graph. Without
+  /// its timeline a cell is done all the same.
+  void trace_cell(ComparedCell& cell, std::size_t index) {
+    constexpr std::int64_t kSteady = 3;
+    const std::int64_t step =
+        std::min(results_.steps, std::max(results_.warmup_steps + 1, kSteady));
+    const std::string label = concat("timeline of ", cell_label(results_, cell));
+    const std::string path = in_folder(concat("runs/cell-", index + 1));
+    const std::string trace = path + ".trace.json";
+    std::vector<std::string> flags = train_flags(cell);
+    flags.insert(flags.end(), {concat("--trace=", trace), concat("--trace-steps=", step),
+                               concat("--stop-after=", step)});
+    ChildResult child = train(label, std::move(flags), path);
+    if (child.trained) {
+      try {
+        cell.timeline = read_timeline(trace);
+      } catch (const Error& error) {
+        child.why = error.what();
+      }
+    }
+    if (!child.why.empty()) tell(concat("note: no ", label, ": ", child.why));
+    keep_results();
+  }
+
+  ChildResult train(const std::string& label, std::vector<std::string> flags,
+                    const std::string& path) const {
+    const Terminal terminal = inspect(stderr);
+    if (terminal.interactive) {  // in one line, which is erased
+      const auto room = static_cast<std::size_t>(std::max(terminal.columns - 5, 0));
+      std::cerr << label.substr(0, room) << " ..." << std::flush;
+    }
+    flags.insert(flags.end(), {concat("--log=", path, ".jsonl"), "--overwrite"});
+    ChildResult child = run_child(std::move(flags), path + ".txt", interrupt_);
+    if (terminal.interactive) std::cerr << "\r\033[K";
+    return child;
+  }
+
+  void tell(const std::string& line) const {
+    std::cerr << for_reader(inspect(stderr), line, 4) << "\n";
+  }
+  std::string in_folder(const std::string& name) const { return path_in(request_.folder, name); }
+  void keep_results() const { replace(in_folder("results.json"), to_text(results_)); }
 
   const CompareRequest& request_;
   Comparison& results_;
@@ -219,55 +279,54 @@ class Matrix {
   std::int64_t done_ = 0;
 };
 
-void print_table(std::ostream& out, const Comparison& results) {
-  const std::vector<std::string> groups = bit_groups(results);
-  const std::vector<bool> best = best_cells(results);
-  TextTable table({"cell", "ms/step", "+/-", "tokens/s", "peak", "exposed", "bits", ""});
-  for (std::size_t i = 0; i < results.cells.size(); ++i) {
-    const ComparedCell& cell = results.cells[i];
-    if (cell.state == CellState::kImpossible) continue;
-    const std::optional<Estimate> time = shown_step_time(cell);
-    const std::optional<double> exposed = shown_exposed(cell);
-    table.add({cell_label(results, cell), time ? fixed(time->value * 1e3, 1) : "-",
-               time && time->half_width ? fixed(*time->half_width * 1e3, 1) : "-",
-               time ? with_prefix(static_cast<double>(cell.tokens_per_step) / time->value) : "-",
-               format_bytes(shown_peak(cell).total),
-               exposed ? fixed(*exposed * 1e3, 2) + " ms" : "-",
-               groups[i].empty() ? "-" : groups[i],
-               cell.state == CellState::kDone ? (best[i] ? "best" : "")
-                                              : std::string(to_string(cell.state))});
-  }
-  table.print(out);
-  out << "\n" << wrapped(std::string(kMethod), kColumns) << "\n";
-  for (const ComparedCell& cell : results.cells) {
-    if (cell.why.empty()) continue;
-    out << wrapped(concat(to_string(cell.state), ": ", cell_label(results, cell), ": ", cell.why),
-                   kColumns, 2)
-        << "\n";
-  }
-}
-
-/// The arguments that ask for the same matrix, in full.
+/// The arguments that ask for the same matrix, in full, whatever a config file said.
 std::vector<std::string> command_line_of(const Config& config, const std::string& ranks) {
   std::vector<std::string> words{"compare"};
-  if (!ranks.empty()) words.insert(words.end(), {"--ranks", ranks});
+  const auto add = [&](const std::string& flag, const std::string& value) {
+    words.push_back(concat(flag, "=", value));
+  };
+  if (!ranks.empty()) {
+    add("--ranks", ranks);
+  } else if (config.given("ranks")) {
+    add("--ranks", config.value("ranks").dump());
+  }
+  const std::vector<Setting> of_files = settings_of_files();
   for (const Setting& setting : config.table()) {
-    if (!config.given(setting.name) || is_left_to_compare(setting)) continue;
+    const bool is_flag =
+        std::ranges::find(of_files, setting.name, &Setting::name) == of_files.end();
+    if (!is_flag || !config.given(setting.name)) continue;
     const auto& value = config.value(setting.name);
-    words.push_back(flag_name(setting.name));
-    words.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+    add(flag_name(setting.name), value.is_string() ? value.get<std::string>() : value.dump());
   }
   return words;
 }
 
+/// Makes the folder and writes what is planned, so that what cannot be written is known before
+/// hours are spent.
+void begin_folder(const CompareRequest& request, const Comparison& results) {
+  const fs::path runs = fs::path(request.folder) / "runs";
+  std::error_code error;
+  fs::create_directories(runs, error);
+  require(!error, ErrorCode::kIo, runs.string(), ": cannot be made (", error.message(),
+          "); give --out a folder that is writable");
+  replace(path_in(request.folder, "results.json"), to_text(results));
+  replace(path_in(request.folder, "report.html"), to_html(results));
+}
+
+void print_outcome(const CompareRequest& request, const Comparison& results, int signal) {
+  print_table(std::cout, results);
+  std::cout << "\nreport   " << path_in(request.folder, "report.html") << "\nresults  "
+            << path_in(request.folder, "results.json") << "\n";
+  if (signal != 0) std::cout << "stopped; the same command with --resume goes on\n";
+}
+
 int run_compare(const CompareRequest& request) {
   check_folder(request.folder);
-  Comparison results = begin_or_resume(request, plan_matrix(request));
-  const bool none_can_run = std::ranges::all_of(results.cells, [](const ComparedCell& cell) {
-    return cell.state == CellState::kImpossible;
-  });
-  require(!none_can_run, ErrorCode::kConfig, "no cell of the matrix can run: ",
-          results.cells.front().why);
+  Comparison results = begin_or_resume(request, plan_matrix(request, std::cerr));
+  const bool none_can_run = std::ranges::all_of(
+      results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kImpossible; });
+  require(!none_can_run, ErrorCode::kConfig,
+          "no cell of the matrix can run: ", results.cells.front().why);
   for (const ComparedCell& cell : results.cells) {
     if (cell.state != CellState::kImpossible) continue;
     std::cerr << for_reader(inspect(stderr),
@@ -275,17 +334,11 @@ int run_compare(const CompareRequest& request) {
                             2)
               << "\n";
   }
-  fs::create_directories(fs::path(request.folder) / "runs");
-  replace(path_in(request.folder, "results.json"), to_text(results));
+  begin_folder(request, results);
   const int signal = request.only_simulates ? 0 : Matrix(request, results).run();
   replace(path_in(request.folder, "report.html"), to_html(results));
-  print_table(std::cout, results);
-  std::cout << "\n" << path_in(request.folder, "report.html") << " shows it, "
-            << path_in(request.folder, "results.json") << " has the numbers\n";
-  if (signal != 0) {
-    std::cout << "stopped; the same command with --resume goes on\n";
-    return kExitSignal + signal;
-  }
+  print_outcome(request, results, signal);
+  if (signal != 0) return kExitSignal + signal;
   const bool failed = std::ranges::any_of(
       results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kFailed; });
   return failed ? kExitRunTime : kExitGood;
@@ -301,7 +354,7 @@ Command add_compare(CLI::App& program) {
   const auto given = std::make_shared<Given>();
   const auto command = std::make_shared<SettingsCommand>(
       program, "compare", "Run or predict a matrix of strategies, ranks and more, with a report",
-      joined({compare_settings(), settings_of_runs(false)}), settings_of_runs(true));
+      joined({compare_settings(), settings_of_runs()}), settings_of_files());
   command->command()
       .add_option("--ranks", given->ranks, "numbers of ranks to compare, like 2,4")
       ->type_name("N,...")

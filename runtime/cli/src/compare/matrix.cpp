@@ -2,17 +2,19 @@
 
 #include <algorithm>
 #include <ctime>
+#include <ostream>
 
 #include "commands.h"
 #include "env/report_part.h"
 #include "gpt_settings.h"
 #include "machine.h"
 #include "report.h"
+#include "simulated_run.h"
 #include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
-#include "tessera/lab/simulate_step.h"
+#include "tessera/lab/comparison_figures.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/trainer.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -59,9 +61,8 @@ std::vector<NamedText> fingerprint() {
       {"memory", format_bytes(machine.memory_bytes)},
       {"built by", TESSERA_BUILT_BY}};
   for (const CudaGpu& gpu : cuda_status().gpus) {
-    rows.push_back({concat("GPU ", gpu.ordinal),
-                    concat(gpu.name, ", sm_", gpu.major, gpu.minor, ", ",
-                           format_bytes(gpu.total_bytes))});
+    rows.push_back({concat("GPU ", gpu.ordinal), concat(gpu.name, ", sm_", gpu.major, gpu.minor,
+                                                        ", ", format_bytes(gpu.total_bytes))});
   }
   return rows;
 }
@@ -88,41 +89,64 @@ std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<Actio
   return result;
 }
 
-SimulatedTime simulated(const TrainingPlan& plan, const Model& model, const TokenShapes& shapes,
-                        const HardwareProfile& profile, const Config& config) {
-  Cluster cluster{.profile = profile};
-  cluster.ranks_per_process = plan.options.ranks;
-  cluster.ranks_per_node = static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
-  const SimulatedStep step = simulate_step({&plan.schedule, &shapes}, plan.layout, model,
-                                           executor_options(plan.options), cluster);
-  return {step.seconds, step.communication.exposed, step.communication.busy,
-          spans_of(plan.schedule, step.spans)};
-}
-
-/// Plans one cell; `dataset` is null where nothing runs.
-void predict(const CompareRequest& request, Config config, const TokenDataset* dataset,
-             ComparedCell& cell) {
+/// What this machine will do.
+void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell) {
   const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
   const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
-  std::optional<TrainingPlan> of_profile;
-  if (request.profile) {
-    TrainerOptions there = options;
-    there.device = request.profile->device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-    of_profile = make_training_plan(model, shapes, there);
-  }
   // A trainer compares the plan with the memory of this machine.
-  const TrainingPlan plan =
-      dataset != nullptr ? Trainer(model, *dataset, options).plan() : *of_profile;
-  CellPrediction& predicted = cell.predicted.emplace();
-  predicted.peak = plan.memory;
-  predicted.traffic = plan.traffic;
-  predicted.device_bytes = plan.memory.total + total_bytes(gpu_overhead(plan));
+  const Trainer trainer(model, dataset, trainer_options(config));
+  const TrainingPlan& plan = trainer.plan();
+  cell.predicted =
+      CellPrediction{.peak = plan.memory,
+                     .traffic = plan.traffic,
+                     .device_bytes = plan.memory.total + total_bytes(gpu_overhead(plan))};
   cell.tokens_per_step = plan.options.micro_batch * plan.options.accumulate * plan.options.ranks *
                          choice.sequence_length;
-  if (of_profile) {
-    predicted.time = simulated(*of_profile, model, shapes, *request.profile, config);
+}
+
+/// What the profile's machine would do. Ranks of a CPU are all on one node.
+SimulatedRun simulate_cell(const CompareRequest& request, const Config& config) {
+  const bool is_gpu = request.profile->device == "cuda";
+  const auto per_node = config.get<std::int64_t>(is_gpu ? "ranks_per_node" : "ranks");
+  return simulate_run(config, *request.profile, static_cast<int>(per_node));
+}
+
+SimulatedTime time_of_step(const SimulatedRun& run) {
+  return {run.step.seconds, run.step.communication.exposed, run.step.communication.busy,
+          spans_of(run.plan.schedule, run.step.spans)};
+}
+
+/// Ranks of a CPU share its memory.
+void require_fit(const HardwareProfile& profile, std::int64_t device_bytes, std::int64_t ranks) {
+  const std::int64_t sharing = profile.device == "cuda" ? 1 : ranks;
+  const auto needed = static_cast<double>(device_bytes) * static_cast<double>(sharing);
+  require(needed <= profile.memory_bytes.value, ErrorCode::kOutOfMemory, "each rank needs ",
+          format_bytes(device_bytes), sharing > 1 ? concat(", all ", sharing, " on one node") : "",
+          ", and ", profile.name, " has ",
+          format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)));
+}
+
+void predict_elsewhere(const CompareRequest& request, const Config& config, ComparedCell& cell) {
+  const SimulatedRun run = simulate_cell(request, config);
+  require_fit(*request.profile, run.memory, cell.ranks);
+  cell.predicted = CellPrediction{.peak = run.plan.memory,
+                                  .traffic = run.plan.traffic,
+                                  .device_bytes = run.memory,
+                                  .time = time_of_step(run)};
+  cell.tokens_per_step = run.tokens;
+  cell.state = CellState::kDone;
+}
+
+/// Of a cell that can run: without it, it runs all the same.
+void add_simulated_time(const CompareRequest& request, const Config& config,
+                        const std::string& label, ComparedCell& cell, std::ostream& notes) {
+  try {
+    cell.predicted->time = time_of_step(simulate_cell(request, config));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
+    notes << for_reader(inspect(stderr),
+                        concat("note: no predicted time: ", label, ": ", error.what()), 2)
+          << "\n";
   }
 }
 
@@ -138,7 +162,7 @@ Config cell_config(const CompareRequest& request, const std::vector<std::string>
   return config;
 }
 
-Comparison plan_matrix(const CompareRequest& request) {
+Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   Config base = request.config;
   const GptChoice choice = choose_gpt(base);
   const Model model = make_model(choice);
@@ -153,20 +177,26 @@ Comparison plan_matrix(const CompareRequest& request) {
   std::optional<TokenDataset> dataset;
   if (!request.only_simulates) {
     dataset = open_dataset(base, choice);
-    all.data = concat(request.config.get<std::string>("data"), ", ",
-                      with_commas(dataset->tokens()), " tokens");
+    all.data = concat(request.config.get<std::string>("data"), ", ", with_commas(dataset->tokens()),
+                      " tokens");
   }
   for (const std::vector<std::string>& values : combinations(request.axes)) {
     const Config config = cell_config(request, values);
     ComparedCell cell{.settings = settings_of(config, request.axes)};
     cell.ranks = config.get<std::int64_t>("ranks");
     try {
-      predict(request, config, dataset ? &*dataset : nullptr, cell);
-      if (request.only_simulates) cell.state = CellState::kDone;
+      if (dataset) {
+        predict_here(config, *dataset, cell);
+      } else {
+        predict_elsewhere(request, config, cell);
+      }
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
       cell.state = CellState::kImpossible;
       cell.why = error.what();
+    }
+    if (dataset && request.profile && cell.predicted) {
+      add_simulated_time(request, config, cell_label(all, cell), cell, notes);
     }
     all.cells.push_back(std::move(cell));
   }

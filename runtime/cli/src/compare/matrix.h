@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@ namespace tessera::cli {
 
 /// What `tessera compare` is asked for.
 struct CompareRequest {
-  Config config;                 ///< of the runs, but for the axes
+  Config config;  ///< of the runs, but for the axes
   std::vector<Swept> axes{};
   std::string folder{};
   bool resumes = false;
@@ -25,9 +26,10 @@ struct CompareRequest {
 /// The settings of one combination of the axes.
 Config cell_config(const CompareRequest& request, const std::vector<std::string>& values);
 
-/// Every cell planned, without running: those that cannot be are impossible and say why. Throws
-/// Error if the data cannot be read.
-Comparison plan_matrix(const CompareRequest& request);
+/// Every cell planned, without running: those that cannot be planned, or do not fit the memory of
+/// this machine (if nothing runs, of the profile's), are impossible and say why. `notes` gets why a
+/// cell that can run has no predicted time. Throws Error if the data cannot be read.
+Comparison plan_matrix(const CompareRequest& request, std::ostream& notes);
 
 /// The flags of `tessera train` that run a cell.
 std::vector<std::string> train_flags(const ComparedCell& cell);

@@ -43,6 +43,9 @@ Traffic shown_traffic(const ComparedCell& cell);
 /// "zero1, 2 ranks, bf16": the values of the axes.
 std::string cell_label(const Comparison& comparison, const ComparedCell& cell);
 
+/// The command that asks for the same comparison, as a shell takes it.
+std::string shell_command(const Comparison& comparison);
+
 /// By cell: "A", "B", ... for those of which another, or another repeat, has the same bits in every
 /// loss and in the parameters; "" for the others. A cell whose own repeats differ has none.
 std::vector<std::string> bit_groups(const Comparison& comparison);

@@ -1,0 +1,111 @@
+#include "compare/run_log.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+using LogJson = nlohmann::ordered_json;
+
+MemoryPeak peak_in(const LogJson& json) {
+  MemoryPeak peak{.total = json.at("total"), .by_category = {}};
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    peak.by_category[category] = json.at(std::string(to_string(category)));
+  }
+  return peak;
+}
+
+/// A step's share of the summary's, which is of all steps.
+Traffic traffic_in(const LogJson& summary) {
+  const std::int64_t steps = std::max<std::int64_t>(summary.at("steps").get<std::int64_t>(), 1);
+  Traffic traffic{.copied_bytes = summary.at("copied_bytes").get<std::int64_t>() / steps};
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    const std::string name(to_string(kind));
+    traffic.sent_of(kind) =
+        summary.at("sent_bytes").at("counted").at(name).get<std::int64_t>() / steps;
+    traffic.calls_of(kind) = summary.at("collectives").at(name).get<std::int64_t>() / steps;
+  }
+  return traffic;
+}
+
+void add_step(CellRun& run, const LogJson& step, std::int64_t untimed_steps) {
+  const LogJson& loss = step.at("loss");
+  run.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                                      : loss.get<double>());
+  if (static_cast<std::int64_t>(run.losses.size()) > untimed_steps) {
+    run.step_seconds.push_back(step.at("seconds"));
+  }
+}
+
+void add_summary(CellRun& run, const LogJson& summary) {
+  run.peak = peak_in(summary.at("peak_bytes").at("measured"));
+  run.traffic = traffic_in(summary);
+  const LogJson& hash = summary.at("parameters_sha256");
+  if (hash.is_string()) run.parameters_sha256 = hash;
+  if (summary.contains("exposed_seconds_per_step")) {
+    run.exposed_seconds = summary.at("exposed_seconds_per_step").get<double>();
+    run.communication_seconds = summary.at("communication_seconds_per_step").get<double>();
+  }
+}
+
+}  // namespace
+
+CellRun read_run_log(const std::string& path, std::int64_t steps, std::int64_t untimed_steps) {
+  std::ifstream file(path);
+  require(static_cast<bool>(file), ErrorCode::kIo, "its log ", path, " cannot be read");
+  CellRun run;
+  bool ended = false;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    try {
+      const LogJson json = LogJson::parse(line);
+      const std::string kind = json.at("kind");
+      if (kind == "step") add_step(run, json, untimed_steps);
+      if (kind == "summary") add_summary(run, json);
+      ended = ended || kind == "summary";
+    } catch (const LogJson::exception& error) {
+      fail(ErrorCode::kIo, "its log ", path, " is broken in line ", number, ": ", error.what());
+    }
+  }
+  require(ended && static_cast<std::int64_t>(run.losses.size()) == steps, ErrorCode::kIo,
+          "its log ", path, " has ", run.losses.size(), " of ", steps, " steps and ",
+          ended ? "a" : "no", " summary");
+  return run;
+}
+
+std::vector<LaneSpan> read_timeline(const std::string& path) {
+  constexpr double kWithoutWork = 0.125;  // microseconds: the least that a trace gives an action
+  constexpr double kMicro = 1e-6;
+  std::ifstream file(path);
+  require(static_cast<bool>(file), ErrorCode::kIo, "its trace ", path, " cannot be read");
+  std::vector<LaneSpan> spans;
+  try {
+    double first = std::numeric_limits<double>::infinity();
+    const LogJson trace = LogJson::parse(file);
+    for (const LogJson& event : trace.at("traceEvents")) {
+      // Slices of lanes have their lane as category, those of the host have none.
+      if (event.at("ph") != "X" || event.at("pid") != 0 || !event.contains("cat")) continue;
+      const double begin = event.at("ts"), micros = event.at("dur");
+      first = std::min(first, begin);
+      if (micros <= kWithoutWork) continue;
+      spans.push_back({event.at("cat"), event.at("name"), begin, begin + micros});
+    }
+    for (LaneSpan& span : spans) {
+      span.begin = (span.begin - first) * kMicro;
+      span.end = (span.end - first) * kMicro;
+    }
+  } catch (const LogJson::exception& error) {
+    fail(ErrorCode::kIo, "its trace ", path, " is broken: ", error.what());
+  }
+  return spans;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,280 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "cli/program.h"
+
+// Comparisons of very small models.
+namespace tessera::compare_command_test {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class Compare : public test::ProgramTest {
+ protected:
+  ProgramResult compare(const std::vector<std::string>& more,
+                        const std::function<void(pid_t)>& while_running = {}) const {
+    std::vector<std::string> all{
+        "compare", "--layers",      "1", "--heads", "2",        "--width", "16", "--context-length",
+        "16",      "--micro-batch", "2", "--out",   path("out")};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all, while_running);
+  }
+  json results() const { return json::parse(test::read_file(path("out/results.json"))); }
+
+  /// The state of each cell, by the values of strategy and ranks.
+  std::map<std::string, std::string> states() const {
+    std::map<std::string, std::string> all;
+    for (const json& cell : results().at("cells")) {
+      const auto& settings = cell.at("settings");
+      const std::string name = settings.at("strategy").get<std::string>() + " " +
+                               settings.at("ranks").get<std::string>();
+      all[name] = cell.at("state");
+    }
+    return all;
+  }
+
+  static std::size_t widest_line(const std::string& text) {
+    std::size_t widest = 0;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) widest = std::max(widest, line.size());
+    return widest;
+  }
+};
+
+/// The process that `parent` has started, as soon as it has; 0: it has not within ten seconds.
+pid_t child_of(pid_t parent) {
+  const std::string id = std::to_string(parent);
+  for (int i = 0; i < 1000; ++i) {
+    pid_t child = 0;
+    std::ifstream("/proc/" + id + "/task/" + id + "/children") >> child;
+    if (child > 0) return child;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return 0;
+}
+
+TEST_F(Compare, RunsTheMatrixInTurnsAndSaysWhichCellsAreImpossible) {
+  const ProgramResult result =
+      compare({"--strategies", "zero1,hybrid_shard", "--ranks", "2,3", "--replicas", "2", "--data",
+               write_text(), "--steps", "3", "--repeats", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(states(), ::testing::ElementsAre(std::pair("hybrid_shard 2", "done"),
+                                               std::pair("hybrid_shard 3", "impossible"),
+                                               std::pair("zero1 2", "done"),
+                                               std::pair("zero1 3", "impossible")));
+  EXPECT_THAT(result.err, HasSubstr("note: impossible: hybrid_shard, 3 ranks: "));
+  EXPECT_THAT(result.out, HasSubstr("impossible: hybrid_shard, 3 ranks: "));
+  // Each repeat begins with another cell.
+  const auto place = [&](const std::string& label) { return result.err.find(label); };
+  EXPECT_LT(place("repeat 1, zero1, 2 ranks:"), place("repeat 1, hybrid_shard, 2 ranks:"));
+  EXPECT_LT(place("repeat 1, hybrid_shard"), place("repeat 2, hybrid_shard")) << result.err;
+  EXPECT_LT(place("repeat 2, hybrid_shard, 2 ranks:"), place("repeat 2, zero1, 2 ranks:"));
+  const json all = results();
+  for (const json& cell : all.at("cells")) {
+    if (cell.at("state") != "done") continue;
+    ASSERT_THAT(cell.at("repeats"), SizeIs(2));
+    for (const json& one : cell.at("repeats")) {
+      EXPECT_THAT(one.at("step_seconds"), SizeIs(2));
+      EXPECT_EQ(one.at("losses"), cell.at("repeats")[0].at("losses"));
+      EXPECT_EQ(one.at("peak_bytes"), cell.at("predicted").at("peak_bytes"));
+    }
+    ASSERT_THAT(cell.at("timeline"), Not(::testing::IsEmpty()));
+    bool computes = false;
+    for (const json& span : cell.at("timeline")) {
+      computes = computes || span.at("lane") == "compute";
+      EXPECT_LT(span.at("begin").get<double>(), span.at("end").get<double>());
+      EXPECT_LT(span.at("end").get<double>(), 60.0);
+    }
+    EXPECT_TRUE(computes);
+  }
+  EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
+  EXPECT_THAT(test::read_file(path("out/report.html")), HasSubstr("hybrid_shard"));
+  // Runs have the threads that `tessera train` has.
+  ASSERT_EQ(train({"--data", path("data.txt"), "--ranks", "2", "--steps", "1", "--quiet", "--log",
+                   path("own"), "--sample-tokens", "0"})
+                .exit_code,
+            0);
+  const auto threads = [&](const std::string& log) {
+    return read_log(log).at(0).at("threads_per_rank");
+  };
+  EXPECT_EQ(threads("out/runs/cell-1-repeat-1.jsonl"), threads("own"));
+}
+
+TEST_F(Compare, GoesOnAfterCtrlCAndAfterAFailure) {
+  const std::vector<std::string> flags{
+      "--strategies", "no_shard,zero1", "--ranks", "1,2",       "--data",
+      write_text(),   "--steps",        "300",     "--repeats", "1"};
+  const ProgramResult stopped = compare(flags, [&](pid_t program) {
+    kill(child_of(program), SIGKILL);  // the first cell fails
+    for (int i = 0; i < 1000; ++i) {
+      // The third has begun, so the second is kept.
+      if (std::filesystem::exists(path("out/runs/cell-3-repeat-1.txt"))) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    kill(program, SIGINT);
+  });
+  EXPECT_EQ(stopped.exit_code, 128 + SIGINT) << stopped.err;
+  EXPECT_THAT(stopped.err, HasSubstr("failed: killed by signal 9"));
+  EXPECT_THAT(stopped.out, HasSubstr("the same command with --resume goes on"));
+  EXPECT_THAT(stopped.out, HasSubstr("failed: no_shard, 1 rank: killed by signal 9"));
+  EXPECT_EQ(states().at("no_shard 1"), "failed");
+  EXPECT_EQ(states().at("no_shard 2"), "done");
+  EXPECT_EQ(states().at("zero1 2"), "missing");
+  EXPECT_TRUE(std::filesystem::exists(path("out/report.html")));
+  const json kept = results().at("cells")[1].at("repeats");
+
+  const auto resume = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), flags.begin(), flags.end());
+    more.push_back("--resume");
+    return compare(more);
+  };
+  EXPECT_THAT(compare(flags).err, HasSubstr("holds results already; give --resume"));
+  const ProgramResult resumed = resume({});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, Not(HasSubstr("failed")));
+  for (const auto& [name, state] : states()) EXPECT_EQ(state, "done") << name;
+  EXPECT_EQ(results().at("cells")[1].at("repeats"), kept);
+  // Nothing is left to do.
+  EXPECT_EQ(resume({}).err, "");
+}
+
+TEST_F(Compare, ResumesNothingElse) {
+  const std::string data = write_text();
+  const auto run_again = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--simulate", "h100-sxm", "--only-simulate", "--resume"});
+    return compare(more);
+  };
+  ASSERT_EQ(run_again({"--strategies", "zero1,zero2", "--ranks", "2"}).exit_code, 0);
+  const std::string path_of_results = path("out/results.json");
+  const auto refused = [&](const std::vector<std::string>& more) {
+    const ProgramResult result = run_again(more);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--strategies", "zero1,zero2", "--ranks", "4"}),
+              HasSubstr("is of another matrix: in cell 1 ranks '2' instead of '4'"));
+  EXPECT_THAT(refused({"--strategies", "zero1", "--ranks", "2"}),
+              HasSubstr("another matrix: cells '2' instead of '1'"));
+  EXPECT_THAT(refused({"--strategies", "zero1,zero2", "--ranks", "2", "--steps", "7"}),
+              HasSubstr("another matrix: steps '"));
+  EXPECT_THAT(refused({"--strategies", "zero1,zero2", "--ranks", "2", "--weight-decay", "0.5"}),
+              HasSubstr("another matrix: in cell 1 weight_decay '' instead of '0.5'"));
+  const auto with = [&](const std::function<void(json&)>& change) {
+    json changed = results();
+    change(changed);
+    std::ofstream(path_of_results) << changed.dump();
+    return refused({"--strategies", "zero1,zero2", "--ranks", "2"});
+  };
+  EXPECT_THAT(with([](json& all) { all["machine"]["processor"] = "PDP-11"; }),
+              HasSubstr("is of another machine: processor 'PDP-11' instead of"));
+  EXPECT_THAT(with([](json& all) { all["version"] = "0.0"; }),
+              HasSubstr("is of another version of tessera: version '0.0' instead of"));
+}
+
+TEST_F(Compare, PredictsEveryStrategyWithoutDataAndFitsTheScreen) {
+  const ProgramResult result =
+      compare({"--strategies", "all", "--ranks", "1,2", "--precisions", "fp32,bf16", "--recomputes",
+               "none,full", "--prefetches", "0,1", "--simulate", "h100-sxm", "--only-simulate"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json all = results();
+  EXPECT_EQ(all.at("profile"), "h100-sxm");
+  EXPECT_EQ(all.at("repeats_of_a_cell"), 0);
+  ASSERT_EQ(all.at("cells").size(), 8U * 2 * 2 * 2 * 2);
+  for (const json& cell : all.at("cells")) {
+    EXPECT_EQ(cell.at("state"), "done") << cell.at("settings");
+    EXPECT_GT(cell.at("predicted").at("step_seconds").get<double>(), 0.0);
+    EXPECT_THAT(cell.at("predicted").at("timeline"), Not(::testing::IsEmpty()));
+  }
+  const json& last = all.at("cells").back().at("settings");
+  EXPECT_EQ(last.at("precision"), "bf16");
+  EXPECT_EQ(last.at("recompute"), "full");
+  const json& first = all.at("cells")[0].at("settings");
+  EXPECT_EQ(first.at("prefetch_forward"), "0");
+  EXPECT_EQ(first.at("prefetch_backward"), "0");
+  EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
+  EXPECT_FALSE(std::filesystem::exists(path("out/runs/cell-1-repeat-1.txt")));
+}
+
+TEST_F(Compare, CellsThatDoNotFitAreImpossible) {
+  const ProgramResult here =
+      compare({"--strategies", "zero1", "--ranks", "1,2", "--memory-limit", "220KiB", "--data",
+               write_text(), "--steps", "2", "--repeats", "1", "--simulate", "h100-sxm"});
+  EXPECT_EQ(here.exit_code, 0) << here.err;
+  EXPECT_EQ(states().at("zero1 1"), "impossible");
+  EXPECT_EQ(states().at("zero1 2"), "done");
+  EXPECT_THAT(here.out, HasSubstr("more than its limit of"));
+  EXPECT_GT(results().at("cells")[1].at("predicted").at("step_seconds").get<double>(), 0.0);
+  const ProgramResult there = run(
+      {"compare", "--model", "gpt2-1558m", "--strategies", "no_shard,full_shard", "--ranks", "64",
+       "--micro-batch", "16", "--simulate", "h100-sxm", "--only-simulate", "--out", path("there")});
+  EXPECT_EQ(there.exit_code, 0) << there.err;
+  EXPECT_THAT(there.err, AllOf(HasSubstr("note: impossible: no_shard, 64 ranks: each rank needs "),
+                               HasSubstr(", and h100-sxm has ")));
+}
+
+TEST_F(Compare, TheCommandInTheReportAsksForTheSame) {
+  const std::string config =
+      write("config.json", R"({"ranks": 2, "log": "x.jsonl", "quiet": true, "micro_batch": 4})");
+  const ProgramResult result =
+      run({"compare", "--config", config, "--layers", "1", "--heads", "2", "--width", "16",
+           "--context-length", "16", "--strategies", "zero1", "--simulate", "h100-sxm",
+           "--only-simulate", "--out", path("first")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json first = json::parse(test::read_file(path("first/results.json")));
+  std::vector<std::string> again = first.at("command");
+  EXPECT_THAT(again, ::testing::Contains("--ranks=2"));
+  EXPECT_THAT(again, Each(Not(HasSubstr("quiet"))));
+  again.push_back("--resume");
+  const ProgramResult same = run(again);
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+}
+
+TEST_F(Compare, WhatIsWrongIsSaidBeforeHoursAreSpent) {
+  const std::string data = write_text();
+  const auto refused = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{"compare", "--layers",         "1",  "--heads", "2",  "--width",
+                                 "16",      "--context-length", "16", "--data",  data, "--steps",
+                                 "2"};
+    all.insert(all.end(), more.begin(), more.end());
+    const ProgramResult result = run(all);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, Not(HasSubstr("per step")));
+    return result.err;
+  };
+  EXPECT_THAT(refused({}), HasSubstr("give --out a folder"));
+  EXPECT_THAT(refused({"--out", data}), HasSubstr("give --out a path that is writable"));
+  EXPECT_THAT(refused({"--out", "/proc/none"}), HasSubstr("--out a"));
+  std::filesystem::create_directories(path("taken/report.html"));
+  EXPECT_THAT(refused({"--out", path("taken")}), HasSubstr("report.html: cannot be written"));
+  const std::string out = path("out");
+  EXPECT_THAT(refused({"--out", out, "--strategies", "zero9"}), HasSubstr("did you mean 'zero1'?"));
+  EXPECT_THAT(refused({"--out", out, "--ranks", "2,x"}), HasSubstr("'x' is not an integer"));
+  EXPECT_THAT(refused({"--out", out, "--ranks", "2,2"}), HasSubstr("'2' is listed twice"));
+  EXPECT_THAT(refused({"--out", out, "--precisions", "fp7"}), HasSubstr("fp7"));
+  EXPECT_THAT(refused({"--out", out, "--only-simulate"}), HasSubstr("needs --simulate"));
+  EXPECT_THAT(refused({"--out", out, "--simulate", "h300"}), HasSubstr("no profile 'h300'"));
+  EXPECT_THAT(refused({"--out", out, "--untimed-steps", "2"}), HasSubstr("raise --steps"));
+  EXPECT_THAT(refused({"--out", out, "--trace", "t.json"}), HasSubstr("--trace"));
+  EXPECT_THAT(
+      refused({"--out", out, "--strategies", "hybrid_shard", "--replicas", "3", "--ranks", "2"}),
+      HasSubstr("no cell of the matrix can run"));
+  EXPECT_FALSE(std::filesystem::exists(out));
+  std::filesystem::create_directories(path("broken"));
+  write("broken/results.json", "{\"kind\"");
+  EXPECT_THAT(refused({"--out", path("broken"), "--resume"}), HasSubstr("are not JSON"));
+}
+
+}  // namespace
+}  // namespace tessera::compare_command_test

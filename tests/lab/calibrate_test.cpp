@@ -1,0 +1,113 @@
+#include "tessera/lab/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "support/small_run.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/simulate_step.h"
+
+namespace tessera::calibrate_test {
+namespace {
+
+CalibrationOptions brief() {
+  return {.name = "here",
+          .machine = "a machine of tests",
+          .cores = 2,
+          .memory_bytes = 1e9,
+          .seconds = 1e-5,
+          .coarseness = 8};
+}
+
+TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
+  int announced = 0, all = 0;
+  CalibrationOptions options = brief();
+  options.progress = [&](const std::string& what, int done, int count) {
+    EXPECT_FALSE(what.empty());
+    EXPECT_EQ(done, announced++);
+    all = count;
+    return true;
+  };
+  const HardwareProfile profile = calibrate_cpu(options);
+  EXPECT_EQ(announced, all);
+  EXPECT_EQ(to_text(parse_profile(to_text(profile), "here.json")), to_text(profile));
+  EXPECT_EQ(profile.device, "cpu");
+  EXPECT_EQ(profile.cores.value, 2.0);
+
+  // Every kernel of a step has a rate of its own, in both dtypes and for one thread and for two.
+  const test::RandomTokens source(16, 64, false);
+  const Model model =
+      make_gpt({.vocab_size = 64, .context_length = 16, .layers = 2, .heads = 2, .width = 32});
+  const ModelLayout layout = make_layout(model, {}, 2);
+  std::set<std::string> kernels;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Strategy& strategy = find_strategy("full_shard");
+    const Schedule schedule = plan(layout, {.mesh = make_mesh(2, 1),
+                                            .placement = strategy.placement,
+                                            .reshard_after_forward = strategy.reshard_after_forward,
+                                            .parameter_dtype = dtype});
+    for (const int threads : {1, 2}) {
+      const ExecutorOptions executor{.micro_batch = 2, .threads = threads};
+      const Program program{&schedule, &source};
+      for (const auto& calls : record_kernels(program, layout, model, executor)) {
+        for (const KernelCall& call : calls) {
+          for (const KernelCall& part : cpu_kernels_of(call)) {
+            const std::string name = rates_name(part);
+            if (name == "loss" || name == "count-tokens" || name == "results") continue;
+            kernels.insert(name);
+            const KernelRates* const rates = profile.find(name, to_string(part.dtype), threads);
+            ASSERT_NE(rates, nullptr) << name << " in " << to_string(part.dtype);
+            EXPECT_EQ(rates->threads, threads) << name;
+            EXPECT_EQ(rates->points.front().size.size(), rates_size(part).size()) << name;
+          }
+        }
+      }
+      const SimulatedStep step = simulate_step(program, layout, model, executor,
+                                               {.profile = profile, .ranks_per_process = 8});
+      EXPECT_GT(step.seconds, 0.0);
+      EXPECT_LT(step.seconds, 10.0);
+      EXPECT_GT(step.of(Lane::kGather).busy, 0.0);
+    }
+  }
+  EXPECT_TRUE(kernels.contains("gemm nt") && kernels.contains("gemm tn") &&
+              kernels.contains("adamw") && kernels.contains("gelu_forward"));
+}
+
+TEST(Calibrate, StopsWhenItIsTold) {
+  CalibrationOptions options = brief();
+  int calls = 0;
+  options.progress = [&](const std::string&, int, int) { return ++calls < 3; };
+  try {
+    calibrate_cpu(options);
+    FAIL() << "it went on";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAborted);
+  }
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(CpuKernels, OfAGemmAreTheProductAndWhatAccompaniesIt) {
+  const auto view = [](Shape shape, DType dtype = DType::kFloat32) {
+    return TensorView(reinterpret_cast<void*>(64), dtype, shape);
+  };
+  GemmArgs args{.a = view({8, 4}), .b = view({16, 4}), .c = view({8, 16}), .bias = view({16})};
+  args.transpose_b = true;
+  args.gelu = true;
+  args.gelu_input = view({8, 16});
+  const KernelCall call{.kernel = "gemm",
+                        .dims = {8, 16, 4},
+                        .flops = 1024.0,
+                        .bytes = 1000.0 + gemm_epilogue_bytes(args),
+                        .gemm = args};
+  EXPECT_EQ(rates_name(call), "gemm nt");
+  const std::vector<KernelCall> parts = cpu_kernels_of(call);
+  ASSERT_EQ(parts.size(), 3U);
+  EXPECT_EQ(parts[0].bytes, 1000.0);
+  EXPECT_EQ(parts[1].kernel, "fill") << "the bias, before the product";
+  EXPECT_EQ(parts[2].kernel, "gelu_forward");
+  EXPECT_EQ(parts[2].bytes, 2.0 * 8 * 16 * 4);
+}
+
+}  // namespace
+}  // namespace tessera::calibrate_test
