@@ -6,7 +6,6 @@
 #include "report_figures.h"
 #include "report_parts.h"
 #include "report_style.h"
-#include "shell_word.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/comparison_figures.h"
@@ -93,12 +92,10 @@ std::string machine(const Comparison& comparison) {
 }
 
 std::string command(const Comparison& comparison) {
-  std::string line = "tessera";
-  for (const std::string& word : comparison.command) line += " " + shell_word(word);
   return concat(
       "<section id=\"command\" aria-labelledby=\"command-name\"><h2 id=\"command-name\">"
       "Command</h2>\n<p>This makes the report again:</p>\n<pre tabindex=\"0\">",
-      escaped(line), "</pre></section>\n");
+      escaped(shell_command(comparison)), "</pre></section>\n");
 }
 
 }  // namespace
