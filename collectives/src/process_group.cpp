@@ -53,6 +53,8 @@ Traffic& Traffic::operator+=(const Traffic& other) {
     sent_bytes[i] += other.sent_bytes[i];
   }
   copied_bytes += other.copied_bytes;
+  to_host_bytes += other.to_host_bytes;
+  to_device_bytes += other.to_device_bytes;
   return *this;
 }
 

@@ -95,6 +95,7 @@ const std::map<std::string, Other> kOthers{
     {"reshard_after_forward", {"false"}},
     {"reduction_order", {"hierarchical"}},
     {"wrap", {"none"}},
+    {"offload_optimizer", {"host:0.5"}},
     {"prefetch_forward", {"2"}},
     {"prefetch_backward", {"2"}},
     {"steps", {"3"}},

@@ -166,7 +166,7 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   std::string after = bytes_of(state);
   const bool changed = before != after;
   for (const StateTensor& tensor : state) {
-    if (schedule.find(host_copy_name(tensor.name)) < 0) continue;
+    if (schedule.find(snapshot_name(tensor.name)) < 0) continue;
     const TensorView copy = executor.snapshot(0, tensor.name);
     after.append(reinterpret_cast<const char*>(copy.data), static_cast<std::size_t>(copy.bytes()));
   }
@@ -211,13 +211,15 @@ std::vector<Subject> subjects() {
                 .trains_first = draw(6) != 0,
                 .overlaps = draw(2) == 0};
             s.snapshot = s.purpose == Purpose::kTrain && draw(4) == 0;
-            s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
-                            ' ', s.run.policy.prefetch_backward, ", ", micro_steps,
-                            " micro-steps, ", unsharded ? "unsharded, " : "", to_string(recompute),
-                            ", ", to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
-                            to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
-                            s.layers, " layers", s.overlaps ? ", overlapping" : "",
-                            s.snapshot ? ", with snapshots" : "");
+            s.run.offload_optimizer =
+                std::array{0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(4))];
+            s.name = concat(
+                strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth, ' ',
+                s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
+                unsharded ? "unsharded, " : "", to_string(recompute), ", ", to_string(s.run.dtype),
+                '/', to_string(s.run.reduce_dtype), ", ", to_string(s.run.reduction_order), ", ",
+                to_string(s.purpose), ", ", s.layers, " layers", s.overlaps ? ", overlapping" : "",
+                s.snapshot ? ", with snapshots" : "", ", offloaded ", s.run.offload_optimizer);
             all.push_back(std::move(s));
           }
         }

@@ -66,11 +66,13 @@ TEST(Snapshot, HoldsEveryStateTensorOnceOverAllRanks) {
     }
     const std::int64_t width = run.dtype == DType::kFloat32 ? 4 : 2;
     const std::int64_t rounded = run.stochastic_rounding ? 2 : 0;
-    EXPECT_EQ(account_host_memory(chain.schedule) * run.ranks,
+    EXPECT_EQ(account_snapshot(chain.schedule) * run.ranks,
               trainable * (12 + rounded) + frozen * width);
     const Schedule without = plan(chain.layout, plan_options(run));
     EXPECT_EQ(account_memory(chain.schedule), account_memory(without));
-    EXPECT_EQ(account_traffic(chain.schedule), account_traffic(without));
+    Traffic traffic = account_traffic(without);
+    traffic.to_host_bytes = account_snapshot(chain.schedule);
+    EXPECT_EQ(account_traffic(chain.schedule), traffic);
     EXPECT_EQ(state_options(chain.schedule).optimizer_tensors,
               state_options(without).optimizer_tensors);
   }
@@ -89,7 +91,7 @@ std::string own_part(const TrainingState& state, const StateTensor& tensor) {
 std::map<std::string, std::string> parts(const TrainingState& state, const Schedule& schedule) {
   std::map<std::string, std::string> all;
   for (const StateTensor& tensor : state) {
-    if (schedule.find(host_copy_name(tensor.name)) >= 0) {
+    if (schedule.find(snapshot_name(tensor.name)) >= 0) {
       all[tensor.name] = own_part(state, tensor);
     }
   }
@@ -99,7 +101,7 @@ std::map<std::string, std::string> parts(const TrainingState& state, const Sched
 std::map<std::string, std::string> copies(const ChainRank& member, const Schedule& schedule) {
   std::map<std::string, std::string> all;
   for (const StateTensor& tensor : *member.state) {
-    if (schedule.find(host_copy_name(tensor.name)) < 0) continue;
+    if (schedule.find(snapshot_name(tensor.name)) < 0) continue;
     const TensorView view = member.executor->snapshot(0, tensor.name);
     all[tensor.name] = {reinterpret_cast<const char*>(view.data),
                         static_cast<std::size_t>(view.bytes())};
@@ -206,7 +208,7 @@ TEST_F(ABrokenSnapshot, ThatCopiesAnotherTensorIsRefused) {
 
 TEST_F(ABrokenSnapshot, ThatLeavesATensorOutIsRefused) {
   copy_of("l1.frozen") = copy_of("l0.frozen");
-  EXPECT_THAT(refusal(), HasSubstr("l1.frozen@host is never filled"));
+  EXPECT_THAT(refusal(), HasSubstr("l1.frozen@snapshot is never filled"));
 }
 
 TEST_F(ABrokenSnapshot, ThatCopiesAllOfWhatRanksShareIsRefused) {
@@ -222,9 +224,10 @@ TEST_F(ABrokenSnapshot, ThatCopiesAfterTheUpdateIsRefused) {
   EXPECT_THAT(refusal(), HasSubstr("which this step has updated already"));
 }
 
-TEST_F(ABrokenSnapshot, ThatIsKeptOnTheHostIsRefused) {
-  schedule_.buffers[static_cast<std::size_t>(schedule_.find("l0.frozen@host"))].persistent = true;
-  EXPECT_THAT(refusal(), HasSubstr("l0.frozen@host is on the host"));
+TEST_F(ABrokenSnapshot, ThatIsKeptAsStateIsRefused) {
+  schedule_.buffers[static_cast<std::size_t>(schedule_.find("l0.frozen@snapshot"))].persistent =
+      true;
+  EXPECT_THAT(refusal(), HasSubstr("l0.frozen@snapshot is the second frozen buffer"));
 }
 
 TEST(Snapshot, IsTakenBesideStepsThatTrainOnly) {

@@ -70,6 +70,8 @@ struct SmallRun {
   float dropout = 0.0F;
   double clip_norm = 0.5;
   bool stochastic_rounding = false;
+  double offload_optimizer = 0.0;             ///< share of units
+  int steps_in_flight = 1;                    ///< 2: the optimizer has a lane of its own, too
   int threads = 1;                            ///< per rank
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
   std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
@@ -81,6 +83,7 @@ struct SmallResult {
   std::vector<double> norms;
   std::vector<FullParameter> parameters;
   MemoryPeak predicted, measured;
+  MemoryPeak predicted_host, measured_host;
   Traffic predicted_traffic, counted_traffic;  ///< of one step
 };
 
@@ -106,7 +109,9 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .reduce_dtype = run.reduce_dtype,
           .micro_steps = run.micro_steps,
           .accumulate_unsharded = run.accumulate_unsharded,
-          .policy = run.policy};
+          .policy = run.policy,
+          .overlap_optimizer = run.steps_in_flight > 1,
+          .offload_optimizer = run.offload_optimizer};
 }
 
 inline SmallResult train(const SmallRun& run) {
@@ -123,10 +128,13 @@ inline SmallResult train(const SmallRun& run) {
   options.seed = 42;
   options.micro_batch = 2;
   options.threads = run.threads;
-  result.predicted = predict_memory(result.schedule, layout, model, source, options);
+  options.steps_in_flight = run.steps_in_flight;
+  const Simulation simulated = simulate(result.schedule, layout, model, source, options);
+  result.predicted = simulated.memory;
+  result.predicted_host = simulated.host_memory;
   result.predicted_traffic = account_traffic(result.schedule);
   const auto world = make_thread_group(run.ranks);
-  std::vector<MemoryPeak> peaks(static_cast<std::size_t>(run.ranks));
+  std::vector<MemoryPeak> peaks(static_cast<std::size_t>(run.ranks)), host_peaks = peaks;
   launch_ranks(world, [&](int rank, ProcessGroup& group) {
     const auto device = make_cpu_device();
     Memory memory(*device);
@@ -135,20 +143,29 @@ inline SmallResult train(const SmallRun& run) {
     if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
     TrainingState state(layout, state_options(result.schedule), rank, memory);
     Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
+    int begun = 0;
     for (int step = 0; step < run.steps; ++step) {
-      const StepResult r = executor.run_step(step, 1e-2);
+      while (begun < std::min(step + run.steps_in_flight, run.steps)) {
+        executor.begin_step(begun++, 1e-2);
+      }
+      const StepResult r = executor.finish_step();
       if (rank != 0) continue;
       result.losses.push_back(r.loss);
       result.norms.push_back(r.gradient_norm);
-      if (step == 0) result.counted_traffic = groups.traffic();
+      if (step == 0 && run.steps_in_flight == 1) result.counted_traffic = executor.traffic();
     }
     peaks[static_cast<std::size_t>(rank)] = memory.peak();
+    host_peaks[static_cast<std::size_t>(rank)] = memory.peak(Tier::kHost);
     auto parameters = executor.gather_parameters();
     if (rank == 0) result.parameters = std::move(parameters);
   });
   result.measured = peaks[0];
+  result.measured_host = host_peaks[0];
   for (const MemoryPeak& peak : peaks) {
     if (!(peak == result.measured)) result.measured.total = -1;  // ranks must agree
+  }
+  for (const MemoryPeak& peak : host_peaks) {
+    if (!(peak == result.measured_host)) result.measured_host.total = -1;
   }
   return result;
 }

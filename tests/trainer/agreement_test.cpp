@@ -112,6 +112,7 @@ const std::map<std::string, std::string> kOthers{
     {"reshard_after_forward", "false"},
     {"reduction_order", "hierarchical"},
     {"wrap", "none"},
+    {"offload_optimizer", "host"},
     {"prefetch_forward", "2"},
     {"prefetch_backward", "2"},
     {"steps", "7"},

@@ -34,6 +34,7 @@ const std::map<std::string, Get>& getters() {
       {"reshard_after_forward", [](const O& o) { return or_null(o.reshard_after_forward); }},
       {"reduction_order", [](const O& o) { return to_string(o.reduction_order); }},
       {"wrap", [](const O& o) { return to_string(o.wrap); }},
+      {"offload_optimizer", [](const O& o) { return to_string(o.offload_optimizer); }},
       {"prefetch_forward", [](const O& o) { return o.policy.prefetch_forward; }},
       {"prefetch_backward", [](const O& o) { return o.policy.prefetch_backward; }},
       {"steps", [](const O& o) { return o.steps; }},

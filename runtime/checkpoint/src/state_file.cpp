@@ -17,13 +17,23 @@ constexpr const char* kRounded = "rounded-parameter";
 
 std::int64_t element_bytes(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
 
+/// The units that have master weights, by name.
+std::set<std::string> units_with_master(const ModelLayout& layout, const StateOptions& options) {
+  std::set<std::string> units;
+  for (const ScheduleBuffer& buffer : state_buffers(layout, options)) {
+    if (buffer.role != Role::kMaster) continue;
+    units.insert(layout.units[static_cast<std::size_t>(buffer.unit)].name);
+  }
+  return units;
+}
+
 /// The state tensor in which a rank has a saved state of a unit's parameters.
 std::string state_tensor(const Unit& unit, bool trainable, const std::string& state,
-                         DType parameter_dtype) {
+                         bool has_master) {
   if (!trainable) return unit.name + ".frozen";
   if (state == kRounded) return unit.name + ".parameter";
   if (state != kValues) return concat(unit.name, ".", state);
-  return unit.name + (parameter_dtype == DType::kFloat32 ? ".parameter" : ".master");
+  return unit.name + (has_master ? ".master" : ".parameter");
 }
 
 /// The saved state that fills a state tensor, of those that a parameter has; -1: none does.
@@ -186,12 +196,13 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
   StateFileWriter file(storage, folder, state_file_name(rank),
                        state_file_header(parameters, pieces), bytes_of(parameters, pieces));
   const std::vector<Home> homes = homes_of(layout);
+  const std::set<std::string> with_master = units_with_master(layout, options);
   const ShardNesting nesting(options.mesh, options.placement);
   for (const SavedPiece& piece : pieces) {
     const Home& home = homes[static_cast<std::size_t>(piece.parameter)];
     const SavedState& state = state_of(parameters, piece);
     const std::string name =
-        state_tensor(*home.unit, home.trainable, state.name, options.parameter_dtype);
+        state_tensor(*home.unit, home.trainable, state.name, with_master.contains(home.unit->name));
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
     const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);

@@ -68,15 +68,19 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
                 const TrainingPlan& plan) {
   nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
   for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
-  const nlohmann::ordered_json json{{"kind", "plan"},
-                                    {"settings", config.values()},
-                                    {"parameters", parameter_count(model)},
-                                    {"peak_bytes", to_json(plan.memory)},
-                                    {"gpu_overhead_bytes", overhead},
-                                    {"sent_bytes", sent_bytes_to_json(plan.traffic)},
-                                    {"collectives", calls_to_json(plan.traffic)},
-                                    {"gradient_sum_bytes", account_gradient_sums(plan.schedule)},
-                                    {"schedule", to_json(plan.schedule)}};
+  nlohmann::ordered_json json{{"kind", "plan"},
+                              {"settings", config.values()},
+                              {"parameters", parameter_count(model)},
+                              {"peak_bytes", to_json(plan.memory)},
+                              {"gpu_overhead_bytes", overhead},
+                              {"sent_bytes", sent_bytes_to_json(plan.traffic)},
+                              {"collectives", calls_to_json(plan.traffic)},
+                              {"gradient_sum_bytes", account_gradient_sums(plan.schedule)}};
+  if (plan.host_memory.total > 0) {
+    json["host_peak_bytes"] = to_json(plan.host_memory);
+    json["tier_copy_bytes"] = tier_copies_to_json(plan.traffic);
+  }
+  json["schedule"] = to_json(plan.schedule);
   write_json(out, json);
 }
 
@@ -196,7 +200,7 @@ int run_plan(Config config) {
       print_actions(out, plan.schedule, config.get<bool>("actions"));
     }
     out << "\n";
-    print_memory(out, plan.memory);
+    print_memory(out, plan);
     print_gpu_overhead(out, plan);
     out << "\n";
     print_traffic(out, plan.traffic);

@@ -16,6 +16,9 @@ namespace {
 
 constexpr int kIndent = 10;  // behind "schedule  "
 
+constexpr std::pair<std::string_view, std::int64_t Traffic::*> kTierCopies[] = {
+    {"  device to host", &Traffic::to_host_bytes}, {"  host to device", &Traffic::to_device_bytes}};
+
 std::string in_words(std::string_view key) {
   std::string text(key);
   for (char& c : text) {
@@ -49,6 +52,12 @@ void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) 
                       table.add({name, format_bytes(predicted), format_bytes(measured),
                                  verdict(predicted, measured)});
                     });
+  const std::int64_t on_host = summary.predicted_host_memory.total;
+  const std::int64_t measured = summary.measured_host_memory.total;
+  if (on_host > 0 || measured > 0) {
+    table.add({"  on the host", format_bytes(on_host), format_bytes(measured),
+               verdict(on_host, measured)});
+  }
   table.print(out);
 }
 
@@ -66,10 +75,18 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
                verdict(predicted.sent_of(kind), counted.sent_of(kind)),
                with_commas(counted.calls_of(kind))});
   }
-  if (!any) return;
-  table.print(out);
-  out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
-      << " bytes\n";
+  if (any) {
+    table.print(out);
+    out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
+        << " bytes\n";
+  }
+  if (!moves_between_tiers(predicted) && !moves_between_tiers(counted)) return;
+  TextTable copies({"copied by a rank", "predicted", "counted", ""});
+  for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
+                verdict(predicted.*bytes, counted.*bytes)});
+  }
+  copies.print(out);
 }
 
 std::string exposed_share(const TimelineSummary& timeline) {
@@ -163,12 +180,15 @@ std::string describe_model(const Model& model, const TrainingPlan& plan) {
          counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
-void print_memory(std::ostream& out, const MemoryPeak& predicted) {
+void print_memory(std::ostream& out, const TrainingPlan& plan) {
   TextTable table({"memory of a rank", "predicted", "bytes"});
-  for_each_category(predicted, predicted,
+  for_each_category(plan.memory, plan.memory,
                     [&](const std::string& name, std::int64_t bytes, std::int64_t) {
                       table.add({name, format_bytes(bytes), with_commas(bytes)});
                     });
+  if (const std::int64_t on_host = plan.host_memory.total; on_host > 0) {
+    table.add({"  on the host", format_bytes(on_host), with_commas(on_host)});
+  }
   table.print(out);
 }
 
@@ -199,6 +219,13 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
   }
   table.add({"  in all", format_bytes(total), with_commas(total)});
   table.print(out);
+  if (!moves_between_tiers(predicted)) return;
+  out << "\n";
+  TextTable copies({"copied by a rank per step", "predicted", "bytes"});
+  for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
+  }
+  copies.print(out);
 }
 
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,

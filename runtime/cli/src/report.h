@@ -27,11 +27,11 @@ std::string describe_shape(const Schedule& schedule);
 /// "0.82 M parameters in 6 units".
 std::string describe_model(const Model& model, const TrainingPlan& plan);
 
-/// Memory of one rank by category, as predicted.
-void print_memory(std::ostream& out, const MemoryPeak& predicted);
+/// Memory of one rank by category, as predicted, and what is offloaded.
+void print_memory(std::ostream& out, const TrainingPlan& plan);
 /// What a rank takes of its GPU beside that, by item with its source; nothing for a run on the CPU.
 void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan);
-/// Bytes and calls of one rank's step by kind of collective, as predicted.
+/// Bytes and calls of one rank's step by kind of collective, as predicted, and copied bytes.
 void print_traffic(std::ostream& out, const Traffic& predicted);
 
 /// What a finished run came to, with each prediction beside its measurement.

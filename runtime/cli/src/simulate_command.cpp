@@ -136,7 +136,7 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   }
   lanes.print(out);
   out << "\n";
-  print_memory(out, cell.plan.memory);
+  print_memory(out, cell.plan);
   print_gpu_overhead(out, cell.plan);
   out << "\n";
   print_traffic(out, cell.plan.traffic);
@@ -189,18 +189,24 @@ nlohmann::ordered_json json_of(const Cell& cell) {
     lanes[std::string(to_string(lane))] = {{"busy_seconds", time.busy},
                                            {"exposed_seconds", time.exposed}};
   }
-  return {{"ranks", cell.plan.options.ranks},
-          {"strategy", cell.plan.options.strategy},
-          {"step_seconds", cell.step.seconds},
-          {"tokens", cell.tokens},
-          {"tokens_per_second", cell.tokens_per_second()},
-          {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
-          {"exposed_seconds", cell.step.communication.exposed},
-          {"lanes", lanes},
-          {"memory_bytes", cell.memory},
-          {"peak_bytes", to_json(cell.plan.memory)},
-          {"sent_bytes", sent_bytes_to_json(cell.plan.traffic)},
-          {"best", cell.is_best}};
+  nlohmann::ordered_json json{
+      {"ranks", cell.plan.options.ranks},
+      {"strategy", cell.plan.options.strategy},
+      {"step_seconds", cell.step.seconds},
+      {"tokens", cell.tokens},
+      {"tokens_per_second", cell.tokens_per_second()},
+      {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
+      {"exposed_seconds", cell.step.communication.exposed},
+      {"lanes", lanes},
+      {"memory_bytes", cell.memory},
+      {"peak_bytes", to_json(cell.plan.memory)},
+      {"sent_bytes", sent_bytes_to_json(cell.plan.traffic)},
+      {"best", cell.is_best}};
+  if (cell.plan.host_memory.total > 0) {
+    json["host_peak_bytes"] = to_json(cell.plan.host_memory);
+    json["tier_copy_bytes"] = tier_copies_to_json(cell.plan.traffic);
+  }
+  return json;
 }
 
 int run_simulate(const Config& config) {

@@ -35,11 +35,14 @@ std::string_view to_string(MemoryCategory category) {
   return "unknown";
 }
 
+std::string_view to_string(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
+
 Buffer::Buffer(Buffer&& other) noexcept
     : memory_(std::exchange(other.memory_, nullptr)),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      category_(other.category_) {}
+      category_(other.category_),
+      tier_(other.tier_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   // The old allocation dies with `taken`, also on self-assignment's way round.
@@ -48,11 +51,12 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(bytes_, taken.bytes_);
   std::swap(category_, taken.category_);
+  std::swap(tier_, taken.tier_);
   return *this;
 }
 
 Buffer::~Buffer() {
-  if (memory_ != nullptr) memory_->release(data_, bytes_, category_);
+  if (memory_ != nullptr) memory_->release(*this);
 }
 
 Memory::Memory(Device& device, std::int64_t limit_bytes)
@@ -61,33 +65,38 @@ Memory::Memory(Device& device, std::int64_t limit_bytes)
           " bytes is negative");
 }
 
-Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string_view what) {
+Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string_view what,
+                        Tier tier) {
   require(bytes >= 0, ErrorCode::kInvalidArgument, "cannot allocate ", bytes, " bytes for ", what);
   const std::int64_t counted = allocation_bytes(bytes);
+  const std::int64_t limit = tier == Tier::kDevice ? limit_bytes_ : 0;
   std::byte* data = nullptr;
   {
     // The device is asked under the lock: the ledger never shows bytes that were refused.
     const std::lock_guard lock(mutex_);
-    require(limit_bytes_ == 0 || counted <= limit_bytes_ - total_, ErrorCode::kOutOfMemory,
-            "no room for ", counted, " bytes of ", to_string(category), " for ", what, ": ", total_,
-            " bytes are in use and the limit is ", limit_bytes_,
+    Ledger& l = ledger(tier);
+    require(limit == 0 || counted <= limit - l.total, ErrorCode::kOutOfMemory, "no room for ",
+            counted, " bytes of ", to_string(category), " for ", what, ": ", l.total,
+            " bytes are in use and the limit is ", limit,
             "; shard more states, use smaller micro-batches, or raise the limit");
-    require(counted <= kMaxBytes - total_, ErrorCode::kOutOfMemory, "no room for ", counted,
-            " bytes of ", to_string(category), " for ", what, ": beside the ", total_,
+    require(counted <= kMaxBytes - l.total, ErrorCode::kOutOfMemory, "no room for ", counted,
+            " bytes of ", to_string(category), " for ", what, ": beside the ", l.total,
             " bytes in use they are more than 2^62; use smaller micro-batches or a smaller model");
     try {
-      data = static_cast<std::byte*>(device_.allocate(static_cast<std::size_t>(counted)));
+      const auto size = static_cast<std::size_t>(counted);
+      data = static_cast<std::byte*>(tier == Tier::kDevice ? device_.allocate(size)
+                                                           : device_.allocate_host(size));
     } catch (const Error& error) {
       fail(error.code(), "no memory for ", counted, " bytes of ", to_string(category), " for ",
-           what, " (", total_, " bytes are in use, the limit is ",
-           limit_bytes_ == 0 ? std::string("the device's own") : std::to_string(limit_bytes_),
+           what, " (", l.total, " bytes are in use, the limit is ",
+           limit == 0 ? concat("the ", to_string(tier), "'s own") : std::to_string(limit),
            "): ", error.what());
     }
-    total_ += counted;
-    current_[category] += counted;
-    for (MemoryPeak* const peak : {&peak_, &recent_}) {
-      peak->total = std::max(peak->total, total_);
-      peak->by_category[category] = std::max(peak->by_category[category], current_[category]);
+    l.total += counted;
+    l.current[category] += counted;
+    for (MemoryPeak* const peak : {&l.peak, &l.recent}) {
+      peak->total = std::max(peak->total, l.total);
+      peak->by_category[category] = std::max(peak->by_category[category], l.current[category]);
     }
   }
   Buffer buffer;
@@ -95,29 +104,37 @@ Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string
   buffer.data_ = data;
   buffer.bytes_ = counted;
   buffer.category_ = category;
+  buffer.tier_ = tier;
   return buffer;
 }
 
-void Memory::release(std::byte* data, std::int64_t bytes, MemoryCategory category) noexcept {
+void Memory::release(const Buffer& buffer) noexcept {
   const std::lock_guard lock(mutex_);
-  device_.deallocate(data, static_cast<std::size_t>(bytes));
-  total_ -= bytes;
-  current_[category] -= bytes;
+  const auto size = static_cast<std::size_t>(buffer.bytes_);
+  if (buffer.tier_ == Tier::kDevice) {
+    device_.deallocate(buffer.data_, size);
+  } else {
+    device_.deallocate_host(buffer.data_, size);
+  }
+  Ledger& l = ledger(buffer.tier_);
+  l.total -= buffer.bytes_;
+  l.current[buffer.category_] -= buffer.bytes_;
 }
 
-MemoryUse Memory::current() const {
+MemoryUse Memory::current(Tier tier) const {
   const std::lock_guard lock(mutex_);
-  return current_;
+  return ledger(tier).current;
 }
 
-MemoryPeak Memory::peak() const {
+MemoryPeak Memory::peak(Tier tier) const {
   const std::lock_guard lock(mutex_);
-  return peak_;
+  return ledger(tier).peak;
 }
 
 MemoryPeak Memory::take_recent_peak() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(recent_, {.total = total_, .by_category = current_});
+  Ledger& l = ledger(Tier::kDevice);
+  return std::exchange(l.recent, {.total = l.total, .by_category = l.current});
 }
 
 }  // namespace tessera

@@ -1,7 +1,10 @@
 #include "tessera/core/sim_device.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
+#include <cerrno>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <utility>
@@ -198,15 +201,17 @@ void SimDevice::deallocate(void* address, std::size_t /*bytes*/) noexcept {
   if (has_pool_) pool_.deallocate(reinterpret_cast<SegmentPool::Address>(address));
 }
 
+/// Real memory, of which only what is touched is taken: a simulated state is not.
 void* SimDevice::allocate_host(std::size_t bytes) {
-  void* const address = std::calloc(std::max<std::size_t>(bytes, 1), 1);
-  require(address != nullptr, ErrorCode::kOutOfMemory, "cannot allocate ", bytes,
-          " bytes of host memory");
+  void* const address = mmap(nullptr, std::max<std::size_t>(bytes, 1), PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  require(address != MAP_FAILED, ErrorCode::kOutOfMemory, "cannot reserve ", bytes,
+          " bytes of host memory: ", std::strerror(errno));
   return address;
 }
 
-void SimDevice::deallocate_host(void* address, std::size_t /*bytes*/) noexcept {
-  std::free(address);
+void SimDevice::deallocate_host(void* address, std::size_t bytes) noexcept {
+  munmap(address, std::max<std::size_t>(bytes, 1));
 }
 
 std::unique_ptr<Stream> SimDevice::create_stream(StreamOptions options) {

@@ -129,6 +129,32 @@ void StreamCuda::submit(const Work& work, std::function<void()> task) {
   run(work, task);
 }
 
+/// A task may submit one, which is a part of it then.
+void StreamCuda::submit_on_host(const Work& work, std::function<void()> task) {
+  if (in_task_) return enqueue_on_host(std::move(task));
+  submit(work, [&] { enqueue_on_host(std::move(task)); });
+}
+
+void StreamCuda::enqueue_on_host(std::function<void()> task) {
+  auto owned = std::make_unique<HostTask>(HostTask{std::move(task), failure_, capturing()});
+  TESSERA_CUDA_CHECK(cudaLaunchHostFunc(stream_, HostTask::run, owned.get()));
+  if (owned->is_captured) {
+    tasks_of_graphs_.push_back(std::move(owned));
+  } else {
+    static_cast<void>(owned.release());  // run() deletes it
+  }
+}
+
+void StreamCuda::HostTask::run(void* data) noexcept {
+  auto* const self = static_cast<HostTask*>(data);
+  try {
+    if (!self->failure->get()) self->task();
+  } catch (...) {
+    self->failure->set(std::current_exception());
+  }
+  if (!self->is_captured) delete self;
+}
+
 void StreamCuda::defer(const Work& work, std::function<void()> task) {
   settle();
   deferred_ = Deferred{.work = work, .task = std::move(task)};
@@ -155,13 +181,17 @@ void StreamCuda::run(const Work& work, const std::function<void()>& task) {
     Span span{.work = work};
     const bool traced = options_.on_span && !capturing();
     if (traced) span.begin = mark();
+    in_task_ = true;
     if (task) task();
+    in_task_ = false;
     if (!traced) return;
     span.end = mark();
     spans_.push_back(span);
   } catch (const std::exception& error) {
+    in_task_ = false;
     fail_with(error.what());
   } catch (...) {
+    in_task_ = false;
     fail_with("unknown exception");
   }
 }

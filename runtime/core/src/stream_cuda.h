@@ -52,6 +52,7 @@ class StreamCuda : public CudaStream {
   StreamCuda& operator=(const StreamCuda&) = delete;
 
   void submit(const Work& work, std::function<void()> task) override;
+  void submit_on_host(const Work& work, std::function<void()> task) override;
   Event record() override;
   void wait(const Event& event) override;
   void copy(void* destination, const void* source, std::size_t bytes) override;
@@ -83,11 +84,20 @@ class StreamCuda : public CudaStream {
     Work work;
     std::function<void()> task;
   };
+  /// Called back by the driver; see submit_on_host.
+  struct HostTask {
+    std::function<void()> task;
+    std::shared_ptr<StreamFailure> failure;
+    bool is_captured = false;  ///< runs again, and is the stream's to keep
+
+    static void run(void* data) noexcept;
+  };
   struct Span {
     Work work;
     cudaEvent_t begin = nullptr, end = nullptr;
   };
 
+  void enqueue_on_host(std::function<void()> task);
   bool capturing() const;
   /// Submits what was deferred.
   void settle();
@@ -107,6 +117,8 @@ class StreamCuda : public CudaStream {
   std::size_t scratch_bytes_ = 0;
   bool scratch_is_captured_ = false;
   std::vector<void*> scratch_of_graphs_;  ///< outgrown, but captured
+  std::vector<std::unique_ptr<HostTask>> tasks_of_graphs_;
+  bool in_task_ = false;
   std::array<std::shared_ptr<void>, 3> libraries_;
   std::vector<Span> spans_;  ///< not yet reported
   std::optional<Deferred> deferred_;

@@ -107,9 +107,9 @@ void TensorView::check_dtype(DType wanted) const {
 }
 
 Tensor Tensor::empty(Memory& memory, Shape shape, DType dtype, MemoryCategory category,
-                     std::string_view what) {
+                     std::string_view what, Tier tier) {
   const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_of(dtype));
-  auto buffer = std::make_shared<Buffer>(memory.allocate(bytes, category, what));
+  auto buffer = std::make_shared<Buffer>(memory.allocate(bytes, category, what, tier));
   TensorView view(buffer->data(), dtype, shape);
   return Tensor(std::move(buffer), view);
 }

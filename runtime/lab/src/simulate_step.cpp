@@ -90,7 +90,7 @@ SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int thread
       const bool meets = is_collective(*action);
       all.gathers |= meets && action->lane == Lane::kGather;
       all.reduces |= meets && action->lane == Lane::kReduce;
-      const bool copies = action->lane == Lane::kGather || action->lane == Lane::kCopyOut;
+      const bool copies = action->lane == Lane::kGather || is_copying(action->lane);
       all.threads += copies ? 1.0 : static_cast<double>(threads);
     }
     const double share = cores > 0.0 ? std::min(1.0, cores / std::max(all.threads, 1.0)) : 1.0;

@@ -52,25 +52,25 @@ std::int64_t account_gradient_sums(const Schedule& schedule) {
   return bytes;
 }
 
-std::int64_t account_host_memory(const Schedule& schedule) {
+std::int64_t account_snapshot(const Schedule& schedule) {
   std::int64_t bytes = 0;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.tier == Tier::kHost) bytes += bytes_of(buffer);
+    if (buffer.is_snapshot()) bytes += bytes_of(buffer);
   }
   return bytes;
 }
 
-MemoryUse account_memory(const Schedule& schedule) {
+MemoryUse account_memory(const Schedule& schedule, Tier tier) {
   const Schedule* const one = &schedule;
-  return account_memory(std::span(&one, 1));
+  return account_memory(std::span(&one, 1), tier);
 }
 
-MemoryUse account_memory(std::span<const Schedule* const> schedules) {
+MemoryUse account_memory(std::span<const Schedule* const> schedules, Tier tier) {
   MemoryUse use;
   std::map<std::string_view, std::int64_t> counted;  // by name: buffers that schedules share
   for (const Schedule* const schedule : schedules) {
     for (const ScheduleBuffer& buffer : schedule->buffers) {
-      if (buffer.tier == Tier::kHost) continue;
+      if (buffer.tier != tier || buffer.is_snapshot()) continue;
       if (buffer.role == Role::kScalars) continue;  // workspace, which the run shows
       const std::int64_t bytes = allocated(buffer);
       std::int64_t& known = counted[buffer.name];

@@ -30,6 +30,10 @@ nlohmann::ordered_json sent_bytes_to_json(const Traffic& traffic) {
   return by_collective(traffic.sent_bytes);
 }
 
+nlohmann::ordered_json tier_copies_to_json(const Traffic& traffic) {
+  return {{"device_to_host", traffic.to_host_bytes}, {"host_to_device", traffic.to_device_bytes}};
+}
+
 nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
   return by_collective(traffic.calls);
 }

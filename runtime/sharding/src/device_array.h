@@ -76,4 +76,35 @@ class DeviceArray {
   std::vector<void*> mirrors_;
 };
 
+/// The same with one more copy on the host, for what works there. It is at one place for ever,
+/// where mirrors take turns; on a device whose memory is the host's it is the array itself.
+template <typename T>
+class ArrayOnTiers : public DeviceArray<T> {
+ public:
+  ArrayOnTiers(Memory& memory, std::int64_t numel, std::string_view what, int mirrors = 1)
+      : DeviceArray<T>(memory, numel, what, mirrors), device_(memory.device()) {
+    if (!device_.host_accessible()) host_copy_ = device_.allocate_host(bytes());
+  }
+  ~ArrayOnTiers() {
+    if (host_copy_ != nullptr) device_.deallocate_host(host_copy_, bytes());
+  }
+  ArrayOnTiers(const ArrayOnTiers&) = delete;
+  ArrayOnTiers& operator=(const ArrayOnTiers&) = delete;
+
+  TensorView at(Tier tier) const {
+    if (tier == Tier::kDevice || host_copy_ == nullptr) return this->view();
+    return TensorView(host_copy_, dtype_of<T>(), Shape{this->numel()});
+  }
+  /// Copies the device's to the host, in stream order.
+  void copy_to_host(Stream& stream) {
+    if (host_copy_ != nullptr) stream.copy(host_copy_, this->view().data, bytes());
+  }
+
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(this->numel()) * sizeof(T); }
+
+  Device& device_;
+  void* host_copy_ = nullptr;
+};
+
 }  // namespace tessera

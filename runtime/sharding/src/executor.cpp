@@ -15,6 +15,7 @@
 #include "step_exchange.h"
 #include "step_graph.h"
 #include "step_keys.h"
+#include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/cuda_options.h"
@@ -76,6 +77,10 @@ class Executor::Impl {
       if (registration_note_.empty()) registration_note_ = note;
     }
     prepare(memory);
+    if (options_.device == DeviceKind::kCuda && device_.kind() == DeviceKind::kCuda) {
+      host_device_ = make_cpu_device();
+      host_stream_ = host_device_->create_stream({.name = "host", .threads = options_.threads});
+    }
   }
   /// What is still enqueued copies to and from memory that goes first.
   ~Impl() {
@@ -94,9 +99,9 @@ class Executor::Impl {
   void take_snapshot(std::size_t program, std::int64_t step);
   void prepare_snapshot(std::size_t program);
   TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
-    const HostBuffers* const host = programs_.at(program)->host.get();
+    const SnapshotBuffers* const host = programs_.at(program)->host.get();
     require(host != nullptr, ErrorCode::kInvalidArgument, "no snapshot has been taken");
-    return host->at(host_copy_name(state_tensor));
+    return host->at(snapshot_name(state_tensor));
   }
   void run_apart_from_steps(const std::function<void(Stream&)>& work) {
     require_no_step();
@@ -107,6 +112,11 @@ class Executor::Impl {
     run_apart([&](Stream& stream) { state_.set_parameters(values, stream); });
   }
   void gather_parameters(const std::function<void(FullParameter)>& receive);
+  Traffic traffic() const {
+    Traffic all = groups_.traffic();
+    all += copies_;
+    return all;
+  }
   const std::vector<ActionSpan>& spans() const { return spans_; }
   std::vector<std::string> notes();
 
@@ -120,12 +130,13 @@ class Executor::Impl {
     const bool has_snapshot;
     const std::size_t number;
     StepBuffers buffers;
-    std::unique_ptr<HostBuffers> host;  ///< of the snapshot, once there has been one
+    std::unique_ptr<SnapshotBuffers> host;  ///< of the snapshot, once there has been one
     std::shared_ptr<MicroBatches> batches;
     std::shared_ptr<StepKeys> keys;  ///< of a schedule that trains
     LayerRunner layers;
     StepContext context;
     std::unique_ptr<StepGraph> graph;
+    Traffic copies_of_step;  ///< as the last one that was issued has counted them
     std::vector<bool> waited_for;
     std::vector<Event> events;
     std::vector<std::string> names;  ///< of the actions, in words
@@ -169,6 +180,8 @@ class Executor::Impl {
   const KernelTable& kernels_;
   const Optimizer& optimizer_;
   const std::vector<double> hyperparameters_;
+  std::unique_ptr<Device> host_device_;  ///< of a GPU's rank: for optimizer steps on the host
+  std::unique_ptr<Stream> host_stream_;  ///< the same
   Lanes lanes_;
   StepExchange exchange_;
   std::unique_ptr<BufferPool> pool_;
@@ -179,6 +192,7 @@ class Executor::Impl {
   /// By unit: the place of the optimizer shard's first element if all units were one.
   std::vector<std::int64_t> first_elements_;
   std::string registration_note_;
+  Traffic copies_;
   std::deque<Begun> begun_;  ///< the oldest first
   Event results_;            ///< of the step that is being issued, once they have been
   std::chrono::milliseconds longest_step_{0};
@@ -201,8 +215,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                                const Loaded* alike)
     : schedule(*program.schedule),
       source(*program.source),
-      has_snapshot(std::ranges::find(schedule.buffers, Tier::kHost, &ScheduleBuffer::tier) !=
-                   schedule.buffers.end()),
+      has_snapshot(std::ranges::any_of(schedule.buffers, &ScheduleBuffer::is_snapshot)),
       number(impl.programs_.size()),
       buffers(schedule, impl.state_, *impl.pool_),
       batches(alike != nullptr ? alike->batches
@@ -216,7 +229,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                                             memory, impl.options_.steps_in_flight)),
       layers(schedule, impl.layout_, impl.model_, *batches, keys.get(), buffers, memory,
              impl.options_),
-      context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers,
+      context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers, impl.copies_,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
               }),
@@ -306,13 +319,21 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     lanes_.end_action(Lane::kCompute);
     program.batches->send(turn, compute);
     if (program.keys != nullptr) program.keys->send(turn, compute);
-    const auto put = [&](int action) { issue(program, step, action); };
+    bool issued = false;  // and not replayed
+    const Traffic copied = std::exchange(copies_, {});
+    const auto put = [&](int action) {
+      issued = true;
+      issue(program, step, action);
+    };
     if (program.graph != nullptr) {
       results_ = program.graph->run({.number = step + 1, .longest = longest_step_}, exchange_, put);
     } else {
       const auto actions = static_cast<int>(program.schedule.actions.size());
       for (int i = 0; i < actions; ++i) put(i);
     }
+    if (issued) program.copies_of_step = copies_;
+    copies_ = copied;
+    copies_ += program.copies_of_step;
     begun_.push_back({number, turn, now, std::exchange(results_, {}), step});
   } catch (const std::exception& error) {
     abandon(error.what());
@@ -326,7 +347,7 @@ void Executor::Impl::prepare_snapshot(std::size_t number) {
   require(program.has_snapshot, ErrorCode::kInvalidArgument, "this schedule copies nothing");
   require_no_step();
   if (program.host != nullptr) return;
-  program.host = std::make_unique<HostBuffers>(program.schedule, device_);
+  program.host = std::make_unique<SnapshotBuffers>(program.schedule, device_);
   program.buffers.take(*program.host);
   lanes_.open(Lane::kCopyOut);
 }
@@ -335,7 +356,7 @@ void Executor::Impl::take_snapshot(std::size_t number, std::int64_t step) {
   prepare_snapshot(number);
   Loaded& program = *programs_[number];
   for (std::size_t i = 0; i < program.schedule.actions.size(); ++i) {
-    if (program.schedule.actions[i].operation != &operations::kCopy) continue;
+    if (!copies_to_snapshot(program.schedule, program.schedule.actions[i])) continue;
     issue(program, step, static_cast<int>(i));
   }
   lanes_.synchronize();
@@ -450,15 +471,17 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
 }
 
 /// The shards of an optimizer step: operands by their roles, in the order of the optimizer's
-/// tensors.
+/// tensors. On the host, the CPU's kernel works on them, which gives the same bits as a GPU's.
 void Executor::Impl::update(const Loaded& program, const Action& action, Stream& stream) {
   const OptimizerOptions& o = options_.optimizer;
   const Schedule& schedule = program.schedule;
   TensorView gradient, master, parameter;
   std::vector<TensorView> states;
+  Tier tier = Tier::kDevice;
   for (const Operand& operand : action.reads) {
     if (schedule.role(operand.buffer) == Role::kGradient) {
       gradient = program.buffers.view(operand);
+      tier = schedule.buffer(operand).tier;
     }
   }
   for (const Operand& operand : action.writes) {
@@ -470,18 +493,28 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
   }
   const bool has_copy = static_cast<bool>(master);
   const auto unit = static_cast<std::size_t>(action.writes.front().unit);
-  kernels_.optimizer_step({.optimizer = &optimizer_,
-                           .master = has_copy ? master : parameter,
-                           .gradient = gradient,
-                           .states = states,
-                           .parameter = has_copy ? parameter : TensorView(),
-                           .segments = segments_[unit],
-                           .scalars = exchange_.optimizer_scalars(),
-                           .gradient_scale = exchange_.clip_factor(),
-                           .stochastic_rounding = o.stochastic_rounding,
-                           .rounding_key = exchange_.rounding_key(),
-                           .first_index = first_elements_[unit]},
-                          stream);
+  OptimizerStepArgs args{.optimizer = &optimizer_,
+                         .master = has_copy ? master : parameter,
+                         .gradient = gradient,
+                         .states = states,
+                         .parameter = has_copy ? parameter : TensorView(),
+                         .segments = segments_[unit],
+                         .scalars = exchange_.optimizer_scalars(tier),
+                         .gradient_scale = exchange_.clip_factor(tier),
+                         .stochastic_rounding = o.stochastic_rounding,
+                         .rounding_key = exchange_.rounding_key(tier),
+                         .first_index = first_elements_[unit]};
+  if (tier == Tier::kDevice || device_.kind() != DeviceKind::kCuda) {
+    return kernels_.optimizer_step(args, stream);
+  }
+  // The driver's thread hands it to one that has a team for it, see [Note: teams of threads].
+  stream.submit_on_host(
+      {.name = "optimizer step on the host"}, [this, args, states = std::move(states)]() mutable {
+        args.states = states;
+        host_stream_->submit({.name = "optimizer step"},
+                             [&] { cpu_kernels().optimizer_step(args, *host_stream_); });
+        host_stream_->synchronize();
+      });
 }
 
 std::vector<std::string> Executor::Impl::notes() {
@@ -589,6 +622,8 @@ std::vector<FullParameter> Executor::gather_parameters() {
   gather_parameters([&all](FullParameter parameter) { all.push_back(std::move(parameter)); });
   return all;
 }
+
+Traffic Executor::traffic() const { return impl_->traffic(); }
 
 const std::vector<ActionSpan>& Executor::spans() const { return impl_->spans(); }
 

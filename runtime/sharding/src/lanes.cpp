@@ -8,9 +8,12 @@
 namespace tessera {
 namespace {
 
+/// For anything but copies to a snapshot, which are made now and then.
 bool uses(std::span<const Schedule* const> schedules, Lane lane) {
   return std::ranges::any_of(schedules, [lane](const Schedule* schedule) {
-    return std::ranges::find(schedule->actions, lane, &Action::lane) != schedule->actions.end();
+    return std::ranges::any_of(schedule->actions, [&](const Action& action) {
+      return action.lane == lane && !copies_to_snapshot(*schedule, action);
+    });
   });
 }
 
@@ -32,7 +35,7 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
-    const bool shares = one_stream || lane == Lane::kCopyOut || !uses(schedules, lane);
+    const bool shares = one_stream || !uses(schedules, lane);
     if (lane != Lane::kCompute && shares) {
       lanes_[static_cast<std::size_t>(lane)] = &of(Lane::kCompute);
     } else {
@@ -44,7 +47,7 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
 StreamOptions Lanes::stream_options(Lane lane) {
   // Gathers and copies one thread makes as fast as two. Reductions and norms are not copies, and
   // those of the last gradient have the cores for themselves.
-  const bool copies = lane == Lane::kGather || lane == Lane::kCopyOut;
+  const bool copies = lane == Lane::kGather || is_copying(lane);
   StreamOptions stream{.name = std::string(to_string(lane)) + std::to_string(groups_.rank()),
                        .threads = copies ? 1 : options_.threads,
                        // A GPU that is full of products would else begin what others wait for

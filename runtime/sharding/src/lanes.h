@@ -18,8 +18,9 @@ bool is_consequence(const std::exception_ptr& failure);
 /// The streams of a rank, one per lane, and when their tasks ran.
 class Lanes {
  public:
-  /// Lanes that none of the schedules uses share the compute lane's stream; copies have none before
-  /// open(). A failing task aborts `groups`, so that no peer waits for this rank.
+  /// Lanes that none of the schedules uses share the compute lane's stream, and so does one that
+  /// only snapshots use, before open(). A failing task aborts `groups`, so that no peer waits for
+  /// this rank.
   Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
         std::span<const Schedule* const> schedules);
 

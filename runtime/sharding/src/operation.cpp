@@ -58,6 +58,13 @@ void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& t
   charge(traffic, CollectiveKind::kAllReduce, kWordBytes, schedule.mesh.world_size());
 }
 
+void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  const Operand& from = action.reads.front();
+  const Operand& to = action.writes.front();
+  count_copy(schedule.buffer(from).tier, schedule.buffer(to).tier, operand_bytes(schedule, from),
+             traffic);
+}
+
 /// The sums that are read, in one message.
 void charge_results(const Schedule& schedule, const Action& action, Traffic& traffic) {
   std::int64_t bytes = 0;
@@ -125,9 +132,11 @@ const Operation kCast{.name = "cast",
                       .rule = rules::cast,
                       .run = handlers::cast};
 const Operation kCopy{.name = "copy",
-                      .summary = "copies this rank's part of a unit's state to the host's memory",
+                      .summary = "copies a buffer between the device's memory and the host's",
                       .on_host = true,
+                      .tiers = OperandTiers::kAny,
                       .rule = rules::copy,
+                      .charge = charge_copy,
                       .run = handlers::copy};
 const Operation kNormPartial{
     .name = "norm-partial",
@@ -144,6 +153,7 @@ const Operation kResults{
 const Operation kOptimizerStep{
     .name = "optimizer-step",
     .summary = "updates this rank's shard of a unit and of its optimizer state",
+    .tiers = OperandTiers::kOne,
     .rule = rules::optimizer_step,
     .run = handlers::optimizer_step};
 
@@ -162,6 +172,16 @@ const Operation* find_operation(std::string_view name,
                                 std::span<const Operation* const> operations) {
   const auto found = std::ranges::find(operations, name, &Operation::name);
   return found == operations.end() ? nullptr : *found;
+}
+
+bool copies_to_snapshot(const Schedule& schedule, const Action& action) {
+  return action.operation == &operations::kCopy &&
+         schedule.buffer(action.writes.front()).is_snapshot();
+}
+
+void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic) {
+  if (from == to) return;
+  (to == Tier::kHost ? traffic.to_host_bytes : traffic.to_device_bytes) += bytes;
 }
 
 std::int64_t operand_bytes(const Schedule& schedule, const Action& action) {

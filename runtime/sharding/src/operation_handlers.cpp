@@ -1,5 +1,7 @@
 #include "operation_handlers.h"
 
+#include <cstring>
+
 #include "layer_runner.h"
 #include "step_buffers.h"
 #include "step_exchange.h"
@@ -64,9 +66,17 @@ void cast(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void copy(StepContext& context, const Action& action, Stream& stream) {
-  const TensorView from = context.view(action.reads.front());
-  stream.copy(context.view(action.writes.front()).data, from.data,
-              static_cast<std::size_t>(from.bytes()));
+  const Operand& source = action.reads.front();
+  const Operand& target = action.writes.front();
+  const TensorView from = context.view(source), to = context.view(target);
+  const Tier from_tier = context.schedule().buffer(source).tier;
+  const Tier to_tier = context.schedule().buffer(target).tier;
+  const auto bytes = static_cast<std::size_t>(from.bytes());
+  count_copy(from_tier, to_tier, from.bytes(), context.copies());
+  if (from_tier == Tier::kHost && to_tier == Tier::kHost) {
+    return stream.submit_on_host({.name = "copy"}, [=] { std::memcpy(to.data, from.data, bytes); });
+  }
+  stream.copy(to.data, from.data, bytes);
 }
 
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {

@@ -352,16 +352,43 @@ void copy(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Operand& from = action.reads.front();
   const Operand& to = action.writes.front();
-  const Content content = walk.read(from);
-  walk.require_that(
-      host_copy_name(walk.schedule().name_of(from.buffer)) == walk.schedule().name_of(to.buffer),
-      walk.name_of(to.buffer), " is for a copy of another buffer than ", walk.name_of(from.buffer));
-  walk.require_that(content.version == 0, "copies ", walk.name_of(from.buffer),
+  const ScheduleBuffer& source = walk.schedule().buffer(from);
+  const ScheduleBuffer& target = walk.schedule().buffer(to);
+  Content content = walk.read(from);
+  // In one format, master weights are the parameters.
+  const bool of_masters = content.role == Role::kMaster && target.role == Role::kParameter;
+  if (of_masters) content.role = Role::kParameter;
+  walk.require_that(of_masters || copied_name(source.name) == copied_name(target.name), target.name,
+                    " is for a copy of another buffer than ", source.name);
+  walk.require_that(from.buffer != to.buffer, "copies a buffer to itself");
+  walk.require_that(content.version == 0 || !target.is_snapshot(), "copies ", source.name,
                     ", which this step has updated already");
-  walk.require_that(walk.schedule().buffer(from).format == walk.schedule().buffer(to).format,
-                    "copies to another format");
+  walk.require_that(source.format == target.format, "copies to another format");
   walk.require_that(!to.adds, "adds where it copies");
+  content.open = false;
+  if (content.role == Role::kGradient) walk.carry(from, to);
   walk.write(to, content);
+}
+
+/// The parameters in their dtype, which the master weights are rounded to: where layers read them,
+/// or on the way there. False: there is none. Its place among what is written is `place`.
+bool write_rounded(ContentWalk& walk, const Action& action, const Content& gradient,
+                   std::size_t& place) {
+  const Operand* const to = find_role(walk.schedule(), action.writes, Role::kParameter);
+  if (!walk.require_that(to != nullptr, "must write the parameters of ",
+                         walk.unit_name(gradient.unit))) {
+    return false;
+  }
+  const ScheduleBuffer& buffer = walk.schedule().buffer(*to);
+  walk.require_that(buffer.format == walk.schedule().parameter_dtype, buffer.name,
+                    " is for parameters in another dtype");
+  walk.require_that(!buffer.is_slot(), "writes a slot, which is for all of a unit's parameters");
+  walk.require_that(walk.at(to->buffer).version == 0, buffer.name, " was updated already");
+  walk.write(
+      *to,
+      {.role = Role::kParameter, .unit = gradient.unit, .sharded = gradient.sharded, .version = 1});
+  place = static_cast<std::size_t>(to - action.writes.data());
+  return true;
 }
 
 void norm_partial(ContentWalk& walk, const Action& action) {
@@ -431,6 +458,14 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
     if (role == Role::kFrozen) continue;
+    if (role == Role::kParameter && has_master) {
+      // In fp32 the master weights are the parameters already: they are copied.
+      if (schedule.parameter_dtype == DType::kFloat32) continue;
+      std::size_t place = 0;
+      if (!write_rounded(walk, action, sum, place)) return;
+      before = place + 1;
+      continue;
+    }
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
     if (!walk.require_that(to != nullptr, "must write ", name)) return;
@@ -438,12 +473,9 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     walk.require_that(place > before, "must write the state of ", walk.unit_name(sum.unit),
                       " in the order of the buffers");
     before = place;
-    if (role != Role::kParameter || !has_master) {
-      if (!walk.require_that(from != nullptr, "must read ", name)) return;
-      const Content state = walk.read(*from);
-      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name,
-                        " than of the gradient");
-    }
+    if (!walk.require_that(from != nullptr, "must read ", name)) return;
+    walk.require_that(walk.read(*from).sharded == sum.sharded, "reads other parts of ", name,
+                      " than of the gradient");
     Content state = walk.at(buffer);
     walk.require_that(state.version == 0, name, " was updated already");
     walk.require_that(cuts_further(walk.nesting(), state.sharded, sum.sharded),

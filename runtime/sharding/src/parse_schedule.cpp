@@ -88,7 +88,7 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
 
 constexpr std::array kListedRoles{Role::kParameter, Role::kFrozen,   Role::kMaster,
                                   Role::kOptimizer, Role::kGradient, Role::kScalars};
-constexpr std::array kTiers{Tier::kDevice, Tier::kHost};
+constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
 class Parser {
@@ -212,7 +212,7 @@ class Parser {
     buffer.format = parse_dtype(line.take("a format"));
     buffer.sharded = parse_axes(line.take("axes"));
     buffer.numel = line.number<std::int64_t>("the number of elements");
-    buffer.tier = parse_name("tier", line.take("a tier"), kTiers);
+    buffer.tier = parse_name("tier", line.take("a tier"), kAllTiers);
     buffer.persistent = line.accept("persistent");
     if (!buffer.persistent) line.expect("step");
     schedule_.buffers.push_back(std::move(buffer));

@@ -27,9 +27,12 @@
 // 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
 //    what is implied already (vector clocks).
 // 7. Steps follow each other without a pause: where an action would touch a buffer that the
-// previous
-//    step's last actions may still use, it waits for them. So updates and their all-gathers run
-//    beside the next step's forward, which waits for each unit's own.
+//    previous step's last actions may still use, it waits for them. So updates and their
+//    all-gathers run beside the next step's forward, which waits for each unit's own.
+// 8. Units whose optimizer state is on the host: the reduced gradient is copied there as soon as it
+//    is complete, beside the rest of backward; once the clip factor is known, the updates run on
+//    the optimizer's lane in forward order, and each unit's parameters go back while the next one
+//    is updated. By 7, the next step's forward waits for the copies of the units that it reads.
 //
 // [Note: sums of micro-steps] Backward could add to what earlier micro-steps have left: a GEMM with
 // beta 1 saves the slot and the pass over it that adds it (12 bytes per parameter). But then the
@@ -159,6 +162,28 @@ void add_scalars(Schedule& schedule) {
   add(kResultsBuffer, DType::kFloat64, 2);
 }
 
+/// What the optimizer reads and writes on the host of units whose state is there. Parameters in
+/// fp32 are their own master weights, and go to the device from there.
+void add_host_copies(Schedule& schedule) {
+  const std::vector<ScheduleBuffer> state = schedule.buffers;
+  for (const ScheduleBuffer& master : state) {
+    if (master.role != Role::kMaster || master.tier != Tier::kHost) continue;
+    const std::string& unit = schedule.units[static_cast<std::size_t>(master.unit)].name;
+    const auto add = [&](const char* what, Role role, DType format) {
+      ScheduleBuffer copy = master;
+      copy.name = host_copy_name(concat(unit, what));
+      copy.role = role;
+      copy.format = format;
+      copy.persistent = false;
+      schedule.buffers.push_back(std::move(copy));
+    };
+    add(".gradient", Role::kGradient, DType::kFloat32);
+    if (schedule.parameter_dtype != DType::kFloat32) {
+      add(".parameter", Role::kParameter, schedule.parameter_dtype);
+    }
+  }
+}
+
 void add_gradients(Schedule& schedule, const GradientRoute& route) {
   for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
     const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
@@ -200,7 +225,10 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   const std::vector<Residency> gradients =
       plan_gradients(schedule, options, route, computes, gradient_slots);
   schedule.buffers = state_buffers(layout, options.state());
-  if (schedule.purpose == Purpose::kTrain) add_gradients(schedule, route);
+  if (schedule.purpose == Purpose::kTrain) {
+    add_host_copies(schedule);
+    add_gradients(schedule, route);
+  }
   add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);
   add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
   add_scalars(schedule);

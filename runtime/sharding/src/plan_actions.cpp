@@ -90,8 +90,11 @@ class Emission {
   struct UnitPlace {
     std::vector<int> parameters;  ///< trainable, frozen
     std::vector<int> optimizer;   ///< master weights and what the optimizer keeps
-    bool has_master = false;
+    int master = -1;
     int gradient = -1;
+    bool offloaded = false;  ///< the optimizer's state is on the host, and so are these:
+    int host_parameter = -1;
+    int host_gradient = -1;
     int parameter_slot = -1;  ///< buffer
     int gradient_slot = -1;   ///< buffer
     bool begun = false;       ///< the gradient of this micro-step
@@ -147,13 +150,17 @@ void Emission::list_buffer(int index) {
     return;
   }
   UnitPlace& unit = at(buffer.unit);
+  const bool on_host = buffer.tier == Tier::kHost;
   if (buffer.role == Role::kGradient) {
-    unit.gradient = index;
-  } else if (buffer.role == Role::kParameter || buffer.role == Role::kFrozen) {
-    unit.parameters.push_back(index);
-  } else {
+    (on_host ? unit.host_gradient : unit.gradient) = index;
+  } else if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer) {
     unit.optimizer.push_back(index);
-    unit.has_master = unit.has_master || buffer.role == Role::kMaster;
+    unit.offloaded = on_host;
+    if (buffer.role == Role::kMaster) unit.master = index;
+  } else if (on_host) {
+    unit.host_parameter = index;
+  } else {
+    unit.parameters.push_back(index);
   }
 }
 
@@ -326,6 +333,13 @@ void Emission::finish_gradient(int unit) {
     collective(kReduceScatter, optimizer, {}, optimizer);
     collective(kAllReduce, replicas, optimizer, optimizer);
   }
+  if (at(unit).offloaded) {  // add_waits() finds what it comes after
+    actions_.push({.operation = &kCopy,
+                   .lane = Lane::kCopyOut,
+                   .reads = {gradient(unit, optimizer)},
+                   .writes = {{at(unit).host_gradient, unit, optimizer}}},
+                  {});
+  }
   Operand norm = norm_;
   norm.adds = true;
   actions_.push({.operation = &kNormPartial,
@@ -348,16 +362,26 @@ void Emission::emit_updates() {
     const UnitPlace& unit = at(u);
     if (unit.gradient < 0) continue;
     const Operand updated{unit.parameters.front(), u, optimizer};
+    const int sum = unit.offloaded ? unit.host_gradient : unit.gradient;
+    const int rounded = unit.offloaded ? unit.host_parameter : updated.buffer;
     Action step{.operation = &operations::kOptimizerStep,
-                .lane = optimizer_lane_,
-                .reads = {gradient(u, optimizer), clip_factor},
-                .writes = {updated}};
-    if (!unit.has_master) step.reads.push_back(updated);
+                .lane = unit.offloaded ? Lane::kOptimizer : optimizer_lane_,
+                .reads = {{sum, u, optimizer}, clip_factor}};
+    if (rounded >= 0) step.writes.push_back({rounded, u, optimizer});
+    if (unit.master < 0) step.reads.push_back(updated);
     for (const int buffer : unit.optimizer) {
       step.reads.push_back({buffer, u, optimizer});
       step.writes.push_back({buffer, u, optimizer});
     }
-    const int index = actions_.push(std::move(step), {known});
+    int index = actions_.push(std::move(step), {known});
+    if (unit.offloaded) {
+      const int from = rounded >= 0 ? rounded : unit.master;
+      index = actions_.push({.operation = &operations::kCopy,
+                             .lane = Lane::kCopyIn,
+                             .reads = {{from, u, optimizer}},
+                             .writes = {updated}},
+                            {index});
+    }
     if (optimizer == parameter) continue;
     actions_.push({.operation = &operations::kAllGather,
                    .lane = Lane::kGather,

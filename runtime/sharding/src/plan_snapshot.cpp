@@ -18,8 +18,11 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
   };
   const auto is_copied = [&](int buffer) {
     const ScheduleBuffer& state = step.buffers[static_cast<std::size_t>(buffer)];
+    const auto is_master = [&state](const ScheduleBuffer& other) {
+      return other.role == Role::kMaster && other.unit == state.unit;
+    };
     return state.persistent && (rounded_at_random || state.role != Role::kParameter ||
-                                step.find(Role::kMaster, state.unit) < 0);
+                                std::ranges::none_of(step.buffers, is_master));
   };
   for (const Action& action : step.actions) {
     if (action.operation != &operations::kOptimizerStep) continue;
@@ -43,7 +46,7 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
   std::vector<Action> copies;
   for (const int tensor : tensors_to_copy(step, rounded_at_random)) {
     ScheduleBuffer copy = step.buffers[static_cast<std::size_t>(tensor)];
-    copy.name = host_copy_name(copy.name);
+    copy.name = snapshot_name(copy.name);
     copy.sharded = all;
     copy.numel = step.unit_numel(copy.unit, copy.role) / step.mesh.size(all);
     copy.persistent = false;

@@ -5,6 +5,11 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
+namespace {
+
+constexpr std::string_view kSnapshotSuffix = "@snapshot";
+
+}  // namespace
 
 std::string_view to_string(Lane lane) {
   switch (lane) {
@@ -18,11 +23,11 @@ std::string_view to_string(Lane lane) {
       return "reduce";
     case Lane::kCopyOut:
       return "copy-out";
+    case Lane::kCopyIn:
+      return "copy-in";
   }
   return "unknown";
 }
-
-std::string_view to_string(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
 
 std::string_view to_string(Role role) {
   switch (role) {
@@ -51,6 +56,14 @@ std::string_view to_string(Purpose purpose) {
 }
 
 std::string host_copy_name(std::string_view name) { return concat(name, "@host"); }
+
+std::string snapshot_name(std::string_view name) { return concat(name, kSnapshotSuffix); }
+
+std::string_view copied_name(std::string_view name) { return name.substr(0, name.find('@')); }
+
+bool ScheduleBuffer::is_snapshot() const {
+  return tier == Tier::kHost && !persistent && name.ends_with(kSnapshotSuffix);
+}
 
 Role Schedule::role(int buffer) const {
   if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].role;

@@ -51,6 +51,10 @@ constexpr MemoryCategory kPlanned[] = {
     MemoryCategory::kParameters, MemoryCategory::kUnshardedParameters, MemoryCategory::kGradients,
     MemoryCategory::kUnshardedGradients, MemoryCategory::kOptimizer};
 
+std::int64_t total_of(const MemoryUse& use) {
+  return std::accumulate(use.bytes.begin(), use.bytes.end(), std::int64_t{0});
+}
+
 /// Follows a rank's memory along the steps of its programs. What stays is as planned.
 class MemoryWalk {
  public:
@@ -112,10 +116,6 @@ class MemoryWalk {
     for (const MemoryCategory category : kPlanned) use[category] = planned_[category];
     return use;
   }
-  static std::int64_t total_of(const MemoryUse& use) {
-    return std::accumulate(use.bytes.begin(), use.bytes.end(), std::int64_t{0});
-  }
-
   const std::span<const Schedule* const> schedules_;
   Memory& memory_;
   const MemoryUse planned_;
@@ -172,7 +172,7 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   traced.before_action = [&](int, std::int64_t, const Action& action) { walk.begin(action); };
   Executor executor(state, model, simulated, groups, memory, traced);
   executor.begin_step(0, 0.0);
-  result.traffic = groups.traffic();
+  result.traffic = executor.traffic();
   for (int step = 1; step < options.steps_in_flight; ++step) executor.begin_step(step, 0.0);
   for (int step = 0; step < options.steps_in_flight; ++step) executor.finish_step();
   result.spans = executor.spans();
@@ -186,6 +186,8 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
     result.memory.total += planned[category] - result.memory.by_category[category];
     result.memory.by_category[category] = planned[category];
   }
+  const MemoryUse on_host = account_memory(schedules, Tier::kHost);
+  result.host_memory = {.total = total_of(on_host), .by_category = on_host};
   if (options.device == DeviceKind::kCuda) {
     gather_largest(device, layout);
     result.reserved_bytes = device.reserved_bytes();
@@ -224,14 +226,19 @@ StateOptions state_options(const Schedule& schedule) {
                        .placement = schedule.placement,
                        .parameter_dtype = schedule.parameter_dtype,
                        .optimizer_tensors = {}};
-  int first = -1;
+  int first = -1, trained = 0, offloaded = 0;
+  for (const ScheduleUnit& unit : schedule.units) trained += unit.trainable_numel > 0 ? 1 : 0;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
+    if (buffer.persistent && buffer.role == Role::kMaster && buffer.tier == Tier::kHost) {
+      ++offloaded;
+    }
     if (!buffer.persistent || buffer.role != Role::kOptimizer) continue;
     if (first >= 0 && buffer.unit != first) continue;
     first = buffer.unit;
     const auto& unit = schedule.units[static_cast<std::size_t>(first)].name;
     options.optimizer_tensors.push_back(buffer.name.substr(unit.size() + 1));
   }
+  if (trained > 0) options.offload_optimizer = static_cast<double>(offloaded) / trained;
   return options;
 }
 

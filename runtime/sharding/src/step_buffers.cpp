@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 bool is_pooled(const ScheduleBuffer& buffer) {
-  return !buffer.persistent && buffer.role != Role::kScalars && buffer.tier == Tier::kDevice;
+  return !buffer.persistent && buffer.role != Role::kScalars && !buffer.is_snapshot();
 }
 
 }  // namespace
@@ -26,32 +26,32 @@ BufferPool::BufferPool(std::span<const Schedule* const> schedules, Memory& memor
     }
   }
   for (const auto& [name, buffer] : largest) {
-    Tensor tensor =
-        Tensor::empty(memory, Shape{buffer->numel}, buffer->format, category_of(*buffer), name);
+    Tensor tensor = Tensor::empty(memory, Shape{buffer->numel}, buffer->format,
+                                  category_of(*buffer), name, buffer->tier);
     if (!buffer->is_slot()) kernels_for(memory.device()).fill({.dst = tensor}, stream);  // padding
     buffers_.emplace(name, std::move(tensor));
   }
 }
 
-HostBuffers::HostBuffers(const Schedule& schedule, Device& device)
+SnapshotBuffers::SnapshotBuffers(const Schedule& schedule, Device& device)
     : device_(device),
-      bytes_(static_cast<std::size_t>(account_host_memory(schedule))),
+      bytes_(static_cast<std::size_t>(account_snapshot(schedule))),
       memory_(device.allocate_host(bytes_)) {
   auto* next = static_cast<std::byte*>(memory_);
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.tier != Tier::kHost) continue;
+    if (!buffer.is_snapshot()) continue;
     const TensorView view(next, buffer.format, Shape{buffer.numel});
     views_.emplace(buffer.name, view);
     next += view.bytes();
   }
 }
 
-HostBuffers::~HostBuffers() { device_.deallocate_host(memory_, bytes_); }
+SnapshotBuffers::~SnapshotBuffers() { device_.deallocate_host(memory_, bytes_); }
 
-void StepBuffers::take(const HostBuffers& host) {
+void StepBuffers::take(const SnapshotBuffers& snapshot) {
   for (std::size_t b = 0; b < schedule_.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule_.buffers[b];
-    if (buffer.tier == Tier::kHost) bases_[b] = host.at(buffer.name);
+    if (buffer.is_snapshot()) bases_[b] = snapshot.at(buffer.name);
   }
 }
 
@@ -71,6 +71,9 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
     if (is_pooled(buffer)) bases_[b] = pool.at(buffer.name);
     if (!buffer.persistent) continue;
     const StateTensor& tensor = state.at(buffer.name);
+    require(tensor.tier == buffer.tier, ErrorCode::kInvalidArgument,
+            "the schedule was planned for another state: '", buffer.name, "' is on the ",
+            to_string(buffer.tier), " there, and here on the ", to_string(tensor.tier));
     require(tensor.format == buffer.format && tensor.sharded == buffer.sharded &&
                 tensor.unit == buffer.unit && tensor.view.numel() == buffer.numel,
             ErrorCode::kInvalidArgument, "the schedule was planned for another state: '",

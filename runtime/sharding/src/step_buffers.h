@@ -22,13 +22,13 @@ class BufferPool {
   std::map<std::string, Tensor> buffers_;
 };
 
-/// Memory for a schedule's buffers on the host.
-class HostBuffers {
+/// Memory for a schedule's snapshot, on the host.
+class SnapshotBuffers {
  public:
-  HostBuffers(const Schedule& schedule, Device& device);
-  ~HostBuffers();
-  HostBuffers(const HostBuffers&) = delete;
-  HostBuffers& operator=(const HostBuffers&) = delete;
+  SnapshotBuffers(const Schedule& schedule, Device& device);
+  ~SnapshotBuffers();
+  SnapshotBuffers(const SnapshotBuffers&) = delete;
+  SnapshotBuffers& operator=(const SnapshotBuffers&) = delete;
   /// (numel)
   TensorView at(const std::string& name) const { return views_.at(name); }
 
@@ -51,8 +51,8 @@ class StepBuffers {
   TensorView view(const Operand& operand, Role flat) const;
   /// All of a buffer; null for scalars and activations.
   TensorView whole(int buffer) const { return bases_[static_cast<std::size_t>(buffer)]; }
-  /// Those on the host have their memory from here on.
-  void take(const HostBuffers& host);
+  /// Those of the snapshot have their memory from here on.
+  void take(const SnapshotBuffers& snapshot);
 
  private:
   const Schedule& schedule_;

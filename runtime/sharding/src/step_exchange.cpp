@@ -51,6 +51,9 @@ void StepExchange::send(Stream& stream) {
 void StepExchange::send_to_optimizer(Stream& stream) {
   optimizer_.upload(stream, turn_);
   rounding_.upload(stream, turn_);
+  optimizer_.copy_to_host(stream);
+  rounding_.copy_to_host(stream);
+  clip_factor_.copy_to_host(stream);
 }
 
 void StepExchange::receive(Stream& stream) {

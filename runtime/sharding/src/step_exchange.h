@@ -55,12 +55,14 @@ class StepExchange {
   /// Makes the loss of the ranks' sums; `with_norm`: the norm and the clip factor as well. Issues
   /// on `stream`.
   void reduce_results(bool with_norm, Stream& stream);
+
+  // Where an optimizer step of that tier reads them; on the host they are copies of the device's.
   /// (kOptimizerScalars) fp32.
-  TensorView optimizer_scalars() const { return optimizer_.view(); }
+  TensorView optimizer_scalars(Tier tier) const { return optimizer_.at(tier); }
   /// (kRandomKeyWords) int64: the key of stochastic rounding.
-  TensorView rounding_key() const { return rounding_.view(); }
+  TensorView rounding_key(Tier tier) const { return rounding_.at(tier); }
   /// (1) fp32.
-  TensorView clip_factor() const { return clip_factor_.view(); }
+  TensorView clip_factor(Tier tier) const { return clip_factor_.at(tier); }
 
   // Once the host has waited for what receive() issued.
   std::int64_t total_items(std::size_t turn) const { return *count_.host(turn); }
@@ -75,15 +77,15 @@ class StepExchange {
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
-  std::size_t turn_ = 0;                ///< of the step that is issued
-  bool replayed_ = false;               ///< the same
-  DeviceArray<std::int64_t> count_;     ///< (1): items, of all ranks once they are exchanged
-  DeviceArray<std::int64_t> sums_;      ///< (2, kExactSumWords): losses, squares
-  DeviceArray<float> loss_scale_;       ///< (1)
-  DeviceArray<float> optimizer_;        ///< (kOptimizerScalars)
-  DeviceArray<std::int64_t> rounding_;  ///< (kRandomKeyWords)
-  DeviceArray<float> clip_factor_;      ///< (1)
-  DeviceArray<double> results_;         ///< the sum of the losses, the gradient norm
+  std::size_t turn_ = 0;                 ///< of the step that is issued
+  bool replayed_ = false;                ///< the same
+  DeviceArray<std::int64_t> count_;      ///< (1): items, of all ranks once they are exchanged
+  DeviceArray<std::int64_t> sums_;       ///< (2, kExactSumWords): losses, squares
+  DeviceArray<float> loss_scale_;        ///< (1)
+  ArrayOnTiers<float> optimizer_;        ///< (kOptimizerScalars)
+  ArrayOnTiers<std::int64_t> rounding_;  ///< (kRandomKeyWords)
+  ArrayOnTiers<float> clip_factor_;      ///< (1)
+  DeviceArray<double> results_;          ///< the sum of the losses, the gradient norm
 };
 
 }  // namespace tessera

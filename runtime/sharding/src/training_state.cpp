@@ -18,6 +18,8 @@ std::int64_t chunk_numel(const Device& device) {
 
 }  // namespace
 
+// [Note: state on the host] Memory for copies is mapped for a GPU: its kernels read and write it in
+// place, over the bus. So what is done between steps is the same for both tiers.
 TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& options, int rank,
                              Memory& memory)
     : layout_(layout),
@@ -28,12 +30,13 @@ TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& opti
       kernels_(kernels_for(memory.device())) {
   for (const ScheduleBuffer& buffer : state_buffers(layout, options)) {
     storage_.push_back(Tensor::empty(memory, Shape{buffer.numel}, buffer.format,
-                                     category_of(buffer), buffer.name));
+                                     category_of(buffer), buffer.name, buffer.tier));
     StateTensor tensor{.name = buffer.name,
                        .role = buffer.role,
                        .unit = buffer.unit,
                        .format = buffer.format,
                        .sharded = buffer.sharded,
+                       .tier = buffer.tier,
                        .range = {},
                        .view = storage_.back()};
     tensor.range = nesting_.range(flat(tensor).padded_numel, buffer.sharded, rank);

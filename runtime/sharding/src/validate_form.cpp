@@ -140,8 +140,8 @@ class FormCheck {
       if (buffer.role == Role::kScalars && buffer.unit >= 0) {
         add(buffer.name, " holds scalars and belongs to no unit");
       }
-      if (buffer.tier != Tier::kDevice && (buffer.unit < 0 || buffer.persistent)) {
-        add(buffer.name, " is on the host; copies of a unit's state can be, which last for a step");
+      if (buffer.role == Role::kScalars && buffer.tier != Tier::kDevice) {
+        add(buffer.name, " holds scalars, which are on the device");
       }
       if (buffer.unit < 0) {
         check_shared(buffer);
@@ -177,6 +177,13 @@ class FormCheck {
     const bool parameter = buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
     if (!parameter && buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) {
       return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
+    }
+    const bool again = std::ranges::any_of(s_.buffers, [&](const ScheduleBuffer& other) {
+      return &other < &buffer && other.persistent && other.unit == buffer.unit &&
+             other.role == buffer.role;
+    });
+    if (again && buffer.role != Role::kOptimizer) {
+      add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
     const AxisSet wanted = parameter ? s_.placement.parameter : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
@@ -215,6 +222,7 @@ class FormCheck {
       check_operand(index, operation, operand);
     }
     for (const Operand& operand : action.writes) check_operand(index, operation, operand);
+    if (good()) check_tiers(index, action);
     check_twice(index, action.reads);
     check_twice(index, action.writes);
     check_waits(index);
@@ -266,6 +274,27 @@ class FormCheck {
     if (buffer.numel < needed) {
       add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but ", needed,
              " are needed");
+    }
+  }
+
+  /// A kernel reaches the memory of its own device.
+  void check_tiers(int index, const Action& action) {
+    if (action.operation->tiers == OperandTiers::kAny) return;
+    const bool fixed = action.operation->tiers == OperandTiers::kDevice;
+    const ScheduleBuffer* first = nullptr;
+    for (const auto* operands : {&action.reads, &action.writes}) {
+      for (const Operand& operand : *operands) {
+        if (s_.is_activation(operand.buffer) || s_.role(operand.buffer) == Role::kScalars) continue;
+        const ScheduleBuffer& buffer = s_.buffer(operand);
+        if (first == nullptr) first = &buffer;
+        if (fixed && buffer.tier != Tier::kDevice) {
+          add_at(index, buffer.name,
+                 " is on the host, which only copies and optimizer steps reach");
+        } else if (buffer.tier != first->tier) {
+          add_at(index, first->name, " is on the ", to_string(first->tier), ", and ", buffer.name,
+                 " on the ", to_string(buffer.tier));
+        }
+      }
     }
   }
 

@@ -106,6 +106,14 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                               {"collectives", calls_to_json(counted)},
                               {"copied_bytes", counted.copied_bytes},
                               {"parameters_sha256", nullptr}};
+  if (moves_between_tiers(summary.predicted_traffic) || moves_between_tiers(counted)) {
+    line["tier_copy_bytes"] = {{"predicted", tier_copies_to_json(summary.predicted_traffic)},
+                               {"counted", tier_copies_to_json(counted)}};
+  }
+  if (summary.predicted_host_memory.total > 0) {
+    line["host_peak_bytes"] = {{"predicted", to_json(summary.predicted_host_memory)},
+                               {"measured", to_json(summary.measured_host_memory)}};
+  }
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;

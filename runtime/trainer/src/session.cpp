@@ -320,7 +320,7 @@ std::vector<RankUse> Session::Impl::use() {
   std::vector<RankUse> all(static_cast<std::size_t>(plan_.options.ranks));
   const World* const world = plan_.options.world.get();
   run_alone([&](RankSeat& seat) {
-    const RankUse own{seat.memory.peak(), seat.groups.traffic()};
+    const RankUse own{seat.memory.peak(), seat.memory.peak(Tier::kHost), seat.executor.traffic()};
     if (world == nullptr) {
       all[static_cast<std::size_t>(seat.rank)] = own;
       return;

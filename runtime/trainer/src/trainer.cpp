@@ -12,6 +12,7 @@
 #include "step_trace.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_writer.h"
+#include "tessera/sharding/account.h"
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/parameter_hash.h"
@@ -69,6 +70,8 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   for (auto& calls : result.calls) calls *= steps;
   for (auto& bytes : result.sent_bytes) bytes *= steps;
   result.copied_bytes *= steps;
+  result.to_host_bytes *= steps;
+  result.to_device_bytes *= steps;
   return result;
 }
 
@@ -120,7 +123,7 @@ struct Totals {
   std::int64_t tokens = 0, first_tokens = 0;
   double seconds = 0.0, first_seconds = 0.0;
   TimelineSummary timeline, first_timeline;  ///< sums over steps; if they are traced
-  std::int64_t evaluations = 0;
+  std::int64_t evaluations = 0, saves = 0;
 
   void add(const StepRecord& record);
   bool is_steady() const { return steps >= kSteadySteps; }
@@ -163,6 +166,12 @@ TimelineSummary Totals::steady_timeline() const {
           .exposed_seconds = mean(&TimelineSummary::exposed_seconds)};
 }
 
+/// What a checkpoint copies to the host beside its step.
+Traffic copies_of_snapshot(const TrainingPlan& plan) {
+  return {.to_host_bytes = account_traffic(plan.snapshot).to_host_bytes -
+                           account_traffic(plan.schedule).to_host_bytes};
+}
+
 void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector<RankUse>& use,
                TrainingSummary& summary) {
   summary.steps = totals.steps;
@@ -171,10 +180,13 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
   summary.seconds = totals.seconds;
   summary.tokens_per_second = totals.steady_rate();
   summary.predicted_memory = plan.memory;
+  summary.predicted_host_memory = plan.host_memory;
   summary.predicted_traffic = times(plan.traffic, totals.steps);
   summary.predicted_traffic += times(plan.evaluation_traffic, totals.evaluations);
+  summary.predicted_traffic += times(copies_of_snapshot(plan), totals.saves);
   for (const RankUse& rank : use) {
     summary.measured_memory = highest(summary.measured_memory, rank.memory);
+    summary.measured_host_memory = highest(summary.measured_host_memory, rank.host_memory);
     summary.counted_traffic.push_back(rank.traffic);
   }
   if (*plan.options.time_actions) summary.timeline = totals.steady_timeline();
@@ -196,11 +208,11 @@ void take_parameters(Session& session, TrainingSummary& summary,
   if (options.hash_parameters) summary.parameters_sha256 = hash.finish();
 }
 
-/// Of what the CPU's ranks of this machine have: the copies of their state while checkpoints are
-/// written. GPUs' ranks have theirs elsewhere.
-std::int64_t host_copies(const TrainingPlan& plan) {
+/// Of what the CPU's ranks of this machine have: offloaded state, and the copies of all state while
+/// checkpoints are written. GPUs' ranks have theirs elsewhere.
+std::int64_t on_host(const TrainingPlan& plan) {
   return plan.options.device == DeviceChoice::kCpu
-             ? plan.snapshot_bytes * ranks_on_host(plan.options)
+             ? (plan.host_memory.total + plan.snapshot_bytes) * ranks_on_host(plan.options)
              : 0;
 }
 
@@ -222,7 +234,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     if (std::string note = sharing_note(here); !note.empty()) {
       made.notes.insert(made.notes.begin(), std::move(note));
     }
-    const std::int64_t available = available_bytes(made.options) - host_copies(made);
+    const std::int64_t available = available_bytes(made.options) - on_host(made);
     require_memory(made, model, source, available);
     if (!here.trace.file.empty() && speaks(here)) check_writable(here.trace.file, "--trace");
     if (std::string note = tight_memory_note(made, available); !note.empty()) {
@@ -291,6 +303,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     saved_step = session.steps();
     end_of_save([&]() -> std::optional<SaveRecord> {
       session.begin_save(saves.folder);
+      ++totals.saves;
       return wait ? session.finish_save() : std::nullopt;
     });
   };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/core/error.h"
 #include "tessera/core/usable_cores.h"
 #include "tessera/kernels/optimizer.h"
@@ -137,6 +139,28 @@ StepRange parse_step_range(std::string_view text) {
       ErrorCode::kConfig, "'", text,
       "' names no steps; write them like 3-5, or 7 for one step, counted from 1");
   return steps;
+}
+
+std::string to_string(const Offload& offload) {
+  if (offload.host == 0.0) return "none";
+  return offload.host == 1.0 ? "host" : concat("host:", nlohmann::json(offload.host).dump());
+}
+
+Offload parse_offload(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "host") return {.host = 1.0};
+  constexpr std::string_view kPrefix = "host:";
+  if (text.starts_with(kPrefix)) {
+    const std::string_view digits = text.substr(kPrefix.size());
+    Offload offload;
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), offload.host);
+    const bool is_share = offload.host > 0.0 && offload.host <= 1.0;
+    if (error == std::errc() && end == digits.data() + digits.size() && is_share) return offload;
+  }
+  fail(ErrorCode::kConfig, "'", text,
+       "' is no place for optimizer state; choose none (the device's memory), host, or host:SHARE "
+       "with a share of the units above 0 and up to 1");
 }
 
 WrapPolicy parse_wrap_policy(std::string_view text) {

@@ -36,6 +36,7 @@ constexpr auto choices_of(AttentionBackend) {
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
 }
+static void parse_into(std::string_view text, Offload& offload) { offload = parse_offload(text); }
 static void parse_into(std::string_view text, StepRange& steps) { steps = parse_step_range(text); }
 
 namespace {
@@ -62,6 +63,7 @@ std::string strategy_help() {
 void check_strategy(const json& value) { find_strategy(value.get<std::string>()); }
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
+void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
@@ -135,6 +137,11 @@ std::vector<Row> sharding_rows() {
                           "units, which are gathered together: layer, size:N (at least N "
                           "parameters) or none (all)",
                           {.check = check_wrap}),
+          bound<&O::offload_optimizer>(
+              "offload_optimizer",
+              "where optimizer state and fp32 master weights are: none (on the device), host (in "
+              "the host's memory, and updated there) or host:SHARE (those of a share of the units)",
+              {.check = check_offload}),
           bound<&O::policy, &StepPolicy::prefetch_forward>("prefetch_forward",
                                                            "units gathered ahead of use in forward",
                                                            {.minimum = 0, .maximum = kMaxPrefetch}),

@@ -89,7 +89,8 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .accumulate_unsharded = options.accumulate_unsharded,
           .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
-          .optimizer_tensors = optimizer_tensors(options.optimizer)};
+          .optimizer_tensors = optimizer_tensors(options.optimizer),
+          .offload_optimizer = options.offload_optimizer.host};
 }
 
 ExecutorOptions executor_options(const TrainerOptions& options) {
@@ -162,6 +163,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   const Simulation simulation =
       simulate(programs, result.layout, model, plan_options(result.options).state(), executor);
   result.memory = simulation.memory;
+  result.host_memory = simulation.host_memory;
   result.pool_bytes = simulation.reserved_bytes;
   for (std::string& note : attention_notes(simulation.attention_calls, executor.cuda_kernels)) {
     result.notes.push_back(std::move(note));
@@ -173,7 +175,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
         describe_file(saved_parameters(result.layout, state, stochastic_rounding), result.layout,
                       state, 0)
             .bytes;
-    result.snapshot_bytes = account_host_memory(result.snapshot);
+    result.snapshot_bytes = account_snapshot(result.snapshot);
   }
   return result;
 }

@@ -34,7 +34,7 @@ std::string_view to_string(CollectiveKind kind);
 /// Source: nccl-tests doc/PERFORMANCE.md.
 std::int64_t sent_bytes(CollectiveKind kind, std::int64_t bytes, int world_size);
 
-/// Calls and bytes sent by this rank, by kind.
+/// Calls and bytes sent by this rank, by kind, and bytes that it copies.
 struct Traffic {
   std::array<std::int64_t, kCollectiveKinds> calls{};
   std::array<std::int64_t, kCollectiveKinds> sent_bytes{};
@@ -42,6 +42,9 @@ struct Traffic {
   /// machines, and NCCL's for sums in bf16 or in rank order and to accumulate. Ranks of one machine
   /// read buffers where they lie.
   std::int64_t copied_bytes = 0;
+  /// Bytes of the schedule's copies between the device's memory and the host's; no group's.
+  std::int64_t to_host_bytes = 0;
+  std::int64_t to_device_bytes = 0;
 
   std::int64_t& calls_of(CollectiveKind k) { return calls[static_cast<std::size_t>(k)]; }
   std::int64_t calls_of(CollectiveKind k) const { return calls[static_cast<std::size_t>(k)]; }
@@ -50,6 +53,10 @@ struct Traffic {
   Traffic& operator+=(const Traffic& other);
   bool operator==(const Traffic&) const = default;
 };
+
+inline bool moves_between_tiers(const Traffic& traffic) {
+  return traffic.to_host_bytes > 0 || traffic.to_device_bytes > 0;
+}
 
 /// Ordered ranks that communicate. Every operation is asynchronous on the stream given last: it
 /// starts after earlier work of that stream, and its buffers may be touched again by work that

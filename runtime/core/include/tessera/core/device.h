@@ -64,6 +64,13 @@ class Stream {
   /// runs at once and advances the stream's clock by `work.seconds`.
   virtual void submit(const Work& work, std::function<void()> task) = 0;
 
+  /// Enqueues a task of the host, which touches no device and launches nothing: it runs on a thread
+  /// of the host in stream order, also each time that a captured stream is replayed. A throw stops
+  /// the stream, as that of any task.
+  virtual void submit_on_host(const Work& work, std::function<void()> task) {
+    submit(work, std::move(task));
+  }
+
   /// An event that completes when everything submitted so far has run.
   virtual Event record() = 0;
 

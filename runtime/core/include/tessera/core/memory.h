@@ -26,6 +26,14 @@ inline constexpr int kMemoryCategories = 8;
 /// "parameters", "unsharded_parameters", ...: the keys of the log.
 std::string_view to_string(MemoryCategory category);
 
+/// The memory that something lies in.
+enum class Tier : std::uint8_t {
+  kDevice,  ///< where kernels run; on CPU ranks the host's memory as well
+  kHost,    ///< of a GPU: pinned, so that copies run beside kernels
+};
+inline constexpr int kTiers = 2;
+std::string_view to_string(Tier tier);
+
 /// Bytes by category.
 struct MemoryUse {
   std::array<std::int64_t, kMemoryCategories> bytes{};
@@ -63,39 +71,47 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
   MemoryCategory category_ = MemoryCategory::kActivations;
+  Tier tier_ = Tier::kDevice;
 };
 
-/// One rank's memory: allocates from a device and keeps the ledger. Outlives its Buffers.
+/// One rank's memory: allocates from a device and keeps a ledger of each tier. Outlives its
+/// Buffers.
 ///
 /// A request is rounded up to a multiple of 64 bytes, which is what the ledger counts.
 /// Thread-safe: a rank's lanes may allocate at the same time.
 class Memory {
  public:
-  /// `limit_bytes` 0 means no limit but the device's own.
+  /// `limit_bytes`, of the device's tier: 0 means no limit but the device's own.
   explicit Memory(Device& device, std::int64_t limit_bytes = 0);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   /// Throws Error{kOutOfMemory} that names `what`, the category, the use and the limit.
-  Buffer allocate(std::int64_t bytes, MemoryCategory category, std::string_view what);
+  Buffer allocate(std::int64_t bytes, MemoryCategory category, std::string_view what,
+                  Tier tier = Tier::kDevice);
 
-  MemoryUse current() const;
-  MemoryPeak peak() const;
-  /// The highest use since the last call, or from the beginning.
+  MemoryUse current(Tier tier = Tier::kDevice) const;
+  MemoryPeak peak(Tier tier = Tier::kDevice) const;
+  /// The highest use of the device's tier since the last call, or from the beginning.
   MemoryPeak take_recent_peak();
   Device& device() const { return device_; }
 
  private:
   friend class Buffer;
-  void release(std::byte* data, std::int64_t bytes, MemoryCategory category) noexcept;
+  struct Ledger {
+    std::int64_t total = 0;
+    MemoryUse current;
+    MemoryPeak peak;
+    MemoryPeak recent;  ///< see take_recent_peak()
+  };
+  void release(const Buffer& buffer) noexcept;
+  Ledger& ledger(Tier tier) { return ledgers_[static_cast<std::size_t>(tier)]; }
+  const Ledger& ledger(Tier tier) const { return ledgers_[static_cast<std::size_t>(tier)]; }
 
   Device& device_;
   const std::int64_t limit_bytes_;
   mutable std::mutex mutex_;
-  std::int64_t total_ = 0;
-  MemoryUse current_;
-  MemoryPeak peak_;
-  MemoryPeak recent_;  ///< see take_recent_peak()
+  std::array<Ledger, kTiers> ledgers_;
 };
 
 /// `bytes` rounded up to what Memory counts (a multiple of 64).

@@ -82,9 +82,9 @@ class Tensor {
   Tensor(std::shared_ptr<Buffer> buffer, TensorView view)
       : buffer_(std::move(buffer)), view_(std::move(view)) {}
 
-  /// Uninitialised and contiguous, from `memory`.
+  /// Uninitialised and contiguous, from that tier of `memory`.
   static Tensor empty(Memory& memory, Shape shape, DType dtype, MemoryCategory category,
-                      std::string_view what);
+                      std::string_view what, Tier tier = Tier::kDevice);
   /// Wraps memory that outlives the tensor; nothing is owned or counted.
   static Tensor borrow(TensorView view) { return Tensor(nullptr, std::move(view)); }
 

@@ -12,8 +12,9 @@ namespace tessera {
 /// Under which heading a buffer's memory is counted.
 MemoryCategory category_of(const ScheduleBuffer& buffer);
 
-/// Calls and bytes sent of one rank's collectives in one step. Exact: what the rows of
-/// the table of operations charge. The scalars are 8 and 448 bytes at any number of ranks.
+/// Calls and bytes sent of one rank's collectives in one step, and bytes that it copies. Exact:
+/// what the rows of the table of operations charge. The scalars are 8 and 448 bytes at any number
+/// of ranks.
 Traffic account_traffic(const Schedule& schedule);
 
 /// Bytes that one rank reads and writes in its own memory in one step to add the gradients of
@@ -22,14 +23,14 @@ Traffic account_traffic(const Schedule& schedule);
 /// why backward does not do it along the way.
 std::int64_t account_gradient_sums(const Schedule& schedule);
 
-/// Bytes that a rank holds on its device from start to end: the schedule's buffers. Activations,
-/// data and the kernels' scratch depend on the layers and the batch: see predict_memory in
-/// executor.h.
-MemoryUse account_memory(const Schedule& schedule);
+/// Bytes that a rank holds in a tier from start to end: the schedule's buffers, but for snapshots.
+/// Activations, data and the kernels' scratch depend on the layers and the batch, and are on the
+/// device: see predict_memory in executor.h.
+MemoryUse account_memory(const Schedule& schedule, Tier tier = Tier::kDevice);
 /// For schedules that run over one state, in turn: buffers of the same name are one, as large as
 /// the largest.
-MemoryUse account_memory(std::span<const Schedule* const> schedules);
-/// Bytes of the host's memory that a rank holds for the schedule's copies.
-std::int64_t account_host_memory(const Schedule& schedule);
+MemoryUse account_memory(std::span<const Schedule* const> schedules, Tier tier = Tier::kDevice);
+/// Bytes of the host's memory that a rank holds for the schedule's snapshots.
+std::int64_t account_snapshot(const Schedule& schedule);
 
 }  // namespace tessera

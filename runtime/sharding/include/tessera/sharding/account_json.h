@@ -15,4 +15,7 @@ nlohmann::ordered_json sent_bytes_to_json(const Traffic& traffic);
 /// {"all_gather": …, …}: calls by kind of collective.
 nlohmann::ordered_json calls_to_json(const Traffic& traffic);
 
+/// By direction: "device_to_host" and "host_to_device".
+nlohmann::ordered_json tier_copies_to_json(const Traffic& traffic);
+
 }  // namespace tessera

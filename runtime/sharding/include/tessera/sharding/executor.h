@@ -154,6 +154,9 @@ class Executor {
   /// All of them at once.
   std::vector<FullParameter> gather_parameters();
 
+  /// What this rank has sent and copied so far: RankGroups::traffic() and the schedules' copies.
+  Traffic traffic() const;
+
   /// When the actions of the last step ran, if ExecutorOptions::trace; of several, if they were in
   /// flight together.
   const std::vector<ActionSpan>& spans() const;
@@ -184,12 +187,13 @@ struct Simulation {
   /// account_memory() for what stays, the simulated run for activations, workspace and data: equals
   /// Memory::peak() of a real run, to the byte.
   MemoryPeak memory;
+  MemoryPeak host_memory;  ///< the same of Memory::peak(Tier::kHost)
   /// Of a GPU: what its memory pool takes for that, CudaDevice::reserved_bytes() of a real run.
   /// With what parameters take that are gathered between steps.
   std::int64_t reserved_bytes = 0;
   /// Of a GPU: the passes of attention, each once.
   std::set<CudaAttentionCall> attention_calls;
-  Traffic traffic;                ///< of one step; equals RankGroups::traffic() of a real one
+  Traffic traffic;                ///< of one step; equals Executor::traffic() of a real one
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
   /// By program: of its last step. The highest of all of them is `memory`, unless that is reached
   /// before the first step.

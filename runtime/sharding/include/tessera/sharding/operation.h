@@ -19,6 +19,13 @@ enum class Meeting : std::uint8_t {
   kWorld,      ///< all of them, for scalars
 };
 
+/// In which memory an operation finds its operands; scalars lie on the device always.
+enum class OperandTiers : std::uint8_t {
+  kDevice,
+  kOne,  ///< all in the same, whichever it is
+  kAny,
+};
+
 /// One row of the table of operations. To add an operation: a row, its rule and its handler.
 struct Operation {
   std::string_view name;     ///< "all-gather": in texts, reports and traces
@@ -26,11 +33,12 @@ struct Operation {
   Meeting meeting = Meeting::kNone;
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
   bool on_host = false;  ///< run() is called on the host although no ranks meet
+  OperandTiers tiers = OperandTiers::kDevice;
 
   /// The effect on contents: reads the operands from `walk`, requires what must hold,
   /// and writes the results.
   void (*rule)(ContentWalk& walk, const Action& action) = nullptr;
-  /// Adds the calls and the bytes that one rank sends; null: none.
+  /// Adds the calls and the bytes that one rank sends or copies; null: none.
   void (*charge)(const Schedule& schedule, const Action& action, Traffic& traffic) = nullptr;
   /// Carries it out: on the host, which puts tasks on `stream`, if ranks meet or `on_host` says so;
   /// else as a task of `stream`. Null: there is nothing to do but to wait.
@@ -63,9 +71,15 @@ const Operation* find_operation(std::string_view name,
 /// A schedule whose actions name other operations than those of the table.
 Schedule parse_schedule(std::string_view text, std::span<const Operation* const> operations);
 
+/// True of a part of with_snapshot().
+bool copies_to_snapshot(const Schedule& schedule, const Action& action);
+
 inline bool is_collective(const Action& action) {
   return action.operation->meeting != Meeting::kNone;
 }
+
+/// Adds a copy of `bytes` from one tier to another.
+void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic);
 
 /// Bytes of memory that an action's operands take on one rank: what it has to read and write at
 /// least. Passes through layers: parameters and gradients only.

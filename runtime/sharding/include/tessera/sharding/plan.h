@@ -34,13 +34,17 @@ struct PlanOptions {
   bool accumulate_unsharded = false;
   StepPolicy policy{};
   /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
-  /// compute lane.
+  /// compute lane. Those on the host always have.
   bool overlap_optimizer = false;
   /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
 
+  double offload_optimizer = 0.0;  ///< see StateOptions
+
   /// The part of these that decides which state a rank keeps.
-  StateOptions state() const { return {mesh, placement, parameter_dtype, optimizer_tensors}; }
+  StateOptions state() const {
+    return {mesh, placement, parameter_dtype, optimizer_tensors, offload_optimizer};
+  }
 };
 
 /// Plans one training step, or (Purpose::kEvaluate) the forward passes of an evaluation. A pure

@@ -8,6 +8,7 @@
 
 #include "tessera/autograd/tape.h"
 #include "tessera/core/dtype.h"
+#include "tessera/core/memory.h"
 #include "tessera/core/mesh.h"
 #include "tessera/sharding/placement.h"
 
@@ -16,14 +17,16 @@ namespace tessera {
 struct Operation;
 
 /// A logical stream of the schedule. Which lane an action runs on is the planner's choice.
-enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer, kCopyOut };
-inline constexpr int kLanes = 5;
-inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute, Lane::kGather, Lane::kReduce,
-                                                    Lane::kOptimizer, Lane::kCopyOut};
+enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer, kCopyOut, kCopyIn };
+inline constexpr int kLanes = 6;
+inline constexpr std::array<Lane, kLanes> kAllLanes{
+    Lane::kCompute, Lane::kGather, Lane::kReduce, Lane::kOptimizer, Lane::kCopyOut, Lane::kCopyIn};
 std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
   return lane == Lane::kGather || lane == Lane::kReduce;
 }
+/// To and from the host.
+constexpr bool is_copying(Lane lane) { return lane == Lane::kCopyOut || lane == Lane::kCopyIn; }
 
 /// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
@@ -37,13 +40,6 @@ enum class Role : std::uint8_t {
   kActivationGradient,  ///< the gradient of a layer's output
 };
 std::string_view to_string(Role role);
-
-/// The memory that a buffer lies in.
-enum class Tier : std::uint8_t {
-  kDevice,  ///< where kernels run; on CPU ranks the host's memory as well
-  kHost,    ///< of a GPU: pinned, so that copies run beside kernels
-};
-std::string_view to_string(Tier tier);
 
 /// Memory of one rank that actions read and write.
 struct ScheduleBuffer {
@@ -59,6 +55,8 @@ struct ScheduleBuffer {
 
   /// True of a ring entry for unsharded parameters or gradients.
   bool is_slot() const { return unit < 0 && (role == Role::kParameter || role == Role::kGradient); }
+  /// True of a copy of the state as it is before the step; see snapshot_name().
+  bool is_snapshot() const;
 };
 
 /// An action's use of a buffer: which buffer, and what it holds then.
@@ -159,14 +157,19 @@ struct Schedule {
   std::string name_of(int buffer) const;
   /// Elements of a unit's flat parameter that a buffer of `role` holds, before sharding.
   std::int64_t unit_numel(int unit, Role role) const;
-  /// Index of the buffer on the device with this role and unit; -1: none.
+  /// Index of the first buffer on the device with this role and unit; -1: none.
   int find(Role role, int unit) const;
   /// Index of the buffer with this name (no activation); -1: none.
   int find(std::string_view name) const;
 };
 
-/// Of the buffer on the host that a buffer's copy is for: "h.3.master@host".
+// Of the buffers on the host that a buffer's copies are for.
+/// On its way to the host or back within a step: "h.3.gradient@host".
 std::string host_copy_name(std::string_view name);
+/// Kept until the next one, for a checkpoint: "h.3.master@snapshot".
+std::string snapshot_name(std::string_view name);
+/// The buffer that a copy is of: "h.3.master" of "h.3.master@snapshot"; itself of others.
+std::string_view copied_name(std::string_view name);
 
 // Names of the scalars' buffers.
 inline constexpr std::string_view kTokensBuffer = "tokens";    ///< how many targets count

@@ -15,11 +15,16 @@ struct StateOptions {
   DType parameter_dtype = DType::kFloat32;
   /// The fp32 tensors that the optimizer keeps for each trainable parameter, by name.
   std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
+  /// Share of the units whose optimizer state is on the host: the last ones, to the nearest number
+  /// of those that have something to train. The optimizer updates units in forward order, so these
+  /// are the ones whose gradients are there first and whose parameters are needed last.
+  double offload_optimizer = 0.0;
 };
 
 /// The training state of one rank as buffers, unit by unit: "h.3.parameter" and "h.3.frozen" in the
-/// parameter dtype, "h.3.master" in fp32 (where parameters are not), "h.3.first-moment", ... Empty
-/// ones are left out. A schedule's persistent buffers are these.
+/// parameter dtype, "h.3.master" in fp32 (where parameters are not, or the optimizer's state is on
+/// the host), "h.3.first-moment", ... Empty ones are left out. A schedule's persistent buffers are
+/// these.
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options);
 
 }  // namespace tessera

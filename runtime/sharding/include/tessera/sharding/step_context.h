@@ -19,13 +19,14 @@ class StepContext {
  public:
   StepContext(const Schedule& schedule, const StepBuffers& buffers, const KernelTable& kernels,
               const RankGroups& groups, StepExchange& exchange, LayerRunner& layers,
-              std::function<void(const Action&, Stream&)> optimizer)
+              Traffic& copies, std::function<void(const Action&, Stream&)> optimizer)
       : schedule_(schedule),
         buffers_(buffers),
         kernels_(kernels),
         groups_(groups),
         exchange_(exchange),
         layers_(layers),
+        copies_(copies),
         optimizer_(std::move(optimizer)) {}
 
   const Schedule& schedule() const { return schedule_; }
@@ -37,6 +38,8 @@ class StepContext {
   /// The ranks that meet in an action.
   ProcessGroup& group(const Action& action) const;
   StepExchange& exchange() { return exchange_; }
+  /// The bytes that copies have moved so far.
+  Traffic& copies() { return copies_; }
   LayerRunner& layers() { return layers_; }
   /// Runs the optimizer of an optimizer step.
   void optimize(const Action& action, Stream& stream) { optimizer_(action, stream); }
@@ -48,6 +51,7 @@ class StepContext {
   const RankGroups& groups_;
   StepExchange& exchange_;
   LayerRunner& layers_;
+  Traffic& copies_;
   std::function<void(const Action&, Stream&)> optimizer_;
 };
 

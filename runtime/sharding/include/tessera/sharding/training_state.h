@@ -24,8 +24,9 @@ struct StateTensor {
   int unit = 0;
   DType format = DType::kFloat32;
   AxisSet sharded{};  ///< axes along which it is sharded
-  Range range;        ///< the elements of the unit's flat parameter that this rank has
-  TensorView view;    ///< (range.numel)
+  Tier tier = Tier::kDevice;
+  Range range;      ///< the elements of the unit's flat parameter that this rank has
+  TensorView view;  ///< (range.numel)
 };
 
 /// A stretch of one parameter's elements within a state tensor.

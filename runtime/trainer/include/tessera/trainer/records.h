@@ -50,7 +50,8 @@ struct SaveRecord {
 /// One rank's measured memory and counted traffic.
 struct RankUse {
   MemoryPeak memory;
-  Traffic traffic;  ///< of steps and evaluations
+  MemoryPeak host_memory;  ///< of what is offloaded
+  Traffic traffic;         ///< of steps, evaluations and snapshots
 };
 
 }  // namespace tessera

@@ -23,11 +23,13 @@ struct TrainingSummary {
   std::int64_t traced_steps = 0;  ///< see Session::traced_steps
   double first_loss = 0.0;
   double last_loss = 0.0;
-  double seconds = 0.0;            ///< of the steps, without planning and initialisation
-  double tokens_per_second = 0.0;  ///< without the first step, which warms up, if there are three
-  MemoryPeak predicted_memory;     ///< of one rank
-  MemoryPeak measured_memory;      ///< the highest over ranks, of the total and by category
-  Traffic predicted_traffic;       ///< of one rank, in all steps
+  double seconds = 0.0;              ///< of the steps, without planning and initialisation
+  double tokens_per_second = 0.0;    ///< without the first step, which warms up, if there are three
+  MemoryPeak predicted_memory;       ///< of one rank
+  MemoryPeak measured_memory;        ///< the highest over ranks, of the total and by category
+  MemoryPeak predicted_host_memory;  ///< the same of offloaded state in the host's memory
+  MemoryPeak measured_host_memory;
+  Traffic predicted_traffic;                   ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;        ///< by rank
   std::optional<EvaluationRecord> evaluation;  ///< the last one
   std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.time_actions

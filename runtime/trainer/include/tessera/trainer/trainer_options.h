@@ -79,6 +79,12 @@ struct TraceOptions {
   bool of_evaluation = false;  ///< of an evaluation's batches, not of steps
 };
 
+/// How much of the training state lies in the host's memory.
+struct Offload {
+  double host = 0.0;  ///< share of units; see StateOptions::offload_optimizer
+  bool operator==(const Offload&) const = default;
+};
+
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
@@ -89,6 +95,7 @@ struct TrainerOptions {
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
+  Offload offload_optimizer{};  ///< optimizer state and master weights; updates run there, too
 
   // The step.
   std::int64_t steps = 100;
@@ -182,6 +189,10 @@ TrainerOptions with_strategy(TrainerOptions options, std::string_view name);
 /// "3-5", "7".
 std::string to_string(const StepRange& steps);
 StepRange parse_step_range(std::string_view text);  ///< Throws Error{kConfig}.
+
+/// "none", "host", "host:0.5".
+std::string to_string(const Offload& offload);
+Offload parse_offload(std::string_view text);  ///< Throws Error{kConfig}.
 
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);

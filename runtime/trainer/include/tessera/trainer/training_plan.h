@@ -35,6 +35,7 @@ struct TrainingPlan {
   /// The same step with copies of the state to host memory, for checkpoints; valid.
   Schedule snapshot;
   MemoryPeak memory;            ///< predicted peak of one rank, evaluations included
+  MemoryPeak host_memory;       ///< of its offloaded state in the host's memory
   std::int64_t pool_bytes = 0;  ///< of a GPU: what its memory pool takes for that
   Traffic traffic;              ///< predicted, of one rank and step
   Traffic evaluation_traffic;   ///< of one rank and one evaluation

@@ -1,0 +1,94 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/tiny_model.h"
+#include "temporary_folder.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/trainer.h"
+
+// Runs whose optimizer state is in the host's memory: --offload-optimizer.
+namespace tessera::offload_run_test {
+namespace {
+
+using test::TemporaryFolder;
+using test::tiny_model;
+using test::TinyData;
+using ::testing::HasSubstr;
+
+TrainerOptions options_for(const std::string& strategy, int ranks, const std::string& offload) {
+  TrainerOptions options;
+  options.strategy = strategy;
+  options.ranks = ranks;
+  options.offload_optimizer = parse_offload(offload);
+  options.steps = 6;
+  options.micro_batch = 4;
+  options.learning_rate.peak = 0.03;
+  options.threads_per_rank = 1;
+  return options;
+}
+
+TEST(OffloadedRun, TrainsWhereTheLimitIsBelowWhatItsStateNeedsOnTheDevice) {
+  const Model model = tiny_model(4000);
+  const TinyData data;
+  TrainerOptions options = options_for("no_shard", 1, "host");
+  const TrainingPlan offloaded = make_training_plan(model, data, options);
+  options.offload_optimizer = {};
+  const TrainingPlan without = make_training_plan(model, data, options);
+  EXPECT_LT(offloaded.memory.total, without.memory.total * 2 / 3);
+  const TrainingSummary expected = Trainer(model, data, options).train();
+
+  options.memory_limit_bytes = offloaded.memory.total;
+  EXPECT_THROW(Trainer(model, data, options), Error);
+  options.offload_optimizer = {.host = 1.0};
+  const TrainingSummary summary = Trainer(model, data, options).train();
+  EXPECT_EQ(summary.parameters_sha256, expected.parameters_sha256);
+  EXPECT_EQ(summary.measured_memory.total, offloaded.memory.total);
+}
+
+TEST(OffloadedRun, MeasuresWhatWasPredictedWithEvaluationsAndCheckpointsToo) {
+  const Model model = tiny_model();
+  const TinyData data;
+  for (const bool overlap : {false, true}) {
+    std::string hash;
+    for (const char* const offload : {"none", "host", "host:0.5"}) {
+      SCOPED_TRACE(concat(offload, overlap ? ", overlapping" : ""));
+      const TemporaryFolder folder;
+      TrainerOptions options = options_for("zero2", 2, offload);
+      options.precision = DType::kBFloat16;
+      options.evaluate_every = 2;
+      options.evaluation_samples = 8;
+      options.checkpoints = {.folder = folder.path("run"), .every = 4};
+      if (overlap) options.overlap_steps = true;
+      const Trainer trainer(model, data, options, &data);
+      const TrainingSummary summary = trainer.train();
+      if (hash.empty()) hash = summary.parameters_sha256;
+      EXPECT_EQ(summary.parameters_sha256, hash);
+      EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+      EXPECT_EQ(summary.measured_host_memory, summary.predicted_host_memory);
+      for (const Traffic& counted : summary.counted_traffic) {
+        EXPECT_EQ(counted, summary.predicted_traffic);
+      }
+      EXPECT_EQ(summary.predicted_host_memory.total > 0, offload != std::string("none"));
+      EXPECT_EQ(summary.saves, 2);
+    }
+  }
+}
+
+TEST(OffloadedRun, IsWrittenAsNoneHostOrAShareOfIt) {
+  for (const char* const text : {"none", "host", "host:0.5", "host:0.25"}) {
+    EXPECT_EQ(to_string(parse_offload(text)), text);
+  }
+  EXPECT_EQ(to_string(parse_offload("host:1")), "host");
+  for (const char* const text : {"", "cpu", "host:", "host:0", "host:1.5", "host:x", "host:nan"}) {
+    try {
+      parse_offload(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      EXPECT_THAT(error.what(), HasSubstr("choose none"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::offload_run_test
