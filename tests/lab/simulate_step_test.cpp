@@ -125,7 +125,8 @@ struct Subject {
   Program program() const { return {&schedule, &source}; }
 };
 
-Subject subject(const std::string& strategy, int count, Recompute recompute = Recompute::kNone) {
+Subject subject(const std::string& strategy, int count, Recompute recompute = Recompute::kNone,
+                double offload_optimizer = 0.0, bool overlaps = false) {
   Subject s{
       .model = make_gpt(
           {.vocab_size = 256, .context_length = kLength, .layers = 4, .heads = 4, .width = 128}),
@@ -139,7 +140,10 @@ Subject subject(const std::string& strategy, int count, Recompute recompute = Re
                                .placement = found.placement,
                                .reshard_after_forward = found.reshard_after_forward,
                                .parameter_dtype = DType::kBFloat16,
-                               .policy = {.recompute = recompute}});
+                               .policy = {.recompute = recompute},
+                               .overlap_optimizer = overlaps,
+                               .offload_optimizer = offload_optimizer});
+  s.options.steps_in_flight = overlaps ? 2 : 1;
   return s;
 }
 
@@ -233,6 +237,37 @@ TEST(SimulatedStep, LanesThatWantMoreThreadsThanCoresShareThem) {
   // Four each: as if alone.
   cluster.profile.cores.value = 32.0;
   EXPECT_DOUBLE_EQ(simulate(s, cluster).seconds, apart.seconds);
+}
+
+// Per element 28 bytes of state and gradient and 2 of the parameter; 4 go to the host, 2 come back.
+TEST(SimulatedStep, CopiesAndUpdatesOnTheHostTakeTheirBytesAndHideBehindTheNextForward) {
+  Cluster cluster = without_communication();
+  const Subject s = subject("zero2", 4, Recompute::kNone, 1.0);
+  double elements = 0.0, units = 0.0;
+  for (const ScheduleBuffer& buffer : s.schedule.buffers) {
+    if (buffer.role != Role::kMaster) continue;
+    elements += static_cast<double>(buffer.numel);
+    ++units;
+  }
+  const SimulatedStep step = simulate(s, cluster);
+  const double copies = cluster.profile.copy_out.value;
+  EXPECT_NEAR(step.of(Lane::kCopyOut).busy, elements * 4 / copies, 1e-12);
+  EXPECT_NEAR(step.of(Lane::kCopyIn).busy, elements * 2 / copies, 1e-12);
+  const double share = cluster.profile.host_bandwidth.value / 4;
+  EXPECT_NEAR(step.of(Lane::kOptimizer).busy, (elements * 30 + units * 16) / share, 1e-12)
+      << "four ranks share the host's memory";
+
+  // Where updates take no longer than half a forward, only the first layers wait for theirs.
+  const Subject without = subject("zero2", 4);
+  const Subject behind = subject("zero2", 4, Recompute::kNone, 1.0, true);
+  const double update = step.of(Lane::kOptimizer).busy;
+  const double compute = simulate(without, cluster).of(Lane::kCompute).busy;
+  cluster.profile.host_bandwidth.value *= update / (0.1 * compute);
+  cluster.profile.copy_out.value *= 100.0;
+  const double alone = simulate(s, cluster).seconds;
+  const double hidden = simulate(behind, cluster).seconds;
+  EXPECT_GT(alone, 1.09 * compute);
+  EXPECT_LT(hidden, 1.06 * compute);
 }
 
 TEST(SimulatedStep, TakesNoLongerToSimulateForManyRanks) {

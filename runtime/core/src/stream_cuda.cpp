@@ -136,12 +136,13 @@ void StreamCuda::submit_on_host(const Work& work, std::function<void()> task) {
 }
 
 void StreamCuda::enqueue_on_host(std::function<void()> task) {
-  auto owned = std::make_unique<HostTask>(HostTask{std::move(task), failure_, capturing()});
+  const bool is_captured = capturing();
+  auto owned = std::make_unique<HostTask>(HostTask{std::move(task), failure_, is_captured});
   TESSERA_CUDA_CHECK(cudaLaunchHostFunc(stream_, HostTask::run, owned.get()));
-  if (owned->is_captured) {
+  if (is_captured) {
     tasks_of_graphs_.push_back(std::move(owned));
   } else {
-    static_cast<void>(owned.release());  // run() deletes it
+    static_cast<void>(owned.release());  // run() deletes it, or has done so already
   }
 }
 
@@ -181,9 +182,9 @@ void StreamCuda::run(const Work& work, const std::function<void()>& task) {
     Span span{.work = work};
     const bool traced = options_.on_span && !capturing();
     if (traced) span.begin = mark();
-    in_task_ = true;
+    const bool in_another = std::exchange(in_task_, true);
     if (task) task();
-    in_task_ = false;
+    in_task_ = in_another;
     if (!traced) return;
     span.end = mark();
     spans_.push_back(span);

@@ -51,6 +51,7 @@ HardwareProfile hopper(const char* name, double memory_bytes, double memory_rate
   p.cores = {0.0, "a rank has a GPU to itself"};
   p.memory_bytes = {memory_bytes, "data sheet"};
   p.copy_out = {55.1e9, "PCIe 5 x16, device to host (stas00/ml-engineering)"};
+  p.host_bandwidth = {430e9, "2 sockets with 8 channels of DDR5-4800, times 0.7: assumed"};
   p.node = {.latency = {8.4e-6, kNcclRing},
             .hop = {3.4e-6, kNcclRing},
             .bandwidth = {370.8e9, "NCCL: 20.6 GB/s for each of 18 NVLinks (src/graph/topo.h)"}};
@@ -78,6 +79,7 @@ HardwareProfile ampere() {
     }
   }
   p.copy_out = {25e9, "PCIe 4 x16: half of PCIe 5's published 55 GB/s, less overhead"};
+  p.host_bandwidth = {287e9, "2 sockets with 8 channels of DDR4-3200, times 0.7: assumed"};
   p.node.bandwidth = {240e9, "NCCL: 20.0 GB/s for each of 12 NVLinks (src/graph/topo.h)"};
   p.process = p.node;
   p.network.bandwidth = {24.2e9, "one HDR adapter for each GPU: half of SimAI's NDR"};

@@ -290,6 +290,7 @@ HardwareProfile Calibration::run() {
   const KernelRates& copies = *profile.find("cast", "fp32", 1);
   profile.memory_bandwidth = measured(copies.points.back().per_second);
   profile.copy_out = measured(profile.memory_bandwidth.value / 2.0);
+  profile.host_bandwidth = profile.memory_bandwidth;
   const KernelRates& fills = *profile.find("fill", "fp32", 1);
   profile.launch =
       measured(4.0 * fills.points.front().size.front() / fills.points.front().per_second);

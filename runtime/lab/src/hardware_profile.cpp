@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "tessera-hardware-profile";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 struct Field {
   const char* key;
@@ -31,6 +31,7 @@ constexpr Field kQuantities[] = {
     {"cores", &HardwareProfile::cores, true},
     {"memory_bytes", &HardwareProfile::memory_bytes},
     {"copy_out", &HardwareProfile::copy_out},
+    {"host_bandwidth", &HardwareProfile::host_bandwidth},
     {"under_gather", &HardwareProfile::under_gather},
     {"under_reduce", &HardwareProfile::under_reduce},
 };

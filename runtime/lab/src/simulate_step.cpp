@@ -29,6 +29,12 @@ bool is_handed_over(const Schedule& schedule, const Action& action) {
   });
 }
 
+/// Of a GPU's rank.
+bool runs_on_host(const Schedule& schedule, const Action& action) {
+  return action.operation == &operations::kOptimizerStep &&
+         schedule.buffer(action.reads.front()).tier == Tier::kHost;
+}
+
 /// What each action costs if nothing disturbs it.
 std::vector<double> costs_of(const Program& program, const ModelLayout& layout, const Model& model,
                              const ExecutorOptions& options, const Cluster& cluster) {
@@ -56,6 +62,10 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
     } else if (action.operation == &operations::kCopy) {
       seconds += 0.5 * static_cast<double>(operand_bytes(schedule, action)) /
                  profile.copy_out.value;  // read once, written once
+    } else if (profile.device != "cpu" && runs_on_host(schedule, action)) {
+      const int sharing = std::min(schedule.mesh.world_size(), cluster.ranks_per_node);
+      seconds += static_cast<double>(operand_bytes(schedule, action)) * sharing /
+                 profile.host_bandwidth.value;
     } else {
       for (const KernelCall& call : kernels[i])
         seconds += seconds_of(call, profile, options.threads);
@@ -98,7 +108,9 @@ SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int thread
       const Action* const action = action_of(running[i]);
       speeds[i] = share;
       const bool computes =
-          action != nullptr && (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer);
+          action != nullptr &&
+          (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer) &&
+          (cores > 0.0 || !runs_on_host(schedule, *action));
       if (computes && all.gathers) speeds[i] /= profile.under_gather.value;
       if (computes && all.reduces) speeds[i] /= profile.under_reduce.value;
     }

@@ -81,9 +81,11 @@ class DeviceArray {
 template <typename T>
 class ArrayOnTiers : public DeviceArray<T> {
  public:
-  ArrayOnTiers(Memory& memory, std::int64_t numel, std::string_view what, int mirrors = 1)
+  /// Without `on_host`, at(Tier::kHost) is the device's.
+  ArrayOnTiers(Memory& memory, std::int64_t numel, std::string_view what, bool on_host,
+               int mirrors = 1)
       : DeviceArray<T>(memory, numel, what, mirrors), device_(memory.device()) {
-    if (!device_.host_accessible()) host_copy_ = device_.allocate_host(bytes());
+    if (on_host && !device_.host_accessible()) host_copy_ = device_.allocate_host(bytes());
   }
   ~ArrayOnTiers() {
     if (host_copy_ != nullptr) device_.deallocate_host(host_copy_, bytes());

@@ -61,7 +61,7 @@ class Executor::Impl {
         hyperparameters_(hyperparameter_values(options_.optimizer)),
         lanes_(memory.device(), groups, options_, schedules_of(programs)),
         exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory,
-                  options_.steps_in_flight) {
+                  options_.steps_in_flight, state.is_offloaded()) {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
@@ -77,7 +77,7 @@ class Executor::Impl {
       if (registration_note_.empty()) registration_note_ = note;
     }
     prepare(memory);
-    if (options_.device == DeviceKind::kCuda && device_.kind() == DeviceKind::kCuda) {
+    if (device_.kind() == DeviceKind::kCuda && state_.is_offloaded()) {
       host_device_ = make_cpu_device();
       host_stream_ = host_device_->create_stream({.name = "host", .threads = options_.threads});
     }

@@ -19,7 +19,7 @@ void check_terms(const ModelLayout& layout) {
 }  // namespace
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control,
-                           Memory& memory, int steps_in_flight)
+                           Memory& memory, int steps_in_flight, bool on_host)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
@@ -27,9 +27,9 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessG
       sums_(memory, 2 * kExactSumWords, "the sums of losses and squared gradients",
             steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
-      optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", steps_in_flight),
-      rounding_(memory, kRandomKeyWords, "key of stochastic rounding", steps_in_flight),
-      clip_factor_(memory, 1, "the clip factor"),
+      optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", on_host, steps_in_flight),
+      rounding_(memory, kRandomKeyWords, "key of stochastic rounding", on_host, steps_in_flight),
+      clip_factor_(memory, 1, "the clip factor", on_host),
       results_(memory, 2, "loss and gradient norm", steps_in_flight) {
   check_terms(layout);
 }

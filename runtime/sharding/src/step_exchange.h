@@ -22,9 +22,9 @@ namespace tessera {
 class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
-  /// has more terms than an exact sum holds.
+  /// has more terms than an exact sum holds. `on_host`: there are optimizer steps on the host.
   StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory,
-               int steps_in_flight);
+               int steps_in_flight, bool on_host);
 
   /// What the host knows of a step.
   struct Given {

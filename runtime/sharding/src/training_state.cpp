@@ -49,6 +49,10 @@ const FlatParameter& TrainingState::flat(const StateTensor& tensor) const {
   return tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
 }
 
+bool TrainingState::is_offloaded() const {
+  return std::ranges::find(tensors_, Tier::kHost, &StateTensor::tier) != tensors_.end();
+}
+
 const StateTensor& TrainingState::at(std::string_view name) const {
   const auto found = std::ranges::find(tensors_, name, &StateTensor::name);
   if (found == tensors_.end()) {

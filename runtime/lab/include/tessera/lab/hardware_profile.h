@@ -72,7 +72,10 @@ struct HardwareProfile {
   /// Seconds from the end of an action to the begin of one on another lane that waits for it.
   Quantity handover;
   Quantity memory_bytes;  ///< of a device
-  Quantity copy_out;      ///< bytes/s from the device to the host
+  Quantity copy_out;      ///< bytes/s from the device to the host, and the same back
+  /// Bytes/s that an optimizer step on the host reads and writes, of all ranks of a node together.
+  /// Unused where ranks are on the CPU, whose kernel has rates.
+  Quantity host_bandwidth;
   /// Cores that the ranks of a node share, each with `threads` of KernelRates and a thread for its
   /// collectives; 0: a rank has a device to itself.
   Quantity cores;

@@ -56,6 +56,8 @@ class TrainingState {
   const StateOptions& options() const { return options_; }
   const ShardNesting& nesting() const { return nesting_; }
   int rank() const { return rank_; }
+  /// True if some of it is on the host.
+  bool is_offloaded() const;
 
   std::vector<StateTensor>::const_iterator begin() const { return tensors_.begin(); }
   std::vector<StateTensor>::const_iterator end() const { return tensors_.end(); }
