@@ -56,6 +56,7 @@ class ProbingTeam {
   }
 
   double seconds_of(const KernelProbe& probe, double budget) {
+    for (const auto& rank : ranks_) rank->operands.begin_probe();
     run(probe, 1);  // libraries generate code, memory is touched
     const int calls = calls_for(budget, run(probe, 1));
     double best = run(probe, calls);
