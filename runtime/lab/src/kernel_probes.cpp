@@ -157,14 +157,19 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
 
 void add_attention(std::vector<KernelProbe>& probes, DType t, int threads, std::int64_t batch,
                    std::int64_t length, std::int64_t heads, std::int64_t d) {
-  const auto scratch = attention_workspace_bytes(batch, length, heads, d, t, threads);
+  // A GPU's kernels take theirs from the stream.
+  const auto scratch =
+      threads > 0 ? attention_workspace_bytes(batch, length, heads, d, t, threads) : 0;
+  const auto workspace = [=](ProbeOperands& o) {
+    return scratch > 0 ? o.output({scratch}, DType::kUInt8) : TensorView{};
+  };
   const Shape qkv{batch, length, 3, heads, d}, out{batch, length, heads, d},
       rows{batch, heads, length};
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.attention_forward({.qkv = o.input(qkv, t),
                          .out = o.output(out, t),
                          .lse = o.output(rows, DType::kFloat32),
-                         .workspace = o.output({scratch}, DType::kUInt8)},
+                         .workspace = workspace(o)},
                         s);
   }));
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
@@ -173,7 +178,7 @@ void add_attention(std::vector<KernelProbe>& probes, DType t, int threads, std::
                           .out = o.input(out, t),
                           .lse = o.input(rows, DType::kFloat32),
                           .d_qkv = o.output(qkv, t),
-                          .workspace = o.output({scratch}, DType::kUInt8)},
+                          .workspace = workspace(o)},
                          s);
   }));
 }

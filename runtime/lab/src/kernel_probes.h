@@ -49,7 +49,7 @@ struct KernelProbe {
 };
 
 /// Every kernel of a training step but GEMMs, for a dtype, at some sizes, of which every
-/// `coarseness`-th is taken.
+/// `coarseness`-th is taken. `threads` of a rank; 0: for a GPU.
 std::vector<KernelProbe> step_kernel_probes(DType dtype, int threads, int coarseness);
 /// GEMMs as a linear layer's forward (nt), and backward for its input (nn) and weight (tn), for a
 /// dtype and a grid of sizes.
