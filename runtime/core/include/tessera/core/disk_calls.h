@@ -27,12 +27,12 @@ struct DiskResult {
 class DiskQueue {
  public:
   virtual ~DiskQueue() = default;  ///< of a queue that is empty
-  /// Starts a request; no more than the queue's depth are in flight. Throws Error{kIo}, and has not
-  /// started it then.
-  virtual void submit(const DiskRequest& request) = 0;
+  /// Starts a request; no more than the queue's depth are in flight. 0; or an errno, negated, and
+  /// it has not been started.
+  virtual int submit(const DiskRequest& request) = 0;
   /// Blocks until a request in flight has ended: as long as the kernel waits for the device, whose
   /// driver gives a request up after a time of its own (EIO).
-  virtual DiskResult wait() = 0;
+  virtual DiskResult wait() noexcept = 0;
 };
 
 enum class DiskBackend {

@@ -19,7 +19,7 @@ struct DiskExtent {
 };
 
 struct DiskStoreOptions {
-  std::string folder;     ///< it is there: a folder made by mistake might be on another disk
+  std::string folder{};   ///< it is there: a folder made by mistake might be on another disk
   int rank = 0;           ///< for the file's header, and errors
   std::int64_t step = 0;  ///< for the header: the step before which the file is made
   std::int64_t block_bytes = std::int64_t{1} << 20;  ///< of a request; a multiple of kDiskAlignment

@@ -9,9 +9,9 @@ namespace tessera {
 
 /// Where the disk tier is to lie.
 struct OffloadPath {
-  std::string mount;            ///< the mount point that the folder is below: "/mnt/nvme"
-  std::string file_system;      ///< its type: "ext4"
-  std::string source;           ///< what is mounted: "/dev/nvme0n1"
+  std::string mount{};          ///< the mount point that the folder is below: "/mnt/nvme"
+  std::string file_system{};    ///< its type: "ext4"
+  std::string source{};         ///< what is mounted: "/dev/nvme0n1"
   std::int64_t free_bytes = 0;  ///< that this user may still take
 };
 
