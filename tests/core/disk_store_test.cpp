@@ -2,13 +2,20 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -220,6 +227,50 @@ TEST(DiskStore, FallsBackToThreadsWhereIoUringIsForbidden) {
   options.backend = DiskBackend::kIoUring;
   EXPECT_THAT(error_of([&] { DiskStore(options, {}); }),
               Pair(ErrorCode::kUnavailable, HasSubstr("Operation not permitted")));
+}
+
+/// In a child: has the kernel refuse io_uring with `error`, as containers do, and uses a store.
+[[noreturn]] void use_store_without_io_uring(const std::string& folder, int error) {
+  std::array<sock_filter, 4> filter{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog program{.len = filter.size(), .filter = filter.data()};
+  bool good = false;
+  try {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      _exit(2);
+    }
+    FaultyCalls calls;
+    DiskStore store({.folder = folder, .calls = &calls}, {{"h.0.master", 5000}});
+    const Bytes bytes = random_bytes(5000, 1);
+    Bytes read(5000);
+    store.write(0, bytes);
+    store.read(0, read);
+    good =
+        read == bytes && store.backend() == DiskBackend::kThreads &&
+        store.description().starts_with(concat("threads (io_uring: ", std::strerror(error), "), "));
+  } catch (const std::exception& thrown) {
+    std::fprintf(stderr, "%s\n", thrown.what());
+  }
+  _exit(good ? 0 : 1);
+}
+
+TEST(DiskStore, RunsWhereTheKernelRefusesIoUring) {
+  TemporaryFolder folder;
+  for (const int error : {EPERM, ENOSYS, ENOMEM}) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) use_store_without_io_uring(folder.path(), error);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "system calls cannot be filtered here";
+    EXPECT_EQ(WEXITSTATUS(status), 0) << std::strerror(error);
+  }
 }
 
 TEST(DiskStore, IsBufferedWhereTheFileTakesNoDirectRequests) {

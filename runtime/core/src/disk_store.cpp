@@ -15,10 +15,6 @@ namespace {
 constexpr int kFormatVersion = 1;
 constexpr std::int64_t kHeaderBytes = kDiskAlignment;
 
-std::int64_t padded(std::int64_t bytes) {
-  return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment;
-}
-
 DiskStoreOptions checked(DiskStoreOptions options) {
   constexpr std::int64_t kMostBlockBytes = std::int64_t{1} << 30;
   constexpr int kMostDepth = 1024;
@@ -43,7 +39,7 @@ std::vector<PlacedExtent> place_extents(const std::vector<DiskExtent>& extents,
                       .bytes = extent.bytes,
                       .begin = begin,
                       .blocks = std::vector<DiskBlock>(static_cast<std::size_t>(blocks))});
-    begin += padded(extent.bytes);
+    begin += padded_to_sectors(extent.bytes);
   }
   return placed;
 }
@@ -55,7 +51,7 @@ std::int64_t disk_store_bytes(const std::vector<DiskExtent>& extents) {
   for (const DiskExtent& extent : extents) {
     require(extent.bytes >= 0, ErrorCode::kInvalidArgument, "the disk tier's extent '", extent.name,
             "' has ", extent.bytes, " bytes");
-    bytes += padded(extent.bytes);
+    bytes += padded_to_sectors(extent.bytes);
   }
   return bytes;
 }

@@ -7,7 +7,6 @@
 #include <exception>
 #include <thread>
 
-#include "tessera/core/disk_store.h"
 #include "tessera/core/error.h"
 
 #define XXH_INLINE_ALL
@@ -18,10 +17,6 @@ namespace {
 
 /// Results in a row that move nothing (EAGAIN, a signal, less than a sector): a millisecond each.
 constexpr int kMostStalls = 300;
-
-std::int64_t round_to_sectors(std::int64_t bytes) {
-  return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment;
-}
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
@@ -95,14 +90,14 @@ void DiskTransfer::start(std::size_t slot, std::int64_t block) {
   const bool straight = is_whole(s) && fits_direct(callers(s), payload(block));
   s.data = straight ? callers(s)
                     : channel_.buffers + static_cast<std::int64_t>(slot) * channel_.block_bytes;
-  s.bytes = file_.direct() ? round_to_sectors(payload(block)) : payload(block);
+  s.bytes = file_.direct() ? padded_to_sectors(payload(block)) : payload(block);
   const bool reads_first = !writes_ || !is_whole(s);
   const DiskBlock::Content content = extent_.blocks[static_cast<std::size_t>(block)].content;
   if (reads_first) {
     if (content != DiskBlock::Content::kWhole) fail_unwritten(s, content);
     begin_request(slot, false);
   } else {
-    if (is_buffered(s)) std::memcpy(s.data, callers(s), static_cast<std::size_t>(s.end - s.begin));
+    if (uses_buffer(s)) std::memcpy(s.data, callers(s), static_cast<std::size_t>(s.end - s.begin));
     begin_write(slot);
   }
 }
@@ -110,7 +105,7 @@ void DiskTransfer::start(std::size_t slot, std::int64_t block) {
 void DiskTransfer::begin_write(std::size_t slot) {
   Slot& s = slots_[slot];
   const std::int64_t bytes = payload(s.block);
-  if (is_buffered(s)) std::memset(s.data + bytes, 0, static_cast<std::size_t>(s.bytes - bytes));
+  if (uses_buffer(s)) std::memset(s.data + bytes, 0, static_cast<std::size_t>(s.bytes - bytes));
   extent_.blocks[static_cast<std::size_t>(s.block)] = {
       .hash = XXH3_64bits(s.data, static_cast<std::size_t>(bytes)),
       .content = DiskBlock::Content::kTorn};
@@ -172,7 +167,7 @@ bool DiskTransfer::finish(std::size_t slot) {
     begin_write(slot);
     return false;
   }
-  if (is_buffered(s)) std::memcpy(callers(s), part, bytes);
+  if (uses_buffer(s)) std::memcpy(callers(s), part, bytes);
   return true;
 }
 

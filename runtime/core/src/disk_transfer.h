@@ -4,10 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/disk_calls.h"
+#include "tessera/core/disk_store.h"
 #include "unlisted_file.h"
 
 namespace tessera {
+
+/// The next multiple of kDiskAlignment.
+inline std::int64_t padded_to_sectors(std::int64_t bytes) {
+  return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment;
+}
 
 /// A block as it was last written.
 struct DiskBlock {
@@ -64,7 +69,7 @@ class DiskTransfer {
   void spoil_blocks();
 
   bool is_whole(const Slot& slot) const { return slot.end - slot.begin == payload(slot.block); }
-  bool is_buffered(const Slot& slot) const { return slot.data != callers(slot); }
+  bool uses_buffer(const Slot& slot) const { return slot.data != callers(slot); }
   bool fits_direct(const std::byte* data, std::int64_t bytes) const;
   std::int64_t payload(std::int64_t block) const;
   std::byte* callers(const Slot& slot) const { return data_ + (slot.begin - begin_); }

@@ -27,7 +27,7 @@ struct DiskStoreOptions {
   int callers = 2;  ///< calls that run at once, each with buffers of its own; more wait
   DiskBackend backend = DiskBackend::kAuto;
   bool direct = true;          ///< O_DIRECT where the file system takes it
-  DiskCalls* calls = nullptr;  ///< a test's; null: disk_calls()
+  DiskCalls* calls = nullptr;  ///< a test's, which outlives the store; null: disk_calls()
 };
 
 /// Extents begin at multiples of this many bytes, and take whole ones.
@@ -52,7 +52,7 @@ std::int64_t disk_buffer_bytes(const DiskStoreOptions& options);
 /// of them writes: the caller orders those. Memory is any; with O_DIRECT it is copied through a
 /// buffer unless it is aligned as the device asks (often 4 or 512 bytes).
 ///
-/// Every call throws Error{kIo} that names file, extent and the system's reason.
+/// Where the disk fails, a call throws Error{kIo} that names file, extent, reason and remedy.
 class DiskStore {
  public:
   /// Throws what check_offload_path() throws, Error{kIo} if the file cannot be made, and
