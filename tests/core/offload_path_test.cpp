@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <sys/statfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -68,9 +69,31 @@ TEST(OffloadPath, RefusesWhatIsNoFolderToWriteIn) {
               Pair(ErrorCode::kConfig, HasSubstr("' is not a folder")));
   EXPECT_THAT(error_of([&] { check_offload_path(file + "/below", 1, calls); }).second,
               HasSubstr("Not a directory"));
-  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
-  EXPECT_THAT(error_of([&] { check_offload_path("/", 1, calls); }),
-              Pair(ErrorCode::kConfig, HasSubstr("Permission denied")));
+}
+
+TEST(OffloadPath, RefusesAFolderOfOthers) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;  // root may write everywhere
+    if (geteuid() == 0 && setresuid(kNobody, kNobody, kNobody) != 0) _exit(2);
+    FaultyCalls calls;
+    try {
+      check_offload_path("/", 1, calls);
+    } catch (const Error& error) {
+      const bool good =
+          error.code() == ErrorCode::kConfig &&
+          std::string(error.what())
+              .starts_with("cannot make files in '/': Permission denied; choose a folder");
+      _exit(good ? 0 : 1);
+    }
+    _exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "root cannot become another user here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -76,8 +76,9 @@ std::string find_folder(const std::string& folder) {
 
 OffloadPath check_offload_path(const std::string& folder, std::int64_t bytes, DiskCalls& calls) {
   const std::string path = find_folder(folder);
-  require(access(path.c_str(), W_OK | X_OK) == 0, ErrorCode::kConfig, "cannot make files in '",
-          folder, "': ", std::strerror(errno),
+  const int refusal = access(path.c_str(), W_OK | X_OK) == 0 ? 0 : errno;
+  require(refusal == 0, ErrorCode::kConfig, "cannot make files in '", folder,
+          "': ", std::strerror(refusal),
           "; choose a folder that this user may write for the disk tier");
   FolderSpace space;
   const int error = calls.space(path, space);
