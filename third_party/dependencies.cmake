@@ -10,6 +10,7 @@ find_package(nlohmann_json ${TESSERA_NLOHMANN_JSON_VERSION} REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 find_package(TesseraDnnl MODULE REQUIRED)
+find_package(TesseraHwloc MODULE REQUIRED)
 find_package(TesseraText MODULE REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 
