@@ -12,6 +12,7 @@ list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 find_package(TesseraDnnl MODULE REQUIRED)
 find_package(TesseraHwloc MODULE REQUIRED)
 find_package(TesseraText MODULE REQUIRED)
+find_package(TesseraUring MODULE REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 
 find_path(TESSERA_XXHASH_INCLUDE xxhash.h)
