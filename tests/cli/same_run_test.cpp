@@ -159,10 +159,10 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
 /// machine has.
 bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
-      "data",   "eval_data", "log",          "csv",     "gemm_table", "tensorboard",
-      "append", "overwrite", "verbose",      "quiet",   "prompt",     "temperature",
-      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",  "top_p",
-      "init",   "grace",     "dump_folder"};
+      "data",   "eval_data", "log",          "csv",     "gemm_table",    "tensorboard",
+      "append", "overwrite", "verbose",      "quiet",   "prompt",        "temperature",
+      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",     "top_p",
+      "init",   "grace",     "dump_folder",  "bind",    "bind_core_list"};
   return kNames.contains(name);
 }
 

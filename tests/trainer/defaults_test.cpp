@@ -77,6 +77,8 @@ const std::map<std::string, Get>& getters() {
       {"gemm_table", [](const O& o) { return o.gemm_table; }},
       {"cuda_graph", [](const O& o) { return o.cuda_graph; }},
       {"threads_per_rank", [](const O& o) { return o.threads_per_rank; }},
+      {"bind", [](const O& o) { return to_string(o.bind); }},
+      {"bind_core_list", [](const O& o) { return o.bind_core_list; }},
       {"memory_limit", [](const O& o) { return o.memory_limit_bytes; }},
       {"timeout", [](const O& o) { return o.timeout.count(); }},
       {"check_collectives", [](const O& o) { return o.check_collectives; }},

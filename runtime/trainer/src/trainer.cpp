@@ -15,6 +15,7 @@
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/parameter_hash.h"
+#include "tessera/trainer/rank_binding.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/session.h"
 
@@ -219,8 +220,8 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
         made.notes.emplace_back("--gemm-table has no effect on the CPU");
       }
     }
-    if (std::string note = sharing_note(here); !note.empty()) {
-      made.notes.insert(made.notes.begin(), std::move(note));
+    for (std::string note : {sharing_note(here), binding_note(options, *here.binding)}) {
+      if (!note.empty()) made.notes.insert(made.notes.begin(), std::move(note));
     }
     const std::int64_t available = available_bytes(made.options) - host_copies(made);
     require_memory(made, model, source, available);

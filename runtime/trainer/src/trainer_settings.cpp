@@ -30,6 +30,10 @@ constexpr auto choices_of(GroupChoice) {
 constexpr auto choices_of(SaveFailures) {
   return std::array{SaveFailures::kFail, SaveFailures::kTolerate};
 }
+constexpr auto choices_of(BindPolicy) {
+  using enum BindPolicy;
+  return std::array{kAuto, kCores, kNuma, kNone};
+}
 constexpr auto choices_of(AttentionBackend) {
   return std::array{AttentionBackend::kAuto, AttentionBackend::kOwn, AttentionBackend::kCudnn};
 }
@@ -63,6 +67,7 @@ void check_strategy(const json& value) { find_strategy(value.get<std::string>())
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
+void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
           "is empty; give a path, or leave it out");
@@ -267,14 +272,19 @@ std::vector<Row> evaluation_rows() {
 
 /// A text that is absent where it is empty.
 template <auto... members>
-Row path_row(const char* name, const char* help, MustAgree must_agree) {
-  Row row = bound<members...>(name, help, {.check = check_path, .must_agree = must_agree});
+Row text_row(const char* name, const char* help, void (*check)(const json&), MustAgree must_agree) {
+  Row row = bound<members...>(name, help, {.check = check, .must_agree = must_agree});
   row.setting.fallback = nullptr;
   row.read = [read = row.read](const O& o) {
     json value = read(o);
     return value.get<std::string>().empty() ? json() : value;
   };
   return row;
+}
+
+template <auto... members>
+Row path_row(const char* name, const char* help, MustAgree must_agree) {
+  return text_row<members...>(name, help, check_path, must_agree);
 }
 
 std::vector<Row> checkpoint_rows() {
@@ -355,6 +365,16 @@ std::vector<Row> machine_rows() {
               "threads of a rank's kernels (0: the cores that this process may "
               "use, divided by the ranks)",
               {.minimum = 0, .maximum = kMaxThreads, .must_agree = MustAgree::kOnCpus}),
+          bound<&O::bind>(
+              "bind",
+              "run each rank and its threads on cores of its own (cores), on the NUMA node of its "
+              "GPU or its share of the nodes (numa), or wherever there is time (none); auto: numa, "
+              "unless there is one node or the process was started on some of the CPUs",
+              {.must_agree = MustAgree::kNone}),
+          text_row<&O::bind_core_list>(
+              "bind_core_list",
+              "ranks divide these CPUs only, like 0-3,8-11, numbered as taskset and numactl do",
+              check_cpu_list, MustAgree::kNone),
           bound<&O::memory_limit_bytes>(
               "memory_limit",
               "memory of one rank, like 4GiB; a run that is predicted to need more is "

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tessera/collectives/world.h"
+#include "tessera/core/core_binding.h"
 #include "tessera/core/dtype.h"
 #include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
@@ -128,7 +129,13 @@ struct TrainerOptions {
   std::string gemm_table{};
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
   int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
-  std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
+  BindPolicy bind = BindPolicy::kAuto;  ///< to what ranks and their threads are bound
+  std::string
+      bind_core_list{};  ///< ranks divide these CPUs only, "0-3,8-11"; "": all that may be used
+  /// Which cores each rank of this machine has, by its place among them; decided by Trainer. Null:
+  /// ranks are not bound.
+  std::shared_ptr<const CoreBinding> binding{};
+  std::int64_t memory_limit_bytes = 0;        ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
   /// Time actions, to measure exposed communication. Unset: unless steps are replayed as a CUDA
