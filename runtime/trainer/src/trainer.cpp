@@ -93,6 +93,7 @@ void check_tokens(const StepRecord& record) {
 }
 
 void check_loss(const StepRecord& record) {
+  if (record.skipped) return;  // the state is none the worse
   if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
   fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
        in_words(record.loss), " and gradient norm ", in_words(record.gradient_norm),
@@ -117,6 +118,7 @@ constexpr std::int64_t kSteadySteps = 3;
 /// What the steps come to: as much for a million of them as for one.
 struct Totals {
   std::int64_t steps = 0;
+  std::int64_t skipped_steps = 0;
   double first_loss = 0.0, last_loss = 0.0;
   std::int64_t tokens = 0, first_tokens = 0;
   double seconds = 0.0, first_seconds = 0.0;
@@ -138,6 +140,7 @@ void Totals::add(const StepRecord& record) {
     first_timeline = record.timeline.value_or(TimelineSummary());
   }
   last_loss = record.loss;
+  skipped_steps += record.skipped ? 1 : 0;
   tokens += record.tokens;
   seconds += record.seconds;
   if (!record.timeline) return;
@@ -167,6 +170,7 @@ TimelineSummary Totals::steady_timeline() const {
 void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector<RankUse>& use,
                TrainingSummary& summary) {
   summary.steps = totals.steps;
+  summary.skipped_steps = totals.skipped_steps;
   summary.first_loss = totals.first_loss;
   summary.last_loss = totals.last_loss;
   summary.seconds = totals.seconds;

@@ -37,6 +37,13 @@ constexpr auto choices_of(BindPolicy) {
 constexpr auto choices_of(AttentionBackend) {
   return std::array{AttentionBackend::kAuto, AttentionBackend::kOwn, AttentionBackend::kCudnn};
 }
+constexpr auto choices_of(LossScaleDialect) {
+  using enum LossScaleDialect;
+  return std::array{kTorch, kDeepSpeed, kMegatron};
+}
+static void parse_into(std::string_view text, LossScaleChoice& choice) {
+  choice = parse_loss_scale(text);
+}
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
 }
@@ -68,6 +75,7 @@ void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
+void check_loss_scale(const json& value) { parse_loss_scale(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
           "is empty; give a path, or leave it out");
@@ -172,6 +180,48 @@ std::vector<Row> step_rows() {
               "reduce_dtype", "dtype in which gradients are sent; bf16 needs bf16 parameters, too"),
           bound<&O::seed>("seed", "seed of initialisation, dropout and the order of data",
                           {.minimum = 0}),
+      });
+}
+
+std::vector<Row> loss_scale_rows() {
+  using L = LossScaleOptions;
+  return in_group(
+      "Loss scaling",
+      {
+          bound<&O::loss_scale, &L::choice>(
+              "loss_scale",
+              "none, dynamic, or a number: what the loss is multiplied by for backward, so that "
+              "small gradients survive 16 bits; a step whose gradient overflows is skipped "
+              "[dynamic with fp16, else none]",
+              {.check = check_loss_scale}),
+          bound<&O::loss_scale, &L::dialect>("loss_scale_dialect",
+                                             "whose rules raise and lower a dynamic loss scale"),
+          bound<&O::loss_scale, &L::initial>(
+              "loss_scale_initial",
+              "the first dynamic loss scale [torch, deepspeed: 65536; megatron: 4294967296]",
+              {.minimum = 0, .check = check_positive}),
+          bound<&O::loss_scale, &L::growth_factor>("loss_scale_growth_factor",
+                                                   "what raises the scale [torch, megatron: 2]",
+                                                   {.minimum = 1, .check = check_fp32}),
+          bound<&O::loss_scale, &L::backoff_factor>("loss_scale_backoff_factor",
+                                                    "what lowers the scale [torch, megatron: 0.5]",
+                                                    {.minimum = 0, .check = check_below_one}),
+          bound<&O::loss_scale, &L::window>(
+              "loss_scale_window",
+              "steps without overflow before the scale is raised [torch: 2000; deepspeed, "
+              "megatron: 1000]",
+              {.minimum = 1}),
+          bound<&O::loss_scale, &L::minimum>(
+              "loss_scale_minimum",
+              "the lowest scale; there deepspeed ends the run, and megatron goes on [deepspeed, "
+              "megatron: 1]",
+              {.minimum = 0, .check = check_positive}),
+          bound<&O::loss_scale, &L::hysteresis>(
+              "loss_scale_hysteresis",
+              "overflows before the scale is lowered [deepspeed, megatron: 2]", {.minimum = 1}),
+          bound<&O::loss_scale, &L::consecutive_hysteresis>(
+              "loss_scale_consecutive_hysteresis",
+              "every step without overflow begins to count overflows anew [deepspeed: false]"),
       });
 }
 
@@ -423,8 +473,8 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part : {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(),
-                             checkpoint_rows(), machine_rows()}) {
+    for (const auto& part : {sharding_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
+                             evaluation_rows(), checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -20,6 +20,7 @@
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/training_state.h"
+#include "tessera/trainer/loss_scale_options.h"
 
 namespace tessera {
 
@@ -99,6 +100,7 @@ struct TrainerOptions {
   StepPolicy policy{};                              ///< prefetch depths and recomputation
   DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
   DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
+  LossScaleOptions loss_scale{};
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
