@@ -81,11 +81,12 @@ pack_packages() {
   names=(
     libdnnl-dev ocl-icd-libopencl1
     libhwy-dev nlohmann-json3-dev libcli11-dev libssl-dev libxxhash-dev libyaml-cpp-dev libpcre2-dev libutf8proc-dev
-    libgtest-dev libgmock-dev googletest libbenchmark-dev
+    libhwloc-dev liburing-dev libgtest-dev libgmock-dev googletest libbenchmark-dev
   )
   # The libraries behind the -dev packages have their versions in their names.
   mapfile -t needed < <(apt-cache depends --important libdnnl-dev libhwy-dev libyaml-cpp-dev \
-    libbenchmark-dev libssl-dev libpcre2-dev libutf8proc-dev | sed -n 's/^ *Depends: \(lib[^<>]*\)$/\1/p')
+    libbenchmark-dev libssl-dev libpcre2-dev libutf8proc-dev libhwloc-dev liburing-dev |
+    sed -n 's/^ *Depends: \(lib[^<>]*\)$/\1/p')
   mapfile -t names < <(printf '%s\n' "${names[@]}" "${needed[@]}" | sort -u |
     grep -vE '^(libc6|libstdc\+\+|libgcc)')
   mkdir "$work/archives"

@@ -9,5 +9,8 @@ namespace tessera {
 void check_arguments(const ExactSquaresArgs& args);
 void check_arguments(const ExactSumArgs& args);
 void check_arguments(const StepResultsArgs& args);
+void check_arguments(const LossScaleArgs& args);
+void check_arguments(const FindNonFiniteArgs& args);
+void check_arguments(const UpdateLossScalerArgs& args);
 
 }  // namespace tessera

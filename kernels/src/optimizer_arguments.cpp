@@ -50,6 +50,9 @@ void check_optimizer_step(const OptimizerStepArgs& args) {
   }
   check_floats({expected.optimizer, kOptimizerScalars}, "scalars", args.scalars);
   check_floats({expected.optimizer, 1}, "gradient_scale", args.gradient_scale);
+  if (args.skip) {
+    check_view({expected.optimizer, 1}, "skip", args.skip, args.skip.dtype == DType::kInt64);
+  }
   if (args.stochastic_rounding) {
     check_random_key("stochastic rounding: rounding_key", args.rounding_key);
   }

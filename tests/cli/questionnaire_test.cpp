@@ -54,7 +54,7 @@ const std::map<std::string, std::string> kLeftOut{
     {"What is the context parallelism size?", "refused above 1"},
     {"Do you want to use Megatron-LM ?", "refused"},
     {"Would you like to enable numa efficiency? (Currently only supported on NVIDIA hardware).",
-     "no binding to NUMA nodes; numactl does it"},
+     "--bind auto does so where it helps"},
 };
 
 // What only we ask, of several CPUs.

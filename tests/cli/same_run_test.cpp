@@ -109,6 +109,17 @@ const std::map<std::string, Other> kOthers{
     {"seed", {"2"}},
     {"eval_every", {"1", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
     {"eval_tokens", {"16", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
+    {"loss_scale", {"1024"}},
+    {"loss_scale_dialect", {"megatron", {{"loss_scale", "dynamic"}}}},
+    {"loss_scale_initial", {"1024", {{"loss_scale", "dynamic"}}}},
+    {"loss_scale_growth_factor", {"4", {{"loss_scale", "dynamic"}}}},
+    {"loss_scale_backoff_factor", {"0.25", {{"loss_scale", "dynamic"}}}},
+    {"loss_scale_window", {"10", {{"loss_scale", "dynamic"}}}},
+    {"loss_scale_minimum", {"2", {{"loss_scale", "dynamic"}, {"loss_scale_dialect", "megatron"}}}},
+    {"loss_scale_hysteresis",
+     {"3", {{"loss_scale", "dynamic"}, {"loss_scale_dialect", "megatron"}}}},
+    {"loss_scale_consecutive_hysteresis",
+     {"true", {{"loss_scale", "dynamic"}, {"loss_scale_dialect", "deepspeed"}}}},
     {"learning_rate", {"0.002"}},
     {"minimum_learning_rate", {"0.00001"}},
     {"learning_rate_schedule", {"linear"}},
@@ -160,10 +171,10 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
 /// machine has.
 bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
-      "data",   "eval_data", "log",          "csv",     "gemm_table", "tensorboard",
-      "append", "overwrite", "verbose",      "quiet",   "prompt",     "temperature",
-      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",  "top_p",
-      "init",   "grace",     "dump_folder"};
+      "data",   "eval_data", "log",          "csv",     "gemm_table",    "tensorboard",
+      "append", "overwrite", "verbose",      "quiet",   "prompt",        "temperature",
+      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",     "top_p",
+      "init",   "grace",     "dump_folder",  "bind",    "bind_core_list"};
   return kNames.contains(name);
 }
 

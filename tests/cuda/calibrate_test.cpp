@@ -7,6 +7,7 @@
 #include "emulator_blas/fake_cublaslt.h"
 #include "temporary_folder.h"
 #include "tessera/kernels/gemm_table.h"
+#include "tessera/lab/calibrate.h"
 #include "tessera/trainer/training_plan.h"
 
 // tessera calibrate, and runs by the table that it writes. GPU and cuBLASLt are emulated.
@@ -156,6 +157,38 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
       const TrainingSummary first = trainer.train();
       EXPECT_EQ(fake_cublaslt::heuristics(), before);
       EXPECT_EQ(trainer.train().parameters_sha256, first.parameters_sha256);
+    }
+  }
+}
+
+// Emulated kernels take as long as they take: the profile is whole, its times mean nothing.
+TEST(CalibratedGpu, HasAProfileThatPredictsSteps) {
+  const auto device = make_cuda_device();
+  int announced = 0;
+  const CalibrationOptions options{
+      .name = "emulated",
+      .machine = "an emulated GPU",
+      .memory_bytes = 1e9,
+      .seconds = 1e-6,
+      .coarseness = 8,
+      .progress = [&](const std::string&, int, int) { return ++announced > 0; }};
+  const HardwareProfile profile = calibrate_gpu(*device, options, find_profile("h100-sxm"));
+  EXPECT_GT(announced, 50);
+  EXPECT_EQ(to_text(parse_profile(to_text(profile), "gpu.json")), to_text(profile));
+  EXPECT_EQ(profile.device, "cuda");
+  EXPECT_EQ(profile.cores.value, 0.0);
+  EXPECT_GT(profile.copy_out.value, 0.0);
+  EXPECT_GE(profile.handover.value, 0.0);
+  EXPECT_THAT(profile.node.bandwidth.source, HasSubstr("not measured here; h100-sxm"));
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const std::string name(to_string(dtype));
+    EXPECT_GT(profile.peak.at(name).value, 0.0);
+    for (const char* kernel : {"gemm nt, bias", "gemm nn", "gemm tn", "attention_forward",
+                               "attention_backward", "layer_norm_forward", "adamw"}) {
+      ASSERT_NE(profile.find(kernel, name, 1), nullptr) << kernel << " in " << name;
+      for (const KernelRates::Point& point : profile.find(kernel, name, 1)->points) {
+        EXPECT_GT(point.per_second, 0.0) << kernel << " in " << name;
+      }
     }
   }
 }

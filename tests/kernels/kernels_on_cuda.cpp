@@ -64,6 +64,8 @@ constexpr KernelTable kOnDevice{
     .exact_sum = on_device<&KernelTable::exact_sum>,
     .loss_scale = on_device<&KernelTable::loss_scale>,
     .step_results = on_device<&KernelTable::step_results>,
+    .find_non_finite = on_device<&KernelTable::find_non_finite>,
+    .update_loss_scaler = on_device<&KernelTable::update_loss_scaler>,
     .ordered_sum = span_on_device<&KernelTable::ordered_sum, &OrderedSumArgs::sources>,
     .cast = on_device<&KernelTable::cast>,
     .add = on_device<&KernelTable::add>,

@@ -43,13 +43,18 @@ inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
-  return {&a.master, &a.gradient, &a.parameter, &a.scalars, &a.gradient_scale, &a.rounding_key};
+  return {&a.master,         &a.gradient, &a.parameter,   &a.scalars,
+          &a.gradient_scale, &a.skip,     &a.rounding_key};
 }
 inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }
-inline Views views_of(LossScaleArgs& a) { return {&a.count, &a.scale}; }
+inline Views views_of(LossScaleArgs& a) { return {&a.count, &a.scale, &a.scaler}; }
 inline Views views_of(StepResultsArgs& a) {
-  return {&a.losses, &a.squares, &a.results, &a.clip_factor};
+  return {&a.losses, &a.squares, &a.results, &a.clip_factor, &a.scaler};
+}
+inline Views views_of(FindNonFiniteArgs& a) { return {&a.x, &a.squares, &a.scaler}; }
+inline Views views_of(UpdateLossScalerArgs& a) {
+  return {&a.squares, &a.scaler, &a.candidates, &a.base, &a.scalars};
 }
 inline Views views_of(OrderedSumArgs& a) { return {&a.dst}; }  // and `sources`, which is a span
 inline Views views_of(CastArgs& a) { return {&a.src, &a.dst}; }

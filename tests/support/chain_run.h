@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,7 +86,8 @@ class RandomVectors : public BatchSource {
 
   std::int64_t ignored_from = std::numeric_limits<std::int64_t>::max();  ///< sample
   std::int64_t nan_from = std::numeric_limits<std::int64_t>::max();      ///< sample
-  int sizes = 1;  ///< inputs are multiplied by 1 to 2^(sizes - 1)
+  int sizes = 1;                          ///< inputs are multiplied by 1 to 2^(sizes - 1)
+  std::map<std::int64_t, float> times{};  ///< inputs of these samples are multiplied by this
   std::function<void(std::int64_t first)> before_fill{};
 
   Shape input_shape(std::int64_t n) const override { return Shape{n, kWidth}; }
@@ -101,6 +103,7 @@ class RandomVectors : public BatchSource {
       for (std::int64_t c = 0; c < kWidth; ++c) {
         const std::int64_t element = sample * kWidth + c;
         float value = random_normal({3, stream_of("inputs")}, element);
+        if (const auto factor = times.find(sample); factor != times.end()) value *= factor->second;
         if (sample >= nan_from) value = std::numeric_limits<float>::quiet_NaN();
         if (sizes > 1) {
           const std::uint32_t size = random_word({3, stream_of("sizes")}, element);
@@ -128,16 +131,20 @@ class RandomVectors : public BatchSource {
 inline constexpr std::int64_t kMicroBatch = 2;
 inline constexpr double kRate = 1e-2;
 
+inline ExecutorOptions chain_options() {
+  ExecutorOptions options;
+  options.optimizer.clip_norm = 0.5;
+  options.seed = 42;
+  options.micro_batch = kMicroBatch;
+  return options;
+}
+
 /// What all ranks share.
 struct ChainRun {
   SmallRun run;
   Model model = make_chain();
   RandomVectors source{run.dtype};
-  ExecutorOptions options{.optimizer = {.clip_norm = 0.5},
-                          .seed = 42,
-                          .micro_batch = kMicroBatch,
-                          .cost = {},
-                          .before_task = {}};
+  ExecutorOptions options = chain_options();
   ModelLayout layout = make_layout(model, run.wrap, run.ranks);
   Schedule schedule = plan(layout, plan_options(run));
 };

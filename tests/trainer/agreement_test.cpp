@@ -123,6 +123,15 @@ const std::map<std::string, std::string> kOthers{
     {"precision", "bf16"},
     {"reduce_dtype", "bf16"},
     {"seed", "5"},
+    {"loss_scale", "1024"},
+    {"loss_scale_dialect", "megatron"},
+    {"loss_scale_initial", "1024"},
+    {"loss_scale_growth_factor", "4"},
+    {"loss_scale_backoff_factor", "0.25"},
+    {"loss_scale_window", "10"},
+    {"loss_scale_minimum", "2"},
+    {"loss_scale_hysteresis", "3"},
+    {"loss_scale_consecutive_hysteresis", "true"},
     {"learning_rate", "0.5"},
     {"minimum_learning_rate", "0.0002"},
     {"learning_rate_schedule", "linear"},
@@ -164,6 +173,14 @@ const std::map<std::string, std::string> kOthers{
     {"parameters_hash", "false"},
 };
 
+/// Of those that only a dynamic loss scale has, and not by every dialect's rules.
+void scale_loss(Settings& config, const std::string& name) {
+  if (!name.starts_with("loss_scale_")) return;
+  config.set_text("loss_scale", "dynamic");
+  const bool has_hysteresis = name.ends_with("hysteresis") || name == "loss_scale_minimum";
+  config.set_text("loss_scale_dialect", has_hysteresis ? "deepspeed" : "torch");
+}
+
 // Whoever adds a setting decides here whether processes may give it differently.
 TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
   const auto identity = [](const std::string& name, const std::string& value) {
@@ -173,6 +190,7 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
     if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
     if (name == "nesterov") config.set_text("momentum", "0.5");
+    scale_loss(config, name);
     if (!value.empty()) {
       config.set_text(name, value);
       // It cannot stand alone.

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/usable_cores.h"
+
 namespace tessera {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
@@ -47,6 +49,9 @@ class Wakeable {
 /// A group and everything split from it: they fail together.
 class Family {
  public:
+  /// Cores that the process could use when the first group was made: before ranks, which split it,
+  /// were bound to theirs.
+  int cores() const { return cores_; }
   /// `member` is woken by later aborts, as long as it lives.
   void add(std::weak_ptr<Wakeable> member);
   void abort(std::string_view reason) noexcept;
@@ -55,6 +60,7 @@ class Family {
   std::string reason() const;
 
  private:
+  const int cores_ = usable_cores();
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
   std::string reason_;                            // guarded by mutex_; set with aborted_

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "spin_wait.h"
-#include "tessera/core/usable_cores.h"
 
 namespace tessera {
 
@@ -11,7 +10,7 @@ ThreadGroupState::ThreadGroupState(int size, std::chrono::milliseconds timeout,
                                    std::shared_ptr<Family> family)
     : size_(size),
       timeout_(timeout),
-      yield_after_(size <= usable_cores() ? kOwnCore : kSharedCore),
+      yield_after_(size <= family->cores() ? kOwnCore : kSharedCore),
       family_(std::move(family)),
       members_(std::make_unique<Member[]>(static_cast<std::size_t>(size))),
       channels_(std::make_unique<Channel[]>(static_cast<std::size_t>(size * size))),

@@ -162,6 +162,7 @@ constexpr std::int64_t kGrain = 16384;
 
 void optimizer_step(const OptimizerStepArgs& args, Stream&) {
   check_optimizer_step(args);
+  if (args.skip && *args.skip.as<std::int64_t>() != 0) return;
   // One parallel region for all segments: there may be hundreds of small ones.
   parallel_for(args.master.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (const OptimizerSegment& segment : args.segments) {

@@ -29,6 +29,8 @@ void exact_squares(const ExactSquaresArgs&, Stream&);
 void exact_sum(const ExactSumArgs&, Stream&);
 void loss_scale(const LossScaleArgs&, Stream&);
 void step_results(const StepResultsArgs&, Stream&);
+void find_non_finite(const FindNonFiniteArgs&, Stream&);
+void update_loss_scaler(const UpdateLossScalerArgs&, Stream&);
 void ordered_sum(const OrderedSumArgs&, Stream&);
 void cast(const CastArgs&, Stream&);
 void add(const AddArgs&, Stream&);

@@ -27,6 +27,8 @@ constexpr KernelTable kCudaTable{
     .exact_sum = cuda::exact_sum,
     .loss_scale = cuda::loss_scale,
     .step_results = cuda::step_results,
+    .find_non_finite = cuda::find_non_finite,
+    .update_loss_scaler = cuda::update_loss_scaler,
     .ordered_sum = cuda::ordered_sum,
     .cast = cuda::cast,
     .add = cuda::add,

@@ -63,6 +63,7 @@ struct Shard {
   bf16* parameter;                   // null: none
   const float* scalars;              // (kOptimizerScalars)
   const float* gradient_scale;       // (1)
+  const std::int64_t* skip;          // (1); null: never
   const std::int64_t* rounding_key;  // (kRandomKeyWords)
   std::int64_t first_index;
   bool aligned;  // groups of four of every tensor
@@ -197,6 +198,7 @@ __device__ int segment_of(const Segments& segments, std::int64_t block) {
 template <WriteOut kWriteOut, typename Rule, typename G>
 __global__ void __launch_bounds__(kThreads)
     update_segments(const Shard<Rule, G> a, const __grid_constant__ Segments segments) {
+  if (a.skip != nullptr && *a.skip != 0) return;
   const std::int64_t block = blockIdx.x;
   const int s = segment_of(segments, block);
   const std::int64_t tile = segments.begin[s] / kTile + (block - segments.first_block[s]);
@@ -220,6 +222,7 @@ Shard<Rule, G> shard_of(const OptimizerStepArgs& args) {
                    .parameter = device_data<bf16>(args.parameter),
                    .scalars = args.scalars.as<float>(),
                    .gradient_scale = args.gradient_scale.as<float>(),
+                   .skip = device_data<const std::int64_t>(args.skip),
                    .rounding_key = device_data<const std::int64_t>(args.rounding_key),
                    .first_index = args.first_index,
                    .aligned = false};

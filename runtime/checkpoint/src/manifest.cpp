@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -35,6 +36,13 @@ Json to_json(const std::vector<NamedText>& values) {
   Json all = Json::array();
   for (const NamedText& value : values) all.push_back({value.name, value.value});
   return all;
+}
+
+Json to_json(const LossScalerState& scaler) {
+  return {{"scale", static_cast<double>(scaler.scale)},
+          {"good_steps", scaler.good_steps},
+          {"hysteresis_left", scaler.hysteresis_left},
+          {"skipped", scaler.skipped}};
 }
 
 Json to_json(const SavedParameter& parameter) {
@@ -85,6 +93,14 @@ class Reader {
             count);
     return static_cast<int>(number());
   }
+  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
+  /// Above 0, and finite in fp32.
+  float positive() const {
+    const float value = value_.is_number() ? value_.get<float>() : 0.0F;
+    require(value > 0.0F && std::isfinite(value), ErrorCode::kConfig, place_,
+            " is no number above 0");
+    return value;
+  }
   std::string text() const {
     require(value_.is_string(), ErrorCode::kConfig, place_, " is no text");
     return value_.get<std::string>();
@@ -109,6 +125,15 @@ class Reader {
   const Json& value_;
   std::string place_;
 };
+
+std::optional<LossScalerState> read_scaler(const Reader& root) {
+  if (!root.has("loss_scaler")) return std::nullopt;
+  const Reader from = root["loss_scaler"];
+  return LossScalerState{.scale = from["scale"].positive(),
+                         .good_steps = from["good_steps"].number(),
+                         .hysteresis_left = from["hysteresis_left"].number(),
+                         .skipped = from["skipped"].number()};
+}
 
 SavedParameter read_parameter(const Reader& from) {
   SavedParameter parameter{.name = from["name"].text(), .shape = {}, .states = {}};
@@ -226,6 +251,7 @@ Manifest read_root(std::string_view text, const Reader& root) {
   check_hash(text, root);
   Manifest manifest{.step = root["step"].number(),
                     .samples = root["samples"].number(),
+                    .loss_scaler = read_scaler(root),
                     .model = root["model"].named_texts(),
                     .data = root["data"].named_texts(),
                     .optimizer = root["optimizer"].named_texts(),
@@ -278,18 +304,19 @@ std::string to_text(const Manifest& manifest) {
     parameters.push_back(to_json(parameter));
   }
   for (const SavedFile& file : manifest.files) files.push_back(to_json(file));
-  const Json root{{"format", kFormat},
-                  {"version", kVersion},
-                  {"xxh3", std::string(kHashDigits, '0')},
-                  {"step", manifest.step},
-                  {"samples", manifest.samples},
-                  {"model", to_json(manifest.model)},
-                  {"data", to_json(manifest.data)},
-                  {"optimizer", to_json(manifest.optimizer)},
-                  {"run", to_json(manifest.run)},
-                  {"chunk_bytes", kChunkBytes},
-                  {"parameters", parameters},
-                  {"files", files}};
+  Json root{{"format", kFormat},
+            {"version", kVersion},
+            {"xxh3", std::string(kHashDigits, '0')},
+            {"step", manifest.step},
+            {"samples", manifest.samples},
+            {"model", to_json(manifest.model)},
+            {"data", to_json(manifest.data)},
+            {"optimizer", to_json(manifest.optimizer)},
+            {"run", to_json(manifest.run)},
+            {"chunk_bytes", kChunkBytes},
+            {"parameters", parameters},
+            {"files", files}};
+  if (manifest.loss_scaler) root["loss_scaler"] = to_json(*manifest.loss_scaler);
   // A line for each item of an array, so that people can read it and its size stays sensible.
   std::string text = "{";
   for (const auto& [key, value] : root.items()) {

@@ -143,7 +143,21 @@ class CalibrationProgress {
   bool open_ = false;
 };
 
+/// Of this machine's first visible GPU.
+HardwareProfile profile_of_gpu(CalibrationOptions options) {
+  const auto device = make_cuda_device();
+  const CudaStatus status = cuda_status();
+  for (const CudaGpu& gpu : status.gpus) {
+    if (gpu.ordinal != device->ordinal()) continue;
+    options.machine = gpu.name;
+    options.memory_bytes = static_cast<double>(gpu.total_bytes);
+  }
+  // Most machines of several GPUs are of this kind.
+  return calibrate_gpu(*device, options, find_profile("h100-sxm"));
+}
+
 int calibrate_profile(const Config& config, const std::string& path) {
+  const bool on_gpu = resolved_device(trainer_options(config).device) == DeviceChoice::kCuda;
   check_writable(path, kProfileFlag, Writing::kByReplacing);
   const Machine machine = probe_machine();
   CalibrationProgress progress;
@@ -159,7 +173,8 @@ int calibrate_profile(const Config& config, const std::string& path) {
         return interrupt.signal() == 0;
       }};
   try {
-    replace_file(path, kProfileFlag, to_text(calibrate_cpu(options)));
+    replace_file(path, kProfileFlag,
+                 to_text(on_gpu ? profile_of_gpu(options) : calibrate_cpu(options)));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
     std::cerr << "\n" << error.what() << "\n";
@@ -174,7 +189,7 @@ int run_calibrate(Config config) {
   const std::string profile = config.get<std::string>("profile");
   require(table.empty() != profile.empty(), ErrorCode::kConfig,
           "choose what to time: ", kProfileFlag,
-          " FILE.json for this machine's CPU, kernel by kernel, or ", kFlag,
+          " FILE.json for this machine, kernel by kernel, or ", kFlag,
           " FILE for a model's GEMMs on this GPU");
   return table.empty() ? calibrate_profile(config, profile)
                        : calibrate_table(std::move(config), table);
@@ -183,9 +198,9 @@ int run_calibrate(Config config) {
 std::vector<Setting> profile_settings() {
   return {{.name = "profile",
            .fallback = "",
-           .help = "time this machine's CPU, kernels and collectives at many sizes, and write a "
-                   "profile for 'tessera simulate'; a few minutes, in which nothing else should "
-                   "run",
+           .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
+                   "copies, a CPU's collectives; write a profile for 'tessera simulate'; a few "
+                   "minutes, in which nothing else should run",
            .group = "Machine",
            .must_agree = MustAgree::kNone},
           {.name = "quick",

@@ -26,6 +26,11 @@ std::FILE* open_bar() {
   return bar == nullptr ? stderr : bar;
 }
 
+/// "  3 skipped", if there are any.
+std::string skipped_so_far(const StepRecord& record) {
+  return record.skipped_steps > 0 ? concat("  ", record.skipped_steps, " skipped") : "";
+}
+
 }  // namespace
 
 Progress::Progress(std::int64_t steps, bool quiet, bool verbose)
@@ -85,7 +90,7 @@ void Progress::draw(const StepRecord& record) {
   last_drawn_ = now;
   const double mean = shown_ > 1 ? seconds_ / static_cast<double>(shown_ - 1) : record.seconds;
   const std::string left = "step " + std::to_string(record.step) + "/" + std::to_string(steps_);
-  const std::string loss = "loss " + fixed(record.loss, 4);
+  const std::string loss = "loss " + fixed(record.loss, 4) + skipped_so_far(record);
   const std::string rate = "  " + with_prefix(rate_) + " tokens/s";
   const std::string peak = "  peak " + format_bytes(record.peak_bytes);
   const std::string eta = "  ETA " + as_clock(mean * static_cast<double>(steps_ - record.step));
@@ -111,10 +116,11 @@ void Progress::draw(const StepRecord& record) {
 void Progress::print(const StepRecord& record) {
   const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
   if (!verbose_ && shown_ != 1 && record.step != steps_ && record.step % tenth != 0) return;
-  std::fprintf(stderr, "step %lld/%lld  loss %s  gradient norm %s  %s tokens/s  peak %s\n",
+  std::fprintf(stderr, "step %lld/%lld  loss %s%s  gradient norm %s  %s tokens/s  peak %s\n",
                static_cast<long long>(record.step), static_cast<long long>(steps_),
-               fixed(record.loss, 4).c_str(), fixed(record.gradient_norm, 3).c_str(),
-               with_prefix(rate_).c_str(), format_bytes(record.peak_bytes).c_str());
+               fixed(record.loss, 4).c_str(), skipped_so_far(record).c_str(),
+               fixed(record.gradient_norm, 3).c_str(), with_prefix(rate_).c_str(),
+               format_bytes(record.peak_bytes).c_str());
 }
 
 }  // namespace tessera::cli

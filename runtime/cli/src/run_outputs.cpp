@@ -63,6 +63,11 @@ void check_paths(const Config& config, const std::vector<std::string>& data_file
   }
 }
 
+bool scales_loss(const Config& config) {
+  if (config.is_null("loss_scale")) return config.get<std::string>("precision") == "fp16";
+  return config.get<std::string>("loss_scale") != "none";
+}
+
 /// Earlier runs are kept unless somebody says otherwise.
 void check_file(const std::string& path, const std::string& flag, const Config& config) {
   if (config.get<bool>("append") && flag == "--trace") {
@@ -72,7 +77,7 @@ void check_file(const std::string& path, const std::string& flag, const Config& 
     return;
   }
   if (config.get<bool>("append")) {
-    if (flag == "--csv") check_csv_columns(path);
+    if (flag == "--csv") check_csv_columns(path, scales_loss(config));
     return;
   }
   require(config.get<bool>("overwrite") || !holds_something(path), ErrorCode::kConfig, flag, ": ",
@@ -129,7 +134,9 @@ void RunOutputs::open() {
     board_.emplace(folder);
     board_->text("settings", settings_table(config_));
   }
-  if (!config_.is_null("csv")) csv_.emplace(config_.get<std::string>("csv"), existing);
+  if (!config_.is_null("csv")) {
+    csv_.emplace(config_.get<std::string>("csv"), existing, scales_loss(config_));
+  }
   if (log_) {
     log_->run({.version = TESSERA_VERSION, .parameters = parameter_count(model_)},
               config_.values());
@@ -164,6 +171,10 @@ void RunOutputs::step(const StepRecord& record, double peak_flops) {
   if (mfu) values.emplace_back("speed/mfu", *mfu);
   if (record.exposed_seconds) {
     values.emplace_back("speed/exposed_communication_seconds", *record.exposed_seconds);
+  }
+  if (record.loss_scale) {
+    values.emplace_back("train/loss_scale", *record.loss_scale);
+    values.emplace_back("train/skipped_steps", static_cast<double>(record.skipped_steps));
   }
   board_->scalars(record.step, values);
 }

@@ -42,6 +42,7 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
                                        config.get<std::int64_t>("sequence_length");
   std::cout << model.name << ": " << describe_model(model, plan) << "\n"
             << describe_ranks(options) << "\n"
+            << "binding: " << describe(*options.binding) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
             << with_commas(tokens_per_step) << " per step\n"
@@ -106,6 +107,7 @@ double machine_flops(TrainerOptions options) {
   const int measured = on_gpus ? options.world->local_ranks() : ranks_on_host(options);
   const double times = static_cast<double>(options.ranks) / measured;
   if (on_gpus) options.group = measured > 1 ? GroupChoice::kNccl : GroupChoice::kThread;
+  if (options.world != nullptr) options.binding = nullptr;  // that of other processes, too
   options.world = nullptr;
   options.ranks = measured;
   return times * measure_matmul_flops(options);

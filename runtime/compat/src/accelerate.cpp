@@ -242,15 +242,12 @@ class Accelerate {
     if (!top_.has(key)) return;
     if (!top_.flag(key).value_or(false)) {
       top_.agree(key, "asks for nothing");
-    } else if (source_ == AccelerateSource::kFile) {
-      top_.no_effect(key,
-                     concat("Accelerate's launcher ignores the key in a file, too; to bind ",
-                            "processes to NUMA nodes, start the program under numactl"),
-                     Told::kByRun);
-    } else {
-      top_.refuse(key,
-                  "asks for binding processes to NUMA nodes, which Tessera does not have; set ",
-                  "it to false and start the program under numactl");
+      return;
+    }
+    top_.honour(key, "bind", "numa");
+    if (source_ == AccelerateSource::kFile) {
+      top_.differ(key, "'accelerate launch' ignores the key in a file; here it takes effect",
+                  Told::kByExplain);
     }
   }
 

@@ -43,7 +43,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("rdzv_backend", kText, kOneMeeting).but({"static"}),
       quiet("same_network", kFlag, kOneMeeting),
       used("gpu_ids", kText, kLaunch),
-      used("enable_cpu_affinity", kFlag, "no effect in a file, as in Accelerate; its variable is refused: start under `numactl`"),
+      used("enable_cpu_affinity", kFlag, "`--bind numa`, also in a file, where Accelerate ignores it"),
       used("use_cpu", kFlag, "`--device cpu`"),
       used("debug", kFlag, "`--check-collectives`"),
       quiet("main_training_function", kText, "names a Python function of notebooks"),

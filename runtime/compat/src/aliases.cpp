@@ -42,6 +42,9 @@ std::string bf16(const std::string& text) { return is_true(text) ? "bf16" : "fp3
 std::string recompute(const std::string& text) { return is_true(text) ? "full" : "none"; }
 std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
 
+std::string bind_to_nodes(const std::string& text) { return is_true(text) ? "numa" : "auto"; }
+std::string bind_to_cores(const std::string& text) { return is_true(text) ? "cores" : "auto"; }
+
 std::string zero_stage(const std::string& text) {
   return translated(text, std::array{Pair{"0", "no_shard"}, Pair{"1", "zero1"}, Pair{"2", "zero2"},
                                      Pair{"3", "full_shard"}});
@@ -115,6 +118,8 @@ constexpr Alias kAliases[] = {
     {"--cpu", "--device", cpu, true},
     {"--use-cpu", "--device", cpu, true},
     {"--debug", "--check-collectives", nullptr, true},
+    {"--enable-cpu-affinity", "--bind", bind_to_nodes, true},
+    {"--bind-cores-to-rank", "--bind", bind_to_cores, true},
     {"--deepspeed", "--config"},
     {"--deepspeed-config", "--config"},
     {"--deepspeed-config-file", "--config"},
@@ -296,7 +301,6 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--env", kTpu},
     {"--downcast-bf16", kTpu, true},
     {"--aws-", "runs are not sent to Amazon SageMaker"},
-    {"--enable-cpu-affinity", "processes are not bound to cores; numactl or taskset can do that"},
     {"--same-network", kOneMeeting, true},
     {"--rdzv-", kOneMeeting},
     {"--local-addr", kOneMeeting},

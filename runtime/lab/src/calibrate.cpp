@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernel_calibration.h"
 #include "kernel_probes.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
@@ -20,17 +21,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kBatches = 5;  // of which the fastest counts: what others do only slows down
-
-double since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// Calls in a batch, if one takes so long.
-int calls_for(double seconds, double one) {
-  return static_cast<int>(std::clamp(seconds / kBatches / std::max(one, 1e-7), 1.0, 20000.0));
-}
-
 /// A rank that runs probes.
 struct ProbingRank {
   explicit ProbingRank(int threads)
@@ -56,11 +46,8 @@ class ProbingTeam {
   }
 
   double seconds_of(const KernelProbe& probe, double budget) {
-    run(probe, 1);  // libraries generate code, memory is touched
-    const int calls = calls_for(budget, run(probe, 1));
-    double best = run(probe, calls);
-    for (int i = 1; i < kBatches; ++i) best = std::min(best, run(probe, calls));
-    return best / calls;
+    for (const auto& rank : ranks_) rank->operands.begin_probe();
+    return fastest_call(budget, [&](int calls) { return run(probe, calls); });
   }
 
  private:
@@ -105,11 +92,7 @@ class CollectiveTeam {
 
   /// Of a buffer of so many elements on all ranks together.
   double seconds_of(CollectiveKind kind, std::int64_t numel, double budget) {
-    run(kind, numel, 2);
-    const int calls = std::min(calls_for(budget, run(kind, numel, 2) / 2), 1000);
-    double best = run(kind, numel, calls);
-    for (int i = 1; i < kBatches; ++i) best = std::min(best, run(kind, numel, calls));
-    return best / calls;
+    return fastest_call(budget, [&](int calls) { return run(kind, numel, calls); });
   }
 
  private:
@@ -183,71 +166,36 @@ class Calibration {
   HardwareProfile run();
 
  private:
-  void plan_kernels();
   void time_kernels(HardwareProfile& profile);
   void time_collectives(HardwareProfile& profile);
   void announce(const std::string& what);
   Quantity measured(double value) const { return {value, source_}; }
 
-  struct Task {
-    int threads = 1;
-    std::string dtype;
-    KernelProbe probe;
-  };
   const CalibrationOptions& options_;
   const std::string source_ =
       concat("measured on ", options_.machine, ", ", options_.cores, " cores busy");
-  std::vector<Task> kernels_;
+  KernelCalibration kernels_{source_, options_.coarseness};
   std::vector<std::tuple<int, CollectiveKind, std::int64_t>> collectives_;  ///< ranks, elements
   int done_ = 0;
 };
 
 void Calibration::announce(const std::string& what) {
-  const int all = static_cast<int>(kernels_.size() + collectives_.size());
-  const bool goes_on = !options_.progress || options_.progress(what, done_++, all);
-  require(goes_on, ErrorCode::kAborted, "the calibration was stopped; nothing was written");
-}
-
-void Calibration::plan_kernels() {
-  for (const int threads : teams_of(options_.cores)) {
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (auto& probes : {step_kernel_probes(dtype, threads, options_.coarseness),
-                           gemm_probes(dtype, options_.coarseness)}) {
-        for (const KernelProbe& probe : probes) {
-          kernels_.push_back({threads, std::string(to_string(dtype)), probe});
-        }
-      }
-    }
-  }
+  announce_probe(options_, what, done_++, kernels_.size() + static_cast<int>(collectives_.size()));
 }
 
 void Calibration::time_kernels(HardwareProfile& profile) {
-  std::map<std::tuple<int, std::string, std::string>, std::size_t> places;
   std::unique_ptr<ProbingTeam> team;
-  int threads = 0;
-  for (const Task& task : kernels_) {
-    const KernelCall& call = task.probe.call;
-    const std::string name = rates_name(call);
-    announce(concat(name, " in ", task.dtype, ", ", task.threads, " threads"));
-    if (threads != task.threads) {
-      team.reset();
-      team = std::make_unique<ProbingTeam>(task.threads, options_.cores);
-      threads = task.threads;
-    }
-    const double seconds = team->seconds_of(task.probe, options_.seconds);
-    const double rate = (call.flops > 0.0 ? call.flops : call.bytes) / seconds;
-    const auto [place, is_new] =
-        places.try_emplace({task.threads, task.dtype, name}, profile.kernels.size());
-    if (is_new) {
-      profile.kernels.push_back({name, task.dtype, task.threads, source_, {}});
-    }
-    profile.kernels[place->second].points.push_back({rates_size(call), rate});
-    if (call.kernel == "gemm") {
-      Quantity& peak = profile.peak[task.dtype];
-      const double ranks = std::max(options_.cores / task.threads, 1);
-      if (rate * ranks > peak.value) peak = {rate * ranks, "the fastest GEMM of this profile"};
-    }
-  }
+  int team_threads = 0;
+  kernels_.run(
+      profile, [&](const std::string& what) { announce(what); },
+      [&](const KernelProbe& probe, int threads) {
+        if (threads != team_threads) {
+          team.reset();
+          team = std::make_unique<ProbingTeam>(threads, options_.cores);
+          team_threads = threads;
+        }
+        return team->seconds_of(probe, options_.seconds);
+      });
 }
 
 void Calibration::time_collectives(HardwareProfile& profile) {
@@ -271,7 +219,9 @@ void Calibration::time_collectives(HardwareProfile& profile) {
 }
 
 HardwareProfile Calibration::run() {
-  plan_kernels();
+  for (const int threads : teams_of(options_.cores)) {
+    kernels_.add(threads, std::max(options_.cores / threads, 1));
+  }
   for (int ranks = 2; ranks <= std::min(2 * options_.cores, 16); ranks *= 2) {
     for (const CollectiveKind kind :
          {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce}) {
@@ -316,8 +266,7 @@ HardwareProfile Calibration::run() {
 }  // namespace
 
 HardwareProfile calibrate_cpu(const CalibrationOptions& options) {
-  require(options.cores >= 1 && options.seconds > 0.0 && options.coarseness >= 1,
-          ErrorCode::kInvalidArgument, "a calibration needs cores, seconds and a coarseness of 1");
+  check_calibration(options);
   return Calibration(options).run();
 }
 

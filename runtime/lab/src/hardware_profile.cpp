@@ -240,9 +240,10 @@ const KernelRates* HardwareProfile::find(std::string_view kernel, std::string_vi
     if (rates.kernel != kernel || rates.dtype != dtype) continue;
     if (nearest == nullptr || is_nearer(rates.threads, nearest->threads, threads)) nearest = &rates;
   }
-  const std::size_t space = kernel.find(' ');
-  if (nearest != nullptr || space == kernel.npos) return nearest;
-  return find(kernel.substr(0, space), dtype, threads);
+  // "gemm nt, bias" is a "gemm nt", which is a "gemm".
+  const std::size_t end = std::min(kernel.rfind(','), kernel.rfind(' '));
+  if (nearest != nullptr || end == kernel.npos) return nearest;
+  return find(kernel.substr(0, end), dtype, threads);
 }
 
 const CollectiveTimes* LinkProfile::find(std::string_view collective, int ranks) const {

@@ -131,7 +131,8 @@ std::int64_t rows_of(const std::vector<std::int64_t>& dims) {
 
 std::string rates_name(const KernelCall& call) {
   if (call.kernel != "gemm" || !call.gemm) return call.kernel;
-  return concat("gemm ", call.gemm->transpose_a ? 't' : 'n', call.gemm->transpose_b ? 't' : 'n');
+  return concat("gemm ", call.gemm->transpose_a ? 't' : 'n', call.gemm->transpose_b ? 't' : 'n',
+                call.gemm->bias ? ", bias" : "");
 }
 
 std::vector<double> rates_size(const KernelCall& call) {
@@ -165,7 +166,6 @@ std::vector<KernelCall> cpu_kernels_of(const KernelCall& call) {
   };
   const auto result =
       static_cast<double>(args.c.numel()) * static_cast<double>(size_of(args.c.dtype));
-  if (args.bias && args.a.dtype == DType::kFloat32) add("fill", args.c, result);
   if (args.residual) add("add", args.c, 3.0 * result);
   if (args.gelu) add("gelu_forward", args.c, 2.0 * result);
   if (args.gelu_backward_input) add("gelu_backward", args.c, 3.0 * result);

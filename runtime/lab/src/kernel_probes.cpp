@@ -1,6 +1,7 @@
 #include "kernel_probes.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "tessera/core/sim_device.h"
@@ -10,9 +11,11 @@
 namespace tessera {
 namespace {
 
-// What a small kernel reads, the one before it has just written; what a large one reads has left a
-// core's caches, as the next operand of its size does here.
-constexpr std::int64_t kRingBytes = std::int64_t{1} << 19;
+// A transformer block works on some thirty tensors of the size of one operand before it, or the
+// block's backward pass, comes back to that one; an optimizer's state waits for a whole step. So
+// much other memory goes through the caches between two uses of the same bytes here, too.
+constexpr std::int64_t kBetweenUses = 32, kBetweenUpdates = 128;
+constexpr std::int64_t kRingBytes = std::int64_t{1} << 19, kMostRingBytes = std::int64_t{1} << 26;
 constexpr std::int64_t kAlignment = 64;
 
 using Run = std::function<void(const KernelTable&, ProbeOperands&, Stream&)>;
@@ -154,14 +157,19 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
 
 void add_attention(std::vector<KernelProbe>& probes, DType t, int threads, std::int64_t batch,
                    std::int64_t length, std::int64_t heads, std::int64_t d) {
-  const auto scratch = attention_workspace_bytes(batch, length, heads, d, t, threads);
+  // A GPU's kernels take theirs from the stream.
+  const auto scratch =
+      threads > 0 ? attention_workspace_bytes(batch, length, heads, d, t, threads) : 0;
+  const auto workspace = [=](ProbeOperands& o) {
+    return scratch > 0 ? o.output({scratch}, DType::kUInt8) : TensorView{};
+  };
   const Shape qkv{batch, length, 3, heads, d}, out{batch, length, heads, d},
       rows{batch, heads, length};
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.attention_forward({.qkv = o.input(qkv, t),
                          .out = o.output(out, t),
                          .lse = o.output(rows, DType::kFloat32),
-                         .workspace = o.output({scratch}, DType::kUInt8)},
+                         .workspace = workspace(o)},
                         s);
   }));
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
@@ -170,7 +178,7 @@ void add_attention(std::vector<KernelProbe>& probes, DType t, int threads, std::
                           .out = o.input(out, t),
                           .lse = o.input(rows, DType::kFloat32),
                           .d_qkv = o.output(qkv, t),
-                          .workspace = o.output({scratch}, DType::kUInt8)},
+                          .workspace = workspace(o)},
                          s);
   }));
 }
@@ -225,8 +233,12 @@ ProbeOperands::ProbeOperands(Memory& memory, Stream& stream) : memory_(memory), 
 
 TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float deviation) {
   const std::int64_t bytes = aligned(shape.numel() * static_cast<std::int64_t>(size_of(dtype)));
-  if (ring.bytes.view().bytes() < bytes + kAlignment) {
-    const Shape whole{std::max(2 * bytes, kRingBytes) / 4};
+  const std::int64_t between = (&ring == &states_ ? kBetweenUpdates : kBetweenUses) * bytes;
+  ring.window = std::max({ring.window, 2 * bytes, std::min(between, kMostRingBytes)});
+  if (ring.bytes.view().bytes() < ring.window) {
+    // A kernel of this probe may still be given a view of the shorter ring.
+    outgrown_.push_back(std::move(ring.bytes));
+    const Shape whole{ring.window / 4};
     ring.bytes =
         Tensor::empty(memory_, whole, DType::kFloat32, MemoryCategory::kWorkspace, "probe");
     const KernelTable& kernels = kernels_for(memory_.device());
@@ -247,10 +259,18 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
     }
     ring.next = 0;
   }
-  if (ring.next + bytes > ring.bytes.view().bytes()) ring.next = 0;
+  if (ring.next + bytes > ring.window) ring.next = 0;
   auto* const address = static_cast<std::byte*>(ring.bytes.view().data) + ring.next;
   ring.next += bytes;
   return {address, dtype, shape};
+}
+
+void ProbeOperands::begin_probe() {
+  outgrown_.clear();
+  for (Ring* ring : {&fp32_, &bf16_, &outputs_, &states_, &tokens_, &scalars_}) {
+    ring->window = kRingBytes;
+    ring->next = 0;
+  }
 }
 
 TensorView ProbeOperands::input(Shape shape, DType dtype) {
@@ -304,13 +324,16 @@ std::vector<KernelProbe> gemm_probes(DType dtype, int coarseness) {
             kMostFlops) {
           continue;
         }
-        for (const auto& [ta, tb] : {std::pair{false, true}, {false, false}, {true, false}}) {
+        using Form = std::tuple<bool, bool, bool>;
+        for (const auto& [ta, tb, bias] : {Form{false, true, true}, Form{false, true, false},
+                                           Form{false, false, false}, Form{true, false, false}}) {
           probes.push_back(recorded([=](const KernelTable& kernels, ProbeOperands& o, Stream& s) {
             GemmArgs args{.a = o.input(ta ? Shape{k, m} : Shape{m, k}, dtype),
                           .b = o.input(tb ? Shape{n, k} : Shape{k, n}, dtype),
                           .c = o.output({m, n}, ta ? DType::kFloat32 : dtype)};
             args.transpose_a = ta;
             args.transpose_b = tb;
+            if (bias) args.bias = o.input({n}, dtype);
             kernels.gemm(args, s);
           }));
         }

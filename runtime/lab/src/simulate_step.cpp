@@ -107,10 +107,9 @@ SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int thread
     for (std::size_t i = 0; i < running.size(); ++i) {
       const Action* const action = action_of(running[i]);
       speeds[i] = share;
-      const bool computes =
-          action != nullptr &&
-          (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer) &&
-          (cores > 0.0 || !runs_on_host(schedule, *action));
+      const bool computes = action != nullptr &&
+                            (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer) &&
+                            (cores > 0.0 || !runs_on_host(schedule, *action));
       if (computes && all.gathers) speeds[i] /= profile.under_gather.value;
       if (computes && all.reduces) speeds[i] /= profile.under_reduce.value;
     }

@@ -60,8 +60,9 @@ class Executor::Impl {
         optimizer_(find_optimizer(options_.optimizer.name)),
         hyperparameters_(hyperparameter_values(options_.optimizer)),
         lanes_(memory.device(), groups, options_, schedules_of(programs)),
-        exchange_(layout_, options_.optimizer.clip_norm, groups.control(), memory,
-                  options_.steps_in_flight, state.is_offloaded()) {
+        exchange_(layout_, options_.optimizer.clip_norm,
+                  options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
+                  memory, options_.steps_in_flight, state.is_offloaded()) {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
@@ -76,6 +77,7 @@ class Executor::Impl {
           register_buffers(*program.schedule, programs_.back()->buffers, groups);
       if (registration_note_.empty()) registration_note_ = note;
     }
+    if (options_.loss_scaling) set_loss_scaler(options_.loss_scaling->initial_state());
     prepare(memory);
     if (device_.kind() == DeviceKind::kCuda && state_.is_offloaded()) {
       host_device_ = make_cpu_device();
@@ -92,8 +94,13 @@ class Executor::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  void begin_step(std::int64_t step, double learning_rate, std::size_t program);
+  void begin_step(std::int64_t step, const RateOfStep& rate, std::size_t program);
   StepResult finish_step();
+  LossScalerState loss_scaler() const {
+    require_no_step();
+    return scaler_;
+  }
+  void set_loss_scaler(const LossScalerState& state);
   StepResult evaluate(std::size_t program, std::int64_t samples,
                       const std::function<void(std::int64_t)>& after_batch);
   void take_snapshot(std::size_t program, std::int64_t step);
@@ -152,6 +159,8 @@ class Executor::Impl {
     std::chrono::steady_clock::time_point at;
     Event results;
     std::int64_t step;
+    std::int64_t skipped;       ///< that the host knew of
+    std::vector<double> rates;  ///< learning rates, if so many steps were skipped, one more, ...
   };
 
   void require_no_step() const {
@@ -164,6 +173,10 @@ class Executor::Impl {
   void run_apart(const std::function<void(Stream& compute)>& work);
   [[noreturn]] void abandon(std::string_view reason);
   void issue(Loaded& program, std::int64_t step, int index);
+  StepExchange::Given given_of(std::int64_t step, std::int64_t items,
+                               std::span<const double> rates) const;
+  void judge(const Begun& step, StepResult& result);
+  std::string find_non_finite(std::size_t turn);
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
   void prepare(Memory& memory);
@@ -193,8 +206,9 @@ class Executor::Impl {
   std::vector<std::int64_t> first_elements_;
   std::string registration_note_;
   Traffic copies_;
-  std::deque<Begun> begun_;  ///< the oldest first
-  Event results_;            ///< of the step that is being issued, once they have been
+  std::deque<Begun> begun_;   ///< the oldest first
+  Event results_;             ///< of the step that is being issued, once they have been
+  LossScalerState scaler_{};  ///< after the last step that is finished
   std::chrono::milliseconds longest_step_{0};
   std::vector<ActionSpan> spans_;
 };
@@ -293,7 +307,23 @@ void Executor::Impl::run_apart(const std::function<void(Stream& compute)>& work)
   stream->synchronize();
 }
 
-void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::size_t number) {
+/// What the optimizer reads is chosen on the device, by how many of the steps before are skipped,
+/// of which those in flight have not told the host yet: each of these adds a possibility.
+StepExchange::Given Executor::Impl::given_of(std::int64_t step, std::int64_t items,
+                                             std::span<const double> rates) const {
+  StepExchange::Given given{
+      .items = items,
+      .skipped = scaler_.skipped,
+      .rounding = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))}};
+  std::int64_t count = step + 1 - scaler_.skipped;
+  for (const double rate : rates) {
+    given.optimizer.push_back(
+        optimizer_scalars(optimizer_, hyperparameters_, rate, std::max<std::int64_t>(1, count--)));
+  }
+  return given;
+}
+
+void Executor::Impl::begin_step(std::int64_t step, const RateOfStep& rate, std::size_t number) {
   Loaded& program = *programs_.at(number);
   const bool first = begun_.empty();
   const std::size_t turn = first ? 0 : 1 - begun_.back().turn;
@@ -309,12 +339,13 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     const std::int64_t items = program.batches->read(step, turn);
     enter(HostPhase::kIssues, number, step);
     if (program.keys != nullptr) program.keys->begin_step(step, turn);
-    exchange_.begin_step(
-        turn,
-        {.items = items,
-         .optimizer = optimizer_scalars(optimizer_, hyperparameters_, learning_rate, step + 1),
-         .rounding = {options_.seed, stream_of("rounding", static_cast<std::uint64_t>(step))}},
-        program.graph != nullptr);
+    std::vector<double> rates{rate(step - scaler_.skipped)};
+    if (options_.loss_scaling) {
+      for (std::size_t more = 1; more <= begun_.size(); ++more) {
+        rates.push_back(rate(step - scaler_.skipped - static_cast<std::int64_t>(more)));
+      }
+    }
+    exchange_.begin_step(turn, given_of(step, items, rates), program.graph != nullptr);
     Stream& compute = lanes_.of(Lane::kCompute);
     lanes_.end_action(Lane::kCompute);
     program.batches->send(turn, compute);
@@ -334,7 +365,8 @@ void Executor::Impl::begin_step(std::int64_t step, double learning_rate, std::si
     if (issued) program.copies_of_step = copies_;
     copies_ = copied;
     copies_ += program.copies_of_step;
-    begun_.push_back({number, turn, now, std::exchange(results_, {}), step});
+    begun_.push_back(
+        {number, turn, now, std::exchange(results_, {}), step, scaler_.skipped, std::move(rates)});
   } catch (const std::exception& error) {
     abandon(error.what());
   } catch (...) {
@@ -364,7 +396,7 @@ void Executor::Impl::take_snapshot(std::size_t number, std::int64_t step) {
 
 StepResult Executor::Impl::finish_step() {
   require(!begun_.empty(), ErrorCode::kInvalidArgument, "no step has begun");
-  const Begun step = begun_.front();
+  const Begun step = std::move(begun_.front());
   begun_.pop_front();
   enter(HostPhase::kWaits, step.program, step.step);
   // A step with none behind it is over when its updates are.
@@ -382,9 +414,55 @@ StepResult Executor::Impl::finish_step() {
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
                                               std::chrono::steady_clock::now() - step.at));
   if (options_.trace && begun_.empty()) spans_ = lanes_.take_spans();
-  return {.loss = exchange_.mean_loss(step.turn),
-          .gradient_norm = exchange_.gradient_norm(step.turn),
-          .items = exchange_.total_items(step.turn)};
+  StepResult result{.loss = exchange_.mean_loss(step.turn),
+                    .gradient_norm = exchange_.gradient_norm(step.turn),
+                    .items = exchange_.total_items(step.turn)};
+  judge(step, result);
+  return result;
+}
+
+void Executor::Impl::judge(const Begun& step, StepResult& result) {
+  const auto more = static_cast<std::size_t>(scaler_.skipped - step.skipped);
+  result.learning_rate = step.rates.at(more);
+  const DeviceLossScaler* const scaler = exchange_.scaler();
+  if (scaler == nullptr || programs_[step.program]->schedule.purpose != Purpose::kTrain) return;
+  scaler_ = scaler->state(step.turn);
+  result.loss_scale = scaler->result(step.turn);
+  if (result.loss_scale->exhausted) result.loss_scale->non_finite = find_non_finite(step.turn);
+}
+
+/// Every rank knows of its own gradients, and all have come here.
+std::string Executor::Impl::find_non_finite(std::size_t turn) {
+  std::int64_t first = exchange_.scaler()->first_bad(turn);
+  if (ProcessGroup* const control = groups_.control(); control != nullptr) {
+    DeviceArray<std::int64_t> all(device_, control->size());
+    all.host()[control->rank()] = first;
+    Stream& stream = lanes_.of(Lane::kReduce);
+    all.upload(stream);
+    control->all_reduce(all.view(), stream);
+    all.download(stream);
+    stream.synchronize();
+    first = *std::min_element(all.host(), all.host() + all.numel());
+  }
+  const GradientPlace place = gradient_place(first);
+  const Unit& unit = layout_.units.at(static_cast<std::size_t>(place.unit));
+  const auto& tensors = unit.trainable.tensors;
+  const auto found = std::ranges::find_if(tensors, [&](const FlatTensor& tensor) {
+    return place.element < tensor.offset + tensor.spec.shape.numel();
+  });
+  return concat("the gradient of ", found != tensors.end() ? found->spec.name : "padding",
+                " in unit ", unit.name);
+}
+
+void Executor::Impl::set_loss_scaler(const LossScalerState& state) {
+  require_no_step();
+  scaler_.skipped = state.skipped;
+  DeviceLossScaler* const scaler = exchange_.scaler();
+  if (scaler == nullptr) return;
+  scaler_ = state;
+  Stream& stream = lanes_.of(Lane::kReduce);
+  scaler->set(state, stream);
+  stream.synchronize();
 }
 
 /// The samples are cut into steps of the schedule; the last one reads on beyond them, and the
@@ -399,7 +477,9 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
   std::array<std::int64_t, kExactSumWords> losses{};
   StepResult result;
   for (std::int64_t step = 0; step * per_step < samples; ++step) {
-    result.items += (begin_step(step, 0.0, number), finish_step()).items;
+    begin_step(
+        step, [](std::int64_t) { return 0.0; }, number);
+    result.items += finish_step().items;
     const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
     if (after_batch) after_batch(step);
@@ -492,6 +572,7 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
     if (role == Role::kOptimizer) states.push_back(view);
   }
   const bool has_copy = static_cast<bool>(master);
+  const DeviceLossScaler* const scaler = exchange_.scaler();
   const auto unit = static_cast<std::size_t>(action.writes.front().unit);
   OptimizerStepArgs args{.optimizer = &optimizer_,
                          .master = has_copy ? master : parameter,
@@ -501,6 +582,7 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
                          .segments = segments_[unit],
                          .scalars = exchange_.optimizer_scalars(tier),
                          .gradient_scale = exchange_.clip_factor(tier),
+                         .skip = scaler != nullptr ? scaler->skip(tier) : TensorView(),
                          .stochastic_rounding = o.stochastic_rounding,
                          .rounding_key = exchange_.rounding_key(tier),
                          .first_index = first_elements_[unit]};
@@ -585,13 +667,21 @@ Executor::Executor(TrainingState& state, const Model& model, std::vector<Program
 Executor::~Executor() = default;
 
 StepResult Executor::run_step(std::int64_t step, double learning_rate, std::size_t program) {
-  impl_->begin_step(step, learning_rate, program);
+  begin_step(step, learning_rate, program);
   return impl_->finish_step();
 }
 
 void Executor::begin_step(std::int64_t step, double learning_rate, std::size_t program) {
-  impl_->begin_step(step, learning_rate, program);
+  impl_->begin_step(
+      step, [learning_rate](std::int64_t) { return learning_rate; }, program);
 }
+
+void Executor::begin_step(std::int64_t step, const RateOfStep& rate, std::size_t program) {
+  impl_->begin_step(step, rate, program);
+}
+
+LossScalerState Executor::loss_scaler() const { return impl_->loss_scaler(); }
+void Executor::set_loss_scaler(const LossScalerState& state) { impl_->set_loss_scaler(state); }
 
 StepResult Executor::finish_step() { return impl_->finish_step(); }
 

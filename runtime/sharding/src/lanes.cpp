@@ -4,6 +4,7 @@
 
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera {
 namespace {

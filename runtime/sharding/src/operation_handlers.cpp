@@ -13,6 +13,9 @@ TensorView StepContext::view(const Operand& operand) const { return buffers_.vie
 TensorView StepContext::view(const Operand& operand, Role flat) const {
   return buffers_.view(operand, flat);
 }
+std::int64_t StepContext::first_element(const Operand& operand) const {
+  return buffers_.first_element(operand);
+}
 ProcessGroup& StepContext::group(const Action& action) const {
   return groups_.of(action.lane, action.axes);
 }
@@ -80,8 +83,17 @@ void copy(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {
-  context.kernels().exact_squares(
-      {.x = context.view(action.reads.front()), .words = context.exchange().square_sum()}, stream);
+  const Operand& gradient = action.reads.front();
+  StepExchange& exchange = context.exchange();
+  const TensorView x = context.view(gradient);
+  context.kernels().exact_squares({.x = x, .words = exchange.square_sum()}, stream);
+  if (exchange.scaler() == nullptr) return;
+  context.kernels().find_non_finite(
+      {.x = x,
+       .squares = exchange.square_sum(),
+       .first_index = number_of({gradient.unit, context.first_element(gradient)}),
+       .scaler = exchange.scaler()->words()},
+      stream);
 }
 
 void results(StepContext& context, const Action& action, Stream& stream) {

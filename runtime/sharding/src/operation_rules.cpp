@@ -370,27 +370,6 @@ void copy(ContentWalk& walk, const Action& action) {
   walk.write(to, content);
 }
 
-/// The parameters in their dtype, which the master weights are rounded to: where layers read them,
-/// or on the way there. False: there is none. Its place among what is written is `place`.
-bool write_rounded(ContentWalk& walk, const Action& action, const Content& gradient,
-                   std::size_t& place) {
-  const Operand* const to = find_role(walk.schedule(), action.writes, Role::kParameter);
-  if (!walk.require_that(to != nullptr, "must write the parameters of ",
-                         walk.unit_name(gradient.unit))) {
-    return false;
-  }
-  const ScheduleBuffer& buffer = walk.schedule().buffer(*to);
-  walk.require_that(buffer.format == walk.schedule().parameter_dtype, buffer.name,
-                    " is for parameters in another dtype");
-  walk.require_that(!buffer.is_slot(), "writes a slot, which is for all of a unit's parameters");
-  walk.require_that(walk.at(to->buffer).version == 0, buffer.name, " was updated already");
-  walk.write(
-      *to,
-      {.role = Role::kParameter, .unit = gradient.unit, .sharded = gradient.sharded, .version = 1});
-  place = static_cast<std::size_t>(to - action.writes.data());
-  return true;
-}
-
 void norm_partial(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Content gradient = walk.read(action.reads.front());
@@ -453,19 +432,15 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
                     "the gradient is not in fp32");
   if (walk.sums() != nullptr) walk.sums()->use(*gradient);
+  const auto tier_of = [&](int buffer) {
+    return schedule.buffers[static_cast<std::size_t>(buffer)].tier;
+  };
   std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
-    if (role == Role::kFrozen) continue;
-    if (role == Role::kParameter && has_master) {
-      // In fp32 the master weights are the parameters already: they are copied.
-      if (schedule.parameter_dtype == DType::kFloat32) continue;
-      std::size_t place = 0;
-      if (!write_rounded(walk, action, sum, place)) return;
-      before = place + 1;
-      continue;
-    }
+    // What is in other memory follows by copies.
+    if (role == Role::kFrozen || tier_of(buffer) != schedule.buffer(*gradient).tier) continue;
     const Operand* const from = find_buffer(action.reads, buffer);
     const Operand* const to = find_buffer(action.writes, buffer);
     if (!walk.require_that(to != nullptr, "must write ", name)) return;
@@ -473,9 +448,12 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     walk.require_that(place > before, "must write the state of ", walk.unit_name(sum.unit),
                       " in the order of the buffers");
     before = place;
-    if (!walk.require_that(from != nullptr, "must read ", name)) return;
-    walk.require_that(walk.read(*from).sharded == sum.sharded, "reads other parts of ", name,
-                      " than of the gradient");
+    if (role != Role::kParameter || !has_master) {
+      if (!walk.require_that(from != nullptr, "must read ", name)) return;
+      const Content state = walk.read(*from);
+      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name,
+                        " than of the gradient");
+    }
     Content state = walk.at(buffer);
     walk.require_that(state.version == 0, name, " was updated already");
     walk.require_that(cuts_further(walk.nesting(), state.sharded, sum.sharded),

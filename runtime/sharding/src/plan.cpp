@@ -162,25 +162,17 @@ void add_scalars(Schedule& schedule) {
   add(kResultsBuffer, DType::kFloat64, 2);
 }
 
-/// What the optimizer reads and writes on the host of units whose state is there. Parameters in
-/// fp32 are their own master weights, and go to the device from there.
-void add_host_copies(Schedule& schedule) {
+/// Where the optimizer reads gradients of units whose state is on the host.
+void add_host_gradients(Schedule& schedule) {
   const std::vector<ScheduleBuffer> state = schedule.buffers;
   for (const ScheduleBuffer& master : state) {
     if (master.role != Role::kMaster || master.tier != Tier::kHost) continue;
+    ScheduleBuffer gradient = master;
     const std::string& unit = schedule.units[static_cast<std::size_t>(master.unit)].name;
-    const auto add = [&](const char* what, Role role, DType format) {
-      ScheduleBuffer copy = master;
-      copy.name = host_copy_name(concat(unit, what));
-      copy.role = role;
-      copy.format = format;
-      copy.persistent = false;
-      schedule.buffers.push_back(std::move(copy));
-    };
-    add(".gradient", Role::kGradient, DType::kFloat32);
-    if (schedule.parameter_dtype != DType::kFloat32) {
-      add(".parameter", Role::kParameter, schedule.parameter_dtype);
-    }
+    gradient.name = host_copy_name(unit + ".gradient");
+    gradient.role = Role::kGradient;
+    gradient.persistent = false;
+    schedule.buffers.push_back(std::move(gradient));
   }
 }
 
@@ -226,7 +218,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
       plan_gradients(schedule, options, route, computes, gradient_slots);
   schedule.buffers = state_buffers(layout, options.state());
   if (schedule.purpose == Purpose::kTrain) {
-    add_host_copies(schedule);
+    add_host_gradients(schedule);
     add_gradients(schedule, route);
   }
   add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);

@@ -92,8 +92,8 @@ class Emission {
     std::vector<int> optimizer;   ///< master weights and what the optimizer keeps
     int master = -1;
     int gradient = -1;
-    bool offloaded = false;  ///< the optimizer's state is on the host, and so are these:
-    int host_parameter = -1;
+    bool offloaded = false;   ///< the optimizer's state is on the host, and so are these:
+    int host_parameter = -1;  ///< -1: the master weights are the parameters
     int host_gradient = -1;
     int parameter_slot = -1;  ///< buffer
     int gradient_slot = -1;   ///< buffer
@@ -363,19 +363,19 @@ void Emission::emit_updates() {
     if (unit.gradient < 0) continue;
     const Operand updated{unit.parameters.front(), u, optimizer};
     const int sum = unit.offloaded ? unit.host_gradient : unit.gradient;
-    const int rounded = unit.offloaded ? unit.host_parameter : updated.buffer;
     Action step{.operation = &operations::kOptimizerStep,
                 .lane = unit.offloaded ? Lane::kOptimizer : optimizer_lane_,
                 .reads = {{sum, u, optimizer}, clip_factor}};
-    if (rounded >= 0) step.writes.push_back({rounded, u, optimizer});
+    if (!unit.offloaded) step.writes.push_back(updated);
     if (unit.master < 0) step.reads.push_back(updated);
     for (const int buffer : unit.optimizer) {
       step.reads.push_back({buffer, u, optimizer});
       step.writes.push_back({buffer, u, optimizer});
     }
+    if (unit.host_parameter >= 0) step.writes.push_back({unit.host_parameter, u, optimizer});
     int index = actions_.push(std::move(step), {known});
     if (unit.offloaded) {
-      const int from = rounded >= 0 ? rounded : unit.master;
+      const int from = unit.host_parameter >= 0 ? unit.host_parameter : unit.master;
       index = actions_.push({.operation = &operations::kCopy,
                              .lane = Lane::kCopyIn,
                              .reads = {{from, u, optimizer}},

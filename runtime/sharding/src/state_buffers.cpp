@@ -29,9 +29,9 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
   for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
     const Unit& unit = layout.units[static_cast<std::size_t>(u)];
     const bool on_host = offloaded[static_cast<std::size_t>(u)];
+    const Tier home = on_host ? Tier::kHost : Tier::kDevice;
     const auto add = [&](const std::string& what, Role role, DType format, AxisSet sharded,
-                         std::int64_t numel) {
-      const bool parameter = role == Role::kParameter || role == Role::kFrozen;
+                         std::int64_t numel, Tier tier = Tier::kDevice) {
       if (numel == 0) return;
       buffers.push_back({.name = unit.name + "." + what,
                          .role = role,
@@ -40,17 +40,22 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
                          .sharded = sharded,
                          .numel = numel / options.mesh.size(sharded),
                          .persistent = true,
-                         .tier = on_host && !parameter ? Tier::kHost : Tier::kDevice});
+                         .tier = tier});
     };
     const std::int64_t trainable = unit.trainable.padded_numel;
     add("parameter", Role::kParameter, options.parameter_dtype, placement.parameter, trainable);
     add("frozen", Role::kFrozen, options.parameter_dtype, placement.parameter,
         unit.frozen.padded_numel);
     if (on_host || options.parameter_dtype != DType::kFloat32) {
-      add("master", Role::kMaster, DType::kFloat32, placement.optimizer, trainable);
+      add("master", Role::kMaster, DType::kFloat32, placement.optimizer, trainable, home);
     }
     for (const std::string& tensor : options.optimizer_tensors) {
-      add(tensor, Role::kOptimizer, DType::kFloat32, placement.optimizer, trainable);
+      add(tensor, Role::kOptimizer, DType::kFloat32, placement.optimizer, trainable, home);
+    }
+    // A step that is skipped leaves it as it is: so it is a part of the state.
+    if (on_host && options.parameter_dtype != DType::kFloat32) {
+      add(host_copy_name("parameter"), Role::kParameter, options.parameter_dtype,
+          placement.optimizer, trainable, home);
     }
   }
   return buffers;

@@ -95,6 +95,11 @@ TensorView StepBuffers::view(const Operand& operand) const {
   return view(operand, schedule_.buffer(operand).role);
 }
 
+std::int64_t StepBuffers::first_element(const Operand& operand) const {
+  const std::int64_t numel = schedule_.unit_numel(operand.unit, schedule_.buffer(operand).role);
+  return nesting_.range(numel, operand.sharded, rank_).begin;
+}
+
 TensorView StepBuffers::view(const Operand& operand, Role flat) const {
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
   const std::int64_t numel = schedule_.unit_numel(operand.unit, flat);

@@ -49,6 +49,8 @@ class StepBuffers {
   TensorView view(const Operand& operand) const;
   /// A slot holds a unit's trainable parameters and then its frozen ones; of other buffers, all.
   TensorView view(const Operand& operand, Role flat) const;
+  /// Where that part begins in the unit's flat parameter.
+  std::int64_t first_element(const Operand& operand) const;
   /// All of a buffer; null for scalars and activations.
   TensorView whole(int buffer) const { return bases_[static_cast<std::size_t>(buffer)]; }
   /// Those of the snapshot have their memory from here on.

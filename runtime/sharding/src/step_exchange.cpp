@@ -18,8 +18,8 @@ void check_terms(const ModelLayout& layout) {
 
 }  // namespace
 
-StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control,
-                           Memory& memory, int steps_in_flight, bool on_host)
+StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
+                           ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
@@ -32,6 +32,7 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, ProcessG
       clip_factor_(memory, 1, "the clip factor", on_host),
       results_(memory, 2, "loss and gradient norm", steps_in_flight) {
   check_terms(layout);
+  if (rule != nullptr) scaler_.emplace(*rule, memory, steps_in_flight, on_host);
 }
 
 void StepExchange::begin_step(std::size_t turn, const Given& given, bool replayed) {
@@ -39,27 +40,34 @@ void StepExchange::begin_step(std::size_t turn, const Given& given, bool replaye
   replayed_ = replayed;
   *count_.host(turn) = given.items;
   std::fill_n(sums_.host(turn), sums_.numel(), 0);
-  std::ranges::copy(given.optimizer, optimizer_.host(turn));
+  if (scaler_) {
+    scaler_->begin_step(turn, given.skipped, given.optimizer);
+  } else {
+    std::ranges::copy(given.optimizer.front(), optimizer_.host(turn));
+  }
   store_random_key(given.rounding, rounding_.host(turn));
 }
 
 void StepExchange::send(Stream& stream) {
   count_.upload(stream, turn_);
   sums_.upload(stream, turn_);
+  if (scaler_) scaler_->send(stream, turn_);
 }
 
 void StepExchange::send_to_optimizer(Stream& stream) {
-  optimizer_.upload(stream, turn_);
+  if (!scaler_) optimizer_.upload(stream, turn_);
   rounding_.upload(stream, turn_);
   optimizer_.copy_to_host(stream);
   rounding_.copy_to_host(stream);
   clip_factor_.copy_to_host(stream);
+  if (scaler_) scaler_->copy_to_host(stream);
 }
 
 void StepExchange::receive(Stream& stream) {
   sums_.download(stream, turn_);
   results_.download(stream, turn_);
   count_.download(stream, turn_);
+  if (scaler_) scaler_->receive(stream, turn_);
 }
 
 /// Before every loss, which needs the loss scale, and before all squares, on the same lane.
@@ -67,20 +75,25 @@ void StepExchange::count_tokens(Stream& stream) {
   if (!replayed_) send(stream);
   if (control_ != nullptr) control_->all_reduce(count_.view(), stream);
   stream.submit({.name = "loss scale"}, [this, &stream] {
-    kernels_.loss_scale({.count = count_.view(), .scale = loss_scale_.view()}, stream);
+    kernels_.loss_scale({.count = count_.view(),
+                         .scale = loss_scale_.view(),
+                         .scaler = scaler_ ? scaler_->words() : TensorView()},
+                        stream);
   });
 }
 
 void StepExchange::reduce_results(bool with_norm, Stream& stream) {
   const TensorView sums = with_norm ? sums_.view() : loss_sum();
   if (control_ != nullptr) control_->all_reduce(sums, stream);
-  stream.submit({.name = "combine"}, [this, &stream] {
+  stream.submit({.name = "combine"}, [this, with_norm, &stream] {
     kernels_.step_results({.losses = loss_sum(),
                            .squares = square_sum(),
                            .clip_norm = clip_norm_,
                            .results = results_.view(),
-                           .clip_factor = clip_factor_.view()},
+                           .clip_factor = clip_factor_.view(),
+                           .scaler = scaler_ ? scaler_->words() : TensorView()},
                           stream);
+    if (scaler_ && with_norm) scaler_->judge(kernels_, square_sum(), optimizer_.view(), stream);
   });
   if (replayed_) return;
   // The optimizer waits for the clip factor, and so for these.

@@ -2,9 +2,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "device_array.h"
+#include "device_loss_scaler.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/kernel_table.h"
@@ -22,14 +25,17 @@ namespace tessera {
 class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
-  /// has more terms than an exact sum holds. `on_host`: there are optimizer steps on the host.
-  StepExchange(const ModelLayout& layout, double clip_norm, ProcessGroup* control, Memory& memory,
-               int steps_in_flight, bool on_host);
+  /// has more terms than an exact sum holds. `rule` is null without loss scaling. `on_host`: there
+  /// are optimizer steps on the host.
+  StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
+               ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host);
 
   /// What the host knows of a step.
   struct Given {
     std::int64_t items = 0;  ///< of this rank
-    OptimizerScalars optimizer{};
+    /// One; with loss scaling, those to choose from (see DeviceLossScaler::begin_step).
+    std::vector<OptimizerScalars> optimizer{};
+    std::int64_t skipped = 0;  ///< steps that the host knows of
     RandomKey rounding{};
   };
   /// Before a step is issued. `turn`, below `steps_in_flight`: not that of a step in flight.
@@ -44,7 +50,7 @@ class StepExchange {
 
   /// Makes loss_scale() of the ranks' item counts. Issues on `stream`.
   void count_tokens(Stream& stream);
-  /// d mean loss / d loss of one item: (1) fp32.
+  /// d mean loss / d loss of one item, times the loss scaler's scale: (1) fp32.
   TensorView loss_scale() const { return loss_scale_.view(); }
 
   /// Where this rank's losses are added up: an exact sum.
@@ -61,8 +67,10 @@ class StepExchange {
   TensorView optimizer_scalars(Tier tier) const { return optimizer_.at(tier); }
   /// (kRandomKeyWords) int64: the key of stochastic rounding.
   TensorView rounding_key(Tier tier) const { return rounding_.at(tier); }
-  /// (1) fp32.
+  /// (1) fp32; with a loss scaler, divided by its scale.
   TensorView clip_factor(Tier tier) const { return clip_factor_.at(tier); }
+  /// Null without loss scaling.
+  DeviceLossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
   // Once the host has waited for what receive() issued.
   std::int64_t total_items(std::size_t turn) const { return *count_.host(turn); }
@@ -86,6 +94,7 @@ class StepExchange {
   ArrayOnTiers<std::int64_t> rounding_;  ///< (kRandomKeyWords)
   ArrayOnTiers<float> clip_factor_;      ///< (1)
   DeviceArray<double> results_;          ///< the sum of the losses, the gradient norm
+  std::optional<DeviceLossScaler> scaler_;
 };
 
 }  // namespace tessera

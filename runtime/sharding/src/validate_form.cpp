@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -178,14 +179,14 @@ class FormCheck {
     if (!parameter && buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) {
       return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
     }
-    const bool again = std::ranges::any_of(s_.buffers, [&](const ScheduleBuffer& other) {
-      return &other < &buffer && other.persistent && other.unit == buffer.unit &&
-             other.role == buffer.role;
-    });
-    if (again && buffer.role != Role::kOptimizer) {
+    // Parameters may be where layers read them and where the optimizer writes them.
+    const Tier tier = buffer.role == Role::kParameter ? buffer.tier : Tier::kDevice;
+    const bool first = state_.insert({buffer.unit, buffer.role, tier}).second;
+    if (!first && buffer.role != Role::kOptimizer) {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
-    const AxisSet wanted = parameter ? s_.placement.parameter : s_.placement.optimizer;
+    const bool layers_read = parameter && buffer.tier == Tier::kDevice;
+    const AxisSet wanted = layers_read ? s_.placement.parameter : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
       add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
           to_string(wanted));
@@ -328,6 +329,7 @@ class FormCheck {
   const Schedule& s_;
   std::vector<Violation>& violations_;
   const std::size_t before_;
+  std::set<std::tuple<int, Role, Tier>> state_;  ///< of units
 };
 
 }  // namespace

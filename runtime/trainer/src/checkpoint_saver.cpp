@@ -41,7 +41,8 @@ void CheckpointSaver::prepare() {
   });
 }
 
-void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::int64_t samples) {
+void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::int64_t samples,
+                            const std::optional<LossScalerState>& loss_scaler) {
   require(phase_ == Phase::kNone, ErrorCode::kInvalidArgument, "a checkpoint is being written");
   prepare();
   began_ = Clock::now();
@@ -49,6 +50,7 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   record_ = {.step = step, .path = {}, .bytes = 0};
   manifest_.step = step;
   manifest_.samples = samples;
+  manifest_.loss_scaler = loss_scaler;
   phase_ = Phase::kBegun;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kHeading =
     "step,loss,grad_norm,learning_rate,tokens,seconds,tokens_per_second,mfu,peak_bytes,"
-    "exposed_seconds,eval_loss,eval_perplexity,eval_tokens\n";
+    "exposed_seconds,eval_loss,eval_perplexity,eval_tokens";
+constexpr std::string_view kLossScaleHeading = ",loss_scale,skipped";
 constexpr std::string_view kNoStep = ",,,,,,,,,";  // the cells between "step" and "eval_loss"
 constexpr std::string_view kNoEvaluation = ",,,";
 
@@ -25,9 +26,13 @@ std::string text_of(double number) {
   return {text.data(), end};
 }
 
+std::string heading_of(bool loss_scaling) {
+  return concat(kHeading, loss_scaling ? kLossScaleHeading : "");
+}
+
 }  // namespace
 
-void check_csv_columns(const std::string& path) {
+void check_csv_columns(const std::string& path, bool loss_scaling) {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) return;
   std::ifstream file(path, std::ios::binary);
@@ -35,15 +40,15 @@ void check_csv_columns(const std::string& path) {
   std::getline(file, heading);
   if (heading.ends_with('\r')) heading.pop_back();  // a spreadsheet has written it
   if (file.eof() && heading.empty()) return;
-  require(heading == kHeading.substr(0, kHeading.size() - 1), ErrorCode::kConfig,
+  require(heading == heading_of(loss_scaling), ErrorCode::kConfig,
           "--csv: no rows can be added to ", path, ", which has other columns than '",
-          kHeading.substr(0, kHeading.size() - 1),
-          "'; give another path, or --overwrite to replace it");
+          heading_of(loss_scaling), "'; give another path, or --overwrite to replace it");
 }
 
-CsvLog::CsvLog(std::string path, Existing existing) : file_(std::move(path), "--csv", existing) {
-  if (existing == Existing::kExtend) check_csv_columns(file_.path());
-  if (file_.size() == 0) file_.write(kHeading);
+CsvLog::CsvLog(std::string path, Existing existing, bool loss_scaling)
+    : file_(std::move(path), "--csv", existing), loss_scaling_(loss_scaling) {
+  if (existing == Existing::kExtend) check_csv_columns(file_.path(), loss_scaling);
+  if (file_.size() == 0) file_.write(heading_of(loss_scaling) + "\n");
 }
 
 void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
@@ -57,12 +62,18 @@ void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
   add(mfu ? text_of(*mfu) : "");
   add(std::to_string(record.peak_bytes));
   add(record.exposed_seconds ? text_of(*record.exposed_seconds) : "");
-  file_.write(concat(row, kNoEvaluation, "\n"));
+  row += kNoEvaluation;
+  if (loss_scaling_) {
+    add(text_of(record.loss_scale.value_or(1.0)));
+    add(record.skipped ? "1" : "0");
+  }
+  file_.write(row + "\n");
 }
 
 void CsvLog::evaluation(const EvaluationRecord& record) {
   file_.write(concat(record.step, kNoStep, ",", text_of(record.loss), ",",
-                     text_of(record.perplexity), ",", record.tokens, "\n"));
+                     text_of(record.perplexity), ",", record.tokens, loss_scaling_ ? ",," : "",
+                     "\n"));
 }
 
 }  // namespace tessera

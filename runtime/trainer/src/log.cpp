@@ -54,17 +54,22 @@ void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& sett
 void RunLog::note(const std::string& text) { write({{"kind", "note"}, {"text", text}}); }
 
 void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
-  write({{"kind", "step"},
-         {"step", record.step},
-         {"loss", record.loss},
-         {"grad_norm", record.gradient_norm},
-         {"learning_rate", record.learning_rate},
-         {"tokens", record.tokens},
-         {"seconds", record.seconds},
-         {"tokens_per_second", record.tokens_per_second},
-         {"mfu", or_null(mfu)},
-         {"peak_bytes", record.peak_bytes},
-         {"exposed_seconds", or_null(record.exposed_seconds)}});
+  nlohmann::ordered_json line{{"kind", "step"},
+                              {"step", record.step},
+                              {"loss", record.loss},
+                              {"grad_norm", record.gradient_norm},
+                              {"learning_rate", record.learning_rate},
+                              {"tokens", record.tokens},
+                              {"seconds", record.seconds},
+                              {"tokens_per_second", record.tokens_per_second},
+                              {"mfu", or_null(mfu)},
+                              {"peak_bytes", record.peak_bytes},
+                              {"exposed_seconds", or_null(record.exposed_seconds)}};
+  if (record.loss_scale) {
+    line["loss_scale"] = *record.loss_scale;
+    line["skipped"] = record.skipped;
+  }
+  write(line);
 }
 
 void RunLog::evaluation(const EvaluationRecord& record) {
@@ -114,6 +119,7 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
     line["host_peak_bytes"] = {{"predicted", to_json(summary.predicted_host_memory)},
                                {"measured", to_json(summary.measured_host_memory)}};
   }
+  if (loss_scaling(plan.options.loss_scale)) line["skipped_steps"] = summary.skipped_steps;
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;

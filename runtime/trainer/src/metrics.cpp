@@ -10,6 +10,7 @@
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/trainer/launch.h"
+#include "tessera/trainer/rank_binding.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
@@ -141,6 +142,7 @@ std::int64_t large_size(Memory& memory, Stream& stream, DType dtype) {
 
 /// One rank's windows, with each candidate in turn; the ranks begin each one together.
 std::vector<Window> measure_rank(ProcessGroup& group, const TrainerOptions& options) {
+  bind_rank(options, group.rank());
   const auto device = make_rank_device(options, group.rank());
   Memory memory(*device);
   const auto stream =

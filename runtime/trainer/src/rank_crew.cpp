@@ -5,6 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 #include "tessera/trainer/launch.h"
+#include "tessera/trainer/rank_binding.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
@@ -107,6 +108,7 @@ RankCrew::~RankCrew() {
 }
 
 void RankCrew::serve(int rank, ProcessGroup& world) {
+  bind_rank(plan_.options, rank);  // first: what it starts and touches is bound with it
   RankSeat seat(plan_, model_, programs_, rank, world, dumps_.recorder(rank));
   for (std::int64_t next = 1;; ++next) {
     std::unique_lock lock(mutex_);

@@ -13,20 +13,12 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
+#include "tessera/trainer/rank_binding.h"
 
 namespace tessera {
 namespace {
 
 int gpu_count() { return static_cast<int>(cuda_status().gpus.size()); }
-
-/// See make_rank_device.
-int gpu_of(const TrainerOptions& options, int rank, int gpus) {
-  if (options.world == nullptr) return rank % std::max(gpus, 1);
-  const int in_process = rank - options.world->first_rank();
-  const bool sees_all = gpus >= options.world->ranks_on_host();
-  return (sees_all ? options.world->first_local_rank() + in_process : in_process) %
-         std::max(gpus, 1);
-}
 
 std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(const TrainerOptions& options) {
   const NcclGroupOptions nccl{.timeout = options.timeout,
@@ -35,7 +27,7 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(const TrainerOptions&
   if (options.world != nullptr) {
     std::vector<int> ordinals;
     for (const auto& seat : options.world->groups()) {
-      ordinals.push_back(gpu_of(options, seat->rank(), gpus));
+      ordinals.push_back(gpu_of_rank(options, seat->rank(), gpus));
     }
     return make_nccl_groups(*options.world, ordinals, nccl);
   }
@@ -44,7 +36,7 @@ std::vector<std::unique_ptr<ProcessGroup>> make_nccl_world(const TrainerOptions&
   const NcclId id = make_nccl_id();
   launch_ranks(options.ranks, [&](int rank) {
     NcclGroupOptions own = nccl;
-    own.gpu = gpu_of(options, rank, gpus);
+    own.gpu = gpu_of_rank(options, rank, gpus);
     world[static_cast<std::size_t>(rank)] = make_nccl_group(id, rank, options.ranks, own);
   });
   return world;
@@ -75,7 +67,7 @@ std::vector<Seat> seats_of_process(const TrainerOptions& options) {
   const char* const host = std::getenv("NCCL_HOSTID");
   for (std::size_t i = 0; i < seats.size(); ++i) {
     const int rank = options.world->first_rank() + static_cast<int>(i);
-    seats[i] = {.gpu = gpu_of(options, rank, static_cast<int>(gpus.size())),
+    seats[i] = {.gpu = gpu_of_rank(options, rank, static_cast<int>(gpus.size())),
                 .gpus = static_cast<int>(gpus.size())};
     const std::string& gpu = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
     const std::string id = host == nullptr ? gpu : concat(gpu, "@", host);
@@ -137,6 +129,14 @@ void check_gpus(const TrainerOptions& options, int gpus) {
 
 }  // namespace
 
+int gpu_of_rank(const TrainerOptions& options, int rank, int gpus) {
+  if (options.world == nullptr) return rank % std::max(gpus, 1);
+  const int in_process = rank - options.world->first_rank();
+  const bool sees_all = gpus >= options.world->ranks_on_host();
+  return (sees_all ? options.world->first_local_rank() + in_process : in_process) %
+         std::max(gpus, 1);
+}
+
 DeviceChoice resolved_device(DeviceChoice choice) {
   if (choice == DeviceChoice::kCpu) return choice;
   const CudaStatus status = cuda_status();
@@ -171,6 +171,9 @@ TrainerOptions on_this_machine(TrainerOptions options) {
     options.attention = AttentionBackend::kOwn;
   }
   options.group = resolved_group(options);
+  options.binding = std::make_shared<const CoreBinding>(decide_binding(options));
+  const BindPolicy done = options.binding->policy;
+  if (options.bind_core_list.empty() || done != BindPolicy::kNone) options.bind = done;
   return options;
 }
 
@@ -185,7 +188,7 @@ std::string sharing_note(const TrainerOptions& options) {
 
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank) {
   if (options.device == DeviceChoice::kCuda) {
-    const int gpu = gpu_of(options, rank, gpu_count());
+    const int gpu = gpu_of_rank(options, rank, gpu_count());
     const bool nccl = options.group == GroupChoice::kNccl;
     return make_cuda_device(
         {.ordinal = gpu, .segments = nccl ? nccl_segments(gpu) : CudaSegments{}});

@@ -30,10 +30,10 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
 /// Of the other settings those that decide the bits of steps to come, or who computes them.
 std::vector<NamedText> describe_options(const TrainerOptions& options) {
   const std::vector<std::string> names{
-      "ranks",       "strategy",       "replicas",      "micro_batch",
-      "accumulate",  "steps",          "learning_rate", "minimum_learning_rate",
-      "precision",   "reduce_dtype",   "warmup_steps",  "learning_rate_schedule",
-      "decay_steps", "reduction_order"};
+      "ranks",       "strategy",        "replicas",      "micro_batch",
+      "accumulate",  "steps",           "learning_rate", "minimum_learning_rate",
+      "precision",   "reduce_dtype",    "warmup_steps",  "learning_rate_schedule",
+      "decay_steps", "reduction_order", "loss_scale",    "loss_scale_dialect"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
@@ -67,6 +67,19 @@ std::string differences(const std::vector<NamedText>& saved, const std::vector<N
     if (std::ranges::find(saved, value.name, &NamedText::name) == saved.end()) add(value.name);
   }
   return text;
+}
+
+/// What becomes of the loss scaler; "" where there is none to speak of.
+std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
+  const std::optional<LossScaling> now = loss_scaling(options.loss_scale);
+  if (now && !saved.loss_scaler) {
+    return concat("the checkpoint has no loss scaler: it begins at ", now->initial_scale);
+  }
+  if (!now && saved.loss_scaler) {
+    return concat("the checkpoint's loss scale of ", saved.loss_scaler->scale,
+                  " is left behind: --loss-scale is none");
+  }
+  return "";
 }
 
 /// The checkpoint's path; "" if there is none and none is needed.
@@ -144,6 +157,9 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
                     std::ranges::any_of(saved.parameters, has) ? "" : " (not there: from zero)");
   }
   plan.notes.push_back(std::move(taken));
+  if (std::string note = scaler_note(saved, plan.options); !note.empty()) {
+    plan.notes.push_back(std::move(note));
+  }
   const std::string changed = saved.run.empty() ? "" : differences(saved.run, now.run);
   if (!changed.empty()) {
     plan.notes.push_back("since the checkpoint: " + changed);

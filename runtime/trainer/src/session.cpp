@@ -46,6 +46,7 @@ class Session::Impl {
       : own_(std::move(own)), plan_(plan), model_(model), source_(source) {
     if (plan_.resume != nullptr) {
       steps_ = plan_.resume->manifest.step;
+      skipped_ = plan_.resume->manifest.loss_scaler.value_or(LossScalerState()).skipped;
       offset_ = plan_.resume->manifest.samples - steps_ * samples_per_step(plan_.options);
       later_.emplace(source, offset_);
     }
@@ -79,11 +80,13 @@ class Session::Impl {
 
   const TrainingPlan& plan() const { return plan_; }
   std::int64_t steps() const { return steps_; }
-  double rate_of(std::int64_t step) const { return plan_.options.learning_rate.at(step); }
+  RateOfStep planned_rate() const {
+    return [this](std::int64_t taken) { return plan_.options.learning_rate.at(taken); };
+  }
   void stop() { stopping_ = true; }
   void abort(std::string_view reason) noexcept { crew_->abort(reason); }
 
-  std::optional<StepRecord> step(double learning_rate, bool ahead);
+  std::optional<StepRecord> step(const RateOfStep& rate, bool ahead);
   EvaluationRecord evaluate();
   void begin_save(const std::string& folder);
   std::optional<SaveRecord> poll_save() { return saver_ ? saver_->poll() : std::nullopt; }
@@ -121,9 +124,9 @@ class Session::Impl {
   void load();
   void load_initial();
   CheckpointSaver& saver();
+  std::optional<LossScalerState> loss_scaler();
   bool agrees_to_stop(std::int64_t next);
-  StepRecord record_of(const StepResult& result, const RankSeat& seat, double learning_rate,
-                       double seconds) const;
+  StepRecord record_of(const StepResult& result, const RankSeat& seat, double seconds) const;
 
   const std::unique_ptr<const TrainingPlan> own_;
   const TrainingPlan& plan_;
@@ -133,8 +136,9 @@ class Session::Impl {
   std::optional<FirstSamples> evaluated_;
   std::size_t snapshot_ = 0;  ///< the program's index
   std::int64_t steps_ = 0;
-  std::int64_t offset_ = 0;  ///< of the samples, where the step was of another size before
-  bool begun_ = false;       ///< the step after those
+  std::int64_t skipped_ = 0;  ///< of the steps
+  std::int64_t offset_ = 0;   ///< of the samples, where the step was of another size before
+  bool begun_ = false;        ///< the step after those
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<DumpWriter> dumps_;
@@ -187,9 +191,13 @@ void Session::Impl::introduce() {
 
 void Session::Impl::load() {
   const ResumePoint& point = *plan_.resume;
+  std::optional<LossScalerState> scaler = point.manifest.loss_scaler;
+  const std::optional<LossScaling> scaling = loss_scaling(plan_.options.loss_scale);
+  if (scaler && scaling && !scaling->rule.dynamic) scaler->scale = scaling->initial_scale;
   run([&](RankSeat& seat) {
     seat.executor.run_apart(
         [&](Stream& stream) { load_state(point.manifest, point.path, seat.state, stream); });
+    if (scaler) seat.executor.set_loss_scaler(*scaler);
   });
 }
 
@@ -212,13 +220,23 @@ void Session::Impl::begin_save(const std::string& folder) {
   require_none_begun();
   require(!saver().in_flight(), ErrorCode::kInvalidArgument,
           "a checkpoint is being written; finish_save() comes first");
-  saver().begin(folder, steps_, offset_ + steps_ * samples_per_step(plan_.options));
+  saver().begin(folder, steps_, offset_ + steps_ * samples_per_step(plan_.options), loss_scaler());
 }
 
 std::optional<SaveRecord> Session::Impl::finish_save() {
   if (saver_ == nullptr || !saver_->in_flight()) return std::nullopt;
   require_none_begun();
   return saver_->finish();
+}
+
+/// What a checkpoint needs of it: nothing if no step was or can be skipped.
+std::optional<LossScalerState> Session::Impl::loss_scaler() {
+  std::optional<LossScalerState> state;
+  if (skipped_ == 0 && !loss_scaling(plan_.options.loss_scale)) return state;
+  run([&](RankSeat& seat) {
+    if (leads(seat)) state = seat.executor.loss_scaler();
+  });
+  return state;
 }
 
 /// Whether some process wants no further step than the `next` first ones.
@@ -240,15 +258,20 @@ bool Session::Impl::agrees_to_stop(std::int64_t next) {
 }
 
 StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& seat,
-                                    double learning_rate, double seconds) const {
+                                    double seconds) const {
   StepRecord record{.step = steps_ + 1,
                     .loss = result.loss,
                     .gradient_norm = result.gradient_norm,
-                    .learning_rate = learning_rate,
+                    .learning_rate = result.learning_rate,
                     .tokens = result.items,
                     .seconds = seconds,
                     .tokens_per_second = static_cast<double>(result.items) / seconds,
                     .peak_bytes = seat.memory.peak().total};
+  if (const auto& scale = result.loss_scale) {
+    record.loss_scale = static_cast<double>(scale->scale);
+    record.skipped = scale->skipped;
+    record.skipped_steps = skipped_ + (scale->skipped ? 1 : 0);
+  }
   if (*plan_.options.time_actions) {
     record.timeline = summarize(seat.executor.spans());
     record.exposed_seconds = record.timeline->exposed_seconds;
@@ -256,7 +279,7 @@ StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& se
   return record;
 }
 
-std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) {
+std::optional<StepRecord> Session::Impl::step(const RateOfStep& rate, bool ahead) {
   using Clock = std::chrono::steady_clock;
   const bool begun = std::exchange(begun_, false);
   const auto goes_on = [this](std::int64_t steps) {
@@ -268,16 +291,18 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
   const std::size_t program = copies ? snapshot_ : kTraining;
   const bool is_traced = trace_ != nullptr && trace_->wants_step(steps_);
   StepRecord record;
+  std::string exhausted;
   const auto job = [&](RankSeat& seat) {
     const Clock::time_point begin = begun ? last_ended_ : Clock::now();
-    if (!begun) seat.executor.begin_step(steps_, learning_rate, program);
-    if (ahead) seat.executor.begin_step(steps_ + 1, rate_of(steps_ + 1));
+    if (!begun) seat.executor.begin_step(steps_, rate, program);
+    if (ahead) seat.executor.begin_step(steps_ + 1, planned_rate());
     const StepResult result = seat.executor.finish_step();
     if (is_traced) trace_->add(seat.rank, program, steps_, seat.executor.spans());
     if (!leads(seat)) return;
     last_ended_ = Clock::now();
     const double seconds = std::chrono::duration<double>(last_ended_ - begin).count();
-    record = record_of(result, seat, begun ? rate_of(steps_) : learning_rate, seconds);
+    record = record_of(result, seat, seconds);
+    if (result.loss_scale) exhausted = result.loss_scale->non_finite;
   };
   traced(program, [&] {
     run(job);
@@ -285,7 +310,13 @@ std::optional<StepRecord> Session::Impl::step(double learning_rate, bool ahead) 
   });
   ++steps_;
   begun_ = ahead;
+  skipped_ = record.skipped ? skipped_ + 1 : skipped_;
   if (copies) saver_->write();
+  require(exhausted.empty(), ErrorCode::kInvalidArgument, "training diverged: in step ",
+          record.step, " ", exhausted, " is not finite at a loss scale of ",
+          record.loss_scale.value_or(0.0),
+          ", which cannot be lowered any more; lower the learning rate, warm it up for longer, "
+          "clip gradients, or use --precision bf16, which needs no loss scaling");
   return record;
 }
 
@@ -347,16 +378,12 @@ Session::~Session() = default;
 
 const TrainingPlan& Session::plan() const { return impl_->plan(); }
 std::int64_t Session::steps() const { return impl_->steps(); }
-std::optional<StepRecord> Session::step() {
-  return impl_->step(impl_->rate_of(impl_->steps()), false);
-}
+std::optional<StepRecord> Session::step() { return impl_->step(impl_->planned_rate(), false); }
 std::optional<StepRecord> Session::step(double learning_rate) {
   impl_->require_none_begun();
-  return impl_->step(learning_rate, false);
+  return impl_->step([learning_rate](std::int64_t) { return learning_rate; }, false);
 }
-std::optional<StepRecord> Session::step_ahead() {
-  return impl_->step(impl_->rate_of(impl_->steps()), true);
-}
+std::optional<StepRecord> Session::step_ahead() { return impl_->step(impl_->planned_rate(), true); }
 EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
 std::string Session::save(const std::string& folder) {
   impl_->finish_save();

@@ -16,6 +16,7 @@
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/parameter_hash.h"
+#include "tessera/trainer/rank_binding.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/session.h"
 
@@ -95,6 +96,7 @@ void check_tokens(const StepRecord& record) {
 }
 
 void check_loss(const StepRecord& record) {
+  if (record.skipped) return;  // the state is none the worse
   if (std::isfinite(record.loss) && std::isfinite(record.gradient_norm)) return;
   fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
        in_words(record.loss), " and gradient norm ", in_words(record.gradient_norm),
@@ -119,6 +121,7 @@ constexpr std::int64_t kSteadySteps = 3;
 /// What the steps come to: as much for a million of them as for one.
 struct Totals {
   std::int64_t steps = 0;
+  std::int64_t skipped_steps = 0;
   double first_loss = 0.0, last_loss = 0.0;
   std::int64_t tokens = 0, first_tokens = 0;
   double seconds = 0.0, first_seconds = 0.0;
@@ -140,6 +143,7 @@ void Totals::add(const StepRecord& record) {
     first_timeline = record.timeline.value_or(TimelineSummary());
   }
   last_loss = record.loss;
+  skipped_steps += record.skipped ? 1 : 0;
   tokens += record.tokens;
   seconds += record.seconds;
   if (!record.timeline) return;
@@ -175,6 +179,7 @@ Traffic copies_of_snapshot(const TrainingPlan& plan) {
 void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector<RankUse>& use,
                TrainingSummary& summary) {
   summary.steps = totals.steps;
+  summary.skipped_steps = totals.skipped_steps;
   summary.first_loss = totals.first_loss;
   summary.last_loss = totals.last_loss;
   summary.seconds = totals.seconds;
@@ -231,8 +236,8 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
         made.notes.emplace_back("--gemm-table has no effect on the CPU");
       }
     }
-    if (std::string note = sharing_note(here); !note.empty()) {
-      made.notes.insert(made.notes.begin(), std::move(note));
+    for (std::string note : {sharing_note(here), binding_note(options, *here.binding)}) {
+      if (!note.empty()) made.notes.insert(made.notes.begin(), std::move(note));
     }
     const std::int64_t available = available_bytes(made.options) - on_host(made);
     require_memory(made, model, source, available);

@@ -74,6 +74,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_reduction(options);
   check_attention(options);
   fill_in(options.optimizer);
+  options.loss_scale = resolved(options.loss_scale, options.precision);
   check_rounding(options);
   if (options.learning_rate.total_steps == 1) options.learning_rate.total_steps = options.steps;
   check(options.learning_rate);

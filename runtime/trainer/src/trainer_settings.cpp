@@ -30,8 +30,19 @@ constexpr auto choices_of(GroupChoice) {
 constexpr auto choices_of(SaveFailures) {
   return std::array{SaveFailures::kFail, SaveFailures::kTolerate};
 }
+constexpr auto choices_of(BindPolicy) {
+  using enum BindPolicy;
+  return std::array{kAuto, kCores, kNuma, kNone};
+}
 constexpr auto choices_of(AttentionBackend) {
   return std::array{AttentionBackend::kAuto, AttentionBackend::kOwn, AttentionBackend::kCudnn};
+}
+constexpr auto choices_of(LossScaleDialect) {
+  using enum LossScaleDialect;
+  return std::array{kTorch, kDeepSpeed, kMegatron};
+}
+static void parse_into(std::string_view text, LossScaleChoice& choice) {
+  choice = parse_loss_scale(text);
 }
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
@@ -65,6 +76,8 @@ void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
+void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
+void check_loss_scale(const json& value) { parse_loss_scale(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
           "is empty; give a path, or leave it out");
@@ -177,6 +190,48 @@ std::vector<Row> step_rows() {
       });
 }
 
+std::vector<Row> loss_scale_rows() {
+  using L = LossScaleOptions;
+  return in_group(
+      "Loss scaling",
+      {
+          bound<&O::loss_scale, &L::choice>(
+              "loss_scale",
+              "none, dynamic, or a number: what the loss is multiplied by for backward, so that "
+              "small gradients survive 16 bits; a step whose gradient overflows is skipped "
+              "[dynamic with fp16, else none]",
+              {.check = check_loss_scale}),
+          bound<&O::loss_scale, &L::dialect>("loss_scale_dialect",
+                                             "whose rules raise and lower a dynamic loss scale"),
+          bound<&O::loss_scale, &L::initial>(
+              "loss_scale_initial",
+              "the first dynamic loss scale [torch, deepspeed: 65536; megatron: 4294967296]",
+              {.minimum = 0, .check = check_positive}),
+          bound<&O::loss_scale, &L::growth_factor>("loss_scale_growth_factor",
+                                                   "what raises the scale [torch, megatron: 2]",
+                                                   {.minimum = 1, .check = check_fp32}),
+          bound<&O::loss_scale, &L::backoff_factor>("loss_scale_backoff_factor",
+                                                    "what lowers the scale [torch, megatron: 0.5]",
+                                                    {.minimum = 0, .check = check_below_one}),
+          bound<&O::loss_scale, &L::window>(
+              "loss_scale_window",
+              "steps without overflow before the scale is raised [torch: 2000; deepspeed, "
+              "megatron: 1000]",
+              {.minimum = 1}),
+          bound<&O::loss_scale, &L::minimum>(
+              "loss_scale_minimum",
+              "the lowest scale; there deepspeed ends the run, and megatron goes on [deepspeed, "
+              "megatron: 1]",
+              {.minimum = 0, .check = check_positive}),
+          bound<&O::loss_scale, &L::hysteresis>(
+              "loss_scale_hysteresis",
+              "overflows before the scale is lowered [deepspeed, megatron: 2]", {.minimum = 1}),
+          bound<&O::loss_scale, &L::consecutive_hysteresis>(
+              "loss_scale_consecutive_hysteresis",
+              "every step without overflow begins to count overflows anew [deepspeed: false]"),
+      });
+}
+
 /// Rows for the hyperparameters of all optimizers, each with the values that it has where.
 std::vector<Row> hyperparameter_rows() {
   std::vector<Row> rows;
@@ -274,14 +329,19 @@ std::vector<Row> evaluation_rows() {
 
 /// A text that is absent where it is empty.
 template <auto... members>
-Row path_row(const char* name, const char* help, MustAgree must_agree) {
-  Row row = bound<members...>(name, help, {.check = check_path, .must_agree = must_agree});
+Row text_row(const char* name, const char* help, void (*check)(const json&), MustAgree must_agree) {
+  Row row = bound<members...>(name, help, {.check = check, .must_agree = must_agree});
   row.setting.fallback = nullptr;
   row.read = [read = row.read](const O& o) {
     json value = read(o);
     return value.get<std::string>().empty() ? json() : value;
   };
   return row;
+}
+
+template <auto... members>
+Row path_row(const char* name, const char* help, MustAgree must_agree) {
+  return text_row<members...>(name, help, check_path, must_agree);
 }
 
 std::vector<Row> checkpoint_rows() {
@@ -362,6 +422,16 @@ std::vector<Row> machine_rows() {
               "threads of a rank's kernels (0: the cores that this process may "
               "use, divided by the ranks)",
               {.minimum = 0, .maximum = kMaxThreads, .must_agree = MustAgree::kOnCpus}),
+          bound<&O::bind>(
+              "bind",
+              "run each rank and its threads on cores of its own (cores), on the NUMA node of its "
+              "GPU or its share of the nodes (numa), or wherever there is time (none); auto: numa, "
+              "unless there is one node or the process was started on some of the CPUs",
+              {.must_agree = MustAgree::kNone}),
+          text_row<&O::bind_core_list>(
+              "bind_core_list",
+              "ranks divide these CPUs only, like 0-3,8-11, numbered as taskset and numactl do",
+              check_cpu_list, MustAgree::kNone),
           bound<&O::memory_limit_bytes>(
               "memory_limit",
               "memory of one rank, like 4GiB; a run that is predicted to need more is "
@@ -410,8 +480,8 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part : {sharding_rows(), step_rows(), optimizer_rows(), evaluation_rows(),
-                             checkpoint_rows(), machine_rows()}) {
+    for (const auto& part : {sharding_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
+                             evaluation_rows(), checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -96,6 +96,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
 ExecutorOptions executor_options(const TrainerOptions& options) {
   ExecutorOptions result;
   result.optimizer = options.optimizer;
+  result.loss_scaling = loss_scaling(options.loss_scale);
   result.seed = options.seed;
   result.micro_batch = options.micro_batch;
   result.threads = options.threads_per_rank;

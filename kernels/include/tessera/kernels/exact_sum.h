@@ -54,6 +54,11 @@ constexpr void add_exactly(std::uint64_t bits, const Add& add) {
   put(digit + 2, rest >> kExactDigitBits);
 }
 
+/// Whether a term was infinite or NaN.
+constexpr bool has_non_finite(const std::int64_t* words) {
+  return words[kExactDigits] != 0 || words[kExactDigits + 1] != 0;
+}
+
 /// The bits of the fp64 number nearest to an exact sum of kExactSumWords words, ties to even.
 constexpr std::uint64_t exact_sum_bits(const std::int64_t* words) {
   constexpr std::uint64_t kInfinity = std::uint64_t{0x7ff} << 52;

@@ -6,6 +6,7 @@
 
 #include "tessera/core/device.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/loss_scaler.h"
 
 namespace tessera {
 
@@ -213,6 +214,7 @@ struct OptimizerStepArgs {
   std::span<const OptimizerSegment> segments{};
   TensorView scalars{};         // (kOptimizerScalars); fp32
   TensorView gradient_scale{};  // (1); fp32; the clip factor: multiplies the gradient
+  TensorView skip{};            // (1); int64; optional: not 0: everything is left as it is
 
   /// Round `parameter` up or down at random (bf16_rounded_at_random in philox.h) instead of to the
   /// nearest: so small updates move it too, on average. Element i draws word first_index + i of
@@ -236,19 +238,45 @@ struct ExactSumArgs {
   TensorView words{};  // (kExactSumWords); int64; updated
 };
 
-/// scale = 1 / count, 0 if that is 0: the only averaging of the loss.
+/// scale = 1 / count, 0 if that is 0: the only averaging of the loss. With a scaler, times its
+/// scale; its kFirstBadWord becomes kNoElement.
 struct LossScaleArgs {
-  TensorView count{};  // (1); int64
-  TensorView scale{};  // (1); fp32
+  TensorView count{};   // (1); int64
+  TensorView scale{};   // (1); fp32
+  TensorView scaler{};  // (kLossScalerWords); int64; optional; updated
 };
 
-/// Rounds the sums of a step, over all ranks, and makes the clip factor of them.
+/// Rounds the sums of a step, over all ranks, and makes the clip factor of them. With a scaler, the
+/// gradient is its scale too large: the norm is divided by it, and so is the clip factor that was
+/// made of that norm.
 struct StepResultsArgs {
   TensorView losses{};       // (kExactSumWords); int64: the sum of the losses
   TensorView squares{};      // (kExactSumWords); int64: the squared gradient norm
   double clip_norm = 0.0;    ///< 0: no clipping
   TensorView results{};      // (2); fp64: the sum of the losses, the gradient norm
   TensorView clip_factor{};  // (1); fp32: min(1, clip_norm / (norm + 1e-6)); NaN stays NaN
+  TensorView scaler{};       // (kLossScalerWords); int64; optional
+};
+
+/// Lowers kFirstBadWord of a scaler to the place of the first element of x that is not finite:
+/// first_index + i. Reads x only if `squares` has seen such an element.
+struct FindNonFiniteArgs {
+  TensorView x{};                // (n); fp32 or bf16
+  TensorView squares{};          // (kExactSumWords); int64: what x was added to
+  std::int64_t first_index = 0;  ///< global index of element 0
+  TensorView scaler{};           // (kLossScalerWords); int64; updated
+};
+
+/// Judges a step, once its gradient norm is known: it is skipped if an element of the gradient is
+/// not finite. Updates the scaler by its rule (loss_scaler.h), and chooses the optimizer's scalars
+/// by the number of steps that were skipped before: row i of `candidates` if `base` + i were.
+struct UpdateLossScalerArgs {
+  LossScalerRule rule{};
+  TensorView squares{};     // (kExactSumWords); int64: the squared gradient norm, of all ranks
+  TensorView scaler{};      // (kLossScalerWords); int64; updated
+  TensorView candidates{};  // (rows, kOptimizerScalars); fp32
+  TensorView base{};        // (1); int64
+  TensorView scalars{};     // (kOptimizerScalars); fp32; out
 };
 
 /// dst = [dst +] src_0 + src_1 + ..., added in that order in fp32, rounded once to dst's dtype.
@@ -310,6 +338,8 @@ struct KernelTable {
   void (*exact_sum)(const ExactSumArgs&, Stream&);
   void (*loss_scale)(const LossScaleArgs&, Stream&);
   void (*step_results)(const StepResultsArgs&, Stream&);
+  void (*find_non_finite)(const FindNonFiniteArgs&, Stream&);
+  void (*update_loss_scaler)(const UpdateLossScalerArgs&, Stream&);
   void (*ordered_sum)(const OrderedSumArgs&, Stream&);
   void (*cast)(const CastArgs&, Stream&);
   void (*add)(const AddArgs&, Stream&);

@@ -1,7 +1,5 @@
 #include "bench/collective_bench.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "bench/gemm_load.h"
 #include "bench/quantile.h"
 #include "bench/rank_clock.h"
+#include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"
 
 namespace tessera::bench {
@@ -43,15 +42,8 @@ std::int64_t whole_numel(const CollectiveCase& collective, const CollectiveOptio
 /// Binds the thread that runs a stream's tasks to one of the cores that this process may use.
 void bind_to_core(Stream& stream, int index) {
   stream.submit({.name = "bind"}, [index] {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    sched_getaffinity(0, sizeof(allowed), &allowed);
-    int left = index % std::max(CPU_COUNT(&allowed), 1);
-    int core = 0;
-    while (core + 1 < CPU_SETSIZE && (!CPU_ISSET(core, &allowed) || left-- > 0)) ++core;
-    CPU_ZERO(&allowed);
-    CPU_SET(core, &allowed);
-    sched_setaffinity(0, sizeof(allowed), &allowed);
+    const CpuList cpus = cpus_of_thread();
+    bind_thread({cpus[static_cast<std::size_t>(index) % cpus.size()]});
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "tessera/core/dtype.h"
 #include "tessera/core/named_text.h"
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/loss_scaler.h"
 #include "tessera/sharding/layout.h"
 
 namespace tessera {
@@ -54,6 +56,8 @@ inline constexpr std::int64_t kChunkBytes = std::int64_t{16} << 20;
 struct Manifest {
   std::int64_t step = 0;     ///< optimizer steps done
   std::int64_t samples = 0;  ///< of the run's endless sequence that were read: where it goes on
+  /// Of a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
+  std::optional<LossScalerState> loss_scaler{};
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
   // changed on purpose.
   std::vector<NamedText> model;      ///< what it was made of

@@ -7,6 +7,8 @@
 
 namespace tessera {
 
+class CudaDevice;
+
 struct CalibrationOptions {
   std::string name;           ///< of the profile
   std::string machine;        ///< in words, for the sources of its numbers
@@ -26,5 +28,14 @@ struct CalibrationOptions {
 ///
 /// Throws Error{kAborted} when `progress` says so, and what the kernels throw.
 HardwareProfile calibrate_cpu(const CalibrationOptions& options);
+
+/// Times kernels of one GPU, copies to the host and the waiting of a stream for another, by the
+/// host's clock over batches of launches. What exists between GPUs (links, and how much kernels
+/// slow down beside collectives) is taken from `links`, and its sources say so. `options.cores`
+/// does not matter.
+///
+/// Throws as calibrate_cpu.
+HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& options,
+                              const HardwareProfile& links);
 
 }  // namespace tessera

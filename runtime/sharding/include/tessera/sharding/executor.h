@@ -19,6 +19,7 @@
 #include "tessera/sharding/flight_recorder.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/loss_scaling.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/sharding/timeline.h"
 #include "tessera/sharding/training_state.h"
@@ -46,9 +47,10 @@ std::vector<std::string> optimizer_tensors(const OptimizerOptions& options);
 
 struct ExecutorOptions {
   OptimizerOptions optimizer{};
-  std::uint64_t seed = 0;        ///< of initialisation and dropout
-  std::int64_t micro_batch = 1;  ///< samples per micro-step and rank
-  int threads = 1;               ///< of the compute lane and of the reduce lane
+  std::optional<LossScaling> loss_scaling{};  ///< unset: gradients are those of the loss itself
+  std::uint64_t seed = 0;                     ///< of initialisation and dropout
+  std::int64_t micro_batch = 1;               ///< samples per micro-step and rank
+  int threads = 1;                            ///< of the compute lane and of the reduce lane
   /// Where the rank runs; for simulate() and predict_memory() the device that they stand for.
   DeviceKind device = DeviceKind::kCpu;
   CudaKernelOptions cuda_kernels{};  ///< of the lanes of a CUDA device
@@ -77,7 +79,12 @@ struct StepResult {
   double loss = 0.0;           ///< mean over the tokens of all ranks and micro-steps
   double gradient_norm = 0.0;  ///< global, before clipping
   std::int64_t items = 0;      ///< tokens of all ranks and micro-steps
+  double learning_rate = 0.0;  ///< of this step, or what it would have been of one that is skipped
+  std::optional<LossScaleResult> loss_scale{};  ///< with ExecutorOptions::loss_scaling
 };
+
+/// The learning rate of the step after `taken` ones that were not skipped.
+using RateOfStep = std::function<double(std::int64_t taken)>;
 
 /// A parameter gathered from all ranks.
 struct FullParameter {
@@ -122,6 +129,16 @@ class Executor {
   /// called before all steps that have begun are finished; then their work is over.
   void begin_step(std::int64_t step, double learning_rate, std::size_t program = 0);
   StepResult finish_step();
+  /// The same with a learning rate that is chosen by the number of steps that were not skipped.
+  /// Whether one that is in flight is skipped is not known yet, so it is asked for each number that
+  /// there may be.
+  void begin_step(std::int64_t step, const RateOfStep& rate, std::size_t program = 0);
+
+  /// The loss scaler after the last step, and its replacement, of a checkpoint, before the next.
+  /// Without loss scaling it counts the steps that were skipped before, and no more. While no step
+  /// is in flight. Not collective; all ranks must be given the same.
+  LossScalerState loss_scaler() const;
+  void set_loss_scaler(const LossScalerState& state);
 
   /// The mean loss of the first `samples` samples of an evaluation's source, all ranks together.
   /// The losses are added exactly: the result does not depend on how many ranks share the work. The

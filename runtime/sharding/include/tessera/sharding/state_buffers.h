@@ -23,8 +23,9 @@ struct StateOptions {
 
 /// The training state of one rank as buffers, unit by unit: "h.3.parameter" and "h.3.frozen" in the
 /// parameter dtype, "h.3.master" in fp32 (where parameters are not, or the optimizer's state is on
-/// the host), "h.3.first-moment", ... Empty ones are left out. A schedule's persistent buffers are
-/// these.
+/// the host), "h.3.first-moment", ... Empty ones are left out. Where the optimizer's state is on
+/// the host, so is "h.3.parameter@host": the part of the parameters that the optimizer writes,
+/// unless they are fp32, and so the master weights. A schedule's persistent buffers are these.
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options);
 
 }  // namespace tessera

@@ -34,6 +34,8 @@ class StepContext {
   TensorView view(const Operand& operand) const;
   /// In a slot with a unit's parameters: the trainable or the frozen ones.
   TensorView view(const Operand& operand, Role flat) const;
+  /// Where it begins in its unit's flat parameter.
+  std::int64_t first_element(const Operand& operand) const;
   const KernelTable& kernels() const { return kernels_; }
   /// The ranks that meet in an action.
   ProcessGroup& group(const Action& action) const;

@@ -18,17 +18,21 @@ DeviceChoice resolved_device(DeviceChoice choice);
 /// kThread or kNccl for kAuto, if options.device is kCuda: over NCCL ranks have a GPU each.
 GroupChoice resolved_group(const TrainerOptions& options);
 
-/// `options` with the device, and on GPUs the group, decided. All processes of a run must call it,
-/// for the same device: they tell each other which GPUs they have. Ranks of one process share GPUs,
-/// over group thread, if there are fewer than ranks. Throws Error{kConfig} if ranks of different
-/// processes would share a GPU, or if there are too few for group nccl.
+/// `options` with the device, on GPUs the group, and the binding decided. All processes of a run
+/// must call it, for the same device: they tell each other which GPUs they have. Ranks of one
+/// process share GPUs, over group thread, if there are fewer than ranks. Throws Error{kConfig} if
+/// ranks of different processes would share a GPU, or if there are too few for group nccl.
 TrainerOptions on_this_machine(TrainerOptions options);
 
 /// A sentence that says that ranks share GPUs; empty if none does. For options on_this_machine.
 std::string sharing_note(const TrainerOptions& options);
 
-/// The device of a rank of this process. A GPU goes by the rank's place among the ranks of this
-/// machine; or by its place in the process, if that sees fewer GPUs (CUDA_VISIBLE_DEVICES).
+/// The ordinal of the GPU of a rank of this process, among `gpus` that the process sees. A GPU goes
+/// by the rank's place among the ranks of this machine; or by its place in the process, if that
+/// sees fewer GPUs (CUDA_VISIBLE_DEVICES).
+int gpu_of_rank(const TrainerOptions& options, int rank, int gpus);
+
+/// The device of a rank of this process.
 std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank);
 
 /// This process's ends of a new group of all ranks, fit for their devices. Where CPU ranks are of

@@ -17,8 +17,9 @@ namespace tessera {
 
 /// A finished run. Everything predicted stands beside what was measured.
 struct TrainingSummary {
-  std::int64_t steps = 0;      ///< of this run
-  std::int64_t last_step = 0;  ///< of all runs since the first step
+  std::int64_t steps = 0;          ///< of this run
+  std::int64_t skipped_steps = 0;  ///< of those, by loss scaling
+  std::int64_t last_step = 0;      ///< of all runs since the first step
   std::int64_t saves = 0, failed_saves = 0;
   std::int64_t traced_steps = 0;  ///< see Session::traced_steps
   double first_loss = 0.0;

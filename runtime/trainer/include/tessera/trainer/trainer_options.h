@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tessera/collectives/world.h"
+#include "tessera/core/core_binding.h"
 #include "tessera/core/dtype.h"
 #include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
@@ -19,6 +20,7 @@
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/training_state.h"
+#include "tessera/trainer/loss_scale_options.h"
 
 namespace tessera {
 
@@ -105,6 +107,7 @@ struct TrainerOptions {
   StepPolicy policy{};                              ///< prefetch depths and recomputation
   DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
   DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
+  LossScaleOptions loss_scale{};
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
   std::uint64_t seed = 0;                ///< of initialisation and dropout
@@ -135,7 +138,13 @@ struct TrainerOptions {
   std::string gemm_table{};
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
   int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
-  std::int64_t memory_limit_bytes = 0;  ///< per rank; 0: what the machine has
+  BindPolicy bind = BindPolicy::kAuto;  ///< to what ranks and their threads are bound
+  std::string
+      bind_core_list{};  ///< ranks divide these CPUs only, "0-3,8-11"; "": all that may be used
+  /// Which cores each rank of this machine has, by its place among them; decided by Trainer. Null:
+  /// ranks are not bound.
+  std::shared_ptr<const CoreBinding> binding{};
+  std::int64_t memory_limit_bytes = 0;        ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
   /// Time actions, to measure exposed communication. Unset: unless steps are replayed as a CUDA

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "kernel_calibration.h"
+#include "kernel_probes.h"
+#include "tessera/core/cuda_device.h"
+#include "tessera/lab/calibrate.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// One GPU, timed by the host: a batch is launched, then the host waits for its end.
+class GpuProbing {
+ public:
+  explicit GpuProbing(CudaDevice& device)
+      : device_(device),
+        memory_(device),
+        stream_(device.create_stream({.name = "probe"})),
+        other_(device.create_stream({.name = "other"})),
+        operands_(memory_, *stream_) {}
+  ~GpuProbing() { stream_->synchronize(); }
+  GpuProbing(const GpuProbing&) = delete;
+  GpuProbing& operator=(const GpuProbing&) = delete;
+
+  double seconds_of(const KernelProbe& probe, double budget) {
+    stream_->synchronize();
+    operands_.begin_probe();
+    return fastest_call(budget, [&](int calls) {
+      return timed([&] {
+        for (int i = 0; i < calls; ++i) probe.run(device_.kernels(), operands_, *stream_);
+      });
+    });
+  }
+
+  /// Bytes per second from the device to memory of allocate_host.
+  double copy_out(double budget) {
+    constexpr std::size_t kBytes = std::size_t{32} << 20;
+    const TensorView from = operands_.output({std::int64_t{kBytes}}, DType::kUInt8);
+    const auto free = [this](void* address) { device_.deallocate_host(address, kBytes); };
+    const std::unique_ptr<void, decltype(free)> to(device_.allocate_host(kBytes), free);
+    const double seconds = fastest_call(budget, [&](int calls) {
+      return timed([&] {
+        for (int i = 0; i < calls; ++i) stream_->copy(to.get(), from.data, kBytes);
+      });
+    });
+    return kBytes / seconds;
+  }
+
+  /// From the end of a kernel to the begin of one on another stream that waits for it: how much
+  /// longer small kernels take that change streams each time.
+  double handover(double budget) {
+    const TensorView small = operands_.output({64}, DType::kFloat32);
+    const auto fill = [&](Stream& stream) {
+      device_.kernels().fill({.dst = small, .value = 1.0F}, stream);
+    };
+    const double alone = fastest_call(budget, [&](int calls) {
+      return timed([&] {
+        for (int i = 0; i < 2 * calls; ++i) fill(*stream_);
+      });
+    });
+    const double in_turns = fastest_call(budget, [&](int calls) {
+      return timed([&] {
+        for (int i = 0; i < calls; ++i) {
+          fill(*stream_);
+          other_->wait(stream_->record());
+          fill(*other_);
+          stream_->wait(other_->record());
+        }
+      });
+    });
+    return std::max(in_turns - alone, 0.0) / 2.0;
+  }
+
+ private:
+  template <typename Launch>
+  double timed(const Launch& launch) {
+    const Clock::time_point begin = Clock::now();
+    launch();
+    stream_->synchronize();
+    return since(begin);
+  }
+
+  CudaDevice& device_;
+  Memory memory_;
+  std::unique_ptr<Stream> stream_, other_;
+  ProbeOperands operands_;
+};
+
+Quantity borrowed(Quantity quantity, const std::string& from) {
+  quantity.source = concat("not measured here; ", from, ": ", quantity.source);
+  return quantity;
+}
+
+LinkProfile borrowed(LinkProfile link, const std::string& from) {
+  for (Quantity* quantity : {&link.latency, &link.hop, &link.bandwidth}) {
+    *quantity = borrowed(*quantity, from);
+  }
+  for (CollectiveTimes& times : link.measured) {
+    times.source = concat("not measured here; ", from, ": ", times.source);
+  }
+  return link;
+}
+
+}  // namespace
+
+HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& options,
+                              const HardwareProfile& links) {
+  check_calibration(options);
+  const std::string source = "measured on " + options.machine;
+  const auto measured = [&](double value) { return Quantity{value, source}; };
+  HardwareProfile profile;
+  profile.name = options.name;
+  profile.device = "cuda";
+  KernelCalibration kernels(source, options.coarseness);
+  kernels.add(0, 1);
+  GpuProbing gpu(device);
+  int done = 0;
+  const auto announce = [&](const std::string& what) {
+    announce_probe(options, what, done++, kernels.size() + 2);
+  };
+  kernels.run(profile, announce, [&](const KernelProbe& probe, int /*threads*/) {
+    return gpu.seconds_of(probe, options.seconds);
+  });
+  announce("copies to the host");
+  profile.copy_out = measured(gpu.copy_out(options.seconds));
+  announce("a kernel that waits for another stream");
+  profile.handover = measured(gpu.handover(options.seconds));
+  profile.memory_bandwidth = measured(profile.find("cast", "fp32", 1)->points.back().per_second);
+  const KernelRates::Point& fill = profile.find("fill", "fp32", 1)->points.front();
+  profile.launch = measured(4.0 * fill.size.front() / fill.per_second);
+  profile.memory_bytes = measured(options.memory_bytes);
+  profile.cores = {0.0, "each rank has a GPU"};
+  profile.process = borrowed(links.process, links.name);
+  profile.node = borrowed(links.node, links.name);
+  profile.network = borrowed(links.network, links.name);
+  profile.under_gather = borrowed(links.under_gather, links.name);
+  profile.under_reduce = borrowed(links.under_reduce, links.name);
+  return profile;
+}
+
+}  // namespace tessera
