@@ -107,8 +107,8 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
                                "\"hopp\": {\"value\": 1, \"source\": \"\"},\n"
                                "\"hop\": {")),
               HasSubstr("'process' has an unknown key 'hopp'; did you mean 'hop'?"));
-  EXPECT_THAT(refusal(replaced(good, "\"version\": 2", "\"version\": 1")),
-              HasSubstr("is of version 1, and this program reads version 2"));
+  EXPECT_THAT(refusal(replaced(good, "\"version\": 3", "\"version\": 1")),
+              HasSubstr("is of version 1, and this program reads version 3"));
   EXPECT_THAT(refusal(replaced(good, "tessera-hardware-profile", "x")),
               HasSubstr("is no hardware profile"));
   EXPECT_THAT(refusal(replaced(good, "\"device\": \"cuda\"", "\"device\": \"tpu\"")),
