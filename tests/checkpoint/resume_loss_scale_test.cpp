@@ -29,7 +29,7 @@ constexpr std::int64_t kSteps = 12;
 void set_large(TrainingState& state, Stream& stream) {
   static const std::vector<float> values = [] {
     std::vector<float> all(1024);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = 1.5F * std::sin(static_cast<float>(i));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = 3.0F * std::sin(static_cast<float>(i));
     return all;
   }();
   const Model model = test::checkpointed_gpt();
@@ -133,12 +133,13 @@ TEST(ResumeLossScale, SaysWhatItDoesNotFindAndWhatItLeavesBehind) {
   train(plain);
   EXPECT_FALSE(read_manifest(find_checkpoint(folder.path("plain"))).loss_scaler);
   TrainerOptions scaled = options_of({.ranks = 2});
+  scaled.loss_scale.initial = 0x1.8p127;
   scaled.checkpoints.resume = folder.path("plain");
   scaled.checkpoints.folder = folder.path("scaled");
   scaled.stop_after = 4;
   const Trained run = train(scaled);
   EXPECT_THAT(run.notes, Contains(HasSubstr("the checkpoint has no loss scaler: it begins at")));
-  EXPECT_EQ(run.scales.front(), 0x1p126);
+  EXPECT_EQ(run.scales.front(), 0x1.8p127);
   const std::int64_t skipped = run.skipped_steps.back();
   ASSERT_GT(skipped, 0);
   const auto saved = read_manifest(find_checkpoint(folder.path("scaled"))).loss_scaler;
