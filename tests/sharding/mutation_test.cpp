@@ -119,12 +119,12 @@ Outcome Runner::run(const Schedule& schedule, const Schedule& judge, const Delay
   try {
     const auto world = make_thread_group(schedule.mesh.world_size(), {.timeout = kTimeout});
     launch_ranks(world, [&](int rank, ProcessGroup& group) {
-      const ExecutorOptions options{.optimizer = {.clip_norm = 0.5},
-                                    .seed = 42,
-                                    .cost = {},
-                                    .before_task = delays(rank),
-                                    .trace = true,
-                                    .steps_in_flight = 2};
+      ExecutorOptions options;
+      options.optimizer.clip_norm = 0.5;
+      options.seed = 42;
+      options.before_task = delays(rank);
+      options.trace = true;
+      options.steps_in_flight = 2;
       run_rank(schedule, judge, rank, group, options, outcome, mutex);
     });
   } catch (const std::exception& error) {
