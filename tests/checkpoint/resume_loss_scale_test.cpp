@@ -29,7 +29,7 @@ constexpr std::int64_t kSteps = 12;
 void set_large(TrainingState& state, Stream& stream) {
   static const std::vector<float> values = [] {
     std::vector<float> all(1024);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = 1.5F * std::sin(static_cast<float>(i));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = 3.0F * std::sin(static_cast<float>(i));
     return all;
   }();
   const Model model = test::checkpointed_gpt();
@@ -56,7 +56,7 @@ TrainerOptions options_of(const test::Variant& variant) {
   return options;
 }
 
-struct Run {
+struct Trained {
   std::vector<double> losses, scales, rates;
   std::vector<bool> skipped;
   std::vector<std::int64_t> skipped_steps;
@@ -64,10 +64,10 @@ struct Run {
   std::vector<std::string> notes;
 };
 
-Run train(const TrainerOptions& options, std::int64_t from = 0) {
+Trained train(const TrainerOptions& options, std::int64_t from = 0) {
   const Model model = test::checkpointed_gpt();
   const test::RandomTokens data = test::checkpointed_data();
-  Run run;
+  Trained run;
   const auto on_step = [&](const StepRecord& record) {
     if (record.step <= from) return true;
     run.losses.push_back(record.loss);
@@ -82,7 +82,7 @@ Run train(const TrainerOptions& options, std::int64_t from = 0) {
   return run;
 }
 
-void expect_same(const Run& a, const Run& b) {
+void expect_same(const Trained& a, const Trained& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.scales, b.scales);
   EXPECT_EQ(a.rates, b.rates);
@@ -93,7 +93,7 @@ void expect_same(const Run& a, const Run& b) {
 
 TEST(ResumeLossScale, GivesTheBitsOfTheWholeRunFromAnyStep) {
   const TrainerOptions whole_run = options_of({.ranks = 2});
-  const Run all = train(whole_run);
+  const Trained all = train(whole_run);
   EXPECT_THAT(all.skipped, Contains(true));
   EXPECT_THAT(all.skipped, Contains(false));
   EXPECT_EQ(all.skipped_steps.back(), std::ranges::count(all.skipped, true));
@@ -112,7 +112,7 @@ TEST(ResumeLossScale, GivesTheBitsOfTheWholeRunFromAnyStep) {
 
 TEST(ResumeLossScale, OverlappedStepsAndSavesBesideThemKeepTheBits) {
   const TemporaryFolder folder;
-  const Run all = train(options_of({.ranks = 2}));
+  const Trained all = train(options_of({.ranks = 2}));
   TrainerOptions options = options_of({.ranks = 2});
   options.overlap_steps = true;
   options.checkpoints.folder = folder.path("run");
@@ -120,24 +120,26 @@ TEST(ResumeLossScale, OverlappedStepsAndSavesBesideThemKeepTheBits) {
   expect_same(train(options), all);
   TrainerOptions rest = options_of({.ranks = 2});
   rest.checkpoints.resume = folder.path("run/step_6");
-  const Run resumed = train(rest, 6);
+  const Trained resumed = train(rest, 6);
   EXPECT_EQ(resumed.sha256, all.sha256);
 }
 
 TEST(ResumeLossScale, SaysWhatItDoesNotFindAndWhatItLeavesBehind) {
   const TemporaryFolder folder;
   TrainerOptions plain = test::options_of({.ranks = 2}, kSteps);
+  plain.initial_parameters = set_large;
   plain.checkpoints.folder = folder.path("plain");
   plain.stop_after = 2;
   train(plain);
   EXPECT_FALSE(read_manifest(find_checkpoint(folder.path("plain"))).loss_scaler);
   TrainerOptions scaled = options_of({.ranks = 2});
+  scaled.loss_scale.initial = 0x1.8p127;
   scaled.checkpoints.resume = folder.path("plain");
   scaled.checkpoints.folder = folder.path("scaled");
   scaled.stop_after = 4;
-  const Run run = train(scaled);
+  const Trained run = train(scaled);
   EXPECT_THAT(run.notes, Contains(HasSubstr("the checkpoint has no loss scaler: it begins at")));
-  EXPECT_EQ(run.scales.front(), 0x1p126);
+  EXPECT_EQ(run.scales.front(), 0x1.8p127);
   const std::int64_t skipped = run.skipped_steps.back();
   ASSERT_GT(skipped, 0);
   const auto saved = read_manifest(find_checkpoint(folder.path("scaled"))).loss_scaler;
@@ -146,7 +148,7 @@ TEST(ResumeLossScale, SaysWhatItDoesNotFindAndWhatItLeavesBehind) {
   // Without loss scaling, the learning rate goes on from the steps that were taken.
   TrainerOptions rest = test::options_of({.ranks = 2}, kSteps);
   rest.checkpoints.resume = folder.path("scaled");
-  const Run last = train(rest);
+  const Trained last = train(rest);
   EXPECT_THAT(last.notes, Contains(HasSubstr("is left behind: --loss-scale is none")));
   EXPECT_EQ(last.rates.front(), resolved(rest).learning_rate.at(6 - skipped));
 }

@@ -79,6 +79,7 @@ TEST(HardwareProfile, FindsTheRatesOfAKernelOfItsDtypeAndOfNearlyAsManyThreads) 
   profile.kernels.push_back({"gemm", "fp32", 1, "", {{{1.0}, 100.0}}});
   EXPECT_EQ(profile.find("gemm nt", "fp32", 3)->threads, 4);
   EXPECT_EQ(profile.find("gemm nt", "fp32", 64)->threads, 16);
+  EXPECT_EQ(profile.find("gemm nt, bias", "fp32", 3)->threads, 4);
   EXPECT_EQ(profile.find("gemm tn", "fp32", 64)->points.front().per_second, 100.0);
   EXPECT_EQ(profile.find("gemm nt", "bf16", 1), nullptr);
   EXPECT_EQ(profile.find("gelu_forward", "fp32", 1), nullptr);

@@ -1,6 +1,7 @@
 #include "tessera/trainer/rank_binding.h"
 
 #include <gmock/gmock.h>
+#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@ namespace {
 
 using test::tiny_model;
 using test::TinyData;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -77,6 +79,7 @@ void look(TrainerOptions& options, Seen& seen) {
 /// Rank threads, streams and the threads of their teams are bound alike.
 TEST(RankBinding, RanksTheirStreamsAndTheirTeamsRunOnTheirCores) {
   if (cpus_of_thread().size() < 2) GTEST_SKIP() << "one CPU";
+  if (omp_get_thread_limit() < 2) GTEST_SKIP() << "OMP_THREAD_LIMIT allows no teams";
   const Model model = tiny_model(600);
   const TinyData data;
   TrainerOptions options = bound_options(BindPolicy::kCores, 2);
@@ -107,6 +110,7 @@ TEST(RankBinding, NobodyElseIsBound) {
   EXPECT_EQ(cpus_of_thread(), before);
 }
 
+// With ThreadSanitizer under OMP_THREAD_LIMIT=1, where teams are smaller than was asked for.
 TEST(RankBinding, ChangesNoBits) {
   const Model model = tiny_model(200);
   const TinyData data;
@@ -151,6 +155,8 @@ TEST(RankBinding, AListIsAllThatRanksGet) {
     EXPECT_THAT(seen.ranks[rank], ElementsAre(options.bind_core_list));
   }
   EXPECT_EQ(trainer.plan().options.bind, BindPolicy::kNuma) << "they share it";
+  EXPECT_THAT(trainer.plan().notes, Contains("ranks have 2 threads and are bound to 1 CPU, which "
+                                             "they share; use --threads-per-rank 1"));
   options.bind_core_list = "60000";
   try {
     Trainer(model, data, options);
@@ -169,7 +175,16 @@ TEST(RankBinding, MoreRanksThanCoresAreSaidSo) {
   TrainerOptions options = bound_options(BindPolicy::kCores, cores + 1);
   options.threads_per_rank = 1;
   const Trainer trainer(model, data, options);
-  EXPECT_THAT(trainer.plan().notes, Contains(HasSubstr("--bind cores: ranks are bound to ")));
+  EXPECT_THAT(trainer.plan().notes,
+              Contains(AllOf(HasSubstr("--bind cores binds "), HasSubstr(" ranks share "))));
+}
+
+TEST(RankBinding, ThreadsAreThoseOfTheListedCpus) {
+  TrainerOptions options = bound_options(BindPolicy::kAuto, 1);
+  options.threads_per_rank = 0;
+  EXPECT_EQ(resolved(options).threads_per_rank, default_threads_per_rank(1));
+  options.bind_core_list = std::to_string(cpus_of_thread().front());
+  EXPECT_EQ(resolved(options).threads_per_rank, 1);
 }
 
 /// The node of the page at `address`; below 0 if it has none yet.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 
@@ -53,10 +54,16 @@ void find_non_finite(const FindNonFiniteArgs& args, Stream&) {
   if (!has_non_finite(args.squares.as<std::int64_t>())) return;
   std::int64_t& first = args.scaler.as<std::int64_t>()[kFirstBadWord];
   const auto search = [&](const auto* x) {
-    const auto* const end = x + args.x.numel();
-    const auto* const found =
-        std::find_if(x, end, [](auto value) { return !std::isfinite(static_cast<float>(value)); });
-    if (found != end) first = std::min(first, args.first_index + (found - x));
+    parallel_for(args.x.numel(), 65536, [&](std::int64_t begin, std::int64_t end) {
+      const auto* const found = std::find_if(
+          x + begin, x + end, [](auto value) { return !std::isfinite(static_cast<float>(value)); });
+      if (found == x + end) return;
+      const std::int64_t place = args.first_index + (found - x);
+      const std::atomic_ref<std::int64_t> shared(first);
+      std::int64_t known = shared.load();
+      while (place < known && !shared.compare_exchange_weak(known, place)) {
+      }
+    });
   };
   if (args.x.dtype == DType::kFloat32) return search(args.x.as<float>());
   search(args.x.as<bfloat16>());

@@ -151,6 +151,10 @@ constexpr Alias kAliases[] = {
     {"--dtype", "--precision", precision},
     {"--bf16", "--precision", bf16, true},
 
+    {"--initial-loss-scale", "--loss-scale-initial"},
+    {"--min-loss-scale", "--loss-scale-minimum"},
+    {"--hysteresis", "--loss-scale-hysteresis"},
+
     // Checkpoints.
     {"--save-steps", "--save-every"},
     {"--save-interval", "--save-every"},

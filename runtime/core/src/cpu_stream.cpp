@@ -101,7 +101,10 @@ void CpuStream::push(Entry entry) {
 }
 
 void CpuStream::run() {
-  omp_set_num_threads(options_.threads);
+  // Kernels and oneDNN divide their work among as many threads as a team is to have. With fewer, as
+  // OMP_DYNAMIC and OMP_THREAD_LIMIT have it, a part would not be done.
+  omp_set_dynamic(0);
+  omp_set_num_threads(std::min(options_.threads, omp_get_thread_limit()));
   if (!options_.name.empty()) {
     pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
   }

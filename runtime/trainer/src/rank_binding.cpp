@@ -1,5 +1,6 @@
 #include "tessera/trainer/rank_binding.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "gather.h"
@@ -109,9 +110,21 @@ void bind_rank(const TrainerOptions& options, int rank) {
   bind_thread(options.binding->ranks.at(static_cast<std::size_t>(place)).cpus);
 }
 
-std::string binding_note(const TrainerOptions& asked, const CoreBinding& binding) {
-  if (asked.bind == BindPolicy::kAuto || asked.bind == binding.policy) return "";
-  return concat("--bind ", to_string(asked.bind), ": ranks are bound to ", describe(binding));
+std::string binding_note(const TrainerOptions& asked, const TrainerOptions& planned) {
+  const CoreBinding& binding = *planned.binding;
+  const bool none = binding.policy == BindPolicy::kNone;
+  std::string note;
+  if (asked.bind != BindPolicy::kAuto && asked.bind != binding.policy) {
+    note = concat("--bind ", to_string(asked.bind),
+                  none ? " binds nothing: " : " binds to NUMA nodes: ", binding.why);
+  }
+  if (none || planned.device == DeviceChoice::kCuda) return note;
+  std::size_t least = binding.ranks.front().cpus.size();
+  for (const RankCores& own : binding.ranks) least = std::min(least, own.cpus.size());
+  if (static_cast<std::size_t>(planned.threads_per_rank) <= least) return note;
+  return concat(note, note.empty() ? "" : "; ", "ranks have ", planned.threads_per_rank,
+                " threads and are bound to ", least, least == 1 ? " CPU" : " CPUs",
+                ", which they share; use --threads-per-rank ", least);
 }
 
 }  // namespace tessera

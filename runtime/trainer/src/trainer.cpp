@@ -236,7 +236,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
         made.notes.emplace_back("--gemm-table has no effect on the CPU");
       }
     }
-    for (std::string note : {sharing_note(here), binding_note(options, *here.binding)}) {
+    for (std::string note : {sharing_note(here), binding_note(options, made.options)}) {
       if (!note.empty()) made.notes.insert(made.notes.begin(), std::move(note));
     }
     const std::int64_t available = available_bytes(made.options) - on_host(made);

@@ -58,6 +58,15 @@ void check_attention(const TrainerOptions& options) {
           "attention is cudnn, which takes bf16 only; use --precision bf16, or --attention auto");
 }
 
+/// Those of the cores that may be used, or of the CPUs that ranks are given instead.
+int default_threads(const TrainerOptions& options) {
+  const int ranks = ranks_on_host(options);
+  const int threads = default_threads_per_rank(ranks);
+  if (options.bind_core_list.empty()) return threads;
+  const auto given = static_cast<int>(parse_cpu_list(options.bind_core_list).size());
+  return std::clamp(given / std::max(1, ranks), 1, threads);
+}
+
 }  // namespace
 
 int default_threads_per_rank(int ranks) { return std::max(1, usable_cores() / std::max(1, ranks)); }
@@ -92,7 +101,7 @@ TrainerOptions resolved(TrainerOptions options) {
       options.replicas > 0 ? options.replicas : default_replicas(strategy, options.ranks);
   options.replicas = make_mesh(options.ranks, replicas).replicate;
   if (options.threads_per_rank == 0) {
-    options.threads_per_rank = default_threads_per_rank(ranks_on_host(options));
+    options.threads_per_rank = default_threads(options);
   }
   return options;
 }

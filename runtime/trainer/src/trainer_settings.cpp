@@ -420,7 +420,7 @@ std::vector<Row> machine_rows() {
           bound<&O::threads_per_rank>(
               "threads_per_rank",
               "threads of a rank's kernels (0: the cores that this process may "
-              "use, divided by the ranks)",
+              "use, or those of --bind-core-list, divided by the ranks)",
               {.minimum = 0, .maximum = kMaxThreads, .must_agree = MustAgree::kOnCpus}),
           bound<&O::bind>(
               "bind",

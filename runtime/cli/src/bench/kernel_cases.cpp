@@ -281,6 +281,36 @@ Prepare loss_scale() {
   };
 }
 
+Prepare find_non_finite(DType t) {
+  return [t](KernelLab& lab) -> PreparedKernel {
+    const Tensor x = lab.random({kShard}, t), scaler = lab.integers(kLossScalerWords, 0);
+    const Tensor squares = lab.integers(kExactSumWords, 1);  // as if there were one
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().find_non_finite({.x = x, .squares = squares, .scaler = scaler}, stream);
+    };
+    return {call, bytes_of({x})};
+  };
+}
+
+Prepare update_loss_scaler() {
+  return [](KernelLab& lab) -> PreparedKernel {
+    const Tensor squares = lab.integers(kExactSumWords, 0), base = lab.integers(1, 0);
+    const Tensor scaler = lab.integers(kLossScalerWords, 0);
+    const Tensor candidates = lab.constant({2 * kOptimizerScalars}, kFloat, 1.0F);
+    const Tensor scalars = lab.empty({kOptimizerScalars}, kFloat);
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().update_loss_scaler({.rule = {},
+                                        .squares = squares,
+                                        .scaler = scaler,
+                                        .candidates = candidates,
+                                        .base = base,
+                                        .scalars = scalars},
+                                       stream);
+    };
+    return {call, bytes_of({squares, scaler, scaler, candidates, base, scalars})};
+  };
+}
+
 Prepare step_results() {
   return [](KernelLab& lab) -> PreparedKernel {
     const Tensor losses = lab.integers(kExactSumWords, 1);
@@ -383,6 +413,7 @@ void add_state(std::vector<KernelCase>& cases, DType t) {
                      optimizer_step(optimizer, t)});
   }
   cases.insert(cases.end(), {{"exact_squares" + type, exact_squares(t)},
+                             {"find_non_finite" + type, find_non_finite(t)},
                              {"ordered_sum" + type + "/sources:2", ordered_sum(t, 2)},
                              {"ordered_sum" + type + "/sources:4", ordered_sum(t, 4)},
                              {"add" + type, add(t)},
@@ -403,6 +434,7 @@ std::vector<KernelCase> kernel_cases() {
                              {"exact_sum/fp32", exact_sum()},
                              {"loss_scale/fp32", loss_scale()},
                              {"step_results/fp64", step_results()},
+                             {"update_loss_scaler/fp32", update_loss_scaler()},
                              {"fill_normal/fp32", fill_normal()}});
   return cases;
 }

@@ -137,7 +137,7 @@ struct TrainerOptions {
   /// says.
   std::string gemm_table{};
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
-  int threads_per_rank = 0;             ///< 0: usable_cores() divided by the machine's ranks
+  int threads_per_rank = 0;             ///< 0: usable_cores() or bind_core_list, by ranks_on_host()
   BindPolicy bind = BindPolicy::kAuto;  ///< to what ranks and their threads are bound
   std::string
       bind_core_list{};  ///< ranks divide these CPUs only, "0-3,8-11"; "": all that may be used
