@@ -73,12 +73,16 @@ void count(benchmark::State& state, const bench::PreparedKernel& kernel, double 
   state.counters["of_limit"] = rate / limit;
 }
 
+/// `batch`, the calls that are timed together, is set once: Google Benchmark wants as many
+/// iterations of each repetition, and rounds them up to a multiple of it.
 void time_kernel(benchmark::State& state, const bench::KernelCase& kernel_case,
-                 bench::KernelLab& lab) {
+                 bench::KernelLab& lab, int& batch) {
   const bench::PreparedKernel kernel = kernel_case.prepare(lab);
   lab.seconds(kernel.call, 1);  // libraries make code for a shape once
-  const double once = std::max(lab.seconds(kernel.call, 1), 1e-9);
-  const int batch = static_cast<int>(std::clamp(kBatchSeconds / once, 1.0, kMostCalls));
+  if (batch == 0) {
+    const double once = std::max(lab.seconds(kernel.call, 1), 1e-9);
+    batch = static_cast<int>(std::clamp(kBatchSeconds / once, 1.0, kMostCalls));
+  }
   double seconds = 0.0, calls = 0.0;
   while (state.KeepRunningBatch(batch)) {
     const double took = lab.seconds(kernel.call, batch);
@@ -109,9 +113,9 @@ void register_kernels(const KernelsRequest& request,
   for (const auto& lab : labs_of(request)) {
     for (const bench::KernelCase& kernel : cases) {
       const std::string name = (lab->gpu() ? "cuda/" : "cpu/") + kernel.name;
-      const auto body = [lab, kernel, failures](benchmark::State& state) {
+      const auto body = [lab, kernel, failures, batch = 0](benchmark::State& state) mutable {
         try {
-          time_kernel(state, kernel, lab->get());
+          time_kernel(state, kernel, lab->get(), batch);
         } catch (const std::exception& error) {
           ++*failures;
           state.SkipWithError(error.what());
