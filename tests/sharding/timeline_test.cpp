@@ -74,7 +74,7 @@ TEST(Timeline, AgreesWithTicksOnRandomSpans) {
       const Lane on = kAllLanes[static_cast<std::size_t>(lane(random))];
       spans.push_back({i, on, static_cast<double>(begin), static_cast<double>(end)});
       auto& busy = is_communication(on) ? communicates : computes;
-      for (int t = begin; t < end && on != Lane::kCopyOut; ++t) {
+      for (int t = begin; t < end && !is_copying(on); ++t) {
         busy[static_cast<std::size_t>(t)] = true;
       }
       first = std::min(first, begin);

@@ -4,6 +4,7 @@
 
 #include "kernel_calibration.h"
 #include "kernel_probes.h"
+#include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/lab/calibrate.h"
 
@@ -89,6 +90,28 @@ class GpuProbing {
   ProbeOperands operands_;
 };
 
+/// Bytes per second that the host's cores read and write together, far beyond their caches.
+double host_bandwidth(int cores, double budget) {
+  constexpr std::int64_t kNumel = std::int64_t{64} << 20;  // 256 MiB
+  const auto host = make_cpu_device();
+  Memory memory(*host);
+  const auto tensor = [&memory] {
+    return Tensor::empty(memory, Shape{kNumel}, DType::kFloat32, MemoryCategory::kWorkspace,
+                         "the probe of the host's memory");
+  };
+  const Tensor from = tensor(), to = tensor();
+  const auto stream = host->create_stream({.threads = cores});
+  kernels_for(*host).fill({.dst = from}, *stream);
+  const double seconds = fastest_call(budget, [&](int calls) {
+    stream->synchronize();
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < calls; ++i) kernels_for(*host).cast({.src = from, .dst = to}, *stream);
+    stream->synchronize();
+    return since(begin);
+  });
+  return 2.0 * sizeof(float) * kNumel / seconds;
+}
+
 Quantity borrowed(Quantity quantity, const std::string& from) {
   quantity.source = concat("not measured here; ", from, ": ", quantity.source);
   return quantity;
@@ -119,7 +142,7 @@ HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& opti
   GpuProbing gpu(device);
   int done = 0;
   const auto announce = [&](const std::string& what) {
-    announce_probe(options, what, done++, kernels.size() + 2);
+    announce_probe(options, what, done++, kernels.size() + 3);
   };
   kernels.run(profile, announce, [&](const KernelProbe& probe, int /*threads*/) {
     return gpu.seconds_of(probe, options.seconds);
@@ -128,6 +151,8 @@ HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& opti
   profile.copy_out = measured(gpu.copy_out(options.seconds));
   announce("a kernel that waits for another stream");
   profile.handover = measured(gpu.handover(options.seconds));
+  announce("the host's memory");
+  profile.host_bandwidth = measured(host_bandwidth(options.cores, options.seconds));
   profile.memory_bandwidth = measured(profile.find("cast", "fp32", 1)->points.back().per_second);
   const KernelRates::Point& fill = profile.find("fill", "fp32", 1)->points.front();
   profile.launch = measured(4.0 * fill.size.front() / fill.per_second);
