@@ -96,6 +96,8 @@ const std::map<std::string, Other> kOthers{
     {"reduction_order", {"hierarchical"}},
     {"wrap", {"none"}},
     {"offload_optimizer", {"host:0.5"}},
+    {"offload_parameters", {"host:0.5"}},
+    {"prefetch_host", {"2"}},
     {"prefetch_forward", {"2"}},
     {"prefetch_backward", {"2"}},
     {"steps", {"3"}},

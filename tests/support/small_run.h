@@ -71,6 +71,7 @@ struct SmallRun {
   double clip_norm = 0.5;
   bool stochastic_rounding = false;
   double offload_optimizer = 0.0;             ///< share of units
+  double offload_parameters = 0.0;            ///< the same
   int steps_in_flight = 1;                    ///< 2: the optimizer has a lane of its own, too
   int threads = 1;                            ///< per rank
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
@@ -111,7 +112,8 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .accumulate_unsharded = run.accumulate_unsharded,
           .policy = run.policy,
           .overlap_optimizer = run.steps_in_flight > 1,
-          .offload_optimizer = run.offload_optimizer};
+          .offload_optimizer = run.offload_optimizer,
+          .offload_parameters = run.offload_parameters};
 }
 
 inline SmallResult train(const SmallRun& run) {

@@ -113,6 +113,8 @@ const std::map<std::string, std::string> kOthers{
     {"reduction_order", "hierarchical"},
     {"wrap", "none"},
     {"offload_optimizer", "host"},
+    {"offload_parameters", "host"},
+    {"prefetch_host", "2"},
     {"prefetch_forward", "2"},
     {"prefetch_backward", "2"},
     {"steps", "7"},

@@ -35,6 +35,8 @@ const std::map<std::string, Get>& getters() {
       {"reduction_order", [](const O& o) { return to_string(o.reduction_order); }},
       {"wrap", [](const O& o) { return to_string(o.wrap); }},
       {"offload_optimizer", [](const O& o) { return to_string(o.offload_optimizer); }},
+      {"offload_parameters", [](const O& o) { return to_string(o.offload_parameters); }},
+      {"prefetch_host", [](const O& o) { return o.policy.prefetch_host; }},
       {"prefetch_forward", [](const O& o) { return o.policy.prefetch_forward; }},
       {"prefetch_backward", [](const O& o) { return o.policy.prefetch_backward; }},
       {"steps", [](const O& o) { return o.steps; }},

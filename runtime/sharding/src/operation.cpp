@@ -36,11 +36,15 @@ void charge(Traffic& traffic, CollectiveKind kind, std::int64_t bytes, int ranks
   traffic.sent_of(kind) += sent_bytes(kind, bytes, ranks);
 }
 
-/// A call for each buffer that is read: of all that the ranks together put in.
+/// A call for each flat parameter that is read: of all that the ranks together put in.
 void charge_all_gather(const Schedule& schedule, const Action& action, Traffic& traffic) {
   const int ranks = schedule.mesh.size(action.axes);
   for (const Operand& operand : action.reads) {
-    charge(traffic, CollectiveKind::kAllGather, operand_bytes(schedule, operand) * ranks, ranks);
+    for (const Role flat : flats_of(schedule, operand)) {
+      const std::int64_t bytes =
+          bytes_of(schedule, operand, schedule.unit_numel(operand.unit, flat));
+      charge(traffic, CollectiveKind::kAllGather, bytes * ranks, ranks);
+    }
   }
 }
 
@@ -59,10 +63,11 @@ void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& t
 }
 
 void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffic) {
-  const Operand& from = action.reads.front();
   const Operand& to = action.writes.front();
-  count_copy(schedule.buffer(from).tier, schedule.buffer(to).tier, operand_bytes(schedule, from),
-             traffic);
+  for (const Operand& from : action.reads) {
+    count_copy(schedule.buffer(from).tier, schedule.buffer(to).tier, operand_bytes(schedule, from),
+               traffic);
+  }
 }
 
 /// The sums that are read, in one message.
@@ -177,6 +182,16 @@ const Operation* find_operation(std::string_view name,
 bool copies_to_snapshot(const Schedule& schedule, const Action& action) {
   return action.operation == &operations::kCopy &&
          schedule.buffer(action.writes.front()).is_snapshot();
+}
+
+std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
+  const ScheduleBuffer& buffer = schedule.buffer(operand);
+  if (!buffer.is_slot() || buffer.role != Role::kParameter) return {buffer.role};
+  std::vector<Role> flats;
+  for (const Role flat : {Role::kParameter, Role::kFrozen}) {
+    if (schedule.unit_numel(operand.unit, flat) > 0) flats.push_back(flat);
+  }
+  return flats;
 }
 
 void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic) {

@@ -6,6 +6,7 @@
 #include "step_buffers.h"
 #include "step_exchange.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera {
 
@@ -29,8 +30,9 @@ void count_tokens(StepContext& context, const Action& /*action*/, Stream& stream
 void all_gather(StepContext& context, const Action& action, Stream& stream) {
   const Operand& to = action.writes.front();
   for (const Operand& from : action.reads) {
-    context.group(action).all_gather(
-        context.view(from), context.view(to, context.schedule().role(from.buffer)), stream);
+    for (const Role flat : flats_of(context.schedule(), from)) {
+      context.group(action).all_gather(context.view(from, flat), context.view(to, flat), stream);
+    }
   }
 }
 
@@ -69,17 +71,23 @@ void cast(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void copy(StepContext& context, const Action& action, Stream& stream) {
-  const Operand& source = action.reads.front();
+  const Schedule& schedule = context.schedule();
   const Operand& target = action.writes.front();
-  const TensorView from = context.view(source), to = context.view(target);
-  const Tier from_tier = context.schedule().buffer(source).tier;
-  const Tier to_tier = context.schedule().buffer(target).tier;
-  const auto bytes = static_cast<std::size_t>(from.bytes());
-  count_copy(from_tier, to_tier, from.bytes(), context.copies());
-  if (from_tier == Tier::kHost && to_tier == Tier::kHost) {
-    return stream.submit_on_host({.name = "copy"}, [=] { std::memcpy(to.data, from.data, bytes); });
+  const Tier to_tier = schedule.buffer(target).tier;
+  const bool to_slot = schedule.buffer(target).is_slot();
+  for (const Operand& source : action.reads) {
+    const TensorView from = context.view(source);
+    const TensorView to =
+        to_slot ? context.view(target, schedule.role(source.buffer)) : context.view(target);
+    const Tier from_tier = schedule.buffer(source).tier;
+    const auto bytes = static_cast<std::size_t>(from.bytes());
+    count_copy(from_tier, to_tier, from.bytes(), context.copies());
+    if (from_tier == Tier::kHost && to_tier == Tier::kHost) {
+      stream.submit_on_host({.name = "copy"}, [=] { std::memcpy(to.data, from.data, bytes); });
+    } else {
+      stream.copy(to.data, from.data, bytes);
+    }
   }
-  stream.copy(to.data, from.data, bytes);
 }
 
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {

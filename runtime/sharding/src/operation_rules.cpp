@@ -52,6 +52,19 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
                     "works in place on a slot, where ranks' parts have no place of their own");
 }
 
+/// Whether the reads together are all parameters of the unit, trainable and frozen: a slot has
+/// them, or its buffers do.
+bool reads_all_parameters(const Schedule& schedule, const Action& action, int unit) {
+  if (action.reads.size() == 1 && schedule.buffer(action.reads.front()).is_slot()) return true;
+  std::size_t flats = 0;
+  for (const Role role : {Role::kParameter, Role::kFrozen}) {
+    if (schedule.unit_numel(unit, role) == 0) continue;
+    ++flats;
+    if (find_role(schedule, action.reads, role) == nullptr) return false;
+  }
+  return action.reads.size() == flats;
+}
+
 /// What a reduction makes of a gradient: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
   Content content = walk.take(operand);
@@ -174,9 +187,8 @@ void all_gather(ContentWalk& walk, const Action& action) {
   }
   const Operand& to = action.writes.front();
   Content content;
-  bool trainable = false, frozen = false;
   for (const Operand& operand : action.reads) {
-    const Content part = walk.read(operand);
+    const Content part = walk.take(operand);
     const auto name = walk.name_of(operand.buffer);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
@@ -200,8 +212,6 @@ void all_gather(ContentWalk& walk, const Action& action) {
                           schedule.buffer(operand).format == schedule.buffer(to).format,
                       "gathers ", name, " into ", walk.name_of(to.buffer),
                       ", which has another format");
-    trainable = trainable || part.role == Role::kParameter;
-    frozen = frozen || part.role == Role::kFrozen;
     content = part;
   }
   content.open = false;
@@ -209,16 +219,16 @@ void all_gather(ContentWalk& walk, const Action& action) {
   if (!content.valid || content.unit < 0) return;
   require_parts_in_place(walk, action);
   if (schedule.buffer(to).is_slot() && content.role != Role::kGradient) {
-    const bool has_trainable = schedule.unit_numel(content.unit, Role::kParameter) > 0;
-    const bool has_frozen = schedule.unit_numel(content.unit, Role::kFrozen) > 0;
-    walk.require_that(trainable == has_trainable && frozen == has_frozen &&
-                          action.reads.size() == (has_trainable && has_frozen ? 2U : 1U),
+    walk.require_that(reads_all_parameters(schedule, action, content.unit),
                       "must gather all parameters of ", walk.unit_name(content.unit), " into ",
                       walk.name_of(to.buffer), ", trainable and frozen");
     content.role = Role::kParameter;
   } else {
     walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
                       walk.name_of(to.buffer));
+    walk.require_that(content.role == Role::kGradient ||
+                          !schedule.buffer(action.reads.front()).is_slot(),
+                      "gathers a slot into ", walk.name_of(to.buffer), ", which is none");
   }
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
@@ -348,7 +358,42 @@ void cast(ContentWalk& walk, const Action& action) {
   walk.write(action.writes.front(), content);
 }
 
+/// A unit's parameters, or its shards of them, for the layers that read slots.
+void copy_to_slot(ContentWalk& walk, const Action& action) {
+  const Schedule& schedule = walk.schedule();
+  const Operand& to = action.writes.front();
+  Content content;
+  for (const Operand& operand : action.reads) {
+    const Content part = walk.read(operand);
+    const ScheduleBuffer& source = schedule.buffer(operand);
+    if (&operand != &action.reads.front()) {
+      walk.require_that(part.unit == content.unit && part.version == content.version &&
+                            part.sharded == content.sharded,
+                        "copies parts of different things: ",
+                        walk.name_of(action.reads.front().buffer), " and ", source.name);
+    }
+    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen, source.name,
+                      " holds no parameters, which are what slots have copies of");
+    walk.require_that(!source.is_slot(), "copies a slot");
+    walk.require_that(source.format == schedule.buffer(to).format, "copies to another format");
+    content = part;
+  }
+  if (!content.valid || content.unit < 0) return;
+  walk.require_that(reads_all_parameters(schedule, action, content.unit),
+                    "must copy all parameters of ", walk.unit_name(content.unit), " to ",
+                    walk.name_of(to.buffer), ", trainable and frozen");
+  walk.require_that(!to.adds, "adds where it copies");
+  content.role = Role::kParameter;
+  content.open = false;
+  walk.write(to, content);
+}
+
 void copy(ContentWalk& walk, const Action& action) {
+  if (!walk.require_that(!action.reads.empty() && action.writes.size() == 1,
+                         "must read one buffer or more and write one")) {
+    return;
+  }
+  if (walk.schedule().buffer(action.writes.front()).is_slot()) return copy_to_slot(walk, action);
   if (!has_operands(walk, action, 1, 1)) return;
   const Operand& from = action.reads.front();
   const Operand& to = action.writes.front();

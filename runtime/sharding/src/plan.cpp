@@ -33,6 +33,10 @@
 //    is complete, beside the rest of backward; once the clip factor is known, the updates run on
 //    the optimizer's lane in forward order, and each unit's parameters go back while the next one
 //    is updated. By 7, the next step's forward waits for the copies of the units that it reads.
+// 9. Units whose parameters are on the host: what an all-gather would read is copied to a slot for
+//    shards first, on a lane of its own. Copies wait for their slot only, so with n slots n - 1 of
+//    them are ahead of the all-gathers. Where nothing is sharded, the copy takes the all-gather's
+//    place: its residency is planned as any other.
 //
 // [Note: sums of micro-steps] Backward could add to what earlier micro-steps have left: a GEMM with
 // beta 1 saves the slot and the pass over it that adds it (12 bytes per parameter). But then the
@@ -97,6 +101,8 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
           options.micro_steps);
   require(options.policy.prefetch_forward >= 0 && options.policy.prefetch_backward >= 0,
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
+  require(options.policy.prefetch_host >= 0, ErrorCode::kConfig,
+          "prefetch depths must be 0 or more");
   Schedule schedule;
   schedule.purpose = options.purpose;
   schedule.mesh = options.mesh;
@@ -164,15 +170,16 @@ void add_scalars(Schedule& schedule) {
 
 /// Where the optimizer reads gradients of units whose state is on the host.
 void add_host_gradients(Schedule& schedule) {
-  const std::vector<ScheduleBuffer> state = schedule.buffers;
-  for (const ScheduleBuffer& master : state) {
-    if (master.role != Role::kMaster || master.tier != Tier::kHost) continue;
-    ScheduleBuffer gradient = master;
-    const std::string& unit = schedule.units[static_cast<std::size_t>(master.unit)].name;
-    gradient.name = host_copy_name(unit + ".gradient");
-    gradient.role = Role::kGradient;
-    gradient.persistent = false;
-    schedule.buffers.push_back(std::move(gradient));
+  const AxisSet sharded = schedule.placement.optimizer;
+  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
+    if (!schedule.updates_on_host(u)) continue;
+    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
+    schedule.buffers.push_back({.name = host_copy_name(unit.name + ".gradient"),
+                                .role = Role::kGradient,
+                                .unit = u,
+                                .sharded = sharded,
+                                .numel = unit.trainable_numel / schedule.mesh.size(sharded),
+                                .tier = Tier::kHost});
   }
 }
 
@@ -209,6 +216,7 @@ GradientRoute::GradientRoute(const Schedule& schedule, const PlanOptions& option
 
 Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   Schedule schedule = describe_step(layout, options);
+  schedule.buffers = state_buffers(layout, options.state());
   const GradientRoute route(schedule, options);
   const std::vector<Compute> computes = list_computes(schedule);
   std::vector<std::int64_t> parameter_slots, gradient_slots;
@@ -216,13 +224,14 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
       plan_parameters(schedule, options, computes, parameter_slots);
   const std::vector<Residency> gradients =
       plan_gradients(schedule, options, route, computes, gradient_slots);
-  schedule.buffers = state_buffers(layout, options.state());
   if (schedule.purpose == Purpose::kTrain) {
     add_host_gradients(schedule);
     add_gradients(schedule, route);
   }
   add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);
   add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
+  add_slots(schedule, kShardSlot, Role::kParameter, options.parameter_dtype,
+            plan_shard_slots(schedule, options));
   add_scalars(schedule);
   emit_actions(schedule, options, route, computes, parameters, gradients);
   add_waits(schedule);

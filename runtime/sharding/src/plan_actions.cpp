@@ -80,6 +80,7 @@ class Emission {
         units_(schedule.units.size()) {
     for (int b = 0; b < static_cast<int>(schedule.buffers.size()); ++b) list_buffer(b);
     parameter_released_by_.assign(parameter_slots_.size(), -1);
+    shard_released_by_.assign(shard_slots_.size(), -1);
     gradient_released_by_.assign(gradient_slots_.size(), -1);
   }
 
@@ -92,9 +93,10 @@ class Emission {
     std::vector<int> optimizer;   ///< master weights and what the optimizer keeps
     int master = -1;
     int gradient = -1;
-    bool offloaded = false;   ///< the optimizer's state is on the host, and so are these:
-    int host_parameter = -1;  ///< -1: the master weights are the parameters
-    int host_gradient = -1;
+    bool is_read_from_host = false;
+    bool is_updated_on_host = false;
+    int host_gradient = -1;   ///< where it is updated on the host
+    int host_parameter = -1;  ///< written there, and copied to the device; -1: none
     int parameter_slot = -1;  ///< buffer
     int gradient_slot = -1;   ///< buffer
     bool begun = false;       ///< the gradient of this micro-step
@@ -125,10 +127,12 @@ class Emission {
   const Index gradients_end_ = index_by(&Residency::last, gradients_, computes_.size());
   ActionList actions_;
   std::vector<UnitPlace> units_;
-  std::vector<int> parameter_slots_, gradient_slots_;  ///< buffers
+  std::vector<int> parameter_slots_, gradient_slots_, shard_slots_;  ///< buffers
   std::vector<int> unshards_;                          ///< per residency so far: its unshard
   std::vector<int> parameter_released_by_;             ///< per slot: its last reshard
   std::vector<int> gradient_released_by_;              ///< per slot: its last reduction
+  std::vector<int> shard_released_by_;                 ///< per slot: its last all-gather
+  std::size_t next_shard_slot_ = 0;
   Operand tokens_, loss_, norm_, results_;
   int count_tokens_ = -1;
   int last_loss_ = -1;
@@ -137,7 +141,8 @@ class Emission {
 void Emission::list_buffer(int index) {
   const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
   if (buffer.is_slot()) {
-    (buffer.role == Role::kParameter ? parameter_slots_ : gradient_slots_).push_back(index);
+    std::vector<int>& whole = buffer.role == Role::kParameter ? parameter_slots_ : gradient_slots_;
+    (buffer.name.front() == kShardSlot ? shard_slots_ : whole).push_back(index);
     return;
   }
   if (buffer.role == Role::kScalars) {
@@ -155,13 +160,14 @@ void Emission::list_buffer(int index) {
     (on_host ? unit.host_gradient : unit.gradient) = index;
   } else if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer) {
     unit.optimizer.push_back(index);
-    unit.offloaded = on_host;
     if (buffer.role == Role::kMaster) unit.master = index;
-  } else if (on_host) {
+  } else if (copied_name(buffer.name) != buffer.name) {
     unit.host_parameter = index;
   } else {
     unit.parameters.push_back(index);
+    unit.is_read_from_host = on_host;
   }
+  unit.is_updated_on_host = schedule_.updates_on_host(buffer.unit);
 }
 
 void Emission::run() {
@@ -183,20 +189,36 @@ void Emission::emit_unshard(const Residency& r) {
   const auto slot = static_cast<std::size_t>(r.slot);
   UnitPlace& unit = at(r.unit);
   unit.parameter_slot = parameter_slots_[slot];
+  const AxisSet sharded = schedule_.placement.parameter;
   Action action{.operation = &operations::kAllGather,
                 .lane = Lane::kGather,
                 .writes = {{.buffer = unit.parameter_slot, .unit = r.unit}},
-                .axes = schedule_.placement.parameter};
-  for (const int buffer : unit.parameters) {
-    action.reads.push_back({buffer, r.unit, schedule_.placement.parameter});
+                .axes = sharded};
+  for (const int buffer : unit.parameters) action.reads.push_back({buffer, r.unit, sharded});
+  std::vector<int> waits{parameter_released_by_[slot]};
+  std::size_t shard_slot = 0;
+  if (unit.is_read_from_host) {
+    Action copy{.operation = &operations::kCopy,
+                .lane = Lane::kCopyIn,
+                .reads = action.reads,
+                .writes = action.writes};
+    if (sharded.empty()) {
+      unshards_.push_back(actions_.push(std::move(copy), waits));
+      return;
+    }
+    shard_slot = next_shard_slot_++ % shard_slots_.size();
+    copy.writes = {{shard_slots_[shard_slot], r.unit, sharded}};
+    action.reads = copy.writes;
+    waits.push_back(actions_.push(std::move(copy), {shard_released_by_[shard_slot]}));
   }
-  unshards_.push_back(actions_.push(std::move(action), {parameter_released_by_[slot]}));
+  unshards_.push_back(actions_.push(std::move(action), waits));
+  if (unit.is_read_from_host) shard_released_by_[shard_slot] = unshards_.back();
 }
 
 void Emission::read_parameters(Action& action, const std::vector<int>& units) {
   for (const int u : units) {
     const UnitPlace& unit = at(u);
-    if (!schedule_.placement.parameter.empty()) {
+    if (unit.is_read_from_host || !schedule_.placement.parameter.empty()) {
       action.reads.push_back({.buffer = unit.parameter_slot, .unit = u});
       continue;
     }
@@ -333,7 +355,7 @@ void Emission::finish_gradient(int unit) {
     collective(kReduceScatter, optimizer, {}, optimizer);
     collective(kAllReduce, replicas, optimizer, optimizer);
   }
-  if (at(unit).offloaded) {  // add_waits() finds what it comes after
+  if (at(unit).is_updated_on_host) {  // add_waits() finds what it comes after
     actions_.push({.operation = &kCopy,
                    .lane = Lane::kCopyOut,
                    .reads = {gradient(unit, optimizer)},
@@ -362,11 +384,12 @@ void Emission::emit_updates() {
     const UnitPlace& unit = at(u);
     if (unit.gradient < 0) continue;
     const Operand updated{unit.parameters.front(), u, optimizer};
-    const int sum = unit.offloaded ? unit.host_gradient : unit.gradient;
+    const int sum = unit.is_updated_on_host ? unit.host_gradient : unit.gradient;
+    const bool goes_back = unit.is_updated_on_host && !unit.is_read_from_host;
     Action step{.operation = &operations::kOptimizerStep,
-                .lane = unit.offloaded ? Lane::kOptimizer : optimizer_lane_,
+                .lane = unit.is_updated_on_host ? Lane::kOptimizer : optimizer_lane_,
                 .reads = {{sum, u, optimizer}, clip_factor}};
-    if (!unit.offloaded) step.writes.push_back(updated);
+    if (!goes_back) step.writes.push_back(updated);
     if (unit.master < 0) step.reads.push_back(updated);
     for (const int buffer : unit.optimizer) {
       step.reads.push_back({buffer, u, optimizer});
@@ -374,7 +397,7 @@ void Emission::emit_updates() {
     }
     if (unit.host_parameter >= 0) step.writes.push_back({unit.host_parameter, u, optimizer});
     int index = actions_.push(std::move(step), {known});
-    if (unit.offloaded) {
+    if (goes_back) {
       const int from = unit.host_parameter >= 0 ? unit.host_parameter : unit.master;
       index = actions_.push({.operation = &operations::kCopy,
                              .lane = Lane::kCopyIn,

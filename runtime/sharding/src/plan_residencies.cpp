@@ -35,10 +35,15 @@ class ParameterPlan {
 };
 
 std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
-  if (schedule_.placement.parameter.empty()) return {};  // whole and always there
+  std::vector<bool> always_there(schedule_.units.size());
+  for (std::size_t u = 0; u < always_there.size(); ++u) {
+    always_there[u] = schedule_.placement.parameter.empty() &&
+                      !schedule_.reads_from_host(static_cast<int>(u));
+  }
   std::vector<int> open(schedule_.units.size(), -1);     // residency that a unit's last use is in
   for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
     for (const int unit : reads(computes_[static_cast<std::size_t>(c)])) {
+      if (always_there[static_cast<std::size_t>(unit)]) continue;
       int& current = open[static_cast<std::size_t>(unit)];
       if (current >= 0 && keeps_between(parameters_[static_cast<std::size_t>(current)].last, c)) {
         parameters_[static_cast<std::size_t>(current)].last = c;
@@ -110,6 +115,20 @@ std::vector<Residency> plan_parameters(const Schedule& schedule, const PlanOptio
                                        const std::vector<Compute>& computes,
                                        std::vector<std::int64_t>& slots) {
   return ParameterPlan(schedule, options, computes).run(slots);
+}
+
+std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanOptions& options) {
+  if (schedule.placement.parameter.empty()) return {};
+  std::int64_t largest = 0;
+  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
+    if (!schedule.reads_from_host(u)) continue;
+    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
+    largest = std::max(largest, unit.trainable_numel + unit.frozen_numel);
+  }
+  if (largest == 0) return {};
+  const auto slots = static_cast<std::size_t>(options.policy.prefetch_host) + 1;
+  return std::vector<std::int64_t>(slots,
+                                   largest / schedule.mesh.size(schedule.placement.parameter));
 }
 
 std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOptions& options,

@@ -21,7 +21,7 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
     const auto is_master = [&state](const ScheduleBuffer& other) {
       return other.role == Role::kMaster && other.unit == state.unit;
     };
-    if (state.role == Role::kParameter && state.tier == Tier::kHost) return false;
+    if (copied_name(state.name) != state.name) return false;
     return state.persistent && (rounded_at_random || state.role != Role::kParameter ||
                                 std::ranges::none_of(step.buffers, is_master));
   };

@@ -46,11 +46,17 @@ struct GradientRoute {
   }
 };
 
-/// When each unit's parameters are in a slot, in order of issue; empty if they are unsharded and
-/// always there. `slots` are the sizes of the slots.
+/// When each unit's parameters are in a slot, in order of issue; those that are unsharded and on
+/// the device never are. `slots` are the sizes of the slots.
 std::vector<Residency> plan_parameters(const Schedule& schedule, const PlanOptions& options,
                                        const std::vector<Compute>& computes,
                                        std::vector<std::int64_t>& slots);
+
+/// First letter of the names of slots for shards that come from the host.
+inline constexpr char kShardSlot = 's';
+
+/// The sizes of these slots.
+std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanOptions& options);
 
 /// When each unit's gradient is being written and reduced, in order of first write; `slot` is -1
 /// where it goes to the unit's gradient buffer.

@@ -92,6 +92,21 @@ int Schedule::find(Role role, int unit) const {
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
+bool Schedule::reads_from_host(int unit) const {
+  return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
+    return buffer.persistent && buffer.unit == unit && buffer.tier == Tier::kHost &&
+           (buffer.role == Role::kFrozen ||
+            (buffer.role == Role::kParameter && copied_name(buffer.name) == buffer.name));
+  });
+}
+
+bool Schedule::updates_on_host(int unit) const {
+  return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
+    return buffer.persistent && buffer.unit == unit && buffer.tier == Tier::kHost &&
+           buffer.role != Role::kFrozen;
+  });
+}
+
 int Schedule::find(std::string_view name) const {
   const auto found = std::ranges::find(buffers, name, &ScheduleBuffer::name);
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());

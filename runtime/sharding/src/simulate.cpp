@@ -226,19 +226,23 @@ StateOptions state_options(const Schedule& schedule) {
                        .placement = schedule.placement,
                        .parameter_dtype = schedule.parameter_dtype,
                        .optimizer_tensors = {}};
-  int first = -1, trained = 0, offloaded = 0;
-  for (const ScheduleUnit& unit : schedule.units) trained += unit.trainable_numel > 0 ? 1 : 0;
+  int first = -1, units = 0, trained = 0, updated_on_host = 0, read_from_host = 0;
+  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
+    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
+    units += unit.trainable_numel + unit.frozen_numel > 0 ? 1 : 0;
+    trained += unit.trainable_numel > 0 ? 1 : 0;
+    updated_on_host += schedule.updates_on_host(u) ? 1 : 0;
+    read_from_host += schedule.reads_from_host(u) ? 1 : 0;
+  }
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.persistent && buffer.role == Role::kMaster && buffer.tier == Tier::kHost) {
-      ++offloaded;
-    }
     if (!buffer.persistent || buffer.role != Role::kOptimizer) continue;
     if (first >= 0 && buffer.unit != first) continue;
     first = buffer.unit;
     const auto& unit = schedule.units[static_cast<std::size_t>(first)].name;
     options.optimizer_tensors.push_back(buffer.name.substr(unit.size() + 1));
   }
-  if (trained > 0) options.offload_optimizer = static_cast<double>(offloaded) / trained;
+  if (trained > 0) options.offload_optimizer = static_cast<double>(updated_on_host) / trained;
+  if (units > 0) options.offload_parameters = static_cast<double>(read_from_host) / units;
   return options;
 }
 

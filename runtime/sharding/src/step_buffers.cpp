@@ -106,8 +106,9 @@ TensorView StepBuffers::view(const Operand& operand, Role flat) const {
   const Range range = nesting_.range(numel, operand.sharded, rank_);
   const TensorView base = whole(operand.buffer);
   if (buffer.is_slot()) {
-    const std::int64_t first =
-        flat == Role::kFrozen ? schedule_.unit_numel(operand.unit, Role::kParameter) : 0;
+    const std::int64_t trainable = schedule_.unit_numel(operand.unit, Role::kParameter) /
+                                   schedule_.mesh.size(operand.sharded);
+    const std::int64_t first = flat == Role::kFrozen ? trainable : 0;
     return base.narrow(0, first, range.numel);
   }
   const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;

@@ -155,6 +155,14 @@ std::vector<Row> sharding_rows() {
               "where optimizer state and fp32 master weights are: none (on the device), host (in "
               "the host's memory, and updated there) or host:SHARE (those of a share of the units)",
               {.check = check_offload}),
+          bound<&O::offload_parameters>(
+              "offload_parameters",
+              "where the parameters are that layers do not read just now: none (on the device), "
+              "host (in the host's memory, with the optimizer state of their units) or host:SHARE",
+              {.check = check_offload}),
+          bound<&O::policy, &StepPolicy::prefetch_host>(
+              "prefetch_host", "shards copied from the host ahead of their all-gather",
+              {.minimum = 0, .maximum = kMaxPrefetch}),
           bound<&O::policy, &StepPolicy::prefetch_forward>("prefetch_forward",
                                                            "units gathered ahead of use in forward",
                                                            {.minimum = 0, .maximum = kMaxPrefetch}),

@@ -90,7 +90,8 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
-          .offload_optimizer = options.offload_optimizer.host};
+          .offload_optimizer = options.offload_optimizer.host,
+          .offload_parameters = options.offload_parameters.host};
 }
 
 ExecutorOptions executor_options(const TrainerOptions& options) {

@@ -14,6 +14,7 @@ struct StepPolicy {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
   Recompute recompute = Recompute::kNone;
+  int prefetch_host = 1;  ///< shards copied from the host ahead of their all-gather
 };
 
 /// All that turns a layout into a schedule.
@@ -39,11 +40,17 @@ struct PlanOptions {
   /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
 
-  double offload_optimizer = 0.0;  ///< see StateOptions
+  double offload_optimizer = 0.0;   ///< see StateOptions
+  double offload_parameters = 0.0;  ///< see StateOptions
 
   /// The part of these that decides which state a rank keeps.
   StateOptions state() const {
-    return {mesh, placement, parameter_dtype, optimizer_tensors, offload_optimizer};
+    return {mesh,
+            placement,
+            parameter_dtype,
+            optimizer_tensors,
+            offload_optimizer,
+            offload_parameters};
   }
 };
 

@@ -159,6 +159,10 @@ struct Schedule {
   std::int64_t unit_numel(int unit, Role role) const;
   /// Index of the first buffer on the device with this role and unit; -1: none.
   int find(Role role, int unit) const;
+  /// Whether a unit's parameters are on the host, so that layers read them from slots only.
+  bool reads_from_host(int unit) const;
+  /// Whether the optimizer updates a unit there.
+  bool updates_on_host(int unit) const;
   /// Index of the buffer with this name (no activation); -1: none.
   int find(std::string_view name) const;
 };

@@ -83,7 +83,7 @@ struct TraceOptions {
 
 /// How much of the training state lies in the host's memory.
 struct Offload {
-  double host = 0.0;  ///< share of units; see StateOptions::offload_optimizer
+  double host = 0.0;  ///< share of units, the last ones; see StateOptions
   bool operator==(const Offload&) const = default;
 };
 
@@ -98,6 +98,7 @@ struct TrainerOptions {
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
   Offload offload_optimizer{};  ///< optimizer state and master weights; updates run there, too
+  Offload offload_parameters{};  ///< parameters, and with them what offload_optimizer does
 
   // The step.
   std::int64_t steps = 100;
