@@ -45,15 +45,54 @@ TEST(OffloadedRun, TrainsWhereTheLimitIsBelowWhatItsStateNeedsOnTheDevice) {
   EXPECT_EQ(summary.measured_memory.total, offloaded.memory.total);
 }
 
+/// Many units of equal size.
+Model deep_model() {
+  Model model;
+  model.name = "deep";
+  model.layers.push_back(std::make_unique<test::DenseLayer>("first", test::kFeatures, 64, false));
+  for (int i = 0; i < 16; ++i) {
+    model.layers.push_back(std::make_unique<test::DenseLayer>(concat("h.", i), 64, 64, false));
+  }
+  model.layers.push_back(std::make_unique<test::DenseLayer>("last", 64, test::kClasses, true));
+  model.flops_per_item = 6.0 * static_cast<double>(parameter_count(model));
+  return model;
+}
+
+TEST(OffloadedRun, TrainsOnAThirdOfTheMemoryWithTheSameBits) {
+  const Model model = deep_model();
+  const TinyData data;
+  for (const std::string strategy : {"no_shard", "full_shard"}) {
+    for (const bool overlap : {false, true}) {
+      SCOPED_TRACE(concat(strategy, overlap ? ", overlapping" : ""));
+      TrainerOptions options = options_for("no_shard", 2, "none");
+      const TrainingSummary expected = Trainer(model, data, options).train();
+      options.strategy = strategy;
+      options.offload_parameters = parse_offload("host");
+      if (overlap) options.overlap_steps = true;
+      options.memory_limit_bytes = expected.measured_memory.total / 3;
+      const TrainingSummary summary = Trainer(model, data, options).train();
+      EXPECT_EQ(summary.parameters_sha256, expected.parameters_sha256);
+      EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+      EXPECT_EQ(summary.measured_host_memory, summary.predicted_host_memory);
+      for (const Traffic& counted : summary.counted_traffic) {
+        EXPECT_EQ(counted, summary.predicted_traffic);
+      }
+    }
+  }
+}
+
 TEST(OffloadedRun, MeasuresWhatWasPredictedWithEvaluationsAndCheckpointsToo) {
   const Model model = tiny_model();
   const TinyData data;
   for (const bool overlap : {false, true}) {
     std::string hash;
-    for (const char* const offload : {"none", "host", "host:0.5"}) {
+    for (const char* const offload : {"none", "host", "host:0.5", "parameters"}) {
       SCOPED_TRACE(concat(offload, overlap ? ", overlapping" : ""));
       const TemporaryFolder folder;
-      TrainerOptions options = options_for("zero2", 2, offload);
+      const bool parameters = offload == std::string("parameters");
+      TrainerOptions options = options_for(parameters ? "full_shard" : "zero2", 2,
+                                           parameters ? "none" : offload);
+      if (parameters) options.offload_parameters = parse_offload("host:0.5");
       options.precision = DType::kBFloat16;
       options.evaluate_every = 2;
       options.evaluation_samples = 8;

@@ -70,7 +70,9 @@ bool ParameterPlan::keeps_between(int use, int next_use) const {
   if (next_use - use <= 2) return true;  // at most one action in between: as good as kept
   const Compute& a = computes_[static_cast<std::size_t>(use)];
   const Compute& b = computes_[static_cast<std::size_t>(next_use)];
-  return !options_.reshard_after_forward && a.micro_step == b.micro_step;
+  // What nothing shards is here because it comes from the host: it is not kept, to save memory.
+  return !options_.reshard_after_forward && !schedule_.placement.parameter.empty() &&
+         a.micro_step == b.micro_step;
 }
 
 /// Sets the issue points; merges a residency into the unit's previous one of the same micro-step
