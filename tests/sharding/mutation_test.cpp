@@ -215,14 +215,14 @@ std::vector<Subject> subjects() {
                 std::array{0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(4))];
             const bool as_state = strategy.placement.parameter == strategy.placement.optimizer;
             if (as_state && draw(3) == 0) s.run.offload_parameters = draw(2) == 0 ? 0.5 : 1.0;
-            s.name = concat(
-                strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth, ' ',
-                s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
-                unsharded ? "unsharded, " : "", to_string(recompute), ", ", to_string(s.run.dtype),
-                '/', to_string(s.run.reduce_dtype), ", ", to_string(s.run.reduction_order), ", ",
-                to_string(s.purpose), ", ", s.layers, " layers", s.overlaps ? ", overlapping" : "",
-                s.snapshot ? ", with snapshots" : "", ", offloaded ", s.run.offload_optimizer,
-                " and ", s.run.offload_parameters);
+            s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
+                            ' ', s.run.policy.prefetch_backward, ", ", micro_steps,
+                            " micro-steps, ", unsharded ? "unsharded, " : "", to_string(recompute),
+                            ", ", to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
+                            to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
+                            s.layers, " layers", s.overlaps ? ", overlapping" : "",
+                            s.snapshot ? ", with snapshots" : "", ", offloaded ",
+                            s.run.offload_optimizer, " and ", s.run.offload_parameters);
             all.push_back(std::move(s));
           }
         }

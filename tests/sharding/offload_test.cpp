@@ -162,7 +162,8 @@ TEST(Offload, ParametersOnTheHostAreCopiedWhereverTheyAreUnsharded) {
         }
         if (action.operation != &operations::kReshard) continue;
         const int unit = action.writes.front().unit;  // once for each time that it was there
-        copied += schedule.unit_numel(unit, Role::kParameter) / (strategy == "no_shard" ? 1 : 2) * 4;
+        copied +=
+            schedule.unit_numel(unit, Role::kParameter) / (strategy == "no_shard" ? 1 : 2) * 4;
       }
       EXPECT_GT(copied, 0);
       EXPECT_EQ(account_traffic(schedule).to_device_bytes, copied);

@@ -90,8 +90,8 @@ TEST(OffloadedRun, MeasuresWhatWasPredictedWithEvaluationsAndCheckpointsToo) {
       SCOPED_TRACE(concat(offload, overlap ? ", overlapping" : ""));
       const TemporaryFolder folder;
       const bool parameters = offload == std::string("parameters");
-      TrainerOptions options = options_for(parameters ? "full_shard" : "zero2", 2,
-                                           parameters ? "none" : offload);
+      TrainerOptions options =
+          options_for(parameters ? "full_shard" : "zero2", 2, parameters ? "none" : offload);
       if (parameters) options.offload_parameters = parse_offload("host:0.5");
       options.precision = DType::kBFloat16;
       options.evaluate_every = 2;

@@ -137,8 +137,9 @@ const Operation kCast{.name = "cast",
                       .rule = rules::cast,
                       .run = handlers::cast};
 const Operation kCopy{.name = "copy",
-                      .summary = "copies a buffer, or all parameters of a unit, between the "
-                                 "device's memory and the host's",
+                      .summary =
+                          "copies a buffer, or all parameters of a unit, between the "
+                          "device's memory and the host's",
                       .on_host = true,
                       .tiers = OperandTiers::kAny,
                       .rule = rules::copy,

@@ -226,9 +226,9 @@ void all_gather(ContentWalk& walk, const Action& action) {
   } else {
     walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
                       walk.name_of(to.buffer));
-    walk.require_that(content.role == Role::kGradient ||
-                          !schedule.buffer(action.reads.front()).is_slot(),
-                      "gathers a slot into ", walk.name_of(to.buffer), ", which is none");
+    walk.require_that(
+        content.role == Role::kGradient || !schedule.buffer(action.reads.front()).is_slot(),
+        "gathers a slot into ", walk.name_of(to.buffer), ", which is none");
   }
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);

@@ -128,10 +128,10 @@ class Emission {
   ActionList actions_;
   std::vector<UnitPlace> units_;
   std::vector<int> parameter_slots_, gradient_slots_, shard_slots_;  ///< buffers
-  std::vector<int> unshards_;                          ///< per residency so far: its unshard
-  std::vector<int> parameter_released_by_;             ///< per slot: its last reshard
-  std::vector<int> gradient_released_by_;              ///< per slot: its last reduction
-  std::vector<int> shard_released_by_;                 ///< per slot: its last all-gather
+  std::vector<int> unshards_;               ///< per residency so far: its unshard
+  std::vector<int> parameter_released_by_;  ///< per slot: its last reshard
+  std::vector<int> gradient_released_by_;   ///< per slot: its last reduction
+  std::vector<int> shard_released_by_;      ///< per slot: its last all-gather
   std::size_t next_shard_slot_ = 0;
   Operand tokens_, loss_, norm_, results_;
   int count_tokens_ = -1;

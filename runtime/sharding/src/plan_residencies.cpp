@@ -37,10 +37,10 @@ class ParameterPlan {
 std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
   std::vector<bool> always_there(schedule_.units.size());
   for (std::size_t u = 0; u < always_there.size(); ++u) {
-    always_there[u] = schedule_.placement.parameter.empty() &&
-                      !schedule_.reads_from_host(static_cast<int>(u));
+    always_there[u] =
+        schedule_.placement.parameter.empty() && !schedule_.reads_from_host(static_cast<int>(u));
   }
-  std::vector<int> open(schedule_.units.size(), -1);     // residency that a unit's last use is in
+  std::vector<int> open(schedule_.units.size(), -1);  // residency that a unit's last use is in
   for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
     for (const int unit : reads(computes_[static_cast<std::size_t>(c)])) {
       if (always_there[static_cast<std::size_t>(unit)]) continue;

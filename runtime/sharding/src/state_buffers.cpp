@@ -30,15 +30,15 @@ std::vector<bool> last_units(const ModelLayout& layout, double share,
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options) {
   const Placement placement = ShardNesting(options.mesh, options.placement).placement();
   require(options.offload_parameters == 0.0 || placement.parameter == placement.optimizer,
-          ErrorCode::kConfig, "parameters on the host are sharded as the optimizer's state is (over ",
+          ErrorCode::kConfig,
+          "parameters on the host are sharded as the optimizer's state is (over ",
           to_string(placement.optimizer), "), but this strategy shards them over ",
           to_string(placement.parameter),
           "; take full_shard, hybrid_shard or no_shard, or leave them on the device");
   const std::vector<bool> updated_there = last_units(layout, options.offload_optimizer, is_trained);
-  const std::vector<bool> read_from_there =
-      last_units(layout, options.offload_parameters, [](const Unit& unit) {
-        return unit.trainable.padded_numel + unit.frozen.padded_numel > 0;
-      });
+  const std::vector<bool> read_from_there = last_units(
+      layout, options.offload_parameters,
+      [](const Unit& unit) { return unit.trainable.padded_numel + unit.frozen.padded_numel > 0; });
   std::vector<ScheduleBuffer> buffers;
   for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
     const Unit& unit = layout.units[static_cast<std::size_t>(u)];

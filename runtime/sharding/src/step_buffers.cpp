@@ -106,8 +106,8 @@ TensorView StepBuffers::view(const Operand& operand, Role flat) const {
   const Range range = nesting_.range(numel, operand.sharded, rank_);
   const TensorView base = whole(operand.buffer);
   if (buffer.is_slot()) {
-    const std::int64_t trainable = schedule_.unit_numel(operand.unit, Role::kParameter) /
-                                   schedule_.mesh.size(operand.sharded);
+    const std::int64_t trainable =
+        schedule_.unit_numel(operand.unit, Role::kParameter) / schedule_.mesh.size(operand.sharded);
     const std::int64_t first = flat == Role::kFrozen ? trainable : 0;
     return base.narrow(0, first, range.numel);
   }

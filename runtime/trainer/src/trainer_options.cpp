@@ -169,7 +169,8 @@ Offload parse_offload(std::string_view text) {
     if (error == std::errc() && end == digits.data() + digits.size() && is_share) return offload;
   }
   fail(ErrorCode::kConfig, "'", text,
-       "' is no place for the training state; choose none (the device's memory), host, or host:SHARE "
+       "' is no place for the training state; choose none (the device's memory), host, or "
+       "host:SHARE "
        "with a share of the units above 0 and up to 1");
 }
 

@@ -45,12 +45,8 @@ struct PlanOptions {
 
   /// The part of these that decides which state a rank keeps.
   StateOptions state() const {
-    return {mesh,
-            placement,
-            parameter_dtype,
-            optimizer_tensors,
-            offload_optimizer,
-            offload_parameters};
+    return {
+        mesh, placement, parameter_dtype, optimizer_tensors, offload_optimizer, offload_parameters};
   }
 };
 

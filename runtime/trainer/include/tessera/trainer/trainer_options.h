@@ -97,7 +97,7 @@ struct TrainerOptions {
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
-  Offload offload_optimizer{};  ///< optimizer state and master weights; updates run there, too
+  Offload offload_optimizer{};   ///< optimizer state and master weights; updates run there, too
   Offload offload_parameters{};  ///< parameters, and with them what offload_optimizer does
 
   // The step.
