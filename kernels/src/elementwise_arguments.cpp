@@ -39,11 +39,15 @@ void check_backward(const char* kernel, const char* saved_name, const TensorView
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
                      const TensorView& wte, const TensorView& wpe) {
-  const std::int64_t length = tokens.shape[1];
-  require(tokens.shape.rank() == 2 && x.shape == Shape({tokens.shape[0], length, wte.shape[1]}) &&
-              wpe.shape[1] == wte.shape[1] && wpe.shape[0] >= length,
-          ErrorCode::kInvalidArgument, kernel, ": tokens ", tokens.shape, ", x ", x.shape, ", wte ",
-          wte.shape, " and wpe ", wpe.shape, " do not fit");
+  const bool batches = tokens.shape.rank() == 2 && x.shape.rank() == 3 &&
+                       x.shape[0] == tokens.shape[0] && x.shape[1] == tokens.shape[1];
+  const auto fits = [&](const TensorView& table, std::int64_t least_rows) {
+    return !table || (table.shape.rank() == 2 && table.shape[1] == x.shape[2] &&
+                      table.shape[0] >= least_rows);
+  };
+  require(batches && fits(wte, 0) && fits(wpe, tokens.shape[1]), ErrorCode::kInvalidArgument,
+          kernel, ": tokens ", tokens.shape, ", x ", x.shape, ", wte ", wte.shape, " and wpe ",
+          wpe.shape, " do not fit");
   require(tokens.is_contiguous() && x.is_contiguous() && wte.is_contiguous() && wpe.is_contiguous(),
           ErrorCode::kInvalidArgument, kernel, ": tensors must be contiguous");
   static_cast<void>(tokens.as<std::int32_t>());
@@ -132,7 +136,9 @@ void check_arguments(const SquaredErrorArgs& args) {
 
 void check_arguments(const EmbeddingForwardArgs& args) {
   check_embedding("embedding_forward", args.tokens, args.x, args.wte, args.wpe);
-  require(args.x.dtype == args.wte.dtype && args.x.dtype == args.wpe.dtype,
+  require(args.wte.data != nullptr || args.x.numel() == 0, ErrorCode::kInvalidArgument,
+          "embedding_forward: there is no wte");
+  require(args.x.dtype == args.wte.dtype && (!args.wpe || args.x.dtype == args.wpe.dtype),
           ErrorCode::kInvalidArgument, "embedding_forward: x, wte and wpe differ in dtype");
 }
 

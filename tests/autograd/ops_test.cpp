@@ -240,7 +240,7 @@ TEST_F(Ops, Embedding) {
            {.inputs = {},
             .parameters = {{6, 3}, {9, 3}},  // a context of 9, of which 4 are used
             .run = [&](Tape& t, Values&,
-                       Parameters& p) { return ops::embedding(t, tokens, *p[0], *p[1]); },
+                       Parameters& p) { return ops::embedding(t, tokens, *p[0], p[1]); },
             .oracle =
                 [&](const auto& a) {
                   Doubles y;
@@ -249,6 +249,23 @@ TEST_F(Ops, Embedding) {
                       y.push_back(a[0][at(rows[at(i)] * 3 + c)] + a[1][at(i % 4 * 3 + c)]);
                     }
                   }
+                  return y;
+                }});
+}
+
+TEST_F(Ops, EmbeddingWithoutPositions) {
+  const Tensor tokens = ints({2, 4}, {5, 0, 5, 2, 1, 5, 3, 0});
+  const std::vector<std::int32_t> rows(tokens.as<std::int32_t>(), tokens.as<std::int32_t>() + 8);
+  check_op(memory_, *stream_,
+           {.inputs = {},
+            .parameters = {{6, 3}},
+            .run = [&](Tape& t, Values&,
+                       Parameters& p) { return ops::embedding(t, tokens, *p[0], nullptr); },
+            .oracle =
+                [&](const auto& a) {
+                  Doubles y;
+                  for (std::int64_t i = 0; i < 24; ++i)
+                    y.push_back(a[0][at(rows[at(i / 3)] * 3 + i % 3)]);
                   return y;
                 }});
 }

@@ -372,9 +372,9 @@ TEST_F(TapeBehaviour, OperationsRefuseWhatDoesNotFit) {
     EXPECT_THAT(refusal([&] { ops::attention(tape, x, 1); }), HasSubstr("batch, length"));
     EXPECT_THAT(refusal([&] { ops::attention(tape, cube, 2); }), HasSubstr("3 * heads"));
     EXPECT_THAT(refusal([&] { ops::dropout(tape, x, 1.0F); }), HasSubstr("[0, 1)"));
-    EXPECT_THAT(refusal([&] { ops::embedding(tape, tokens, w.parameter, w.parameter); }),
+    EXPECT_THAT(refusal([&] { ops::embedding(tape, tokens, w.parameter, &w.parameter); }),
                 HasSubstr("longer than the context of 4"));
-    EXPECT_THAT(refusal([&] { ops::embedding(tape, x.tensor, w.parameter, w.parameter); }),
+    EXPECT_THAT(refusal([&] { ops::embedding(tape, x.tensor, w.parameter, &w.parameter); }),
                 HasSubstr("int32"));
     EXPECT_THAT(refusal([&] { ops::cross_entropy(tape, x, tokens); }), HasSubstr("2 int32"));
     EXPECT_THAT(refusal([&] { ops::linear_cross_entropy(tape, x, w.parameter, tokens); }),

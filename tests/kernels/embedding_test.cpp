@@ -24,8 +24,14 @@ std::vector<std::int32_t> random_tokens(const Sizes& s) {
   return tokens;
 }
 
+/// Without positions the view is empty.
 template <typename T>
-void check_forward(const Sizes& s) {
+TensorView table_of(std::vector<T>& values, bool given, std::int64_t rows, std::int64_t channels) {
+  return given ? view_of(values, Shape{rows, channels}) : TensorView{};
+}
+
+template <typename T>
+void check_forward(const Sizes& s, bool positions) {
   auto tokens = random_tokens(s);
   auto wte = random_values<T>(s.vocab * s.channels, 1);
   auto wpe = random_values<T>(s.positions * s.channels, 2);
@@ -34,7 +40,7 @@ void check_forward(const Sizes& s) {
     StreamUnderTest stream;
     kernels_under_test().embedding_forward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
                                             .wte = view_of(wte, Shape{s.vocab, s.channels}),
-                                            .wpe = view_of(wpe, Shape{s.positions, s.channels}),
+                                            .wpe = table_of(wpe, positions, s.positions, s.channels),
                                             .x = view_of(x, Shape{s.batch, s.length, s.channels})},
                                            stream);
     return x;
@@ -43,9 +49,9 @@ void check_forward(const Sizes& s) {
   for (std::int64_t row = 0; row < s.batch * s.length; ++row) {
     for (std::int64_t c = 0; c < s.channels; ++c) {
       const std::int64_t token = tokens[static_cast<std::size_t>(row)];
-      expected.push_back(
-          T(as_float(wte[static_cast<std::size_t>(token * s.channels + c)]) +
-            as_float(wpe[static_cast<std::size_t>(row % s.length * s.channels + c)])));
+      const T word = wte[static_cast<std::size_t>(token * s.channels + c)];
+      const T position = wpe[static_cast<std::size_t>(row % s.length * s.channels + c)];
+      expected.push_back(positions ? T(as_float(word) + as_float(position)) : word);
     }
   }
   EXPECT_TRUE(same_bits(result, expected));
@@ -53,8 +59,10 @@ void check_forward(const Sizes& s) {
 
 TEST(EmbeddingForward, AddsTheTwoRows) {
   for (const Sizes& s : kCases) {
-    check_forward<float>(s);
-    check_forward<bfloat16>(s);
+    for (const bool positions : {true, false}) {
+      check_forward<float>(s, positions);
+      check_forward<bfloat16>(s, positions);
+    }
   }
 }
 
@@ -76,8 +84,13 @@ std::vector<Out> scatter_add(const std::vector<Out>& start, bool accumulate,
   return result;
 }
 
+/// Which tables have a gradient; the others stay as they are.
+struct Tables {
+  bool words = true, positions = true;
+};
+
 template <typename T, typename Out>
-void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe) {
+void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Tables given = {}) {
   auto tokens = random_tokens(s);
   auto dx = random_values<T>(s.batch * s.length * s.channels, 1);
   const auto dwte = random_values<Out>(s.vocab * s.channels, 2);
@@ -89,8 +102,8 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe) {
     kernels_under_test().embedding_backward(
         {.tokens = view_of(tokens, Shape{s.batch, s.length}),
          .dx = view_of(dx, Shape{s.batch, s.length, s.channels}),
-         .dwte = view_of(wte, Shape{s.vocab, s.channels}),
-         .dwpe = view_of(wpe, Shape{s.positions, s.channels}),
+         .dwte = table_of(wte, given.words, s.vocab, s.channels),
+         .dwpe = table_of(wpe, given.positions, s.positions, s.channels),
          .accumulate_wte = accumulate_wte,
          .accumulate_wpe = accumulate_wpe},
         stream);
@@ -101,8 +114,10 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe) {
   std::vector<std::int64_t> position_rows;
   for (std::int64_t row = 0; row < s.batch * s.length; ++row)
     position_rows.push_back(row % s.length);
-  auto expected = scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels);
-  const auto expected_wpe = scatter_add(dwpe, accumulate_wpe, dx, position_rows, s.channels);
+  auto expected =
+      given.words ? scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels) : dwte;
+  const auto expected_wpe =
+      given.positions ? scatter_add(dwpe, accumulate_wpe, dx, position_rows, s.channels) : dwpe;
   expected.insert(expected.end(), expected_wpe.begin(), expected_wpe.end());
   EXPECT_TRUE(same_bits(result, expected)) << s.vocab << " x " << s.channels;
 }
@@ -117,6 +132,14 @@ TEST(EmbeddingBackward, AddsRowsInOrder) {
         check_backward<bfloat16, bfloat16>(s, accumulate_wte, accumulate_wpe);
       }
     }
+  }
+}
+
+TEST(EmbeddingBackward, LeavesOutATable) {
+  for (const Sizes& s : kCases) {
+    check_backward<float, float>(s, false, false, {.positions = false});
+    check_backward<bfloat16, float>(s, true, true, {.words = false});
+    check_backward<float, float>(s, false, false, {.words = false, .positions = false});
   }
 }
 

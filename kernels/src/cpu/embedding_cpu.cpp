@@ -13,7 +13,7 @@
 #include "elementwise_arguments.h"
 #include "tessera/core/error.h"
 
-// Rows of two tables, added; backward adds gradients into the rows.
+// Rows of two tables, added, or of one; backward adds gradients into the rows.
 //
 // The backward of wte first sorts the B * L occurrences by token (stable, so that each token's stay
 // in order of (b, l)). A row of dwte is then summed in fp32 and written once: dx is read once, and
@@ -39,9 +39,13 @@ void embedding_forward_typed(const EmbeddingForwardArgs& args, std::int64_t begi
   const std::int64_t channels = args.x.shape[2];
   const std::int32_t* const tokens = args.tokens.as<std::int32_t>();
   for (std::int64_t row = begin; row < end; ++row) {
-    add_rows_typed(args.wte.as<T>() + tokens[row] * channels,
-                   args.wpe.as<T>() + row % length * channels, args.x.as<T>() + row * channels,
-                   channels);
+    const T* const word = args.wte.as<T>() + tokens[row] * channels;
+    T* const x = args.x.as<T>() + row * channels;
+    if (args.wpe) {
+      add_rows_typed(word, args.wpe.as<T>() + row % length * channels, x, channels);
+    } else {
+      std::copy_n(word, channels, x);
+    }
   }
 }
 
@@ -190,9 +194,11 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream&) {
 
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream&) {
   check_arguments(args);
-  check_tokens("embedding_backward", args.tokens, args.dwte.shape[0]);
-  backward_wte(args);
-  backward_wpe(args);
+  if (args.dwte) {
+    check_tokens("embedding_backward", args.tokens, args.dwte.shape[0]);
+    backward_wte(args);
+  }
+  if (args.dwpe) backward_wpe(args);
 }
 
 }  // namespace tessera::cpu

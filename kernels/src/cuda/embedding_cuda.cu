@@ -5,7 +5,7 @@
 #include "cuda/token_groups_cuda.h"
 #include "elementwise_arguments.h"
 
-// x (B, L, C) = wte[token] + wpe[position]; backward adds the rows of dx into the rows of the
+// x (B, L, C) = wte[token] [+ wpe[position]]; backward adds the rows of dx into the rows of the
 // tables that they came from. A token outside of the vocabulary makes its row of x NaN and has no
 // gradient in dwte.
 //
@@ -28,12 +28,12 @@ template <typename T>
 struct ForwardProblem {
   const std::int32_t* tokens;
   const T* wte;
-  const T* wpe;
+  const T* wpe;  // null: no positions
   T* x;
   std::int64_t rows, length, channels, vocab_size;
 };
 
-template <int kSize, typename T>
+template <int kSize, bool kPositions, typename T>
 __global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProblem<T> p) {
   const std::int64_t row =
       static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<std::int64_t>(threadIdx.x) / 32;
@@ -41,16 +41,21 @@ __global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProb
   const std::int32_t token = p.tokens[row];
   const bool known = token >= 0 && token < p.vocab_size;
   const T* const word = p.wte + (known ? token : 0) * p.channels;
-  const T* const position = p.wpe + row % p.length * p.channels;
+  const T* const position = kPositions ? p.wpe + row % p.length * p.channels : nullptr;
   T* const x = p.x + row * p.channels;
 #pragma unroll 4
   for (std::int64_t c = threadIdx.x % 32 * kSize; c < p.channels; c += 32 * kSize) {
     Pack<T, kSize> sum = load_pack<kSize>(word + c);
-    const Pack<T, kSize> term = load_pack<kSize>(position + c);
+    if constexpr (kPositions) {
+      const Pack<T, kSize> term = load_pack<kSize>(position + c);
 #pragma unroll
-    for (int e = 0; e < kSize; ++e) {
-      const float value = __fadd_rn(simt::to_float(sum.v[e]), simt::to_float(term.v[e]));
-      sum.v[e] = simt::from_float<T>(known ? value : NAN);
+      for (int e = 0; e < kSize; ++e) {
+        const float value = __fadd_rn(simt::to_float(sum.v[e]), simt::to_float(term.v[e]));
+        sum.v[e] = simt::from_float<T>(known ? value : NAN);
+      }
+    } else if (!known) {
+#pragma unroll
+      for (int e = 0; e < kSize; ++e) sum.v[e] = simt::from_float<T>(NAN);
     }
     store_pack(x + c, sum);
   }
@@ -162,7 +167,7 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
     using T = typename decltype(type)::type;
     const ForwardProblem<T> problem{.tokens = args.tokens.as<std::int32_t>(),
                                     .wte = device_data<T>(args.wte),
-                                    .wpe = device_data<T>(args.wpe),
+                                    .wpe = args.wpe ? device_data<T>(args.wpe) : nullptr,
                                     .x = device_data<T>(args.x),
                                     .rows = args.tokens.numel(),
                                     .length = args.tokens.shape[1],
@@ -171,8 +176,17 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
     constexpr int kSize = kGroupOf<T>;
     const bool grouped =
         problem.channels % kSize == 0 && groups_aligned<kSize>(problem.wte, problem.wpe, problem.x);
-    simt::launch(grouped ? embedding_forward_kernel<kSize, T> : embedding_forward_kernel<1, T>,
-                 dim3(blocks_for(problem.rows, kWarps)), dim3(kThreads), 0, queue, problem);
+    const auto launch = [&](auto kernel) {
+      simt::launch(kernel, dim3(blocks_for(problem.rows, kWarps)), dim3(kThreads), 0, queue,
+                   problem);
+    };
+    if (args.wpe) {
+      launch(grouped ? embedding_forward_kernel<kSize, true, T>
+                     : embedding_forward_kernel<1, true, T>);
+    } else {
+      launch(grouped ? embedding_forward_kernel<kSize, false, T>
+                     : embedding_forward_kernel<1, false, T>);
+    }
   });
 }
 
@@ -180,18 +194,18 @@ void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream) {
   check_arguments(args);
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   const std::int64_t n = args.tokens.numel();
-  const std::int64_t vocab_size = args.dwte.shape[0];
+  const std::int64_t vocab_size = args.dwte ? args.dwte.shape[0] : 0;
   require(n <= kMost && vocab_size < kMost, ErrorCode::kInvalidArgument, "embedding_backward: ", n,
           " tokens of a vocabulary of ", vocab_size, ", each must be below 2^31");
   CudaStream& queue = cuda_stream(stream);
-  if (args.dwte.shape[1] == 0) return;
+  if (args.dx.shape[2] == 0) return;
   if (vocab_size > 0) {
     void* const scratch = queue.scratch(token_groups_bytes(n, vocab_size));
     const TokenGroups groups =
         group_by_token(args.tokens.as<std::int32_t>(), n, vocab_size, scratch, queue.handle());
     add_rows(RowsOfTokens{groups}, args.dx, args.dwte, args.accumulate_wte, queue.handle());
   }
-  if (args.dwpe.shape[0] > 0) {
+  if (args.dwpe && args.dwpe.shape[0] > 0) {
     const RowsOfPositions positions{args.tokens.shape[0], args.tokens.shape[1]};
     add_rows(positions, args.dx, args.dwpe, args.accumulate_wpe, queue.handle());
   }

@@ -7,67 +7,68 @@ namespace {
 
 constexpr const char* kEmbeddingOp = "embedding";
 
-void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter& wpe) {
+void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter* wpe) {
   require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
           kEmbeddingOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
           to_string(tokens.dtype));
-  require(wte.value.shape.rank() == 2 && wpe.value.shape.rank() == 2 &&
-              wte.value.shape[1] == wpe.value.shape[1],
-          ErrorCode::kInvalidArgument, kEmbeddingOp, ": wte ", wte.value.shape, " and wpe ",
-          wpe.value.shape, " must be matrices of equal width");
-  require(tokens.shape[1] <= wpe.value.shape[0], ErrorCode::kInvalidArgument, kEmbeddingOp,
-          ": sequences of ", tokens.shape[1], " tokens are longer than the context of ",
-          wpe.value.shape[0]);
+  require(wte.value.shape.rank() == 2, ErrorCode::kInvalidArgument, kEmbeddingOp, ": wte ",
+          wte.value.shape, " must be a matrix");
   check_compute_dtype(kEmbeddingOp, "wte", wte.value, wte.value.dtype);
-  check_compute_dtype(kEmbeddingOp, "wpe", wpe.value, wte.value.dtype);
+  if (wpe == nullptr) return;
+  const Shape& positions = wpe->value.shape;
+  require(positions.rank() == 2 && wte.value.shape[1] == positions[1], ErrorCode::kInvalidArgument,
+          kEmbeddingOp, ": wte ", wte.value.shape, " and wpe ", positions,
+          " must be matrices of equal width");
+  require(tokens.shape[1] <= positions[0], ErrorCode::kInvalidArgument, kEmbeddingOp,
+          ": sequences of ", tokens.shape[1], " tokens are longer than the context of ",
+          positions[0]);
+  check_compute_dtype(kEmbeddingOp, "wpe", wpe->value, wte.value.dtype);
+}
+
+/// Where the gradient of the positions in use goes; no view if they are frozen.
+GradientTarget positions_target(Tape& tape, Parameter* wpe, std::int64_t length) {
+  if (wpe == nullptr) return {};
+  check_gradient(kEmbeddingOp, "wpe", *wpe);
+  if (!wpe->gradient) return {};
+  GradientTarget target = gradient_target(*wpe);
+  const std::int64_t beyond = target.view.shape[0] - length;
+  if (beyond > 0 && !target.accumulate) {
+    tape.kernels().fill({.dst = target.view.narrow(0, length, beyond)}, tape.stream());
+  }
+  target.view = target.view.narrow(0, 0, length);
+  return target;
 }
 
 void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parameter& wte,
-              Parameter& wpe) {
+              Parameter* wpe) {
   check_gradient(kEmbeddingOp, "wte", wte);
-  check_gradient(kEmbeddingOp, "wpe", wpe);
-  if (!wte.gradient && !wpe.gradient) return;
-  // The kernel writes both; one that is frozen goes to scratch.
-  Tensor scratch;
-  const auto target_of = [&](Parameter& parameter, const Parameter& other) {
-    if (parameter.gradient) return gradient_target(parameter);
-    const TensorView& value = parameter.value;
-    const DType dtype = other.gradient.dtype;
-    scratch = tape.workspace(value.numel() * static_cast<std::int64_t>(size_of(dtype)),
-                             "gradient of a frozen embedding");
-    return GradientTarget{TensorView(scratch.view().data, dtype, value.shape), false};
-  };
-  const GradientTarget dwte = target_of(wte, wpe);
-  const GradientTarget dwpe = target_of(wpe, wte);
-  // Positions that this batch does not reach.
-  const std::int64_t length = tokens.shape[1];
-  const std::int64_t beyond = dwpe.view.shape[0] - length;
-  if (beyond > 0 && !dwpe.accumulate) {
-    tape.kernels().fill({.dst = dwpe.view.narrow(0, length, beyond)}, tape.stream());
-  }
+  const GradientTarget dwte = wte.gradient ? gradient_target(wte) : GradientTarget{};
+  const GradientTarget dwpe = positions_target(tape, wpe, tokens.shape[1]);
+  if (!dwte.view && !dwpe.view) return;
   tape.kernels().embedding_backward({.tokens = tokens,
                                      .dx = dx,
                                      .dwte = dwte.view,
-                                     .dwpe = dwpe.view.narrow(0, 0, length),
+                                     .dwpe = dwpe.view,
                                      .accumulate_wte = dwte.accumulate,
                                      .accumulate_wpe = dwpe.accumulate},
                                     tape.stream());
-  tape.charge(elementwise_cost(dx, 2, 5));
-  if (!dwte.accumulate) tape.charge(elementwise_cost(dwte.view, 0, 1));
+  tape.charge(elementwise_cost(dx, 2, wpe == nullptr ? 3 : 5));
+  if (dwte.view && !dwte.accumulate) tape.charge(elementwise_cost(dwte.view, 0, 1));
 }
 
 }  // namespace
 
-Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter& wpe) {
+Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe) {
   check_arguments(tokens, wte, wpe);
   const std::int64_t length = tokens.shape[1];
   Tensor x = tape.activation(Shape{tokens.shape[0], length, wte.value.shape[1]}, wte.value.dtype,
                              "embedding output");
+  const TensorView positions =
+      wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
   tape.kernels().embedding_forward(
-      {.tokens = tokens, .wte = wte.value, .wpe = wpe.value.narrow(0, 0, length), .x = x},
-      tape.stream());
-  tape.charge(elementwise_cost(x, 1, 3));
-  return tape.output(std::move(x), [tokens, &wte, &wpe](Tape& t, const Tensor& dx) {
+      {.tokens = tokens, .wte = wte.value, .wpe = positions, .x = x}, tape.stream());
+  tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
+  return tape.output(std::move(x), [tokens, &wte, wpe](Tape& t, const Tensor& dx) {
     backward(t, tokens, dx, wte, wpe);
   });
 }

@@ -81,7 +81,7 @@ void embedding_forward(const EmbeddingForwardArgs& a, Stream& /*stream*/) {
 /// Rows of the gradient are read and written, in its dtype, once for each token.
 void embedding_backward(const EmbeddingBackwardArgs& a, Stream& /*stream*/) {
   const double rows =
-      static_cast<double>(a.dx.numel()) * static_cast<double>(size_of(a.dwte.dtype));
+      static_cast<double>(a.dwte ? a.dx.numel() : 0) * static_cast<double>(size_of(a.dwte.dtype));
   record("embedding_backward", a.dx, bytes_of({&a.dx, &a.tokens, &a.dwpe}) + 2.0 * rows);
 }
 void dropout(const DropoutArgs& a, Stream& /*stream*/) {

@@ -131,19 +131,19 @@ struct AttentionBackwardArgs {
   TensorView workspace{};  // uint8; [cuda_]attention_workspace_bytes(...)
 };
 
-/// x (B, L, C) = wte[token] + wpe[position].
+/// x (B, L, C) = wte[token] [+ wpe[position]].
 struct EmbeddingForwardArgs {
   TensorView tokens{};  // (B, L); int32, each in [0, V)
   TensorView wte{};     // (V, C); T
-  TensorView wpe{};     // (>= L, C); T
+  TensorView wpe{};     // (>= L, C); T; optional
   TensorView x{};       // (B, L, C); T
 };
-/// dwte[token] += dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
+/// dwte[token] [+]= dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
 struct EmbeddingBackwardArgs {
   TensorView tokens{};          // (B, L); int32
   TensorView dx{};              // (B, L, C); T
-  TensorView dwte{};            // (V, C); fp32 or bf16
-  TensorView dwpe{};            // (>= L, C); fp32 or bf16
+  TensorView dwte{};            // (V, C); fp32 or bf16; optional
+  TensorView dwpe{};            // (>= L, C); fp32 or bf16; optional
   bool accumulate_wte = false;  ///< add to dwte; otherwise it is zeroed first
   bool accumulate_wpe = false;
 };

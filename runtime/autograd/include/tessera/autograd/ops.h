@@ -62,8 +62,9 @@ Value add(Tape& tape, Value a, const Value& b);
 /// The identity when probability is 0 or the tape is not for training.
 Value dropout(Tape& tape, Value x, float probability);
 
-/// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward.
-Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter& wpe);
+/// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward. Without
+/// `wpe`, x = wte[token].
+Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe);
 
 // [Note: losses end the tape]
 // The losses' gradients are computed in forward, while the logits are at hand, with
