@@ -37,6 +37,19 @@ void check_backward(const char* kernel, const char* saved_name, const TensorView
   check_like(kernel, saved_name, saved, "dx", dx);
 }
 
+/// x (rows, 2 F) and a tensor (rows, F) of its dtype.
+void check_gated(const char* kernel, const TensorView& x, const char* name,
+                 const TensorView& half) {
+  require(x.shape.rank() == 2 && half.shape.rank() == 2 && x.shape[0] == half.shape[0] &&
+              x.shape[1] == 2 * half.shape[1],
+          ErrorCode::kInvalidArgument, kernel, ": x is ", x.shape, " and ", name, " is ",
+          half.shape, ", expected (rows, 2 F) and (rows, F)");
+  check_flat(kernel, "x", x, x.numel());
+  check_flat(kernel, name, half, half.numel());
+  require(x.dtype == half.dtype, ErrorCode::kInvalidArgument, kernel, ": x is ",
+          to_string(x.dtype), " and ", name, " is ", to_string(half.dtype));
+}
+
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
                      const TensorView& wte, const TensorView& wpe) {
   const bool batches = tokens.shape.rank() == 2 && x.shape.rank() == 3 &&
@@ -71,6 +84,15 @@ void check_arguments(const ReluForwardArgs& args) { check_forward("relu_forward"
 
 void check_arguments(const ReluBackwardArgs& args) {
   check_backward("relu_backward", "y", args.y, args.dy, args.dx);
+}
+
+void check_arguments(const SwigluForwardArgs& args) {
+  check_gated("swiglu_forward", args.x, "y", args.y);
+}
+
+void check_arguments(const SwigluBackwardArgs& args) {
+  check_gated("swiglu_backward", args.x, "dy", args.dy);
+  check_like("swiglu_backward", "x", args.x, "dx", args.dx);
 }
 
 void check_arguments(const DropoutArgs& args) {

@@ -34,8 +34,10 @@ LayerNormSizes check_layer_norm(const LayerNormForwardArgs& args) {
   const DType dtype = args.x.dtype;
   check(args.y, "y", rows * width, dtype);
   check(args.gamma, "gamma", width, dtype);
-  check(args.beta, "beta", width, dtype);
-  check(args.mean, "mean", rows, DType::kFloat32);
+  require(static_cast<bool>(args.beta) == static_cast<bool>(args.mean) || rows * width == 0,
+          ErrorCode::kInvalidArgument, "layer_norm: give both beta and mean, or none");
+  if (args.beta) check(args.beta, "beta", width, dtype);
+  if (args.mean) check(args.mean, "mean", rows, DType::kFloat32);
   check(args.rstd, "rstd", rows, DType::kFloat32);
   if (args.residual) {
     check(args.residual, "residual", rows * width, dtype);
@@ -50,15 +52,15 @@ LayerNormSizes check_layer_norm(const LayerNormBackwardArgs& args) {
   check(args.dy, "dy", rows * width, dtype);
   check(args.dx, "dx", rows * width, dtype);
   check(args.gamma, "gamma", width, dtype);
-  check(args.mean, "mean", rows, DType::kFloat32);
+  if (args.mean) check(args.mean, "mean", rows, DType::kFloat32);
   check(args.rstd, "rstd", rows, DType::kFloat32);
   if (args.d_residual) check(args.d_residual, "d_residual", rows * width, dtype);
-  require(static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta),
-          ErrorCode::kInvalidArgument, "layer_norm: give both dgamma and dbeta, or none");
-  if (args.dgamma) {
-    check_parameter_gradient(args.dgamma, "dgamma", width);
-    check_parameter_gradient(args.dbeta, "dbeta", width);
-  }
+  require(args.mean ? static_cast<bool>(args.dgamma) == static_cast<bool>(args.dbeta)
+                    : !args.dbeta || rows == 0,
+          ErrorCode::kInvalidArgument,
+          "layer_norm: with a mean give both dgamma and dbeta, or none; without it no dbeta");
+  if (args.dgamma) check_parameter_gradient(args.dgamma, "dgamma", width);
+  if (args.dbeta) check_parameter_gradient(args.dbeta, "dbeta", width);
   return {rows, width};
 }
 

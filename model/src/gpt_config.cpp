@@ -1,21 +1,17 @@
+#include "gpt_config.h"
+
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
-#include "gpt_config.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera {
 namespace {
-
-struct Preset {
-  std::string_view name;
-  std::string_view hugging_face;  ///< what it is called there; empty if it is ours alone
-  GptConfig config;
-};
-
-constexpr std::string_view kFamily = "gpt2";
 
 /// The numbers of a configuration, by name: one table for both ways.
 constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> kSizes{{
@@ -26,112 +22,256 @@ constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> 
     {"width", &GptConfig::width},
 }};
 
-constexpr GptConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width) {
-  return {.vocab_size = 50257,
-          .context_length = 1024,
-          .layers = layers,
-          .heads = heads,
-          .width = width};
-}
+/// Those of the families other than GPT-2, besides.
+constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> kMoreSizes{{
+    {"kv_heads", &GptConfig::kv_heads},
+    {"head_width", &GptConfig::head_width},
+    {"mlp_width", &GptConfig::mlp_width},
+    {"window", &GptConfig::window},
+    {"first_window_layer", &GptConfig::first_window_layer},
+}};
+constexpr std::array<std::pair<std::string_view, double RotaryConfig::*>, 5> kRotaryNumbers{{
+    {"rotary_base", &RotaryConfig::base},
+    {"rotary_share", &RotaryConfig::share},
+    {"rotary_factor", &RotaryConfig::factor},
+    {"rotary_low_frequency", &RotaryConfig::low_frequency},
+    {"rotary_high_frequency", &RotaryConfig::high_frequency},
+}};
+constexpr std::array<std::pair<std::string_view, std::vector<double> RotaryConfig::*>, 2>
+    kRotaryLists{{
+        {"rotary_short_factors", &RotaryConfig::short_factors},
+        {"rotary_long_factors", &RotaryConfig::long_factors},
+    }};
+constexpr std::array<std::string_view, 3> kScalings{"none", "llama3", "longrope"};
+constexpr std::string_view kTrainedContext = "rotary_trained_context";
 
-constexpr std::array kPresets{
-    Preset{"gpt2-tiny", "", GptConfig{}},
-    Preset{"gpt2-124m", "gpt2", gpt2(12, 12, 768)},
-    Preset{"gpt2-350m", "gpt2-medium", gpt2(24, 16, 1024)},
-    Preset{"gpt2-774m", "gpt2-large", gpt2(36, 20, 1280)},
-    Preset{"gpt2-1558m", "gpt2-xl", gpt2(48, 25, 1600)},
+constexpr std::array kFamilies{
+    FamilyRow{.family = GptFamily::kGpt2,
+              .name = "gpt2",
+              .architecture = "GPT2LMHeadModel",
+              .base_class = "GPT2Model",
+              .block_class = "GPT2Block",
+              .prefix = "transformer."},
+    FamilyRow{.family = GptFamily::kLlama,
+              .name = "llama",
+              .architecture = "LlamaForCausalLM",
+              .base_class = "LlamaModel",
+              .block_class = "LlamaDecoderLayer",
+              .prefix = "model."},
+    FamilyRow{.family = GptFamily::kMistral,
+              .name = "mistral",
+              .architecture = "MistralForCausalLM",
+              .base_class = "MistralModel",
+              .block_class = "MistralDecoderLayer",
+              .prefix = "model."},
+    FamilyRow{.family = GptFamily::kQwen2,
+              .name = "qwen2",
+              .architecture = "Qwen2ForCausalLM",
+              .base_class = "Qwen2Model",
+              .block_class = "Qwen2DecoderLayer",
+              .prefix = "model.",
+              .qkv_bias = true},
+    FamilyRow{.family = GptFamily::kQwen3,
+              .name = "qwen3",
+              .architecture = "Qwen3ForCausalLM",
+              .base_class = "Qwen3Model",
+              .block_class = "Qwen3DecoderLayer",
+              .prefix = "model.",
+              .head_norm = true},
+    FamilyRow{.family = GptFamily::kPhi3,
+              .name = "phi3",
+              .architecture = "Phi3ForCausalLM",
+              .base_class = "Phi3Model",
+              .block_class = "Phi3DecoderLayer",
+              .prefix = "model.",
+              .fused_files = true},
 };
 
-/// Null if there is none of that name.
-const Preset* find_preset(std::string_view name) {
-  constexpr std::string_view kOwner = "openai-community/";
-  const bool theirs = name.starts_with(kOwner);
-  if (theirs) name.remove_prefix(kOwner.size());
-  for (const Preset& preset : kPresets) {
-    const bool known = name == preset.hugging_face || (!theirs && name == preset.name);
-    if (known && !name.empty()) return &preset;
+/// As many digits as give the same number again.
+std::string exactly(double value) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
+/// Reads the words of a configuration by name.
+class Words {
+ public:
+  explicit Words(const std::vector<NamedText>& words) : words_(words) {}
+
+  const std::string& text(std::string_view name) const {
+    const auto found = std::ranges::find(words_, name, &NamedText::name);
+    require(found != words_.end(), ErrorCode::kConfig, "the model's configuration has no '", name,
+            "'");
+    return found->value;
   }
-  return nullptr;
+  template <typename T>
+  T number(std::string_view name) const {
+    std::istringstream in(text(name));
+    T value{};
+    require(static_cast<bool>(in >> value) && in.eof(), ErrorCode::kConfig, name, " '", text(name),
+            "' of the model's configuration is no number");
+    return value;
+  }
+  std::vector<double> numbers(std::string_view name) const {
+    std::istringstream in(text(name));
+    std::vector<double> all;
+    for (double value = 0.0; in >> value;) all.push_back(value);
+    require(in.eof(), ErrorCode::kConfig, name, " '", text(name),
+            "' of the model's configuration is no list of numbers");
+    return all;
+  }
+  /// Its index in `choices`.
+  std::size_t choice(std::string_view name, std::span<const std::string_view> choices) const {
+    const auto found = std::ranges::find(choices, text(name));
+    require(found != choices.end(), ErrorCode::kConfig, name, " '", text(name),
+            "' of the model's configuration is not known here");
+    return static_cast<std::size_t>(found - choices.begin());
+  }
+
+ private:
+  const std::vector<NamedText>& words_;
+};
+
+void add_rotary(const RotaryConfig& rotary, std::vector<NamedText>& words) {
+  const auto scaling = static_cast<std::size_t>(rotary.scaling);
+  words.push_back({"rotary_scaling", std::string(kScalings.at(scaling))});
+  for (const auto& [name, member] : kRotaryNumbers)
+    words.push_back({std::string(name), exactly(rotary.*member)});
+  words.push_back({std::string(kTrainedContext), concat(rotary.trained_context)});
+  for (const auto& [name, member] : kRotaryLists) {
+    std::string list;
+    for (const double value : rotary.*member) list += (list.empty() ? "" : " ") + exactly(value);
+    words.push_back({std::string(name), list});
+  }
+}
+
+RotaryConfig read_rotary(const Words& words) {
+  RotaryConfig rotary;
+  rotary.scaling =
+      static_cast<RotaryConfig::Scaling>(words.choice("rotary_scaling", kScalings));
+  for (const auto& [name, member] : kRotaryNumbers) rotary.*member = words.number<double>(name);
+  rotary.trained_context = words.number<std::int64_t>(kTrainedContext);
+  for (const auto& [name, member] : kRotaryLists) rotary.*member = words.numbers(name);
+  return rotary;
+}
+
+void check_rotary(const GptConfig& config) {
+  const RotaryConfig& rotary = config.rotary;
+  const double channels = static_cast<double>(config.head_width_used()) * rotary.share;
+  const auto rotated = static_cast<std::int64_t>(channels);
+  require(rotary.base > 0.0, ErrorCode::kConfig, "model: rotary base must be positive, got ",
+          rotary.base);
+  require(rotary.share > 0.0 && rotary.share <= 1.0 && rotated >= 2 && rotated % 2 == 0,
+          ErrorCode::kConfig, "model: ", rotary.share, " of a head's ", config.head_width_used(),
+          " channels are rotated; that must be an even number, at least 2");
+  require(rotary.scaling == RotaryConfig::Scaling::kNone || rotary.trained_context > 0,
+          ErrorCode::kConfig, "model: scaled rotary frequencies need the context before scaling");
+  if (rotary.scaling == RotaryConfig::Scaling::kLlama3) {
+    require(rotary.factor >= 1.0 && rotary.low_frequency > 0.0 &&
+                rotary.high_frequency > rotary.low_frequency,
+            ErrorCode::kConfig, "model: rotary scaling by ", rotary.factor, " between ",
+            rotary.low_frequency, " and ", rotary.high_frequency,
+            " waves; the factor must be at least 1 and the bounds rise");
+  }
+  if (rotary.scaling == RotaryConfig::Scaling::kLongRope) {
+    const auto wanted = static_cast<std::size_t>(rotated / 2);
+    const auto positive = [](double factor) { return factor > 0.0; };
+    require(rotary.short_factors.size() == wanted && rotary.long_factors.size() == wanted &&
+                std::ranges::all_of(rotary.short_factors, positive) &&
+                std::ranges::all_of(rotary.long_factors, positive),
+            ErrorCode::kConfig, "model: longrope takes ", wanted, " short and ", wanted,
+            " long factors above 0, got ", rotary.short_factors.size(), " and ",
+            rotary.long_factors.size());
+  }
 }
 
 }  // namespace
 
-GptConfig gpt_preset(std::string_view name) {
-  if (const Preset* preset = find_preset(name)) return preset->config;
-  std::string choices;
-  for (const std::string& choice : gpt_preset_names()) {
-    choices += (choices.empty() ? "" : ", ") + choice;
-  }
-  fail(ErrorCode::kConfig, "there is no model '", name, "'; choose one of ", choices);
-}
+std::span<const FamilyRow> gpt_families() { return kFamilies; }
 
-std::string gpt_preset_name(std::string_view name) {
-  const Preset* preset = find_preset(name);
-  return preset == nullptr ? "" : std::string(preset->name);
-}
-
-std::vector<std::string> gpt_preset_names() {
-  std::vector<std::string> names;
-  for (const Preset& preset : kPresets) {
-    names.emplace_back(preset.name);
-    if (!preset.hugging_face.empty()) names.emplace_back(preset.hugging_face);
-  }
-  return names;
+const FamilyRow& family_of(const GptConfig& config) {
+  return kFamilies.at(static_cast<std::size_t>(config.family));
 }
 
 double gpt_flops_per_token(const GptConfig& config) {
-  const auto layers = static_cast<double>(config.layers);
-  const auto width = static_cast<double>(config.width);
-  const double block_matrices = 12.0 * width * width;  // 3 + 1 in attention, 4 + 4 in the MLP
-  const double head_matrix = static_cast<double>(config.vocab_size) * width;
-  const double attention = layers * static_cast<double>(config.context_length) * width;
-  return 6.0 * (layers * block_matrices + head_matrix + attention);
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const double width = number(config.width);
+  const double queries = number(config.heads * config.head_width_used());
+  const double keys = number(config.kv_heads_used() * config.head_width_used());
+  const double mlp_matrices = config.family == GptFamily::kGpt2 ? 2.0 : 3.0;
+  const double block_matrices = (2.0 * queries + 2.0 * keys) * width +
+                                mlp_matrices * number(config.mlp_width_used()) * width;
+  const double head_matrix = number(config.vocab_size) * width;
+  double attention = 0.0;  // twice the mean number of positions that a query attends to
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const double length = number(config.context_length);
+    const bool windowed = config.window > 0 && layer >= config.first_window_layer;
+    const double outside = windowed ? std::max(0.0, length - number(config.window)) : 0.0;
+    attention += (length - outside * outside / length) * queries;
+  }
+  return 6.0 * (number(config.layers) * block_matrices + head_matrix + attention);
 }
 
 void check(const GptConfig& config) {
   const auto positive = [](const char* what, std::int64_t value) {
     require(value > 0, ErrorCode::kConfig, "model: ", what, " must be positive, got ", value);
   };
-  positive("vocab_size", config.vocab_size);
-  positive("context_length", config.context_length);
-  positive("layers", config.layers);
-  positive("heads", config.heads);
-  positive("width", config.width);
-  require(config.width % config.heads == 0, ErrorCode::kConfig, "model: width ", config.width,
-          " is not a multiple of heads ", config.heads, "; change one of them");
+  for (const auto& [name, size] : kSizes) positive(name.data(), config.*size);
+  require(config.head_width != 0 || config.width % config.heads == 0, ErrorCode::kConfig,
+          "model: width ", config.width, " is not a multiple of heads ", config.heads,
+          "; change one of them");
   require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
           "model: dropout must be in [0, 1), got ", config.dropout);
+  if (config.family == GptFamily::kGpt2) {
+    GptConfig plain = config;
+    for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;
+    plain.rotary = {};
+    plain.norm_epsilon = GptConfig{}.norm_epsilon;
+    require(plain == config, ErrorCode::kConfig,
+            "model: a GPT-2 has neither kv_heads, head_width, mlp_width, a window nor rotary "
+            "positions of its own");
+    return;
+  }
+  for (const auto& [name, size] : kMoreSizes) {
+    require(config.*size >= 0, ErrorCode::kConfig, "model: ", name, " must not be negative, got ",
+            config.*size);
+  }
+  require(config.heads % config.kv_heads_used() == 0, ErrorCode::kConfig, "model: heads ",
+          config.heads, " is not a multiple of kv_heads ", config.kv_heads,
+          "; change one of them");
+  require(config.norm_epsilon > 0.0F, ErrorCode::kConfig,
+          "model: norm_epsilon must be positive, got ", config.norm_epsilon);
+  check_rotary(config);
 }
 
 std::vector<NamedText> configuration_of(const GptConfig& config) {
-  std::vector<NamedText> words{{"family", std::string(kFamily)}};
+  std::vector<NamedText> words{{"family", std::string(family_of(config).name)}};
   for (const auto& [name, size] : kSizes)
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"dropout", concat(config.dropout)});
   words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
+  if (config.family == GptFamily::kGpt2) return words;
+  for (const auto& [name, size] : kMoreSizes)
+    words.push_back({std::string(name), concat(config.*size)});
+  words.push_back({"norm_epsilon", exactly(config.norm_epsilon)});
+  add_rotary(config.rotary, words);
   return words;
 }
 
-GptConfig parse_gpt_configuration(const std::vector<NamedText>& words) {
-  const auto value_of = [&](std::string_view name) -> const std::string& {
-    const auto found = std::ranges::find(words, name, &NamedText::name);
-    require(found != words.end(), ErrorCode::kConfig, "the model's configuration has no '", name,
-            "'");
-    return found->value;
-  };
-  const auto number = [&](std::string_view name, auto value) {
-    const std::string& text = value_of(name);
-    std::istringstream in(text);
-    require(static_cast<bool>(in >> value) && in.eof(), ErrorCode::kConfig, name, " '", text,
-            "' of the model's configuration is no number");
-    return value;
-  };
-  require(value_of("family") == kFamily, ErrorCode::kConfig, "the model is of the family '",
-          value_of("family"), "', and '", kFamily, "' is what is known here");
+GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
+  const Words words(named);
+  std::array<std::string_view, kFamilies.size()> names;
+  std::ranges::transform(kFamilies, names.begin(), &FamilyRow::name);
   GptConfig config;
-  for (const auto& [name, size] : kSizes) config.*size = number(name, config.*size);
-  config.dropout = number("dropout", config.dropout);
-  config.tie_embedding = value_of("tie_embedding") == "true";
+  config.family = kFamilies.at(words.choice("family", names)).family;
+  for (const auto& [name, size] : kSizes) config.*size = words.number<std::int64_t>(name);
+  config.dropout = words.number<float>("dropout");
+  config.tie_embedding = words.text("tie_embedding") == "true";
+  if (config.family == GptFamily::kGpt2) return config;
+  for (const auto& [name, size] : kMoreSizes) config.*size = words.number<std::int64_t>(name);
+  config.norm_epsilon = static_cast<float>(words.number<double>("norm_epsilon"));
+  config.rotary = read_rotary(words);
   return config;
 }
 

@@ -33,6 +33,13 @@ inline Views views_of(SiluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SiluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
 inline Views views_of(ReluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(ReluBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
+inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(HeadsForwardArgs& a) { return {&a.packed, &a.qkv, &a.q_gamma, &a.k_gamma}; }
+inline Views views_of(HeadsBackwardArgs& a) {
+  return {&a.d_qkv,   &a.packed,   &a.d_packed, &a.q_gamma,
+          &a.k_gamma, &a.dq_gamma, &a.dk_gamma};
+}
 inline Views views_of(AttentionForwardArgs& a) { return {&a.qkv, &a.out, &a.lse, &a.workspace}; }
 inline Views views_of(AttentionBackwardArgs& a) {
   return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace};

@@ -21,8 +21,9 @@
 //   cancellation),  y = (s - mean) rstd gamma + beta
 // Backward, h = (x - mean) rstd and g = dy gamma:
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
-// with the sums over rows as row_blocks.h says. Sums along a row run in as many lanes as a vector
-// has: results depend on the instruction set, not on the thread count.
+// An RMS norm has no mean, mean(g) and beta: they count as 0.
+// The sums over rows are as row_blocks.h says. Sums along a row run in as many lanes as a
+// vector has: results depend on the instruction set, not on the thread count.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -49,6 +50,7 @@ struct Moments {
   float mean, rstd;
 };
 
+/// Stores s if there is a residual.
 template <typename T>
 HWY_INLINE float row_sum(const ForwardRow<T>& row, std::int64_t width) {
   auto total = splat(0.0F);
@@ -76,15 +78,19 @@ HWY_INLINE float row_variance(const T* s, float mean, std::int64_t width) {
   return sum_lanes(total) / static_cast<float>(width);
 }
 
+/// `beta` is null in an RMS norm.
 template <typename T>
 HWY_INLINE Moments normalize_row(const ForwardRow<T>& row, const T* gamma, const T* beta,
                                  std::int64_t width, float epsilon) {
   const T* s = row.residual == nullptr ? row.x : row.sum;
-  const float mean = row_sum(row, width) / static_cast<float>(width);
+  const bool centered = beta != nullptr;
+  const float sum = centered || row.residual != nullptr ? row_sum(row, width) : 0.0F;
+  const float mean = centered ? sum / static_cast<float>(width) : 0.0F;
   const float rstd = 1.0F / std::sqrt(row_variance(s, mean, width) + epsilon);
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     const auto h = hn::Mul(hn::Sub(load_n(s + j, count), splat(mean)), splat(rstd));
-    store_n(hn::MulAdd(h, load_n(gamma + j, count), load_n(beta + j, count)), row.y + j, count);
+    const auto shift = centered ? load_n(beta + j, count) : splat(0.0F);
+    store_n(hn::MulAdd(h, load_n(gamma + j, count), shift), row.y + j, count);
   });
   return {mean, rstd};
 }
@@ -93,8 +99,8 @@ template <typename T>
 void forward_rows_typed(const LayerNormForwardArgs& args, std::int64_t begin, std::int64_t end,
                         std::int64_t width) {
   const T* gamma = args.gamma.as<T>();
-  const T* beta = args.beta.as<T>();
-  float* mean = args.mean.as<float>();
+  const T* beta = args.beta ? args.beta.as<T>() : nullptr;
+  float* mean = args.mean ? args.mean.as<float>() : nullptr;
   float* rstd = args.rstd.as<float>();
   const bool add = static_cast<bool>(args.residual);
   ForwardRow<T> row{args.x.as<T>(), add ? args.residual.as<T>() : nullptr,
@@ -102,7 +108,7 @@ void forward_rows_typed(const LayerNormForwardArgs& args, std::int64_t begin, st
   row.advance(begin * width);
   for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
     const Moments moments = normalize_row(row, gamma, beta, width, args.epsilon);
-    mean[i] = moments.mean;
+    if (mean != nullptr) mean[i] = moments.mean;
     rstd[i] = moments.rstd;
   }
 }
@@ -132,7 +138,8 @@ struct BackwardRow {
   }
 };
 
-/// dx of one row; adds the row's part of dgamma and dbeta to the partial sums.
+/// dx of one row; adds the row's part of dgamma and dbeta to the partial sums. An RMS norm has no
+/// `dbeta`.
 template <typename T>
 HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T* gamma,
                              std::int64_t width, float* dgamma, float* dbeta) {
@@ -147,9 +154,10 @@ HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T
     sum_g = hn::Add(sum_g, g);
     sum_gh = hn::MulAdd(g, h, sum_gh);
     store_n(hn::MulAdd(dy, h, load_n(dgamma + j, count)), dgamma + j, count);
-    store_n(hn::Add(dy, load_n(dbeta + j, count)), dbeta + j, count);
+    if (dbeta != nullptr) store_n(hn::Add(dy, load_n(dbeta + j, count)), dbeta + j, count);
   });
-  const auto mean_g = splat(sum_lanes(sum_g) / static_cast<float>(width));
+  const auto mean_g =
+      splat(dbeta == nullptr ? 0.0F : sum_lanes(sum_g) / static_cast<float>(width));
   const auto mean_gh = splat(sum_lanes(sum_gh) / static_cast<float>(width));
   const T* d_residual = row.d_residual;
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
@@ -165,13 +173,14 @@ template <typename T>
 void backward_rows_typed(const LayerNormBackwardArgs& args, std::int64_t begin, std::int64_t end,
                          std::int64_t width, float* dgamma, float* dbeta) {
   const T* gamma = args.gamma.as<T>();
-  const float* mean = args.mean.as<float>();
+  const float* mean = args.mean ? args.mean.as<float>() : nullptr;
   const float* rstd = args.rstd.as<float>();
   BackwardRow<T> row{args.dy.as<T>(), args.x.as<T>(),
                      args.d_residual ? args.d_residual.as<T>() : nullptr, args.dx.as<T>()};
   row.advance(begin * width);
   for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
-    backward_row(row, {mean[i], rstd[i]}, gamma, width, dgamma, dbeta);
+    const Moments moments{mean == nullptr ? 0.0F : mean[i], rstd[i]};
+    backward_row(row, moments, gamma, width, dgamma, mean == nullptr ? nullptr : dbeta);
   }
 }
 
@@ -222,6 +231,7 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
   if (!args.dgamma) return;
   const bool accumulate = args.accumulate_parameters;
   combine_blocks(partials.data(), blocks.count(), 2 * width, args.dgamma, accumulate);
+  if (!args.dbeta) return;
   combine_blocks(partials.data() + width, blocks.count(), 2 * width, args.dbeta, accumulate);
 }
 

@@ -8,6 +8,7 @@
 
 // Layer normalisation, backward: with h = (x - mean) rstd and g = dy gamma,
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
+// An RMS norm has no mean, mean(g) and dbeta: they count as 0.
 // dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32 or
 // bf16. Bytes: every tensor once, and the partial sums below.
 //
@@ -36,7 +37,7 @@ template <typename T>
 struct Rows {
   const T* dy;
   const T* x;
-  const float* mean;
+  const float* mean;  // null in an RMS norm
   const float* rstd;
   const T* gamma;
   const T* d_residual;  // null: none; may be dx
@@ -80,7 +81,7 @@ __device__ void load_row(const Rows<T>& a, const Columns& columns, const Slab& s
                          RowPart<T, kVectors>& part) {
   if (i >= slab.rows) return;
   const std::int64_t row = slab.begin + i;
-  part.mean = a.mean[row];
+  if (a.mean != nullptr) part.mean = a.mean[row];
   part.rstd = a.rstd[row];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -146,7 +147,7 @@ __device__ void store_dx(const Rows<T>& a, const Columns& columns, std::int64_t 
                          const RowPart<T, kVectors>& part, const Packed16<T> (&gamma)[kVectors],
                          RowSums sums) {
   const auto width = static_cast<float>(a.width);
-  const RowSums means{sums.g / width, sums.gh / width};
+  const RowSums means{a.mean == nullptr ? 0.0F : sums.g / width, sums.gh / width};
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     if (!columns.has(k)) continue;
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
   for (int r = 0; r < slab.rows; ++r) {
     const std::int64_t row = slab.begin + r;
     const std::int64_t offset = row * a.width;
-    const float mean = a.mean[row], rstd = a.rstd[row];
+    const float mean = a.mean == nullptr ? 0.0F : a.mean[row], rstd = a.rstd[row];
     RowSums sums;
     for (int i = thread; i < a.width; i += kThreads) {
       const float dy = simt::to_float(a.dy[offset + i]);
@@ -251,7 +252,8 @@ __global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
       partials[a.width + i] = (row == slab.begin ? 0.0F : partials[a.width + i]) + dy;
     }
     const auto width = static_cast<float>(a.width);
-    const RowSums means{simt::block_sum(sums.g) / width, simt::block_sum(sums.gh) / width};
+    const RowSums means{a.mean == nullptr ? 0.0F : simt::block_sum(sums.g) / width,
+                        simt::block_sum(sums.gh) / width};
     for (int i = thread; i < a.width; i += kThreads) {
       const float added = a.d_residual == nullptr ? 0.0F : simt::to_float(a.d_residual[offset + i]);
       a.dx[offset + i] = simt::from_float<T>(
@@ -338,11 +340,12 @@ void launch_backward(const Rows<T>& a, const Plan& plan, cudaStream_t stream) {
 
 void add_slabs_into(const LayerNormBackwardArgs& args, const float* partials, std::int64_t slabs,
                     std::int64_t width, cudaStream_t stream) {
-  require(args.dgamma.dtype == args.dbeta.dtype, ErrorCode::kInvalidArgument,
+  require(!args.dbeta || args.dgamma.dtype == args.dbeta.dtype, ErrorCode::kInvalidArgument,
           "layer_norm: dgamma and dbeta must be of one dtype");
   with_element_type("layer_norm", args.dgamma.dtype, [&]<typename D>(ElementType<D>) {
-    simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), 2), dim3(32, kSlabLanes), 0, stream,
-                 partials, device_data<D>(args.dgamma), device_data<D>(args.dbeta), slabs,
+    simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), args.dbeta ? 2 : 1),
+                 dim3(32, kSlabLanes), 0, stream, partials, device_data<D>(args.dgamma),
+                 args.dbeta ? device_data<D>(args.dbeta) : nullptr, slabs,
                  static_cast<int>(width), args.accumulate_parameters);
   });
 }
@@ -355,7 +358,7 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
   with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
     Rows<T> rows{.dy = device_data<const T>(args.dy),
                  .x = device_data<const T>(args.x),
-                 .mean = args.mean.as<float>(),
+                 .mean = args.mean ? args.mean.as<float>() : nullptr,
                  .rstd = args.rstd.as<float>(),
                  .gamma = device_data<const T>(args.gamma),
                  .d_residual = device_data<const T>(args.d_residual),

@@ -8,6 +8,7 @@
 // Layer normalisation over the last dimension C, forward (backward: layer_norm_backward_cuda.cu):
 //   s = x [+ residual, rounded to T as it is stored],  mean = sum(s) / C,
 //   rstd = 1 / sqrt(sum((s - mean)^2) / C + epsilon),  y = (s - mean) rstd gamma + beta
+// An RMS norm has neither mean nor beta: they count as 0.
 // x, residual, sum, y (rows, C) T; gamma, beta (C) T; mean, rstd (rows) fp32. Bytes: every tensor
 // once.
 //
@@ -31,7 +32,7 @@ struct Rows {
   const T* residual;  // null: none
   T* sum;             // may be x or residual
   const T* gamma;
-  const T* beta;
+  const T* beta;  // null in an RMS norm, as mean
   T* y;
   float* mean;
   float* rstd;
@@ -123,20 +124,23 @@ __global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows
 
   Packed16<T> s[kVectors];
   load_sum(a, offset, columns, s);
-  float total = 0.0F;
+  float mean = 0.0F;
+  if (a.beta != nullptr) {
+    float total = 0.0F;
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    if (!columns.has(k)) continue;
-    const Vec16<T> values = simt::unpack(s[k]);
+    for (int k = 0; k < kVectors; ++k) {
+      if (!columns.has(k)) continue;
+      const Vec16<T> values = simt::unpack(s[k]);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) total += simt::to_float(values.v[j]);
+      for (int j = 0; j < kSize; ++j) total += simt::to_float(values.v[j]);
+    }
+    mean = Threads::sum(total) / width;
   }
-  const float mean = Threads::sum(total) / width;
 
-  Packed16<T> gamma[kVectors], beta[kVectors];
+  Packed16<T> gamma[kVectors], beta[kVectors] = {};
   const auto load = [](const T* from) { return simt::load16_constant(from); };
   load_vectors(a.gamma, columns, gamma, load);
-  load_vectors(a.beta, columns, beta, load);
+  if (a.beta != nullptr) load_vectors(a.beta, columns, beta, load);
   float squares = 0.0F;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows
         normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]), simt::unpack(beta[k])));
   }
   if (Threads::index() != 0) return;
-  a.mean[row] = mean;
+  if (a.mean != nullptr) a.mean[row] = mean;
   a.rstd[row] = rstd;
 }
 
@@ -179,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
     }
     total += simt::to_float(s[i]);
   }
-  const float mean = simt::block_sum(total) / width;
+  const float mean = a.beta == nullptr ? 0.0F : simt::block_sum(total) / width;
   float squares = 0.0F;
   for (int i = thread; i < a.width; i += kThreads) {
     const float deviation = simt::to_float(s[i]) - mean;
@@ -188,11 +192,11 @@ __global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
   const float rstd = 1.0F / sqrtf(simt::block_sum(squares) / width + a.epsilon);
   for (int i = thread; i < a.width; i += kThreads) {
     const float h = (simt::to_float(s[i]) - mean) * rstd;
-    a.y[offset + i] =
-        simt::from_float<T>(fmaf(h, simt::to_float(a.gamma[i]), simt::to_float(a.beta[i])));
+    const float shift = a.beta == nullptr ? 0.0F : simt::to_float(a.beta[i]);
+    a.y[offset + i] = simt::from_float<T>(fmaf(h, simt::to_float(a.gamma[i]), shift));
   }
   if (thread != 0) return;
-  a.mean[row] = mean;
+  if (a.mean != nullptr) a.mean[row] = mean;
   a.rstd[row] = rstd;
 }
 
@@ -239,7 +243,7 @@ void layer_norm_forward(const LayerNormForwardArgs& args, Stream& stream) {
                     .gamma = device_data<const T>(args.gamma),
                     .beta = device_data<const T>(args.beta),
                     .y = device_data<T>(args.y),
-                    .mean = args.mean.as<float>(),
+                    .mean = args.mean ? args.mean.as<float>() : nullptr,
                     .rstd = args.rstd.as<float>(),
                     .rows = sizes.rows,
                     .width = static_cast<int>(sizes.width),

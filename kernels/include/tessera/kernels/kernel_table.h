@@ -54,25 +54,28 @@ struct BiasGradientArgs {
 
 /// y = (s - mean) / sqrt(var + epsilon) * gamma + beta over the last dimension, with
 /// s = x + residual written to `sum` when a residual is given (s = x otherwise).
+/// Without beta and mean it is the RMS norm (Zhang and Sennrich 2019), y = s / sqrt(mean(s^2) +
+/// epsilon) * gamma.
 struct LayerNormForwardArgs {
   TensorView x{};              // (rows, C); T
   TensorView residual{};       // (rows, C); T; optional
   TensorView sum{};            // (rows, C); T; with residual; may alias x or residual
-  TensorView gamma{}, beta{};  // (C); T
+  TensorView gamma{}, beta{};  // (C); T; beta: none in an RMS norm
   TensorView y{};              // (rows, C); T
-  TensorView mean{}, rstd{};   // (rows); fp32; saved for backward
+  TensorView mean{}, rstd{};   // (rows); fp32; saved for backward; mean: none in an RMS norm
   float epsilon = 1e-5F;
 };
 
 /// dx = gradient through the normalisation [+ d_residual]; dgamma and dbeta are summed over rows.
+/// Without mean it is that of the RMS norm, which has no dbeta.
 struct LayerNormBackwardArgs {
   TensorView dy{};               // (rows, C); T
   TensorView x{};                // (rows, C); T; what was normalised (the sum, with a residual)
-  TensorView mean{}, rstd{};     // (rows); fp32
+  TensorView mean{}, rstd{};     // (rows); fp32; mean: none in an RMS norm
   TensorView gamma{};            // (C); T
   TensorView d_residual{};       // (rows, C); T; optional: added to dx; may alias dx
   TensorView dx{};               // (rows, C); T; may alias dy
-  TensorView dgamma{}, dbeta{};  // (C); fp32 or bf16; optional (both or none)
+  TensorView dgamma{}, dbeta{};  // (C); fp32 or bf16; optional (with a mean both or none)
   bool accumulate_parameters = false;  ///< add to dgamma and dbeta instead of overwriting
 };
 
@@ -114,6 +117,50 @@ struct ReluBackwardArgs {
   TensorView dy{};  // T
   TensorView dx{};  // T; may alias dy
 };
+
+/// y = silu(gate) * up, the gated linear unit of Llama's MLP (Shazeer 2020).
+struct SwigluForwardArgs {
+  TensorView x{};  // (rows, 2 F); T: F columns of gate, then F of up
+  TensorView y{};  // (rows, F); T
+};
+
+/// d gate = dy * up * silu'(gate), d up = dy * silu(gate).
+struct SwigluBackwardArgs {
+  TensorView x{};   // (rows, 2 F); T
+  TensorView dy{};  // (rows, F); T
+  TensorView dx{};  // (rows, 2 F); T; may alias x
+};
+
+/// What attention takes from what the projections of query, key and value give, in rows of
+/// `packed`: H heads of queries, K of keys, K of values, where K divides H. Queries and keys [are
+/// normalised, each head by itself, as by layer_norm without a mean, and] are turned: of a head's
+/// first R channels, i and i + R/2 by the angle position * frequencies[i], rounded to fp32, and
+/// times `amplitude`. The others are kept. Each head of keys and values then serves H/K queries in
+/// a row and is written so many times.
+/// Sources: RoFormer (Su et al. 2021) with the layout of transformers' rotate_half; grouped queries
+/// (Ainslie et al. 2023).
+struct HeadsForwardArgs {
+  TensorView packed{};                   // (B, L, H + 2 K, D); T; D at most kMaxHeadWidth
+  TensorView qkv{};                      // (B, L, 3, H, D); T
+  TensorView q_gamma{}, k_gamma{};       // (D); T; optional (both or none)
+  std::span<const float> frequencies{};  // R/2, in host memory, read before the call returns
+  float amplitude = 1.0F;
+  float epsilon = 1e-6F;  ///< of the norms
+};
+/// Gradients of heads that serve several queries are added in order of the queries. Those of gamma
+/// are summed over rows and heads.
+struct HeadsBackwardArgs {
+  TensorView d_qkv{};                    // (B, L, 3, H, D); T
+  TensorView packed{};                   // (B, L, H + 2 K, D); T; read if there are gammas
+  TensorView d_packed{};                 // (B, L, H + 2 K, D); T; may alias packed
+  TensorView q_gamma{}, k_gamma{};       // (D); T; optional (both or none)
+  TensorView dq_gamma{}, dk_gamma{};     // (D); fp32 or bf16; optional (both or none)
+  std::span<const float> frequencies{};  // as in forward
+  float amplitude = 1.0F;
+  float epsilon = 1e-6F;
+  bool accumulate_parameters = false;  ///< add to dq_gamma and dk_gamma instead of overwriting
+};
+inline constexpr std::int64_t kMaxHeadWidth = 512;
 
 /// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked.
 struct AttentionForwardArgs {
@@ -326,6 +373,10 @@ struct KernelTable {
   void (*silu_backward)(const SiluBackwardArgs&, Stream&);
   void (*relu_forward)(const ReluForwardArgs&, Stream&);
   void (*relu_backward)(const ReluBackwardArgs&, Stream&);
+  void (*swiglu_forward)(const SwigluForwardArgs&, Stream&);
+  void (*swiglu_backward)(const SwigluBackwardArgs&, Stream&);
+  void (*heads_forward)(const HeadsForwardArgs&, Stream&);
+  void (*heads_backward)(const HeadsBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*attention_backward)(const AttentionBackwardArgs&, Stream&);
   void (*embedding_forward)(const EmbeddingForwardArgs&, Stream&);

@@ -10,22 +10,56 @@
 
 namespace tessera {
 
-/// A decoder-only transformer as GPT-2 has it (Radford et al. 2019): learned positions, layer norm
-/// before attention and MLP, GELU in its tanh form, biases everywhere.
-struct GptConfig {
-  std::int64_t vocab_size = 256;
-  std::int64_t context_length = 256;  ///< longest sequence; rows of the position embedding
-  std::int64_t layers = 4;
-  std::int64_t heads = 4;
-  std::int64_t width = 128;   ///< channels C; a multiple of heads
-  float dropout = 0.0F;       ///< after the embedding and on both residual branches
-  bool tie_embedding = true;  ///< the head's matrix is the token embedding
+/// How the position of a token enters attention in all families but GPT-2: channels i and i + R/2
+/// of a head's first R channels are turned by position * frequency i (RoFormer, Su et al. 2021).
+struct RotaryConfig {
+  enum class Scaling : std::uint8_t { kNone, kLlama3, kLongRope };
+
+  double base = 10000.0;      ///< frequency i is base^(-2 i / R) before scaling
+  double share = 1.0;         ///< R = head width * share, rounded down
+  Scaling scaling = Scaling::kNone;
+  double factor = 1.0;        ///< kLlama3: long waves become so many times longer
+  double low_frequency = 1.0, high_frequency = 4.0;  ///< kLlama3: where that begins and ends
+  std::int64_t trained_context = 0;  ///< of the model before its context was made longer
+  /// kLongRope: divisors of the R/2 frequencies for sequences up to `trained_context` and beyond.
+  std::vector<double> short_factors{}, long_factors{};
+
+  friend bool operator==(const RotaryConfig&, const RotaryConfig&) = default;
 };
 
-/// "gpt2-tiny" (bytes as tokens, for tests and first steps) and the four sizes of GPT-2:
-/// "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", which are also known by the names that
-/// Hugging Face has for them: "gpt2", "gpt2-medium", "gpt2-large" and "gpt2-xl", with or without
-/// "openai-community/" in front. Throws Error{kConfig} naming the choices.
+/// Decoder-only transformers that share one skeleton: a norm before attention and MLP, residuals
+/// around both, one more norm before the head. What differs is in gpt_family.h, a row for each.
+enum class GptFamily : std::uint8_t { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3 };
+
+struct GptConfig {
+  std::int64_t vocab_size = 256;
+  std::int64_t context_length = 256;  ///< longest sequence; GPT-2: rows of the position embedding
+  std::int64_t layers = 4;
+  std::int64_t heads = 4;     ///< of queries
+  std::int64_t width = 128;   ///< channels C
+  float dropout = 0.0F;       ///< after the embedding and on both residual branches
+  bool tie_embedding = true;  ///< the head's matrix is the token embedding
+  GptFamily family = GptFamily::kGpt2;
+  // Those below are of the families other than GPT-2.
+  std::int64_t kv_heads = 0;    ///< of keys and values, each for heads / kv_heads queries; 0: heads
+  std::int64_t head_width = 0;  ///< channels of a head; 0: width / heads
+  std::int64_t mlp_width = 0;   ///< hidden channels of the MLP; 0: 4 * width
+  std::int64_t window = 0;      ///< a token attends to that many, itself included; 0: to all before
+  std::int64_t first_window_layer = 0;  ///< earlier layers attend to all
+  float norm_epsilon = 1e-5F;
+  RotaryConfig rotary{};
+
+  std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
+  std::int64_t head_width_used() const { return head_width == 0 ? width / heads : head_width; }
+  std::int64_t mlp_width_used() const { return mlp_width == 0 ? 4 * width : mlp_width; }
+
+  friend bool operator==(const GptConfig&, const GptConfig&) = default;
+};
+
+/// A published model by name, such as "gpt2-124m", "llama3.2-1b" or "phi3-mini", or a tiny one of a
+/// family for tests and first steps, whose tokens are bytes: "gpt2-tiny", "llama-tiny", ... Hugging
+/// Face's names are known, too, with or without their owner: "gpt2-medium",
+/// "meta-llama/Llama-3.2-1B". Throws Error{kConfig} naming the choices.
 GptConfig gpt_preset(std::string_view name);
 /// The first of a preset's names, for any of them; empty if there is none of that name.
 std::string gpt_preset_name(std::string_view name);
@@ -33,11 +67,17 @@ std::string gpt_preset_name(std::string_view name);
 /// All names, each preset's first one and then its others; without an owner.
 std::vector<std::string> gpt_preset_names();
 
-/// The layers "embedding" (type "Embedding"), "h.0".. (type "TransformerBlock") and "head" (type
-/// "Head"), with the parameter names of GPT-2's published weights and their initialisation: normal
-/// numbers of standard deviation 0.02, divided by sqrt(2 * layers) for the projections that write
-/// to the residual stream; norms 1 and 0; biases 0. Matrices are stored (outputs, inputs). Weight
-/// decay is for matrices, embeddings included.
+/// The layers "embedding" (type "Embedding"), the blocks and "head" (type "Head"). Blocks of GPT-2
+/// are "h.0".. (type "TransformerBlock"), those of others "layers.0".. with the type that
+/// transformers has, such as "LlamaDecoderLayer".
+///
+/// Parameters have the names of the family's published weights without their prefix ("model.",
+/// "transformer."). As in Phi-3, query, key and value are one matrix, "self_attn.qkv_proj.weight"
+/// of (heads + 2 * kv heads) * head width rows in that order, and so are gate and up,
+/// "mlp.gate_up_proj.weight"; other families' files have them apart. Matrices are stored (outputs,
+/// inputs). They begin as normal numbers of standard deviation 0.02, in GPT-2 divided by
+/// sqrt(2 * layers) for the projections that write to the residual stream; norms begin as 1 and 0,
+/// biases as 0. Weight decay is for matrices, embeddings included.
 /// Throws Error{kConfig} if the sizes do not fit together.
 ///
 /// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count, nor one
@@ -51,10 +91,10 @@ std::vector<NamedText> configuration_of(const GptConfig& config);
 GptConfig parse_gpt_configuration(const std::vector<NamedText>& words);
 
 /// FLOPs of forward and backward per token of a full context: 6 for each matrix element, the head's
-/// included and the embeddings' lookups not, plus 6 * layers * context_length * width for
-/// attention, which is the count of the PaLM paper (Chowdhery et al. 2022, appendix B) halved
-/// because the scores above the diagonal are never computed. Norms, GELU and softmax are not
-/// counted.
+/// included and the embeddings' lookups not, plus 6 * layers * context_length * heads * head width
+/// for attention, which is the count of the PaLM paper (Chowdhery et al. 2022, appendix B) halved
+/// because the scores above the diagonal are never computed; nor are those outside of a window.
+/// Norms, activation functions, rotations and softmax are not counted.
 double gpt_flops_per_token(const GptConfig& config);
 
 /// Which positions gpt_logits is wanted for.

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "tessera/model/gpt.h"
+
+namespace tessera {
+
+/// What a family of models fixes. Its sizes are in GptConfig.
+struct FamilyRow {
+  GptFamily family;
+  std::string_view name;          ///< here, and "model_type" in Hugging Face's config.json
+  std::string_view architecture;  ///< class of the model in transformers
+  std::string_view base_class;    ///< of the model without its head
+  std::string_view block_class;   ///< of a block, by which wrap policies of others name it
+  std::string_view prefix;        ///< of names in Hugging Face's files; the head has none
+  bool qkv_bias = false;          ///< of query, key and value; GPT-2 has biases everywhere
+  bool head_norm = false;         ///< RMS norm of each query and key before their rotation
+  bool fused_files = false;       ///< files have qkv_proj and gate_up_proj as we do
+};
+
+/// All families, in the order of GptFamily.
+std::span<const FamilyRow> gpt_families();
+const FamilyRow& family_of(const GptConfig& config);
+
+/// The frequencies of a head's rotation in radians per token, R / 2 of them, for sequences of
+/// `length` tokens, computed as transformers does in modeling_rope_utils.py.
+std::vector<float> rotary_frequencies(const GptConfig& config, std::int64_t length);
+/// What cosine and sine are multiplied by; 1 but for kLongRope.
+float rotary_amplitude(const GptConfig& config);
+
+}  // namespace tessera
