@@ -18,26 +18,34 @@ Statistics allocate_statistics(Tape& tape, std::int64_t rows) {
 }
 
 void check_arguments(const char* op, const Value& x, const Parameter& gamma,
-                     const Parameter& beta) {
+                     const Parameter* beta) {
   require(x.shape().rank() >= 1, ErrorCode::kInvalidArgument, op, ": x is a scalar");
   check_compute_dtype(op, "x", x.tensor, x.dtype());
   const Shape channels{last_dim(x.shape())};
   check_operand(op, "gamma", gamma.value, channels, x.dtype());
-  check_operand(op, "beta", beta.value, channels, x.dtype());
+  if (beta != nullptr) check_operand(op, "beta", beta->value, channels, x.dtype());
 }
 
-/// The kernel sums both gradients or none. One that is frozen beside one that is not goes to
-/// scratch.
+/// With a beta the kernel sums both gradients or none. One that is frozen beside one that is not
+/// goes to scratch.
 struct NormGradients {
   TensorView dgamma, dbeta;
   bool accumulate = false;
   Tensor scratch;
 };
 
-NormGradients norm_gradients(Tape& tape, Parameter& gamma, Parameter& beta) {
+NormGradients norm_gradients(Tape& tape, Parameter& gamma, Parameter* beta_or_none) {
   check_gradient("layer_norm", "gamma", gamma);
-  check_gradient("layer_norm", "beta", beta);
   NormGradients result;
+  if (beta_or_none == nullptr) {
+    if (!gamma.gradient) return result;
+    const GradientTarget target = gradient_target(gamma);
+    result.dgamma = target.view;
+    result.accumulate = target.accumulate;
+    return result;
+  }
+  Parameter& beta = *beta_or_none;
+  check_gradient("layer_norm", "beta", beta);
   if (!gamma.gradient && !beta.gradient) return result;
   if (gamma.gradient && beta.gradient) {
     require(gamma.gradient_written == beta.gradient_written, ErrorCode::kInvalidArgument,
@@ -64,7 +72,7 @@ struct NormBackward {
   Saved x;
   Statistics statistics;
   Parameter& gamma;
-  Parameter& beta;
+  Parameter* beta;  ///< null in an RMS norm, which has no mean either
 
   void operator()(Tape& tape, Tensor dy) {
     Tensor collected = tape.take_gradient(x_id);
@@ -98,7 +106,7 @@ struct NormBackward {
 }  // namespace
 
 Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) {
-  check_arguments("layer_norm", x, gamma, beta);
+  check_arguments("layer_norm", x, gamma, &beta);
   Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
   Tensor y = tape.activation(x.shape(), x.dtype(), "layer norm output");
   tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
@@ -113,13 +121,30 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) 
                                     tape.stream());
   tape.charge(elementwise_cost(y, 8, 2));
   return tape.output(std::move(y),
-                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, beta});
+                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta});
+}
+
+Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon) {
+  check_arguments("rms_norm", x, gamma, nullptr);
+  Statistics statistics{.mean = {},
+                        .rstd = tape.activation(Shape{leading_rows(x.shape())}, DType::kFloat32,
+                                                "RMS norm rstd")};
+  Tensor y = tape.activation(x.shape(), x.dtype(), "RMS norm output");
+  tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
+                                     .gamma = gamma.value,
+                                     .y = as_matrix(y),
+                                     .rstd = statistics.rstd,
+                                     .epsilon = epsilon},
+                                    tape.stream());
+  tape.charge(elementwise_cost(y, 4, 2));
+  return tape.output(std::move(y),
+                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, nullptr});
 }
 
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
                           Parameter& beta) {
   constexpr const char* kOp = "add_layer_norm";
-  check_arguments(kOp, x, gamma, beta);
+  check_arguments(kOp, x, gamma, &beta);
   check_operand(kOp, "residual", residual.tensor, x.shape(), x.dtype());
   const int ids[] = {x.id, residual.id};
   Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
@@ -141,7 +166,7 @@ SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter&
     t.add_gradient(ids[0], gradient);
     t.add_gradient(ids[1], std::move(gradient));
   });
-  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma, beta};
+  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma, &beta};
   Value norm = tape.output(std::move(y), std::move(backward));
   return {.sum = std::move(sum_value), .norm = std::move(norm)};
 }

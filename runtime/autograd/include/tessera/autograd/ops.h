@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tessera/autograd/tape.h"
 
@@ -33,6 +34,9 @@ Value mlp(Tape& tape, Value x, MlpParameters parameters, const Value* residual =
 /// Normalisation of the last dimension C; gamma, beta (C).
 Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta);
 
+/// x / sqrt(mean(x^2) + epsilon) * gamma over the last dimension C; gamma (C).
+Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon);
+
 struct SumAndNorm {
   Value sum;   ///< x + residual
   Value norm;  ///< layer_norm(sum)
@@ -50,6 +54,24 @@ Value silu(Tape& tape, Value x);
 
 /// max(x, 0). In place of `x` where nothing else holds it; backward reads the output.
 Value relu(Tape& tape, Value x);
+
+/// silu(gate) * up of x (..., 2 F) = gate | up -> (..., F). Dropped and recomputed under selective
+/// recomputation.
+Value swiglu(Tape& tape, Value x);
+
+/// How `heads` makes attention's input; see HeadsForwardArgs.
+struct HeadsOptions {
+  std::int64_t heads = 0, kv_heads = 0, width = 0;
+  std::span<const float> frequencies{};  ///< must outlive the tape
+  float amplitude = 1.0F;
+  Parameter* q_gamma = nullptr;  ///< (width); both or none; must outlive the tape
+  Parameter* k_gamma = nullptr;
+  float epsilon = 1e-6F;
+};
+/// packed (B, L, (heads + 2 kv_heads) * width), queries, keys and values of a projection -> (B, L,
+/// 3 heads * width): queries and keys normalised and turned by their positions, keys and values
+/// repeated for the queries that share them. Dropped and recomputed under selective recomputation.
+Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 
 /// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and recomputed under
 /// selective recomputation.
