@@ -14,7 +14,9 @@ void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
 }
 
 /// Checks what both passes share.
-void check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
+void check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse,
+                  std::int64_t window) {
+  require(window >= 0, ErrorCode::kInvalidArgument, "attention: a window of ", window);
   require(qkv.shape.rank() == 5 && qkv.shape[2] == 3, ErrorCode::kInvalidArgument,
           "attention: qkv is ", qkv.shape, ", wanted (B, L, 3, H, D)");
   require(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16,
@@ -28,11 +30,11 @@ void check_common(const TensorView& qkv, const TensorView& out, const TensorView
 }  // namespace
 
 void check_attention(const AttentionForwardArgs& args) {
-  check_common(args.qkv, args.out, args.lse);
+  check_common(args.qkv, args.out, args.lse, args.window);
 }
 
 void check_attention(const AttentionBackwardArgs& args) {
-  check_common(args.qkv, args.out, args.lse);
+  check_common(args.qkv, args.out, args.lse, args.window);
   check(args.d_out, "d_out", args.out.shape, args.qkv.dtype);
   check(args.d_qkv, "d_qkv", args.qkv.shape, args.qkv.dtype);
 }

@@ -24,16 +24,12 @@ ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
 
 bool is_gpt2(const GptConfig& config) { return config.family == GptFamily::kGpt2; }
 
-std::string embedding_name(const GptConfig& config) {
-  return is_gpt2(config) ? "wte.weight" : "embed_tokens.weight";
-}
-
 /// Tokens to vectors; in GPT-2 with positions.
 class Embedding : public Layer {
  public:
   explicit Embedding(const GptConfig& config)
       : Layer("embedding", "Embedding"), dropout_(config.dropout) {
-    parameters_ = {vocabulary_matrix(embedding_name(config), config)};
+    parameters_ = {vocabulary_matrix(std::string(embedding_name(config)), config)};
     if (is_gpt2(config)) {
       parameters_.push_back(
           gpt::matrix("wpe.weight", config.context_length, config.width, gpt::kInitialStddev));
@@ -81,7 +77,7 @@ class Head : public Layer {
                      gpt::vector("ln_f.bias", config.width, 0.0F)};
     }
     if (config.tie_embedding) {
-      tied_parameters_ = {embedding_name(config)};
+      tied_parameters_ = {std::string(embedding_name(config))};
     } else {
       parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
     }

@@ -194,6 +194,10 @@ const FamilyRow& family_of(const GptConfig& config) {
   return kFamilies.at(static_cast<std::size_t>(config.family));
 }
 
+std::string_view embedding_name(const GptConfig& config) {
+  return config.family == GptFamily::kGpt2 ? "wte.weight" : "embed_tokens.weight";
+}
+
 double gpt_flops_per_token(const GptConfig& config) {
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };
   const double width = number(config.width);

@@ -18,7 +18,8 @@ class LlamaBlock : public Layer {
         qkv_bias_(family_of(config).qkv_bias),
         head_norm_(family_of(config).head_norm),
         frequencies_(rotary_frequencies(config, 1)),
-        amplitude_(rotary_amplitude(config)) {
+        amplitude_(rotary_amplitude(config)),
+        window_(index < config.first_window_layer ? 0 : config.window) {
     if (config.rotary.scaling == RotaryConfig::Scaling::kLongRope) {
       long_frequencies_ = rotary_frequencies(config, config.rotary.trained_context + 1);
     }
@@ -43,7 +44,7 @@ class LlamaBlock : public Layer {
       heads.k_gamma = next++;
     }
     x = ops::heads(tape, x, heads);
-    x = ops::attention(tape, x, config_.heads);
+    x = ops::attention(tape, x, config_.heads, window_);
     const Value sum = add_residual(tape, std::move(x), *next++, input);
     x = ops::rms_norm(tape, sum, *next++, epsilon);
     x = ops::linear(tape, x, *next++, nullptr);
@@ -90,6 +91,7 @@ class LlamaBlock : public Layer {
   std::vector<float> frequencies_;
   std::vector<float> long_frequencies_;  ///< of sequences beyond the trained context; empty if equal
   float amplitude_;
+  std::int64_t window_;
 };
 
 }  // namespace

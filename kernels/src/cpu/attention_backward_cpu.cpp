@@ -16,8 +16,9 @@
 // Blocks of scores are held transposed, a row per key: then lse and delta of the queries run along
 // the vectors, and two of the three products after the softmax need no transposition.
 //
-// Key blocks go left to right, so that block 0, which every query sees, starts dq. For each, query
-// blocks go from the last, which sees the whole key block and so starts dk and dv, to the diagonal.
+// Key blocks go left to right, so that the first that a query block sees starts its dq. For each,
+// query blocks go from the last that sees any of it, whose scores are there for the whole key block
+// and so start dk and dv, to the diagonal.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -56,7 +57,11 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
     const std::int64_t hidden = std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries);
     clear(p + row, hidden);
     clear(ds + row, hidden);
-    for_each_vector(block.queries - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    const std::int64_t seen_until =
+        std::clamp<std::int64_t>(c - block.diagonal + block.window, hidden, block.queries);
+    clear(p + row + seen_until, block.queries - seen_until);
+    clear(ds + row + seen_until, block.queries - seen_until);
+    for_each_vector(seen_until - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
       const std::int64_t r = hidden + i;
       const auto z = hn::Mul(load_n(scratch.scores + row + r, count), scale);
       const auto e = exp(hn::Sub(z, load_n(lse + r, count)));
@@ -119,7 +124,7 @@ class BackwardHead {
         h_(h),
         dtype_(args.qkv.dtype),
         scratch_(memory, shape.length, shape.head_dim, dtype_),
-        block_(shape.head_dim) {}
+        block_(shape.head_dim, shape.window) {}
 
   void run() {
     const std::int64_t length = shape_.length;
@@ -127,10 +132,11 @@ class BackwardHead {
     (args_.d_out, args_.out, shape_.out_offset(b_, h_), shape_.out_stride(), length,
      shape_.head_dim, scratch_.delta);
     for (std::int64_t k0 = 0; k0 < length; k0 += kKeyBlock) {
-      for (std::int64_t i = shape_.query_blocks() - 1; i * kQueryBlock >= k0; --i) {
-        add_block(k0, i * kQueryBlock, i == shape_.query_blocks() - 1);
-      }
       const std::int64_t keys = std::min(kKeyBlock, length - k0);
+      const std::int64_t last = shape_.last_query_block(k0 + keys);
+      for (std::int64_t i = last; i * kQueryBlock >= k0; --i) {
+        add_block(k0, i * kQueryBlock, i == last);
+      }
       store(scratch_.dk, 1, k0, keys);
       store(scratch_.dv, 2, k0, keys);
     }
@@ -157,7 +163,8 @@ class BackwardHead {
         rounded ? Matrix{scratch_.d_rounded, stride} : Matrix{scratch_.d_scores, stride};
     product(m, d, n, p, d_out_rows(q0), scratch_.dv, d, !last_queries);
     product(m, d, n, ds, qkv_rows(0, q0), scratch_.dk, d, !last_queries);
-    product(n, d, m, transposed(ds), qkv_rows(1, k0), scratch_.dq + q0 * d, d, k0 > 0);
+    product(n, d, m, transposed(ds), qkv_rows(1, k0), scratch_.dq + q0 * d, d,
+            k0 > shape_.first_key(q0));
   }
 
   void product(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a, const Matrix& b,

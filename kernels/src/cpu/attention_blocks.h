@@ -41,10 +41,13 @@ class Carver {
 
 /// One block of scores and where it stands.
 struct ScoreBlock {
-  explicit ScoreBlock(std::int64_t dim)
-      : head_dim(dim), scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
+  ScoreBlock(std::int64_t dim, std::int64_t attention_window)
+      : window(attention_window),
+        head_dim(dim),
+        scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
 
   std::int64_t queries = 0, keys = 0;
+  std::int64_t window;  ///< and of those the last `window`
   /// Query r sees keys [0, diagonal + r] of the block: its position less that of key 0, less r.
   std::int64_t diagonal = 0;
   std::int64_t head_dim;

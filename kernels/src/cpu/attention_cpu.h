@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -12,8 +13,12 @@ namespace tessera::cpu {
 
 /// Sizes of qkv (B, L, 3, H, D) and where the parts of head h of batch b begin.
 struct AttentionShape {
-  explicit AttentionShape(const TensorView& qkv)
-      : batch(qkv.shape[0]), length(qkv.shape[1]), heads(qkv.shape[3]), head_dim(qkv.shape[4]) {}
+  AttentionShape(const TensorView& qkv, std::int64_t attention_window)
+      : batch(qkv.shape[0]),
+        length(qkv.shape[1]),
+        heads(qkv.shape[3]),
+        head_dim(qkv.shape[4]),
+        window(attention_window == 0 ? length : std::min(attention_window, length)) {}
 
   /// Elements between the rows of q, k, v; and of out.
   std::int64_t qkv_stride() const { return 3 * heads * head_dim; }
@@ -27,8 +32,17 @@ struct AttentionShape {
   }
   std::int64_t lse_offset(std::int64_t b, std::int64_t h) const { return (b * heads + h) * length; }
   std::int64_t query_blocks() const { return (length + kQueryBlock - 1) / kQueryBlock; }
+  /// The first key of the first key block that queries from q0 on see.
+  std::int64_t first_key(std::int64_t q0) const {
+    return std::max<std::int64_t>(0, q0 - window + 1) / kKeyBlock * kKeyBlock;
+  }
+  /// The last query block that sees one of the keys before `end`.
+  std::int64_t last_query_block(std::int64_t end) const {
+    return std::min(query_blocks() - 1, (end - 1 + window - 1) / kQueryBlock);
+  }
 
   std::int64_t batch, length, heads, head_dim;
+  std::int64_t window;  ///< positions that a query sees, itself included
 };
 
 /// Zeros `count` elements, fp32 or bf16.

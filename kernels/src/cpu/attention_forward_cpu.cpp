@@ -30,28 +30,37 @@ T* probabilities(const ForwardScratch& scratch) {
   }
 }
 
-/// p[0, visible) = exp(scale z - maximum), zeros up to `keys`; returns the sum of p before
-/// rounding.
+/// Of one row of a block, the keys that it sees: none if end is begin.
+struct VisibleKeys {
+  std::int64_t begin, end;
+};
+
+/// p = exp(scale z - maximum) where visible, zeros elsewhere up to `keys`; returns the sum of p
+/// before rounding.
 template <typename T>
-HWY_INLINE float exponentiate_row(const float* z, T* p, std::int64_t visible, std::int64_t keys,
+HWY_INLINE float exponentiate_row(const float* z, T* p, VisibleKeys visible, std::int64_t keys,
                                   float scale, float maximum) {
   const auto shift = splat(maximum);
   auto sum = splat(0.0F);
-  for_each_vector(visible, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
+  clear(p, visible.begin);
+  clear(p + visible.end, keys - visible.end);
+  z += visible.begin;
+  p += visible.begin;
+  for_each_vector(visible.end - visible.begin, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     // Lanes past the end add exp(-inf), which is 1e-38 here, to a sum of at least 1.
     const auto score = load_n(z + j, count, -std::numeric_limits<float>::infinity());
     const auto e = exp(hn::MulSub(score, splat(scale), shift));
     sum = hn::Add(sum, e);
     store_n(e, p + j, count);
   });
-  clear(p + visible, keys - visible);
   return sum_lanes(sum);
 }
 
-HWY_INLINE float row_maximum(const float* z, std::int64_t visible) {
+HWY_INLINE float row_maximum(const float* z, VisibleKeys visible) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   auto maximum = splat(kNone);
-  for_each_vector(visible, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
+  z += visible.begin;
+  for_each_vector(visible.end - visible.begin, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     maximum = hn::Max(maximum, load_n(z + j, count, kNone));
   });
   return max_lanes(maximum);
@@ -61,7 +70,10 @@ template <typename T>
 void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) {
   for (std::int64_t r = 0; r < block.queries; ++r) {
     const float* z = scratch.scores + r * scratch.score_stride;
-    const std::int64_t visible = std::min(block.keys, block.diagonal + r + 1);
+    const std::int64_t end = std::min(block.keys, block.diagonal + r + 1);
+    // Of a window's first block a late query may see nothing: its maximum is then -inf, its sum 0.
+    const VisibleKeys visible{
+        std::clamp<std::int64_t>(block.diagonal + r + 1 - block.window, 0, end), end};
     const float local = block.scale * row_maximum(z, visible);
     const float maximum = block.first ? local : std::max(scratch.maxima[r], local);
     const float sum = exponentiate_row(z, probabilities<T>(scratch) + r * scratch.score_stride,
@@ -172,12 +184,13 @@ void attention_forward_block(const AttentionForwardArgs& args, const AttentionSh
     return {args.qkv.data + element * static_cast<std::int64_t>(size_of(dtype)), shape.qkv_stride(),
             false};
   };
-  ScoreBlock scores(shape.head_dim);
+  ScoreBlock scores(shape.head_dim, shape.window);
   scores.queries = queries;
-  for (std::int64_t k0 = 0; k0 < q0 + queries; k0 += kKeyBlock) {
+  const std::int64_t first = shape.first_key(q0);
+  for (std::int64_t k0 = first; k0 < q0 + queries; k0 += kKeyBlock) {
     scores.keys = std::min(kKeyBlock, q0 + queries - k0);
     scores.diagonal = q0 - k0;
-    scores.first = k0 == 0;
+    scores.first = k0 == first;
     multiply_scores(row(0, q0), row(1, k0), scores, scratch, dtype);
     HWY_DYNAMIC_DISPATCH(softmax_rows)(scratch, scores, dtype);
     add_values(row(2, k0), scores, scratch, dtype);

@@ -185,22 +185,28 @@ __device__ float over_row(float value, const Op& op) {
   return value;
 }
 
-/// One tile of the online softmax: scores become p, and what was summed before is rescaled.
+/// One tile of the online softmax: scores become p, and what was summed before is rescaled. A query
+/// of a window may see none of the first tile's keys: its maximum is then -inf, its p 0.
 __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&sum)[4], float c) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float m = fmaxf(fmaxf(s[i][0], s[i][1]), fmaxf(s[i][2], s[i][3]));
     m = fmaxf(maximum[i], over_row(m, [](float x, float y) { return fmaxf(x, y); }));
-    const float rescale = exp2f((maximum[i] - m) * c);
+    const float shift = m == -INFINITY ? 0.0F : m;
+    const float rescale = exp2f((maximum[i] - shift) * c);
     maximum[i] = m;
     sum[i] *= rescale;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       out[i][j] *= rescale;
-      s[i][j] = exp2f((s[i][j] - m) * c);
+      s[i][j] = exp2f((s[i][j] - shift) * c);
       sum[i] += s[i][j];
     }
   }
+}
+
+__device__ inline bool hides(const AttentionLayout& layout, int query, int key) {
+  return key > query || key <= query - layout.window;
 }
 
 template <typename T>
@@ -214,11 +220,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Problem<T> problem) {
   clear(out);
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
-  for (int key = 0; key <= first; key += kTile) {
+  for (int key = layout.first_key(first, kTile); key <= first; key += kTile) {
     multiply_rows(s, q, k.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       for (int j = 0; j < 4; ++j) {
-        if (key + 4 * tx() + j > first + 4 * ty() + i) s[i][j] = -INFINITY;
+        if (hides(layout, first + 4 * ty() + i, key + 4 * tx() + j)) s[i][j] = -INFINITY;
       }
     }
     softmax_step(s, out, maximum, sum, layout.scale * kLog2E);
@@ -252,13 +258,14 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(Problem<T> problem) {
   Sums p, ds, dk, dv;
   clear(dk);
   clear(dv);
-  for (int query = first; query < layout.length; query += kTile) {
+  const int end = layout.queries_end(min(first + kTile, layout.length));
+  for (int query = first; query < end; query += kTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = first + 4 * ty() + i > at;
+        const bool hidden = hides(layout, at, first + 4 * ty() + i);
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
       }
@@ -287,12 +294,12 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Problem<T> problem) {
   const float* delta = problem.statistics.delta + row;
   Sums s, ds, dq;
   clear(dq);
-  for (int key = 0; key <= first; key += kTile) {
+  for (int key = layout.first_key(first, kTile); key <= first; key += kTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       for (int j = 0; j < 4; ++j) {
-        const bool hidden = key + 4 * tx() + j > first + 4 * ty() + i;
+        const bool hidden = hides(layout, first + 4 * ty() + i, key + 4 * tx() + j);
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
       }
@@ -314,7 +321,7 @@ void launch_any(void (*kernel)(Problem<T>), const Problem<T>& problem, CudaStrea
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
   Problem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv);
+  problem.layout = AttentionLayout(args.qkv, args.window);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
   problem.lse = args.lse.as<float>();
@@ -324,7 +331,7 @@ void forward(const AttentionForwardArgs& args, CudaStream& stream) {
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   Problem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv);
+  problem.layout = AttentionLayout(args.qkv, args.window);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);
   problem.d_qkv = device_data<T>(args.d_qkv);

@@ -71,7 +71,7 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 template <bool kMask, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
-                                    float c) {
+                                    int window, float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int j = 0; j < kStep / 8; ++j) {
@@ -86,7 +86,8 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           float& p = s[i][j][2 * half + e];
           float& ds = dp[i][j][2 * half + e];
           p = simt::exp2_approx(fmaf(p, c, -lse));
-          if (kMask && key + i * 16 + half * 8 + lane / 4 > query + column) p = 0.0F;
+          const int row = key + i * 16 + half * 8 + lane / 4;
+          if (kMask && (row > query + column || row <= query + column - window)) p = 0.0F;
           ds = p * (ds - d);
         }
       }
@@ -125,19 +126,23 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
 
   const float c = layout.scale * kLog2E;
   float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
-  for (int stage = 0; query < layout.length; query += kStep, stage ^= 1) {
+  const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length));
+  for (int stage = 0; query < end; query += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
-    if (query + kStep < layout.length) copy_step(stage ^ 1, query + kStep);
-    if (query + kStep - 1 < warp_key) continue;  // none of them sees this warp's keys
+    if (query + kStep < end) copy_step(stage ^ 1, query + kStep);
+    const bool after_windows = warp_key + Sizes::kWarpRows - 1 <= query - layout.window;
+    if (query + kStep - 1 < warp_key || after_windows) continue;  // none sees this warp's keys
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    if (query < warp_key + Sizes::kWarpRows - 1) {
-      transposed_gradient<true, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query, c);
+    if (query < warp_key + Sizes::kWarpRows - 1 || warp_key <= query + kStep - 1 - layout.window) {
+      transposed_gradient<true, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
+                                           layout.window, c);
     } else {
-      transposed_gradient<false, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query, c);
+      transposed_gradient<false, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
+                                            layout.window, c);
     }
     add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -158,7 +163,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
 template <bool kMask, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
-                               int key, float c) {
+                               int key, int window, float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
@@ -168,9 +173,9 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
       for (int e = 0; e < 4; ++e) {
         const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][e / 2]));
         dp[i][j][e] = p * (dp[i][j][e] - delta[i][e / 2]);
-        if (kMask && key + j * 8 + lane % 4 * 2 + e % 2 > query + i * 16 + e / 2 * 8 + lane / 4) {
-          dp[i][j][e] = 0.0F;
-        }
+        const int row = query + i * 16 + e / 2 * 8 + lane / 4;
+        const int column = key + j * 8 + lane % 4 * 2 + e % 2;
+        if (kMask && (column > row || column <= row - window)) dp[i][j][e] = 0.0F;
       }
     }
   }
@@ -200,7 +205,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
-  copy_step(0, 0);
+  const int begin = layout.first_key(first_query, kStep);
+  copy_step(0, begin);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
   const std::int64_t row0 = place.index(layout) * problem.statistics.stride + warp_query;
@@ -216,18 +222,20 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   const float c = layout.scale * kLog2E;
   float dq[kM][kDim / 8][4] = {};
   const int end = min(first_query + Sizes::kRows, layout.length);
-  for (int key = 0, stage = 0; key < end; key += kStep, stage ^= 1) {
+  for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (key + kStep < end) copy_step(stage ^ 1, key + kStep);
-    if (key > warp_query + Sizes::kWarpRows - 1) continue;  // all hidden from this warp
+    constexpr int kLastRow = Sizes::kWarpRows - 1;
+    const bool before_windows = key + kStep - 1 <= warp_query - layout.window;
+    if (key > warp_query + kLastRow || before_windows) continue;  // all hidden from this warp
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
-    if (key + kStep - 1 > warp_query) {
-      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, c);
+    if (key + kStep - 1 > warp_query || key <= warp_query + kLastRow - layout.window) {
+      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, c);
     } else {
-      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, c);
+      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, c);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -252,7 +260,7 @@ void launch_both(const BackwardProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  const BackwardProblem problem{AttentionLayout(args.qkv), device_data<const bf16>(args.d_out),
+  const BackwardProblem problem{AttentionLayout(args.qkv, args.window), device_data<const bf16>(args.d_out),
                                 device_data<const bf16>(args.qkv), device_data<bf16>(args.d_qkv),
                                 row_statistics(args, stream)};
   if (problem.layout.head_dim <= 64) {

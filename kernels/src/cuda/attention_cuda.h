@@ -15,22 +15,34 @@ namespace tessera::cuda {
 /// by value.
 struct AttentionLayout {
   AttentionLayout() = default;
-  explicit AttentionLayout(const TensorView& qkv)
+  AttentionLayout(const TensorView& qkv, std::int64_t attention_window)
       : batch(qkv.shape[0]),
         length(static_cast<int>(qkv.shape[1])),
         heads(static_cast<int>(qkv.shape[3])),
         head_dim(static_cast<int>(qkv.shape[4])),
         qkv_stride(3 * heads * head_dim),
         out_stride(heads * head_dim),
+        window(attention_window == 0 || attention_window > length
+                   ? length
+                   : static_cast<int>(attention_window)),
         scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))) {}
 
   std::int64_t batch = 0;
   int length = 0, heads = 0, head_dim = 0;
   int qkv_stride = 0, out_stride = 0;  ///< elements between the rows of a head
-  float scale = 0.0F;                  ///< of the scores: 1 / sqrt(D)
+  int window = 0;      ///< positions that a query sees, itself included
+  float scale = 0.0F;  ///< of the scores: 1 / sqrt(D)
 
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
+  /// The first of the tiles of `rows` keys that a query sees, by its first key.
+  constexpr int first_key(int query, int rows) const {
+    return query < window ? 0 : (query - window + 1) / rows * rows;
+  }
+  /// Behind the last query that sees one of the keys before `keys_end`.
+  constexpr int queries_end(int keys_end) const {
+    return keys_end - 1 < length - window ? keys_end - 1 + window : length;
+  }
 };
 
 /// What the backward pass needs of each query besides the tensors: (B * H, padded length) each.

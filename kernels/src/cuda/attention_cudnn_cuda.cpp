@@ -176,7 +176,7 @@ void* part(const TensorView& qkv, std::int64_t index) {
 /// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
 Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
-                 CudaStream& stream) {
+                 std::int64_t window, CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return {};
   const TensorView& qkv = **views.begin();
@@ -189,7 +189,9 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                                               .backward = pass != CudnnPass::kForward},
                                              state.options)};
   if (choice.objection.empty()) {
-    choice.objection = misalignment(views);
+    choice.objection = window == 0 || window >= shape.length
+                           ? misalignment(views)
+                           : "the window is shorter than the sequence";
     if (choice.objection.empty()) choice = choose(stream, shape);
     if (!choice.objection.empty()) state.unforeseen = choice.objection;
   }
@@ -200,7 +202,8 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
 }
 
 Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
-  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, stream);
+  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window,
+                   stream);
 }
 
 CudnnPass backward_pass(CudaStream& stream) {
@@ -210,7 +213,7 @@ CudnnPass backward_pass(CudaStream& stream) {
 
 Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
   return find_plan(backward_pass(stream),
-                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, stream);
+                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window, stream);
 }
 
 }  // namespace

@@ -37,9 +37,10 @@ struct SoftmaxState {
   float sum[kRowBlocks][2];  // of this lane's keys
 };
 
-/// Hides the keys after each query: row 0 of the warp is query `query`, column 0 is key `key`.
+/// Hides the keys after each query and those before its window: row 0 of the warp is query `query`,
+/// column 0 is key `key`.
 template <int kKeys>
-__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key) {
+__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key, int window) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
@@ -48,14 +49,15 @@ __device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = query + i * 16 + e / 2 * 8 + lane / 4;
-        if (key + j * 8 + lane % 4 * 2 + e % 2 > row) s[i][j][e] = -INFINITY;
+        const int column = key + j * 8 + lane % 4 * 2 + e % 2;
+        if (column > row || column <= row - window) s[i][j][e] = -INFINITY;
       }
     }
   }
 }
 
-/// Turns scores into p and rescales what was summed before. Every query sees key 0, so the maximum
-/// is finite from the first tile on.
+/// Turns scores into p and rescales what was summed before. A query of a window may see none of the
+/// first tile's keys: its maximum is then -inf, its p 0.
 template <int kDim, int kKeys>
 __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
                              float (&out)[kRowBlocks][kDim / 8][4], SoftmaxState& state, float c) {
@@ -70,9 +72,10 @@ __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
       }
       maximum = fmaxf(maximum, __shfl_xor_sync(~0U, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(~0U, maximum, 2));
-      const float rescale = simt::exp2_approx((state.maximum[i][half] - maximum) * c);
+      const float shift = maximum == -INFINITY ? 0.0F : maximum;
+      const float rescale = simt::exp2_approx((state.maximum[i][half] - shift) * c);
       state.maximum[i][half] = maximum;
-      const float scaled = maximum * c;
+      const float scaled = shift * c;
       float sum = 0.0F;
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
@@ -132,8 +135,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   };
   clear_padding<kQueries + 4 * kKeys>(queries, q.chunks);
   copy_rows<kQueries>(queries, q, first_query);
-  copy_rows<kKeys>(keys(0), k, 0);
-  copy_rows<kKeys>(values(0), v, 0);
+  const int begin = layout.first_key(first_query, kKeys);
+  copy_rows<kKeys>(keys(0), k, begin);
+  copy_rows<kKeys>(values(0), v, begin);
   simt::cp_async_commit();
 
   const float c = layout.scale * kLog2E;
@@ -145,7 +149,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
     state.sum[i][0] = state.sum[i][1] = 0.0F;
   }
   const int end = min(first_query + kQueries, layout.length);
-  for (int key = 0, stage = 0; key < end; key += kKeys, stage ^= 1) {
+  for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this tile is there, and all warps have left the one before
     if (key + kKeys < end) {
@@ -153,10 +157,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
       copy_rows<kKeys>(values(stage ^ 1), v, key + kKeys);
       simt::cp_async_commit();
     }
-    if (key > warp_query + 16 * kRowBlocks - 1) continue;  // all hidden from this warp
+    constexpr int kLastRow = 16 * kRowBlocks - 1;
+    const bool before_windows = key + kKeys - 1 <= warp_query - layout.window;
+    if (key > warp_query + kLastRow || before_windows) continue;  // all hidden from this warp
     float s[kRowBlocks][kKeys / 8][4];
     multiply_rows<kRowBlocks, kKeys>(s, queries, warp_row, keys(stage));
-    if (key + kKeys - 1 > warp_query) mask_scores<kKeys>(s, warp_query, key);
+    if (key + kKeys - 1 > warp_query || key <= warp_query + kLastRow - layout.window) {
+      mask_scores<kKeys>(s, warp_query, key, layout.window);
+    }
     softmax_step<kDim, kKeys>(s, out, state, c);
     add_product<kRowBlocks, kKeys>(out, s, values(stage));
   }
@@ -176,7 +184,7 @@ void launch_forward(const ForwardProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  const ForwardProblem problem{AttentionLayout(args.qkv), device_data<const bf16>(args.qkv),
+  const ForwardProblem problem{AttentionLayout(args.qkv, args.window), device_data<const bf16>(args.qkv),
                                device_data<bf16>(args.out), args.lse.as<float>()};
   // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands fit
   // in 255 registers, two blocks to a multiprocessor.

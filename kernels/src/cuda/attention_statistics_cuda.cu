@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) statistics_kernel(StatisticsProblem<
 template <typename T>
 void launch_statistics(const AttentionBackwardArgs& args, const RowStatistics& to, float* lse2,
                        float* delta, cudaStream_t stream) {
-  StatisticsProblem<T> problem{AttentionLayout(args.qkv),
+  StatisticsProblem<T> problem{AttentionLayout(args.qkv, args.window),
                                device_data<const T>(args.d_out),
                                device_data<const T>(args.out),
                                args.lse.as<float>(),

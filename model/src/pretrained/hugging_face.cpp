@@ -2,25 +2,28 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "gpt_config.h"
 #include "pretrained/hugging_face_config.h"
 #include "pretrained/stored_gpt.h"
 #include "strict_json.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 using pretrained::Format;
+using pretrained::Part;
 using pretrained::Place;
 
 constexpr std::int64_t kMostIndexBytes = 100'000'000;
-constexpr std::string_view kPrefix = "transformer.";
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kDownloadAgain = "; download or write all of the folder's files again";
@@ -45,13 +48,52 @@ std::string stored_name(const std::string& name, std::string_view prefix) {
   return name.starts_with("lm_head.") ? name : std::string(prefix) + name;
 }
 
-Shape stored_shape(const ParameterSpec& spec) {
-  return pretrained::is_conv1d(spec.name) ? Shape{spec.shape[1], spec.shape[0]} : spec.shape;
+Shape stored_shape(const Part& part) {
+  return part.transposed ? Shape{part.shape[1], part.shape[0]} : part.shape;
 }
 
-/// Causal masks, which old files have as tensors.
-bool is_mask(std::string_view name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+/// Causal masks and rotary frequencies, which old files have as tensors.
+bool is_buffer(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+/// A tensor of the folder that has a parameter or some of its rows.
+struct StoredPart {
+  std::string name;  ///< without prefix
+  Part part;         ///< its shape alone
+};
+
+/// What one of our matrices is cut into by families whose files have them apart.
+struct Cut {
+  std::string_view ours;
+  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< names and rows
+};
+
+std::vector<Cut> cuts_of(const GptConfig& config) {
+  if (config.family == GptFamily::kGpt2 || family_of(config).fused_files) return {};
+  const std::int64_t queries = config.heads * config.head_width_used();
+  const std::int64_t keys = config.kv_heads_used() * config.head_width_used();
+  const std::int64_t mlp = config.mlp_width_used();
+  return {{"qkv_proj", {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}},
+          {"gate_up_proj", {{"gate_proj", mlp}, {"up_proj", mlp}}}};
+}
+
+/// Where a parameter lies in a folder, in order of its rows.
+std::vector<StoredPart> stored_parts(const ParameterSpec& spec, const std::vector<Cut>& cuts) {
+  for (const Cut& cut : cuts) {
+    const std::size_t at = spec.name.find(concat(".", cut.ours, "."));
+    if (at == std::string::npos) continue;
+    std::vector<StoredPart> all;
+    for (const auto& [part_name, rows] : cut.parts) {
+      std::string name = spec.name;
+      name.replace(at + 1, cut.ours.size(), part_name);
+      all.push_back({std::move(name), {.shape = spec.shape.with(0, rows)}});
+    }
+    return all;
+  }
+  return {{spec.name,
+           {.shape = spec.shape, .transposed = pretrained::is_conv1d(spec.name)}}};
 }
 
 /// Which file has which tensor, by an index; nothing if one file has all.
@@ -114,20 +156,19 @@ std::optional<Format> format_of(std::string_view dtype) {
   return std::nullopt;
 }
 
-/// A parameter's place, if the tensor is what config.json says.
-Place place_of(const ParameterSpec& spec, const StoredTensor& tensor, const InputFile& file) {
+/// Where the part lies, if the tensor is what config.json says.
+Part found_part(Part part, const StoredTensor& tensor, const InputFile& file) {
   const SafetensorsEntry& entry = tensor.entry;
-  require(entry.shape == stored_shape(spec), ErrorCode::kConfig, "'", file.path(), "': tensor '",
+  require(entry.shape == stored_shape(part), ErrorCode::kConfig, "'", file.path(), "': tensor '",
           entry.name, "' has the shape ", entry.shape, ", and by config.json it is ",
-          stored_shape(spec), "; one of the two is of another model", kDownloadAgain);
+          stored_shape(part), "; one of the two is of another model", kDownloadAgain);
   const auto format = format_of(entry.dtype);
   require(format.has_value(), ErrorCode::kConfig, "'", file.path(), "': tensor '", entry.name,
           "' is ", entry.dtype, "; F32, F16 and BF16 can be read: write the model in one of them");
-  return {.shape = spec.shape,
-          .file = tensor.file,
-          .offset = entry.begin,
-          .format = *format,
-          .transposed = pretrained::is_conv1d(spec.name)};
+  part.file = tensor.file;
+  part.offset = entry.begin;
+  part.format = *format;
+  return part;
 }
 
 /// A folder may have the head's matrix although it is the token embedding: then it must be that.
@@ -165,32 +206,44 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
           kSingleFile);
   model->config = pretrained::read_hugging_face_config((root / "config.json").string());
   const StoredTensors tensors = read_tensors(root, model->files);
-  const std::string_view prefix = tensors.contains("transformer.wte.weight") ? kPrefix : "";
+  const FamilyRow& family = family_of(model->config);
+  const std::string embedding(embedding_name(model->config));
+  const bool prefixed = tensors.contains(stored_name(embedding, family.prefix));
+  const std::string_view prefix = prefixed ? family.prefix : "";
   // Before a config.json of a million layers takes memory.
   require(static_cast<std::size_t>(model->config.layers) <= tensors.size(), ErrorCode::kConfig, "'",
-          folder, "' has ", tensors.size(), " tensors, too few for the n_layer of config.json, ",
+          folder, "' has ", tensors.size(), " tensors, too few for the layers of config.json, ",
           model->config.layers, kDownloadAgain);
   std::set<std::string> used, dtypes;
+  const std::vector<Cut> cuts = cuts_of(model->config);
   for (const ParameterSpec& spec : parameters_of(model->config)) {
-    const std::string name = stored_name(spec.name, prefix);
-    const auto tensor = tensors.find(name);
-    require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
-            "', which the model of config.json has", kDownloadAgain);
-    model->places[spec.name] = place_of(spec, tensor->second, model->files[tensor->second.file]);
-    used.insert(name);
-    dtypes.insert(tensor->second.entry.dtype);
+    Place place{.shape = spec.shape};
+    for (const StoredPart& stored : stored_parts(spec, cuts)) {
+      const std::string name = stored_name(stored.name, prefix);
+      const auto tensor = tensors.find(name);
+      require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
+              "', which the model of config.json has", kDownloadAgain);
+      const StoredTensor& found = tensor->second;
+      place.parts.push_back(found_part(stored.part, found, model->files[found.file]));
+      used.insert(name);
+      dtypes.insert(found.entry.dtype);
+    }
+    model->places[spec.name] = std::move(place);
   }
+  const std::size_t count = used.size();
   if (model->config.tie_embedding) {
-    check_tied_head(tensors, stored_name("wte.weight", prefix), model->files, root);
+    check_tied_head(tensors, stored_name(embedding, prefix), model->files, root);
     used.insert("lm_head.weight");
   }
   for (const auto& [name, tensor] : tensors) {
-    require(used.contains(name) || is_mask(name), ErrorCode::kConfig, "'",
-            model->files[tensor.file].path(), "' has the tensor '", name,
-            "', which a GPT-2 of this config.json does not have; to leave it out, load and save "
-            "the model with transformers' GPT2LMHeadModel");
+    require(used.contains(name) || is_buffer(name), ErrorCode::kConfig, "'",
+            model->files[tensor.file].path(), "' has the tensor '", name, "', which a ",
+            family.architecture,
+            " of this config.json does not have; to leave it out, load and save the model with "
+            "transformers' ",
+            family.architecture);
   }
-  model->format = concat("a Hugging Face folder: ", model->places.size(), " tensors,");
+  model->format = concat("a Hugging Face folder: ", count, " tensors,");
   for (const std::string& dtype : dtypes) model->format += " " + dtype;
   return PretrainedGpt(std::move(model));
 }
@@ -199,14 +252,23 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
                                     Storage& storage) {
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
-  std::vector<ParameterSpec> specs = parameters_of(config);
-  // In the order of transformers' own files.
-  std::ranges::sort(specs, {}, [](const ParameterSpec& s) { return stored_name(s.name, kPrefix); });
+  const std::string_view prefix = family_of(config).prefix;
+  std::vector<std::pair<ParameterSpec, StoredPart>> parts;
+  for (const ParameterSpec& spec : parameters_of(config)) {
+    for (StoredPart& part : stored_parts(spec, cuts_of(config))) {
+      parts.emplace_back(spec, std::move(part));
+    }
+  }
+  // In the order of transformers' own files; a parameter's parts stay in that of its rows.
+  std::vector<std::size_t> order(parts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {},
+                    [&](std::size_t i) { return stored_name(parts[i].second.name, prefix); });
   std::vector<SafetensorsEntry> entries;
-  for (const ParameterSpec& spec : specs) {
-    entries.push_back({.name = stored_name(spec.name, kPrefix),
+  for (const std::size_t i : order) {
+    entries.push_back({.name = stored_name(parts[i].second.name, prefix),
                        .dtype = std::string(safetensors_dtype(DType::kFloat32)),
-                       .shape = stored_shape(spec)});
+                       .shape = stored_shape(parts[i].second.part)});
   }
   const std::string header = safetensors_header(entries, {{"format", "pt"}});
   auto made = std::make_unique<PretrainedWriter::Target>(
@@ -217,10 +279,13 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
                                .is_folder = true,
                                .places = {}});
   PretrainedWriter::Target& target = *made;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    target.places[specs[i].name] = {.shape = specs[i].shape,
-                                    .offset = entries[i].begin,
-                                    .transposed = pretrained::is_conv1d(specs[i].name)};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    parts[order[i]].second.part.offset = entries[i].begin;
+  }
+  for (const auto& [spec, stored] : parts) {
+    Place& place = target.places[spec.name];
+    place.shape = spec.shape;
+    place.parts.push_back(stored.part);
   }
   PretrainedWriter writer(std::move(made));  // removes the folder if what follows fails
   storage.remove(target.temporary);          // left by a crash

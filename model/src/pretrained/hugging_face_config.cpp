@@ -5,16 +5,15 @@
 #include <vector>
 
 #include "gpt_config.h"
-#include "strict_json.h"
+#include "pretrained/config_reader.h"
+#include "pretrained/llama_config.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera::pretrained {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::int64_t kMostConfigBytes = 16 << 20;
-constexpr std::int64_t kMostOfAnything = 1 << 24;
 
 /// The class's default where the key is absent. Either name may be there.
 struct Size {
@@ -53,57 +52,39 @@ std::vector<Fixed> fixed_keys(const GptConfig& config) {
   };
 }
 
-std::string shown(const json& value) {
-  constexpr std::size_t kMost = 80;
-  const std::string text = value.dump(-1, ' ', true);
-  return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
-}
-
-bool is_gpt2(const json& architectures) {
-  const auto known = [](const json& name) {
-    return name == "GPT2LMHeadModel" || name == "GPT2Model";
-  };
-  return architectures.is_null() ||
-         (architectures.is_array() && std::ranges::any_of(architectures, known));
-}
-
-std::int64_t size_in(const json& config, const Size& size, const std::string& path) {
-  const char* const key = config.contains(size.key) ? size.key : size.alias;
-  if (!config.contains(key)) return size.fallback;
-  const json& value = config.at(key);
-  require(value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
-              value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMostOfAnything),
-          ErrorCode::kConfig, "'", path, "': ", key, " is ", shown(value),
-          ", and must be an integer from 1 to ", kMostOfAnything);
-  return value.get<std::int64_t>();
+GptConfig read_gpt2(const ConfigReader& reader) {
+  GptConfig config;
+  for (const Size& size : kSizes) {
+    const char* const key = reader.has(size.key) ? size.key : size.alias;
+    config.*size.member = reader.size(key, size.fallback);
+  }
+  for (const auto& [key, values] : fixed_keys(config)) reader.require_value(key, values);
+  config.tie_embedding = reader.flag("tie_word_embeddings", true);
+  return config;
 }
 
 }  // namespace
 
 GptConfig read_hugging_face_config(const std::string& path) {
-  const json file = data::read_strict_json(path, kMostConfigBytes);
-  require(file.is_object(), ErrorCode::kConfig, "'", path, "' is no JSON object");
-  const auto value_of = [&](const char* key, const json& fallback) {
-    return file.contains(key) ? file.at(key) : fallback;
+  const ConfigReader reader(path);
+  const json type = reader.value("model_type", nullptr);
+  const auto families = gpt_families();
+  const auto family = std::ranges::find_if(
+      families, [&](const FamilyRow& row) { return type == std::string(row.name); });
+  std::string known;
+  for (const FamilyRow& row : families) known += (known.empty() ? "" : ", ") + std::string(row.name);
+  require(family != families.end(), ErrorCode::kConfig, "'", path, "': model_type is ",
+          shown(type), "; what can be read is ", known);
+  const json architectures = reader.value("architectures", nullptr);
+  const auto is_known = [&](const json& name) {
+    return name == std::string(family->architecture) || name == std::string(family->base_class);
   };
-  const json type = value_of("model_type", nullptr);
-  require(type == "gpt2", ErrorCode::kConfig, "'", path, "': model_type is ", shown(type),
-          "; only \"gpt2\" can be read");
-  const json architectures = value_of("architectures", nullptr);
-  require(is_gpt2(architectures), ErrorCode::kConfig, "'", path, "': architectures is ",
-          shown(architectures), "; only GPT2LMHeadModel can be read");
-  GptConfig config;
-  for (const Size& size : kSizes) config.*size.member = size_in(file, size, path);
-  for (const Fixed& fixed : fixed_keys(config)) {
-    const json value = value_of(fixed.key, fixed.values.front());
-    require(std::ranges::find(fixed.values, value) != fixed.values.end(), ErrorCode::kConfig, "'",
-            path, "': ", fixed.key, " is ", shown(value), ", and only ", shown(fixed.values.back()),
-            " is computed here: this model cannot be read");
-  }
-  const json tied = value_of("tie_word_embeddings", true);
-  require(tied.is_boolean(), ErrorCode::kConfig, "'", path, "': tie_word_embeddings is ",
-          shown(tied), ", and must be true or false");
-  config.tie_embedding = tied.get<bool>();
+  require(architectures.is_null() ||
+              (architectures.is_array() && std::ranges::any_of(architectures, is_known)),
+          ErrorCode::kConfig, "'", path, "': architectures is ", shown(architectures),
+          "; of this model_type only ", family->architecture, " can be read");
+  GptConfig config = family->family == GptFamily::kGpt2 ? read_gpt2(reader)
+                                                        : read_llama_config(reader, *family);
   try {
     check(config);
   } catch (const Error& error) {
@@ -113,6 +94,7 @@ GptConfig read_hugging_face_config(const std::string& path) {
 }
 
 std::string hugging_face_config(const GptConfig& config) {
+  if (config.family != GptFamily::kGpt2) return llama_config_text(config);
   constexpr std::int64_t kEndOfText = 50256;  // GPT-2's only special token
   const json end = config.vocab_size > kEndOfText ? json(kEndOfText) : json();
   const double dropout = config.dropout;

@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 using pretrained::Format;
+using pretrained::Part;
 using pretrained::Place;
 
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
@@ -85,7 +86,7 @@ struct Layout {
   std::int64_t rows_at_once;
 };
 
-Layout layout_of(const Place& place) {
+Layout layout_of(const Part& place) {
   const std::int64_t columns = place.transposed ? place.shape[0] : 1;
   const std::int64_t row_bytes = columns * size_of(place.format);
   return {place.shape.numel() / std::max<std::int64_t>(columns, 1), columns,
@@ -96,7 +97,7 @@ std::size_t as_size(std::int64_t number) { return static_cast<std::size_t>(numbe
 
 /// Reads elements [first, first + values.size()) of a parameter whose elements lie in our order;
 /// returns the bytes.
-std::int64_t read_plain(const InputFile& file, const Place& place, std::int64_t first,
+std::int64_t read_plain(const InputFile& file, const Part& place, std::int64_t first,
                         std::span<float> values) {
   const std::int64_t size = size_of(place.format);
   const auto numel = static_cast<std::int64_t>(values.size());
@@ -112,7 +113,7 @@ std::int64_t read_plain(const InputFile& file, const Place& place, std::int64_t 
 }
 
 /// Reads our rows [first, first + rows) of a transposed matrix: columns of what lies in the file.
-std::int64_t read_columns(const InputFile& file, const Place& place, std::int64_t first,
+std::int64_t read_columns(const InputFile& file, const Part& place, std::int64_t first,
                           std::int64_t rows, float* values) {
   const std::int64_t columns = place.shape[1], all_rows = place.shape[0];
   const std::int64_t size = size_of(place.format);
@@ -140,9 +141,9 @@ std::int64_t read_columns(const InputFile& file, const Place& place, std::int64_
   return rows * columns * size;
 }
 
-/// Reads elements [first, first + values.size()) of a parameter; returns the bytes.
-std::int64_t read_interval(const InputFile& file, const Place& place, std::int64_t first,
-                           std::span<float> values) {
+/// Reads elements [first, first + values.size()) of a part; returns the bytes.
+std::int64_t read_part(const InputFile& file, const Part& place, std::int64_t first,
+                       std::span<float> values) {
   if (values.empty()) return 0;
   if (!place.transposed) return read_plain(file, place, first, values);
   const std::int64_t columns = place.shape[1];
@@ -154,6 +155,23 @@ std::int64_t read_interval(const InputFile& file, const Place& place, std::int64
   std::vector<float> rows(as_size((end - begin) * columns));
   const std::int64_t bytes = read_columns(file, place, begin, end - begin, rows.data());
   std::copy_n(rows.begin() + (first - begin * columns), values.size(), values.begin());
+  return bytes;
+}
+
+/// Reads elements [first, first + values.size()) of a parameter; returns the bytes.
+std::int64_t read_interval(const std::vector<InputFile>& files, const Place& place,
+                           std::int64_t first, std::span<float> values) {
+  const std::int64_t last = first + static_cast<std::int64_t>(values.size());
+  std::int64_t bytes = 0, part_begin = 0;
+  for (const Part& part : place.parts) {
+    const std::int64_t part_end = part_begin + part.shape.numel();
+    const std::int64_t begin = std::max(first, part_begin), end = std::min(last, part_end);
+    if (begin < end) {
+      bytes += read_part(files[part.file], part, begin - part_begin,
+                         values.subspan(as_size(begin - first), as_size(end - begin)));
+    }
+    part_begin = part_end;
+  }
   return bytes;
 }
 
@@ -237,7 +255,7 @@ void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
     std::ranges::copy(files_->checkpoint->read(std::string(name)), values.begin());
     return;
   }
-  read_interval(files_->files[place.file], place, 0, values);
+  read_interval(files_->files, place, 0, values);
 }
 
 std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
@@ -259,8 +277,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
           place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
       for (std::int64_t begin = 0; begin < piece.elements.numel; begin += kBlock) {
         values.resize(as_size(std::min(kBlock, piece.elements.numel - begin)));
-        bytes +=
-            read_interval(files_->files[place.file], place, piece.elements.begin + begin, values);
+        bytes += read_interval(files_->files, place, piece.elements.begin + begin, values);
         write_part(state, tensor, piece.first + begin, values, stream);
         if (master != nullptr) write_part(state, *master, piece.first + begin, values, stream);
       }
@@ -313,6 +330,27 @@ PretrainedGpt open_pretrained(const std::string& path) {
   return find_checkpoint(path).empty() ? open_hugging_face(path) : open_checkpoint(path);
 }
 
+namespace {
+
+void write_part(Storage::File& file, const Part& place, std::span<const float> values) {
+  const auto [rows, columns, at_once] = layout_of(place);
+  std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
+  std::vector<float> piece(place.transposed ? as_size(std::min(at_once, rows) * columns) : 0);
+  for (std::int64_t row = 0; row < rows; row += at_once) {
+    const std::int64_t count = std::min(at_once, rows - row);
+    auto from = values.subspan(place.transposed ? 0 : as_size(row));
+    if (place.transposed) {
+      transpose(values.data() + row, rows, piece.data(), columns, columns, count);
+      from = piece;
+    }
+    const auto written = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
+    encode(place.format, from.first(as_size(count * columns)), written);
+    file.write(place.offset + row * columns * size_of(place.format), written);
+  }
+}
+
+}  // namespace
+
 PretrainedWriter::PretrainedWriter(std::unique_ptr<Target> target) : target_(std::move(target)) {
   for (const auto& [name, place] : target_->places) target_->missing.insert(name);
 }
@@ -334,19 +372,10 @@ void PretrainedWriter::write(std::string_view name, std::span<const float> value
   const auto missing = target_->missing.find(name);
   require(missing != target_->missing.end(), ErrorCode::kInvalidArgument, "parameter '", name,
           "' is written to '", target_->path, "' twice");
-  const auto [rows, columns, at_once] = layout_of(place);
-  std::vector<std::byte> bytes(as_size(std::min(at_once, rows) * columns * size_of(place.format)));
-  std::vector<float> piece(place.transposed ? as_size(std::min(at_once, rows) * columns) : 0);
-  for (std::int64_t row = 0; row < rows; row += at_once) {
-    const std::int64_t count = std::min(at_once, rows - row);
-    auto from = values.subspan(place.transposed ? 0 : as_size(row));
-    if (place.transposed) {
-      transpose(values.data() + row, rows, piece.data(), columns, columns, count);
-      from = piece;
-    }
-    const auto written = std::span(bytes).first(as_size(count * columns * size_of(place.format)));
-    encode(place.format, from.first(as_size(count * columns)), written);
-    target_->file->write(place.offset + row * columns * size_of(place.format), written);
+  std::int64_t begin = 0;
+  for (const Part& part : place.parts) {
+    write_part(*target_->file, part, values.subspan(as_size(begin), as_size(part.shape.numel())));
+    begin += part.shape.numel();
   }
   target_->missing.erase(missing);
 }

@@ -20,13 +20,19 @@ namespace pretrained {
 /// How a file stores an element.
 enum class Format : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-/// A parameter in a file.
-struct Place {
+/// A tensor in a file: some of a parameter's rows.
+struct Part {
   Shape shape;              ///< ours
   std::size_t file = 0;     ///< index
   std::int64_t offset = 0;  ///< of its first byte
   Format format = Format::kFloat32;
   bool transposed = false;  ///< a matrix whose columns are our rows
+};
+
+/// A parameter in files: parts that follow each other along the first dimension.
+struct Place {
+  Shape shape;
+  std::vector<Part> parts{};
 };
 using Places = std::map<std::string, Place, std::less<>>;
 
@@ -60,7 +66,7 @@ struct PretrainedWriter::Target {
   std::string temporary;  ///< of the same kind, file or folder
   std::unique_ptr<Storage::File> file;
   bool is_folder = false;
-  pretrained::Places places;  ///< Place::file is not used
+  pretrained::Places places;  ///< Part::file is not used
   std::set<std::string, std::less<>> missing{};
   bool finished = false;
 };

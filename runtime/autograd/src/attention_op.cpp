@@ -6,13 +6,13 @@ namespace tessera::ops {
 namespace {
 
 struct Sizes {
-  std::int64_t batch, length, heads, head_dim;
+  std::int64_t batch, length, heads, head_dim, window;
 
   Shape qkv() const { return {batch, length, 3, heads, head_dim}; }
   Shape out() const { return {batch, length, heads, head_dim}; }
 };
 
-Sizes sizes_of(const Value& qkv, std::int64_t heads) {
+Sizes sizes_of(const Value& qkv, std::int64_t heads, std::int64_t window) {
   const Shape& shape = qkv.shape();
   require(shape.rank() == 3, ErrorCode::kInvalidArgument, "attention: qkv has shape ", shape,
           " and must have (batch, length, 3 * channels)");
@@ -20,8 +20,12 @@ Sizes sizes_of(const Value& qkv, std::int64_t heads) {
           "attention: the last dimension of qkv ", shape,
           " is not a multiple of 3 * heads = ", 3 * heads);
   check_compute_dtype("attention", "qkv", qkv.tensor, qkv.dtype());
-  return {
-      .batch = shape[0], .length = shape[1], .heads = heads, .head_dim = shape[2] / (3 * heads)};
+  require(window >= 0, ErrorCode::kInvalidArgument, "attention: a window of ", window);
+  return {.batch = shape[0],
+          .length = shape[1],
+          .heads = heads,
+          .head_dim = shape[2] / (3 * heads),
+          .window = window};
 }
 
 Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
@@ -40,11 +44,16 @@ Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
   return tape.workspace(bytes, "attention scratch");
 }
 
-/// `products` matrix products over the causal half of the scores.
+/// `products` matrix products over the scores that are not masked: the causal half, less what lies
+/// before the windows.
 Cost attention_cost(const Sizes& s, DType dtype, double products, double tensors) {
   const auto tokens = static_cast<double>(s.batch * s.length);
   const auto channels = static_cast<double>(s.heads * s.head_dim);
-  return {.flops = products * tokens * static_cast<double>(s.length) * channels,
+  const auto length = static_cast<double>(s.length);
+  const double outside =
+      s.window == 0 || s.window >= s.length ? 0.0 : static_cast<double>(s.length - s.window);
+  const double keys = length - (outside == 0.0 ? 0.0 : outside * outside / length);
+  return {.flops = products * tokens * keys * channels,
           .bytes = tensors * tokens * channels * static_cast<double>(size_of(dtype))};
 }
 
@@ -54,7 +63,8 @@ void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const Te
   tape.kernels().attention_forward({.qkv = qkv.reshape(sizes.qkv()),
                                     .out = out.reshape(sizes.out()),
                                     .lse = lse,
-                                    .workspace = workspace},
+                                    .workspace = workspace,
+                                    .window = sizes.window},
                                    tape.stream());
   tape.charge(attention_cost(sizes, qkv.dtype, 2, 4));
 }
@@ -78,7 +88,8 @@ struct AttentionBackward {
                                          .out = out_tensor.view().reshape(sizes.out()),
                                          .lse = lse,
                                          .d_qkv = d_qkv.view().reshape(sizes.qkv()),
-                                         .workspace = workspace},
+                                         .workspace = workspace,
+                                         .window = sizes.window},
                                         tape.stream());
     }
     tape.charge(attention_cost(sizes, qkv_tensor.dtype(), 5, 8));
@@ -88,8 +99,8 @@ struct AttentionBackward {
 
 }  // namespace
 
-Value attention(Tape& tape, const Value& qkv, std::int64_t heads) {
-  const Sizes sizes = sizes_of(qkv, heads);
+Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window) {
+  const Sizes sizes = sizes_of(qkv, heads, window);
   Tensor lse = tape.activation(Shape{sizes.batch, sizes.heads, sizes.length}, DType::kFloat32,
                                "attention log-sum-exp");
   constexpr const char* kWhat = "attention output";

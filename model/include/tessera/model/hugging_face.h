@@ -7,11 +7,12 @@
 
 namespace tessera {
 
-/// A folder with a GPT-2 as Hugging Face's transformers writes it and as the hub has it:
-/// config.json of version 4 or 5, and model.safetensors, or model.safetensors.index.json with the
-/// files that it names; tensors with or without the prefix "transformer.", in F32, F16 or BF16.
-/// Matrices of Conv1D, which lie there as (inputs, outputs), are transposed; causal masks are left
-/// out. Everything but the values is checked here, before memory is taken for them.
+/// A folder with a model of one of gpt_families() as Hugging Face's transformers writes it and as
+/// the hub has it: config.json of version 4 or 5, and model.safetensors, or
+/// model.safetensors.index.json with the files that it names; tensors with or without the family's
+/// prefix, in F32, F16 or BF16. Matrices of Conv1D, which lie there as (inputs, outputs), are
+/// transposed; query, key and value, and gate and up, are joined where they lie apart; causal masks
+/// and rotary frequencies are left out. Everything but the values is checked here, before memory is taken for them.
 /// Throws Error{kNotFound, kIo, kConfig}: another architecture, a key of config.json that changes
 /// what is computed, a tensor that is missing, unknown or of another shape or dtype.
 PretrainedGpt open_hugging_face(const std::string& folder);

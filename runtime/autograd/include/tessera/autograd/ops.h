@@ -73,9 +73,9 @@ struct HeadsOptions {
 /// repeated for the queries that share them. Dropped and recomputed under selective recomputation.
 Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 
-/// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). Dropped and recomputed under
-/// selective recomputation.
-Value attention(Tape& tape, const Value& qkv, std::int64_t heads);
+/// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). With a window a position attends
+/// to the last `window`, itself included. Dropped and recomputed under selective recomputation.
+Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0);
 
 /// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/golden.h"
+#include "support/small_run.h"
+
+namespace tessera::test {
+
+/// The batches of a golden file, in order.
+class GoldenBatches : public BatchSource {
+ public:
+  explicit GoldenBatches(const Golden& golden)
+      : tokens_(golden.ints("tokens")), targets_(golden.ints("targets")) {
+    const Shape shape = golden.shape("tokens");
+    length_ = shape[2];
+  }
+  Shape input_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  Shape target_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  DType input_dtype() const override { return DType::kInt32; }
+  DType target_dtype() const override { return DType::kInt32; }
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    std::copy_n(tokens_.begin() + first * length_, n * length_, inputs.as<std::int32_t>());
+    std::copy_n(targets_.begin() + first * length_, n * length_, targets.as<std::int32_t>());
+    return std::count_if(targets.as<std::int32_t>(), targets.as<std::int32_t>() + n * length_,
+                         [](std::int32_t t) { return t >= 0; });
+  }
+
+ private:
+  std::vector<std::int32_t> tokens_, targets_;
+  std::int64_t length_ = 0;
+};
+
+struct Trained {
+  std::vector<float> losses, norms;
+  std::vector<FullParameter> parameters;
+};
+
+using InitialValues = std::map<std::string, std::vector<float>>;
+
+/// Trains on all of the golden's batches from `initial`. `ranks` divides the batch of the golden run.
+inline Trained train_golden(const Golden& golden, const Model& model, const InitialValues& initial,
+                            const std::string& strategy, int ranks) {
+  const auto& optimizer = golden.index().at("optimizer");
+  const GoldenBatches source(golden);
+  const Shape tokens = golden.shape("tokens");
+  const ModelLayout layout = make_layout(model, {}, ranks);
+  const Schedule schedule = plan(layout, plan_options({.ranks = ranks, .strategy = strategy}));
+  ExecutorOptions options{.optimizer = {.hyperparameters = {{"beta1", optimizer.at("beta1")},
+                                                            {"beta2", optimizer.at("beta2")},
+                                                            {"epsilon", optimizer.at("epsilon")}},
+                                        .weight_decay = optimizer.at("weight_decay"),
+                                        .clip_norm = optimizer.at("clip_norm")},
+                          .micro_batch = tokens[1] / ranks};
+  Trained trained;
+  launch_ranks(make_thread_group(ranks), [&](int rank, ProcessGroup& group) {
+    const auto device = make_cpu_device();
+    Memory memory(*device);
+    RankGroups groups = RankGroups::split_from(group, schedule);
+    TrainingState state(layout, state_options(schedule), rank, memory);
+    Executor executor(state, model, {{&schedule, &source}}, groups, memory, options);
+    executor.set_parameters(
+        [&](const std::string& name) -> std::span<const float> { return initial.at(name); });
+    for (std::int64_t step = 0; step < tokens[0]; ++step) {
+      const StepResult r = executor.run_step(step, optimizer.at("learning_rate"));
+      if (rank != 0) continue;
+      trained.losses.push_back(static_cast<float>(r.loss));
+      trained.norms.push_back(static_cast<float>(r.gradient_norm));
+    }
+    auto parameters = executor.gather_parameters();
+    if (rank == 0) trained.parameters = std::move(parameters);
+  });
+  return trained;
+}
+
+}  // namespace tessera::test
