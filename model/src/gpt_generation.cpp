@@ -32,7 +32,7 @@ class GptGeneration::LogitHead : public FrozenLayer {
   LogitHead(std::unique_ptr<Layer> head, GptGeneration& owner)
       : FrozenLayer(std::move(head)), owner_(owner) {
     // A session's plan has a training step, too, for which there must be something to train.
-    for (ParameterSpec& spec : parameters_) spec.trainable = spec.name == "ln_f.bias";
+    parameters_.front().trainable = true;  // the last norm's
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

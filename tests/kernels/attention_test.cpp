@@ -6,10 +6,16 @@ namespace {
 
 struct Sizes {
   std::int64_t batch, length, heads, dim;
+  std::int64_t window = 0;
+
+  /// The first key that a query sees.
+  std::int64_t first_key(std::int64_t query) const {
+    return window == 0 ? 0 : std::max<std::int64_t>(0, query - window + 1);
+  }
 };
 
 std::string name(const Sizes& s) {
-  return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim);
+  return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ", s.window);
 }
 
 /// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).
@@ -33,12 +39,12 @@ struct ForwardOracle {
   Doubles out, lse;
 };
 
-/// The probabilities of query l, and their log-denominator.
+/// The probabilities of query l, and their log-denominator. Keys before its window have 0.
 Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::int64_t h,
                       std::int64_t l, double& lse) {
   Doubles p(at(l + 1));
   double maximum = -INFINITY;
-  for (std::int64_t k = 0; k <= l; ++k) {
+  for (std::int64_t k = i.s.first_key(l); k <= l; ++k) {
     for (std::int64_t d = 0; d < i.s.dim; ++d) {
       p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
     }
@@ -46,7 +52,9 @@ Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::i
     maximum = std::max(maximum, p[at(k)]);
   }
   double sum = 0.0;
-  for (double& value : p) sum += value = std::exp(value - maximum);
+  for (std::int64_t k = i.s.first_key(l); k <= l; ++k) {
+    sum += p[at(k)] = std::exp(p[at(k)] - maximum);
+  }
   for (double& value : p) value /= sum;
   lse = maximum + std::log(sum);
   return p;
@@ -134,7 +142,8 @@ Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
       {.qkv = view_of(qkv, Shape{s.batch, s.length, 3, s.heads, s.dim}),
        .out = view_of(r.out, Shape{s.batch, s.length, s.heads, s.dim}),
        .lse = view_of(r.lse, Shape{s.batch, s.heads, s.length}),
-       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64)},
+       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
+       .window = s.window},
       stream);
   expect_guard(workspace);
   return r;
@@ -154,7 +163,8 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
        .out = view_of(f.out, out),
        .lse = view_of(f.lse, Shape{s.batch, s.heads, s.length}),
        .d_qkv = view_of(d_qkv, packed),
-       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64)},
+       .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
+       .window = s.window},
       stream);
   expect_guard(workspace);
   return d_qkv;
@@ -203,6 +213,31 @@ std::vector<Sizes> sizes_across_blocks() {
 
 TYPED_TEST(Attention, CrossesBlocksOfKeysAndQueries) {
   for (const Sizes& s : sizes_across_blocks()) check<TypeParam>(s);
+}
+
+// Windows of a single key, inside of a tile, of whole tiles and beyond them; on CUDA by both kinds
+// of kernels.
+TYPED_TEST(Attention, TakesWindows) {
+  const std::vector<Sizes> sizes =
+      testing_cuda()
+          ? std::vector<Sizes>{{1, 70, 1, 64, 1},   {1, 200, 1, 64, 33}, {1, 150, 1, 3, 64},
+                               {1, 161, 1, 128, 5}, {1, 257, 1, 8, 128}, {1, 97, 1, 72, 96}}
+          : std::vector<Sizes>{{1, 70, 2, 16, 1},  {2, 130, 1, 8, 7},    {1, 700, 1, 16, 64},
+                               {1, 1100, 1, 4, 5}, {1, 1100, 1, 4, 512}, {1, 1100, 2, 4, 600},
+                               {1, 64, 1, 4, 64},  {1, 65, 1, 4, 64}};
+  for (const Sizes& s : sizes) check<TypeParam>(s);
+}
+
+TYPED_TEST(Attention, AWindowOfTheWholeSequenceChangesNoBit) {
+  const Sizes all{1, 100, 2, 16};
+  const auto qkv = random_values<TypeParam>(3 * out_numel(all), 1);
+  const auto d_out = random_values<TypeParam>(out_numel(all), 2);
+  for (const std::int64_t window : {100, 101, 5000}) {
+    Sizes windowed = all;
+    windowed.window = window;
+    EXPECT_TRUE(same_bits(forward(qkv, windowed).out, forward(qkv, all).out)) << window;
+    EXPECT_TRUE(same_bits(backward(qkv, d_out, windowed), backward(qkv, d_out, all))) << window;
+  }
 }
 
 // On CUDA, D decides about the kernel: multiples of 8 up to 128 go to tensor cores, padded to 64 or

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "sharding/golden_run.h"
+#include "support/golden_run.h"
 
 // Twenty AdamW steps of a small GPT-2 against PyTorch, with every strategy.
 namespace tessera::test {

@@ -93,7 +93,7 @@ void launch_statistics(const AttentionBackwardArgs& args, const RowStatistics& t
 }  // namespace
 
 RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream) {
-  const AttentionLayout layout(args.qkv);
+  const AttentionLayout layout(args.qkv, args.window);
   const std::int64_t stride = layout.tiles(kStatisticsPadding) * kStatisticsPadding;
   const std::int64_t count = layout.all_heads() * stride;
   auto* lse2 = static_cast<float*>(attention_scratch(

@@ -195,16 +195,21 @@ void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
 
 }  // namespace
 
-PretrainedGpt open_hugging_face(const std::string& folder) {
-  auto model = std::make_shared<PretrainedGpt::Files>();
-  model->path = folder;
+GptConfig hugging_face_config_of(const std::string& folder) {
   std::error_code error;
-  const fs::path root(folder);
-  require(fs::exists(root / "config.json", error), ErrorCode::kNotFound, "'", folder,
+  const fs::path file = fs::path(folder) / "config.json";
+  require(fs::exists(file, error), ErrorCode::kNotFound, "'", folder,
           "' has no config.json, so it is no Hugging Face folder of a model; name the folder that "
           "has config.json and ",
           kSingleFile);
-  model->config = pretrained::read_hugging_face_config((root / "config.json").string());
+  return pretrained::read_hugging_face_config(file.string());
+}
+
+PretrainedGpt open_hugging_face(const std::string& folder) {
+  auto model = std::make_shared<PretrainedGpt::Files>();
+  model->path = folder;
+  const fs::path root(folder);
+  model->config = hugging_face_config_of(folder);
   const StoredTensors tensors = read_tensors(root, model->files);
   const FamilyRow& family = family_of(model->config);
   const std::string embedding(embedding_name(model->config));

@@ -64,7 +64,7 @@ std::int64_t largest_layer(const Model& model) {
   std::map<std::string, std::int64_t> numel;
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& parameter : layer->parameters()) {
-      const bool block = layer->type() == "TransformerBlock";
+      const bool block = layer->type() != "Embedding" && layer->type() != "Head";
       const std::string module = parameter.name.substr(0, parameter.name.rfind('.'));
       numel[block ? layer->name() : module] += parameter.shape.numel();
     }

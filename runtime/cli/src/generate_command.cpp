@@ -24,7 +24,7 @@ namespace {
 const std::map<std::string, std::string>& shared_settings() {
   static const std::map<std::string, std::string> helps{
       {"init",
-       "the model: a checkpoint, a folder of a GPT-2 as Hugging Face has it, or a model .bin of "
+       "the model: a checkpoint, a Hugging Face folder, or a model .bin of "
        "llm.c"},
       {"tokenizer", ""},
       {"prompt", ""},

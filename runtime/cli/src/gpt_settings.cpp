@@ -56,12 +56,14 @@ std::vector<Setting> model_settings() {
       all.begin(),
       {.name = "model",
        .fallback = "gpt2-tiny",
-       .help = concat("a preset, which the sizes below change: ", model_names()),
+       .help = concat("a preset, or a Hugging Face folder whose config.json it is, which the sizes "
+                      "below change: ",
+                      model_names()),
        .check = [](const nlohmann::json& value) { check_model_name(value.get<std::string>()); }});
   all.push_back({.name = "init",
                  .help = "start from trained weights, whose model it is then: a checkpoint, of "
-                         "which the parameters are taken, a folder of a GPT-2 as Hugging Face has "
-                         "it, or a model .bin of llm.c",
+                         "which the parameters are taken, a Hugging Face folder, or a model .bin "
+                         "of llm.c",
                  .check =
                      [](const nlohmann::json& value) {
                        require(!value.get<std::string>().empty(), ErrorCode::kConfig,
@@ -76,7 +78,7 @@ std::vector<Setting> model_settings() {
                  .must_agree = MustAgree::kNone});
   all.push_back({.name = "sequence_length",
                  .type = SettingType::kInteger,
-                 .help = "tokens per sample [the context length]",
+                 .help = "tokens per sample [the context length, at most 4096]",
                  .minimum = 1,
                  .maximum = kMaxSize});
   return in_group("Model", std::move(all));
@@ -134,7 +136,7 @@ PretrainedGpt open_init(const Config& config) {
   const auto path = config.get<std::string>("init");
   PretrainedGpt pretrained = open_model(config);
   const GptConfig& own = pretrained.config();
-  const GptConfig named = gpt_preset(config.get<std::string>("model"));
+  const GptConfig named = named_model(config.get<std::string>("model"));
   for (const auto& row : size_rows()) {
     const std::string& name = row.setting.name;
     const bool is_given = !config.is_null(name);
@@ -161,7 +163,8 @@ GptChoice choose_gpt(Config& config) {
     choice.tokenizer.emplace(config.get<std::string>("tokenizer"));
   }
   if (config.is_null("init")) {
-    gpt = gpt_preset(preset);
+    gpt = named_model(config.get<std::string>("model"));
+    if (preset.empty()) preset = preset_of(gpt);
     if (choice.tokenizer) gpt.vocab_size = choice.tokenizer->vocab_size();
     for (const auto& [setting, read, write] : size_rows()) {
       if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
@@ -177,17 +180,22 @@ GptChoice choose_gpt(Config& config) {
             config.get<std::string>("tokenizer"), "' has ", choice.tokenizer->vocab_size(),
             " tokens; give at least as many, or leave it out");
   }
-  config.set_effective("model", preset.empty() ? nlohmann::json() : nlohmann::json(preset));
+  if (!preset.empty()) {
+    config.set_effective("model", preset);
+  } else if (!config.is_null("init")) {
+    config.set_effective("model", nullptr);  // otherwise it is the folder that was given
+  }
   for (const auto& row : size_rows()) config.set_effective(row.setting.name, row.read(gpt));
   dropout_row().write(gpt, config.value("dropout"));
   if (config.is_null("sequence_length")) {
-    config.set_effective("sequence_length", gpt.context_length);
+    constexpr std::int64_t kMostByDefault = 4096;  // contexts of 131,072 are for inference
+    config.set_effective("sequence_length", std::min(gpt.context_length, kMostByDefault));
   }
   choice.sequence_length = config.get<std::int64_t>("sequence_length");
   require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", gpt.context_length,
           " tokens; give --sequence-length at most that or raise ", "--context-length");
-  choice.name = model_label(preset.empty() ? "gpt2" : preset, gpt);
+  choice.name = model_label(preset.empty() ? gpt_preset_names().front() : preset, gpt);
   return choice;
 }
 

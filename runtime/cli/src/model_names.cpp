@@ -4,10 +4,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/model/gpt_family.h"
+#include "tessera/model/hugging_face.h"
 
 namespace tessera::cli {
 namespace {
@@ -28,6 +31,11 @@ constexpr std::array kSizes{Sizes{12, 12, 768},  Sizes{24, 16, 1024}, Sizes{36, 
                             Sizes{48, 25, 1600}, Sizes{32, 32, 2560}, Sizes{32, 32, 4096},
                             Sizes{40, 40, 5120}, Sizes{48, 56, 7168}, Sizes{64, 72, 9216},
                             Sizes{96, 96, 12288}};
+
+bool is_folder(const std::string& name) {
+  std::error_code error;
+  return std::filesystem::is_directory(name, error);
+}
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
@@ -75,29 +83,40 @@ std::string model_names() {
   return text;
 }
 
+GptConfig named_model(const std::string& name) {
+  return is_folder(name) ? hugging_face_config_of(name) : gpt_preset(name);
+}
+
 void check_model_name(const std::string& name) {
   if (!gpt_preset_name(name).empty()) return;
+  if (is_folder(name)) {
+    hugging_face_config_of(name);
+    return;
+  }
   const std::string nearest = nearest_name(name, gpt_preset_names());
   require(nearest.empty(), ErrorCode::kConfig, "there is no model '", name, "'; did you mean '",
           nearest, "'?");
   const double parameters = parameters_in(name);
   fail(ErrorCode::kConfig, "there is no model '", name,
-       "'; the models are GPT-2's: ", model_names(),
+       "'; give a Hugging Face folder, or one of ", model_names(),
        parameters > 0.0 ? concat("; nearest in size: ", flags_near(parameters))
                         : "; --layers, --heads and --width make others of them");
 }
 
 bool has_sizes_of(const GptConfig& a, const GptConfig& b) {
-  return a.layers == b.layers && a.heads == b.heads && a.width == b.width &&
-         a.vocab_size == b.vocab_size && a.context_length == b.context_length;
+  GptConfig same = a;
+  same.dropout = b.dropout;
+  same.tie_embedding = b.tie_embedding;
+  return same == b;
 }
 
 std::string model_label(const std::string& preset, const GptConfig& config) {
   const GptConfig given = gpt_preset(preset);
   if (has_sizes_of(config, given)) return preset;
+  const bool gpt2 = config.family == GptFamily::kGpt2;
   const bool vocabulary = config.vocab_size != given.vocab_size;
   const bool context = config.context_length != given.context_length;
-  std::string label = concat("GPT of ", counted(config.layers, "layer"), " x ", config.width, ", ",
+  std::string label = concat(gpt2 ? "GPT" : family_of(config).name, " of ", counted(config.layers, "layer"), " x ", config.width, ", ",
                              counted(config.heads, "head"));
   if (context) label += concat(", context ", config.context_length);
   if (vocabulary) label += concat(", vocabulary ", config.vocab_size);

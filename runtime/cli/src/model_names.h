@@ -14,6 +14,8 @@ std::string model_names();
 void check_model_name(const std::string& name);
 
 bool has_sizes_of(const GptConfig& a, const GptConfig& b);
+/// The model of a preset's name or of a Hugging Face folder.
+GptConfig named_model(const std::string& name);
 
 /// The preset's name where the model has its sizes, else those: "GPT of 2 layers x 36, 2 heads".
 std::string model_label(const std::string& preset, const GptConfig& config);

@@ -225,7 +225,7 @@ void translate_block_classes(Section& fsdp, const char* key) {
     fsdp.translate(
         key, "wrap", "layer",
         concat(quoted(joined(others)), others.size() > 1 ? " are layers" : " is a layer",
-               " of another model; here each ", block_class_names().front(), " is a unit"));
+               " of another model; here each of the model's blocks is a unit"));
   }
 }
 
@@ -384,7 +384,9 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
 namespace tessera {
 
 std::vector<std::string> block_class_names() {
-  return {"GPT2Block", "GptBlock", "TransformerBlock", "Block"};
+  return {"GPT2Block",           "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer",
+          "Qwen3DecoderLayer",   "Phi3DecoderLayer",  "GptBlock",            "TransformerBlock",
+          "Block"};
 }
 
 }  // namespace tessera

@@ -63,17 +63,22 @@ void gelu_forward(const GeluForwardArgs& a, Stream& /*stream*/) {
 void gelu_backward(const GeluBackwardArgs& a, Stream& /*stream*/) {
   record("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
-/// `products` matrix products over the causal half of the scores.
-double attention_flops(const TensorView& out, double products) {
-  return products * static_cast<double>(out.numel()) * static_cast<double>(out.shape[1]);
+/// `products` matrix products over the scores that are not masked: the causal half, less what lies
+/// before the windows.
+double attention_flops(const TensorView& out, std::int64_t window, double products) {
+  const auto length = static_cast<double>(out.shape[1]);
+  const double outside =
+      window == 0 ? 0.0 : std::max(0.0, length - static_cast<double>(window));
+  const double keys = outside == 0.0 ? length : length - outside * outside / length;
+  return products * static_cast<double>(out.numel()) * keys;
 }
 void attention_forward(const AttentionForwardArgs& a, Stream& /*stream*/) {
   record("attention_forward", a.out, bytes_of({&a.qkv, &a.out, &a.lse}),
-         attention_flops(a.out, 2.0));
+         attention_flops(a.out, a.window, 2.0));
 }
 void attention_backward(const AttentionBackwardArgs& a, Stream& /*stream*/) {
   record("attention_backward", a.out, bytes_of({&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv}),
-         attention_flops(a.out, 5.0));
+         attention_flops(a.out, a.window, 5.0));
 }
 void embedding_forward(const EmbeddingForwardArgs& a, Stream& /*stream*/) {
   record("embedding_forward", a.x, 2.0 * bytes_of({&a.x}) + bytes_of({&a.tokens, &a.wpe}));
@@ -103,6 +108,18 @@ void silu_forward(const SiluForwardArgs& a, Stream& /*stream*/) {
 }
 void silu_backward(const SiluBackwardArgs& a, Stream& /*stream*/) {
   record("silu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+}
+void swiglu_forward(const SwigluForwardArgs& a, Stream& /*stream*/) {
+  record("swiglu_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void swiglu_backward(const SwigluBackwardArgs& a, Stream& /*stream*/) {
+  record("swiglu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+}
+void heads_forward(const HeadsForwardArgs& a, Stream& /*stream*/) {
+  record("heads_forward", a.packed, bytes_of({&a.packed, &a.qkv}));
+}
+void heads_backward(const HeadsBackwardArgs& a, Stream& /*stream*/) {
+  record("heads_backward", a.d_packed, bytes_of({&a.d_qkv, &a.packed, &a.d_packed}));
 }
 void relu_forward(const ReluForwardArgs& a, Stream& /*stream*/) {
   record("relu_forward", a.x, bytes_of({&a.x, &a.y}));
@@ -198,6 +215,10 @@ KernelTable recording_kernels() {
   table.add = add;
   table.silu_forward = silu_forward;
   table.silu_backward = silu_backward;
+  table.swiglu_forward = swiglu_forward;
+  table.swiglu_backward = swiglu_backward;
+  table.heads_forward = heads_forward;
+  table.heads_backward = heads_backward;
   table.relu_forward = relu_forward;
   table.relu_backward = relu_backward;
   table.fill = fill;

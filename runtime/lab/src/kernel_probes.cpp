@@ -138,6 +138,28 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
     return ReluBackwardArgs{y, dy, dx};
   });
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.swiglu_forward({.x = o.input({1, n}, t), .y = o.output({1, n / 2}, t)}, s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.swiglu_backward(
+        {.x = o.input({1, n}, t), .dy = o.input({1, n / 2}, t), .dx = o.output({1, n}, t)}, s);
+  });
+  // As many heads of keys as of queries would make it a copy and a rotation of two thirds.
+  constexpr std::int64_t kHeads = 2, kPacked = 4, kWidth = 64;
+  static const std::vector<float> frequencies(kWidth / 2, 0.5F);
+  const std::int64_t length = std::max<std::int64_t>(1, n / (kPacked * kWidth));
+  const Shape packed{1, length, kPacked, kWidth}, qkv{1, length, 3, kHeads, kWidth};
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.heads_forward({.packed = o.input(packed, t), .qkv = o.output(qkv, t),
+                     .frequencies = frequencies},
+                    s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.heads_backward({.d_qkv = o.input(qkv, t), .d_packed = o.output(packed, t),
+                      .frequencies = frequencies},
+                     s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.dropout({.x = o.input({n}, t),
                .y = o.output({n}, t),
                .probability = 0.1F,

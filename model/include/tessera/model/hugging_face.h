@@ -17,6 +17,9 @@ namespace tessera {
 /// what is computed, a tensor that is missing, unknown or of another shape or dtype.
 PretrainedGpt open_hugging_face(const std::string& folder);
 
+/// The configuration of such a folder; its weights need not be there. Throws as open_hugging_face.
+GptConfig hugging_face_config_of(const std::string& folder);
+
 /// Writes such a folder: config.json and model.safetensors in F32. `folder` must not exist.
 /// Throws Error{kConfig} if it does, and Error{kIo}.
 PretrainedWriter write_hugging_face(const std::string& folder, const GptConfig& config,

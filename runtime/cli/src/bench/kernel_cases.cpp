@@ -92,6 +92,55 @@ Prepare activation_backward(void (*KernelTable::*kernel)(const Args&, Stream&), 
   };
 }
 
+/// x (kTokens, 4 C) of gate and up.
+Prepare swiglu(DType t, bool backward) {
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Tensor x = lab.random({kTokens, 4 * kChannels}, t);
+    const Tensor y = lab.random({kTokens, 2 * kChannels}, t), dx = lab.random(x.shape(), t);
+    const auto forward = [=, &lab](Stream& stream) {
+      lab.kernels().swiglu_forward({.x = x, .y = y}, stream);
+    };
+    if (!backward) return {forward, bytes_of({x, y})};
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().swiglu_backward({.x = x, .dy = y, .dx = dx}, stream);
+    };
+    return {call, bytes_of({x, y, dx})};
+  };
+}
+
+/// Three queries to a key, with norms or without.
+Prepare heads(DType t, bool norms, bool backward) {
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Tensor packed = lab.random({1, kTokens, kHeads / 3 * 5, kHeadDim}, t);
+    const Tensor qkv = lab.random({1, kTokens, 3, kHeads, kHeadDim}, t);
+    const Tensor d_packed = lab.random(packed.shape(), t), gamma = lab.random({kHeadDim}, t);
+    const Tensor dq_gamma = lab.empty({kHeadDim}, kFloat), dk_gamma = lab.empty({kHeadDim}, kFloat);
+    const auto frequencies = std::make_shared<std::vector<float>>(kHeadDim / 2, 0.5F);
+    const TensorView weight = norms ? gamma.view() : TensorView{};
+    const auto forward = [=, &lab](Stream& stream) {
+      lab.kernels().heads_forward({.packed = packed,
+                                   .qkv = qkv,
+                                   .q_gamma = weight,
+                                   .k_gamma = weight,
+                                   .frequencies = *frequencies},
+                                  stream);
+    };
+    if (!backward) return {forward, bytes_of({packed, qkv})};
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().heads_backward({.d_qkv = qkv,
+                                    .packed = packed,
+                                    .d_packed = d_packed,
+                                    .q_gamma = weight,
+                                    .k_gamma = weight,
+                                    .dq_gamma = norms ? dq_gamma.view() : TensorView{},
+                                    .dk_gamma = norms ? dk_gamma.view() : TensorView{},
+                                    .frequencies = *frequencies},
+                                   stream);
+    };
+    return {call, bytes_of({qkv, d_packed}) + (norms ? bytes_of({packed}) : 0.0)};
+  };
+}
+
 Prepare attention(DType t, std::int64_t length, bool backward) {
   return [=](KernelLab& lab) -> PreparedKernel {
     const Shape qkv_shape{1, length, 3, kHeads, kHeadDim}, shape{1, length, kHeads, kHeadDim};
@@ -392,7 +441,14 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
                 {"silu_forward" + type, activation_forward(&KernelTable::silu_forward, t)},
                 {"silu_backward" + type, activation_backward(&KernelTable::silu_backward, t)},
                 {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
-                {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)}});
+                {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)},
+                {"swiglu_forward" + type, swiglu(t, false)},
+                {"swiglu_backward" + type, swiglu(t, true)}});
+  for (const bool norms : {false, true}) {
+    const std::string with = norms ? "/norms" : "";
+    cases.push_back({"heads_forward" + type + with, heads(t, norms, false)});
+    cases.push_back({"heads_backward" + type + with, heads(t, norms, true)});
+  }
   for (const std::int64_t length : {256, 1024, 4096}) {
     const std::string size = concat(type, "/length:", length);
     cases.push_back({"attention_forward" + size, attention(t, length, false)});

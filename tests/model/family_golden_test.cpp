@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "sharding/golden_run.h"
+#include "support/golden_run.h"
 #include "support/model_run.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/safetensors.h"
@@ -10,8 +10,10 @@
 #include "tessera/model/hugging_face.h"
 
 // Small random models of every family against what transformers computes with the same folders.
-namespace tessera::test {
+namespace tessera::family_golden_test {
 namespace {
+
+using namespace test;
 
 constexpr const char* kFamilies = TESSERA_SOURCE_DIR "/tests/model/golden/families/";
 
@@ -120,7 +122,7 @@ TEST_P(FamilyGolden, FoldersGoRoundTrip) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyGolden, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::family_golden_test

@@ -1,0 +1,96 @@
+#include "kernels/support.h"
+
+namespace tessera::swiglu_test {
+namespace {
+
+double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+/// y (rows, F) of x (rows, 2 F).
+Doubles forward_oracle(const Doubles& x, std::int64_t width) {
+  Doubles y(x.size() / 2);
+  for (std::int64_t e = 0; e < static_cast<std::int64_t>(y.size()); ++e) {
+    const std::int64_t gate = e / width * 2 * width + e % width;
+    y[at(e)] = x[at(gate)] * logistic(x[at(gate)]) * x[at(gate + width)];
+  }
+  return y;
+}
+
+Doubles backward_oracle(const Doubles& x, const Doubles& dy, std::int64_t width) {
+  Doubles dx(x.size());
+  for (std::int64_t e = 0; e < static_cast<std::int64_t>(dy.size()); ++e) {
+    const std::int64_t gate = e / width * 2 * width + e % width;
+    const double g = x[at(gate)], s = logistic(g);
+    dx[at(gate)] = dy[at(e)] * x[at(gate + width)] * s * (1.0 + g * (1.0 - s));
+    dx[at(gate + width)] = dy[at(e)] * g * s;
+  }
+  return dx;
+}
+
+template <typename T>
+std::vector<T> forward(std::vector<T> x, std::int64_t rows, std::int64_t width) {
+  std::vector<T> y(at(rows * width));
+  StreamUnderTest stream;
+  kernels_under_test().swiglu_forward(
+      {.x = view_of(x, Shape{rows, 2 * width}), .y = view_of(y, Shape{rows, width})}, stream);
+  return y;
+}
+
+template <typename T>
+std::vector<T> backward(std::vector<T> x, std::vector<T> dy, std::int64_t rows, std::int64_t width,
+                        bool in_place) {
+  std::vector<T> dx(x.size());
+  const Shape both{rows, 2 * width};
+  StreamUnderTest stream;
+  kernels_under_test().swiglu_backward({.x = view_of(x, both),
+                                        .dy = view_of(dy, Shape{rows, width}),
+                                        .dx = view_of(in_place ? x : dx, both)},
+                                       stream);
+  return in_place ? x : dx;
+}
+
+template <typename T>
+void check(std::int64_t rows, std::int64_t width) {
+  SCOPED_TRACE(concat(rows, " x ", width));
+  auto x = random_values<T>(rows * 2 * width, 1, 3.0F);
+  const float tails[] = {0.0F, -0.0F, 20.0F, -20.0F, 150.0F, -150.0F};
+  for (std::size_t i = 0; i < std::size(tails) && i < x.size(); ++i) x[i] = T(tails[i]);
+  const auto dy = random_values<T>(rows * width, 2);
+  const Doubles exact = to_doubles(x);
+  const auto y = run_every_way([&] { return forward(x, rows, width); });
+  expect_close(y, forward_oracle(exact, width), 1e-6 + rounding<T>(), "y");
+  const auto dx = run_every_way([&] { return backward(x, dy, rows, width, false); });
+  expect_close(dx, backward_oracle(exact, to_doubles(dy), width), 1e-6 + rounding<T>(), "dx");
+  EXPECT_TRUE(same_bits(backward(x, dy, rows, width, true), dx)) << "in place";
+}
+
+TEST(Swiglu, FollowsTheFormula) {
+  for (const std::int64_t rows : {0, 1, 3, 50}) {
+    for (const std::int64_t width : {1, 7, 8, 33, 352}) {
+      check<float>(rows, width);
+      check<bfloat16>(rows, width);
+    }
+  }
+}
+
+TEST(SwigluOracle, BackwardIsTheGradientOfForward) {
+  const Doubles x = to_doubles(random_values<float>(20, 1));
+  const Doubles dy = to_doubles(random_values<float>(10, 2));
+  const Doubles expected =
+      numeric_gradient([&](const Doubles& v) { return dot(dy, forward_oracle(v, 5)); }, x);
+  const Doubles actual = backward_oracle(x, dy, 5);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-7);
+}
+
+TEST(Swiglu, RefusesShapesThatDoNotFit) {
+  std::vector<float> x(12), y(6);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().swiglu_forward(
+                   {.x = view_of(x, Shape{3, 4}), .y = view_of(y, Shape{2, 3})}, stream),
+               Error);
+  EXPECT_THROW(kernels_under_test().swiglu_forward(
+                   {.x = view_of(x, Shape{2, 6}), .y = view_of(y, Shape{6})}, stream),
+               Error);
+}
+
+}  // namespace
+}  // namespace tessera::swiglu_test
