@@ -124,13 +124,13 @@ TEST_F(EstimateCommand, AnUnknownModelIsToldOfThoseThatAreThere) {
     EXPECT_EQ(train.err, estimate.err);
     return train.err;
   };
-  EXPECT_THAT(error("meta-llama/Llama-2-7b-hf"),
+  EXPECT_THAT(error("EleutherAI/pythia-6.9b"),
               AllOf(HasSubstr("gpt2-tiny, gpt2-124m (gpt2), gpt2-350m (gpt2-medium)"),
                     HasSubstr("nearest in size: gpt2-xl with --layers 32 --heads 32 --width 4096 "
                               "(6.65 G parameters)")));
   EXPECT_THAT(error("facebook/opt-350m"), HasSubstr("nearest in size: gpt2-350m"));
-  EXPECT_THAT(error("Qwen/Qwen2.5-0.5B"), HasSubstr("nearest in size: gpt2-350m"));
-  EXPECT_THAT(error("mistral"), HasSubstr("--layers, --heads and --width make others"));
+  EXPECT_THAT(error("google/gemma-0.5b"), HasSubstr("nearest in size: gpt2-350m"));
+  EXPECT_THAT(error("falcon"), HasSubstr("--layers, --heads and --width make others"));
   EXPECT_THAT(error("gpt2-medum"), HasSubstr("did you mean 'gpt2-medium'?"));
   EXPECT_THAT(error("meta-llama/gpt2"), HasSubstr("there is no model 'meta-llama/gpt2'"));
 }

@@ -4,6 +4,7 @@
 
 #include "support/small_run.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 
 // All strategies give the same bits: losses, gradient norms and parameters after ten steps with
 // clipping, whatever the number of ranks, their mesh, the prefetch depth and the delays on the
@@ -111,6 +112,44 @@ TEST_P(ParityOfFormats, HybridsOnSixRanksGiveTheSameBits) {
     }
   }
 }
+
+class ParityOfFamilies : public testing::TestWithParam<std::tuple<FamilyRow, Formats>> {};
+
+// Rotations, grouped queries, windows, norms of heads and gated MLPs, with what is remade.
+TEST_P(ParityOfFamilies, StrategiesAndRecomputationGiveTheBitsOfOneRankThatAccumulates) {
+  const auto [family, formats] = GetParam();
+  for (const int ranks : {1, 2, 3, 4}) {
+    SmallRun one = reference(ranks, formats);
+    one.family = family.family;
+    one.dropout = 0.1F;
+    const SmallResult expected = train(one);
+    EXPECT_LT(expected.losses.back(), expected.losses.front());
+    for (const Strategy& strategy : strategies()) {
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        SCOPED_TRACE(concat(strategy.name, " on ", ranks, " ranks, ", to_string(recompute)));
+        SmallRun run = one;
+        run.ranks = ranks;
+        run.strategy = strategy.name;
+        run.micro_steps = 1;
+        run.policy.recompute = recompute;
+        const SmallResult actual = train(run);
+        expect_same(expected, actual);
+        EXPECT_EQ(actual.predicted, actual.measured);
+        EXPECT_EQ(actual.predicted_traffic, actual.counted_traffic);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ParityOfFamilies,
+                         testing::Combine(testing::ValuesIn(gpt_families().begin() + 1,
+                                                            gpt_families().end()),
+                                          testing::Values(kFp32, kBf16)),
+                         [](const auto& test) {
+                           return concat(std::get<0>(test.param).name, "_",
+                                         std::get<1>(test.param).name);
+                         });
 
 // Without clipping the same steps end elsewhere: a clip factor that was not applied would show.
 TEST(Parity, ClippingMatters) {

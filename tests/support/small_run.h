@@ -76,6 +76,7 @@ struct SmallRun {
   int threads = 1;                            ///< per rank
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
   std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
+  GptFamily family = GptFamily::kGpt2;        ///< of small_gpt()
 };
 
 struct SmallResult {
@@ -89,14 +90,24 @@ struct SmallResult {
 };
 
 /// Odd sizes on purpose; small enough for hundreds of runs.
-inline GptConfig small_gpt(float dropout = 0.0F) {
-  return {.vocab_size = 61,
-          .context_length = 11,
-          .layers = 3,
-          .heads = 2,
-          .width = 14,
-          .dropout = dropout,
-          .tie_embedding = true};
+inline GptConfig small_gpt(float dropout = 0.0F, GptFamily family = GptFamily::kGpt2) {
+  GptConfig config{.vocab_size = 61,
+                   .context_length = 11,
+                   .layers = 3,
+                   .heads = 2,
+                   .width = 14,
+                   .dropout = dropout,
+                   .tie_embedding = true};
+  if (family == GptFamily::kGpt2) return config;
+  config.family = family;
+  config.tie_embedding = family == GptFamily::kQwen2;
+  config.heads = 6;
+  config.kv_heads = 3;
+  config.head_width = 10;
+  config.mlp_width = 17;
+  config.window = family == GptFamily::kMistral ? 4 : 0;
+  config.rotary.share = family == GptFamily::kPhi3 ? 0.6 : 1.0;
+  return config;
 }
 
 inline PlanOptions plan_options(const SmallRun& run) {
@@ -117,7 +128,7 @@ inline PlanOptions plan_options(const SmallRun& run) {
 }
 
 inline SmallResult train(const SmallRun& run) {
-  Model model = make_gpt(small_gpt(run.dropout));
+  Model model = make_gpt(small_gpt(run.dropout, run.family));
   if (run.edit) run.edit(model);
   const RandomTokens source(11, 61, run.ignores_some);
   const ModelLayout layout = make_layout(model, run.wrap, run.ranks);
