@@ -46,8 +46,8 @@ void check_gated(const char* kernel, const TensorView& x, const char* name,
           half.shape, ", expected (rows, 2 F) and (rows, F)");
   check_flat(kernel, "x", x, x.numel());
   check_flat(kernel, name, half, half.numel());
-  require(x.dtype == half.dtype, ErrorCode::kInvalidArgument, kernel, ": x is ",
-          to_string(x.dtype), " and ", name, " is ", to_string(half.dtype));
+  require(x.dtype == half.dtype, ErrorCode::kInvalidArgument, kernel, ": x is ", to_string(x.dtype),
+          " and ", name, " is ", to_string(half.dtype));
 }
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,

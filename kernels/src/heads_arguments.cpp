@@ -12,9 +12,9 @@ HeadsSizes sizes_of(const TensorView& packed, const char* name, const TensorView
                    packed.shape[3] == qkv.shape[4];
   const std::int64_t heads = fit ? qkv.shape[3] : 0;
   const std::int64_t rest = fit ? packed.shape[2] - heads : 0;
-  require(fit && rest >= 2 && rest % 2 == 0 && heads % (rest / 2) == 0,
-          ErrorCode::kInvalidArgument, "heads: ", name, " is ", packed.shape, " and qkv ",
-          qkv.shape, ", wanted (B, L, H + 2 K, D) and (B, L, 3, H, D) with K a divisor of H");
+  require(fit && rest >= 2 && rest % 2 == 0 && heads % (rest / 2) == 0, ErrorCode::kInvalidArgument,
+          "heads: ", name, " is ", packed.shape, " and qkv ", qkv.shape,
+          ", wanted (B, L, H + 2 K, D) and (B, L, 3, H, D) with K a divisor of H");
   require((qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16) &&
               packed.dtype == qkv.dtype && packed.is_contiguous() && qkv.is_contiguous(),
           ErrorCode::kInvalidArgument, "heads: ", name, " is of ", to_string(packed.dtype),
@@ -52,15 +52,14 @@ HeadsSizes check_heads(const HeadsForwardArgs& args) {
 }
 
 HeadsSizes check_heads(const HeadsBackwardArgs& args) {
-  const HeadsSizes sizes =
-      sizes_of(args.d_packed, "d_packed", args.d_qkv, args.frequencies.size());
+  const HeadsSizes sizes = sizes_of(args.d_packed, "d_packed", args.d_qkv, args.frequencies.size());
   check_norms(args.q_gamma, args.k_gamma, args.d_qkv);
-  require(!args.q_gamma || (args.packed.shape == args.d_packed.shape &&
-                            args.packed.dtype == args.d_packed.dtype &&
-                            args.packed.is_contiguous()),
-          ErrorCode::kInvalidArgument, "heads: packed is ", args.packed.shape, " of ",
-          to_string(args.packed.dtype), ", wanted ", args.d_packed.shape, " of ",
-          to_string(args.d_packed.dtype));
+  require(
+      !args.q_gamma || (args.packed.shape == args.d_packed.shape &&
+                        args.packed.dtype == args.d_packed.dtype && args.packed.is_contiguous()),
+      ErrorCode::kInvalidArgument, "heads: packed is ", args.packed.shape, " of ",
+      to_string(args.packed.dtype), ", wanted ", args.d_packed.shape, " of ",
+      to_string(args.d_packed.dtype));
   require(static_cast<bool>(args.dq_gamma) == static_cast<bool>(args.dk_gamma) &&
               (!args.dq_gamma || args.q_gamma),
           ErrorCode::kInvalidArgument,

@@ -148,8 +148,7 @@ void add_rotary(const RotaryConfig& rotary, std::vector<NamedText>& words) {
 
 RotaryConfig read_rotary(const Words& words) {
   RotaryConfig rotary;
-  rotary.scaling =
-      static_cast<RotaryConfig::Scaling>(words.choice("rotary_scaling", kScalings));
+  rotary.scaling = static_cast<RotaryConfig::Scaling>(words.choice("rotary_scaling", kScalings));
   for (const auto& [name, member] : kRotaryNumbers) rotary.*member = words.number<double>(name);
   rotary.trained_context = words.number<std::int64_t>(kTrainedContext);
   for (const auto& [name, member] : kRotaryLists) rotary.*member = words.numbers(name);
@@ -204,8 +203,8 @@ double gpt_flops_per_token(const GptConfig& config) {
   const double queries = number(config.heads * config.head_width_used());
   const double keys = number(config.kv_heads_used() * config.head_width_used());
   const double mlp_matrices = config.family == GptFamily::kGpt2 ? 2.0 : 3.0;
-  const double block_matrices = (2.0 * queries + 2.0 * keys) * width +
-                                mlp_matrices * number(config.mlp_width_used()) * width;
+  const double block_matrices =
+      (2.0 * queries + 2.0 * keys) * width + mlp_matrices * number(config.mlp_width_used()) * width;
   const double head_matrix = number(config.vocab_size) * width;
   double attention = 0.0;  // twice the mean number of positions that a query attends to
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
@@ -242,8 +241,7 @@ void check(const GptConfig& config) {
             config.*size);
   }
   require(config.heads % config.kv_heads_used() == 0, ErrorCode::kConfig, "model: heads ",
-          config.heads, " is not a multiple of kv_heads ", config.kv_heads,
-          "; change one of them");
+          config.heads, " is not a multiple of kv_heads ", config.kv_heads, "; change one of them");
   require(config.norm_epsilon > 0.0F, ErrorCode::kConfig,
           "model: norm_epsilon must be positive, got ", config.norm_epsilon);
   check_rotary(config);

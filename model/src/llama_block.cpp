@@ -89,7 +89,8 @@ class LlamaBlock : public Layer {
   GptConfig config_;
   bool qkv_bias_, head_norm_;
   std::vector<float> frequencies_;
-  std::vector<float> long_frequencies_;  ///< of sequences beyond the trained context; empty if equal
+  std::vector<float>
+      long_frequencies_;  ///< of sequences beyond the trained context; empty if equal
   float amplitude_;
   std::int64_t window_;
 };

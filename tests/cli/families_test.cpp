@@ -40,15 +40,14 @@ TEST_F(Families, TinyModelsTrainEvaluateAndGenerate) {
     ASSERT_EQ(train.exit_code, 0) << train.err;
     std::vector<std::string> losses;
     for (const std::string& init : {out, path(model + "-checkpoint")}) {
-      const ProgramResult evaluate = run(
-          small({"evaluate", "--init", init, "--eval-data", data, "--eval-tokens", "64",
-                 "--format", "json"}));
+      const ProgramResult evaluate = run(small({"evaluate", "--init", init, "--eval-data", data,
+                                                "--eval-tokens", "64", "--format", "json"}));
       ASSERT_EQ(evaluate.exit_code, 0) << evaluate.err;
       losses.push_back(json::parse(evaluate.out)["loss"].dump());
     }
     EXPECT_EQ(losses[0], losses[1]);
-    const ProgramResult generate = run({"generate", "--no-default-config", "--init", out,
-                                        "--prompt", "ab", "--tokens", "4"});
+    const ProgramResult generate =
+        run({"generate", "--no-default-config", "--init", out, "--prompt", "ab", "--tokens", "4"});
     EXPECT_EQ(generate.exit_code, 0) << generate.err;
     EXPECT_THAT(generate.out, HasSubstr("ab"));
   }
@@ -56,8 +55,8 @@ TEST_F(Families, TinyModelsTrainEvaluateAndGenerate) {
 
 TEST_F(Families, AFolderNamesItsModel) {
   for (const std::string folder : {"llama", "qwen3", "phi3_longrope"}) {
-    const ProgramResult plan = run(
-        small({"plan", "--model", kFolders + folder, "--format", "json"}));
+    const ProgramResult plan =
+        run(small({"plan", "--model", kFolders + folder, "--format", "json"}));
     ASSERT_EQ(plan.exit_code, 0) << plan.err;
     const json planned = json::parse(plan.out);
     EXPECT_EQ(planned["settings"]["model"], kFolders + folder);

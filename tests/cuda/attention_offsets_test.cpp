@@ -21,7 +21,7 @@ TEST(AttentionOffsets, ExceedThirtyTwoBits) {
   // Of GPT-2 XL: some 5 * 10^9 elements in qkv.
   constexpr std::int64_t kBatch = 1024, kLength = 1024, kHeads = 25, kDim = 64;
   const AttentionLayout layout(
-      TensorView(nullptr, DType::kBFloat16, {kBatch, kLength, 3, kHeads, kDim}));
+      TensorView(nullptr, DType::kBFloat16, {kBatch, kLength, 3, kHeads, kDim}), 0);
   constexpr int kTiles = 8;
   constexpr std::int64_t kBatchIndex = 1000, kHead = 7, kTile = 3;
   const Place place = place_of(

@@ -15,7 +15,8 @@ struct Sizes {
 };
 
 std::string name(const Sizes& s) {
-  return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ", s.window);
+  return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ",
+                s.window);
 }
 
 /// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).

@@ -38,11 +38,12 @@ void check_forward(const Sizes& s, bool positions) {
   const auto result = run_every_way([&] {
     std::vector<T> x(tokens.size() * static_cast<std::size_t>(s.channels));
     StreamUnderTest stream;
-    kernels_under_test().embedding_forward({.tokens = view_of(tokens, Shape{s.batch, s.length}),
-                                            .wte = view_of(wte, Shape{s.vocab, s.channels}),
-                                            .wpe = table_of(wpe, positions, s.positions, s.channels),
-                                            .x = view_of(x, Shape{s.batch, s.length, s.channels})},
-                                           stream);
+    kernels_under_test().embedding_forward(
+        {.tokens = view_of(tokens, Shape{s.batch, s.length}),
+         .wte = view_of(wte, Shape{s.vocab, s.channels}),
+         .wpe = table_of(wpe, positions, s.positions, s.channels),
+         .x = view_of(x, Shape{s.batch, s.length, s.channels})},
+        stream);
     return x;
   });
   std::vector<T> expected;

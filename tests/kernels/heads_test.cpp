@@ -219,9 +219,8 @@ void check(const Sizes& s, bool accumulate) {
       << "in place";
 }
 
-const std::vector<Sizes> kCases{{1, 1, 1, 1, 2, 1},    {2, 5, 4, 2, 8, 4},
-                                {1, 33, 6, 3, 16, 6},  {1, 7, 4, 1, 12, 3},
-                                {3, 19, 2, 2, 64, 32}, {1, 3, 9, 9, 40, 0},
+const std::vector<Sizes> kCases{{1, 1, 1, 1, 2, 1},    {2, 5, 4, 2, 8, 4},    {1, 33, 6, 3, 16, 6},
+                                {1, 7, 4, 1, 12, 3},   {3, 19, 2, 2, 64, 32}, {1, 3, 9, 9, 40, 0},
                                 {1, 2, 8, 4, 512, 256}};
 
 TEST(Heads, FollowTheFormula) {

@@ -37,8 +37,7 @@ inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
 inline Views views_of(HeadsForwardArgs& a) { return {&a.packed, &a.qkv, &a.q_gamma, &a.k_gamma}; }
 inline Views views_of(HeadsBackwardArgs& a) {
-  return {&a.d_qkv,   &a.packed,   &a.d_packed, &a.q_gamma,
-          &a.k_gamma, &a.dq_gamma, &a.dk_gamma};
+  return {&a.d_qkv, &a.packed, &a.d_packed, &a.q_gamma, &a.k_gamma, &a.dq_gamma, &a.dk_gamma};
 }
 inline Views views_of(AttentionForwardArgs& a) { return {&a.qkv, &a.out, &a.lse, &a.workspace}; }
 inline Views views_of(AttentionBackwardArgs& a) {

@@ -81,9 +81,8 @@ TEST_P(FamilyGolden, LogitsAndGradientsAreThoseOfTransformers) {
       const Tensor logits = gpt_logits(model_, whole.parameters(), memory, *stream, batch.inputs,
                                        LogitPositions::kAll);
       EXPECT_LT(relative_error(to_floats(logits), golden_.floats("logits")), 1e-5);
-      whole.forward_backward(
-          memory, *stream, batch,
-          {.tape = {.selective = selective, .loss_scale = scale, .threads = 1}});
+      whole.forward_backward(memory, *stream, batch,
+                             {.tape = {.selective = selective, .loss_scale = scale, .threads = 1}});
     });
     // Written as a folder they have transformers' names and shapes.
     TemporaryFolder written;

@@ -42,7 +42,8 @@ struct Trained {
 
 using InitialValues = std::map<std::string, std::vector<float>>;
 
-/// Trains on all of the golden's batches from `initial`. `ranks` divides the batch of the golden run.
+/// Trains on all of the golden's batches from `initial`. `ranks` divides the batch of the golden
+/// run.
 inline Trained train_golden(const Golden& golden, const Model& model, const InitialValues& initial,
                             const std::string& strategy, int ranks) {
   const auto& optimizer = golden.index().at("optimizer");

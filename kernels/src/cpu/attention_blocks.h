@@ -42,9 +42,7 @@ class Carver {
 /// One block of scores and where it stands.
 struct ScoreBlock {
   ScoreBlock(std::int64_t dim, std::int64_t attention_window)
-      : window(attention_window),
-        head_dim(dim),
-        scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
+      : window(attention_window), head_dim(dim), scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
 
   std::int64_t queries = 0, keys = 0;
   std::int64_t window;  ///< and of those the last `window`

@@ -185,8 +185,8 @@ void heads_forward_rows(const HeadsForwardArgs& args, const HeadsSizes& sizes, s
   (half ? heads_forward_typed<bfloat16> : heads_forward_typed<float>)(args, sizes, begin, end);
 }
 
-void heads_backward_rows(const HeadsBackwardArgs& args, const HeadsSizes& sizes,
-                         std::int64_t begin, std::int64_t end, float* dgamma) {
+void heads_backward_rows(const HeadsBackwardArgs& args, const HeadsSizes& sizes, std::int64_t begin,
+                         std::int64_t end, float* dgamma) {
   std::fill_n(dgamma, 2 * sizes.width, 0.0F);
   const bool half = args.d_qkv.dtype == DType::kBFloat16;
   (half ? heads_backward_typed<bfloat16> : heads_backward_typed<float>)(args, sizes, begin, end,

@@ -156,8 +156,7 @@ HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T
     store_n(hn::MulAdd(dy, h, load_n(dgamma + j, count)), dgamma + j, count);
     if (dbeta != nullptr) store_n(hn::Add(dy, load_n(dbeta + j, count)), dbeta + j, count);
   });
-  const auto mean_g =
-      splat(dbeta == nullptr ? 0.0F : sum_lanes(sum_g) / static_cast<float>(width));
+  const auto mean_g = splat(dbeta == nullptr ? 0.0F : sum_lanes(sum_g) / static_cast<float>(width));
   const auto mean_gh = splat(sum_lanes(sum_gh) / static_cast<float>(width));
   const T* d_residual = row.d_residual;
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {

@@ -260,7 +260,8 @@ void launch_both(const BackwardProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  const BackwardProblem problem{AttentionLayout(args.qkv, args.window), device_data<const bf16>(args.d_out),
+  const BackwardProblem problem{AttentionLayout(args.qkv, args.window),
+                                device_data<const bf16>(args.d_out),
                                 device_data<const bf16>(args.qkv), device_data<bf16>(args.d_qkv),
                                 row_statistics(args, stream)};
   if (problem.layout.head_dim <= 64) {

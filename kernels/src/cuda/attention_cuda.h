@@ -30,8 +30,8 @@ struct AttentionLayout {
   std::int64_t batch = 0;
   int length = 0, heads = 0, head_dim = 0;
   int qkv_stride = 0, out_stride = 0;  ///< elements between the rows of a head
-  int window = 0;      ///< positions that a query sees, itself included
-  float scale = 0.0F;  ///< of the scores: 1 / sqrt(D)
+  int window = 0;                      ///< positions that a query sees, itself included
+  float scale = 0.0F;                  ///< of the scores: 1 / sqrt(D)
 
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }

@@ -202,8 +202,7 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
 }
 
 Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
-  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window,
-                   stream);
+  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window, stream);
 }
 
 CudnnPass backward_pass(CudaStream& stream) {
@@ -213,7 +212,8 @@ CudnnPass backward_pass(CudaStream& stream) {
 
 Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
   return find_plan(backward_pass(stream),
-                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window, stream);
+                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window,
+                   stream);
 }
 
 }  // namespace

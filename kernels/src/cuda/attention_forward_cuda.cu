@@ -184,8 +184,9 @@ void launch_forward(const ForwardProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  const ForwardProblem problem{AttentionLayout(args.qkv, args.window), device_data<const bf16>(args.qkv),
-                               device_data<bf16>(args.out), args.lse.as<float>()};
+  const ForwardProblem problem{AttentionLayout(args.qkv, args.window),
+                               device_data<const bf16>(args.qkv), device_data<bf16>(args.out),
+                               args.lse.as<float>()};
   // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands fit
   // in 255 registers, two blocks to a multiprocessor.
   if (problem.layout.head_dim <= 64) {

@@ -38,12 +38,12 @@ struct Frequencies {
 
 template <typename T>
 struct HeadsProblem {
-  const T* packed;      // backward: null without norms
-  T* qkv;               // backward: d_qkv, which is only read
-  T* d_packed;          // forward: null
-  const T* q_gamma;     // null: no norms
+  const T* packed;   // backward: null without norms
+  T* qkv;            // backward: d_qkv, which is only read
+  T* d_packed;       // forward: null
+  const T* q_gamma;  // null: no norms
   const T* k_gamma;
-  float* partials;      // (blocks, 2, D); null: not wanted
+  float* partials;  // (blocks, 2, D); null: not wanted
   std::int64_t rows, rows_per_block, length;
   int heads, kv_heads, width, angles;
   float amplitude, epsilon;
@@ -209,8 +209,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   if (i >= width) return;
   D* const to = (blockIdx.y == 0 ? dq_gamma : dk_gamma) + i;
   float total = accumulate ? simt::to_float(*to) : 0.0F;
-  for (std::int64_t b = 0; b < blocks; ++b)
-    total += partials[(b * 2 + blockIdx.y) * width + i];
+  for (std::int64_t b = 0; b < blocks; ++b) total += partials[(b * 2 + blockIdx.y) * width + i];
   *to = simt::from_float<D>(total);
 }
 

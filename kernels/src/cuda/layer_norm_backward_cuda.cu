@@ -345,8 +345,8 @@ void add_slabs_into(const LayerNormBackwardArgs& args, const float* partials, st
   with_element_type("layer_norm", args.dgamma.dtype, [&]<typename D>(ElementType<D>) {
     simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), args.dbeta ? 2 : 1),
                  dim3(32, kSlabLanes), 0, stream, partials, device_data<D>(args.dgamma),
-                 args.dbeta ? device_data<D>(args.dbeta) : nullptr, slabs,
-                 static_cast<int>(width), args.accumulate_parameters);
+                 args.dbeta ? device_data<D>(args.dbeta) : nullptr, slabs, static_cast<int>(width),
+                 args.accumulate_parameters);
   });
 }
 

@@ -82,8 +82,8 @@ bool ConfigReader::flag(const std::string& key, bool fallback) const {
 void ConfigReader::require_value(const std::string& key, const std::vector<json>& values) const {
   const json value = this->value(key, values.front());
   if (std::ranges::find(values, value) != values.end()) return;
-  refuse(key, concat("only ", shown(values.back()),
-                     " is computed here: this model cannot be read"));
+  refuse(key,
+         concat("only ", shown(values.back()), " is computed here: this model cannot be read"));
 }
 
 void ConfigReader::require_known(const std::vector<std::string>& known) const {

@@ -92,8 +92,7 @@ std::vector<StoredPart> stored_parts(const ParameterSpec& spec, const std::vecto
     }
     return all;
   }
-  return {{spec.name,
-           {.shape = spec.shape, .transposed = pretrained::is_conv1d(spec.name)}}};
+  return {{spec.name, {.shape = spec.shape, .transposed = pretrained::is_conv1d(spec.name)}}};
 }
 
 /// Which file has which tensor, by an index; nothing if one file has all.

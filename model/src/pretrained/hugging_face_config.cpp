@@ -72,9 +72,10 @@ GptConfig read_hugging_face_config(const std::string& path) {
   const auto family = std::ranges::find_if(
       families, [&](const FamilyRow& row) { return type == std::string(row.name); });
   std::string known;
-  for (const FamilyRow& row : families) known += (known.empty() ? "" : ", ") + std::string(row.name);
-  require(family != families.end(), ErrorCode::kConfig, "'", path, "': model_type is ",
-          shown(type), "; what can be read is ", known);
+  for (const FamilyRow& row : families)
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  require(family != families.end(), ErrorCode::kConfig, "'", path, "': model_type is ", shown(type),
+          "; what can be read is ", known);
   const json architectures = reader.value("architectures", nullptr);
   const auto is_known = [&](const json& name) {
     return name == std::string(family->architecture) || name == std::string(family->base_class);
@@ -83,8 +84,8 @@ GptConfig read_hugging_face_config(const std::string& path) {
               (architectures.is_array() && std::ranges::any_of(architectures, is_known)),
           ErrorCode::kConfig, "'", path, "': architectures is ", shown(architectures),
           "; of this model_type only ", family->architecture, " can be read");
-  GptConfig config = family->family == GptFamily::kGpt2 ? read_gpt2(reader)
-                                                        : read_llama_config(reader, *family);
+  GptConfig config =
+      family->family == GptFamily::kGpt2 ? read_gpt2(reader) : read_llama_config(reader, *family);
   try {
     check(config);
   } catch (const Error& error) {

@@ -14,9 +14,8 @@ using Scaling = RotaryConfig::Scaling;
 
 /// Keys that change what is computed, and the values that mean what is computed here.
 const std::vector<std::pair<const char*, std::vector<json>>> kFixed{
-    {"hidden_act", {"silu"}},          {"attention_bias", {false}},
-    {"mlp_bias", {false}},             {"is_encoder_decoder", {false}},
-    {"add_cross_attention", {false}},  {"pretraining_tp", {1}},
+    {"hidden_act", {"silu"}},          {"attention_bias", {false}},      {"mlp_bias", {false}},
+    {"is_encoder_decoder", {false}},   {"add_cross_attention", {false}}, {"pretraining_tp", {1}},
     {"quantization_config", {nullptr}}};
 
 void read_llama3(const ConfigReader& rope, const ConfigReader& all, RotaryConfig& rotary) {
@@ -69,8 +68,9 @@ void read_layer_types(const ConfigReader& reader, GptConfig& config) {
   const auto known = [&](const json& type) { return windowed(type) || type == "full_attention"; };
   if (!types.is_array() || std::ssize(types) != config.layers ||
       !std::ranges::all_of(types, known)) {
-    reader.refuse("layer_types", "must have \"full_attention\" or \"sliding_attention\" for each "
-                                 "layer");
+    reader.refuse("layer_types",
+                  "must have \"full_attention\" or \"sliding_attention\" for each "
+                  "layer");
   }
   const auto first = std::ranges::find_if(types, windowed);
   if (!std::all_of(first, types.end(), windowed)) {

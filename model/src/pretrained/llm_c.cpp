@@ -40,9 +40,8 @@ Contents lay_out(const GptConfig& config, std::int64_t padded_vocab, Format form
   contents.end = sizeof(Header);
   const auto add = [&](const std::string& name, std::int64_t rows_behind = 0) {
     const Shape shape = shapes.at(name);
-    contents.places[name] = {
-        .shape = shape,
-        .parts = {{.shape = shape, .offset = contents.end, .format = format}}};
+    contents.places[name] = {.shape = shape,
+                             .parts = {{.shape = shape, .offset = contents.end, .format = format}}};
     const std::int64_t row = shape.rank() > 1 ? shape[1] : 1;
     contents.end += (shape.numel() + rows_behind * row) * size_of(format);
   };
@@ -112,8 +111,8 @@ PretrainedGpt open_llm_c(const std::string& path) {
 PretrainedWriter write_llm_c(const std::string& path, const GptConfig& config, DType dtype,
                              Storage& storage) {
   require(config.family == GptFamily::kGpt2, ErrorCode::kConfig,
-          "llm.c's model files hold GPT-2s alone, and this model is a ",
-          family_of(config).name, "; write a Hugging Face folder");
+          "llm.c's model files hold GPT-2s alone, and this model is a ", family_of(config).name,
+          "; write a Hugging Face folder");
   require(config.tie_embedding, ErrorCode::kConfig,
           "llm.c's models have no head of their own: its matrix is the token embedding");
   require(dtype == DType::kFloat32 || dtype == DType::kBFloat16, ErrorCode::kInvalidArgument,
@@ -142,7 +141,8 @@ PretrainedWriter write_llm_c(const std::string& path, const GptConfig& config, D
   const std::vector<std::byte> zeros(
       static_cast<std::size_t>(rows * config.width * size_of(format)));
   target.file->write(
-      target.places.at("wpe.weight").parts.front().offset - static_cast<std::int64_t>(zeros.size()), zeros);
+      target.places.at("wpe.weight").parts.front().offset - static_cast<std::int64_t>(zeros.size()),
+      zeros);
   return writer;
 }
 

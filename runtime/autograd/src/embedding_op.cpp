@@ -63,10 +63,9 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter*
   const std::int64_t length = tokens.shape[1];
   Tensor x = tape.activation(Shape{tokens.shape[0], length, wte.value.shape[1]}, wte.value.dtype,
                              "embedding output");
-  const TensorView positions =
-      wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
-  tape.kernels().embedding_forward(
-      {.tokens = tokens, .wte = wte.value, .wpe = positions, .x = x}, tape.stream());
+  const TensorView positions = wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
+  tape.kernels().embedding_forward({.tokens = tokens, .wte = wte.value, .wpe = positions, .x = x},
+                                   tape.stream());
   tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
   return tape.output(std::move(x), [tokens, &wte, wpe](Tape& t, const Tensor& dx) {
     backward(t, tokens, dx, wte, wpe);

@@ -66,9 +66,8 @@ GammaGradients gamma_gradients(Tape& tape, const HeadsOptions& o) {
   const bool has_key = static_cast<bool>(o.k_gamma->gradient);
   if (!has_query && !has_key) return result;
   if (has_query && has_key) {
-    require(o.q_gamma->gradient_written == o.k_gamma->gradient_written,
-            ErrorCode::kInvalidArgument, kHeadsOp,
-            ": q_gamma and k_gamma must be used by the same operations");
+    require(o.q_gamma->gradient_written == o.k_gamma->gradient_written, ErrorCode::kInvalidArgument,
+            kHeadsOp, ": q_gamma and k_gamma must be used by the same operations");
     result.accumulate = gradient_target(*o.q_gamma).accumulate;
     result.query = o.q_gamma->gradient;
     result.key = gradient_target(*o.k_gamma).view;
@@ -124,12 +123,13 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options) {
   run_forward(tape, shapes, options, packed.tensor, qkv);
   if (!tape.recording()) return tape.output(std::move(qkv), nullptr);
 
-  auto remake = tape.rematerialization([shapes, options, out_shape, saved = Saved(packed)](Tape& t) {
-    const Tensor packed_tensor = saved.get();
-    Tensor remade = t.activation(out_shape, packed_tensor.dtype(), "recomputed heads output");
-    run_forward(t, shapes, options, packed_tensor, remade);
-    return remade;
-  });
+  auto remake =
+      tape.rematerialization([shapes, options, out_shape, saved = Saved(packed)](Tape& t) {
+        const Tensor packed_tensor = saved.get();
+        Tensor remade = t.activation(out_shape, packed_tensor.dtype(), "recomputed heads output");
+        run_forward(t, shapes, options, packed_tensor, remade);
+        return remade;
+      });
   HeadsBackward backward{.shapes = shapes,
                          .options = options,
                          .packed_id = packed.id,

@@ -126,9 +126,9 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) 
 
 Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon) {
   check_arguments("rms_norm", x, gamma, nullptr);
-  Statistics statistics{.mean = {},
-                        .rstd = tape.activation(Shape{leading_rows(x.shape())}, DType::kFloat32,
-                                                "RMS norm rstd")};
+  Statistics statistics{
+      .mean = {},
+      .rstd = tape.activation(Shape{leading_rows(x.shape())}, DType::kFloat32, "RMS norm rstd")};
   Tensor y = tape.activation(x.shape(), x.dtype(), "RMS norm output");
   tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
                                      .gamma = gamma.value,

@@ -97,8 +97,8 @@ void check_model_name(const std::string& name) {
   require(nearest.empty(), ErrorCode::kConfig, "there is no model '", name, "'; did you mean '",
           nearest, "'?");
   const double parameters = parameters_in(name);
-  fail(ErrorCode::kConfig, "there is no model '", name,
-       "'; give a Hugging Face folder, or one of ", model_names(),
+  fail(ErrorCode::kConfig, "there is no model '", name, "'; give a Hugging Face folder, or one of ",
+       model_names(),
        parameters > 0.0 ? concat("; nearest in size: ", flags_near(parameters))
                         : "; --layers, --heads and --width make others of them");
 }
@@ -116,8 +116,9 @@ std::string model_label(const std::string& preset, const GptConfig& config) {
   const bool gpt2 = config.family == GptFamily::kGpt2;
   const bool vocabulary = config.vocab_size != given.vocab_size;
   const bool context = config.context_length != given.context_length;
-  std::string label = concat(gpt2 ? "GPT" : family_of(config).name, " of ", counted(config.layers, "layer"), " x ", config.width, ", ",
-                             counted(config.heads, "head"));
+  std::string label =
+      concat(gpt2 ? "GPT" : family_of(config).name, " of ", counted(config.layers, "layer"), " x ",
+             config.width, ", ", counted(config.heads, "head"));
   if (context) label += concat(", context ", config.context_length);
   if (vocabulary) label += concat(", vocabulary ", config.vocab_size);
   return label;

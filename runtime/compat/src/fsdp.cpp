@@ -222,10 +222,9 @@ void translate_block_classes(Section& fsdp, const char* key) {
   if (others.empty()) {
     fsdp.honour(key, "wrap", "layer");
   } else {
-    fsdp.translate(
-        key, "wrap", "layer",
-        concat(quoted(joined(others)), others.size() > 1 ? " are layers" : " is a layer",
-               " of another model; here each of the model's blocks is a unit"));
+    fsdp.translate(key, "wrap", "layer",
+                   concat(quoted(joined(others)), others.size() > 1 ? " are layers" : " is a layer",
+                          " of another model; here each of the model's blocks is a unit"));
   }
 }
 
@@ -384,9 +383,9 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
 namespace tessera {
 
 std::vector<std::string> block_class_names() {
-  return {"GPT2Block",           "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer",
-          "Qwen3DecoderLayer",   "Phi3DecoderLayer",  "GptBlock",            "TransformerBlock",
-          "Block"};
+  return {"GPT2Block",         "LlamaDecoderLayer", "MistralDecoderLayer",
+          "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Phi3DecoderLayer",
+          "GptBlock",          "TransformerBlock",  "Block"};
 }
 
 }  // namespace tessera

@@ -67,8 +67,7 @@ void gelu_backward(const GeluBackwardArgs& a, Stream& /*stream*/) {
 /// before the windows.
 double attention_flops(const TensorView& out, std::int64_t window, double products) {
   const auto length = static_cast<double>(out.shape[1]);
-  const double outside =
-      window == 0 ? 0.0 : std::max(0.0, length - static_cast<double>(window));
+  const double outside = window == 0 ? 0.0 : std::max(0.0, length - static_cast<double>(window));
   const double keys = outside == 0.0 ? length : length - outside * outside / length;
   return products * static_cast<double>(out.numel()) * keys;
 }

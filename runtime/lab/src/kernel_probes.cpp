@@ -150,14 +150,12 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
   const std::int64_t length = std::max<std::int64_t>(1, n / (kPacked * kWidth));
   const Shape packed{1, length, kPacked, kWidth}, qkv{1, length, 3, kHeads, kWidth};
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
-    k.heads_forward({.packed = o.input(packed, t), .qkv = o.output(qkv, t),
-                     .frequencies = frequencies},
-                    s);
+    k.heads_forward(
+        {.packed = o.input(packed, t), .qkv = o.output(qkv, t), .frequencies = frequencies}, s);
   });
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
-    k.heads_backward({.d_qkv = o.input(qkv, t), .d_packed = o.output(packed, t),
-                      .frequencies = frequencies},
-                     s);
+    k.heads_backward(
+        {.d_qkv = o.input(qkv, t), .d_packed = o.output(packed, t), .frequencies = frequencies}, s);
   });
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.dropout({.x = o.input({n}, t),

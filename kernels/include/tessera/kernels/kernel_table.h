@@ -165,19 +165,19 @@ inline constexpr std::int64_t kMaxHeadWidth = 512;
 /// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked, and
 /// with a window those `window` and more positions before it (Beltagy et al. 2020).
 struct AttentionForwardArgs {
-  TensorView qkv{};        // (B, L, 3, H, D); T
-  TensorView out{};        // (B, L, H, D); T
-  TensorView lse{};        // (B, H, L); fp32: log of the softmax denominator
-  TensorView workspace{};  // uint8; [cuda_]attention_workspace_bytes(...)
+  TensorView qkv{};         // (B, L, 3, H, D); T
+  TensorView out{};         // (B, L, H, D); T
+  TensorView lse{};         // (B, H, L); fp32: log of the softmax denominator
+  TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
 };
 struct AttentionBackwardArgs {
-  TensorView d_out{};      // (B, L, H, D); T
-  TensorView qkv{};        // (B, L, 3, H, D); T
-  TensorView out{};        // (B, L, H, D); T
-  TensorView lse{};        // (B, H, L); fp32
-  TensorView d_qkv{};      // (B, L, 3, H, D); T
-  TensorView workspace{};  // uint8; [cuda_]attention_workspace_bytes(...)
+  TensorView d_out{};       // (B, L, H, D); T
+  TensorView qkv{};         // (B, L, 3, H, D); T
+  TensorView out{};         // (B, L, H, D); T
+  TensorView lse{};         // (B, H, L); fp32
+  TensorView d_qkv{};       // (B, L, 3, H, D); T
+  TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
 };
 

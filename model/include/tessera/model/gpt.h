@@ -15,10 +15,10 @@ namespace tessera {
 struct RotaryConfig {
   enum class Scaling : std::uint8_t { kNone, kLlama3, kLongRope };
 
-  double base = 10000.0;      ///< frequency i is base^(-2 i / R) before scaling
-  double share = 1.0;         ///< R = head width * share, rounded down
+  double base = 10000.0;  ///< frequency i is base^(-2 i / R) before scaling
+  double share = 1.0;     ///< R = head width * share, rounded down
   Scaling scaling = Scaling::kNone;
-  double factor = 1.0;        ///< kLlama3: long waves become so many times longer
+  double factor = 1.0;  ///< kLlama3: long waves become so many times longer
   double low_frequency = 1.0, high_frequency = 4.0;  ///< kLlama3: where that begins and ends
   std::int64_t trained_context = 0;  ///< of the model before its context was made longer
   /// kLongRope: divisors of the R/2 frequencies for sequences up to `trained_context` and beyond.

@@ -12,9 +12,10 @@ namespace tessera {
 /// model.safetensors.index.json with the files that it names; tensors with or without the family's
 /// prefix, in F32, F16 or BF16. Matrices of Conv1D, which lie there as (inputs, outputs), are
 /// transposed; query, key and value, and gate and up, are joined where they lie apart; causal masks
-/// and rotary frequencies are left out. Everything but the values is checked here, before memory is taken for them.
-/// Throws Error{kNotFound, kIo, kConfig}: another architecture, a key of config.json that changes
-/// what is computed, a tensor that is missing, unknown or of another shape or dtype.
+/// and rotary frequencies are left out. Everything but the values is checked here, before memory is
+/// taken for them. Throws Error{kNotFound, kIo, kConfig}: another architecture, a key of
+/// config.json that changes what is computed, a tensor that is missing, unknown or of another shape
+/// or dtype.
 PretrainedGpt open_hugging_face(const std::string& folder);
 
 /// The configuration of such a folder; its weights need not be there. Throws as open_hugging_face.
