@@ -313,10 +313,14 @@ TEST_F(ConfigSources, VariablesFillInTheAutoOfADeepSpeedFile) {
   };
   const std::string offload = R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization":
       {"stage": 2, "offload_optimizer": {"device": "auto"}}})";
-  EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu"}}),
-              AllOf(HasSubstr("offload_optimizer.device"), HasSubstr("'cpu'")));
-  EXPECT_EQ(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none"}}),
-            "accepted");
+  EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme"}}),
+              AllOf(HasSubstr("offload_optimizer.device"), HasSubstr("'nvme'")));
+  EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "disk"}}),
+              HasSubstr("'disk' is not a device to offload to"));
+  for (const char* device : {"none", "cpu"}) {
+    EXPECT_EQ(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", device}}),
+              "accepted");
+  }
   EXPECT_THAT(
       error(R"({"train_micro_batch_size_per_gpu": 2})", {{"ACCELERATE_DEEPSPEED_ZERO_STAGE", "7"}}),
       HasSubstr("ACCELERATE_DEEPSPEED_ZERO_STAGE: '7' is not a stage"));

@@ -339,8 +339,27 @@ class Accelerate {
       read_stage(section);
       attempt([&] { read_accumulation(section); });
       attempt([&] { read_clipping(section); });
+      attempt([&] { read_offload(section, "offload_optimizer_device", "offload_optimizer", 1); });
+      attempt([&] { read_offload(section, "offload_param_device", "offload_parameters", 3); });
       attempt([&] { read_saving(section); });
     }
+  }
+
+  /// DeepSpeed offloads it from ZeRO's stage `first` on.
+  void read_offload(Section& section, const char* key, const char* setting, std::int64_t first) {
+    const auto device = section.text(key);
+    if (!device) return;
+    if (*device == "nvme") {
+      section.refuse_for({section.with(key, "cpu")}, key,
+                         "nvme asks for state on a disk, which Tessera does not have; set it to "
+                         "cpu");
+    }
+    if (*device == "cpu" && section.integer("zero_stage").value_or(2) < first) {
+      section.no_effect(key, concat("DeepSpeed offloads it from stage ", first, " on"),
+                        Told::kByRun);
+      return;
+    }
+    section.honour(key, setting, *device == "cpu" ? "host" : "none");
   }
 
   void read_stage(Section& section) {

@@ -11,9 +11,7 @@ constexpr const char* kBelow = "read key by key, as below";
 constexpr const char* kCompiled = "there is no Python code to compile";
 constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
-constexpr const char* kNoNvme = "nothing is kept outside memory";
-constexpr const char* kOffloadRemedy =
-    "use more ranks, recomputation (fsdp_activation_checkpointing: true) or a smaller micro-batch";
+constexpr const char* kNoNvme = "nothing is kept on disks";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
 constexpr const char* kOnlyAxis = "belongs to an axis that is not there";
 constexpr const char* kShardInstead =
@@ -75,7 +73,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("fsdp_backward_prefetch", kText, "`--prefetch-backward K`").one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
       used("fsdp_backward_prefetch_policy", kText, "`--prefetch-backward K`").one_of({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2", "3"}),
       used("fsdp_forward_prefetch", kFlag, "`--prefetch-forward K`"),
-      refused("fsdp_offload_params", kFlag, "keeping the state in the host's memory", kOffloadRemedy),
+      used("fsdp_offload_params", kFlag, "`--offload-parameters host` and `--offload-optimizer host`"),
       used("fsdp_state_dict_type", kText, "`--state-dict-type full` for FULL_STATE_DICT, else `sharded`").one_of(
       {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"}),
       quiet("fsdp_use_orig_params", kFlag, "parameters keep their names and shapes always"),
@@ -103,8 +101,8 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("gradient_accumulation_steps", kInteger, "`--accumulate N`").from(1).or_auto(),
       used("gradient_clipping", kNumber, "`--clip-norm x`").from(0).or_auto(),
       used("deepspeed_config_file", kText, "`--config FILE`, or left where it is"),
-      refused("offload_optimizer_device", kText, "offloading optimizer state", "set it to none and use more ranks").but({"none"}).only({"cpu", "nvme"}),
-      refused("offload_param_device", kText, "offloading parameters", "set it to none and use more ranks").but({"none"}).only({"cpu", "nvme"}),
+      used("offload_optimizer_device", kText, "`--offload-optimizer host` for cpu; nvme is refused").one_of({"none", "cpu", "nvme"}),
+      used("offload_param_device", kText, "`--offload-parameters host` for cpu, at stage 3; nvme is refused").one_of({"none", "cpu", "nvme"}),
       quiet("offload_optimizer_nvme_path", kText, kNoNvme),
       quiet("offload_param_nvme_path", kText, kNoNvme),
       quiet("zero3_init_flag", kFlag, "there is no second way to build a model"),

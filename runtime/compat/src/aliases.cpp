@@ -45,6 +45,10 @@ std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"
 std::string bind_to_nodes(const std::string& text) { return is_true(text) ? "numa" : "auto"; }
 std::string bind_to_cores(const std::string& text) { return is_true(text) ? "cores" : "auto"; }
 
+std::string offload_device(const std::string& text) {
+  return translated(text, std::array{Pair{"cpu", "host"}});
+}
+
 std::string zero_stage(const std::string& text) {
   return translated(text, std::array{Pair{"0", "no_shard"}, Pair{"1", "zero1"}, Pair{"2", "zero2"},
                                      Pair{"3", "full_shard"}});
@@ -233,6 +237,8 @@ constexpr Alias kAliases[] = {
     {"--fsdp-backward-prefetch", "--prefetch-backward", backward_prefetch},
     {"--fsdp-forward-prefetch", "--prefetch-forward", forward_prefetch, true},
     {"--fsdp-activation-checkpointing", "--recompute", recompute, true},
+    {"--offload-optimizer-device", "--offload-optimizer", offload_device},
+    {"--offload-param-device", "--offload-parameters", offload_device},
     {"--parallelism-config-dp-replicate-size", "--replicas"},
     {"--dp-replicate-size", "--replicas"},
 };
@@ -243,7 +249,8 @@ constexpr std::string_view kTpu = "TPUs are not supported";
 constexpr std::string_view kOneMeeting =
     "processes meet where --main-address and --main-port of 'tessera launch' say";
 constexpr std::string_view kOffload =
-    "nothing is offloaded; shard more (--strategy full_shard), or recompute (--recompute)";
+    "say what the host's memory keeps: --offload-parameters host, --offload-optimizer host";
+constexpr std::string_view kRecompute = "activations are not offloaded; recompute (--recompute)";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
 constexpr std::string_view kSteps = "say how many steps: --steps";
@@ -266,7 +273,7 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--wandb", "numbers are written by --log, --csv and --tensorboard"},
     {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy", true},
     {"--fsdp-offload-params", kOffload},
-    {"--fsdp-activation-checkpointing-offload", kOffload},
+    {"--fsdp-activation-checkpointing-offload", kRecompute},
     {"--offload-", kOffload},
     {"--fsdp-use-orig-params", "parameters keep their names and shapes always", true},
     {"--fsdp-cpu-ram-efficient-loading", "every rank reads only its own part, always", true},

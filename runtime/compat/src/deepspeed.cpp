@@ -4,6 +4,7 @@
 
 #include "deepspeed_parts.h"
 #include "keys.h"
+#include "tessera/trainer/trainer_options.h"
 
 namespace tessera::compat {
 namespace {
@@ -50,18 +51,6 @@ class DeepSpeed {
     }
     Section zero(translation_, path_, *node, rules_of("zero_optimization"),
                  {.name = "zero_optimization"});
-    for (const char* key : {"offload_optimizer", "offload_param"}) {
-      if (const Node* offload = zero.open(key)) {
-        const std::string name = concat("zero_optimization.", key);
-        Section checked(translation_, path_, *offload, rules_of("zero_optimization.offload_*"),
-                        {.name = name});
-        const bool parameters = std::string_view(key) == "offload_param";
-        attempt([&] {
-          refuse_offload(checked,
-                         parameters ? autos_.offload_parameters : autos_.offload_optimizer);
-        });
-      }
-    }
     if (zero.flag("overlap_comm") == false) {
       zero.differ("overlap_comm",
                   "DeepSpeed then reduces after each backward, not during it; the "
@@ -69,6 +58,8 @@ class DeepSpeed {
                   Told::kByExplain);
     }
     attempt([&] { read_stage(zero); });
+    attempt([&] { read_optimizer_offload(zero); });
+    attempt([&] { read_parameter_offload(zero); });
     attempt([&] { read_saving(zero); });
   }
 
@@ -94,14 +85,81 @@ class DeepSpeed {
                : kNothing;
   }
 
-  /// Its "auto" is what the launcher was told.
-  static void refuse_offload(Section& offload, const std::string& exported) {
-    if (!offload.is_auto("device") || exported.empty() || lower(exported) == "none") return;
-    offload.refuse_for(
-        {offload.with("device", "none")}, "device", "\"auto\" is '", exported,
-        "', as Accelerate's launcher exports, and ",
-        "asks for offloading, which Tessera does not have; set it to \"none\" and use ",
-        "more ranks");
+  /// "none" or "cpu"; the section's "auto" is what the launcher was told.
+  static std::string read_device(Section& offload, const std::string& exported) {
+    const bool is_auto = offload.is_auto("device");
+    const std::string told = exported.empty() ? "none" : lower(exported);
+    const std::string device = is_auto ? told : offload.text("device").value_or("none");
+    if (device == "nvme") {
+      offload.refuse_for({offload.with("device", "cpu")}, "device",
+                         is_auto ? "\"auto\" is 'nvme', as Accelerate's launcher exports, and "
+                                   "asks"
+                                 : "nvme asks",
+                         " for state on a disk, which Tessera does not have; set it to \"cpu\"");
+    }
+    return device;
+  }
+
+  static std::string note_of_device(Section& offload) {
+    return offload.is_auto("device")
+               ? "\"auto\": is what Accelerate's launcher was told, none without it"
+               : "";
+  }
+
+  /// What `key` names is done from ZeRO's stage `first` on. Says so and is true below it.
+  bool below(Section& section, const char* key, std::int64_t first) const {
+    if (stage_ >= first) return false;
+    section.no_effect(key, concat("DeepSpeed offloads it from stage ", first, " on"), Told::kByRun);
+    return true;
+  }
+
+  void read_optimizer_offload(Section& zero) {
+    constexpr const char* kOld = "cpu_offload";
+    const Node* node = zero.open("offload_optimizer");
+    if (zero.has(kOld) && node != nullptr) {
+      zero.no_effect(kOld, "offload_optimizer decides", Told::kByRun);
+    } else if (const auto on = zero.flag(kOld)) {
+      if (!below(zero, kOld, 1)) zero.honour(kOld, "offload_optimizer", *on ? "host" : "none");
+    }
+    if (node == nullptr) return;
+    Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_optimizer"),
+                    {.name = "zero_optimization.offload_optimizer"});
+    const bool on = read_device(offload, autos_.offload_optimizer) == "cpu";
+    const auto ratio = offload.number("ratio");
+    const bool parted = on && ratio && stage_ == 3;
+    if (offload.has("device") && (!on || !below(offload, "device", 1))) {
+      const Offload share{.host = parted ? *ratio : on ? 1.0 : 0.0};
+      offload.honour("device", "offload_optimizer", to_string(share), note_of_device(offload));
+    }
+    if (!offload.has("ratio")) return;
+    if (!parted) {
+      offload.no_effect("ratio", on ? "DeepSpeed reads it at stage 3" : "nothing is offloaded");
+      return;
+    }
+    offload.honour("ratio", "offload_optimizer", to_string(Offload{.host = *ratio}));
+    offload.differ("ratio",
+                   "DeepSpeed counts sub-groups of sub_group_size elements, all of them if there "
+                   "is one; here units are counted",
+                   told_if(*ratio > 0.0 && *ratio < 1.0));
+  }
+
+  void read_parameter_offload(Section& zero) {
+    const Node* node = zero.open("offload_param");
+    for (const char* old : {"cpu_offload_params", "cpu_offload_param"}) {
+      const auto on = zero.flag(old);
+      if (!on) continue;
+      if (node != nullptr) {
+        zero.no_effect(old, "offload_param decides", Told::kByRun);
+      } else if (!*on || !below(zero, old, 3)) {
+        zero.honour(old, "offload_parameters", *on ? "host" : "none");
+      }
+    }
+    if (node == nullptr) return;
+    Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_param"),
+                    {.name = "zero_optimization.offload_param"});
+    const bool on = read_device(offload, autos_.offload_parameters) == "cpu";
+    if (!offload.has("device") || (on && below(offload, "device", 3))) return;
+    offload.honour("device", "offload_parameters", on ? "host" : "none", note_of_device(offload));
   }
 
   void read_stage(Section& zero) {
@@ -124,6 +182,7 @@ class DeepSpeed {
 
   void set_stage(Section& zero, std::int64_t stage, const std::string& note) {
     const char* key = "stage";
+    stage_ = stage;
     const bool mics = read_mics(zero, stage);
     const char* strategy = mics ? "hybrid_shard" : strategy_of_stage(stage);
     if (zero.has(key)) {
@@ -287,6 +346,7 @@ class DeepSpeed {
   bool through_accelerate_;
   AutoValues autos_;
   std::optional<std::int64_t> ranks_;
+  std::int64_t stage_ = 3;  ///< the last where the file does not say it rightly
   Section top_;
 };
 

@@ -8,12 +8,12 @@ namespace {
 using enum KeyType;
 
 // clang-format off
-constexpr const char* kAddRanks = "set it to false and use more ranks";
 constexpr const char* kBelow = "read key by key, as below";
 constexpr const char* kBuckets = "a unit's gradients are one buffer already; there are no buckets";
 constexpr const char* kLog = "the log has it always";
 constexpr double kMost = std::numeric_limits<int>::max();
-constexpr const char* kNoOffload = "nothing is offloaded";
+constexpr const char* kNoDisk = "nothing is kept on disks";
+constexpr const char* kPinned = "memory that a GPU copies from is pinned, always";
 constexpr const char* kQuantised = "quantised communication (ZeRO++)";
 constexpr const char* kRarely = "about how DeepSpeed works inside, not about what it computes";
 constexpr const char* kRemove = "remove it";
@@ -60,7 +60,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse),
       quiet("seq_parallel_communication_data_type", kText, "there is no sequence parallelism"),
       refused("sequence_parallel_size", kInteger, "sequence parallelism", "set it to 1").but({"1"}),
-      quiet("aio", kAny, "nothing is offloaded"),
+      quiet("aio", kAny, kNoDisk),
       refused("nebula", kSection, "Nebula's checkpoints", kRemove),
       said("flops_profiler", kSection, "FLOPs and MFU are in the log"),
       said("comms_logger", kSection, "every collective is counted in the log"),
@@ -100,10 +100,10 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("load_from_fp32_weights", kFlag, "a checkpoint has the fp32 values, and they are what is loaded").or_auto(),
       used("offload_optimizer", kSection, kBelow),
       used("offload_param", kSection, kBelow),
-      refused("cpu_offload", kFlag, "offloading optimizer state", kAddRanks),
-      refused("cpu_offload_params", kFlag, "offloading parameters", kAddRanks),
-      refused("cpu_offload_param", kFlag, "offloading parameters", kAddRanks),
-      quiet("cpu_offload_use_pin_memory", kFlag, kNoOffload),
+      used("cpu_offload", kFlag, "`--offload-optimizer host`"),
+      used("cpu_offload_params", kFlag, "`--offload-parameters host`"),
+      used("cpu_offload_param", kFlag, "`--offload-parameters host`"),
+      quiet("cpu_offload_use_pin_memory", kFlag, kPinned),
       quiet("sub_group_size", kNumber, "the optimizer updates a unit at a time").or_auto(),
       quiet("stage3_prefetch_bucket_size", kNumber, kSlots).or_auto(),
       quiet("prefetch_bucket_size", kNumber, kSlots).or_auto(),
@@ -134,19 +134,24 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("save_muon_momentum_buffer_in_memory", kFlag, "there is no Muon"),
       refused("zenflow", kAny, "ZenFlow", kRemove),
       refused("leaf_module", kAny, "modules that are gathered as one", kRemove), }},
-      {"zero_optimization.offload_*", {
-      refused("device", kText, "offloading", "set it to \"none\" and use more ranks").but({"none"}).only({"cpu", "nvme"}).or_auto(),
-      quiet("nvme_path", kText, kNoOffload).or_auto(),
-      quiet("buffer_count", kInteger, kNoOffload),
-      quiet("buffer_size", kNumber, kNoOffload),
-      quiet("max_in_cpu", kNumber, kNoOffload),
-      quiet("pin_memory", kFlag, kNoOffload),
-      quiet("pipeline_read", kFlag, kNoOffload),
-      quiet("pipeline_write", kFlag, kNoOffload),
-      quiet("fast_init", kFlag, kNoOffload),
-      quiet("ratio", kNumber, kNoOffload),
-      quiet("super_offload", kFlag, kNoOffload),
-      quiet("cpuadam_cores_perc", kNumber, kNoOffload), }},
+      {"zero_optimization.offload_optimizer", {
+      used("device", kText, "`--offload-optimizer host` for cpu; nvme is refused").one_of({"none", "cpu", "nvme"}).or_auto(),
+      used("ratio", kNumber, "the share in `--offload-optimizer host:SHARE`, at stage 3").from(0, 1),
+      quiet("nvme_path", kText, kNoDisk).or_auto(),
+      quiet("buffer_count", kInteger, kNoDisk),
+      quiet("pin_memory", kFlag, kPinned),
+      quiet("pipeline_read", kFlag, kNoDisk),
+      quiet("pipeline_write", kFlag, kNoDisk),
+      quiet("fast_init", kFlag, kNoDisk),
+      quiet("super_offload", kFlag, "updates can run beside the next step, with exact clipping; see overlap_steps"),
+      quiet("cpuadam_cores_perc", kNumber, "updates have the threads of the rank; see threads_per_rank"), }},
+      {"zero_optimization.offload_param", {
+      used("device", kText, "`--offload-parameters host` for cpu, at stage 3; nvme is refused").one_of({"none", "cpu", "nvme"}).or_auto(),
+      quiet("nvme_path", kText, kNoDisk).or_auto(),
+      quiet("buffer_count", kInteger, kNoDisk),
+      quiet("buffer_size", kNumber, kNoDisk),
+      quiet("max_in_cpu", kNumber, kNoDisk),
+      quiet("pin_memory", kFlag, kPinned), }},
       {"fp16, bf16", {
       used("enabled", kFlag, "`--precision bf16`; fp16 is refused").or_auto(),
       quiet("auto_cast", kFlag, kScaling).or_auto(),

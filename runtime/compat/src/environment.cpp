@@ -132,6 +132,11 @@ class Exported {
       check(autos_.stage && *autos_.stage >= 0 && *autos_.stage <= kLastStage,
             "a stage; use 0, 1, 2 or 3");
     }
+    if (key == "offload_optimizer_device" || key == "offload_param_device") {
+      const std::string device = compat::lower(text);
+      check(device == "none" || device == "cpu" || device == "nvme",
+            "a device to offload to; use none or cpu");
+    }
     if (key == "gradient_accumulation_steps" && !is_auto) {
       check(autos_.accumulate && *autos_.accumulate >= 1,
             "a number of steps; it must be at least 1");

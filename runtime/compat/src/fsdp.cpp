@@ -373,6 +373,16 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
   translate_prefetch(fsdp, version);
   attempt([&] { translate_state_dict(fsdp, version, known); });
   tell_loading(fsdp);
+  if (const auto offload = fsdp.flag("fsdp_offload_params")) {
+    for (const char* setting : {"offload_parameters", "offload_optimizer"}) {
+      fsdp.honour("fsdp_offload_params", setting, *offload ? "host" : "none");
+    }
+    if (*offload) {
+      fsdp.differ("fsdp_offload_params",
+                  "FSDP keeps the sharded gradients on the host, too; here they stay on the "
+                  "device");
+    }
+  }
   if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");
   }

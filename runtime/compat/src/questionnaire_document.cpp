@@ -56,15 +56,15 @@ void emit(YAML::Emitter& out, const nlohmann::ordered_json& value) {
 void add_sections(const Answers& answers, json& document) {
   if (answer_or(answers, kUseFsdp, false) == json(true)) {
     json& fsdp = document["fsdp_config"];
-    fsdp["fsdp_offload_params"] = false;
+    fsdp.emplace("fsdp_offload_params", false);
     // Whoever loads efficiently has nothing on the other ranks, which must then be sent to them.
     if (fsdp["fsdp_version"] == json(1)) fsdp.emplace("fsdp_sync_module_states", true);
   }
   if (answer_or(answers, kUseDeepSpeed, false) == json(true)) {
     json& deepspeed = document["deepspeed_config"];
     if (!deepspeed.contains("deepspeed_config_file")) {
-      deepspeed["offload_optimizer_device"] = "none";
-      deepspeed["offload_param_device"] = "none";
+      deepspeed.emplace("offload_optimizer_device", "none");
+      deepspeed.emplace("offload_param_device", "none");
     }
     deepspeed.emplace("zero3_init_flag", false);
     // The one launcher that needs no host file.
