@@ -126,8 +126,10 @@ TEST_F(EstimateCommand, AnUnknownModelIsToldOfThoseThatAreThere) {
   };
   EXPECT_THAT(error("EleutherAI/pythia-6.9b"),
               AllOf(HasSubstr("gpt2-tiny, gpt2-124m (gpt2), gpt2-350m (gpt2-medium)"),
-                    HasSubstr("nearest in size: gpt2-xl with --layers 32 --heads 32 --width 4096 "
-                              "(6.65 G parameters)")));
+                    HasSubstr("nearest in size: llama2-7b\n")));
+  EXPECT_THAT(error("EleutherAI/pythia-2.8b"),
+              HasSubstr("nearest in size: gpt2-xl with --layers 32 --heads 32 --width 2560 "
+                        "(2.65 G parameters)"));
   EXPECT_THAT(error("facebook/opt-350m"), HasSubstr("nearest in size: gpt2-350m"));
   EXPECT_THAT(error("google/gemma-0.5b"), HasSubstr("nearest in size: gpt2-350m"));
   EXPECT_THAT(error("falcon"), HasSubstr("--layers, --heads and --width make others"));
