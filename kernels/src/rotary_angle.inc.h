@@ -1,6 +1,7 @@
-// Sine and cosine of a rotation's angle. No include guard: each kernel includes it in a namespace of
-// its own, after it has defined TESSERA_ROTARY_FUNCTION, what functions of its target are declared
-// with. All run the same operations in the same order, so that the CPU and CUDA give the same bits.
+// Sine and cosine of a rotation's angle. No include guard: each kernel includes it in a namespace
+// of its own, after it has defined TESSERA_ROTARY_FUNCTION, what functions of its target are
+// declared with. All run the same operations in the same order, so that the CPU and CUDA give the
+// same bits.
 //
 // a = k pi/2 + r with k whole and |r| <= pi/4: in double, with a's distance to k pi/2 in one fused
 // operation, r is right to fp32 for every a below 2^24. Then the polynomials of Cephes' sinf and

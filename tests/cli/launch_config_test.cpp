@@ -32,6 +32,35 @@ class LaunchConfig : public test::LaunchTest {
   }
 };
 
+// What configs keep on the host is kept there, and the numbers stay the same.
+TEST_F(LaunchConfig, OffloadsWhatAFileSays) {
+  const std::string data = write_text();
+  const std::string fsdp = write("fsdp.yaml",
+                                 "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n"
+                                 "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+                                 "  fsdp_offload_params: true\n");
+  const std::string deepspeed =
+      write("ds.json", R"({"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3,
+                     "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})");
+  const auto run_of = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--data", data, "--steps", "3", "--ranks", "2", "--micro-batch", "8",
+                               "--clip-norm", "1", "--quiet", "--log", path("log.jsonl")});
+    const ProgramResult result = train(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const auto log = read_log("log.jsonl");
+    return std::pair(log.front(), log.back()["parameters_sha256"]);
+  };
+  const auto plain = run_of({"--strategy", "full_shard"});
+  const auto by_fsdp = run_of({"--config", fsdp});
+  const auto by_deepspeed = run_of({"--config", deepspeed});
+  EXPECT_EQ(plain.first["offload_optimizer"], "none");
+  EXPECT_EQ(by_fsdp.first["offload_optimizer"], "host");
+  EXPECT_EQ(by_fsdp.first["offload_parameters"], "host");
+  EXPECT_EQ(by_deepspeed.first["offload_optimizer"], "host:0.5");
+  EXPECT_EQ(by_fsdp.second, plain.second);
+  EXPECT_EQ(by_deepspeed.second, plain.second);
+}
+
 TEST_F(LaunchConfig, StartsWhatAnAccelerateFileSays) {
   const std::string file =
       write("a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n");

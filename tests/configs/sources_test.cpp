@@ -257,7 +257,7 @@ TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNamesOfVariableAndKey) {
   EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "fp16"}}),
               AllOf(HasSubstr("environment: ACCELERATE_MIXED_PRECISION: mixed_precision: fp16"),
                     HasSubstr("bf16")));
-  EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "true"}}),
+  EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "perhaps"}}),
               HasSubstr("environment: FSDP_OFFLOAD_PARAMS: fsdp_config.fsdp_offload_params"));
   EXPECT_THAT(
       error({{"ACCELERATE_USE_DEEPSPEED", "true"}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "7"}}),

@@ -229,7 +229,7 @@ TEST(HuggingFace, RefusesByNameWhatChangesTheComputation) {
            Row{"reorder_and_upcast_attn", true, "reorder_and_upcast_attn is true"},
            Row{"add_cross_attention", true, "add_cross_attention is true"},
            Row{"quantization_config", {{"bits", 4}}, "quantization_config is {\"bits\":4}"},
-           Row{"model_type", "llama", "model_type is \"llama\"; only \"gpt2\""},
+           Row{"model_type", "gemma", "model_type is \"gemma\"; what can be read is gpt2, llama"},
            Row{"architectures", {"GPT2ForSequenceClassification"}, "GPT2ForSequenceClassification"},
            Row{"n_head", 5, "width 12 is not a multiple of heads 5"},
            Row{"n_layer", 0, "n_layer is 0, and must be an integer from 1"},
@@ -270,7 +270,8 @@ TEST(HuggingFace, NamesTheTensorThatIsMissingUnknownOrOfAnotherShape) {
   {
     const Copy copy;
     copy.change([](auto& all) { all["score.weight"] = all.at("transformer.wte.weight"); });
-    EXPECT_THAT(copy.refused(), HasSubstr("has the tensor 'score.weight', which a GPT-2"));
+    EXPECT_THAT(copy.refused(),
+                HasSubstr("has the tensor 'score.weight', which a GPT2LMHeadModel"));
   }
   {
     const Copy copy;

@@ -78,7 +78,8 @@ Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string
     require(limit == 0 || counted <= limit - l.total, ErrorCode::kOutOfMemory, "no room for ",
             counted, " bytes of ", to_string(category), " for ", what, ": ", l.total,
             " bytes are in use and the limit is ", limit,
-            "; shard more states, use smaller micro-batches, or raise the limit");
+            "; shard more states, keep some on the host, use smaller micro-batches, or raise the "
+            "limit");
     require(counted <= kMaxBytes - l.total, ErrorCode::kOutOfMemory, "no room for ", counted,
             " bytes of ", to_string(category), " for ", what, ": beside the ", l.total,
             " bytes in use they are more than 2^62; use smaller micro-batches or a smaller model");

@@ -11,7 +11,10 @@ std::uint64_t hash_of_sums(const Model& model, const TrainerOptions& resolved) {
   return hash_of(gradient_sums(plan(layout, plan_options(resolved))));
 }
 
-BitsByStrategy compare_bits(const Model& model, const TrainerOptions& options) {
+BitsByStrategy compare_bits(const Model& model, const TrainerOptions& given) {
+  // Where state lies changes no sum, and not every strategy can have it everywhere.
+  TrainerOptions options = given;
+  options.offload_optimizer = options.offload_parameters = {};
   const std::uint64_t own = hash_of_sums(model, options);
   BitsByStrategy result;
   for (const Strategy& strategy : strategies()) {
