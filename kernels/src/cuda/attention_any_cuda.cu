@@ -205,8 +205,9 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
+/// A key after the query, which makes the difference huge, or before its window.
 __device__ inline bool hides(const AttentionLayout& layout, int query, int key) {
-  return key > query || key <= query - layout.window;
+  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(layout.window);
 }
 
 template <typename T>

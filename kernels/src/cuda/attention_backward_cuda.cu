@@ -87,7 +87,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           float& ds = dp[i][j][2 * half + e];
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if (kMask && (row > query + column || row <= query + column - window)) p = 0.0F;
+          if (kMask && hides(query + column, row, window)) p = 0.0F;
           ds = p * (ds - d);
         }
       }
@@ -175,7 +175,7 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
         dp[i][j][e] = p * (dp[i][j][e] - delta[i][e / 2]);
         const int row = query + i * 16 + e / 2 * 8 + lane / 4;
         const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-        if (kMask && (column > row || column <= row - window)) dp[i][j][e] = 0.0F;
+        if (kMask && hides(row, column, window)) dp[i][j][e] = 0.0F;
       }
     }
   }

@@ -50,7 +50,7 @@ __device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int
       for (int e = 0; e < 4; ++e) {
         const int row = query + i * 16 + e / 2 * 8 + lane / 4;
         const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-        if (column > row || column <= row - window) s[i][j][e] = -INFINITY;
+        if (hides(row, column, window)) s[i][j][e] = -INFINITY;
       }
     }
   }

@@ -15,6 +15,12 @@
 // mma: what a warp has computed never leaves its registers.
 namespace tessera::cuda {
 
+/// Whether a query does not see a key: one after it, which makes the difference huge, or one before
+/// its window.
+__device__ inline bool hides(int query, int key, int window) {
+  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(window);
+}
+
 using simt::bf16;
 
 inline constexpr int kAttentionWarps = 4;
