@@ -43,8 +43,8 @@ TEST_F(LaunchConfig, OffloadsWhatAFileSays) {
       write("ds.json", R"({"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3,
                      "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})");
   const auto run_of = [&](std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--data", data, "--steps", "3", "--ranks", "2", "--micro-batch", "8",
-                               "--clip-norm", "1", "--quiet", "--log", path("log.jsonl")});
+    flags.insert(flags.end(), {"--data", data, "--steps", "3", "--ranks", "2", "--clip-norm", "1",
+                               "--quiet", "--log", path("log.jsonl")});
     const ProgramResult result = train(flags);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const auto log = read_log("log.jsonl");
