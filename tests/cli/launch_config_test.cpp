@@ -44,7 +44,7 @@ TEST_F(LaunchConfig, OffloadsWhatAFileSays) {
                      "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})");
   const auto run_of = [&](std::vector<std::string> flags) {
     flags.insert(flags.end(), {"--data", data, "--steps", "3", "--ranks", "2", "--clip-norm", "1",
-                               "--quiet", "--log", path("log.jsonl")});
+                               "--quiet", "--overwrite", "--log", path("log.jsonl")});
     const ProgramResult result = train(flags);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const auto log = read_log("log.jsonl");
