@@ -1,5 +1,5 @@
 """Makes tokenizers/*.json and tokenizers/golden.json: small byte-level BPEs with the patterns of GPT-2, Llama 3 and
-Qwen, trained on tests/text/alice.txt by the package `tokenizers`, and the ids that it gives for texts.
+Qwen, and BPEs of pieces as Llama 2, Phi-3 and newer conversions of SentencePiece have them, trained on tests/text/alice.txt by the package `tokenizers`, and the ids that it gives for texts.
 
     python3 -m venv venv && venv/bin/pip install tokenizers==0.23.3
     venv/bin/python tests/model/make_tokenizers.py
@@ -107,8 +107,55 @@ def qwen():
     return json.loads(tokenizer.to_str())
 
 
+def pieces(vocabulary, added):
+    """Trained on words with a mark in front, so that no piece reaches over a space; then without a pre-tokenizer."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["<unk>", "<s>", "</s>", *byte_tokens], show_progress=False,
+        limit_alphabet=90,
+    )
+    tokenizer.train_from_iterator([ALICE.replace("\n", " "), MORE.replace("\n", " ")], trainer)
+    made = json.loads(tokenizer.to_str())
+    made["added_tokens"] = [token for token in made["added_tokens"] if token["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    tokenizer.pre_tokenizer = None
+    tokenizer.add_special_tokens(added)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s>:1 $B:1",
+                                                             special_tokens=[("<s>", 1)])
+    unmark = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*unmark, decoders.Strip(content=" ", left=1, right=0)])
+    return tokenizer
+
+
+def llama2():
+    tokenizer = pieces(560, [])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    return json.loads(tokenizer.to_str())
+
+
+def phi3():
+    right = ["<|end|>", "<|user|>", "<|assistant|>"]
+    added = [AddedToken("<|endoftext|>", normalized=False)]
+    added += [AddedToken(text, rstrip=True, normalized=False) for text in right]
+    added += [AddedToken("<|left|>", lstrip=True, normalized=False)]
+    tokenizer = pieces(560, added)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    return json.loads(tokenizer.to_str())
+
+
+def metaspace(scheme):
+    tokenizer = pieces(540, [])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    return json.loads(tokenizer.to_str())
+
+
 def texts():
     yield from [
+        "<s>a</s> b</s><s> c", "<|user|>\nHi <|end|>  \n <|assistant|>\u3000x <|left|>y  <|left|> z", " <s> </s>", "\u2581a \u2581",
+        "x<|end|><|end|> <|user|>", "<0x41> \n\n<0x0A>",
+
         "",
         " ",
         "a",
@@ -173,7 +220,9 @@ def texts():
 
 def main():
     OUT.mkdir(exist_ok=True)
-    made = {"gpt2": gpt2(), "llama3": llama3(), "qwen": qwen()}
+    made = {"gpt2": gpt2(), "llama3": llama3(), "qwen": qwen(), "llama2": llama2(), "phi3": phi3(),
+            "metaspace_first": metaspace("first"), "metaspace_always": metaspace("always"),
+            "metaspace_never": metaspace("never")}
     golden = {}
     chance = random.Random(3)
     for name, content in made.items():

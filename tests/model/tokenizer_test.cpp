@@ -19,7 +19,9 @@ using ::testing::HasSubstr;
 using Tokens = std::vector<std::int32_t>;
 
 const std::string kFolder = TESSERA_SOURCE_DIR "/tests/model/tokenizers/";
-const std::vector<std::string> kNames{"gpt2", "llama3", "qwen"};
+const std::vector<std::string> kNames{
+    "gpt2",           "llama3", "qwen", "llama2", "phi3", "metaspace_first", "metaspace_always",
+    "metaspace_never"};
 
 std::string content_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -103,13 +105,13 @@ TEST_P(TokenizerOf, GivesTheSameTokensWhereverTextIsCut) {
   const Tokenizer tokenizer(file.dump(), GetParam());
   TokenEncoder encoder(tokenizer);
   const std::vector<std::string> pieces{
-      " ",      " ",      "  ",     "\n",     "\n",     "\r\n",   "\t",         "'",
-      "'s",     "a",      "the",    "12",     "!",      ".",      "\u0301",     "\u0338",
-      "\u00e9", "\u4e2d", "\u3000", "\u0085", "\u180e", "\u2028", "\U0001f389", "<|endoftext|>",
-      "<",      "\u1112", "\u1161", "\u11ab"};
+      " ",      " ",       "  ",       "\n",     "\n",     "\r\n",   "\t",         "'",
+      "'s",     "a",       "the",      "12",     "!",      ".",      "\u0301",     "\u0338",
+      "\u00e9", "\u4e2d",  "\u3000",   "\u0085", "\u180e", "\u2028", "\U0001f389", "<|endoftext|>",
+      "<s>",    "<|end|>", "<|left|>", "<",      "\u1112", "\u1161", "\u11ab"};
   std::mt19937 random(5);
   int cuts = 0;
-  for (int round = 0; round < 1200; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     std::string text;
     for (int i = static_cast<int>(random() % 30); i >= 0; --i) {
       text += pieces[random() % pieces.size()];
@@ -121,7 +123,7 @@ TEST_P(TokenizerOf, GivesTheSameTokensWhereverTextIsCut) {
       ++cuts;
       Tokens parts;
       encoder.encode(std::string_view(text).substr(0, cut), parts);
-      encoder.encode(std::string_view(text).substr(cut), parts);
+      encoder.encode(std::string_view(text).substr(cut), parts, static_cast<std::int64_t>(cut));
       ASSERT_EQ(parts, whole) << json(text) << " cut at " << cut;
       end = cut;
     }
@@ -205,7 +207,7 @@ TEST(Tokenizer, RefusesByName) {
       {"gpt2", "/extra", 1, "the file has 'extra'"},
       {"gpt2", "/normalizer", {{"type", "NFKC"}}, "normalizer.type is 'NFKC', and only 'NFC'"},
       {"gpt2", "/normalizer", {{"type", "NFC"}, {"x", 1}}, "normalizer has 'x'"},
-      {"gpt2", "/pre_tokenizer", nullptr, "pre_tokenizer is null"},
+      {"gpt2", "/pre_tokenizer", nullptr, "neither a pre_tokenizer nor a normalizer that marks"},
       {"gpt2", "/pre_tokenizer/type", "Whitespace", "'Whitespace', and only 'ByteLevel'"},
       {"gpt2", "/pre_tokenizer/add_prefix_space", true, "add_prefix_space is true"},
       {"gpt2", "/pre_tokenizer/use_regex", false, "use_regex 0"},
@@ -244,8 +246,16 @@ TEST(Tokenizer, RefusesByName) {
       {"gpt2", "/model/merges/3", "Q Z", "needs the token 'QZ'"},
       {"gpt2", "/model/merges/3", 4, "model.merges[3] is 4, not a text"},
       {"gpt2", "/model/merges/1", json_of("gpt2")["model"]["merges"][0], "is there twice"},
-      {"gpt2", "/added_tokens/0/lstrip", true, "added_tokens[0].lstrip is true"},
-      {"gpt2", "/added_tokens/0/rstrip", true, "added_tokens[0].rstrip is true"},
+      {"llama2", "/normalizer/normalizers/0/prepend", "_", "prepend is \"_\", and only"},
+      {"llama2", "/normalizer/normalizers/1/pattern/String", "x", "String is \"x\", and only"},
+      {"llama2", "/normalizer/normalizers/1/type", "NFKC", "type is 'NFKC', and only 'Prepend'"},
+      {"llama2", "/decoder/decoders/1/type", "Fuse", "is 'Fuse', where 'ByteFallback' is"},
+      {"llama2", "/decoder", {{"type", "Metaspace"}}, "decoder is not a Sequence of Replace"},
+      {"llama2", "/model/byte_fallback", false, "has no byte_fallback"},
+      {"llama2", "/model/vocab/<0x0a>", 9, "is 9, which is taken by another token"},
+      {"llama2", "/added_tokens/1/normalized", true, "added_tokens[1].normalized is true"},
+      {"metaspace_first", "/pre_tokenizer/split", true, "splits the text at spaces"},
+      {"metaspace_first", "/pre_tokenizer/prepend_scheme", "last", "is 'last', not first"},
       {"gpt2", "/added_tokens/0/single_word", true, "added_tokens[0].single_word is true"},
       {"gpt2", "/added_tokens/0/content", "", "has no content"},
       {"gpt2", "/added_tokens/0/content", "a", "has the id 600, but is also known as"},

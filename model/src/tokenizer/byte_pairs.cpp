@@ -8,6 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tokenizer/byte_alphabet.h"
+#include "tokenizer/utf8.h"
 
 namespace tessera::data {
 namespace {
@@ -19,7 +20,7 @@ std::size_t slot_of(std::uint64_t pair, std::size_t slots) {
 }  // namespace
 
 BytePairs::BytePairs(const TokenizerFile& file)
-    : table_(std::bit_ceil(2 * file.merges.size() + 1)) {
+    : pieces_(file.pieces), table_(std::bit_ceil(2 * file.merges.size() + 1)) {
   for (std::size_t rank = 0; rank < file.merges.size(); ++rank) {
     const Merge& merge = file.merges[rank];
     const std::uint64_t pair = pair_of(merge.left, merge.right);
@@ -29,9 +30,18 @@ BytePairs::BytePairs(const TokenizerFile& file)
   }
   words_text_.reserve(file.model_tokens);  // no text moves once a view of it is taken
   for (std::size_t id = 0; id < file.model_tokens; ++id) {
+    const auto token = static_cast<std::int32_t>(id);
+    if (pieces_) {
+      const std::string_view text = words_text_.emplace_back(file.tokens[id]);
+      if (const int byte = byte_of_piece(text); byte >= 0) byte_ids_[byte] = token;
+      const bool one = !text.empty() && first_character(text).state == Utf8State::kValid &&
+                       first_character(text).bytes == text.size();
+      if (one) characters_.emplace(text, token);
+      if (file.ignore_merges) words_.emplace(text, token);
+      continue;
+    }
     const auto bytes = bytes_of_spelling(file.tokens[id]);
     if (!bytes) continue;
-    const auto token = static_cast<std::int32_t>(id);
     if (bytes->size() == 1) byte_ids_[static_cast<unsigned char>((*bytes)[0])] = token;
     if (file.ignore_merges) words_.emplace(words_text_.emplace_back(*bytes), token);
   }
@@ -54,17 +64,34 @@ void BytePairs::Encoder::push(std::int32_t left, std::int32_t right) {
   }
 }
 
+void BytePairs::Encoder::add_symbol(std::int32_t id) {
+  const auto at = static_cast<std::int32_t>(symbols_.size());
+  if (at > 0) symbols_.back().next = at;
+  symbols_.push_back({id, at - 1, -1});
+}
+
+/// The word's bytes, or its characters and the bytes of those that are no tokens.
+void BytePairs::Encoder::begin(std::string_view word) {
+  symbols_.clear();
+  heap_.clear();
+  const auto add_bytes = [&](std::string_view bytes) {
+    for (const char byte : bytes) add_symbol(pairs_.byte_ids_[static_cast<unsigned char>(byte)]);
+  };
+  if (!pairs_.pieces_) return add_bytes(word);
+  while (!word.empty()) {
+    const std::string_view character = word.substr(0, first_character(word).bytes);
+    const auto known = pairs_.characters_.find(character);
+    known == pairs_.characters_.end() ? add_bytes(character) : add_symbol(known->second);
+    word.remove_prefix(character.size());
+  }
+}
+
 void BytePairs::Encoder::merge(std::string_view word, std::vector<std::int32_t>& tokens) {
   require(word.size() <= std::numeric_limits<std::int32_t>::max(), ErrorCode::kConfig, "a word of ",
           word.size(),
           " bytes, without a place at which the tokenizer's pattern ends it, is too long");
-  const auto count = static_cast<std::int32_t>(word.size());
-  symbols_.clear();
-  heap_.clear();
-  for (std::int32_t i = 0; i < count; ++i) {
-    const auto byte = static_cast<unsigned char>(word[static_cast<std::size_t>(i)]);
-    symbols_.push_back({pairs_.byte_ids_[byte], i - 1, i + 1 < count ? i + 1 : -1});
-  }
+  begin(word);
+  const auto count = static_cast<std::int32_t>(symbols_.size());
   for (std::int32_t i = 0; i + 1 < count; ++i) push(i, i + 1);
   while (!heap_.empty()) {
     std::pop_heap(heap_.begin(), heap_.end());

@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// The merges of a byte-level BPE, made ready to be looked up. Immutable.
+/// The merges of a BPE, of bytes or of pieces, made ready to be looked up. Immutable.
 class BytePairs {
  public:
   explicit BytePairs(const TokenizerFile& file);
@@ -44,6 +44,8 @@ class BytePairs {
     };
     static constexpr std::size_t kRemembered = std::size_t{1} << 15;
 
+    void begin(std::string_view word);
+    void add_symbol(std::int32_t id);
     void merge(std::string_view word, std::vector<std::int32_t>& tokens);
     void push(std::int32_t left, std::int32_t right);
 
@@ -61,6 +63,9 @@ class BytePairs {
   const Entry* find(std::int32_t left, std::int32_t right) const;
 
   std::int32_t byte_ids_[256];
+  bool pieces_;
+  /// Of pieces: tokens of one character.
+  std::unordered_map<std::string_view, std::int32_t> characters_;
   std::vector<Entry> table_;  ///< open addressing; at most half full, a power of two
   std::unordered_map<std::string_view, std::int32_t> words_;  ///< of ignore_merges
   std::vector<std::string> words_text_;

@@ -38,13 +38,55 @@ std::string read_bounded(const std::string& path) {
 }
 
 AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
-  std::vector<std::pair<std::string, std::int32_t>> tokens;
+  std::vector<AddedToken> tokens;
   for (const AddedToken& token : file.added) {
     if (token.normalized != normalized) continue;
-    tokens.emplace_back(normalized && file.nfc ? data::to_nfc(token.content) : token.content,
-                        token.id);
+    tokens.push_back(token);
+    if (normalized && file.nfc) tokens.back().content = data::to_nfc(token.content);
   }
   return AddedTokens(std::move(tokens));
+}
+
+/// `text` with another text for each `from`.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string result;
+  for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
+    result.append(text.substr(0, at)).append(to);
+    text.remove_prefix(at + from.size());
+  }
+  return result.append(text);
+}
+
+/// A section between added tokens as pieces are spelt. `first`: it begins the text.
+std::string with_space_marks(std::string_view section, data::SpacePrefix prefix, bool first) {
+  const std::string marked = replaced(section, " ", data::kSpaceMark);
+  const bool sections =
+      prefix == data::SpacePrefix::kSections || prefix == data::SpacePrefix::kEverySection;
+  const bool wanted = sections || (prefix == data::SpacePrefix::kFirst && first);
+  const bool is_there = marked.starts_with(data::kSpaceMark);
+  if (!wanted || (is_there && prefix != data::SpacePrefix::kEverySection)) return marked;
+  return std::string(data::kSpaceMark) + marked;
+}
+
+/// How many bytes of white space the text begins with, and ends with.
+std::size_t leading_space(std::string_view text) {
+  std::size_t bytes = 0;
+  while (bytes < text.size()) {
+    const std::string_view rest = text.substr(bytes);
+    const std::size_t step = data::first_character(rest).bytes;
+    if (!data::is_white_space(data::code_point(rest.substr(0, step)))) break;
+    bytes += step;
+  }
+  return bytes;
+}
+std::size_t trailing_space(std::string_view text) {
+  std::size_t bytes = 0;
+  while (bytes < text.size()) {
+    const std::string_view last = data::last_character(text.substr(0, text.size() - bytes));
+    if (!data::is_white_space(data::code_point(last))) break;
+    bytes += last.size();
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -60,10 +102,31 @@ struct Tokenizer::Tables {
     for (const AddedToken& token : file.added) {
       if (token.special) special[static_cast<std::size_t>(token.id)] = true;
       if (token.content.find_first_of(" \n") != std::string::npos) can_cut = false;
+      if (token.strips_left || token.strips_right) takes_space = true;
     }
+    takes_space = takes_space || file.pieces;
+    if (file.pieces) spell_pieces();
     for (std::size_t id = 0; id < file.tokens.size(); ++id) {
-      bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
+      if (!file.pieces) {
+        bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
+      }
       ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
+    }
+  }
+
+  /// Marks become spaces, and byte tokens bytes. A token with a mark behind another character could
+  /// reach over any space.
+  void spell_pieces() {
+    for (std::size_t id = 0; id < file.tokens.size(); ++id) {
+      const std::string& token = file.tokens[id];
+      const int byte = id < file.model_tokens ? data::byte_of_piece(token) : -1;
+      is_byte.push_back(byte >= 0);
+      bytes.push_back(byte >= 0 ? std::string(1, static_cast<char>(byte))
+                                : replaced(token, data::kSpaceMark, " "));
+      const std::size_t solid = bytes.back().find_first_not_of(' ');
+      const bool reaches_over =
+          solid != std::string::npos && bytes.back().find(' ', solid) != std::string::npos;
+      if (byte < 0 && id < file.model_tokens && reaches_over) can_cut = false;
     }
   }
 
@@ -73,27 +136,43 @@ struct Tokenizer::Tables {
   AddedTokens raw, normalized;     ///< sought before and after normalisation
   std::vector<bool> special;       ///< by id
   std::vector<std::string> bytes;  ///< by id
+  std::vector<bool> is_byte;       ///< by id, of pieces: a byte token
   std::unordered_map<std::string_view, std::int32_t> ids;
-  bool can_cut = true;  ///< no added token has a space or a newline in it
+  bool can_cut =
+      true;  ///< no added token has a space or a newline in it, no piece reaches over one
+  bool takes_space = false;  ///< what follows an added token may depend on it
 };
 
 struct TokenEncoder::State {
   explicit State(std::shared_ptr<const Tokenizer::Tables> of)
       : tables(std::move(of)), words(tables->pattern), pairs(tables->pairs) {}
 
-  /// Tokens of `text`: those of `added` where they are, and of what is between by `rest`.
+  /// Tokens of `text`: those of `added` where they are, with the white space that they take, and of
+  /// what is between by `rest`.
   template <typename Rest>
   static void split(const AddedTokens& added, std::string_view text,
                     std::vector<std::int32_t>& tokens, const Rest& rest) {
     std::size_t done = 0;
     while (done < text.size()) {
       const AddedTokens::Found found = added.find(text, done);
-      rest(text.substr(done,
-                       found.begin == std::string_view::npos ? found.begin : found.begin - done));
-      if (found.begin == std::string_view::npos) return;
+      if (found.begin == std::string_view::npos) return rest(text.substr(done));
+      const std::string_view before = text.substr(done, found.begin - done);
+      rest(before.substr(0, before.size() - (found.strips_left ? trailing_space(before) : 0)));
       tokens.push_back(found.id);
       done = found.begin + found.length;
+      if (found.strips_right) done += leading_space(text.substr(done));
     }
+  }
+
+  /// `continued`: the text goes on where another one was cut.
+  void encode_pieces(std::string_view text, bool continued, std::vector<std::int32_t>& tokens) {
+    split(tables->raw, text, tokens, [&](std::string_view section) {
+      if (section.empty()) return;
+      const bool first = section.data() == text.data();
+      const data::SpacePrefix prefix =
+          first && continued ? data::SpacePrefix::kNone : tables->file.prefix;
+      pairs.encode(with_space_marks(section, prefix, first), tokens);
+    });
   }
 
   void encode(std::string_view text, std::vector<std::int32_t>& tokens) {
@@ -146,7 +225,7 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
 }
 
 std::optional<std::int32_t> Tokenizer::end_of_text() const {
-  for (const char* content : {"<|endoftext|>", "<|end_of_text|>"}) {
+  for (const char* content : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
     const auto found = std::ranges::find(tables_->file.added, content, &AddedToken::content);
     if (found != tables_->file.added.end()) return found->id;
   }
@@ -165,6 +244,13 @@ std::string Tokenizer::identity() const {
   std::ranges::sort(added, {}, &AddedToken::id);
   for (const AddedToken& token : added) {
     digest.add(concat(token.id, " ", token.special, " ", token.normalized));
+    if (token.strips_left || token.strips_right) {
+      digest.add(concat("strips ", token.strips_left, " ", token.strips_right));
+    }
+  }
+  if (file.pieces) {
+    digest.add(concat("pieces, prefix ", static_cast<int>(file.prefix), " strips ",
+                      file.strips_first_space));
   }
   for (const auto* ids : {&file.before, &file.after}) {
     digest.add("template");
@@ -187,7 +273,11 @@ void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& toke
       offset + static_cast<std::int64_t>(invalid),
       " is not UTF-8; convert the text, with `iconv -f LATIN1 -t UTF-8` for example, or leave it "
       "out");
-  state_->encode(text, tokens);
+  if (state_->tables->file.pieces) {
+    state_->encode_pieces(text, offset > 0, tokens);
+  } else {
+    state_->encode(text, tokens);
+  }
 }
 
 // [Note: cuts] A text is cut before a space that follows a character other than white space, or
@@ -201,15 +291,22 @@ void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& toke
 // Normalisation changes nothing across it: neither character composes with one before it, nor does
 // a newline with one after it, and none becomes or ceases to be white space. Added tokens
 // lie on one side, for none has a space or a newline in it.
+// Where added tokens take white space, and of pieces, a text is cut before such a space alone, and
+// not behind an added token: no piece reaches over it, so no merge does, and what begins there gets
+// no mark in front.
 std::size_t TokenEncoder::last_cut(std::string_view text) const {
   if (!state_->tables->can_cut) return 0;
   const auto is_solid = [](std::string_view character) {
     return !data::is_white_space(data::code_point(character));
   };
   for (std::size_t at = text.size(); at-- > 1;) {
+    const bool takes_space = state_->tables->takes_space;
     if (text[at] == ' ') {
-      if (is_solid(data::last_character(text.substr(0, at)))) return at;
-    } else if (text[at] == '\n' && at + 1 < text.size()) {
+      const std::string_view left = text.substr(0, at);
+      const bool behind_added =
+          takes_space && (state_->tables->raw.end(left) || state_->tables->normalized.end(left));
+      if (!behind_added && is_solid(data::last_character(left))) return at;
+    } else if (text[at] == '\n' && at + 1 < text.size() && !takes_space) {
       const std::string_view after = text.substr(at + 1);
       const data::Utf8Step next = data::first_character(after);
       if (next.state == data::Utf8State::kValid && is_solid(after.substr(0, next.bytes)) &&
@@ -227,11 +324,38 @@ TokenDecoder::TokenDecoder(const Tokenizer& tokenizer, bool special_tokens)
 std::string TokenDecoder::add(std::int32_t token) {
   const auto id = static_cast<std::size_t>(token);
   if (token < 0 || id >= tables_->bytes.size()) return "";
-  if (special_tokens_ || !tables_->special[id]) waiting_ += tables_->bytes[id];
+  if (!special_tokens_ && tables_->special[id]) return "";
+  if (tables_->file.pieces) return add_piece(id);
+  waiting_ += tables_->bytes[id];
   return data::take_characters(waiting_);
 }
 
+/// Bytes wait for the first token that is none: only all together they are characters or not.
+std::string TokenDecoder::add_piece(std::size_t id) {
+  if (tables_->is_byte[id]) {
+    waiting_ += tables_->bytes[id];
+    return "";
+  }
+  return without_first_space(take_bytes() + tables_->bytes[id]);
+}
+
+std::string TokenDecoder::take_bytes() {
+  const std::string bytes = std::exchange(waiting_, "");
+  if (data::find_invalid_utf8(bytes) == std::string_view::npos) return bytes;
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); ++i) text += "\xef\xbf\xbd";
+  return text;
+}
+
+std::string TokenDecoder::without_first_space(std::string text) {
+  if (text.empty() || begun_) return text;
+  begun_ = true;
+  if (tables_->file.strips_first_space && text.front() == ' ') text.erase(0, 1);
+  return text;
+}
+
 std::string TokenDecoder::finish() {
+  if (tables_->file.pieces) return without_first_space(take_bytes());
   const bool incomplete = !waiting_.empty();
   waiting_.clear();
   return incomplete ? "\xef\xbf\xbd" : "";

@@ -21,7 +21,7 @@ using nlohmann::json;
 
 constexpr const char* kOtherTokenizer =
     "; tokens would differ from those that the file's model knows, so it is refused: use a "
-    "tokenizer of GPT-2, Llama 3 or Qwen";
+    "tokenizer of GPT-2, Llama, Mistral, Qwen or Phi-3";
 
 /// A value of the file with its place, for errors.
 struct Place {
@@ -113,6 +113,27 @@ class FileReader {
     root_.must_be("version", "1.0");
     root_.must_be_null("truncation");
     root_.must_be_null("padding");
+    out_.pieces = is_metaspace() || !root_.has("pre_tokenizer");
+    if (out_.pieces) {
+      read_space_marks();
+      read_pieces_decoder(root_.need("decoder"));
+    } else {
+      read_byte_level_parts();
+    }
+    read_model(root_.need("model"));
+    if (root_.has("added_tokens")) read_added(root_.at("added_tokens").array());
+    if (root_.has("post_processor")) read_post_processor(root_.at("post_processor"));
+    return std::move(out_);
+  }
+
+ private:
+  bool is_metaspace() const {
+    if (!root_.has("pre_tokenizer")) return false;
+    const Place place = root_.at("pre_tokenizer");
+    return place.value.is_object() && place.has("type") && place.type() == "Metaspace";
+  }
+
+  void read_byte_level_parts() {
     if (root_.has("normalizer")) {
       const Place normalizer = root_.at("normalizer").object({"type"});
       if (normalizer.type() != "NFC") normalizer.refuse_type("'NFC'");
@@ -122,13 +143,96 @@ class FileReader {
     const Place decoder =
         root_.need("decoder").object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     if (decoder.type() != "ByteLevel") decoder.refuse_type("'ByteLevel'");
-    read_model(root_.need("model"));
-    if (root_.has("added_tokens")) read_added(root_.at("added_tokens").array());
-    if (root_.has("post_processor")) read_post_processor(root_.at("post_processor"));
-    return std::move(out_);
   }
 
- private:
+  /// The parts of a Sequence, or the one part that there is.
+  static std::vector<Place> parts_of(const Place& place, const char* list) {
+    if (!place.value.is_object()) place.refuse("is ", place.shown(), kOtherTokenizer);
+    if (place.type() != "Sequence") return {place};
+    const Place all = place.need(list).array();
+    std::vector<Place> parts;
+    for (std::size_t i = 0; i < all.value.size(); ++i) parts.push_back(all.at(i));
+    return parts;
+  }
+
+  /// Spaces become marks, by a normaliser or by Metaspace.
+  void read_space_marks() {
+    bool replaces = false;
+    if (root_.has("normalizer")) {
+      for (const Place& part : parts_of(root_.at("normalizer"), "normalizers")) {
+        if (part.type() == "Prepend" && !replaces) {
+          part.object({"type", "prepend"}).must_be("prepend", kSpaceMark);
+          out_.prefix = SpacePrefix::kEverySection;
+        } else if (part.type() == "Replace") {
+          read_replace(part, " ", kSpaceMark);
+          replaces = true;
+        } else {
+          part.refuse_type("'Prepend', then 'Replace',");
+        }
+      }
+    }
+    if (root_.has("pre_tokenizer")) {
+      const Place place = root_.at("pre_tokenizer");
+      if (replaces)
+        place.refuse("is Metaspace beside a normalizer that marks spaces", kOtherTokenizer);
+      read_metaspace(place);
+    } else if (!replaces) {
+      root_.refuse("has neither a pre_tokenizer nor a normalizer that marks spaces",
+                   kOtherTokenizer);
+    }
+  }
+
+  void read_metaspace(const Place& place) {
+    place.object({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
+    place.must_be("replacement", kSpaceMark);
+    place.must_be("str_rep", kSpaceMark);
+    if (place.boolean("split", true)) {
+      place.refuse("splits the text at spaces, and only split: false is known here",
+                   kOtherTokenizer);
+    }
+    const bool prefixed = place.boolean("add_prefix_space", true);
+    const std::string scheme = place.has("prepend_scheme") ? place.at("prepend_scheme").text()
+                               : prefixed                  ? "always"
+                                                           : "never";
+    if (scheme == "first") {
+      out_.prefix = SpacePrefix::kFirst;
+    } else if (scheme == "always") {
+      out_.prefix = SpacePrefix::kSections;
+    } else if (scheme != "never") {
+      place.at("prepend_scheme").refuse("is '", scheme, "', not first, always or never");
+    }
+  }
+
+  static void read_replace(const Place& place, std::string_view from, std::string_view to) {
+    place.object({"type", "pattern", "content"});
+    place.need("pattern").object({"String"}).must_be("String", from);
+    place.must_be("content", to);
+  }
+
+  void read_pieces_decoder(const Place& decoder) {
+    const std::vector<Place> parts = parts_of(decoder, "decoders");
+    constexpr std::string_view kOrder[] = {"Replace", "ByteFallback", "Fuse", "Strip"};
+    const bool sizes = parts.size() == 3 || parts.size() == 4;
+    for (std::size_t i = 0; sizes && i < parts.size(); ++i) {
+      if (parts[i].type() != kOrder[i]) {
+        parts[i].refuse("is '", parts[i].type(), "', where '", kOrder[i], "' is expected",
+                        kOtherTokenizer);
+      }
+    }
+    if (!sizes) {
+      decoder.refuse("is not a Sequence of Replace, ByteFallback, Fuse and Strip", kOtherTokenizer);
+    }
+    read_replace(parts[0], kSpaceMark, " ");
+    parts[1].object({"type"});
+    parts[2].object({"type"});
+    out_.strips_first_space = parts.size() == 4;
+    if (!out_.strips_first_space) return;
+    parts[3].object({"type", "content", "start", "stop"});
+    parts[3].must_be("content", " ");
+    parts[3].must_be("start", 1);
+    parts[3].must_be("stop", 0);
+  }
+
   void read_byte_level(const Place& place, bool uses_regex) {
     place.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     if (place.type() != "ByteLevel") place.refuse_type("'ByteLevel'");
@@ -176,6 +280,10 @@ class FileReader {
     model.must_be("continuing_subword_prefix", "");
     model.must_be("end_of_word_suffix", "");
     out_.ignore_merges = model.boolean("ignore_merges", false);
+    if (out_.pieces && !model.boolean("byte_fallback", false)) {
+      model.refuse("has no byte_fallback, so some characters would have no tokens",
+                   kOtherTokenizer);
+    }
     read_vocabulary(model.need("vocab"));
     read_merges(model.need("merges").array());
   }
@@ -200,10 +308,18 @@ class FileReader {
       ids_.emplace(item.key(), place.id());
     }
     out_.model_tokens = out_.tokens.size();
+    std::vector<bool> has_byte(256);
+    for (const std::string& token : out_.tokens) {
+      if (const int byte = byte_of_piece(token); byte >= 0)
+        has_byte[static_cast<std::size_t>(byte)] = true;
+    }
     for (int byte = 0; byte < 256; ++byte) {
-      if (!ids_.contains(std::string(byte_spelling(byte)))) {
-        vocab.refuse("has no token '", byte_spelling(byte), "' for the byte ", byte,
-                     "; a byte-level vocabulary has all 256");
+      const bool known = out_.pieces ? has_byte[static_cast<std::size_t>(byte)]
+                                     : ids_.contains(std::string(byte_spelling(byte)));
+      if (!known) {
+        vocab.refuse("has no token ", out_.pieces ? "" : concat("'", byte_spelling(byte), "' "),
+                     "for the byte ", byte, "; a vocabulary ",
+                     out_.pieces ? "with byte_fallback" : "of bytes", " has all 256");
       }
     }
   }
@@ -248,9 +364,14 @@ class FileReader {
     for (std::size_t i = 0; i < added.value.size(); ++i) {
       const Place place = added.at(i).object(
           {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-      for (const char* option : {"single_word", "lstrip", "rstrip"}) place.must_be(option, false);
-      AddedToken token{place.need("content").text(), place.need("id").id(),
-                       place.boolean("special", false), place.boolean("normalized", false)};
+      place.must_be("single_word", false);
+      AddedToken token{.content = place.need("content").text(),
+                       .id = place.need("id").id(),
+                       .special = place.boolean("special", false),
+                       .normalized = place.boolean("normalized", false),
+                       .strips_left = place.boolean("lstrip", false),
+                       .strips_right = place.boolean("rstrip", false)};
+      if (out_.pieces) place.must_be("normalized", false);
       if (token.content.empty()) place.refuse("has no content; remove it");
       const auto [known, is_new] = ids_.emplace(token.content, token.id);
       // The package would number it anew.
@@ -334,6 +455,17 @@ class FileReader {
 };
 
 }  // namespace
+
+int byte_of_piece(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
+  int byte = 0;
+  for (const char digit : token.substr(3, 2)) {
+    const bool is_digit = digit >= '0' && digit <= '9', is_letter = digit >= 'A' && digit <= 'F';
+    if (!is_digit && !is_letter) return -1;
+    byte = 16 * byte + (is_digit ? digit - '0' : digit - 'A' + 10);
+  }
+  return byte;
+}
 
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& path) {
   const json root = parse_strict_json(text, path, "name a tokenizer.json as Hugging Face has them");

@@ -13,7 +13,19 @@ struct AddedToken {
   std::string content;
   std::int32_t id = 0;
   bool special = false;
-  bool normalized = false;  ///< sought after normalisation, not before
+  bool normalized = false;                         ///< sought after normalisation, not before
+  bool strips_left = false, strips_right = false;  ///< white space beside it belongs to it
+};
+
+/// Stands for a space in a SentencePiece vocabulary: U+2581.
+inline constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
+
+/// Where a text gets a space mark in front.
+enum class SpacePrefix : std::uint8_t {
+  kNone,
+  kFirst,         ///< at its beginning, unless it begins with a space
+  kSections,      ///< at its beginning and behind each added token, unless a space is there
+  kEverySection,  ///< the same, also where a space is there
 };
 
 /// Two neighbours and what they become; the earlier merge is done first.
@@ -28,17 +40,27 @@ inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
 
 /// What a tokenizer.json says, checked: ids are 0 to tokens.size() - 1, each once; every byte has a
 /// token of its own; ids of merges and templates exist.
+///
+/// A byte-level BPE splits a text into words and spells each by its bytes. A BPE of pieces, as
+/// SentencePiece trains them, writes spaces as kSpaceMark and merges characters of the whole text;
+/// a character that is no token becomes the tokens "<0x00>" to "<0xFF>" of its bytes.
 struct TokenizerFile {
   std::string path;
   WordPatternKind pattern = WordPatternKind::kGpt2;
   bool nfc = false;
-  bool ignore_merges = false;       ///< a word that is a token is not merged together
-  std::vector<std::string> tokens;  ///< by id, as the file spells them
-  std::size_t model_tokens = 0;     ///< of the model; the ids from here on are added tokens
+  bool pieces = false;
+  SpacePrefix prefix = SpacePrefix::kNone;  ///< of pieces
+  bool strips_first_space = false;          ///< decoding pieces
+  bool ignore_merges = false;               ///< a word that is a token is not merged together
+  std::vector<std::string> tokens;          ///< by id, as the file spells them
+  std::size_t model_tokens = 0;             ///< of the model; the ids from here on are added tokens
   std::vector<Merge> merges;
   std::vector<AddedToken> added;
   std::vector<std::int32_t> before, after;  ///< what the post-processor puts around a text
 };
+
+/// The byte of "<0x0A>"; -1 of any other token.
+int byte_of_piece(std::string_view token);
 
 /// Reads the text of a tokenizer.json; `path` is for errors. Throws Error{kConfig} naming file, key
 /// and remedy, also for whatever is not known here: tokens must never differ silently.

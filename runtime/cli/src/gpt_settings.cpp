@@ -72,9 +72,10 @@ std::vector<Setting> model_settings() {
                  .must_agree = MustAgree::kNone});  // processes compare what is there
   all.push_back(dropout_row().setting);
   all.push_back({.name = "tokenizer",
-                 .help = "a tokenizer.json (byte-level BPE as GPT-2, Llama 3 and Qwen have it) by "
-                         "which text is read; the vocabulary is its, unless a larger one is given "
-                         "[bytes are tokens]",
+                 .help =
+                     "a tokenizer.json (BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it) by "
+                     "which text is read; the vocabulary is its, unless a larger one is given "
+                     "[bytes are tokens]",
                  .must_agree = MustAgree::kNone});
   all.push_back({.name = "sequence_length",
                  .type = SettingType::kInteger,

@@ -97,7 +97,7 @@ Command add_tokenize(CLI::App& program) {
                   "files of UTF-8 text, folders of them, or patterns; in this order")
       ->required();
   app->add_option("--tokenizer", request->tokenizer,
-                  "a tokenizer.json: byte-level BPE as GPT-2, Llama 3 and Qwen have it")
+                  "a tokenizer.json: BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it")
       ->required()
       ->type_name("FILE");
   app->add_option("--output", request->options.output,

@@ -10,10 +10,11 @@
 
 namespace tessera {
 
-/// Byte-level BPE as Hugging Face's tokenizer.json describes it, with the patterns of GPT-2, Llama
-/// 3 or Qwen. Gives the tokens that the package `tokenizers` gives; whatever would make them differ
-/// (another type of model, pattern, normaliser or option) is refused by name when the file is read.
-/// Immutable; copies share the tables, and any thread may use them.
+/// BPE as Hugging Face's tokenizer.json describes it: byte-level with the patterns of GPT-2, Llama
+/// 3 or Qwen, or of SentencePiece's pieces with bytes to fall back to, as Llama 2, Mistral and
+/// Phi-3 have it. Gives the tokens that the package `tokenizers` gives; whatever would make them
+/// differ (another type of model, pattern, normaliser or option) is refused by name when the file
+/// is read. Immutable; copies share the tables, and any thread may use them.
 class Tokenizer {
  public:
   /// Reads a tokenizer.json of at most 128 MiB. Throws Error{kNotFound, kIo} if it cannot be read,
@@ -37,7 +38,7 @@ class Tokenizer {
   std::int64_t vocab_size() const;
   /// The id of a token in the spelling of the file, such as "<|im_start|>"; none if there is none.
   std::optional<std::int32_t> id_of(std::string_view token) const;
-  /// "<|endoftext|>" or "<|end_of_text|>", if the file has such an added token.
+  /// "<|endoftext|>", "<|end_of_text|>" or "</s>", if the file has such an added token.
   std::optional<std::int32_t> end_of_text() const;
 
   /// A hash of 16 digits of all that decides which tokens a text has, and which text tokens have:
@@ -62,7 +63,7 @@ class TokenEncoder {
   TokenEncoder& operator=(const TokenEncoder&) = delete;
 
   /// Appends what Tokenizer::encode gives without special tokens. `offset`: of the text in its
-  /// file, for the error.
+  /// file, for the error; above 0 it goes on where last_cut() has cut.
   void encode(std::string_view text, std::vector<std::int32_t>& tokens, std::int64_t offset = 0);
 
   /// The last place at which a longer text that begins with `text` can be cut so that both sides,
@@ -85,9 +86,14 @@ class TokenDecoder {
   std::string finish();
 
  private:
+  std::string add_piece(std::size_t id);
+  std::string take_bytes();
+  std::string without_first_space(std::string text);
+
   std::shared_ptr<const Tokenizer::Tables> tables_;
   bool special_tokens_;
   std::string waiting_;
+  bool begun_ = false;  ///< some text is out
 };
 
 }  // namespace tessera
