@@ -185,6 +185,31 @@ TEST(Gpt, PresetsHaveTheSizesOfGpt2) {
   EXPECT_EQ(millions("gpt2-774m"), 774);
 }
 
+// The counts of the published weights.
+TEST(Gpt, PresetsOfOtherFamiliesHaveTheSizesOfTheirModels) {
+  const std::map<std::string, std::int64_t> published{
+      {"llama2-7b", 6'738'415'616},   {"llama3-8b", 8'030'261'248},
+      {"llama3.1-8b", 8'030'261'248}, {"llama3.2-1b", 1'235'814'400},
+      {"llama3.2-3b", 3'212'749'824}, {"llama3-70b", 70'553'706'496},
+      {"mistral-7b", 7'241'732'096},  {"qwen2.5-0.5b", 494'032'768},
+      {"qwen2.5-7b", 7'615'616'512},  {"qwen3-0.6b", 596'049'920},
+      {"phi3-mini", 3'821'079'552},
+  };
+  for (const auto& [name, count] : published) {
+    EXPECT_EQ(parameter_count(make_gpt(gpt_preset(name))), count) << name;
+  }
+}
+
+// A window of half the context leaves out a quarter of the scores below the diagonal.
+TEST(Gpt, FlopsLeaveOutWhatWindowsHide) {
+  GptConfig config = gpt_preset("mistral-7b");
+  config.context_length = 8192;
+  const double windowed = gpt_flops_per_token(config);
+  config.window = 0;
+  const double attention = 6.0 * 32 * 8192 * 4096;
+  EXPECT_DOUBLE_EQ(gpt_flops_per_token(config) - windowed, attention / 4);
+}
+
 TEST(Gpt, PresetsHaveTheNamesOfHuggingFaceToo) {
   EXPECT_EQ(gpt_preset("gpt2").layers, 12);
   EXPECT_EQ(gpt_preset("openai-community/gpt2-xl").width, 1600);

@@ -121,7 +121,8 @@ int run_generate(Config config, const Launcher& launcher) {
   const Tokenizer* const tokenizer = own ? &*own : nullptr;
   check_vocabulary(pretrained, tokenizer);
   const auto tokens = config.get<std::int64_t>("tokens");
-  const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer).size());
+  const auto prompt = static_cast<std::int64_t>(
+      prompt_tokens(config, tokenizer, PromptKind::kWithSpecialTokens).size());
   GptGeneration gpt(
       pretrained.config(),
       std::clamp<std::int64_t>(prompt + tokens - 1, 1, pretrained.config().context_length));
@@ -140,7 +141,8 @@ int run_generate(Config config, const Launcher& launcher) {
     return gpt.logits();
   };
   std::ostream nowhere(nullptr);
-  write_text(config, next_logits, tokenizer, {.tokens = tokens, .context_length = gpt.window()},
+  write_text(config, next_logits, tokenizer, PromptKind::kWithSpecialTokens,
+             {.tokens = tokens, .context_length = gpt.window()},
              launcher.process == 0 ? std::cout : nowhere, [&] { return !stopped; });
   if (launcher.process == 0) std::cout << std::endl;
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;

@@ -131,20 +131,25 @@ class TextStream {
 
 }  // namespace
 
-std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer) {
+std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer,
+                                        PromptKind kind) {
   const auto text = config.get<std::string>("prompt");
-  return tokenizer != nullptr ? tokenizer->encode(text) : to_byte_tokens(text);
+  if (tokenizer == nullptr) return to_byte_tokens(text);
+  return tokenizer->encode(text, kind == PromptKind::kWithSpecialTokens);
 }
 
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on) {
+                PromptKind kind, GenerateOptions options, std::ostream& out,
+                const std::function<bool()>& go_on) {
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
   options.top_p = config.get<float>("top_p");
   options.seed = config.get<std::uint64_t>("seed");
-  const std::vector<std::int32_t> prompt = prompt_tokens(config, tokenizer);
+  const std::vector<std::int32_t> prompt = prompt_tokens(config, tokenizer, kind);
   TextStream stream(tokenizer, out);
-  for (const std::int32_t token : prompt) stream.add(token);
+  for (const std::int32_t token : prompt_tokens(config, tokenizer, PromptKind::kPlain)) {
+    stream.add(token);
+  }
   generate(options, prompt, next_logits, [&](std::int32_t token) {
     if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
     stream.add(token);
@@ -163,6 +168,7 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   std::ostringstream text;
   // Positions beyond were never trained.
   write_text(config, next_logits, choice.tokenizer ? &*choice.tokenizer : nullptr,
+             PromptKind::kPlain,
              {.tokens = config.get<std::int64_t>("sample_tokens"),
               .context_length = choice.sequence_length},
              text, go_on);

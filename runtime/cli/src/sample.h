@@ -23,14 +23,20 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 /// words. Empty if there is no reason, and where --sample-tokens asks for a sample.
 std::string why_no_sample(const Config& config, double last_loss);
 
+/// Whether a prompt has the special tokens in front that its tokenizer gives a text, such as Llama
+/// 3's "<|begin_of_text|>": published models have seen them, a stream of training data has none.
+enum class PromptKind : std::uint8_t { kPlain, kWithSpecialTokens };
+
 /// --prompt as tokens. `tokenizer`: null where bytes are tokens.
-std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer);
+std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer,
+                                        PromptKind kind);
 
 /// Writes --prompt and what the model continues it with, token by token and safe to show, until
 /// there are as many as asked for, an end-of-text token comes or `go_on` says no. Draws by the
 /// settings of sample_settings() and --seed.
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                GenerateOptions options, std::ostream& out, const std::function<bool()>& go_on);
+                PromptKind kind, GenerateOptions options, std::ostream& out,
+                const std::function<bool()>& go_on);
 
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token
 /// whether to go on. `parameters`: values by name.
