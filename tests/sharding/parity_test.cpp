@@ -113,11 +113,12 @@ TEST_P(ParityOfFormats, HybridsOnSixRanksGiveTheSameBits) {
   }
 }
 
-class ParityOfFamilies : public testing::TestWithParam<std::tuple<FamilyRow, Formats>> {};
+class ParityOfFamilies : public testing::TestWithParam<std::tuple<std::size_t, Formats>> {};
 
 // Rotations, grouped queries, windows, norms of heads and gated MLPs, with what is remade.
 TEST_P(ParityOfFamilies, StrategiesAndRecomputationGiveTheBitsOfOneRankThatAccumulates) {
-  const auto [family, formats] = GetParam();
+  const auto [index, formats] = GetParam();
+  const FamilyRow& family = gpt_families()[index];
   for (const int ranks : {1, 2, 3, 4}) {
     SmallRun one = reference(ranks, formats);
     one.family = family.family;
@@ -142,12 +143,12 @@ TEST_P(ParityOfFamilies, StrategiesAndRecomputationGiveTheBitsOfOneRankThatAccum
   }
 }
 
+// The first is GPT-2, which all other tests train.
 INSTANTIATE_TEST_SUITE_P(Families, ParityOfFamilies,
-                         testing::Combine(testing::ValuesIn(gpt_families().begin() + 1,
-                                                            gpt_families().end()),
+                         testing::Combine(testing::Range<std::size_t>(1, gpt_families().size()),
                                           testing::Values(kFp32, kBf16)),
                          [](const auto& test) {
-                           return concat(std::get<0>(test.param).name, "_",
+                           return concat(gpt_families()[std::get<0>(test.param)].name, "_",
                                          std::get<1>(test.param).name);
                          });
 

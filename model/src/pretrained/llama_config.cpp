@@ -177,7 +177,8 @@ std::string llama_config_text(const GptConfig& config) {
                             {"original_max_position_embeddings", rotary.trained_context}};
   } else if (rotary.scaling == Scaling::kLongRope) {
     file["original_max_position_embeddings"] = rotary.trained_context;
-    file["rope_scaling"] = {{"rope_type", "longrope"},
+    // Version 4 wants these three keys, version 5 takes them, too.
+    file["rope_scaling"] = {{"type", "longrope"},
                             {"short_factor", rotary.short_factors},
                             {"long_factor", rotary.long_factors}};
   } else {
