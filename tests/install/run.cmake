@@ -51,10 +51,10 @@ list(JOIN modules "," modules)  # a list would not survive run()
 run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" -G "${GENERATOR}"
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release
     -D CMAKE_DISABLE_FIND_PACKAGE_OpenCL=TRUE
-    -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA}
+    -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA}/tests/text
     -D TESSERA_MODULES=${modules})
 run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)
 run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK}/build" --output-on-failure --no-tests=error)
-run(${CMAKE_COMMAND} -D EXAMPLE=${WORK}/build/train_own_loop -D DATA=${DATA}
+run(${CMAKE_COMMAND} -D EXAMPLE=${WORK}/build/train_own_loop -D DATA=${DATA}/tests/text
     -P "${CMAKE_CURRENT_LIST_DIR}/run_own_loop.cmake")
 file(REMOVE_RECURSE "${WORK}")

@@ -4,7 +4,8 @@
 
 Run by hand, with transformers 5: python3 make_family_golden.py
 Everything is computed in float64 from the weights as stored and stored in float32; the same computation in float32
-gives "fp32_error" of each tensor (largest difference over largest magnitude). The format is that of gpt2.json, and of
+gives "fp32_error" of each tensor (largest difference over largest magnitude), and in bfloat16 the "bf16_error" of the
+logits and of the worst gradient: how far a correct implementation may be. The format is that of gpt2.json, and of
 the names there:
   tokens, targets      (steps, B, T) int32, a batch for each step; targets are the next tokens, -1 for the last
   logits               (B, T, V) of the first batch
@@ -70,7 +71,7 @@ def run(folder, tokens, targets, dtype):
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["learning_rate"], eps=OPTIMIZER["epsilon"],
                                   betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]))
     result, losses, norms = {}, [], []
-    for step in range(STEPS):
+    for step in range(len(tokens)):
         logits, loss = loss_of(model, tokens[step], targets[step])
         optimizer.zero_grad()
         loss.backward()
@@ -100,6 +101,10 @@ def main():
         tokens = torch.randint(SIZES["vocab_size"], (STEPS, BATCH, LENGTH))
         targets = torch.cat([tokens[:, :, 1:], torch.full((STEPS, BATCH, 1), -1)], dim=2)
         exact, single = (run(folder, tokens, targets, dtype) for dtype in (torch.float64, torch.float32))
+        coarse = run(folder, tokens[:1], targets[:1], torch.bfloat16)
+        bf16_error = dict(
+            logits=relative_error(coarse["logits"], exact["logits"]),
+            gradients=max(relative_error(coarse[k], exact[k]) for k in exact if k.startswith("gradient/")))
         index, data, at = {}, b"", 0
         for key, value in dict(tokens=tokens, targets=targets, **exact).items():
             integer = key in ("tokens", "targets")
@@ -111,7 +116,8 @@ def main():
             at += len(raw) // 4
         (HERE / f"{name}.bin").write_bytes(data)
         (HERE / f"{name}.json").write_text(json.dumps(
-            dict(transformers=transformers.__version__, optimizer=OPTIMIZER, tensors=index)) + "\n")
+            dict(transformers=transformers.__version__, optimizer=OPTIMIZER, bf16_error=bf16_error,
+                 tensors=index)) + "\n")
         print(name, {k: f"{v['fp32_error']:.1e}" for k, v in index.items() if k in ("logits", "step_loss")})
 
 
