@@ -6,7 +6,7 @@
 namespace tessera::cuda {
 namespace {
 
-bool decline(const TensorView& qkv, bool backward, CudaStream& stream) {
+bool decline(const TensorView& qkv, std::int64_t window, bool backward, CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return false;
   state.fallback = cudnn_objection({.batch = qkv.shape[0],
@@ -14,7 +14,8 @@ bool decline(const TensorView& qkv, bool backward, CudaStream& stream) {
                                     .heads = qkv.shape[3],
                                     .head_dim = qkv.shape[4],
                                     .dtype = qkv.dtype,
-                                    .backward = backward},
+                                    .backward = backward,
+                                    .window = window},
                                    state.options);
   if (state.fallback.empty()) {
     state.fallback = state.unforeseen = state.options.deterministic
@@ -29,17 +30,17 @@ bool decline(const TensorView& qkv, bool backward, CudaStream& stream) {
 }  // namespace
 
 void plan_cudnn_attention(const AttentionForwardArgs& args, CudaStream& stream) {
-  decline(args.qkv, false, stream);
+  decline(args.qkv, args.window, false, stream);
 }
 void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream) {
-  decline(args.qkv, true, stream);
+  decline(args.qkv, args.window, true, stream);
 }
 
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  return decline(args.qkv, false, stream);
+  return decline(args.qkv, args.window, false, stream);
 }
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  return decline(args.qkv, true, stream);
+  return decline(args.qkv, args.window, true, stream);
 }
 
 }  // namespace tessera::cuda

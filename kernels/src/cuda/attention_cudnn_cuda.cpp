@@ -186,12 +186,11 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                                               .heads = shape.heads,
                                               .head_dim = shape.head_dim,
                                               .dtype = qkv.dtype,
-                                              .backward = pass != CudnnPass::kForward},
+                                              .backward = pass != CudnnPass::kForward,
+                                              .window = window},
                                              state.options)};
   if (choice.objection.empty()) {
-    choice.objection = window == 0 || window >= shape.length
-                           ? misalignment(views)
-                           : "the window is shorter than the sequence";
+    choice.objection = misalignment(views);
     if (choice.objection.empty()) choice = choose(stream, shape);
     if (!choice.objection.empty()) state.unforeseen = choice.objection;
   }

@@ -37,7 +37,8 @@ Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
                                             .heads = sizes.heads,
                                             .head_dim = sizes.head_dim,
                                             .dtype = dtype,
-                                            .backward = backward},
+                                            .backward = backward,
+                                            .window = sizes.window},
                                            options.cuda_kernels)
           : attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads, sizes.head_dim, dtype,
                                       options.threads);

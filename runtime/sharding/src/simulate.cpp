@@ -39,7 +39,8 @@ void record_attention(const Args& args, Stream& stream) {
                               .heads = qkv[3],
                               .head_dim = qkv[4],
                               .dtype = args.qkv.dtype,
-                              .backward = kBackward});
+                              .backward = kBackward,
+                              .window = args.window});
   if constexpr (kBackward) {
     attention_kernels->attention_backward(args, stream);
   } else {

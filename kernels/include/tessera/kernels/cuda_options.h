@@ -37,6 +37,7 @@ struct CudaAttentionCall {
   std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
   DType dtype = DType::kBFloat16;
   bool backward = false;
+  std::int64_t window = 0;  ///< 0: none
 
   auto operator<=>(const CudaAttentionCall&) const = default;
 };
