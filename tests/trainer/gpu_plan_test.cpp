@@ -49,6 +49,22 @@ TEST(GpuPlan, SaysWhichPassesOfAttentionAreOurOwn) {
               Contains(AllOf(HasSubstr("--micro-batch 81"), Not(HasSubstr("false")))));
 }
 
+TEST(GpuPlan, SaysThatWindowsAreOurOwn) {
+  GptConfig config = gpt_preset("mistral-7b");
+  config.layers = 1;
+  const auto notes = [&](std::int64_t window) {
+    config.window = window;
+    TrainerOptions options;
+    options.device = DeviceChoice::kCuda;
+    options.precision = DType::kBFloat16;
+    options.micro_batch = 1;
+    return make_training_plan(make_gpt(config), Tokens(), options).notes;
+  };
+  EXPECT_THAT(notes(1024), Not(Contains(HasSubstr("attention"))));
+  EXPECT_THAT(notes(1023), Contains(AllOf(HasSubstr("attention runs on our own kernels"),
+                                          HasSubstr("without a window"))));
+}
+
 TEST(GpuPlan, TheScratchOfAPassIsThatOfWhoRunsIt) {
   const auto workspace = [](const TrainingPlan& plan) {
     return plan.memory.by_category[MemoryCategory::kWorkspace];
