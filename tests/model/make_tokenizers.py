@@ -214,6 +214,9 @@ def texts():
         "!?", "-", "\u0301", "\u00e9", "\u4e2d", "\u3002", "\u3000", "\u00a0", "\u0085", "\u180e", "\u200d", "🎉", "\u0639",
         "<|endoftext|>", "<tool>", "<", "|", ">", "\u1100", "\u1161", "\u0338", "\u017f", "\u00bd", "\u2167", "_",
     ]  # fmt: skip
+    beside_added = ["\u2581", "<s>", "</s>", "<|end|>", "<|left|>", "<|user|>", "<0x41>", " ", "\n", "a", "the", "\u3000"]
+    for _ in range(60):
+        yield "".join(chance.choices(beside_added, k=chance.randint(1, 20)))
     for _ in range(60):
         yield "".join(chance.choices(alphabet, k=chance.randint(1, 40)))
 

@@ -245,6 +245,18 @@ TEST(HuggingFace, RefusesByNameWhatChangesTheComputation) {
   }
 }
 
+TEST(HuggingFace, KnowsTheTokensThatEndAText) {
+  const Copy copy;
+  EXPECT_THAT(end_tokens_of(copy.path()), ElementsAre());
+  copy.set("eos_token_id", 7);
+  EXPECT_THAT(end_tokens_of(copy.path()), ElementsAre(7));
+  copy.write("generation_config.json", R"({"eos_token_id": [1, 2]})");
+  EXPECT_THAT(end_tokens_of(copy.path()), ElementsAre(1, 2));
+  copy.write("generation_config.json", R"({"eos_token_id": "x"})");
+  EXPECT_THAT(refusal([&] { end_tokens_of(copy.path()); }),
+              HasSubstr("eos_token_id is \"x\", and must be a token's id or a list of them"));
+}
+
 TEST(HuggingFace, TakesOtherSpellingsOfTheSameModel) {
   const Copy copy;
   json config = json::parse(read_file(copy.path("config.json")));

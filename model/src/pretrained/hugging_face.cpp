@@ -204,6 +204,17 @@ GptConfig hugging_face_config_of(const std::string& folder) {
   return pretrained::read_hugging_face_config(file.string());
 }
 
+std::vector<std::int32_t> end_tokens_of(const std::string& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    std::error_code error;
+    const fs::path file = fs::path(folder) / name;
+    if (!fs::exists(file, error)) continue;
+    std::vector<std::int32_t> tokens = pretrained::end_tokens_in(file.string());
+    if (!tokens.empty()) return tokens;
+  }
+  return {};
+}
+
 PretrainedGpt open_hugging_face(const std::string& folder) {
   auto model = std::make_shared<PretrainedGpt::Files>();
   model->path = folder;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "gpt_config.h"
@@ -92,6 +93,22 @@ GptConfig read_hugging_face_config(const std::string& path) {
     fail(ErrorCode::kConfig, "'", path, "': ", error.what());
   }
   return config;
+}
+
+std::vector<std::int32_t> end_tokens_in(const std::string& path) {
+  constexpr const char* kKey = "eos_token_id";
+  const ConfigReader reader(path);
+  const json value = reader.value(kKey, nullptr);
+  const json list = value.is_array() ? value : value.is_null() ? json::array() : json{value};
+  std::vector<std::int32_t> tokens;
+  for (const json& token : list) {
+    if (!token.is_number_unsigned() ||
+        token.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
+      reader.refuse(kKey, "must be a token's id or a list of them");
+    }
+    tokens.push_back(token.get<std::int32_t>());
+  }
+  return tokens;
 }
 
 std::string hugging_face_config(const GptConfig& config) {

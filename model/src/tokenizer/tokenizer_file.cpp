@@ -272,7 +272,7 @@ class FileReader {
 
   void read_model(const Place& model) {
     // Every byte has a token, so what stands for unknown characters is never used: unk_token,
-    // fuse_unk, byte_fallback.
+    // fuse_unk and, where bytes are what is spelt, byte_fallback.
     model.object({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                   "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE'");

@@ -14,6 +14,7 @@
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_generation.h"
+#include "tessera/model/hugging_face.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -142,7 +143,7 @@ int run_generate(Config config, const Launcher& launcher) {
   };
   std::ostream nowhere(nullptr);
   write_text(config, next_logits, tokenizer, PromptKind::kWithSpecialTokens,
-             {.tokens = tokens, .context_length = gpt.window()},
+             end_tokens_of(pretrained.path()), {.tokens = tokens, .context_length = gpt.window()},
              launcher.process == 0 ? std::cout : nowhere, [&] { return !stopped; });
   if (launcher.process == 0) std::cout << std::endl;
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;

@@ -1,5 +1,6 @@
 #include "sample.h"
 
+#include <algorithm>
 #include <optional>
 #include <ostream>
 #include <sstream>
@@ -139,8 +140,8 @@ std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* t
 }
 
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                PromptKind kind, GenerateOptions options, std::ostream& out,
-                const std::function<bool()>& go_on) {
+                PromptKind kind, std::span<const std::int32_t> ends, GenerateOptions options,
+                std::ostream& out, const std::function<bool()>& go_on) {
   options.temperature = config.get<float>("temperature");
   options.top_k = config.get<int>("top_k");
   options.top_p = config.get<float>("top_p");
@@ -152,6 +153,7 @@ void write_text(const Config& config, const NextLogits& next_logits, const Token
   }
   generate(options, prompt, next_logits, [&](std::int32_t token) {
     if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
+    if (std::ranges::find(ends, token) != ends.end()) return false;
     stream.add(token);
     return go_on();
   });
@@ -168,7 +170,7 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   std::ostringstream text;
   // Positions beyond were never trained.
   write_text(config, next_logits, choice.tokenizer ? &*choice.tokenizer : nullptr,
-             PromptKind::kPlain,
+             PromptKind::kPlain, {},
              {.tokens = config.get<std::int64_t>("sample_tokens"),
               .context_length = choice.sequence_length},
              text, go_on);

@@ -32,11 +32,11 @@ std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* t
                                         PromptKind kind);
 
 /// Writes --prompt and what the model continues it with, token by token and safe to show, until
-/// there are as many as asked for, an end-of-text token comes or `go_on` says no. Draws by the
-/// settings of sample_settings() and --seed.
+/// there are as many as asked for, one of `ends` or the tokenizer's end-of-text token comes, or
+/// `go_on` says no. Draws by the settings of sample_settings() and --seed.
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                PromptKind kind, GenerateOptions options, std::ostream& out,
-                const std::function<bool()>& go_on);
+                PromptKind kind, std::span<const std::int32_t> ends, GenerateOptions options,
+                std::ostream& out, const std::function<bool()>& go_on);
 
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token
 /// whether to go on. `parameters`: values by name.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/core/storage.h"
 #include "tessera/model/pretrained.h"
@@ -20,6 +22,11 @@ PretrainedGpt open_hugging_face(const std::string& folder);
 
 /// The configuration of such a folder; its weights need not be there. Throws as open_hugging_face.
 GptConfig hugging_face_config_of(const std::string& folder);
+
+/// The tokens that end a text of the folder's model: eos_token_id, one or several, of
+/// generation_config.json, or else of config.json; none if neither says so. Throws Error{kConfig}
+/// if they are no ids.
+std::vector<std::int32_t> end_tokens_of(const std::string& folder);
 
 /// Writes such a folder: config.json and model.safetensors in F32. `folder` must not exist.
 /// Throws Error{kConfig} if it does, and Error{kIo}.
