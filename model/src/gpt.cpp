@@ -34,6 +34,7 @@ class Embedding : public Layer {
       parameters_.push_back(
           gpt::matrix("wpe.weight", config.context_length, config.width, gpt::kInitialStddev));
     }
+    gpt::freeze(config, parameters_);
   }
 
   bool backward_reads_parameters() const override { return false; }
@@ -81,6 +82,7 @@ class Head : public Layer {
     } else {
       parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
     }
+    gpt::freeze(config, parameters_);
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
@@ -103,6 +105,27 @@ class Head : public Layer {
   bool rms_;
   float epsilon_;
 };
+
+/// Everything that config.lora names must be there.
+void check_adapters(const Model& model, const GptConfig& config) {
+  if (!config.lora.is_set()) return;
+  bool adapts = false, saves = config.lora.saved_modules.empty();
+  for (const auto& layer : model.layers) {
+    for (const ParameterSpec& spec : layer->parameters()) {
+      const bool is_adapter = spec.name.find(".lora_") != std::string::npos;
+      adapts = adapts || is_adapter;
+      saves = saves || (spec.trainable && !is_adapter);
+    }
+  }
+  require(adapts, ErrorCode::kConfig, "LoRA: no linear module of this ", family_of(config).name,
+          " is a target; its modules are ",
+          is_gpt2(config) ? "c_attn, c_proj and c_fc"
+          : family_of(config).fused_files
+              ? "qkv_proj, o_proj, gate_up_proj and down_proj"
+              : "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj");
+  require(saves, ErrorCode::kConfig, "LoRA: modules_to_save names no module of this ",
+          family_of(config).name);
+}
 
 }  // namespace
 
@@ -139,6 +162,7 @@ Model make_gpt(const GptConfig& config) {
     model.layers.push_back(make_block(config, i));
   }
   model.layers.push_back(std::make_unique<Head>(config));
+  check_adapters(model, config);
   model.flops_per_item = gpt_flops_per_token(config);
   model.configuration = configuration_of(config);
   check(model);

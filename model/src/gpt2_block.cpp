@@ -1,4 +1,6 @@
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "gpt_layers.h"
 #include "tessera/autograd/ops.h"
@@ -39,6 +41,7 @@ class TransformerBlock : public Layer {
                    vector(prefix + "mlp.c_fc.bias", 4 * c, 0.0F),
                    matrix(prefix + "mlp.c_proj.weight", c, 4 * c, residual_stddev),
                    vector(prefix + "mlp.c_proj.bias", c, 0.0F)};
+    adapters_.emplace(config, parameters_);
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
@@ -46,24 +49,18 @@ class TransformerBlock : public Layer {
     const auto p = [&](Index i) -> Parameter& { return parameters[static_cast<std::size_t>(i)]; };
     // Each reassignment lets go of what only backward could still need; the tape has kept that.
     Value x = ops::layer_norm(tape, input, p(kNorm1Weight), p(kNorm1Bias));
-    x = ops::linear(tape, x, p(kQkvWeight), &p(kQkvBias));
+    x = project(tape, std::move(x), kQkvWeight, parameters);
     x = ops::attention(tape, x, heads_);
-    Parameter& weight = p(kAttentionProjectionWeight);
-    Parameter* const bias = &p(kAttentionProjectionBias);
-    const ops::MlpParameters mlp{.weight = p(kMlpWeight),
-                                 .bias = &p(kMlpBias),
-                                 .projection_weight = p(kMlpProjectionWeight),
-                                 .projection_bias = &p(kMlpProjectionBias)};
     if (dropout_ == 0.0F) {  // see [Note: residuals in projections]
-      const Value sum = ops::linear(tape, x, weight, bias, &input);
+      const Value sum = project(tape, std::move(x), kAttentionProjectionWeight, parameters, &input);
       x = ops::layer_norm(tape, sum, p(kNorm2Weight), p(kNorm2Bias));
-      return ops::mlp(tape, std::move(x), mlp, &sum);
+      return run_mlp(tape, std::move(x), parameters, &sum);
     }
-    x = ops::linear(tape, x, weight, bias);
+    x = project(tape, std::move(x), kAttentionProjectionWeight, parameters);
     x = ops::dropout(tape, std::move(x), dropout_);
     auto [sum, norm] =
         ops::add_layer_norm(tape, std::move(x), input, p(kNorm2Weight), p(kNorm2Bias));
-    x = ops::mlp(tape, std::move(norm), mlp);
+    x = run_mlp(tape, std::move(norm), parameters);
     x = ops::dropout(tape, std::move(x), dropout_);
     return ops::add(tape, std::move(x), sum);
   }
@@ -84,8 +81,33 @@ class TransformerBlock : public Layer {
     kMlpProjectionBias,
   };
 
+  /// x weight^T + bias [+ residual], and what adapters add. A bias is behind its weight.
+  Value project(Tape& tape, Value x, Index weight, std::span<Parameter> parameters,
+                const Value* residual = nullptr) const {
+    const auto index = static_cast<std::size_t>(weight);
+    Value y = ops::linear(tape, x, parameters[index], &parameters[index + 1], residual);
+    return adapters_->add(tape, std::move(y), x, parameters[index], parameters);
+  }
+
+  /// The MLP's GEMMs do more than projections, but where an adapter comes in between.
+  Value run_mlp(Tape& tape, Value x, std::span<Parameter> parameters,
+                const Value* residual = nullptr) const {
+    if (adapters_->adapt(kMlpWeight) || adapters_->adapt(kMlpProjectionWeight)) {
+      x = project(tape, std::move(x), kMlpWeight, parameters);
+      x = ops::gelu(tape, std::move(x));
+      return project(tape, std::move(x), kMlpProjectionWeight, parameters, residual);
+    }
+    return ops::mlp(tape, std::move(x),
+                    {.weight = parameters[kMlpWeight],
+                     .bias = &parameters[kMlpBias],
+                     .projection_weight = parameters[kMlpProjectionWeight],
+                     .projection_bias = &parameters[kMlpProjectionBias]},
+                    residual);
+  }
+
   std::int64_t heads_;
   float dropout_;
+  std::optional<BlockAdapters> adapters_;
 };
 
 }  // namespace

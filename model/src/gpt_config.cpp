@@ -51,33 +51,38 @@ constexpr std::array kFamilies{
               .architecture = "GPT2LMHeadModel",
               .base_class = "GPT2Model",
               .block_class = "GPT2Block",
-              .prefix = "transformer."},
+              .prefix = "transformer.",
+              .lora_targets = {"c_attn"}},
     FamilyRow{.family = GptFamily::kLlama,
               .name = "llama",
               .architecture = "LlamaForCausalLM",
               .base_class = "LlamaModel",
               .block_class = "LlamaDecoderLayer",
-              .prefix = "model."},
+              .prefix = "model.",
+              .lora_targets = {"q_proj", "v_proj"}},
     FamilyRow{.family = GptFamily::kMistral,
               .name = "mistral",
               .architecture = "MistralForCausalLM",
               .base_class = "MistralModel",
               .block_class = "MistralDecoderLayer",
-              .prefix = "model."},
+              .prefix = "model.",
+              .lora_targets = {"q_proj", "v_proj"}},
     FamilyRow{.family = GptFamily::kQwen2,
               .name = "qwen2",
               .architecture = "Qwen2ForCausalLM",
               .base_class = "Qwen2Model",
               .block_class = "Qwen2DecoderLayer",
               .prefix = "model.",
-              .qkv_bias = true},
+              .qkv_bias = true,
+              .lora_targets = {"q_proj", "v_proj"}},
     FamilyRow{.family = GptFamily::kQwen3,
               .name = "qwen3",
               .architecture = "Qwen3ForCausalLM",
               .base_class = "Qwen3Model",
               .block_class = "Qwen3DecoderLayer",
               .prefix = "model.",
-              .head_norm = true},
+              .head_norm = true,
+              .lora_targets = {"q_proj", "v_proj"}},
     FamilyRow{.family = GptFamily::kPhi3,
               .name = "phi3",
               .architecture = "Phi3ForCausalLM",
@@ -104,6 +109,11 @@ class Words {
     require(found != words_.end(), ErrorCode::kConfig, "the model's configuration has no '", name,
             "'");
     return found->value;
+  }
+  /// Null if there is none.
+  const std::string* find(std::string_view name) const {
+    const auto found = std::ranges::find(words_, name, &NamedText::name);
+    return found != words_.end() ? &found->value : nullptr;
   }
   template <typename T>
   T number(std::string_view name) const {
@@ -253,6 +263,7 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"dropout", concat(config.dropout)});
   words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
+  if (config.lora.is_set()) words.push_back({"adapter", to_adapter_json(config.lora, config)});
   if (config.family == GptFamily::kGpt2) return words;
   for (const auto& [name, size] : kMoreSizes)
     words.push_back({std::string(name), concat(config.*size)});
@@ -270,6 +281,9 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   for (const auto& [name, size] : kSizes) config.*size = words.number<std::int64_t>(name);
   config.dropout = words.number<float>("dropout");
   config.tie_embedding = words.text("tie_embedding") == "true";
+  if (const std::string* const adapter = words.find("adapter")) {
+    config.lora = parse_adapter_json(*adapter, "the model's configuration", config);
+  }
   if (config.family == GptFamily::kGpt2) return config;
   for (const auto& [name, size] : kMoreSizes) config.*size = words.number<std::int64_t>(name);
   config.norm_epsilon = static_cast<float>(words.number<double>("norm_epsilon"));

@@ -1,3 +1,5 @@
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "gpt_layers.h"
@@ -24,6 +26,7 @@ class LlamaBlock : public Layer {
       long_frequencies_ = rotary_frequencies(config, config.rotary.trained_context + 1);
     }
     add_parameters();
+    adapters_.emplace(config, parameters_);
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
@@ -32,7 +35,7 @@ class LlamaBlock : public Layer {
     Parameter* next = parameters.data();
     Value x = ops::rms_norm(tape, input, *next++, epsilon);
     Parameter& qkv_weight = *next++;
-    x = ops::linear(tape, x, qkv_weight, qkv_bias_ ? next++ : nullptr);
+    x = project(tape, std::move(x), qkv_weight, qkv_bias_ ? next++ : nullptr, parameters);
     ops::HeadsOptions heads{.heads = config_.heads,
                             .kv_heads = config_.kv_heads_used(),
                             .width = config_.head_width_used(),
@@ -45,11 +48,11 @@ class LlamaBlock : public Layer {
     }
     x = ops::heads(tape, x, heads);
     x = ops::attention(tape, x, config_.heads, window_);
-    const Value sum = add_residual(tape, std::move(x), *next++, input);
+    const Value sum = add_residual(tape, std::move(x), *next++, input, parameters);
     x = ops::rms_norm(tape, sum, *next++, epsilon);
-    x = ops::linear(tape, x, *next++, nullptr);
+    x = project(tape, std::move(x), *next++, nullptr, parameters);
     x = ops::swiglu(tape, std::move(x));
-    return add_residual(tape, std::move(x), *next++, sum);
+    return add_residual(tape, std::move(x), *next++, sum, parameters);
   }
 
  private:
@@ -73,10 +76,20 @@ class LlamaBlock : public Layer {
     parameters_.push_back(matrix(prefix + "mlp.down_proj.weight", c, mlp, kInitialStddev));
   }
 
+  /// x weight^T [+ bias] [+ residual], and what adapters add.
+  Value project(Tape& tape, Value x, Parameter& weight, Parameter* bias,
+                std::span<Parameter> parameters, const Value* residual = nullptr) const {
+    Value y = ops::linear(tape, x, weight, bias, residual);
+    return adapters_->add(tape, std::move(y), x, weight, parameters);
+  }
+
   /// residual + dropout(x weight^T).
-  Value add_residual(Tape& tape, Value x, Parameter& weight, const Value& residual) const {
-    if (config_.dropout == 0.0F) return ops::linear(tape, x, weight, nullptr, &residual);
-    x = ops::linear(tape, x, weight, nullptr);
+  Value add_residual(Tape& tape, Value x, Parameter& weight, const Value& residual,
+                     std::span<Parameter> parameters) const {
+    if (config_.dropout == 0.0F) {
+      return project(tape, std::move(x), weight, nullptr, parameters, &residual);
+    }
+    x = project(tape, std::move(x), weight, nullptr, parameters);
     x = ops::dropout(tape, std::move(x), config_.dropout);
     return ops::add(tape, std::move(x), residual);
   }
@@ -93,6 +106,7 @@ class LlamaBlock : public Layer {
       long_frequencies_;  ///< of sequences beyond the trained context; empty if equal
   float amplitude_;
   std::int64_t window_;
+  std::optional<BlockAdapters> adapters_;
 };
 
 }  // namespace

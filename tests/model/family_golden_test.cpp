@@ -1,12 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <cmath>
-
-#include "support/golden_run.h"
-#include "support/model_run.h"
+#include "support/golden_folder.h"
 #include "temporary_folder.h"
-#include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/input_file.h"
 #include "tessera/model/hugging_face.h"
 
 // Small random models of every family against what transformers computes with the same folders.
@@ -19,67 +14,6 @@ constexpr const char* kFamilies = TESSERA_SOURCE_DIR "/tests/model/golden/famili
 
 const std::vector<std::string> kCases{"llama",        "llama3", "mistral", "qwen2",
                                       "qwen2_window", "qwen3",  "phi3",    "phi3_longrope"};
-
-InitialValues values_in(const PretrainedGpt& folder, const Model& model) {
-  InitialValues values;
-  for (const auto& layer : model.layers) {
-    for (const ParameterSpec& spec : layer->parameters()) {
-      auto& own = values[spec.name];
-      own.resize(static_cast<std::size_t>(spec.shape.numel()));
-      folder.read(spec.name, own);
-    }
-  }
-  return values;
-}
-
-/// The tensors of a folder's model.safetensors, all fp32.
-InitialValues stored_tensors(const std::string& folder) {
-  const InputFile file(folder + "/model.safetensors");
-  InitialValues tensors;
-  for (const SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
-    auto& values = tensors[entry.name];
-    values.resize(static_cast<std::size_t>(entry.shape.numel()));
-    file.read(entry.begin, std::as_writable_bytes(std::span(values)));
-  }
-  return tensors;
-}
-
-/// Logits and gradients of the golden's first batch.
-struct Computed {
-  std::vector<float> logits;
-  InitialValues gradients;  ///< by our names
-};
-
-Computed compute(const Golden& golden, const Model& model, const InitialValues& initial,
-                 DType dtype, bool selective) {
-  const auto device = make_cpu_device();
-  Memory memory(*device);
-  const auto stream = device->create_stream({.name = "compute"});
-  const Shape all = golden.shape("tokens");
-  const Shape shape{all[1], all[2]};
-  const auto first_batch = [&](const char* name) {
-    Tensor tensor = Tensor::empty(memory, shape, DType::kInt32, MemoryCategory::kData, name);
-    std::copy_n(golden.ints(name).begin(), shape.numel(), tensor.as<std::int32_t>());
-    return tensor;
-  };
-  Batch batch{.inputs = first_batch("tokens"), .targets = first_batch("targets")};
-  batch.items = shape[0] * (shape[1] - 1);
-  Tensor scale = Tensor::empty(memory, Shape{1}, DType::kFloat32, MemoryCategory::kData, "scale");
-  *scale.as<float>() = 1.0F / static_cast<float>(batch.items);
-  WholeModel whole(model, memory, dtype, DType::kFloat32);
-  for (const auto& [name, values] : initial) copy_to(whole.value(name), values);
-  Computed computed;
-  run_on(*stream, [&] {
-    computed.logits = to_floats(
-        gpt_logits(model, whole.parameters(), memory, *stream, batch.inputs, LogitPositions::kAll));
-    whole.forward_backward(memory, *stream, batch,
-                           {.tape = {.selective = selective, .loss_scale = scale, .threads = 1}});
-  });
-  for (const auto& [name, values] : initial) {
-    computed.gradients[name] = to_floats(whole.gradient(name));
-  }
-  return computed;
-}
 
 class FamilyGolden : public ::testing::TestWithParam<std::string> {
  protected:

@@ -13,7 +13,7 @@ namespace {
 
 using Tokens = std::vector<std::int32_t>;
 
-constexpr GptConfig kConfig{
+const GptConfig kConfig{
     .vocab_size = 40, .context_length = 24, .layers = 3, .heads = 2, .width = 16};
 
 TrainerOptions options_of(const char* strategy, int ranks) {

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using Tokens = std::vector<std::int32_t>;
 using Values = std::map<std::string, std::vector<float>>;
 
-constexpr GptConfig kConfig{.vocab_size = 16,
+const GptConfig kConfig{.vocab_size = 16,
                             .context_length = 5,
                             .layers = 2,
                             .heads = 2,

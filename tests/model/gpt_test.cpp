@@ -265,7 +265,7 @@ TEST(Gpt, InitialisationAndWeightDecayAreGpt2s) {
       EXPECT_EQ(spec.weight_decay_scale, matrix ? 1.0F : 0.0F) << spec.name;
       if (!matrix) continue;
       const bool residual = spec.name.ends_with("c_proj.weight");
-      EXPECT_FLOAT_EQ(spec.initializer.stddev, residual ? 0.02F / 4.0F : 0.02F) << spec.name;
+      EXPECT_FLOAT_EQ(spec.initializer.spread, residual ? 0.02F / 4.0F : 0.02F) << spec.name;
     }
   }
 }

@@ -67,8 +67,10 @@ class WholeModel {
       names.insert(names.end(), tied.begin(), tied.end());
       std::vector<Parameter> parameters;
       for (const std::string& name : names) {
-        parameters.push_back(
-            {.value = entries_.at(name).value, .gradient = entries_.at(name).gradient});
+        const Entry& entry = entries_.at(name);
+        parameters.push_back({.value = entry.value,
+                              .gradient = entry.gradient,
+                              .trainable = static_cast<bool>(entry.gradient)});
       }
       parameters_.push_back(std::move(parameters));
       names_.push_back(std::move(names));

@@ -27,6 +27,14 @@ void cast_typed(const Src* src, Dst* dst, std::int64_t n, std::int64_t tensor_by
 }
 
 template <typename Src, typename Dst>
+void scale_typed(const Src* src, Dst* dst, float scale, std::int64_t n) {
+  const auto factor = splat(scale);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
+    store_n(hn::Mul(load_n(src + i, lanes), factor), dst + i, lanes);
+  });
+}
+
+template <typename Src, typename Dst>
 void add_typed(const Src* src, Dst* dst, std::int64_t n) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     store_n(hn::Add(load_n(dst + i, count), load_n(src + i, count)), dst + i, count);
@@ -42,7 +50,22 @@ void fill_typed(T* dst, float value, std::int64_t n, std::int64_t tensor_bytes) 
   });
 }
 
+void scale_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = end - begin;
+  const bool from_float = args.src.dtype == DType::kFloat32;
+  if (args.dst.dtype == DType::kFloat32) {
+    auto* dst = args.dst.as<float>() + begin;
+    from_float ? scale_typed(args.src.as<float>() + begin, dst, args.scale, n)
+               : scale_typed(args.src.as<bfloat16>() + begin, dst, args.scale, n);
+  } else {
+    auto* dst = args.dst.as<bfloat16>() + begin;
+    from_float ? scale_typed(args.src.as<float>() + begin, dst, args.scale, n)
+               : scale_typed(args.src.as<bfloat16>() + begin, dst, args.scale, n);
+  }
+}
+
 void cast_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
+  if (args.scale != 1.0F) return scale_range(args, begin, end);
   const std::int64_t n = end - begin;
   const std::int64_t bytes = args.dst.bytes();
   const bool to_float = args.dst.dtype == DType::kFloat32;

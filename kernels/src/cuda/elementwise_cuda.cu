@@ -14,6 +14,7 @@ template <typename Src, typename Dst>
 struct Cast {
   const Src* src;
   Dst* dst;
+  float scale;
 
   template <int kSize>
   __device__ Pack<Src, kSize> load(std::int64_t i) const {
@@ -21,16 +22,16 @@ struct Cast {
   }
   template <int kSize>
   __device__ void store(std::int64_t i, const Pack<Src, kSize>& group) const {
-    if constexpr (std::is_same_v<Src, Dst>) {
-      store_pack(dst + i, group);
-    } else {
-      Pack<Dst, kSize> result;
-#pragma unroll
-      for (int e = 0; e < kSize; ++e) {
-        result.v[e] = simt::from_float<Dst>(simt::to_float(group.v[e]));
-      }
-      store_pack(dst + i, result);
+    if (std::is_same_v<Src, Dst> && scale == 1.0F) {
+      if constexpr (std::is_same_v<Src, Dst>) store_pack(dst + i, group);
+      return;
     }
+    Pack<Dst, kSize> result;
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      result.v[e] = simt::from_float<Dst>(__fmul_rn(simt::to_float(group.v[e]), scale));
+    }
+    store_pack(dst + i, result);
   }
 };
 
@@ -80,15 +81,15 @@ struct Fill {
   }
 };
 
-/// Launches Op<Src, Dst>, which has members `src` and `dst`.
-template <template <typename, typename> typename Op, typename Args>
-void launch_pair(const char* kernel, const Args& args, Stream& stream) {
+/// Launches Op<Src, Dst>, whose members are `src`, `dst` and `more`.
+template <template <typename, typename> typename Op, typename Args, typename... More>
+void launch_pair(const char* kernel, const Args& args, Stream& stream, More... more) {
   with_element_type(kernel, args.src.dtype, [&](auto src_type) {
     with_element_type(kernel, args.dst.dtype, [&](auto dst_type) {
       using Src = typename decltype(src_type)::type;
       using Dst = typename decltype(dst_type)::type;
       constexpr int kSize = kGroupOf<Src> < kGroupOf<Dst> ? kGroupOf<Src> : kGroupOf<Dst>;
-      const Op<Src, Dst> op{device_data<Src>(args.src), device_data<Dst>(args.dst)};
+      const Op<Src, Dst> op{device_data<Src>(args.src), device_data<Dst>(args.dst), more...};
       launch_elementwise<kSize>(op, args.dst.numel(), groups_aligned<kSize>(op.src, op.dst),
                                 stream);
     });
@@ -99,7 +100,7 @@ void launch_pair(const char* kernel, const Args& args, Stream& stream) {
 
 void cast(const CastArgs& args, Stream& stream) {
   check_arguments(args);
-  launch_pair<Cast>("cast", args, stream);
+  launch_pair<Cast>("cast", args, stream, args.scale);
 }
 
 void add(const AddArgs& args, Stream& stream) {

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <utility>
 
 #include "gpt_config.h"
 #include "pretrained/hugging_face_config.h"
 #include "pretrained/stored_gpt.h"
+#include "published_parts.h"
 #include "strict_json.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
@@ -19,9 +19,11 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using pretrained::Format;
+using pretrained::found_part;
+using pretrained::parameters_of;
 using pretrained::Part;
 using pretrained::Place;
+using pretrained::stored_shape;
 
 constexpr std::int64_t kMostIndexBytes = 100'000'000;
 constexpr const char* kSingleFile = "model.safetensors";
@@ -34,22 +36,9 @@ struct StoredTensor {
 };
 using StoredTensors = std::map<std::string, StoredTensor, std::less<>>;
 
-/// Our parameters, those of all layers.
-std::vector<ParameterSpec> parameters_of(const GptConfig& config) {
-  std::vector<ParameterSpec> all;
-  for (const auto& layer : make_gpt(config).layers) {
-    all.insert(all.end(), layer->parameters().begin(), layer->parameters().end());
-  }
-  return all;
-}
-
 /// Names in the folder; the head has no prefix.
 std::string stored_name(const std::string& name, std::string_view prefix) {
   return name.starts_with("lm_head.") ? name : std::string(prefix) + name;
-}
-
-Shape stored_shape(const Part& part) {
-  return part.transposed ? Shape{part.shape[1], part.shape[0]} : part.shape;
 }
 
 /// Causal masks and rotary frequencies, which old files have as tensors.
@@ -64,35 +53,15 @@ struct StoredPart {
   Part part;         ///< its shape alone
 };
 
-/// What one of our matrices is cut into by families whose files have them apart.
-struct Cut {
-  std::string_view ours;
-  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< names and rows
-};
-
-std::vector<Cut> cuts_of(const GptConfig& config) {
-  if (config.family == GptFamily::kGpt2 || family_of(config).fused_files) return {};
-  const std::int64_t queries = config.heads * config.head_width_used();
-  const std::int64_t keys = config.kv_heads_used() * config.head_width_used();
-  const std::int64_t mlp = config.mlp_width_used();
-  return {{"qkv_proj", {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}},
-          {"gate_up_proj", {{"gate_proj", mlp}, {"up_proj", mlp}}}};
-}
-
 /// Where a parameter lies in a folder, in order of its rows.
-std::vector<StoredPart> stored_parts(const ParameterSpec& spec, const std::vector<Cut>& cuts) {
-  for (const Cut& cut : cuts) {
-    const std::size_t at = spec.name.find(concat(".", cut.ours, "."));
-    if (at == std::string::npos) continue;
-    std::vector<StoredPart> all;
-    for (const auto& [part_name, rows] : cut.parts) {
-      std::string name = spec.name;
-      name.replace(at + 1, cut.ours.size(), part_name);
-      all.push_back({std::move(name), {.shape = spec.shape.with(0, rows)}});
-    }
-    return all;
+std::vector<StoredPart> stored_parts(const GptConfig& config, const ParameterSpec& spec) {
+  std::vector<StoredPart> all;
+  for (PublishedPart& part : published_parts(config, spec.name, spec.shape[0])) {
+    all.push_back(
+        {std::move(part.name),
+         {.shape = spec.shape.with(0, part.rows), .transposed = pretrained::is_conv1d(spec.name)}});
   }
-  return {{spec.name, {.shape = spec.shape, .transposed = pretrained::is_conv1d(spec.name)}}};
+  return all;
 }
 
 /// Which file has which tensor, by an index; nothing if one file has all.
@@ -146,28 +115,6 @@ StoredTensors read_tensors(const fs::path& folder, std::vector<InputFile>& files
             kDownloadAgain);
   }
   return tensors;
-}
-
-std::optional<Format> format_of(std::string_view dtype) {
-  if (dtype == "F32") return Format::kFloat32;
-  if (dtype == "F16") return Format::kFloat16;
-  if (dtype == "BF16") return Format::kBFloat16;
-  return std::nullopt;
-}
-
-/// Where the part lies, if the tensor is what config.json says.
-Part found_part(Part part, const StoredTensor& tensor, const InputFile& file) {
-  const SafetensorsEntry& entry = tensor.entry;
-  require(entry.shape == stored_shape(part), ErrorCode::kConfig, "'", file.path(), "': tensor '",
-          entry.name, "' has the shape ", entry.shape, ", and by config.json it is ",
-          stored_shape(part), "; one of the two is of another model", kDownloadAgain);
-  const auto format = format_of(entry.dtype);
-  require(format.has_value(), ErrorCode::kConfig, "'", file.path(), "': tensor '", entry.name,
-          "' is ", entry.dtype, "; F32, F16 and BF16 can be read: write the model in one of them");
-  part.file = tensor.file;
-  part.offset = entry.begin;
-  part.format = *format;
-  return part;
 }
 
 /// A folder may have the head's matrix although it is the token embedding: then it must be that.
@@ -230,16 +177,16 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
           folder, "' has ", tensors.size(), " tensors, too few for the layers of config.json, ",
           model->config.layers, kDownloadAgain);
   std::set<std::string> used, dtypes;
-  const std::vector<Cut> cuts = cuts_of(model->config);
   for (const ParameterSpec& spec : parameters_of(model->config)) {
     Place place{.shape = spec.shape};
-    for (const StoredPart& stored : stored_parts(spec, cuts)) {
+    for (const StoredPart& stored : stored_parts(model->config, spec)) {
       const std::string name = stored_name(stored.name, prefix);
       const auto tensor = tensors.find(name);
       require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
               "', which the model of config.json has", kDownloadAgain);
       const StoredTensor& found = tensor->second;
-      place.parts.push_back(found_part(stored.part, found, model->files[found.file]));
+      place.parts.push_back(found_part(stored.part, found.file, found.entry,
+                                       model->files[found.file].path(), "config.json"));
       used.insert(name);
       dtypes.insert(found.entry.dtype);
     }
@@ -265,12 +212,14 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
 
 PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& config,
                                     Storage& storage) {
+  require(!config.lora.is_set(), ErrorCode::kInvalidArgument,
+          "a model with adapters is written by write_adapter, or without them");
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
   const std::string_view prefix = family_of(config).prefix;
   std::vector<std::pair<ParameterSpec, StoredPart>> parts;
   for (const ParameterSpec& spec : parameters_of(config)) {
-    for (StoredPart& part : stored_parts(spec, cuts_of(config))) {
+    for (StoredPart& part : stored_parts(config, spec)) {
       parts.emplace_back(spec, std::move(part));
     }
   }

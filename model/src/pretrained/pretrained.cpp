@@ -273,6 +273,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
         tensor.role == Role::kParameter ? state.find(Role::kMaster, tensor.unit) : nullptr;
     for (const StatePiece& piece : state.pieces(tensor)) {
       const ParameterSpec& spec = *piece.parameter;
+      if (files_->fresh.contains(spec.name)) continue;
       const Place& place =
           place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
       for (std::int64_t begin = 0; begin < piece.elements.numel; begin += kBlock) {
@@ -368,6 +369,7 @@ PretrainedWriter::~PretrainedWriter() {
 }
 
 void PretrainedWriter::write(std::string_view name, std::span<const float> values) {
+  if (target_->left_out.contains(name)) return;
   const Place& place = place_of(target_->places, name, values.size(), target_->path);
   const auto missing = target_->missing.find(name);
   require(missing != target_->missing.end(), ErrorCode::kInvalidArgument, "parameter '", name,

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/input_file.h"
 #include "tessera/core/storage.h"
@@ -47,6 +48,17 @@ std::string without_slash(std::string path);
 /// Refuses a target that is there.
 void require_absent(const std::string& path);
 
+/// The parameters of all layers.
+std::vector<ParameterSpec> parameters_of(const GptConfig& config);
+
+/// What a part's tensor has.
+Shape stored_shape(const Part& part);
+
+/// Where the part lies, if the tensor is what the folder's `config_file` says; else Error{kConfig}.
+/// `file`: its index, for Part; `path`: its path, for errors.
+Part found_part(Part part, std::size_t file, const SafetensorsEntry& entry, const std::string& path,
+                std::string_view config_file);
+
 }  // namespace pretrained
 
 struct PretrainedGpt::Files {
@@ -55,6 +67,8 @@ struct PretrainedGpt::Files {
   GptConfig config;
   std::vector<InputFile> files;
   pretrained::Places places;
+  /// Adapters that are in no file: they start as a new model's do.
+  std::set<std::string, std::less<>> fresh{};
   /// Instead of `files`: one of our own, whose reader is one thread's at a time.
   std::unique_ptr<SavedParameters> checkpoint{};
   mutable std::mutex mutex{};
@@ -67,6 +81,8 @@ struct PretrainedWriter::Target {
   std::unique_ptr<Storage::File> file;
   bool is_folder = false;
   pretrained::Places places;  ///< Part::file is not used
+  /// Parameters of the model that the target has no place for, and does not need.
+  std::set<std::string, std::less<>> left_out{};
   std::set<std::string, std::less<>> missing{};
   bool finished = false;
 };

@@ -15,7 +15,7 @@ Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
              {.residual = checked_residual(kOp, residual, y)});
 
   auto backward = [x_id = x.id, residual_id = residual != nullptr ? residual->id : -1,
-                   x_shape = x.shape(), saved = Saved(x), &weight,
+                   x_shape = x.shape(), saved = weight.trainable ? Saved(x) : Saved(), &weight,
                    bias](Tape& t, Tensor dy) mutable {
     t.add_gradient(residual_id, dy);
     const TensorView dy2 = as_matrix(dy);

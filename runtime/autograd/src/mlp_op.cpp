@@ -31,8 +31,9 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
   run_linear(tape, as_matrix(x.tensor), p.weight, p.bias, as_matrix(hidden),
              {.gelu = true, .gelu_input = pre ? as_matrix(pre) : TensorView()});
   if (!tape.recording()) return hidden;
-  saved.x = Saved(x);
+  if (p.weight.trainable) saved.x = Saved(x);
   saved.pre = pre;
+  if (!p.projection_weight.trainable) return hidden;
   saved.hidden = Saved(hidden, tape.rematerialization([pre](Tape& t) {
     Tensor remade = t.activation(pre.shape(), pre.dtype(), "recomputed GELU output");
     t.kernels().gelu_forward({.x = pre, .y = remade}, t.stream());

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/parameter_checkpoint.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/llm_c.h"
 #include "tessera/trainer/agreement.h"
@@ -23,8 +24,9 @@ namespace {
 /// What is asked of `tessera checkpoint`.
 struct CheckpointRequest {
   std::string path{};
-  std::string output{};  ///< of a conversion
-  std::string format{};  ///< of the output; "": by what the input is
+  std::string output{};   ///< of a conversion
+  std::string adapter{};  ///< to be merged
+  std::string format{};   ///< of the output; "": by what the input is
   std::string dtype = "fp32";
   bool json = false;
 };
@@ -188,7 +190,8 @@ std::string write_for_others(const PretrainedGpt& from, const Model& model,
                              const CheckpointRequest& request, bool llm_c) {
   PretrainedWriter writer =
       llm_c ? write_llm_c(request.output, from.config(), parse_dtype(request.dtype))
-            : write_hugging_face(request.output, from.config());
+      : from.config().lora.is_set() ? write_adapter(request.output, from.config(), "")
+                                    : write_hugging_face(request.output, from.config());
   copy_parameters(from, model, [&](const ParameterSpec& spec, std::span<const float> values) {
     writer.write(spec.name, values);
   });
@@ -210,6 +213,25 @@ int convert(const CheckpointRequest& request) {
   std::cout << for_reader(inspect(stdout),
                           concat(path, ": ", with_commas(parameter_count(model)), " parameters of ",
                                  from.path(), ", ", from.format()),
+                          2)
+            << "\n";
+  return kExitGood;
+}
+
+/// Writes a model with its adapters added to its matrices, one parameter after the other.
+int merge_adapter(const CheckpointRequest& request) {
+  require(has_adapter_weights(request.adapter), ErrorCode::kConfig, "'", request.adapter,
+          "' has no adapter_model.safetensors; name a folder as PEFT writes it");
+  const PretrainedGpt model = open_adapter(open_pretrained(request.path), request.adapter);
+  GptConfig plain = model.config();
+  plain.lora = {};
+  PretrainedWriter writer = write_hugging_face(request.output, plain);
+  write_merged(model, writer);
+  writer.finish();
+  std::cout << for_reader(inspect(stdout),
+                          concat(request.output, ": ",
+                                 with_commas(parameter_count(make_gpt(plain))), " parameters of ",
+                                 model.path(), ", ", model.format(), ", which are added"),
                           2)
             << "\n";
   return kExitGood;
@@ -249,7 +271,14 @@ Command add_checkpoint(CLI::App& program) {
   converted->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
+  CLI::App* merged = app->add_subcommand(
+      "merge-adapter", "Write a model with its LoRA adapters added to its matrices, in fp32");
+  merged->add_option("BASE", request->path, "a Hugging Face folder, or a model .bin of llm.c")
+      ->required();
+  merged->add_option("ADAPTER", request->adapter, "a folder as PEFT writes it")->required();
+  merged->add_option("OUTPUT", request->output, "a new Hugging Face folder")->required();
   return {app, [=] {
+            if (merged->parsed()) return merge_adapter(*request);
             if (converted->parsed()) return convert(*request);
             if (inspect->parsed()) return inspect_checkpoint(*request);
             if (list->parsed()) return list_folder(*request);

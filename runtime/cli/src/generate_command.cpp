@@ -13,6 +13,7 @@
 #include "sample.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
 #include "tessera/model/gpt_generation.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/trainer/session.h"
@@ -27,6 +28,7 @@ const std::map<std::string, std::string>& shared_settings() {
       {"init",
        "the model: a checkpoint, a Hugging Face folder, or a model .bin of "
        "llm.c"},
+      {"adapter", "the model's adapters: a folder as PEFT writes it"},
       {"tokenizer", ""},
       {"prompt", ""},
       {"temperature", ""},
@@ -112,11 +114,21 @@ void check_vocabulary(const PretrainedGpt& pretrained, const Tokenizer* tokenize
           " tokens, and the model knows ", known);
 }
 
+/// The model of --init, with the adapters of --adapter.
+PretrainedGpt open_generator(const Config& config) {
+  PretrainedGpt model = open_model(config);
+  if (config.is_null("adapter")) return model;
+  const auto path = config.get<std::string>("adapter");
+  require(has_adapter_weights(path), ErrorCode::kConfig, "--adapter '", path,
+          "' has no adapter_model.safetensors, so there is nothing trained to generate with");
+  return open_adapter_of(config, model);
+}
+
 int run_generate(Config config, const Launcher& launcher) {
   require(!config.is_null("init"), ErrorCode::kConfig,
           "no model to generate with: give --init a checkpoint, a Hugging Face folder or a model "
           ".bin of llm.c");
-  const PretrainedGpt pretrained = open_model(config);
+  const PretrainedGpt pretrained = open_generator(config);
   std::optional<Tokenizer> own;
   if (!config.is_null("tokenizer")) own.emplace(config.get<std::string>("tokenizer"));
   const Tokenizer* const tokenizer = own ? &*own : nullptr;

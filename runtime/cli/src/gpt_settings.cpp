@@ -4,6 +4,7 @@
 
 #include "model_names.h"
 #include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
 #include "tessera/trainer/bound_setting.h"
 
 namespace tessera::cli {
@@ -70,6 +71,16 @@ std::vector<Setting> model_settings() {
                                "is empty; give a path, or leave it out");
                      },
                  .must_agree = MustAgree::kNone});  // processes compare what is there
+  all.push_back({.name = "adapter",
+                 .help = "adapters that are trained instead of the model of --init: a folder as "
+                         "PEFT writes it, whose weights they start from, or an "
+                         "adapter_config.json; its peft_type is LORA",
+                 .must_agree = MustAgree::kNone});
+  all.push_back({.name = "lora",
+                 .help = "new LoRA adapters, such as r=16,alpha=32,targets=q_proj,v_proj; also "
+                         "dropout, targets=all-linear, pattern (a regular expression instead of "
+                         "targets), exclude, save (modules that are trained themselves), rslora "
+                         "and init [as PEFT has them: r=8,alpha=8]"});
   all.push_back(dropout_row().setting);
   all.push_back({.name = "tokenizer",
                  .help =
@@ -156,6 +167,45 @@ PretrainedGpt open_init(const Config& config) {
 
 }  // namespace
 
+namespace {
+
+/// Those of --adapter or --lora.
+void add_adapters(Config& config, GptChoice& choice) {
+  const bool from_file = !config.is_null("adapter"), is_new = !config.is_null("lora");
+  if (from_file) {
+    require(!is_new, ErrorCode::kConfig, "--adapter and --lora are two adapters; give one of them");
+    choice.pretrained = open_adapter_of(config, choice.pretrained);
+  } else if (is_new) {
+    const LoraConfig lora = parse_lora(config.get<std::string>("lora"), choice.config);
+    if (choice.pretrained) {
+      choice.pretrained = with_adapter(*choice.pretrained, lora);
+    } else {
+      choice.config.lora = lora;
+    }
+  }
+  if (choice.pretrained) choice.config.lora = choice.pretrained->config().lora;
+  if (!choice.config.lora.is_set()) return;
+  make_gpt(choice.config);  // refuses what names no module
+  constexpr std::string_view kStrategy = "trainable_strategy";
+  const bool plans =
+      std::ranges::find(config.table(), kStrategy, &Setting::name) != config.table().end();
+  if (plans && !config.given(kStrategy)) config.set_effective(kStrategy, "zero1");
+}
+
+}  // namespace
+
+PretrainedGpt open_adapter_of(const Config& config, const std::optional<PretrainedGpt>& base) {
+  const auto path = config.get<std::string>("adapter");
+  require(base.has_value(), ErrorCode::kConfig, "--adapter '", path,
+          "' needs the model that it is for: give --init a Hugging Face folder");
+  try {
+    return open_adapter(*base, path);
+  } catch (const Error& error) {
+    fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(),
+         "--adapter: ", error.what());
+  }
+}
+
 GptChoice choose_gpt(Config& config) {
   GptChoice choice;
   GptConfig& gpt = choice.config;
@@ -175,6 +225,7 @@ GptChoice choose_gpt(Config& config) {
     gpt = choice.pretrained->config();
     preset = preset_of(gpt);
   }
+  add_adapters(config, choice);
   if (choice.tokenizer) {
     require(gpt.vocab_size >= choice.tokenizer->vocab_size(), ErrorCode::kConfig,
             "--vocab-size is ", gpt.vocab_size, ", but the tokenizer '",

@@ -34,6 +34,8 @@ struct GptChoice {
 GptChoice choose_gpt(Config& config);
 /// What --init names. Throws as open_pretrained().
 PretrainedGpt open_model(const Config& config);
+/// The model of --init with the adapters of --adapter. Throws as open_adapter().
+PretrainedGpt open_adapter_of(const Config& config, const std::optional<PretrainedGpt>& base);
 
 /// The model, with its FLOPs counted for the length of its samples.
 Model make_model(const GptChoice& choice);

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/trainer/output_file.h"
 
@@ -12,7 +13,7 @@ Setting export_setting() {
   return {.name = "export",
           .help =
               "write the trained model to this new folder, as Hugging Face's transformers "
-              "reads it",
+              "reads it; of a model with adapters these alone, as PEFT reads them",
           .group = "Checkpoints",
           .check = [](const nlohmann::json& value) {
             require(!value.get<std::string>().empty(), ErrorCode::kConfig,
@@ -50,15 +51,21 @@ void ModelExport::check(const Config& config) {
 ModelExport::ModelExport(const Config& config, const GptConfig& model)
     : exported_(text_of(config, "export")),
       saved_(wants_full_state(config) ? text_of(config, "save") : ""),
+      base_(text_of(config, "init")),
       model_(model) {}
+
+PretrainedWriter ModelExport::write_folder(const std::string& path) const {
+  return model_.lora.is_set() ? write_adapter(path, model_, base_)
+                              : write_hugging_face(path, model_);
+}
 
 /// A run that is resumed and ends at the same step replaces the folder beside its checkpoint.
 void ModelExport::open() {
-  if (!exported_.empty()) folders_.push_back({exported_, write_hugging_face(exported_, model_)});
+  if (!exported_.empty()) folders_.push_back({exported_, write_folder(exported_)});
   if (saved_.empty()) return;
   const std::string path = concat(saved_, "/step_", step_, "_hugging_face");
   disk().remove(path);
-  folders_.push_back({path, write_hugging_face(path, model_)});
+  folders_.push_back({path, write_folder(path)});
 }
 
 Trainer::OnParameter ModelExport::on_parameter() {

@@ -37,9 +37,11 @@ class ModelExport {
     PretrainedWriter writer;
   };
   void open();
+  PretrainedWriter write_folder(const std::string& path) const;
 
   std::string exported_;  ///< --export; "" without
   std::string saved_;     ///< --save, if it gets a folder, too; "" else
+  std::string base_;      ///< --init, the model that adapters are for
   const GptConfig& model_;
   std::int64_t step_ = 0;
   std::vector<Folder> folders_;

@@ -207,9 +207,10 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
                    [&] { return sharding_text(content.sharded); });
       require_that(content.version == 0, "reads ", unit_name(unit),
                    ", which this step has updated already");
-      const bool slot = schedule_.buffer(operand).is_slot();
-      trainable = trainable || slot || role == Role::kParameter;
-      frozen = frozen || slot || role == Role::kFrozen;
+      for (const Role flat : flats_of(schedule_, operand)) {
+        trainable = trainable || flat == Role::kParameter;
+        frozen = frozen || flat == Role::kFrozen;
+      }
     }
     require_that(trainable && frozen, "must read the parameters of ", unit_name(unit));
   }

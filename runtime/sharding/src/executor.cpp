@@ -619,7 +619,7 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   const ShardNesting& nesting = state_.nesting();
   const Placement& placement = nesting.placement();
   const TensorView held = trainable ? state_.master(unit) : state_.find(Role::kFrozen, unit)->view;
-  const AxisSet cut = trainable ? placement.optimizer : placement.parameter;
+  const AxisSet cut = trainable ? placement.optimizer : placement.frozen_axes();
   const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
   const std::int64_t origin = nesting.range(numel, cut, state_.rank()).begin;
   const TensorView mine = held.narrow(0, finest.begin - origin, finest.numel);

@@ -13,9 +13,8 @@ const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>
                             int unit, Role role) {
   const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
     if (operand.unit != unit) return false;
-    const ScheduleBuffer& buffer = schedule.buffer(operand);
-    return buffer.role == role ||
-           (buffer.is_slot() && role == Role::kFrozen && buffer.role == Role::kParameter);
+    const std::vector<Role> flats = flats_of(schedule, operand);
+    return std::ranges::find(flats, role) != flats.end();
   });
   return found == operands.end() ? nullptr : &*found;
 }
@@ -91,6 +90,7 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
                               ? tensor_of(buffers_.view(*value, flat), tensor)
                               : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
+    parameters[p].trainable = address.trainable;
     parameters[p].gradient = {};
     const Operand* const gradient =
         address.trainable ? find_operand(schedule_, action.writes, address.unit, Role::kGradient)

@@ -1,6 +1,7 @@
 #include "tessera/sharding/layout.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "tessera/core/error.h"
@@ -92,13 +93,16 @@ ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement) : mesh_
   }
   const auto real = [this](AxisSet axes) { return axes - (axes - all_); };
   placement_ = {real(placement.parameter), real(placement.gradient), real(placement.optimizer)};
-  const AxisSet levels[] = {placement_.parameter, placement_.gradient - placement_.parameter,
-                            placement_.optimizer - placement_.gradient,
-                            all_ - placement_.optimizer};
+  const AxisSet frozen = real(placement.frozen_axes());
+  if (frozen != placement_.parameter) placement_.frozen = frozen;
+  std::array levels{placement_.parameter, placement_.gradient, placement_.optimizer, frozen, all_};
+  std::ranges::stable_sort(levels, {}, [&mesh](AxisSet axes) { return mesh.size(axes); });
+  AxisSet cut;
   for (const AxisSet level : levels) {
     for (const Axis axis : {Axis::kShard, Axis::kReplicate}) {
-      if (level.contains(axis)) cutting_order_.push_back(axis);
+      if ((level - cut).contains(axis)) cutting_order_.push_back(axis);
     }
+    cut = cut | level;
   }
 }
 

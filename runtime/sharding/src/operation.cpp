@@ -22,11 +22,10 @@ std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
   if (schedule.is_activation(operand.buffer)) return 0;
   const ScheduleBuffer& buffer = schedule.buffer(operand);
   if (operand.unit < 0) return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
-  std::int64_t numel = schedule.unit_numel(operand.unit, buffer.role);
-  if (buffer.is_slot() && buffer.role == Role::kParameter) {
-    numel += schedule.unit_numel(operand.unit, Role::kFrozen);
-  }
-  return bytes_of(schedule, operand, numel);
+  const bool of_parameters = buffer.is_slot() && buffer.role == Role::kParameter;
+  return bytes_of(schedule, operand,
+                  of_parameters ? schedule.gathered_numel(operand.unit)
+                                : schedule.unit_numel(operand.unit, buffer.role));
 }
 
 /// Adds one call of a collective on a buffer of `bytes`; empty flat parameters are never sent.
@@ -191,7 +190,7 @@ std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
   if (!buffer.is_slot() || buffer.role != Role::kParameter) return {buffer.role};
   std::vector<Role> flats;
   for (const Role flat : {Role::kParameter, Role::kFrozen}) {
-    if (schedule.unit_numel(operand.unit, flat) > 0) flats.push_back(flat);
+    if (schedule.is_gathered(operand.unit, flat)) flats.push_back(flat);
   }
   return flats;
 }

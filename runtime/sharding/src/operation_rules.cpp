@@ -52,13 +52,13 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
                     "works in place on a slot, where ranks' parts have no place of their own");
 }
 
-/// Whether the reads together are all parameters of the unit, trainable and frozen: a slot has
-/// them, or its buffers do.
-bool reads_all_parameters(const Schedule& schedule, const Action& action, int unit) {
+/// Whether the reads together are all parameters of the unit that slots hold: a slot has them, or
+/// its buffers do.
+bool reads_all_gathered(const Schedule& schedule, const Action& action, int unit) {
   if (action.reads.size() == 1 && schedule.buffer(action.reads.front()).is_slot()) return true;
   std::size_t flats = 0;
   for (const Role role : {Role::kParameter, Role::kFrozen}) {
-    if (schedule.unit_numel(unit, role) == 0) continue;
+    if (!schedule.is_gathered(unit, role)) continue;
     ++flats;
     if (find_role(schedule, action.reads, role) == nullptr) return false;
   }
@@ -219,7 +219,7 @@ void all_gather(ContentWalk& walk, const Action& action) {
   if (!content.valid || content.unit < 0) return;
   require_parts_in_place(walk, action);
   if (schedule.buffer(to).is_slot() && content.role != Role::kGradient) {
-    walk.require_that(reads_all_parameters(schedule, action, content.unit),
+    walk.require_that(reads_all_gathered(schedule, action, content.unit),
                       "must gather all parameters of ", walk.unit_name(content.unit), " into ",
                       walk.name_of(to.buffer), ", trainable and frozen");
     content.role = Role::kParameter;
@@ -379,7 +379,7 @@ void copy_to_slot(ContentWalk& walk, const Action& action) {
     content = part;
   }
   if (!content.valid || content.unit < 0) return;
-  walk.require_that(reads_all_parameters(schedule, action, content.unit),
+  walk.require_that(reads_all_gathered(schedule, action, content.unit),
                     "must copy all parameters of ", walk.unit_name(content.unit), " to ",
                     walk.name_of(to.buffer), ", trainable and frozen");
   walk.require_that(!to.adds, "adds where it copies");

@@ -155,6 +155,8 @@ class Parser {
     } else if (key == "parameter") {
       s.placement.parameter = parse_over(line);
       s.parameter_dtype = parse_in(line);
+    } else if (key == "frozen") {
+      s.placement.frozen = parse_over(line);
     } else if (key == "gradient") {
       s.placement.gradient = parse_over(line);
       s.reduce_dtype = parse_in(line);

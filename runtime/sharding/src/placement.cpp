@@ -111,6 +111,17 @@ void check(const Placement& p) {
           "invalid placement: gradients are sharded over ", to_string(p.gradient),
           " but optimizer state only over ", to_string(p.optimizer),
           "; optimizer state must be sharded over at least the axes of the gradients");
+  const AxisSet frozen = p.frozen_axes();
+  require(frozen == p.parameter || frozen.empty() || p.parameter.empty(), ErrorCode::kConfig,
+          "invalid placement: frozen parameters are sharded over ", to_string(frozen),
+          " and trainable ones over ", to_string(p.parameter),
+          "; units are gathered at once, so shard both alike, or one of them not at all");
+  for (const AxisSet axes : {p.gradient, p.optimizer}) {
+    require(axes.contains(frozen) || frozen.contains(axes), ErrorCode::kConfig,
+            "invalid placement: frozen parameters are sharded over ", to_string(frozen),
+            ", gradients over ", to_string(p.gradient), " and optimizer state over ",
+            to_string(p.optimizer), "; each must shard further than the one before it");
+  }
 }
 
 std::string_view to_string(ReductionOrder order) {

@@ -113,6 +113,10 @@ class Emission {
 
   UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
   Operand gradient(int unit, AxisSet sharded) { return {at(unit).gradient, unit, sharded}; }
+  bool is_gathered(int parameters) const {
+    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(parameters)];
+    return schedule_.is_gathered(buffer.unit, buffer.role);
+  }
   bool trains() const { return schedule_.purpose == Purpose::kTrain; }
 
   Schedule& schedule_;
@@ -189,12 +193,15 @@ void Emission::emit_unshard(const Residency& r) {
   const auto slot = static_cast<std::size_t>(r.slot);
   UnitPlace& unit = at(r.unit);
   unit.parameter_slot = parameter_slots_[slot];
-  const AxisSet sharded = schedule_.placement.parameter;
   Action action{.operation = &operations::kAllGather,
                 .lane = Lane::kGather,
-                .writes = {{.buffer = unit.parameter_slot, .unit = r.unit}},
-                .axes = sharded};
-  for (const int buffer : unit.parameters) action.reads.push_back({buffer, r.unit, sharded});
+                .writes = {{.buffer = unit.parameter_slot, .unit = r.unit}}};
+  for (const int buffer : unit.parameters) {
+    if (!is_gathered(buffer)) continue;
+    action.axes = schedule_.buffers[static_cast<std::size_t>(buffer)].sharded;
+    action.reads.push_back({buffer, r.unit, action.axes});
+  }
+  const AxisSet sharded = action.axes;
   std::vector<int> waits{parameter_released_by_[slot]};
   std::size_t shard_slot = 0;
   if (unit.is_read_from_host) {
@@ -218,11 +225,12 @@ void Emission::emit_unshard(const Residency& r) {
 void Emission::read_parameters(Action& action, const std::vector<int>& units) {
   for (const int u : units) {
     const UnitPlace& unit = at(u);
-    if (unit.is_read_from_host || !schedule_.placement.parameter.empty()) {
+    if (schedule_.gathered_numel(u) > 0) {
       action.reads.push_back({.buffer = unit.parameter_slot, .unit = u});
-      continue;
     }
-    for (const int buffer : unit.parameters) action.reads.push_back({.buffer = buffer, .unit = u});
+    for (const int buffer : unit.parameters) {
+      if (!is_gathered(buffer)) action.reads.push_back({.buffer = buffer, .unit = u});
+    }
   }
 }
 

@@ -8,6 +8,12 @@
 namespace tessera {
 namespace {
 
+/// What a unit's parameters in slots are sharded over, where they come from.
+AxisSet sharded_over(const Schedule& schedule, int unit) {
+  return schedule.is_gathered(unit, Role::kParameter) ? schedule.placement.parameter
+                                                      : schedule.placement.frozen_axes();
+}
+
 class ParameterPlan {
  public:
   ParameterPlan(const Schedule& schedule, const PlanOptions& options,
@@ -18,16 +24,11 @@ class ParameterPlan {
 
  private:
   void merge_and_issue();
-  bool keeps_between(int use, int next_use) const;
+  bool keeps_between(int unit, int use, int next_use) const;
   const std::vector<int>& reads(const Compute& c) const {
     const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(c.layer)];
     return c.pass == &operations::kBackward ? layer.backward_reads : layer.forward_reads;
   }
-  std::int64_t unit_numel(int unit) const {
-    const ScheduleUnit& u = schedule_.units[static_cast<std::size_t>(unit)];
-    return u.trainable_numel + u.frozen_numel;
-  }
-
   const Schedule& schedule_;
   const PlanOptions& options_;
   const std::vector<Compute>& computes_;
@@ -35,23 +36,23 @@ class ParameterPlan {
 };
 
 std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
-  std::vector<bool> always_there(schedule_.units.size());
-  for (std::size_t u = 0; u < always_there.size(); ++u) {
-    always_there[u] =
-        schedule_.placement.parameter.empty() && !schedule_.reads_from_host(static_cast<int>(u));
+  std::vector<std::int64_t> gathered(schedule_.units.size());
+  for (std::size_t u = 0; u < gathered.size(); ++u) {
+    gathered[u] = schedule_.gathered_numel(static_cast<int>(u));
   }
   std::vector<int> open(schedule_.units.size(), -1);  // residency that a unit's last use is in
   for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
     for (const int unit : reads(computes_[static_cast<std::size_t>(c)])) {
-      if (always_there[static_cast<std::size_t>(unit)]) continue;
+      if (gathered[static_cast<std::size_t>(unit)] == 0) continue;
       int& current = open[static_cast<std::size_t>(unit)];
-      if (current >= 0 && keeps_between(parameters_[static_cast<std::size_t>(current)].last, c)) {
+      if (current >= 0 &&
+          keeps_between(unit, parameters_[static_cast<std::size_t>(current)].last, c)) {
         parameters_[static_cast<std::size_t>(current)].last = c;
         continue;
       }
       current = static_cast<int>(parameters_.size());
       parameters_.push_back({.unit = unit,
-                             .numel = unit_numel(unit),
+                             .numel = gathered[static_cast<std::size_t>(unit)],
                              .first = c,
                              .last = c,
                              .micro_step = computes_[static_cast<std::size_t>(c)].micro_step});
@@ -66,12 +67,12 @@ std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
   return std::move(parameters_);
 }
 
-bool ParameterPlan::keeps_between(int use, int next_use) const {
+bool ParameterPlan::keeps_between(int unit, int use, int next_use) const {
   if (next_use - use <= 2) return true;  // at most one action in between: as good as kept
   const Compute& a = computes_[static_cast<std::size_t>(use)];
   const Compute& b = computes_[static_cast<std::size_t>(next_use)];
   // What nothing shards is here because it comes from the host: it is not kept, to save memory.
-  return !options_.reshard_after_forward && !schedule_.placement.parameter.empty() &&
+  return !options_.reshard_after_forward && !sharded_over(schedule_, unit).empty() &&
          a.micro_step == b.micro_step;
 }
 
@@ -123,9 +124,7 @@ std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanO
   if (schedule.placement.parameter.empty()) return {};
   std::int64_t largest = 0;
   for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
-    if (!schedule.reads_from_host(u)) continue;
-    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
-    largest = std::max(largest, unit.trainable_numel + unit.frozen_numel);
+    if (schedule.reads_from_host(u)) largest = std::max(largest, schedule.gathered_numel(u));
   }
   if (largest == 0) return {};
   const auto slots = static_cast<std::size_t>(options.policy.prefetch_host) + 1;

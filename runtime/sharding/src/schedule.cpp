@@ -100,6 +100,20 @@ bool Schedule::reads_from_host(int unit) const {
   });
 }
 
+bool Schedule::is_gathered(int unit, Role flat) const {
+  if (unit_numel(unit, flat) == 0) return false;
+  const AxisSet sharded = flat == Role::kFrozen ? placement.frozen_axes() : placement.parameter;
+  return !sharded.empty() || reads_from_host(unit);
+}
+
+std::int64_t Schedule::gathered_numel(int unit) const {
+  std::int64_t numel = 0;
+  for (const Role flat : {Role::kParameter, Role::kFrozen}) {
+    if (is_gathered(unit, flat)) numel += unit_numel(unit, flat);
+  }
+  return numel;
+}
+
 bool Schedule::updates_on_host(int unit) const {
   return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
     return buffer.persistent && buffer.unit == unit && buffer.tier == Tier::kHost &&

@@ -57,6 +57,7 @@ void write_header(std::ostream& out, const Schedule& schedule) {
   line("mesh", "replicate ", schedule.mesh.replicate, " shard ", schedule.mesh.shard);
   line("parameter", "over ", to_string(placement.parameter), " in ",
        to_string(schedule.parameter_dtype));
+  if (placement.frozen) line("frozen", "over ", to_string(*placement.frozen));
   line("gradient", "over ", to_string(placement.gradient), " in ",
        to_string(schedule.reduce_dtype));
   line("optimizer", "over ", to_string(placement.optimizer));

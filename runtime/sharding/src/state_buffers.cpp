@@ -29,11 +29,12 @@ std::vector<bool> last_units(const ModelLayout& layout, double share,
 
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options) {
   const Placement placement = ShardNesting(options.mesh, options.placement).placement();
-  require(options.offload_parameters == 0.0 || placement.parameter == placement.optimizer,
+  require(options.offload_parameters == 0.0 ||
+              (placement.parameter == placement.optimizer && !placement.frozen),
           ErrorCode::kConfig,
           "parameters on the host are sharded as the optimizer's state is (over ",
           to_string(placement.optimizer), "), but this strategy shards them over ",
-          to_string(placement.parameter),
+          to_string(placement.frozen_axes()),
           "; take full_shard, hybrid_shard or no_shard, or leave them on the device");
   const std::vector<bool> updated_there = last_units(layout, options.offload_optimizer, is_trained);
   const std::vector<bool> read_from_there = last_units(
@@ -62,7 +63,7 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
     const bool updated_elsewhere = on_host && !parameters_on_host;
     add("parameter", Role::kParameter, options.parameter_dtype, placement.parameter, trainable,
         read_from);
-    add("frozen", Role::kFrozen, options.parameter_dtype, placement.parameter,
+    add("frozen", Role::kFrozen, options.parameter_dtype, placement.frozen_axes(),
         unit.frozen.padded_numel, read_from);
     if (updated_elsewhere || options.parameter_dtype != DType::kFloat32) {
       add("master", Role::kMaster, DType::kFloat32, placement.optimizer, trainable, home);

@@ -106,9 +106,11 @@ TensorView StepBuffers::view(const Operand& operand, Role flat) const {
   const Range range = nesting_.range(numel, operand.sharded, rank_);
   const TensorView base = whole(operand.buffer);
   if (buffer.is_slot()) {
-    const std::int64_t trainable =
-        schedule_.unit_numel(operand.unit, Role::kParameter) / schedule_.mesh.size(operand.sharded);
-    const std::int64_t first = flat == Role::kFrozen ? trainable : 0;
+    const bool is_second =
+        flat == Role::kFrozen && schedule_.is_gathered(operand.unit, Role::kParameter);
+    const std::int64_t first = is_second ? schedule_.unit_numel(operand.unit, Role::kParameter) /
+                                               schedule_.mesh.size(operand.sharded)
+                                         : 0;
     return base.narrow(0, first, range.numel);
   }
   const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;

@@ -16,6 +16,20 @@ std::int64_t chunk_numel(const Device& device) {
   return device.host_accessible() ? 8192 : std::int64_t{1} << 20;
 }
 
+/// dst[i] = bound * (2 u - 1) for u = (word + 1/2) / 2^32 of element first + i. Made on the host:
+/// only adapters start so, which are small. Blocks.
+void fill_uniform(const TensorView& dst, float bound, RandomKey key, std::int64_t first,
+                  Device& device, Stream& stream) {
+  DeviceArray<float> values(device, dst.numel());
+  for (std::int64_t i = 0; i < dst.numel(); ++i) {
+    const double unit = (static_cast<double>(random_word(key, first + i)) + 0.5) * 0x1p-31 - 1.0;
+    values.host()[i] = static_cast<float>(unit * static_cast<double>(bound));
+  }
+  values.upload(stream);
+  kernels_for(device).cast({.src = values.view(), .dst = dst}, stream);
+  stream.synchronize();
+}
+
 }  // namespace
 
 // [Note: state on the host] Memory for copies is mapped for a GPU: its kernels read and write it in
@@ -137,15 +151,19 @@ void TrainingState::initialize(std::uint64_t seed, Stream& stream) {
   write_parameters(
       [&](const ParameterSpec& spec, const Range& elements, TensorView chunk) {
         const Initializer& init = spec.initializer;
-        if (init.kind == Initializer::Kind::kConstant) {
-          kernels_.fill({.dst = chunk, .value = init.mean}, stream);
-        } else {
-          kernels_.fill_normal({.dst = chunk,
-                                .mean = init.mean,
-                                .stddev = init.stddev,
-                                .key = {seed, stream_of(spec.name)},
-                                .first_index = elements.begin},
-                               stream);
+        const RandomKey key{seed, stream_of(spec.name)};
+        switch (init.kind) {
+          case Initializer::Kind::kConstant:
+            return kernels_.fill({.dst = chunk, .value = init.mean}, stream);
+          case Initializer::Kind::kNormal:
+            return kernels_.fill_normal({.dst = chunk,
+                                         .mean = init.mean,
+                                         .stddev = init.spread,
+                                         .key = key,
+                                         .first_index = elements.begin},
+                                        stream);
+          case Initializer::Kind::kUniform:
+            return fill_uniform(chunk, init.spread, key, elements.begin, device_, stream);
         }
       },
       stream);

@@ -186,7 +186,9 @@ class FormCheck {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
     const bool layers_read = parameter && buffer.tier == Tier::kDevice;
-    const AxisSet wanted = layers_read ? s_.placement.parameter : s_.placement.optimizer;
+    const AxisSet read =
+        buffer.role == Role::kFrozen ? s_.placement.frozen_axes() : s_.placement.parameter;
+    const AxisSet wanted = layers_read ? read : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
       add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
           to_string(wanted));
@@ -267,11 +269,9 @@ class FormCheck {
     }
     const ScheduleBuffer& buffer = s_.buffer(operand);
     if (!buffer.is_slot()) return;
-    const std::int64_t needed =
-        (role == Role::kParameter ? s_.unit_numel(operand.unit, Role::kParameter) +
-                                        s_.unit_numel(operand.unit, Role::kFrozen)
-                                  : s_.unit_numel(operand.unit, role)) /
-        s_.mesh.size(operand.sharded);
+    const std::int64_t needed = (role == Role::kParameter ? s_.gathered_numel(operand.unit)
+                                                          : s_.unit_numel(operand.unit, role)) /
+                                s_.mesh.size(operand.sharded);
     if (buffer.numel < needed) {
       add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but ", needed,
              " are needed");

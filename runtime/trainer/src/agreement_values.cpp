@@ -120,7 +120,7 @@ NamedText identity_of_model(const Model& model) {
     for (const ParameterSpec& p : layer->parameters()) {
       ++tensors;
       digest.add(concat(p.name, " ", p.shape, " ", static_cast<int>(p.initializer.kind), " ",
-                        p.initializer.mean, " ", p.initializer.stddev, " ", p.weight_decay_scale,
+                        p.initializer.mean, " ", p.initializer.spread, " ", p.weight_decay_scale,
                         " ", p.trainable));
     }
     for (const std::string& name : layer->tied_parameters()) digest.add(name);

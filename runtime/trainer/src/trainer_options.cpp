@@ -91,8 +91,11 @@ TrainerOptions resolved(TrainerOptions options) {
 
   const Strategy& strategy = find_strategy(options.strategy);
   options.strategy = strategy.name;
+  if (!options.trainable_strategy.empty()) {
+    options.trainable_strategy = find_strategy(options.trainable_strategy).name;
+  }
   const bool own_placement = options.placement.has_value();
-  if (!own_placement) options.placement = strategy.placement;
+  if (!own_placement) options.placement = placement_of(options);
   check(*options.placement);
   if (!options.reshard_after_forward) {
     options.reshard_after_forward = strategy.reshard_after_forward;
@@ -106,9 +109,17 @@ TrainerOptions resolved(TrainerOptions options) {
   return options;
 }
 
+Placement placement_of(const TrainerOptions& options) {
+  const Placement own = find_strategy(options.strategy).placement;
+  if (options.trainable_strategy.empty()) return own;
+  Placement placement = find_strategy(options.trainable_strategy).placement;
+  if (own.parameter != placement.parameter) placement.frozen = own.parameter;
+  return placement;
+}
+
 std::string strategy_note(const TrainerOptions& resolved) {
   const Strategy& strategy = find_strategy(resolved.strategy);
-  if (resolved.placement != strategy.placement) return "";
+  if (resolved.placement != strategy.placement || !resolved.trainable_strategy.empty()) return "";
   return strategy_note(strategy, make_mesh(resolved.ranks, resolved.replicas));
 }
 

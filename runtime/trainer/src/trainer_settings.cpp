@@ -72,6 +72,9 @@ std::string strategy_help() {
 }
 
 void check_strategy(const json& value) { find_strategy(value.get<std::string>()); }
+void check_trainable_strategy(const json& value) {
+  if (!value.get<std::string>().empty()) check_strategy(value);
+}
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
@@ -113,7 +116,7 @@ Row placement(const char* name, const std::string& what, AxisSet Placement::*sta
        .check = check_axes},
       [state](const O& o) { return o.placement ? json(to_string((*o.placement).*state)) : json(); },
       [state](O& o, const json& value) {
-        if (!o.placement) o.placement = find_strategy(o.strategy).placement;
+        if (!o.placement) o.placement = placement_of(o);
         (*o.placement).*state = parse_axes(value.get<std::string>());
       }};
 }
@@ -132,6 +135,11 @@ std::vector<Row> sharding_rows() {
               "ranks that train together: threads of this process, or those that a launcher starts",
               {.minimum = 1, .maximum = kMaxRanks}),
           bound<&O::strategy>("strategy", strategy_help(), {.check = check_strategy}),
+          bound<&O::trainable_strategy>(
+              "trainable_strategy",
+              "another strategy for what is trained, beside frozen parameters, whose strategy is "
+              "--strategy then [with adapters zero1, else the same]",
+              {.check = check_trainable_strategy}),
           bound<&O::replicas>(
               "replicas",
               "copies of the sharded state; ranks / replicas share one (0: as the strategy has it)",

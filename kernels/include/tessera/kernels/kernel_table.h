@@ -339,7 +339,8 @@ struct OrderedSumArgs {
 /// dst = src, converted; any pair of fp32 and bf16.
 struct CastArgs {
   TensorView src{};
-  TensorView dst{};
+  TensorView dst{};  // may be src
+  float scale = 1.0F;
 };
 
 /// dst += src, in fp32, rounded to dst's dtype.

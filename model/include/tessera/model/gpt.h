@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/model/lora.h"
 
 namespace tessera {
 
@@ -48,6 +49,8 @@ struct GptConfig {
   std::int64_t first_window_layer = 0;  ///< earlier layers attend to all
   float norm_epsilon = 1e-5F;
   RotaryConfig rotary{};
+  /// Trained instead of the model's own parameters, in any family.
+  LoraConfig lora{};
 
   std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
   std::int64_t head_width_used() const { return head_width == 0 ? width / heads : head_width; }
@@ -77,7 +80,8 @@ std::vector<std::string> gpt_preset_names();
 /// "mlp.gate_up_proj.weight"; other families' files have them apart. Matrices are stored (outputs,
 /// inputs). They begin as normal numbers of standard deviation 0.02, in GPT-2 divided by
 /// sqrt(2 * layers) for the projections that write to the residual stream; norms begin as 1 and 0,
-/// biases as 0. Weight decay is for matrices, embeddings included.
+/// biases as 0. Weight decay is for matrices, embeddings included. With adapters, a block's come
+/// behind its own parameters, which are frozen then.
 /// Throws Error{kConfig} if the sizes do not fit together.
 ///
 /// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count, nor one

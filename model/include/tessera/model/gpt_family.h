@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <span>
 #include <string_view>
 
@@ -18,6 +19,8 @@ struct FamilyRow {
   bool qkv_bias = false;          ///< of query, key and value; GPT-2 has biases everywhere
   bool head_norm = false;         ///< RMS norm of each query and key before their rotation
   bool fused_files = false;       ///< files have qkv_proj and gate_up_proj as we do
+  /// The modules that PEFT adapts unless told; empty: it must be told.
+  std::array<std::string_view, 2> lora_targets{};
 };
 
 /// All families, in the order of GptFamily.

@@ -54,6 +54,9 @@ class PretrainedGpt {
   /// result is valid until the same thread's next call.
   std::function<std::span<const float>(const std::string& name)> values() const;
 
+  /// For those who add to it.
+  const Files& files() const { return *files_; }
+
  private:
   std::shared_ptr<const Files> files_;
 };
@@ -76,7 +79,8 @@ class PretrainedWriter {
   PretrainedWriter(PretrainedWriter&&) noexcept;
   ~PretrainedWriter();
 
-  /// A parameter of make_gpt, by our name and in our row-major order. Throws Error{kNotFound} on
+  /// A parameter of make_gpt, by our name and in our row-major order; one that the format leaves
+  /// out, as an adapter's folder does with frozen ones, is passed over. Throws Error{kNotFound} on
   /// another name, Error{kInvalidArgument} on a wrong number of values or a second time, and
   /// Error{kIo}.
   void write(std::string_view name, std::span<const float> values);

@@ -20,6 +20,18 @@ namespace tessera::ops {
 Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
              const Value* residual = nullptr);
 
+/// A product of two small matrices beside a linear layer's own (LoRA: Hu et al. 2021).
+struct LowRank {
+  Parameter& a;  ///< (R, I)
+  Parameter& b;  ///< (O, R)
+  float scale = 1.0F;
+  std::int64_t first_column = 0;  ///< of y: where its O columns begin
+};
+/// y (..., Y) with scale * (x a^T) b^T added to columns [first_column, first_column + O); x (...,
+/// I). `y` becomes the sum; it must be held by nothing else. Where b is zero, y keeps its bits
+/// (but for -0, which becomes 0).
+Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& low_rank);
+
 struct MlpParameters {
   Parameter& weight;                     ///< (H, I)
   Parameter* bias = nullptr;             ///< (H)

@@ -8,16 +8,18 @@
 
 namespace tessera {
 
-/// How a parameter starts. Normal numbers are keyed by (seed, name, element), so that neither world
+/// How a parameter starts. Random numbers are keyed by (seed, name, element), so that neither world
 /// size nor sharding changes them.
 struct Initializer {
-  enum class Kind { kConstant, kNormal };
+  enum class Kind { kConstant, kNormal, kUniform };
   Kind kind = Kind::kConstant;
-  float mean = 0.0F;  ///< the value, for kConstant
-  float stddev = 0.0F;
+  float mean = 0.0F;    ///< the value, for kConstant
+  float spread = 0.0F;  ///< kNormal: standard deviation; kUniform: half the width, around 0
 
   static Initializer constant(float value) { return {Kind::kConstant, value, 0.0F}; }
   static Initializer normal(float stddev) { return {Kind::kNormal, 0.0F, stddev}; }
+  /// In (-bound, bound).
+  static Initializer uniform(float bound) { return {Kind::kUniform, 0.0F, bound}; }
 };
 
 /// A layer's declaration of one of its parameters.
@@ -48,6 +50,8 @@ struct Parameter {
   TensorView value;
   TensorView gradient;            ///< empty when frozen or when nothing is recorded
   bool gradient_written = false;  ///< later writes of this micro-step add to it
+  /// ParameterSpec::trainable: what only its gradient would read need not be kept for backward.
+  bool trainable = true;
   /// Rows in memory of `value` and `gradient`, if there are more than their shape has: zeros, which
   /// must stay zeros (ParameterSpec::row_multiple).
   std::int64_t padded_rows = 0;

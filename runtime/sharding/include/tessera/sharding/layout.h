@@ -78,13 +78,14 @@ struct Range {
 
 /// How a rank's shards nest. Axes shard in this order: the parameter's, those that the gradient
 /// adds, those that the optimizer adds, the rest; so the optimizer's shard lies in the gradient's,
-/// which lies in the parameter's. Axes of size 1 are left out of every set.
+/// which lies in the parameter's. The frozen parameters' axes come in between, so that each set is
+/// a beginning of the order. Axes of size 1 are left out of every set.
 class ShardNesting {
  public:
   ShardNesting(const Mesh& mesh, const Placement& placement);
 
   const Mesh& mesh() const { return mesh_; }
-  /// The placement without axes of size 1.
+  /// The placement without axes of size 1; `frozen` is set only if it is not `parameter`.
   const Placement& placement() const { return placement_; }
   /// All axes of size > 1.
   AxisSet all_axes() const { return all_; }

@@ -78,8 +78,8 @@ inline bool is_collective(const Action& action) {
   return action.operation->meeting != Meeting::kNone;
 }
 
-/// The flat parameters that an operand holds: of a slot for parameters all that the unit has, one
-/// after the other; of others that of the buffer's role.
+/// The flat parameters that an operand holds: of a slot for parameters all of the unit's that are
+/// gathered, one after the other; of others that of the buffer's role.
 std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand);
 
 /// Adds a copy of `bytes` from one tier to another.

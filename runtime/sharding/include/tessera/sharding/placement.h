@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,10 +16,16 @@ struct Placement {
   AxisSet parameter;
   AxisSet gradient;
   AxisSet optimizer;
+  /// Of parameters that are not trained; unset: as those that are. A unit is gathered at once, so
+  /// where both are sharded, they are sharded alike.
+  std::optional<AxisSet> frozen{};
+
+  AxisSet frozen_axes() const { return frozen.value_or(parameter); }
   bool operator==(const Placement&) const = default;
 };
 
-/// Throws Error{kConfig} unless parameter ⊆ gradient ⊆ optimizer; says which axis is missing where.
+/// Throws Error{kConfig} unless parameter ⊆ gradient ⊆ optimizer, and frozen parameters are sharded
+/// as a placement can have them; says which axis is missing where.
 void check(const Placement& placement);
 
 /// In what order a gradient's contributions are added.

@@ -30,7 +30,8 @@ constexpr bool is_copying(Lane lane) { return lane == Lane::kCopyOut || lane == 
 
 /// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
-  kParameter,   ///< a unit's trainable flat parameter; in a slot: all of a unit's parameters
+  kParameter,   ///< a unit's trainable flat parameter; in a slot: all of the unit's that are
+                ///< gathered
   kFrozen,      ///< a unit's frozen flat parameter
   kMaster,      ///< fp32 master weights of a unit's trainable parameters
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
@@ -161,6 +162,11 @@ struct Schedule {
   int find(Role role, int unit) const;
   /// Whether a unit's parameters are on the host, so that layers read them from slots only.
   bool reads_from_host(int unit) const;
+  /// Whether layers read a unit's flat parameter of this role, kParameter or kFrozen, from slots:
+  /// it is sharded, or on the host. False if the unit has none.
+  bool is_gathered(int unit, Role flat) const;
+  /// Elements of all that the unit has in slots.
+  std::int64_t gathered_numel(int unit) const;
   /// Whether the optimizer updates a unit there.
   bool updates_on_host(int unit) const;
   /// Index of the buffer with this name (no activation); -1: none.

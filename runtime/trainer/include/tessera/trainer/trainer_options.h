@@ -90,8 +90,11 @@ struct Offload {
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
-  std::string strategy = "full_shard";          ///< a preset or an alias; see strategies()
-  std::optional<Placement> placement{};         ///< instead of the strategy's own
+  std::string strategy = "full_shard";  ///< a preset or an alias; see strategies()
+  /// Another strategy for what is trained: then `strategy` is that of frozen parameters. "": the
+  /// same for both.
+  std::string trainable_strategy{};
+  std::optional<Placement> placement{};         ///< instead of the strategies' own
   std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
   int ranks = 1;
   int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
@@ -187,6 +190,9 @@ int ranks_on_host(const TrainerOptions& options);
 /// `options` with every default that depends on another option replaced by its value.
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
+
+/// What `strategy` and `trainable_strategy` say.
+Placement placement_of(const TrainerOptions& options);
 
 /// strategy_note() of resolved options; "" where the user gives a placement of their own.
 std::string strategy_note(const TrainerOptions& resolved);

@@ -1,0 +1,248 @@
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "pretrained/stored_gpt.h"
+#include "published_parts.h"
+#include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using pretrained::Part;
+using pretrained::Place;
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char* kWeightsFile = "adapter_model.safetensors";
+/// Before a module's path in the model that PEFT wraps.
+constexpr std::string_view kPrefix = "base_model.model.";
+
+/// Files and places of the base, to which adapters are to be added.
+std::shared_ptr<PretrainedGpt::Files> copy_of_base(const PretrainedGpt& base,
+                                                   const PretrainedGpt::Files& from) {
+  require(!base.config().lora.is_set(), ErrorCode::kConfig, "'", base.path(),
+          "' has adapters already; merge them first: tessera checkpoint merge-adapter");
+  require(!base.is_checkpoint(), ErrorCode::kConfig, "'", base.path(),
+          "' is a checkpoint; adapters are for a folder of Hugging Face or a file of llm.c: write "
+          "one with tessera checkpoint convert");
+  auto files = std::make_shared<PretrainedGpt::Files>();
+  files->path = from.path;
+  files->format = from.format;
+  files->config = from.config;
+  for (const InputFile& file : from.files) files->files.emplace_back(file.path());
+  files->places = from.places;
+  return files;
+}
+
+/// A tensor of an adapter's file: a parameter of ours, or some of its rows.
+struct AdapterTensor {
+  std::string name;       ///< in the file
+  std::string parameter;  ///< ours
+  Part part;              ///< its shape alone
+};
+
+/// All that is trained, in order of our parameters and their rows.
+std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
+  std::vector<AdapterTensor> tensors;
+  for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
+    if (!spec.trainable) continue;
+    if (spec.name.find(".lora_") != std::string::npos) {
+      tensors.push_back({std::string(kPrefix) + published_name(config, spec.name),
+                         spec.name,
+                         {.shape = spec.shape}});
+      continue;
+    }
+    for (const PublishedPart& part : published_parts(config, spec.name, spec.shape[0])) {
+      tensors.push_back({std::string(kPrefix) + published_name(config, part.name),
+                         spec.name,
+                         {.shape = spec.shape.with(0, part.rows),
+                          .transposed = pretrained::is_conv1d(spec.name)}});
+    }
+  }
+  return tensors;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 6;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) text += "\n  " + names[i];
+  if (names.size() > kMost) text += concat("\n  and ", names.size() - kMost, " more");
+  return text;
+}
+
+/// Both lists in one error: a folder with another prefix has all names in both.
+void require_same_names(const std::vector<AdapterTensor>& wanted,
+                        const std::map<std::string, SafetensorsEntry>& found,
+                        const std::string& path) {
+  std::vector<std::string> missing, unknown;
+  std::set<std::string_view> names;
+  for (const AdapterTensor& tensor : wanted) {
+    names.insert(tensor.name);
+    if (!found.contains(tensor.name)) missing.push_back(tensor.name);
+  }
+  for (const auto& [name, entry] : found) {
+    if (!names.contains(name)) unknown.push_back(name);
+  }
+  if (missing.empty() && unknown.empty()) return;
+  fail(ErrorCode::kConfig, "'", path, "' is not the adapter of ", kConfigFile,
+       " and this model; is the base another model?",
+       missing.empty() ? "" : concat("\nTensors that are missing:", listed(missing)),
+       unknown.empty() ? "" : concat("\nTensors that belong to no module:", listed(unknown)));
+}
+
+void add_weights(PretrainedGpt::Files& files, const std::string& path) {
+  const InputFile& file = files.files.emplace_back(path);
+  std::map<std::string, SafetensorsEntry> found;
+  for (SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
+    const std::string name = entry.name;
+    found[name] = std::move(entry);
+  }
+  const std::vector<AdapterTensor> wanted = adapter_tensors(files.config);
+  require_same_names(wanted, found, path);
+  for (const AdapterTensor& tensor : wanted) files.places.erase(tensor.parameter);
+  for (const ParameterSpec& spec : pretrained::parameters_of(files.config)) {
+    if (spec.trainable) files.places[spec.name] = {.shape = spec.shape};
+  }
+  for (const AdapterTensor& tensor : wanted) {
+    files.places[tensor.parameter].parts.push_back(pretrained::found_part(
+        tensor.part, files.files.size() - 1, found.at(tensor.name), path, kConfigFile));
+  }
+}
+
+/// Adapters that no file has.
+void add_fresh(PretrainedGpt::Files& files) {
+  for (const ParameterSpec& spec : pretrained::parameters_of(files.config)) {
+    if (!files.places.contains(spec.name)) files.fresh.insert(spec.name);
+  }
+}
+
+fs::path config_path(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) ? fs::path(path) / kConfigFile : fs::path(path);
+}
+
+}  // namespace
+
+PretrainedGpt with_adapter(const PretrainedGpt& base, const LoraConfig& lora) {
+  auto files = copy_of_base(base, base.files());
+  files->config.lora = lora;
+  files->format += concat(", with new adapters of rank ", lora.rank);
+  add_fresh(*files);
+  return PretrainedGpt(std::move(files));
+}
+
+bool has_adapter_weights(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) && fs::exists(fs::path(path) / kWeightsFile, error);
+}
+
+PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
+  const fs::path config_file = config_path(path);
+  std::error_code error;
+  require(fs::exists(config_file, error), ErrorCode::kNotFound, "'", config_file.string(),
+          "' does not exist; name a folder as PEFT writes it, with ", kConfigFile, " and ",
+          kWeightsFile, ", or an ", kConfigFile);
+  std::ifstream in(config_file, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  require(static_cast<bool>(in), ErrorCode::kIo, "cannot read '", config_file.string(), "'");
+  const LoraConfig lora = parse_adapter_json(text.str(), config_file.string(), base.config());
+  if (!has_adapter_weights(path)) return with_adapter(base, lora);
+  auto files = copy_of_base(base, base.files());
+  files->config.lora = lora;
+  files->format += concat(", with adapters of rank ", lora.rank, " from '", path, "'");
+  add_weights(*files, (fs::path(path) / kWeightsFile).string());
+  return PretrainedGpt(std::move(files));
+}
+
+PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
+                               const std::string& base, Storage& storage) {
+  require(config.lora.is_set(), ErrorCode::kInvalidArgument, "the model has no adapters");
+  const std::string folder = pretrained::without_slash(path);
+  pretrained::require_absent(folder);
+  std::vector<AdapterTensor> tensors = adapter_tensors(config);
+  std::vector<SafetensorsEntry> entries;
+  std::ranges::stable_sort(tensors, {}, &AdapterTensor::name);  // as PEFT's own files have them
+  for (const AdapterTensor& tensor : tensors) {
+    entries.push_back({.name = tensor.name,
+                       .dtype = std::string(safetensors_dtype(DType::kFloat32)),
+                       .shape = pretrained::stored_shape(tensor.part)});
+  }
+  const std::string header = safetensors_header(entries, {{"format", "pt"}});
+  auto made = std::make_unique<PretrainedWriter::Target>(
+      PretrainedWriter::Target{.storage = storage,
+                               .path = folder,
+                               .temporary = folder + ".tmp",
+                               .file = {},
+                               .is_folder = true,
+                               .places = {}});
+  PretrainedWriter::Target& target = *made;
+  std::map<std::string, std::int64_t> offsets;
+  for (const SafetensorsEntry& entry : entries) offsets[entry.name] = entry.begin;
+  for (AdapterTensor& tensor : adapter_tensors(config)) {  // in order of rows
+    tensor.part.offset = offsets.at(tensor.name);
+    target.places[tensor.parameter].parts.push_back(std::move(tensor.part));
+  }
+  for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
+    spec.trainable ? void(target.places.at(spec.name).shape = spec.shape)
+                   : void(target.left_out.insert(spec.name));
+  }
+  PretrainedWriter writer(std::move(made));
+  storage.remove(target.temporary);
+  storage.make_folder(target.temporary);
+  write_file(storage, target.temporary + "/" + kConfigFile,
+             to_adapter_json(config.lora, config, base, 2) + "\n");
+  target.file = storage.create(target.temporary + "/" + kWeightsFile, entries.back().end);
+  target.file->write(0, std::as_bytes(std::span(header)));
+  return writer;
+}
+
+namespace {
+
+/// rows (O, I) += scale * b (O, R) a (R, I).
+void add_product(std::span<float> rows, std::span<const float> b, std::span<const float> a,
+                 std::size_t rank, float scale) {
+  const std::size_t inputs = a.size() / rank;
+  std::vector<float> delta(inputs);
+  for (std::size_t o = 0; o < b.size() / rank; ++o) {
+    std::ranges::fill(delta, 0.0F);
+    for (std::size_t r = 0; r < rank; ++r) {
+      const float factor = b[o * rank + r];
+      for (std::size_t i = 0; i < inputs; ++i) delta[i] += factor * a[r * inputs + i];
+    }
+    for (std::size_t i = 0; i < inputs; ++i) rows[o * inputs + i] += scale * delta[i];
+  }
+}
+
+}  // namespace
+
+void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
+  GptConfig plain = adapted.config();
+  plain.lora = {};
+  for (const ParameterSpec& spec : pretrained::parameters_of(plain)) {
+    std::vector<float> values(static_cast<std::size_t>(spec.shape.numel()));
+    adapted.read(spec.name, values);
+    for (const LoraModule& module : lora_modules(adapted.config(), spec.name, spec.shape[0])) {
+      const auto rank = static_cast<std::size_t>(module.rank);
+      const auto inputs = static_cast<std::size_t>(spec.shape[1]);
+      const auto rows = static_cast<std::size_t>(module.rows);
+      std::vector<float> a(rank * inputs), b(rows * rank);
+      adapted.read(module.a(), a);
+      adapted.read(module.b(), b);
+      add_product(std::span(values).subspan(static_cast<std::size_t>(module.first_row) * inputs,
+                                            rows * inputs),
+                  b, a, rank, module.scale);
+    }
+    const bool finite = std::ranges::all_of(values, [](float v) { return std::isfinite(v); });
+    require(finite, ErrorCode::kConfig, "'", adapted.path(), "': parameter '", spec.name,
+            "' is not finite once the adapters are added");
+    target.write(spec.name, values);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#include "published_parts.h"
+
+#include <string_view>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
+
+namespace tessera {
+namespace {
+
+/// What one of our matrices is cut into by families whose files have them apart.
+struct Cut {
+  std::string_view ours;
+  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< names and rows
+};
+
+std::vector<Cut> cuts_of(const GptConfig& config) {
+  if (config.family == GptFamily::kGpt2 || family_of(config).fused_files) return {};
+  const std::int64_t queries = config.heads * config.head_width_used();
+  const std::int64_t keys = config.kv_heads_used() * config.head_width_used();
+  const std::int64_t mlp = config.mlp_width_used();
+  return {{"qkv_proj", {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}},
+          {"gate_up_proj", {{"gate_proj", mlp}, {"up_proj", mlp}}}};
+}
+
+}  // namespace
+
+std::vector<PublishedPart> published_parts(const GptConfig& config, const std::string& parameter,
+                                           std::int64_t rows) {
+  for (const Cut& cut : cuts_of(config)) {
+    const std::size_t at = parameter.find(concat(".", cut.ours, "."));
+    if (at == std::string::npos) continue;
+    std::vector<PublishedPart> all;
+    std::int64_t first = 0;
+    for (const auto& [part_name, count] : cut.parts) {
+      std::string name = parameter;
+      name.replace(at + 1, cut.ours.size(), part_name);
+      all.push_back({std::move(name), first, count});
+      first += count;
+    }
+    return all;
+  }
+  return {{parameter, 0, rows}};
+}
+
+std::string published_name(const GptConfig& config, const std::string& name) {
+  return name.starts_with("lm_head.") ? name : std::string(family_of(config).prefix) + name;
+}
+
+}  // namespace tessera

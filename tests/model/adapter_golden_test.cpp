@@ -1,0 +1,174 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "support/golden_folder.h"
+#include "temporary_folder.h"
+#include "tessera/core/error.h"
+#include "tessera/model/adapter.h"
+#include "tessera/model/hugging_face.h"
+
+// LoRA adapters of small random models against what PEFT computes with the same folders.
+namespace tessera::adapter_golden_test {
+namespace {
+
+using namespace test;
+
+const std::string kModels = TESSERA_SOURCE_DIR "/tests/model/golden/families/";
+const std::string kAdapters = TESSERA_SOURCE_DIR "/tests/model/golden/adapters/";
+constexpr const char* kWeights = "adapter_model.safetensors";
+
+PretrainedGpt base_of(const std::string& name) {
+  return open_hugging_face(name == "gpt2" ? kAdapters + "gpt2_base" : kModels + name);
+}
+
+class AdapterGolden : public ::testing::TestWithParam<std::string> {
+ protected:
+  AdapterGolden()
+      : golden_(kAdapters + GetParam()),
+        base_(base_of(GetParam())),
+        adapted_(open_adapter(base_, kAdapters + GetParam())),
+        model_(make_gpt(adapted_.config())),
+        initial_(values_in(adapted_, model_)) {}
+
+  /// Bounds relative to the largest magnitude.
+  void expect_golden(DType dtype, bool selective, double of_logits, double of_gradients) const {
+    const Computed computed = compute(golden_, model_, initial_, dtype, selective);
+    EXPECT_LT(relative_error(computed.logits, golden_.floats("logits")), of_logits);
+    const InitialValues gradients = written(computed.gradients);
+    EXPECT_EQ(gradients.size(), stored_tensors(kAdapters + GetParam(), kWeights).size());
+    for (const auto& [name, gradient] : gradients) {
+      EXPECT_LT(relative_error(gradient, golden_.floats("gradient/" + name)), of_gradients) << name;
+    }
+  }
+
+  /// As a folder they have PEFT's names and shapes.
+  InitialValues written(const InitialValues& values) const {
+    TemporaryFolder folder;
+    PretrainedWriter writer = write_adapter(folder.path("adapter"), adapted_.config(), "base");
+    for (const auto& [name, own] : values) writer.write(name, own);
+    writer.finish();
+    return stored_tensors(folder.path("adapter"), kWeights);
+  }
+
+  std::vector<float> logits_of(const PretrainedGpt& pretrained) const {
+    const Model model = make_gpt(pretrained.config());
+    return compute(golden_, model, values_in(pretrained, model), DType::kFloat32, false).logits;
+  }
+
+  Golden golden_;
+  PretrainedGpt base_, adapted_;
+  Model model_;
+  InitialValues initial_;
+};
+
+TEST_P(AdapterGolden, LogitsAndGradientsAreThoseOfPeft) {
+  for (const bool selective : {false, true}) expect_golden(DType::kFloat32, selective, 1e-5, 1e-5);
+}
+
+// The largest error of so few numbers varies; two and a half times that of PEFT in bf16.
+TEST_P(AdapterGolden, LogitsAndGradientsInBFloat16AreNear) {
+  const auto& error = golden_.index().at("bf16_error");
+  expect_golden(DType::kBFloat16, false, 2.5 * error.at("logits").get<double>(),
+                2.5 * error.at("gradients").get<double>());
+}
+
+TEST_P(AdapterGolden, TwentyStepsStayWithPeftUnderEveryStrategy) {
+  for (const Strategy& strategy : strategies()) {
+    for (const int ranks : {1, 3}) {
+      SCOPED_TRACE(strategy.name);
+      const Trained trained = train_golden(golden_, model_, initial_, strategy.name, ranks);
+      EXPECT_LT(relative_error(trained.losses, golden_.floats("step_loss")), 1e-5);
+      EXPECT_LT(relative_error(trained.norms, golden_.floats("step_gradient_norm")), 1e-4);
+    }
+  }
+}
+
+// B is zero: not a bit of the base model's logits changes.
+TEST_P(AdapterGolden, NewAdaptersAreTheBaseModel) {
+  const PretrainedGpt fresh = open_adapter(base_, kAdapters + GetParam() + "_new");
+  const std::vector<float> expected = logits_of(base_);
+  EXPECT_EQ(logits_of(fresh), expected);
+  EXPECT_LT(relative_error(expected, golden_.floats("base_logits")), 1e-5);
+}
+
+TEST_P(AdapterGolden, FoldersGoRoundTrip) {
+  EXPECT_EQ(written(initial_), stored_tensors(kAdapters + GetParam(), kWeights));
+  const GptConfig& config = adapted_.config();
+  EXPECT_EQ(parse_adapter_json(to_adapter_json(config.lora, config), "", config), config.lora);
+  EXPECT_EQ(parse_gpt_configuration(configuration_of(config)), config);
+}
+
+TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
+  TemporaryFolder folder;
+  GptConfig plain = adapted_.config();
+  plain.lora = {};
+  PretrainedWriter writer = write_hugging_face(folder.path("merged"), plain);
+  write_merged(adapted_, writer);
+  writer.finish();
+  const std::vector<float> logits = logits_of(open_hugging_face(folder.path("merged")));
+  EXPECT_LT(relative_error(logits, golden_.floats("logits")), 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AdapterGolden,
+                         ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2"),
+                         [](const auto& test) { return test.param; });
+
+/// A copy of an adapter's folder in which one text of its configuration is another.
+std::string error_of_edited(const std::string& from, const std::string& to,
+                            const std::string& adapter = "llama") {
+  TemporaryFolder folder;
+  std::filesystem::copy(kAdapters + adapter, folder.path("adapter"));
+  const std::string path = folder.path("adapter/adapter_config.json");
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::size_t at = text.find(from);
+  if (at == std::string::npos) return "nothing to edit";
+  std::ofstream(path) << text.replace(at, from.size(), to);
+  try {
+    open_adapter(base_of(adapter), folder.path("adapter"));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {
+  using testing::HasSubstr;
+  EXPECT_EQ(error_of_edited("\"use_dora\": false", "\"use_dora\": null"), "");
+  EXPECT_THAT(error_of_edited("\"use_dora\": false", "\"use_dora\": true"),
+              HasSubstr("use_dora is true; Tessera's LoRA does not have it"));
+  EXPECT_THAT(error_of_edited("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is \"IA3\""));
+  EXPECT_THAT(error_of_edited("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("bias is"));
+  EXPECT_THAT(error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\""),
+              HasSubstr("init_lora_weights is \"pissa\""));
+  EXPECT_THAT(error_of_edited("\"use_rslora\"", "\"use_new_thing\": 3, \"use_rslora\""),
+              HasSubstr("Tessera does not know this key"));
+}
+
+TEST(AdapterFolders, NamesTensorsThatAreMissingAndThoseThatBelongNowhere) {
+  const std::string error = error_of_edited("\"v_proj\"", "\"o_proj\"");
+  EXPECT_THAT(error, testing::HasSubstr("missing:\n  base_model.model.model.layers.0.self_attn."
+                                        "o_proj.lora_A.weight\n"));
+  EXPECT_THAT(error, testing::HasSubstr("no module:\n  base_model.model.model.layers.0.self_attn."
+                                        "v_proj.lora_A.weight\n"));
+  EXPECT_THAT(
+      error_of_edited("\"r\": 4", "\"r\": 5"),
+      testing::HasSubstr("has the shape (4, 16), and by adapter_config.json it is (5, 16)"));
+}
+
+TEST(AdapterFolders, ReadsAFlag) {
+  const GptConfig llama = base_of("llama").config();
+  LoraConfig expected{.rank = 16, .alpha = 32.0, .dropout = 0.05F, .targets = {"k_proj", "q_proj"}};
+  EXPECT_EQ(parse_lora("r=16,alpha=32,targets=q_proj,k_proj,dropout=0.05", llama), expected);
+  EXPECT_EQ(parse_lora("", llama).targets, (std::vector<std::string>{"q_proj", "v_proj"}));
+  EXPECT_EQ(parse_lora("targets=all-linear", llama).target_pattern, "all-linear");
+  EXPECT_THROW(parse_lora("rank=3", llama), Error);
+  EXPECT_THROW(parse_lora("r=0", llama), Error);
+  EXPECT_THROW(parse_lora("r=2,", base_of("phi3").config()), Error);
+}
+
+}  // namespace
+}  // namespace tessera::adapter_golden_test

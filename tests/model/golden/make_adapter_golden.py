@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Writes adapters/<name>/, LoRA adapters of small random models as PEFT writes them, and beside each <name>.json and
+<name>.bin: what PEFT computes with it. Their base models are families/<base> (make_family_golden.py) and, of GPT-2,
+adapters/gpt2_base.
+
+Run by hand, with transformers 5 and peft: python3 make_adapter_golden.py
+The format is that of families/<name>.json, with one more tensor: base_logits, of the model without adapters. Gradients
+are those of the tensors of adapter_model.safetensors, by their names there. The folders <name>_new are the same
+adapters as PEFT begins with them.
+"""
+
+import json
+import pathlib
+import shutil
+
+import peft
+import torch
+import transformers
+
+from make_family_golden import BATCH, HERE as FAMILIES, LENGTH, OPTIMIZER, SIZES, STEPS, loss_of, relative_error
+
+HERE = pathlib.Path(__file__).parent / "adapters"
+CASES = {
+    "llama": ("llama", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
+    "qwen2": ("qwen2", dict(r=3, lora_alpha=6, use_rslora=True, target_modules="all-linear",
+                            rank_pattern={r"layers\.1\.mlp\.up_proj": 5}, alpha_pattern={"o_proj": 2.5},
+                            exclude_modules=["k_proj"])),
+    "mistral": ("mistral", dict(r=2, lora_alpha=3, target_modules=r".*\.1\.(self_attn|mlp)\.(o|gate)_proj",
+                                modules_to_save=["lm_head", "input_layernorm"])),
+    "phi3": ("phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "down_proj"], layers_to_transform=[1])),
+    "gpt2": ("gpt2", dict(r=4, lora_alpha=16, target_modules=["c_attn", "mlp.c_proj"], modules_to_save=["ln_f"])),
+}
+
+
+def make_gpt2(folder):
+    torch.manual_seed(50)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=SIZES["vocab_size"], n_positions=32, n_embd=16, n_layer=2, n_head=4, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            normal = torch.randn(parameter.shape)
+            parameter.copy_(1 + 0.1 * normal if "ln" in name and "weight" in name else 0.2 * normal)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def base_model(folder, dtype):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                             attn_implementation="eager").to(dtype).eval()
+
+
+def stored_name(name):
+    return name.replace(".modules_to_save.default", "").replace(".default", "")
+
+
+def run(base, adapter, tokens, targets, dtype):
+    model = base_model(base, torch.float32)
+    result = {"base_logits": base_model(base, dtype)(tokens[0]).logits.detach()}
+    model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True).to(dtype).eval()
+    named = {stored_name(name): w for name, w in model.named_parameters() if w.requires_grad}
+    groups = [dict(params=[w for w in named.values() if w.dim() >= 2], weight_decay=OPTIMIZER["weight_decay"]),
+              dict(params=[w for w in named.values() if w.dim() < 2], weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["learning_rate"], eps=OPTIMIZER["epsilon"],
+                                  betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]))
+    losses, norms = [], []
+    for step in range(len(tokens)):
+        logits, loss = loss_of(model, tokens[step], targets[step])
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            result["logits"] = logits.detach()
+            result |= {"gradient/" + name: w.grad.clone() for name, w in named.items()}
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(named.values(), OPTIMIZER["clip_norm"]).item())
+        optimizer.step()
+    result["step_loss"] = torch.tensor(losses, dtype=torch.float64)
+    result["step_gradient_norm"] = torch.tensor(norms, dtype=torch.float64)
+    return result
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config["base_model_name_or_path"] = None  # a path of this machine
+    path.write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
+def main():
+    shutil.rmtree(HERE, ignore_errors=True)
+    HERE.mkdir()
+    make_gpt2(HERE / "gpt2_base")
+    for seed, (name, (base, more)) in enumerate(CASES.items()):
+        base = HERE / "gpt2_base" if base == "gpt2" else FAMILIES / base
+        torch.manual_seed(200 + seed)
+        config = peft.LoraConfig(task_type="CAUSAL_LM", **more)
+        save(peft.get_peft_model(base_model(base, torch.float32), config), HERE / (name + "_new"))
+        model = peft.get_peft_model(base_model(base, torch.float32), config)
+        with torch.no_grad():
+            for w in model.parameters():
+                if w.requires_grad:
+                    w.add_(0.2 * torch.randn(w.shape))
+        save(model, HERE / name)
+        tokens = torch.randint(SIZES["vocab_size"], (STEPS, BATCH, LENGTH))
+        targets = torch.cat([tokens[:, :, 1:], torch.full((STEPS, BATCH, 1), -1)], dim=2)
+        exact, single = (run(base, HERE / name, tokens, targets, dtype) for dtype in (torch.float64, torch.float32))
+        coarse = run(base, HERE / name, tokens[:1], targets[:1], torch.bfloat16)
+        bf16_error = dict(
+            logits=relative_error(coarse["logits"], exact["logits"]),
+            gradients=max(relative_error(coarse[k], exact[k]) for k in exact if k.startswith("gradient/")))
+        index, data, at = {}, b"", 0
+        for key, value in dict(tokens=tokens, targets=targets, **exact).items():
+            integer = key in ("tokens", "targets")
+            raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
+            index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
+            if not integer:
+                index[key]["fp32_error"] = relative_error(single[key], value)
+            data += raw
+            at += len(raw) // 4
+        (HERE / f"{name}.bin").write_bytes(data)
+        (HERE / f"{name}.json").write_text(json.dumps(
+            dict(peft=peft.__version__, transformers=transformers.__version__, optimizer=OPTIMIZER,
+                 bf16_error=bf16_error, tensors=index)) + "\n")
+        print(name, {k: f"{v['fp32_error']:.1e}" for k, v in index.items() if k in ("logits", "step_loss")})
+
+
+if __name__ == "__main__":
+    main()
