@@ -150,18 +150,22 @@ void check_parameters(const Layer& layer, std::span<const Parameter> parameters)
           "' takes ", wanted, " parameters, got ", parameters.size());
 }
 
+std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config) {
+  const auto make_block = is_gpt2(config) ? make_gpt2_block : make_llama_block;
+  std::vector<std::unique_ptr<Layer>> layers;
+  layers.push_back(std::make_unique<Embedding>(config));
+  for (std::int64_t i = 0; i < config.layers; ++i) layers.push_back(make_block(config, i));
+  layers.push_back(std::make_unique<Head>(config));
+  return layers;
+}
+
 }  // namespace gpt
 
 Model make_gpt(const GptConfig& config) {
   check(config);
-  const auto make_block = is_gpt2(config) ? gpt::make_gpt2_block : gpt::make_llama_block;
   Model model;
   model.name = family_of(config).name;
-  model.layers.push_back(std::make_unique<Embedding>(config));
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    model.layers.push_back(make_block(config, i));
-  }
-  model.layers.push_back(std::make_unique<Head>(config));
+  model.layers = gpt::make_layers(config);
   check_adapters(model, config);
   model.flops_per_item = gpt_flops_per_token(config);
   model.configuration = configuration_of(config);

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "gpt_layers.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_family.h"
 
@@ -223,7 +224,17 @@ double gpt_flops_per_token(const GptConfig& config) {
     const double outside = windowed ? std::max(0.0, length - number(config.window)) : 0.0;
     attention += (length - outside * outside / length) * queries;
   }
-  return 6.0 * (number(config.layers) * block_matrices + head_matrix + attention);
+  const double matrices = number(config.layers) * block_matrices + head_matrix;
+  if (!config.lora.is_set()) return 6.0 * (matrices + attention);
+  double adapters = 0.0, saved = 0.0;
+  for (const auto& layer : gpt::make_layers(config)) {
+    for (const ParameterSpec& spec : layer->parameters()) {
+      if (!spec.trainable || spec.shape.rank() != 2) continue;
+      const bool is_adapter = spec.name.find(".lora_") != std::string::npos;
+      (is_adapter ? adapters : saved) += number(spec.shape.numel());
+    }
+  }
+  return 4.0 * matrices + 6.0 * (adapters + attention) + 2.0 * saved;
 }
 
 void check(const GptConfig& config) {

@@ -46,6 +46,9 @@ class BlockAdapters {
   float dropout_;
 };
 
+/// All layers of make_gpt().
+std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config);
+
 /// Block `index` of a GPT-2, and of any other family.
 std::unique_ptr<Layer> make_gpt2_block(const GptConfig& config, std::int64_t index);
 std::unique_ptr<Layer> make_llama_block(const GptConfig& config, std::int64_t index);

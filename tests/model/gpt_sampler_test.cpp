@@ -19,12 +19,12 @@ using Tokens = std::vector<std::int32_t>;
 using Values = std::map<std::string, std::vector<float>>;
 
 const GptConfig kConfig{.vocab_size = 16,
-                            .context_length = 5,
-                            .layers = 2,
-                            .heads = 2,
-                            .width = 16,
-                            .dropout = 0.5F,
-                            .tie_embedding = false};
+                        .context_length = 5,
+                        .layers = 2,
+                        .heads = 2,
+                        .width = 16,
+                        .dropout = 0.5F,
+                        .tie_embedding = false};
 
 /// Every parameter of the model with values made by `value(spec, element)`.
 template <typename MakeValue>

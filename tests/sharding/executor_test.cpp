@@ -11,7 +11,7 @@
 #include "tessera/sharding/operation.h"
 
 // What an executor does beside training well (parity_test.cpp) and failing (executor_failure_test).
-namespace tessera::test {
+namespace tessera::test::executor_test {
 namespace {
 
 using ::testing::Each;
@@ -371,4 +371,4 @@ TEST(Executor, KeepsNoSpansUnlessAsked) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::executor_test

@@ -3,7 +3,7 @@
 #include "support/golden_run.h"
 
 // Twenty AdamW steps of a small GPT-2 against PyTorch, with every strategy.
-namespace tessera::test {
+namespace tessera::test::golden_test {
 namespace {
 
 constexpr double kBound = 1e-4;  // relative: largest difference over largest magnitude
@@ -55,4 +55,4 @@ TEST(Golden, TwentyStepsStayWithPyTorchUnderEveryStrategy) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::golden_test

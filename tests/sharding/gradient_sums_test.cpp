@@ -14,7 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 
-namespace tessera::test {
+namespace tessera::test::gradient_sums_test {
 namespace {
 
 constexpr int kLayers = 3;
@@ -276,4 +276,4 @@ TEST(GradientSums, SayWhichRunsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::gradient_sums_test

@@ -20,7 +20,7 @@
 #include "tessera/sharding/plan.h"
 #include "tessera/trainer/launch.h"
 
-namespace tessera::test {
+namespace tessera::test::groups_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -220,4 +220,4 @@ TEST(RankGroups, TrafficCountsScalarsButNoExport) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::groups_test

@@ -18,7 +18,7 @@
 // No mutant of a schedule may both pass validate() and do harm: those that pass are run on CPU
 // ranks under random delays. Their recorded times must show no race, and losses, norms and every
 // byte of the training state must be the original's.
-namespace tessera::test {
+namespace tessera::test::mutation_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -532,4 +532,4 @@ TEST_F(ABrokenAction, ThatAddsToTheMicroStepBeforeIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::mutation_test

@@ -14,7 +14,7 @@
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/step_context.h"
 
-namespace tessera::test {
+namespace tessera::test::operation_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -276,4 +276,4 @@ TEST_F(ABrokenCopy, ThatNamesMoreThanItTouchesIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::operation_test

@@ -7,7 +7,7 @@
 
 // Step time and exposed communication in virtual time, in closed form. The model is a chain of
 // equal layers, each a unit; the last one's forward and backward are one action.
-namespace tessera::test {
+namespace tessera::test::simulate_test {
 namespace {
 
 constexpr int kLayers = 6;  // the loss layer included
@@ -275,4 +275,4 @@ TEST(Simulate, NothingOfALargeRunIsMade) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::simulate_test

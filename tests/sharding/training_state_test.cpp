@@ -10,7 +10,7 @@
 #include "support/tied_chain.h"
 #include "tessera/core/error.h"
 
-namespace tessera::test {
+namespace tessera::test::training_state_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -457,4 +457,4 @@ TEST(AnExecutor, RefusesAStateOnAnotherMesh) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::training_state_test

@@ -77,6 +77,8 @@ struct SmallRun {
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
   std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
   GptFamily family = GptFamily::kGpt2;        ///< of small_gpt()
+  LoraConfig lora{};                          ///< of it, too
+  std::string trainable_strategy{};           ///< of what is not frozen, if it has another
 };
 
 struct SmallResult {
@@ -110,11 +112,21 @@ inline GptConfig small_gpt(float dropout = 0.0F, GptFamily family = GptFamily::k
   return config;
 }
 
+/// What `strategy` and `trainable_strategy` say.
+inline Placement placement_of(const SmallRun& run) {
+  Placement placement = find_strategy(run.strategy).placement;
+  if (run.trainable_strategy.empty()) return placement;
+  const AxisSet frozen = placement.parameter;
+  placement = find_strategy(run.trainable_strategy).placement;
+  placement.frozen = frozen;
+  return placement;
+}
+
 inline PlanOptions plan_options(const SmallRun& run) {
   const Strategy& strategy = find_strategy(run.strategy);
   const int replicas = run.replicas > 0 ? run.replicas : default_replicas(strategy, run.ranks);
   return {.mesh = make_mesh(run.ranks, replicas),
-          .placement = strategy.placement,
+          .placement = placement_of(run),
           .reshard_after_forward = strategy.reshard_after_forward,
           .reduction_order = run.reduction_order,
           .parameter_dtype = run.dtype,
@@ -128,7 +140,9 @@ inline PlanOptions plan_options(const SmallRun& run) {
 }
 
 inline SmallResult train(const SmallRun& run) {
-  Model model = make_gpt(small_gpt(run.dropout, run.family));
+  GptConfig config = small_gpt(run.dropout, run.family);
+  config.lora = run.lora;
+  Model model = make_gpt(config);
   if (run.edit) run.edit(model);
   const RandomTokens source(11, 61, run.ignores_some);
   const ModelLayout layout = make_layout(model, run.wrap, run.ranks);

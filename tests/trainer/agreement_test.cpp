@@ -105,6 +105,7 @@ TEST(Agreement, TextsOfAnyLengthArrive) {
 const std::map<std::string, std::string> kOthers{
     {"ranks", "4"},
     {"strategy", "zero2"},
+    {"trainable_strategy", "zero1"},
     {"replicas", "2"},
     {"parameter_placement", "none"},
     {"gradient_placement", "replicate+shard"},

@@ -27,6 +27,7 @@ const std::map<std::string, Get>& getters() {
   static const std::map<std::string, Get> all{
       {"ranks", [](const O& o) { return o.ranks; }},
       {"strategy", [](const O& o) { return o.strategy; }},
+      {"trainable_strategy", [](const O& o) { return o.trainable_strategy; }},
       {"replicas", [](const O& o) { return o.replicas; }},
       {"parameter_placement", [](const O& o) { return to_string(o.placement->parameter); }},
       {"gradient_placement", [](const O& o) { return to_string(o.placement->gradient); }},

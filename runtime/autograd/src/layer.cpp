@@ -6,13 +6,22 @@
 
 namespace tessera {
 
-std::int64_t parameter_count(const Model& model) {
+namespace {
+
+std::int64_t count_parameters(const Model& model, bool trained_ones) {
   std::int64_t count = 0;
   for (const auto& layer : model.layers) {
-    for (const ParameterSpec& parameter : layer->parameters()) count += parameter.shape.numel();
+    for (const ParameterSpec& parameter : layer->parameters()) {
+      if (parameter.trainable || !trained_ones) count += parameter.shape.numel();
+    }
   }
   return count;
 }
+
+}  // namespace
+
+std::int64_t parameter_count(const Model& model) { return count_parameters(model, false); }
+std::int64_t trained_count(const Model& model) { return count_parameters(model, true); }
 
 namespace {
 

@@ -275,7 +275,9 @@ int run_train(Config config) {
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
-      std::cout << "\nexported  " << folder << ", a Hugging Face folder\n";
+      std::cout << "\nexported  " << folder
+                << (run.choice.config.lora.is_set() ? ", adapters as PEFT reads them\n"
+                                                    : ", a Hugging Face folder\n");
     }
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;

@@ -98,7 +98,8 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& words);
 /// included and the embeddings' lookups not, plus 6 * layers * context_length * heads * head width
 /// for attention, which is the count of the PaLM paper (Chowdhery et al. 2022, appendix B) halved
 /// because the scores above the diagonal are never computed; nor are those outside of a window.
-/// Norms, activation functions, rotations and softmax are not counted.
+/// Norms, activation functions, rotations and softmax are not counted. A frozen matrix takes 4
+/// instead of 6: it has no gradient.
 double gpt_flops_per_token(const GptConfig& config);
 
 /// Which positions gpt_logits is wanted for.

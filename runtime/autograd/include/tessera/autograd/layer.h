@@ -58,6 +58,8 @@ struct Model {
 
 /// Number of parameter elements, tied ones counted once.
 std::int64_t parameter_count(const Model& model);
+/// Those of them that are trained.
+std::int64_t trained_count(const Model& model);
 
 /// Throws Error if names repeat, a tied name is unknown, no layer is there or over 2^43 parameters.
 void check(const Model& model);
