@@ -5,18 +5,20 @@
 #include <cmath>
 #include <limits>
 
+#include "example_store.h"
 #include "tessera/core/error.h"
 #include "token_stream.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::array kKinds{DataKind::kAuto, DataKind::kText, DataKind::kTokens};
+constexpr std::array kKinds{DataKind::kAuto, DataKind::kText, DataKind::kTokens,
+                            DataKind::kExamples};
 
-/// Number of tokens of the training part, which comes first.
-std::int64_t training_tokens(const DatasetOptions& options, std::int64_t tokens) {
-  const double held_out = std::round(options.validation_fraction * static_cast<double>(tokens));
-  return tokens - std::min(static_cast<std::int64_t>(held_out), tokens);
+/// How much of `all` is the training part, which comes first.
+std::int64_t training_part(const DatasetOptions& options, std::int64_t all) {
+  const double held_out = std::round(options.validation_fraction * static_cast<double>(all));
+  return all - std::min(static_cast<std::int64_t>(held_out), all);
 }
 
 void check_options(const DatasetOptions& options) {
@@ -27,11 +29,6 @@ void check_options(const DatasetOptions& options) {
           " is not in [0, 1)");
   require(options.vocab_size >= 0, ErrorCode::kConfig, "vocabulary of ", options.vocab_size,
           " tokens is negative");
-}
-
-std::shared_ptr<const data::TokenStream> open_stream(const DatasetOptions& options) {
-  check_options(options);
-  return std::make_shared<const data::TokenStream>(options);
 }
 
 /// How many samples of `length` + 1 tokens, overlapping by one, `tokens` hold; at least one.
@@ -46,6 +43,14 @@ std::int64_t count_samples(const DatasetOptions& options, std::string_view part,
        tokens == 1 ? " token" : " tokens", ", but a sample of sequence length ",
        options.sequence_length, " takes ", static_cast<std::uint64_t>(options.sequence_length) + 1,
        remedy);
+}
+
+/// The same of examples, a sample each.
+std::int64_t count_examples(const DatasetOptions& options, std::string_view part,
+                            std::int64_t examples) {
+  require(examples > 0, ErrorCode::kConfig, "the ", part, " part of '", options.path,
+          "' has no examples; use more data, or another validation fraction");
+  return examples;
 }
 
 void check_view(const TensorView& view, const Shape& shape, std::string_view what) {
@@ -64,6 +69,8 @@ std::string_view to_string(DataKind kind) {
       return "text";
     case DataKind::kTokens:
       return "tokens";
+    case DataKind::kExamples:
+      return "examples";
   }
   return "unknown";
 }
@@ -72,30 +79,45 @@ DataKind parse_data_kind(std::string_view name) {
   for (const DataKind kind : kKinds) {
     if (name == to_string(kind)) return kind;
   }
-  fail(ErrorCode::kConfig, "unknown data kind '", name, "'; choose auto, text or tokens");
+  fail(ErrorCode::kConfig, "unknown data kind '", name, "'; choose auto, text, tokens or examples");
 }
 
-TokenDataset::TokenDataset(DatasetOptions options, std::shared_ptr<const data::TokenStream> stream,
-                           std::int64_t begin, std::int64_t end)
+std::int64_t TokenDataset::Source::size() const {
+  return examples != nullptr ? examples->examples() : stream->tokens();
+}
+
+TokenDataset::Source TokenDataset::open(const DatasetOptions& options) {
+  check_options(options);
+  const bool named = options.kind == DataKind::kAuto && data::is_example_file(options.path);
+  if (named || options.kind == DataKind::kExamples) {
+    return {.examples = std::make_shared<const data::ExampleStore>(options)};
+  }
+  return {.stream = std::make_shared<const data::TokenStream>(options)};
+}
+
+TokenDataset::TokenDataset(DatasetOptions options, Source source, std::int64_t begin,
+                           std::int64_t end)
     : options_(std::move(options)),
-      stream_(std::move(stream)),
+      source_(std::move(source)),
       begin_(begin),
       end_(end),
-      order_(count_samples(options_, begin == 0 ? "training" : "validation", end - begin),
+      order_(source_.examples != nullptr
+                 ? count_examples(options_, begin == 0 ? "training" : "validation", end - begin)
+                 : count_samples(options_, begin == 0 ? "training" : "validation", end - begin),
              options_.seed) {}
 
 TokenDataset::TokenDataset(DatasetOptions options)
     : TokenDataset([&] {
-        auto stream = open_stream(options);
-        const std::int64_t end = training_tokens(options, stream->tokens());
-        return TokenDataset(std::move(options), std::move(stream), 0, end);
+        Source source = open(options);
+        const std::int64_t end = training_part(options, source.size());
+        return TokenDataset(std::move(options), std::move(source), 0, end);
       }()) {}
 
 TokenDataset TokenDataset::validation() const {
   require(options_.validation_fraction > 0.0, ErrorCode::kConfig, "nothing of '", options_.path,
           "' is held out; set a validation fraction, such as 0.1");
-  const std::int64_t begin = training_tokens(options_, stream_->tokens());
-  return TokenDataset(options_, stream_, begin, stream_->tokens());
+  const std::int64_t begin = training_part(options_, source_.size());
+  return TokenDataset(options_, source_, begin, source_.size());
 }
 
 Shape TokenDataset::input_shape(std::int64_t micro_batch) const {
@@ -114,46 +136,79 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
   check_view(inputs, input_shape(micro_batch), "inputs");
   check_view(targets, target_shape(micro_batch), "targets");
   const std::int64_t length = options_.sequence_length;
-  // Without a vocabulary to keep to, a token must still fit an int32.
-  const std::uint64_t limit = options_.vocab_size > 0
-                                  ? static_cast<std::uint64_t>(options_.vocab_size)
-                                  : std::uint64_t{1} << 31;
-  std::vector<std::uint32_t> sample(micro_batch == 0 ? 0 : static_cast<std::size_t>(length) + 1);
+  std::int64_t counted = 0;
   for (std::int64_t row = 0; row < micro_batch; ++row) {
     const std::int64_t epoch = (first + row) / samples_per_epoch();
     const std::int64_t position = (first + row) % samples_per_epoch();
     const std::int64_t index = options_.shuffle ? order_.index(epoch, position) : position;
-    const std::int64_t begin = begin_ + index * length;
-    stream_->read(begin, sample);
-    const auto outside = std::ranges::find_if(sample, [&](auto token) { return token >= limit; });
-    if (outside != sample.end()) {
-      stream_->fail_vocabulary(begin + (outside - sample.begin()), *outside,
-                               std::ranges::max(sample), static_cast<std::int64_t>(limit));
-    }
-    std::copy_n(sample.begin(), length, inputs.as<std::int32_t>() + row * length);
-    std::copy_n(sample.begin() + 1, length, targets.as<std::int32_t>() + row * length);
+    counted += fill_row(index, inputs.as<std::int32_t>() + row * length,
+                        targets.as<std::int32_t>() + row * length);
   }
-  return micro_batch * length;
+  return counted;
+}
+
+/// Sample `index` of this part; returns how many of its targets count.
+std::int64_t TokenDataset::fill_row(std::int64_t index, std::int32_t* inputs,
+                                    std::int32_t* targets) const {
+  const auto length = static_cast<std::size_t>(options_.sequence_length);
+  if (source_.examples != nullptr) {
+    return source_.examples->fill(begin_ + index, options_.vocab_size, {inputs, length},
+                                  {targets, length});
+  }
+  // Without a vocabulary to keep to, a token must still fit an int32.
+  const std::uint64_t limit = options_.vocab_size > 0
+                                  ? static_cast<std::uint64_t>(options_.vocab_size)
+                                  : std::uint64_t{1} << 31;
+  std::vector<std::uint32_t> sample(length + 1);
+  const std::int64_t begin = begin_ + index * options_.sequence_length;
+  source_.stream->read(begin, sample);
+  const auto outside = std::ranges::find_if(sample, [&](auto token) { return token >= limit; });
+  if (outside != sample.end()) {
+    source_.stream->fail_vocabulary(begin + (outside - sample.begin()), *outside,
+                                    std::ranges::max(sample), static_cast<std::int64_t>(limit));
+  }
+  std::copy_n(sample.begin(), length, inputs);
+  std::copy_n(sample.begin() + 1, length, targets);
+  return options_.sequence_length;
 }
 
 std::vector<NamedText> TokenDataset::identity() const {
-  std::vector<NamedText> all = stream_->identity();
+  const bool of_examples = source_.examples != nullptr;
+  std::vector<NamedText> all =
+      of_examples ? source_.examples->identity() : source_.stream->identity();
   all.push_back({"order of samples",
-                 concat("length ", options_.sequence_length, ", tokens ", begin_, " to ", end_ - 1,
+                 concat("length ", options_.sequence_length,
+                        of_examples ? ", examples " : ", tokens ", begin_, " to ", end_ - 1,
                         options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
   return all;
 }
 
 void TokenDataset::check_vocabulary(std::int64_t vocab_size) const {
-  stream_->check_vocabulary(vocab_size);
+  if (source_.examples != nullptr) return source_.examples->check_vocabulary(vocab_size);
+  source_.stream->check_vocabulary(vocab_size);
 }
 
-DataKind TokenDataset::kind() const { return stream_->kind(); }
+std::int64_t TokenDataset::tokens() const {
+  return source_.examples != nullptr ? source_.examples->tokens() : end_ - begin_;
+}
 
-std::vector<std::string> TokenDataset::files() const { return stream_->files(); }
+DataKind TokenDataset::kind() const {
+  return source_.examples != nullptr ? DataKind::kExamples : source_.stream->kind();
+}
 
-const std::vector<std::string>& TokenDataset::notes() const { return stream_->notes(); }
+std::vector<std::string> TokenDataset::files() const {
+  if (source_.examples != nullptr) return {source_.examples->path()};
+  return source_.stream->files();
+}
 
-std::vector<std::string> TokenDataset::assumptions() const { return stream_->assumptions(); }
+const std::vector<std::string>& TokenDataset::notes() const {
+  return source_.examples != nullptr ? source_.examples->notes() : source_.stream->notes();
+}
+
+std::vector<std::string> TokenDataset::assumptions() const {
+  if (source_.examples == nullptr) return source_.stream->assumptions();
+  return {concat("'", source_.examples->path(), "' is read as examples, one in each line: ",
+                 source_.examples->examples(), " of ", source_.examples->tokens(), " tokens")};
+}
 
 }  // namespace tessera

@@ -233,7 +233,6 @@ TEST_F(ForeignFlags, TheAnswerNamesOursAndItsPlace) {
 TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
   const std::pair<const char*, const char*> answers[] = {
       {"--fp16", "no counterpart: computation in 16 bits is in bf16"},
-      {"--num_train_epochs", "no counterpart: say how many steps: --steps"},
       {"--warmup_ratio", "no counterpart: say how many steps: --warmup-steps"},
       {"--output_dir", "no counterpart: say where each output goes: --save"},
       {"--save_strategy", "no counterpart: say how often: --save-every N"},

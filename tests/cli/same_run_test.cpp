@@ -167,18 +167,18 @@ const std::map<std::string, Other> kOthers{
     {"export", {std::filesystem::temp_directory_path() / "tessera_exported_by_nobody"}},
 };
 
-/// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, and another
-/// kind of data takes other data.
-const std::vector<std::string> kNotHere{"ranks", "device", "data_kind"};
+/// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, another kind of
+/// data takes other data, and `epochs` stands instead of the steps that these runs have.
+const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"};
 
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a
 /// machine has.
 bool may_differ(const std::string& name) {
   static const std::set<std::string> kNames{
-      "data",   "eval_data", "log",          "csv",     "gemm_table",    "tensorboard",
-      "append", "overwrite", "verbose",      "quiet",   "prompt",        "temperature",
-      "top_k",  "format",    "memory_limit", "timeout", "tokenizer",     "top_p",
-      "init",   "grace",     "dump_folder",  "bind",    "bind_core_list"};
+      "data",    "eval_data", "log",          "csv",         "gemm_table", "tensorboard",
+      "append",  "overwrite", "verbose",      "quiet",       "prompt",     "temperature",
+      "top_k",   "format",    "memory_limit", "timeout",     "tokenizer",  "top_p",
+      "adapter", "init",      "grace",        "dump_folder", "bind",       "bind_core_list"};
   return kNames.contains(name);
 }
 

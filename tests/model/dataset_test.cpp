@@ -323,7 +323,7 @@ TEST(DataKind, ParsesItsNames) {
   for (const DataKind kind : {DataKind::kAuto, DataKind::kText, DataKind::kTokens}) {
     EXPECT_EQ(parse_data_kind(to_string(kind)), kind);
   }
-  expect_error(ErrorCode::kConfig, {"'parquet'", "auto, text or tokens"},
+  expect_error(ErrorCode::kConfig, {"'parquet'", "auto, text, tokens or examples"},
                [] { parse_data_kind("parquet"); });
 }
 

@@ -1,10 +1,12 @@
 #include "gpt_settings.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
+#include "tessera/model/hugging_face.h"
 #include "tessera/trainer/bound_setting.h"
 
 namespace tessera::cli {
@@ -99,13 +101,21 @@ std::vector<Setting> model_settings() {
 std::vector<Setting> data_settings() {
   std::vector<Setting> all = in_group(
       "Data", {{.name = "data",
-                .help = "training data: a text file, a folder of texts, or .bin files "
-                        "of token ids",
+                .help = "training data: a text file, a folder of texts, .bin files of token "
+                        "ids, or a .jsonl file of examples, whose lines are {\"prompt\": ..., "
+                        "\"completion\": ...}, of which completions are learnt, or {\"text\": ...}",
                 .must_agree = MustAgree::kNone},
                {.name = "data_kind",
                 .fallback = "auto",
-                .help = "contents of the files; auto: .bin files are tokens, others are text",
-                .choices = {"auto", "text", "tokens"}},
+                .help = "contents of the files; auto: .bin files are tokens, .jsonl files are "
+                        "examples, others are text",
+                .choices = {"auto", "text", "tokens", "examples"}},
+               {.name = "epochs",
+                .type = SettingType::kNumber,
+                .help = "passes over the data, instead of --steps: the last step may begin the "
+                        "next",
+                .minimum = 0,
+                .maximum = 1e6},
                bound<&DatasetOptions::shuffle>(
                    "shuffle", "read samples in random order, another in each epoch")
                    .setting});
@@ -290,6 +300,10 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice, co
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
   options.tokenizer = choice.tokenizer;
+  if (choice.tokenizer && choice.pretrained) {
+    const std::vector<std::int32_t> ends = end_tokens_of(choice.pretrained->path());
+    if (!ends.empty()) options.end_token = ends.front();
+  }
   return options;
 }
 
@@ -303,6 +317,24 @@ TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
   options.seed = config.get<std::uint64_t>("seed");
   options.shuffle = config.get<bool>("shuffle");
   return open_checked(options);
+}
+
+void choose_steps(Config& config, const TokenDataset& dataset) {
+  if (config.is_null("epochs")) return;
+  for (const char* const other : {"steps", "auto_batch"}) {
+    require(!config.is_typed(other), ErrorCode::kConfig, "--epochs says how many steps there are ",
+            "by the samples of a step; leave out ", flag_name(other));
+  }
+  const double samples =
+      config.get<double>("epochs") * static_cast<double>(dataset.samples_per_epoch());
+  const auto per_step = config.get<std::int64_t>("ranks") *
+                        config.get<std::int64_t>("micro_batch") *
+                        config.get<std::int64_t>("accumulate");
+  const double steps = std::ceil(samples / static_cast<double>(per_step));
+  require(steps >= 1.0 && steps < 1e9, ErrorCode::kConfig, "--epochs ",
+          config.get<double>("epochs"), " of ", dataset.samples_per_epoch(),
+          " samples are no number of steps; give more than 0");
+  config.set_effective("steps", static_cast<std::int64_t>(steps));
 }
 
 std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice) {

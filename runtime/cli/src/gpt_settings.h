@@ -46,6 +46,8 @@ std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions&
 
 /// The data set, checked against the vocabulary. Throws Error that names the remedy.
 TokenDataset open_dataset(const Config& config, const GptChoice& choice);
+/// The steps of --epochs, if that is given: written into `config`. Throws Error{kConfig}.
+void choose_steps(Config& config, const TokenDataset& dataset);
 /// What to evaluate on, in order; nothing if --eval-data is not given.
 std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice);
 /// As many as --eval-tokens asks for, or all.

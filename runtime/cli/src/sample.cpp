@@ -73,7 +73,7 @@ std::vector<Setting> sample_settings() {
 }
 
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset) {
-  const bool has_words = dataset.kind() == DataKind::kText || dataset.options().tokenizer;
+  const bool has_words = dataset.kind() != DataKind::kTokens || dataset.options().tokenizer;
   if (config.is_null("sample_tokens")) {
     const bool small = parameter_count(model) <= kSmallModel;
     config.set_effective("sample_tokens", has_words && small ? kDefaultTokens : 0);

@@ -123,6 +123,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   RunOutputs::check(config, read);
   ModelExport::check(config);
   config.set_effective("data_kind", to_string(dataset.kind()));
+  choose_steps(config, dataset);
   TrainerOptions options = trainer_options(config);
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.dump_requests = dumps.requests();

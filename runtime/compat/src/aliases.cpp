@@ -130,6 +130,7 @@ constexpr Alias kAliases[] = {
 
     // The step.
     {"--max-steps", "--steps"},
+    {"--num-train-epochs", "--epochs"},
     {"--max-train-steps", "--steps"},
     {"--num-train-steps", "--steps"},
     {"--total-steps", "--steps"},
@@ -253,7 +254,6 @@ constexpr std::string_view kOffload =
 constexpr std::string_view kRecompute = "activations are not offloaded; recompute (--recompute)";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
-constexpr std::string_view kSteps = "say how many steps: --steps";
 constexpr std::string_view kNoMonitor = "a process that ends is known at once";
 constexpr std::string_view kOutput =
     "the output of all processes comes with their ranks in front; send it to a file";
@@ -285,8 +285,6 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--dynamo-", kNoCompiler, true},
     {"--fp8-", "computation is in fp32 or bf16 (--precision)"},
     {"--fp16", "computation in 16 bits is in bf16 (--precision)"},
-    {"--num-train-epochs", kSteps},
-    {"--epochs", kSteps},
     {"--warmup-ratio", "say how many steps: --warmup-steps"},
     {"--output-dir",
      "say where each output goes: --save, --export, --log, --csv and --tensorboard"},

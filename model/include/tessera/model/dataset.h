@@ -14,16 +14,18 @@
 namespace tessera {
 
 namespace data {
+class ExampleStore;
 class TokenStream;
-}
+}  // namespace data
 
 enum class DataKind : std::uint8_t {
-  kAuto,    ///< token files by their name (.bin) or header, everything else is text
+  kAuto,    ///< token files by their name (.bin) or header, examples by theirs (.jsonl), else text
   kText,    ///< every byte is a token, vocabulary of 256, or what a tokenizer makes of it
   kTokens,  ///< token ids made by another program
+  kExamples,  ///< JSONL: prompts with completions, or texts, a sample each
 };
 
-/// "auto", "text", "tokens".
+/// "auto", "text", "tokens", "examples".
 std::string_view to_string(DataKind kind);
 /// Inverse of to_string. Throws Error{kConfig} naming the choices.
 DataKind parse_data_kind(std::string_view name);
@@ -36,6 +38,10 @@ struct DatasetOptions {
   /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
   /// uint32); a recognisable file of another program is refused. In a folder, its .bin
   /// files in bytewise order; nothing is put between them.
+  /// Examples: one file with a JSON object in each line, {"prompt": "...", "completion": "..."} or
+  /// {"text": "..."}. A sample is one example, with what the tokenizer puts in front of a text and
+  /// `end_token` behind it; longer ones are cut off at the end. Targets are the completion's
+  /// tokens, or all of a text. At most 1 GiB, held in memory.
   std::string path;
   DataKind kind = DataKind::kAuto;
   std::int64_t sequence_length = 256;
@@ -49,9 +55,11 @@ struct DatasetOptions {
   /// (`tokenize` writes larger ones to a file). Its end-of-text token, or a newline's if it has
   /// none, is put between files.
   std::optional<Tokenizer> tokenizer{};
+  /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
+  std::optional<std::int32_t> end_token{};
 };
 
-/// Language modelling on a stream of tokens.
+/// Language modelling on a stream of tokens, or on examples of their own.
 ///
 /// The stream is divided into samples of sequence_length + 1 tokens that overlap by one: inputs are
 /// the first sequence_length of them, targets the last. Tokens left over at the end are not used.
@@ -88,8 +96,8 @@ class TokenDataset : public BatchSource {
   void check_vocabulary(std::int64_t vocab_size) const;
 
   const DatasetOptions& options() const { return options_; }
-  DataKind kind() const;                                 ///< kText or kTokens
-  std::int64_t tokens() const { return end_ - begin_; }  ///< of this part
+  DataKind kind() const;        ///< not kAuto
+  std::int64_t tokens() const;  ///< of this part; of examples, of all
   std::int64_t samples_per_epoch() const { return order_.samples(); }
   std::vector<std::string> files() const;
   /// Notes for the user: what was left out of a folder, and why.
@@ -99,12 +107,19 @@ class TokenDataset : public BatchSource {
   std::vector<std::string> assumptions() const;
 
  private:
-  TokenDataset(DatasetOptions options, std::shared_ptr<const data::TokenStream> stream,
-               std::int64_t begin, std::int64_t end);
+  /// What the files hold: one of the two.
+  struct Source {
+    std::shared_ptr<const data::TokenStream> stream{};
+    std::shared_ptr<const data::ExampleStore> examples{};
+    std::int64_t size() const;  ///< in tokens, or examples
+  };
+  static Source open(const DatasetOptions& options);
+  TokenDataset(DatasetOptions options, Source source, std::int64_t begin, std::int64_t end);
+  std::int64_t fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets) const;
 
   DatasetOptions options_;
-  std::shared_ptr<const data::TokenStream> stream_;
-  std::int64_t begin_;  ///< this part's tokens in the stream
+  Source source_;
+  std::int64_t begin_;  ///< this part's tokens in the stream, or examples
   std::int64_t end_;
   SampleOrder order_;
 };
