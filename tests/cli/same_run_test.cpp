@@ -167,8 +167,8 @@ const std::map<std::string, Other> kOthers{
     {"export", {std::filesystem::temp_directory_path() / "tessera_exported_by_nobody"}},
 };
 
-/// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, another kind of
-/// data takes other data, and `epochs` stands instead of the steps that these runs have.
+/// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, another kind
+/// of data takes other data, and `epochs` stands instead of the steps that these runs have.
 const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"};
 
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a

@@ -130,7 +130,6 @@ constexpr Alias kAliases[] = {
 
     // The step.
     {"--max-steps", "--steps"},
-    {"--num-train-epochs", "--epochs"},
     {"--max-train-steps", "--steps"},
     {"--num-train-steps", "--steps"},
     {"--total-steps", "--steps"},
@@ -139,6 +138,7 @@ constexpr Alias kAliases[] = {
     {"--train-iters", "--steps"},
     {"--num-iterations", "--steps"},
     {"-x", "--steps"},
+    {"--num-train-epochs", "--epochs"},
     {"--batch-size", "--micro-batch"},
     {"--micro-batch-size", "--micro-batch"},
     {"--per-device-train-batch-size", "--micro-batch"},
