@@ -31,10 +31,11 @@ AttentionProducts::AttentionProducts(const GptConfig& gpt, std::int64_t micro_ba
       batch_(micro_batch),
       length_(length),
       heads_(gpt.heads),
-      head_dim_(gpt.width / gpt.heads),
+      head_dim_(gpt.head_width_used()),
       dtype_(dtype),
-      qkv_(random_operand(memory, {micro_batch * length, 3 * gpt.width}, dtype, 1.0F, 1)),
-      gradient_(random_operand(memory, {micro_batch * length, gpt.width}, dtype, 1.0F, 2)) {
+      qkv_(random_operand(memory, {micro_batch * length, 3 * heads_ * head_dim_}, dtype, 1.0F, 1)),
+      gradient_(
+          random_operand(memory, {micro_batch * length, heads_ * head_dim_}, dtype, 1.0F, 2)) {
   add_forward();
   add_backward();
   threads_.resize(static_cast<std::size_t>(omp_get_max_threads()));

@@ -12,7 +12,8 @@ namespace tessera::bench {
 
 /// The matrix products of one training step's attention, and nothing else: no mask, softmax or
 /// rounding. Forward and backward of every layer, over the blocks of queries and keys that the
-/// kernel multiplies (kernels/src/cpu/attention_blocks.h), each on one thread, heads in parallel.
+/// kernel multiplies (kernels/src/cpu/attention_blocks.h), each on one thread, heads in parallel. A
+/// key or value that several queries share is multiplied for each of them. Without a window.
 class AttentionProducts {
  public:
   /// Tries out the ways of oneDNN for every shape. Belongs to the calling thread and uses its

@@ -180,13 +180,13 @@ int main(int argc, char** argv) {
   Program program(
       "checkpoint_bench",
       "Writing and reading a checkpoint of one rank, and steps beside it, against the limits.");
-  program.add_option("--folder", options.folder, "made for the run, and removed");
-  program.add_option("--layers", options.layers, "of the GPT")->check(positive());
-  program.add_option("--width", options.width, "of the GPT, a multiple of 64")->check(positive());
-  program.add_option("--rounds", options.rounds, "turns")->check(positive());
-  program.add_option("--threads", options.threads, "of the steps")->check(positive());
-  program.add_option("--length", options.length, "tokens of a step")->check(positive());
-  program.add_flag("--json", options.json, "a last line for programs, of the steps and saves");
+  program.option("--folder", &options.folder, "made for the run, and removed");
+  program.option("--layers", &options.layers, "of the GPT", positive());
+  program.option("--width", &options.width, "of the GPT, a multiple of 64", positive());
+  program.option("--rounds", &options.rounds, "turns", positive());
+  program.option("--threads", &options.threads, "of the steps", positive());
+  program.option("--length", &options.length, "tokens of a step", positive());
+  program.option("--json", &options.json, "a last line for programs, of the steps and saves");
   return program.run(argc, argv, [&] {
     run_files(options);
     run_steps(options);

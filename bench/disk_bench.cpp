@@ -175,19 +175,17 @@ int main(int argc, char** argv) {
   Options options;
   Program program("disk_bench",
                   "Writing and reading the disk tier's file against the disk's sequential rate.");
-  program.add_option("--folder", options.folder, "on the disk that is measured");
-  program.add_option("--bytes", options.bytes, "of the file, and of memory")
-      ->transform(with_suffix());
-  program.add_option("--extents", options.extents, "of equal size")->check(positive());
-  program.add_option("--block", options.block, "of a request; 0: the disk tier's default")
-      ->transform(with_suffix());
-  program.add_option("--plain-block", options.plain_block, "of a request of the limit")
-      ->transform(with_suffix());
-  program.add_option("--depth", options.depth, "requests in flight; 0: the disk tier's default");
-  program.add_option("--rounds", options.rounds, "turns")->check(positive());
-  program.add_option("--backend", options.backend, "auto, io_uring or threads")
-      ->check(CLI::IsMember({"auto", "io_uring", "threads"}));
-  program.add_flag("--buffered", options.buffered, "without O_DIRECT, the limit too");
-  program.add_flag("--json", options.json, "a last line for programs");
+  program.option("--folder", &options.folder, "on the disk that is measured");
+  program.option("--bytes", &options.bytes, "of the file, and of memory", with_suffix());
+  program.option("--extents", &options.extents, "of equal size", positive());
+  program.option("--block", &options.block, "of a request; 0: the disk tier's default",
+                 with_suffix());
+  program.option("--plain-block", &options.plain_block, "of a request of the limit", with_suffix());
+  program.option("--depth", &options.depth, "requests in flight; 0: the disk tier's default");
+  program.option("--rounds", &options.rounds, "turns", positive());
+  program.option("--backend", &options.backend, "auto, io_uring or threads",
+                 one_of({"auto", "io_uring", "threads"}));
+  program.option("--buffered", &options.buffered, "without O_DIRECT, the limit too");
+  program.option("--json", &options.json, "a last line for programs");
   return program.run(argc, argv, [&] { run_bench(options); });
 }

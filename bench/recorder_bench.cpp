@@ -88,10 +88,9 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   Options options;
   Program program("recorder_bench", "A step with the flight recorder and without, and one record.");
-  program.add_option("--model", options.model, "a preset of GPT-2");
-  program.add_option("--ranks", options.ranks, "in one process, of one thread each")
-      ->check(positive());
-  program.add_option("--steps", options.steps, "of a turn")->check(positive());
-  program.add_option("--rounds", options.rounds, "turns")->check(positive());
+  program.option("--model", &options.model, "a preset of GPT-2");
+  program.option("--ranks", &options.ranks, "in one process, of one thread each", positive());
+  program.option("--steps", &options.steps, "of a turn", positive());
+  program.option("--rounds", &options.rounds, "turns", positive());
   return program.run(argc, argv, [&] { run(options); });
 }

@@ -25,15 +25,13 @@ inline int run_registered_benchmarks(const std::string& name, const std::string&
   }
   Program program(name, description);
   program.footer("Google Benchmark's own flags are taken, too: --benchmark_filter=REGEX, ...");
-  program.add_option("--filter", filter, "run benchmarks whose name matches")->type_name("REGEX");
-  program
-      .add_option("--repetitions", repetitions, "of each; above 1, mean, median and spread, too")
-      ->check(positive());
-  program.add_option("--min-seconds", min_seconds, "that a repetition should last")
-      ->check(positive());
-  program.add_option("--json", json, "also write the results there, as Google Benchmark's JSON")
-      ->type_name("FILE");
-  program.add_flag("--list", list, "print the names instead");
+  program.option("--filter", &filter, "run benchmarks whose name matches", {.type = "REGEX"});
+  program.option("--repetitions", &repetitions, "of each; above 1, mean, median and spread, too",
+                 positive());
+  program.option("--min-seconds", &min_seconds, "that a repetition should last", positive());
+  program.option("--json", &json, "also write the results there, as Google Benchmark's JSON",
+                 {.type = "FILE"});
+  program.option("--list", &list, "print the names instead");
   return program.run(static_cast<int>(ours.size()), ours.data(), [&] {
     std::vector<std::string> words{name, "--benchmark_filter=" + filter,
                                    concat("--benchmark_repetitions=", repetitions),

@@ -42,6 +42,9 @@ namespace {
 
 struct Options {
   std::string model = "gpt2-124m";
+  std::int64_t layers = 0;      ///< 0: the model's
+  std::int64_t vocabulary = 0;  ///< the same
+  std::string lora;
   std::string strategy = "no_shard";
   std::string precision = "fp32";
   std::int64_t micro_batch = 1;
@@ -56,21 +59,22 @@ struct Options {
 };
 
 void add_options(Program& program, Options& o) {
-  program.add_option("--model", o.model, "a GPT-2 preset")
-      ->check(CLI::IsMember(gpt_preset_names()));
-  program.add_option("--precision", o.precision, "of parameters and activations")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  program.add_option("--micro-batch", o.micro_batch, "samples per rank and step")
-      ->check(positive());
-  program.add_option("--sequence-length", o.length, "tokens per sample")->check(positive());
-  program.add_option("--ranks", o.ranks, "ranks in the process")->check(positive());
-  program.add_option("--threads", o.threads, "threads per rank")->check(positive());
-  program.add_option("--strategy", o.strategy, "what is sharded, as in 'tessera train'");
-  program.add_option("--rounds", o.rounds, "steps, of which the median is shown")
-      ->check(positive());
-  program.add_flag("--json", o.json, "print one JSON object");
-  program.add_flag("--breakdown", o.breakdown,
-                   "add the last step's time by kind of action, and the ways of the products");
+  program.option("--model", &o.model, "a preset, as in 'tessera train'",
+                 one_of(gpt_preset_names()));
+  program.option("--layers", &o.layers, "fewer or more than the model has", positive());
+  program.option("--vocabulary", &o.vocabulary, "another than the model's", positive());
+  program.option("--lora", &o.lora, "train adapters, as in 'tessera train': r=16,alpha=32");
+  program.option("--precision", &o.precision, "of parameters and activations",
+                 one_of({"fp32", "bf16"}));
+  program.option("--micro-batch", &o.micro_batch, "samples per rank and step", positive());
+  program.option("--sequence-length", &o.length, "tokens per sample", positive());
+  program.option("--ranks", &o.ranks, "ranks in the process", positive());
+  program.option("--threads", &o.threads, "threads per rank", positive());
+  program.option("--strategy", &o.strategy, "what is sharded, as in 'tessera train'");
+  program.option("--rounds", &o.rounds, "steps, of which the median is shown", positive());
+  program.option("--json", &o.json, "print one JSON object");
+  program.option("--breakdown", &o.breakdown,
+                 "add the last step's time by kind of action, and the ways of the products");
 }
 
 /// A product of the step and the ways taken for it.
@@ -130,8 +134,16 @@ class ProductsLane {
   std::optional<AttentionProducts> attention_;
 };
 
+GptConfig chosen_model(const Options& o) {
+  GptConfig gpt = gpt_preset(o.model);
+  if (o.layers > 0) gpt.layers = o.layers;
+  if (o.vocabulary > 0) gpt.vocab_size = o.vocabulary;
+  if (!o.lora.empty()) gpt.adapter = parse_adapter("lora", o.lora, gpt);
+  return gpt;
+}
+
 Times measure(const Options& o) {
-  const GptConfig gpt = gpt_preset(o.model);
+  const GptConfig gpt = chosen_model(o);
   require(o.length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length ", o.length,
           " is longer than the model's context of ", gpt.context_length);
   const Model model = make_gpt(gpt);
@@ -182,6 +194,9 @@ Times measure(const Options& o) {
 
 void report_json(const Options& o, const Times& t, double tokens_per_second) {
   const nlohmann::json out{{"model", o.model},
+                           {"layers", o.layers},
+                           {"vocabulary", o.vocabulary},
+                           {"lora", o.lora},
                            {"precision", o.precision},
                            {"micro_batch", o.micro_batch},
                            {"sequence_length", o.length},

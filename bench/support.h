@@ -1,24 +1,21 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "bench/quantile.h"
+#include "program.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/philox.h"
 
-// What the benchmark programs share: the clock, the median, the command line, inputs.
+// What the benchmark programs share: the clock, the median, the command line (program.h), inputs.
 namespace tessera::bench {
 
 enum class Clock { kPassed, kRunning };  ///< seconds that passed, or that the process ran
@@ -74,47 +71,6 @@ class RandomTokens : public BatchSource {
   }
 
   std::int64_t length_, vocab_size_;
-};
-
-/// Of an option: a number above 0.
-inline CLI::Validator positive() {
-  return CLI::Validator(
-      [](const std::string& text) {
-        return std::strtod(text.c_str(), nullptr) > 0.0 ? "" : "must be above 0, got " + text;
-      },
-      "POSITIVE");
-}
-
-/// Of an option: a whole number that may have a suffix, as nccl-tests write sizes: 64K, 128M, 1G
-/// are powers of 1024.
-inline CLI::Validator with_suffix() { return CLI::AsSizeValue(false).description("SIZE"); }
-
-/// A benchmark's command line: add options to it, then run. --help tells their defaults.
-class Program : public CLI::App {
- public:
-  Program(const std::string& name, const std::string& description) : App(description, name) {
-    option_defaults()->always_capture_default();
-  }
-
-  /// Parses, then calls `work`. The exit code: 0; 1 for an error, said on stderr; 2 for a wrong
-  /// command line.
-  int run(int argc, char** argv, const std::function<void()>& work) {
-    try {
-      parse(argc, argv);
-    } catch (const CLI::ParseError& stop) {
-      return exit(stop) == 0 ? 0 : 2;  // --help is a stop, too
-    }
-    try {
-      work();
-      return 0;
-    } catch (const Error& error) {
-      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), error.what());
-      return error.code() == ErrorCode::kConfig ? 2 : 1;
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), error.what());
-      return 1;
-    }
-  }
 };
 
 }  // namespace tessera::bench

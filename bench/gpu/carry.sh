@@ -116,7 +116,7 @@ if [[ -n $llm_c ]]; then
 fi
 # The tree may come to the GPU machine without its history.
 git -C "$repository" describe --always --dirty --abbrev=40 >REVISION
-tar -c -- * | gzip -9 >"$file"
+tar -c -- * | gzip >"$file"
 bytes=$(stat -c %s "$file")
 ((bytes <= max_bytes)) || fail "$file has $bytes bytes, which is more than $max_bytes"
 du -h "$file"

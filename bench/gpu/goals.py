@@ -72,6 +72,15 @@ class Goals:
                    sharding.get("full_shard_over_no_shard"), at_most=1.02)
         self.judge("bytes copied in and out around collectives", sharding.get("copied_bytes"), at_most=0)
 
+    def by_offload(self, offload):
+        for row in offload.get("offload", []):
+            name = f"{row['model']}, optimizer on the host"
+            if "seconds_without" in row:
+                self.judge(f"{name}: time of one on the GPU", row["seconds"] / row["seconds_without"],
+                           at_most=1.1)
+            for key, words in (("device_to_host", "to the host"), ("host_to_device", "from it")):
+                self.judge(f"{name}: part of the link's rate {words}", row.get(f"{key}_share_of_link"))
+
     def by_kernels(self, kernels):
         rows = [row for row in kernels if "of_copy" in row and row["name"] != "copy"]
         # Between two launches of an operation memory is idle: those of several are rows apart.

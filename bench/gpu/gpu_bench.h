@@ -83,6 +83,10 @@ class GpuBench {
     }
     return result;
   }
+  /// Pinned.
+  Buffer on_host(std::int64_t bytes) {
+    return memory_.allocate(bytes, MemoryCategory::kWorkspace, "a benchmark", Tier::kHost);
+  }
   Tensor constant(Shape shape, DType dtype, float value) {
     Tensor result = empty(shape, dtype);
     kernels().fill({.dst = result.view().flat(), .value = value}, *stream_);

@@ -322,7 +322,8 @@ void write(const nlohmann::ordered_json& rows, const std::string& path) {
 }
 
 /// What the GPU sustains when clocks have settled under load: a matrix product as large as any of a
-/// step, of random numbers, since those of constants draw less power; and a copy. `begin` and `end`
+/// step, of random numbers, since those of constants draw less power; a copy; and copies of 256 MiB
+/// to and from pinned memory of the host. `begin` and `end`
 /// are seconds since 1970, for whoever samples clocks and power in the meantime.
 void measure_sustained(double seconds, const std::string& json_path) {
   GpuBench bench;
@@ -335,6 +336,14 @@ void measure_sustained(double seconds, const std::string& json_path) {
   });
   const Copy copy(bench);
   const Sustained copies = bench.sustain(seconds, [&] { copy.launch(bench); });
+  constexpr std::int64_t kHostBytes = std::int64_t{256} << 20;
+  const Tensor on_device = bench.constant({kHostBytes / 4}, DType::kFloat32, 1.0F);
+  const Buffer on_host = bench.on_host(kHostBytes);
+  const auto device_bytes = on_device.view().data;
+  const Sustained to_host = bench.sustain(
+      seconds, [&] { bench.stream().copy(on_host.data(), device_bytes, kHostBytes); });
+  const Sustained to_device = bench.sustain(
+      seconds, [&] { bench.stream().copy(device_bytes, on_host.data(), kHostBytes); });
   const auto row = [](const char* name, const char* rate, double each, const Sustained& s) {
     const double per_second = each * s.launches / s.seconds;
     std::printf("%s for %.1f s: %.4g %s\n", name, s.seconds, per_second, rate);
@@ -347,6 +356,8 @@ void measure_sustained(double seconds, const std::string& json_path) {
   auto rows = nlohmann::ordered_json::array();
   rows.push_back(row("matmul", "flops_per_second", flops, products));
   rows.push_back(row("copy", "bytes_per_second", copy.traffic().bytes, copies));
+  rows.push_back(row("copy to host", "bytes_per_second", kHostBytes, to_host));
+  rows.push_back(row("copy from host", "bytes_per_second", kHostBytes, to_device));
   write(rows, json_path);
 }
 
@@ -373,12 +384,10 @@ int main(int argc, char** argv) {
   double sustained_seconds = 0.0;
   Program program("gpu_kernels_bench",
                   "The memory-bound CUDA kernels against a copy on the same GPU, and attention.");
-  program.add_option("--json", json_path, "also write the results there")->type_name("FILE");
-  program.add_flag("--attention", attention_only, "measure attention only");
-  program
-      .add_option("--sustained", sustained_seconds,
-                  "measure a matrix product and a copy only, for so many seconds each")
-      ->check(positive());
+  program.option("--json", &json_path, "also write the results there", {.type = "FILE"});
+  program.option("--attention", &attention_only, "measure attention only");
+  program.option("--sustained", &sustained_seconds,
+                 "measure a matrix product and copies only, for so many seconds each", positive());
   return program.run(argc, argv, [&] {
     if (sustained_seconds > 0.0) return measure_sustained(sustained_seconds, json_path);
     measure(attention_only, json_path);

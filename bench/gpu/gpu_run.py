@@ -96,6 +96,7 @@ def train(program, tokens, model, micro_batch, flags, seconds, sequence_length=1
                 "tokens": steps[0]["tokens"], "cuda_graph": summary["cuda_graph"],
                 "matmul_flops_per_second": summary["matmul_flops_per_second"],
                 "copied_bytes": summary["copied_bytes"],
+                "tier_copy_bytes": summary.get("tier_copy_bytes", {}).get("counted", {}),
                 "peak_bytes": summary["peak_bytes"]["measured"]["total"],
                 "notes": [line["text"] for line in lines if line["kind"] == "note"],
                 "gpu": samples.between(end - sum(times), end)}

@@ -236,6 +236,6 @@ int main(int argc, char** argv) {
   int size = 2;
   tessera::bench::Program program(
       "nccl_check", "Every collective of the NCCL group, by processes that share one GPU.");
-  program.add_option("ranks", size, "number of processes")->check(CLI::Range(1, 8));
+  program.option("ranks", &size, "number of processes", {.at_most = 8});
   return program.run(argc, argv, [&] { check_ranks(size); });
 }

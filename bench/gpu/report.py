@@ -40,7 +40,7 @@ from sources import REPOSITORY, revision, sources_sha256
 SASS = os.path.join(REPOSITORY, "kernels", "src", "cuda", "expected_sass.json")
 LOG_CHARACTERS = 200_000  # of a step, in logs.txt
 TABLES = ["graph_equals_eager", "speed_1558m", "gemm_table", "speed_with_table", "kernel_speed",
-          "attention_speed", "torch", "llm_c", "sharding_overhead", "speed_sizes"]
+          "attention_speed", "torch", "llm_c", "sharding_overhead", "offload", "speed_sizes"]
 
 
 def read(path, default):
@@ -192,6 +192,7 @@ def write_report(args):
     figures.by_steps(measured)
     figures.by_rates(measured.get("speed_1558m.json", {}).get("sustained", {}))
     figures.by_sharding(measured.get("sharding.json", {}))
+    figures.by_offload(measured.get("offload.json", {}))
     figures.by_kernels(measured.get("kernels.json", []))
     figures.by_attention(measured.get("attention.json", {}))
     report = {"date": datetime.date.today().isoformat(), "revision": revision(args.revision_file),

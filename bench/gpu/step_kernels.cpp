@@ -166,11 +166,9 @@ int main(int argc, char** argv) {
   Program program(
       "step_kernels",
       "The kernels of a training step of a GPT on one GPU, by shape, as JSON; needs none.");
-  program.add_option("--model", model, "a GPT-2 preset")
-      ->check(CLI::IsMember(tessera::gpt_preset_names()));
-  program.add_option("--micro-batch", micro_batches, "samples of a step, several of them: 8,16,32")
-      ->delimiter(',')
-      ->check(positive());
-  program.add_option("--sequence-length", length, "tokens per sample")->check(positive());
+  program.option("--model", &model, "a GPT-2 preset", one_of(tessera::gpt_preset_names()));
+  program.option("--micro-batch", &micro_batches, "samples of a step, several of them: 8,16,32",
+                 positive());
+  program.option("--sequence-length", &length, "tokens per sample", positive());
   return program.run(argc, argv, [&] { print(model, micro_batches, length); });
 }

@@ -4,11 +4,13 @@
     train_speed.py --program build/bin/tessera --step-kernels build/bin/step_kernels --tokens FILE.bin
         --json OUT [--bench build/bin/gpu_kernels_bench] [--seconds 300] [--gemm-table FILE]
         [--runs gpt2-1558m:8,gpt2-1558m:8:any-order] [--sharding gpt2-124m:16]
+        [--offload llama3.2-3b:4,llama3.1-8b:2]
 
 A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false, the most important
 first. Sequences of 1024, bf16, AdamW. With --bench, matrix products and copies that last 2 s are
-measured first. With --sharding, last, full_shard against no_shard with one rank. The JSON file is
-rewritten after each measurement. Exits with 1 if something was not measured, unless for want of memory.
+measured first. With --sharding, last, full_shard against no_shard with one rank; with --offload, the
+optimizer's state in the host's memory against a step whose state is on the GPU, where that fits, all
+blocks recomputed. The JSON file is rewritten after each measurement. Exits with 1 if something was not measured, unless for want of memory.
 """
 
 import argparse
@@ -38,7 +40,7 @@ def sustained(bench):
 class Runs:
     def __init__(self, args):
         self.args, self.begin = args, time.monotonic()
-        self.results = {"runs": [], "sustained": {}, "missing": []}
+        self.results = {"runs": [], "sustained": {}, "offload": [], "missing": []}
         self.flops, self.failed = {}, False
         self.flags = ["--gemm-table", args.gemm_table] if args.gemm_table else []
 
@@ -90,6 +92,22 @@ class Runs:
                                                     costs["no_shard"]["seconds"])
         self.results["copied_bytes"] = costs["full_shard"]["copied_bytes"]
 
+    def offload(self, model, micro_batch):
+        """Host memory: 12 bytes of state, 4 of gradients and 2 of parameters for each parameter."""
+        flags = self.flags + ["--recompute", "full"]
+        row = train(self.args.program, self.args.tokens, model, micro_batch,
+                    flags + ["--offload-optimizer", "host"], self.seconds_left())
+        row.update({"model": model, "micro_batch": micro_batch})
+        rates = self.results["sustained"]
+        for key, copy in (("device_to_host", "copy to host"), ("host_to_device", "copy from host")):
+            if copy in rates:
+                busy = row["tier_copy_bytes"][key] / rates[copy]["bytes_per_second"]
+                row[f"{key}_share_of_link"] = busy / row["seconds"]
+        self.results["offload"].append(row)
+        write_json(self.args.json, self.results)
+        plain = train(self.args.program, self.args.tokens, model, micro_batch, flags, self.seconds_left())
+        row["seconds_without"] = plain["seconds"]
+
     def print_table(self):
         for name, row in self.results["sustained"].items():
             rate = (f"{row['flops_per_second'] * 1e-12:.0f} TFLOP/s" if "flops_per_second" in row
@@ -103,6 +121,13 @@ class Runs:
                   f"{row['seconds'] * 1e3:.1f} | {row['tokens_per_second']:,.0f} | "
                   f"{row['mfu_of_989']:.1%} | {'-' if of_products is None else f'{of_products:.1%}'} |"
                   f"{state(row['gpu']).replace(',', '', 1)} |")
+        for row in self.results["offload"]:
+            shares = ", ".join(f"{row[key]:.0%} of the link's rate {words}" for key, words in (
+                ("device_to_host_share_of_link", "to the host"),
+                ("host_to_device_share_of_link", "from it")) if key in row)
+            without = f", {row['seconds_without'] * 1e3:.1f} without" if "seconds_without" in row else ""
+            print(f"\n{row['model']}, micro-batch {row['micro_batch']}, optimizer on the host: "
+                  f"{row['seconds'] * 1e3:.1f} ms{without}; copies take {shares or 'unknown shares'}")
         if "full_shard_over_no_shard" in self.results:
             print(f"\nfull_shard / no_shard, one rank: {self.results['full_shard_over_no_shard']:.3f}")
 
@@ -132,12 +157,15 @@ def main():
     parser.add_argument("--gemm-table")
     parser.add_argument("--runs", default="", help="MODEL:BATCH[:any-order],...")
     parser.add_argument("--sharding", help="MODEL:BATCH")
+    parser.add_argument("--offload", default="", help="MODEL:BATCH,...")
     args = parser.parse_args()
     runs = Runs(args)
     if args.bench:
         runs.attempt("sustained rates", runs.sustained)
     for text in filter(None, args.runs.split(",")):
         runs.attempt(text, runs.run, *parse_run(text))
+    for text in filter(None, args.offload.split(",")):
+        runs.attempt(f"{text}, optimizer on the host", runs.offload, *parse_run(text)[:2])
     if args.sharding:
         runs.attempt("full_shard against no_shard", runs.sharding, *parse_run(args.sharding)[:2])
     runs.print_table()

@@ -44,6 +44,7 @@ readonly steps='
   train_over_nccl_4       80
   strategies_on_one_gpu  120
   sharding_overhead       90
+  offload                240
   collective_suites      120
   ranks_near_cpu         120
   speed_sizes            150

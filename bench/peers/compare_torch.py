@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Tessera and PyTorch side by side: the same GPT-2 step, in turns, on this machine.
+"""Tessera and PyTorch side by side: the same step of a GPT-2 or Llama, in turns, on this machine.
 
     python3 bench/peers/compare_torch.py --step-bench build/bin/step_bench --python VENV/bin/python
         [--turns 3] [--rounds 3] [--quick] [--only fp32] [--no-mkl-override]
+        [--model llama3.2-1b --layers 4 --vocabulary 16384 [--lora 16]]
 
-VENV is a virtual environment with torch and numpy (pip install torch numpy). PyTorch is tuned:
+VENV is a virtual environment with torch and numpy (pip install torch numpy), for a Llama transformers
+and peft, too. A Llama is compared on one rank. PyTorch is tuned:
   - threads bound to a core each, processes to cores of their own (torch_step.py); torch.compile too,
     unless --quick
   - jemalloc with huge pages that keeps its memory, if the machine has it
@@ -77,7 +79,10 @@ def main():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="no torch.compile")
-    parser.add_argument("--model", default="gpt2-124m", choices=["gpt2-124m", "gpt2-350m", "gpt2-tiny"])
+    parser.add_argument("--model", default="gpt2-124m", choices=["gpt2-124m", "gpt2-350m", "gpt2-tiny", "llama3.2-1b"])
+    parser.add_argument("--layers", type=int, help="of a Llama")
+    parser.add_argument("--vocabulary", type=int, help="of a Llama")
+    parser.add_argument("--lora", type=int, metavar="R", help="train adapters of this rank on all linear layers")
     parser.add_argument("--no-mkl-override", action="store_true", help="leave MKL as it ships")
     parser.add_argument("--unbound", action="store_true", help="do not bind PyTorch's threads")
     parser.add_argument("--only", help="a precision, or a number of ranks")
@@ -89,6 +94,8 @@ def main():
               "| peer | peer ms | ratio |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
         for case in CASES:
+            if case[3] > 1 and args.model.startswith("llama"):
+                continue
             if args.only in (None, case[0], str(case[3])):
                 compare(args, env, *case)
 
@@ -98,8 +105,14 @@ def compare(args, env, precision, batch, length, ranks, threads, peers):
     shared = ["--model", args.model, "--precision", precision, "--micro-batch", str(batch),
               "--sequence-length", str(length), "--ranks", str(ranks), "--threads", str(threads),
               "--rounds", str(args.rounds)]
+    for name in ("layers", "vocabulary"):
+        if getattr(args, name):
+            shared += [f"--{name}", str(getattr(args, name))]
     ours = [args.step_bench, *shared, "--json", "--strategy",
             "full_shard" if ranks > 1 else "no_shard"]
+    if args.lora:
+        ours += ["--lora", f"r={args.lora},alpha={2 * args.lora},targets=all-linear"]
+        shared += ["--lora", str(args.lora)]
     peers = [p for p in peers if not (args.quick and "--compile" in p)]
     unbound = ["--unbound"] if args.unbound else []
     own, gemm, prepacked, theirs, adamw = [], [], [], [[] for _ in peers], [""] * len(peers)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Training steps of GPT-2 in PyTorch, timed: the peer of bench/step_bench and of `tessera train`.
+"""Training steps of GPT-2 or Llama in PyTorch, timed: the peer of bench/step_bench and `tessera train`.
 
-    python3 torch_step.py [--model gpt2-124m] [--init FOLDER] [--tokens FILE.bin]
+    python3 torch_step.py [--model gpt2-124m] [--layers N] [--vocabulary V] [--lora R]
+        [--init FOLDER] [--tokens FILE.bin]
         [--precision fp32|bf16] [--micro-batch 1] [--sequence-length 512] [--threads 2] [--ranks 1]
         [--parallel ddp|fsdp|zero1|zero2|zero3] [--compile] [--device cpu|cuda] [--unbound]
         [--rounds 5]
@@ -11,6 +12,10 @@ product attention, AdamW, denormals flushed. Fused AdamW where PyTorch has it fo
 hand, else foreach; "adamw" in the output says which. bf16 is autocast over fp32 weights; with FSDP2 it
 is MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), which gathers bf16; with DeepSpeed
 (zero1 to zero3) its bf16 mode, fp32 weights in the optimizer, gradients sent in fp32.
+
+A Llama is transformers' LlamaForCausalLM with random weights, --layers and --vocabulary change its
+sizes, and --lora trains peft's adapters of rank R on all linear layers of the blocks, the model frozen
+(in bf16 with its weights in bf16, adapters in fp32, as peft loads them). Its FSDP2 is not timed.
 
 --init takes shape and weights from a Hugging Face folder of a GPT-2, which `tessera train --export`
 writes, --tokens the batches of `tessera train --shuffle false` from a file of 16-bit token ids.
@@ -35,13 +40,23 @@ import time
 
 SIZES = {"gpt2-tiny": (4, 4, 128), "gpt2-124m": (12, 12, 768), "gpt2-350m": (24, 16, 1024),
          "gpt2-774m": (36, 20, 1280), "gpt2-1558m": (48, 25, 1600)}
+LLAMAS = {"llama3.2-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+                          "vocab_size": 128256, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+                          "max_position_embeddings": 131072,
+                          "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
+                                              "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                              "original_max_position_embeddings": 8192}}}
 VOCAB = 50257
 WARMUP_STEPS = 2
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="gpt2-124m", choices=SIZES)
+    parser.add_argument("--model", default="gpt2-124m", choices=[*SIZES, *LLAMAS])
+    parser.add_argument("--layers", type=int, help="of a Llama: another number than the model's")
+    parser.add_argument("--vocabulary", type=int, help="of a Llama: another than the model's")
+    parser.add_argument("--lora", type=int, metavar="R", help="of a Llama: train adapters of rank R")
     parser.add_argument("--init", metavar="FOLDER", help="shape and weights instead of --model")
     parser.add_argument("--tokens", metavar="FILE", help="16-bit token ids")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
@@ -131,8 +146,40 @@ def load(torch, model, folder):
             parameter.copy_(values.t() if transposed else values)
 
 
+def build_llama(torch, args):
+    """transformers' model, whose forward gives the loss, and its vocabulary."""
+    import transformers
+
+    sizes = dict(LLAMAS[args.model])
+    sizes["num_hidden_layers"] = args.layers or sizes["num_hidden_layers"]
+    sizes["vocab_size"] = args.vocabulary or sizes["vocab_size"]
+    model = transformers.LlamaForCausalLM._from_config(
+        transformers.LlamaConfig(**sizes, use_cache=False), attn_implementation="sdpa")
+    if args.lora:
+        import peft
+
+        if args.precision == "bf16":
+            model = model.to(torch.bfloat16)
+        model = peft.get_peft_model(model, peft.LoraConfig(
+            r=args.lora, lora_alpha=2 * args.lora, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+    class Losses(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens, targets):
+            logits = self.model(input_ids=tokens).logits.float()
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Losses().train(), sizes["vocab_size"]
+
+
 def make_model(torch, args):
     """The model on its device, and its vocabulary."""
+    if args.model in LLAMAS and not args.init:
+        model, vocab = build_llama(torch, args)
+        return model.to(args.device), vocab
     if not args.init:
         return build(torch, *SIZES[args.model], args.sequence_length).to(args.device), VOCAB
     with open(os.path.join(args.init, "config.json"), encoding="utf-8") as file:
@@ -185,7 +232,7 @@ def shard(torch, model, args):
 
 def make_optimizer(torch, model):
     """AdamW and its kind, "fused" or "foreach". Vectors do not decay."""
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
               {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}]
     settings = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8}

@@ -71,14 +71,15 @@ void check_call(const CollectiveCall& call, int rank, int size) {
       check_in_place(call, call.output, call.input, rank, size);
       break;
     case CollectiveKind::kReduceScatter:
-      check_dtype(call, call.input, {DType::kFloat32, DType::kBFloat16});
-      check_dtype(call, call.output, {DType::kFloat32, DType::kBFloat16});
+      check_dtype(call, call.input, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+      check_dtype(call, call.output, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
       check_parts(call, call.input, "input", call.output, "output", size);
       check_in_place(call, call.input, call.output, rank, size);
       break;
     case CollectiveKind::kAllReduce:
-      check_dtype(call, call.input,
-                  {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt64});
+      check_dtype(
+          call, call.input,
+          {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64, DType::kInt64});
       break;
     case CollectiveKind::kAllToAll:
       check_same_dtype(call);

@@ -55,6 +55,8 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   copied_bytes += other.copied_bytes;
   to_host_bytes += other.to_host_bytes;
   to_device_bytes += other.to_device_bytes;
+  to_disk_bytes += other.to_disk_bytes;
+  from_disk_bytes += other.from_disk_bytes;
   return *this;
 }
 

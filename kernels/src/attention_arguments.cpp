@@ -1,5 +1,6 @@
 #include "attention_arguments.h"
 
+#include "documents_argument.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -19,8 +20,8 @@ void check_common(const TensorView& qkv, const TensorView& out, const TensorView
   require(window >= 0, ErrorCode::kInvalidArgument, "attention: a window of ", window);
   require(qkv.shape.rank() == 5 && qkv.shape[2] == 3, ErrorCode::kInvalidArgument,
           "attention: qkv is ", qkv.shape, ", wanted (B, L, 3, H, D)");
-  require(qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, "attention: unsupported dtype ", to_string(qkv.dtype));
+  require(is_compute_dtype(qkv.dtype), ErrorCode::kInvalidArgument, "attention: unsupported dtype ",
+          to_string(qkv.dtype));
   require(qkv.is_contiguous(), ErrorCode::kInvalidArgument, "attention: qkv is not contiguous");
   const std::int64_t batch = qkv.shape[0], length = qkv.shape[1], heads = qkv.shape[3];
   check(out, "out", Shape{batch, length, heads, qkv.shape[4]}, qkv.dtype);
@@ -31,12 +32,14 @@ void check_common(const TensorView& qkv, const TensorView& out, const TensorView
 
 void check_attention(const AttentionForwardArgs& args) {
   check_common(args.qkv, args.out, args.lse, args.window);
+  check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
 }
 
 void check_attention(const AttentionBackwardArgs& args) {
   check_common(args.qkv, args.out, args.lse, args.window);
   check(args.d_out, "d_out", args.out.shape, args.qkv.dtype);
   check(args.d_qkv, "d_qkv", args.qkv.shape, args.qkv.dtype);
+  check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
 }
 
 }  // namespace tessera

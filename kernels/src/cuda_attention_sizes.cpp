@@ -43,12 +43,14 @@ std::int64_t own_bytes(const CudaAttentionCall& call) {
 }  // namespace
 
 std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptions& options) {
-  if (call.dtype != DType::kBFloat16) return "cuDNN's attention takes bf16 only";
+  if (call.dtype != DType::kBFloat16 && call.dtype != DType::kFloat16)
+    return "cuDNN's attention takes bf16 and fp16 only";
   if (call.head_dim != 64 && call.head_dim != 128)
     return concat("cuDNN's attention is used for a head size of 64 or 128, not ", call.head_dim);
   if (call.window != 0 && call.window < call.length)
     return concat("cuDNN's attention is used without a window, and the one of ", call.window,
                   " is shorter than the length of ", call.length);
+  if (call.documents) return "cuDNN's attention is used without the documents of packed samples";
   if (options.attention == AttentionBackend::kCudnn) return {};  // of every length, at any price
   if (call.length % kLengthStep != 0)
     return concat("a length of ", call.length, " is no multiple of ", kLengthStep);

@@ -1,18 +1,18 @@
 #include "elementwise_arguments.h"
 
+#include "documents_argument.h"
 #include "random_key_argument.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
 
-/// `n` contiguous elements of fp32 or bf16.
+/// `n` contiguous elements of fp32, bf16 or fp16.
 void check_flat(const char* kernel, const char* name, const TensorView& view, std::int64_t n) {
   require(view.numel() == n && view.is_contiguous(), ErrorCode::kInvalidArgument, kernel, ": ",
           name, " has shape ", view.shape, ", expected ", n, " contiguous elements");
-  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", to_string(view.dtype),
-          ", expected fp32 or bf16");
+  require(is_compute_dtype(view.dtype), ErrorCode::kInvalidArgument, kernel, ": ", name, " is ",
+          to_string(view.dtype), ", expected fp32, bf16 or fp16");
 }
 
 /// As many contiguous elements as `like`, which is called `like_name`, and of its dtype.
@@ -48,6 +48,27 @@ void check_gated(const char* kernel, const TensorView& x, const char* name,
   check_flat(kernel, name, half, half.numel());
   require(x.dtype == half.dtype, ErrorCode::kInvalidArgument, kernel, ": x is ", to_string(x.dtype),
           " and ", name, " is ", to_string(half.dtype));
+}
+
+/// (rows, C) of a dtype; rows may be strided.
+void check_rows(const char* kernel, const char* name, const TensorView& view, const Shape& shape,
+                DType dtype) {
+  require(view.shape == shape && view.dtype == dtype && (shape[1] <= 1 || view.strides[1] == 1),
+          ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", view.shape, " of ",
+          to_string(view.dtype), " with a column stride of ", view.strides[1], ", expected ", shape,
+          " of ", to_string(dtype), " with rows of neighbours");
+}
+
+/// `like` (rows, C), and C contiguous elements of its dtype.
+void check_scaled(const char* kernel, const char* name, const TensorView& like,
+                  const TensorView& scale) {
+  require(like.shape.rank() == 2 && is_compute_dtype(like.dtype), ErrorCode::kInvalidArgument,
+          kernel, ": ", name, " is ", like.shape, " of ", to_string(like.dtype),
+          ", expected (rows, C) of fp32, bf16 or fp16");
+  check_rows(kernel, name, like, like.shape, like.dtype);
+  check_flat(kernel, "scale", scale, like.shape[1]);
+  require(scale.dtype == like.dtype, ErrorCode::kInvalidArgument, kernel, ": scale is ",
+          to_string(scale.dtype), ", but ", name, " is ", to_string(like.dtype));
 }
 
 void check_embedding(const char* kernel, const TensorView& tokens, const TensorView& x,
@@ -93,6 +114,22 @@ void check_arguments(const SwigluForwardArgs& args) {
 void check_arguments(const SwigluBackwardArgs& args) {
   check_gated("swiglu_backward", args.x, "dy", args.dy);
   check_like("swiglu_backward", "x", args.x, "dx", args.dx);
+}
+
+void check_arguments(const ScaleColumnsForwardArgs& args) {
+  constexpr const char* kKernel = "scale_columns_forward";
+  check_scaled(kKernel, "x", args.x, args.scale);
+  check_rows(kKernel, "y", args.y, args.x.shape, args.x.dtype);
+  if (args.kept) check_rows(kKernel, "kept", args.kept, args.x.shape, args.x.dtype);
+}
+
+void check_arguments(const ScaleColumnsBackwardArgs& args) {
+  constexpr const char* kKernel = "scale_columns_backward";
+  check_scaled(kKernel, "dy", args.dy, args.scale);
+  check_rows(kKernel, "dx", args.dx, args.dy.shape, args.dy.dtype);
+  if (!args.d_scale) return;
+  check_rows(kKernel, "x", args.x, args.dy.shape, args.dy.dtype);
+  check_flat(kKernel, "d_scale", args.d_scale, args.dy.shape[1]);
 }
 
 void check_arguments(const DropoutArgs& args) {
@@ -158,6 +195,7 @@ void check_arguments(const SquaredErrorArgs& args) {
 
 void check_arguments(const EmbeddingForwardArgs& args) {
   check_embedding("embedding_forward", args.tokens, args.x, args.wte, args.wpe);
+  check_starts("embedding_forward", args.starts, args.tokens.shape[0], args.tokens.shape[1]);
   require(args.wte.data != nullptr || args.x.numel() == 0, ErrorCode::kInvalidArgument,
           "embedding_forward: there is no wte");
   require(args.x.dtype == args.wte.dtype && (!args.wpe || args.x.dtype == args.wpe.dtype),
@@ -166,6 +204,7 @@ void check_arguments(const EmbeddingForwardArgs& args) {
 
 void check_arguments(const EmbeddingBackwardArgs& args) {
   check_embedding("embedding_backward", args.tokens, args.dx, args.dwte, args.dwpe);
+  check_starts("embedding_backward", args.starts, args.tokens.shape[0], args.tokens.shape[1]);
 }
 
 }  // namespace tessera

@@ -27,9 +27,8 @@ void check_arguments(const ExactSquaresArgs& args) {
   constexpr const char* kKernel = "exact_squares";
   require(args.x.numel() % kNormBlock == 0 && args.x.is_contiguous(), ErrorCode::kInvalidArgument,
           kKernel, ": x has shape ", args.x.shape, ", expected contiguous blocks of ", kNormBlock);
-  require(args.x.dtype == DType::kFloat32 || args.x.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, kKernel, ": x is ", to_string(args.x.dtype),
-          ", expected fp32 or bf16");
+  require(is_compute_dtype(args.x.dtype), ErrorCode::kInvalidArgument, kKernel, ": x is ",
+          to_string(args.x.dtype), ", expected fp32, bf16 or fp16");
   check_words(kKernel, "words", args.words);
 }
 
@@ -53,10 +52,9 @@ void check_arguments(const LossScaleArgs& args) {
 
 void check_arguments(const FindNonFiniteArgs& args) {
   constexpr const char* kKernel = "find_non_finite";
-  require(args.x.is_contiguous() &&
-              (args.x.dtype == DType::kFloat32 || args.x.dtype == DType::kBFloat16),
-          ErrorCode::kInvalidArgument, kKernel, ": x has shape ", args.x.shape, " and is ",
-          to_string(args.x.dtype), ", expected contiguous fp32 or bf16");
+  require(args.x.is_contiguous() && is_compute_dtype(args.x.dtype), ErrorCode::kInvalidArgument,
+          kKernel, ": x has shape ", args.x.shape, " and is ", to_string(args.x.dtype),
+          ", expected contiguous fp32, bf16 or fp16");
   check_words(kKernel, "squares", args.squares);
   check_scaler(kKernel, args.scaler);
 }

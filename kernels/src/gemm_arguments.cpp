@@ -57,10 +57,9 @@ void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
   const TensorView& db = args.bias_gradient;
   require(args.transpose_a && args.a.is_contiguous(), ErrorCode::kInvalidArgument,
           "gemm: bias_gradient takes column sums of a: it must be contiguous and transposed");
-  require(db.numel() == m && db.is_contiguous() &&
-              (db.dtype == DType::kFloat32 || db.dtype == DType::kBFloat16),
+  require(db.numel() == m && db.is_contiguous() && is_compute_dtype(db.dtype),
           ErrorCode::kInvalidArgument, "gemm: bias_gradient is ", db.shape, " of ",
-          to_string(db.dtype), ", wanted ", m, " contiguous elements of fp32 or bf16");
+          to_string(db.dtype), ", wanted ", m, " contiguous elements of fp32, bf16 or fp16");
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ GemmSizes check_gemm(const GemmArgs& args) {
   require(!args.bias || args.bias.is_contiguous(), ErrorCode::kInvalidArgument,
           "gemm: the bias is not contiguous");
   const DType dtype = args.a.dtype;
-  require((dtype == DType::kFloat32 || dtype == DType::kBFloat16) && args.b.dtype == dtype &&
+  require(is_compute_dtype(dtype) && args.b.dtype == dtype &&
               (args.c.dtype == dtype || args.c.dtype == DType::kFloat32) &&
               (!args.bias || args.bias.dtype == dtype),
           ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",

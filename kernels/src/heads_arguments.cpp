@@ -1,5 +1,6 @@
 #include "heads_arguments.h"
 
+#include "documents_argument.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -15,10 +16,11 @@ HeadsSizes sizes_of(const TensorView& packed, const char* name, const TensorView
   require(fit && rest >= 2 && rest % 2 == 0 && heads % (rest / 2) == 0, ErrorCode::kInvalidArgument,
           "heads: ", name, " is ", packed.shape, " and qkv ", qkv.shape,
           ", wanted (B, L, H + 2 K, D) and (B, L, 3, H, D) with K a divisor of H");
-  require((qkv.dtype == DType::kFloat32 || qkv.dtype == DType::kBFloat16) &&
-              packed.dtype == qkv.dtype && packed.is_contiguous() && qkv.is_contiguous(),
+  require(is_compute_dtype(qkv.dtype) && packed.dtype == qkv.dtype && packed.is_contiguous() &&
+              qkv.is_contiguous(),
           ErrorCode::kInvalidArgument, "heads: ", name, " is of ", to_string(packed.dtype),
-          " and qkv of ", to_string(qkv.dtype), ", wanted both contiguous, of fp32 or of bf16");
+          " and qkv of ", to_string(qkv.dtype),
+          ", wanted both contiguous, of fp32, of bf16 or of fp16");
   const HeadsSizes sizes{.rows = packed.shape[0] * packed.shape[1],
                          .length = packed.shape[1],
                          .heads = heads,
@@ -48,12 +50,14 @@ void check_norms(const TensorView& q_gamma, const TensorView& k_gamma, const Ten
 
 HeadsSizes check_heads(const HeadsForwardArgs& args) {
   check_norms(args.q_gamma, args.k_gamma, args.qkv);
+  check_starts("heads", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
   return sizes_of(args.packed, "packed", args.qkv, args.frequencies.size());
 }
 
 HeadsSizes check_heads(const HeadsBackwardArgs& args) {
   const HeadsSizes sizes = sizes_of(args.d_packed, "d_packed", args.d_qkv, args.frequencies.size());
   check_norms(args.q_gamma, args.k_gamma, args.d_qkv);
+  check_starts("heads", args.starts, args.d_qkv.shape[0], args.d_qkv.shape[1]);
   require(
       !args.q_gamma || (args.packed.shape == args.d_packed.shape &&
                         args.packed.dtype == args.d_packed.dtype && args.packed.is_contiguous()),
@@ -67,11 +71,10 @@ HeadsSizes check_heads(const HeadsBackwardArgs& args) {
   if (!args.dq_gamma) return sizes;
   for (const TensorView* gradient : {&args.dq_gamma, &args.dk_gamma}) {
     require(gradient->numel() == sizes.width && gradient->is_contiguous() &&
-                gradient->dtype == args.dq_gamma.dtype &&
-                (gradient->dtype == DType::kFloat32 || gradient->dtype == DType::kBFloat16),
+                gradient->dtype == args.dq_gamma.dtype && is_compute_dtype(gradient->dtype),
             ErrorCode::kInvalidArgument, "heads: a gradient of gamma is ", gradient->shape, " of ",
             to_string(gradient->dtype), ", wanted ", sizes.width,
-            " contiguous elements, both of fp32 or both of bf16");
+            " contiguous elements, both of fp32, of bf16 or of fp16");
   }
   return sizes;
 }

@@ -12,17 +12,16 @@ void check(const TensorView& view, const char* name, std::int64_t numel, DType d
 }
 
 void check_parameter_gradient(const TensorView& view, const char* name, std::int64_t width) {
-  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ", to_string(view.dtype),
-          ", expected fp32 or bf16");
+  require(is_compute_dtype(view.dtype), ErrorCode::kInvalidArgument, "layer_norm: ", name, " is ",
+          to_string(view.dtype), ", expected fp32, bf16 or fp16");
   check(view, name, width, view.dtype);
 }
 
 LayerNormSizes sizes_of(const TensorView& x) {
   require(x.shape.rank() >= 1, ErrorCode::kInvalidArgument, "layer_norm: x is a scalar");
-  require((x.dtype == DType::kFloat32 || x.dtype == DType::kBFloat16) && x.is_contiguous(),
-          ErrorCode::kInvalidArgument, "layer_norm: x is ", x.shape, " of ", to_string(x.dtype),
-          ", expected contiguous fp32 or bf16");
+  require(is_compute_dtype(x.dtype) && x.is_contiguous(), ErrorCode::kInvalidArgument,
+          "layer_norm: x is ", x.shape, " of ", to_string(x.dtype),
+          ", expected contiguous fp32, bf16 or fp16");
   const std::int64_t width = x.shape[x.shape.rank() - 1];
   return {.rows = width == 0 ? 0 : x.numel() / width, .width = width};
 }

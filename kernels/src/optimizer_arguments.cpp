@@ -39,14 +39,17 @@ void check_optimizer_step(const OptimizerStepArgs& args) {
   for (std::size_t i = 0; i < args.optimizer->states.size(); ++i) {
     const bool is_given = state_data(args, i) != nullptr;
     if (is_given || !args.optimizer->states_optional) {
-      check_floats(expected, args.optimizer->states[i],
-                   i < args.states.size() ? args.states[i] : TensorView());
+      const OptimizerState& state = args.optimizer->states[i];
+      const TensorView view = i < args.states.size() ? args.states[i] : TensorView();
+      check_view({expected.optimizer, (expected.numel + state.block - 1) / state.block}, state.name,
+                 view, view.dtype == state.dtype);
     }
   }
-  check_view(expected, "gradient", args.gradient,
-             args.gradient.dtype == DType::kFloat32 || args.gradient.dtype == DType::kBFloat16);
+  check_view(expected, "gradient", args.gradient, is_compute_dtype(args.gradient.dtype));
   if (args.parameter) {
-    check_view(expected, "parameter", args.parameter, args.parameter.dtype == DType::kBFloat16);
+    const bool fits = args.parameter.dtype == DType::kBFloat16 ||
+                      (args.parameter.dtype == DType::kFloat16 && !args.stochastic_rounding);
+    check_view(expected, "parameter", args.parameter, fits);
   }
   check_floats({expected.optimizer, kOptimizerScalars}, "scalars", args.scalars);
   check_floats({expected.optimizer, 1}, "gradient_scale", args.gradient_scale);
@@ -58,7 +61,10 @@ void check_optimizer_step(const OptimizerStepArgs& args) {
   }
   require(args.first_index >= 0, ErrorCode::kInvalidArgument, expected.optimizer,
           ": the first index is ", args.first_index);
+  const std::int64_t block = optimizer_block(*args.optimizer);
   for (const OptimizerSegment& segment : args.segments) {
+    require(segment.begin % block == 0, ErrorCode::kInvalidArgument, expected.optimizer,
+            ": a segment begins at ", segment.begin, ", inside of a block of ", block);
     require(segment.begin >= 0 && segment.begin <= segment.end && segment.end <= expected.numel,
             ErrorCode::kInvalidArgument, expected.optimizer, ": segment [", segment.begin, ", ",
             segment.end, ") of a shard of ", expected.numel);

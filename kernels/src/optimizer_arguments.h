@@ -9,8 +9,9 @@ namespace tessera {
 void check_optimizer_step(const OptimizerStepArgs& args);
 
 /// The elements of a state; null if the optimizer does not keep it.
-inline float* state_data(const OptimizerStepArgs& args, std::size_t state) {
-  return state < args.states.size() ? reinterpret_cast<float*>(args.states[state].data) : nullptr;
+template <typename T = float>
+T* state_data(const OptimizerStepArgs& args, std::size_t state) {
+  return state < args.states.size() ? reinterpret_cast<T*>(args.states[state].data) : nullptr;
 }
 
 }  // namespace tessera

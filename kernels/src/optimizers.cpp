@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "dynamic_codes.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/optimizer.h"
 
@@ -37,7 +38,10 @@ void check_range(const Optimizer& optimizer, const Hyperparameter& parameter, do
 std::span<const Optimizer> optimizers() { return kOptimizers; }
 
 const Optimizer& find_optimizer(std::string_view name) {
-  const auto* const found = std::ranges::find(kOptimizers, name, &Optimizer::name);
+  const auto* const found = std::ranges::find_if(kOptimizers, [&](const Optimizer& optimizer) {
+    return optimizer.name == name ||
+           std::ranges::find(optimizer.other_names, name) != optimizer.other_names.end();
+  });
   require(found != kOptimizers.end(), ErrorCode::kConfig, "unknown optimizer '", name,
           "'; there are ", names_of(kOptimizers));
   return *found;
@@ -59,9 +63,15 @@ std::vector<double> hyperparameter_values(
   return values;
 }
 
-std::span<const std::string_view> optimizer_states(const Optimizer& optimizer,
-                                                   std::span<const double> values) {
+std::span<const OptimizerState> optimizer_states(const Optimizer& optimizer,
+                                                 std::span<const double> values) {
   return optimizer.states.first(static_cast<std::size_t>(optimizer.count_states(values)));
+}
+
+std::int64_t optimizer_block(const Optimizer& optimizer) {
+  std::int64_t block = 1;
+  for (const OptimizerState& state : optimizer.states) block = std::max(block, state.block);
+  return block;
 }
 
 OptimizerScalars optimizer_scalars(const Optimizer& optimizer, std::span<const double> values,

@@ -1,51 +1,60 @@
 #include <algorithm>
-#include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "gpt_layers.h"
+#include "published_parts.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
 
 namespace tessera::gpt {
+
+using adapter::ModuleAdapter;
+
+void freeze(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
+  if (!config.adapter.is_set()) return;
+  for (ParameterSpec& spec : parameters) spec.trainable = adapter::is_saved(config, spec.name);
+}
+
 namespace {
 
-/// A (rank, inputs) and B (outputs, rank) of a module; see LoraConfig::Initialization.
-std::array<ParameterSpec, 2> specs_of(const LoraModule& module, const LoraConfig& lora,
-                                      std::int64_t inputs) {
-  const auto uniform = [](std::int64_t fan_in) {
-    return Initializer::uniform(1.0F / std::sqrt(static_cast<float>(fan_in)));
-  };
-  using Kind = LoraConfig::Initialization;
-  const bool gaussian = lora.initialization == Kind::kGaussian;
-  const bool random_b = lora.initialization == Kind::kRandomB;
-  return {ParameterSpec{
-              .name = module.a(),
-              .shape = {module.rank, inputs},
-              .initializer = gaussian ? Initializer::normal(1.0F / static_cast<float>(module.rank))
-                                      : uniform(inputs)},
-          ParameterSpec{.name = module.b(),
-                        .shape = {module.rows, module.rank},
-                        .initializer = random_b ? uniform(module.rank) : Initializer::constant(0)}};
+/// Stores frozen matrices as config.base_format says. bitsandbytes' blocks begin anew in each
+/// published matrix, so those that are one here must be cut at blocks; so do the groups of scales.
+void quantize(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
+  if (config.base_format == WeightFormat::kNone) return;
+  for (ParameterSpec& spec : parameters) {
+    if (spec.trainable || spec.shape.rank() != 2) continue;
+    if (std::ranges::find(config.unquantized, spec.name) != config.unquantized.end()) continue;
+    spec.format = config.base_format;
+    if (!has_short_codes(config.base_format)) continue;
+    const auto parts = published_parts(config, spec.name, spec.shape[0]);
+    for (const PublishedPart& part : parts) {
+      if (has_coded_scales(config.base_format)) spec.joined.push_back(part.rows);
+      require(parts.size() == 1 || part.rows * spec.shape[1] % kQuantizedBlock == 0,
+              ErrorCode::kConfig, "'", part.name, "' has ", part.rows * spec.shape[1],
+              " elements; weights in ", to_string(config.base_format), " need a multiple of ",
+              kQuantizedBlock, " here: take int8, or another size of the model");
+    }
+  }
 }
 
 }  // namespace
 
-void freeze(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
-  if (!config.lora.is_set()) return;
-  for (ParameterSpec& spec : parameters) spec.trainable = is_saved(config, spec.name);
-}
-
-BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters)
-    : dropout_(config.lora.dropout) {
+BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
   freeze(config, parameters);
+  quantize(config, parameters);
   const std::size_t own = parameters.size();
   for (std::size_t p = 0; p < own; ++p) {
     const ParameterSpec matrix = parameters[p];
     if (matrix.shape.rank() != 2) continue;
-    for (const LoraModule& module : lora_modules(config, matrix.name, matrix.shape[0])) {
-      adapters_.push_back({p, parameters.size(), module.first_row, module.scale});
-      for (ParameterSpec& spec : specs_of(module, config.lora, matrix.shape[1])) {
-        parameters.push_back(std::move(spec));
-      }
+    for (ModuleAdapter& adapter : adapter::module_adapters(config, matrix)) {
+      adapters_.push_back({.weight = p,
+                           .first = parameters.size(),
+                           .place = adapter.place,
+                           .first_row = adapter.module.first_row,
+                           .scale = adapter.scale,
+                           .dropout = adapter.dropout});
+      std::ranges::move(adapter.parameters, std::back_inserter(parameters));
     }
   }
 }
@@ -54,19 +63,33 @@ bool BlockAdapters::adapt(std::size_t parameter) const {
   return std::ranges::find(adapters_, parameter, &Adapter::weight) != adapters_.end();
 }
 
-Value BlockAdapters::add(Tape& tape, Value y, const Value& x, const Parameter& weight,
-                         std::span<Parameter> parameters) const {
+Value BlockAdapters::linear(Tape& tape, Value x, Parameter& weight, Parameter* bias,
+                            std::span<Parameter> parameters, const Value* residual) const {
   const auto index = static_cast<std::size_t>(&weight - parameters.data());
+  std::vector<const Adapter*> here;
+  bool scales_output = false;
   for (const Adapter& adapter : adapters_) {
     if (adapter.weight != index) continue;
-    const Value input = ops::dropout(tape, x, dropout_);
-    y = ops::add_low_rank(tape, std::move(y), input,
-                          {.a = parameters[adapter.a],
-                           .b = parameters[adapter.a + 1],
-                           .scale = adapter.scale,
-                           .first_column = adapter.first_row});
+    here.push_back(&adapter);
+    scales_output = scales_output || adapter.place == Place::kOutput;
+    if (adapter.place != Place::kInput) continue;
+    x = ops::scale_columns(tape, std::move(x), parameters[adapter.first]);
   }
-  return y;
+  // A residual is not scaled: it is added behind what scales the output.
+  Value y = ops::linear(tape, x, weight, bias, scales_output ? nullptr : residual);
+  for (const Adapter* adapter : here) {
+    if (adapter->place == Place::kOutput) {
+      y = ops::scale_columns(tape, std::move(y), parameters[adapter->first], adapter->first_row);
+    } else if (adapter->place == Place::kBeside) {
+      y = ops::add_low_rank(tape, std::move(y), ops::dropout(tape, x, adapter->dropout),
+                            {.a = parameters[adapter->first],
+                             .b = parameters[adapter->first + 1],
+                             .scale = adapter->scale,
+                             .first_column = adapter->first_row});
+    }
+  }
+  if (!scales_output || residual == nullptr) return y;
+  return ops::add(tape, std::move(y), *residual);
 }
 
 }  // namespace tessera::gpt

@@ -83,7 +83,7 @@ DataKind parse_data_kind(std::string_view name) {
 }
 
 std::int64_t TokenDataset::Source::size() const {
-  return examples != nullptr ? examples->examples() : stream->tokens();
+  return examples != nullptr ? examples->samples() : stream->tokens();
 }
 
 TokenDataset::Source TokenDataset::open(const DatasetOptions& options) {
@@ -92,6 +92,8 @@ TokenDataset::Source TokenDataset::open(const DatasetOptions& options) {
   if (named || options.kind == DataKind::kExamples) {
     return {.examples = std::make_shared<const data::ExampleStore>(options)};
   }
+  require(!options.packing, ErrorCode::kConfig, "packing is for examples (.jsonl), and '",
+          options.path, "' is a stream of tokens, whose samples are full");
   return {.stream = std::make_shared<const data::TokenStream>(options)};
 }
 
@@ -121,6 +123,7 @@ TokenDataset TokenDataset::validation() const {
 }
 
 Shape TokenDataset::input_shape(std::int64_t micro_batch) const {
+  if (options_.packing) return {2, micro_batch, options_.sequence_length};
   return {micro_batch, options_.sequence_length};
 }
 
@@ -136,24 +139,28 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
   check_view(inputs, input_shape(micro_batch), "inputs");
   check_view(targets, target_shape(micro_batch), "targets");
   const std::int64_t length = options_.sequence_length;
+  std::int32_t* const starts =
+      options_.packing ? inputs.as<std::int32_t>() + micro_batch * length : nullptr;
   std::int64_t counted = 0;
   for (std::int64_t row = 0; row < micro_batch; ++row) {
     const std::int64_t epoch = (first + row) / samples_per_epoch();
     const std::int64_t position = (first + row) % samples_per_epoch();
     const std::int64_t index = options_.shuffle ? order_.index(epoch, position) : position;
     counted += fill_row(index, inputs.as<std::int32_t>() + row * length,
-                        targets.as<std::int32_t>() + row * length);
+                        targets.as<std::int32_t>() + row * length,
+                        starts == nullptr ? nullptr : starts + row * length);
   }
   return counted;
 }
 
 /// Sample `index` of this part; returns how many of its targets count.
-std::int64_t TokenDataset::fill_row(std::int64_t index, std::int32_t* inputs,
-                                    std::int32_t* targets) const {
+std::int64_t TokenDataset::fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets,
+                                    std::int32_t* starts) const {
   const auto length = static_cast<std::size_t>(options_.sequence_length);
   if (source_.examples != nullptr) {
-    return source_.examples->fill(begin_ + index, options_.vocab_size, {inputs, length},
-                                  {targets, length});
+    return source_.examples->fill(
+        begin_ + index, options_.vocab_size, {inputs, length}, {targets, length},
+        starts == nullptr ? std::span<std::int32_t>() : std::span(starts, length));
   }
   // Without a vocabulary to keep to, a token must still fit an int32.
   const std::uint64_t limit = options_.vocab_size > 0
@@ -176,10 +183,12 @@ std::vector<NamedText> TokenDataset::identity() const {
   const bool of_examples = source_.examples != nullptr;
   std::vector<NamedText> all =
       of_examples ? source_.examples->identity() : source_.stream->identity();
-  all.push_back({"order of samples",
-                 concat("length ", options_.sequence_length,
-                        of_examples ? ", examples " : ", tokens ", begin_, " to ", end_ - 1,
-                        options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
+  all.push_back(
+      {"order of samples",
+       concat("length ", options_.sequence_length,
+              of_examples ? (options_.packing ? ", packed samples " : ", examples ") : ", tokens ",
+              begin_, " to ", end_ - 1,
+              options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
   return all;
 }
 
@@ -207,8 +216,10 @@ const std::vector<std::string>& TokenDataset::notes() const {
 
 std::vector<std::string> TokenDataset::assumptions() const {
   if (source_.examples == nullptr) return source_.stream->assumptions();
-  return {concat("'", source_.examples->path(), "' is read as examples, one in each line: ",
-                 source_.examples->examples(), " of ", source_.examples->tokens(), " tokens")};
+  return {concat(
+      "'", source_.examples->path(), "' is read as examples, one in each line: ",
+      source_.examples->examples(), " of ", source_.examples->tokens(), " tokens",
+      options_.packing ? concat(", packed into ", source_.examples->samples(), " samples") : "")};
 }
 
 }  // namespace tessera

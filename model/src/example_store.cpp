@@ -1,8 +1,12 @@
 #include "example_store.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "file_identity.h"
 #include "tessera/core/error.h"
@@ -10,7 +14,7 @@
 namespace tessera::data {
 namespace {
 
-using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr std::int32_t kIgnored = -100;
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
@@ -24,18 +28,47 @@ std::vector<std::int32_t> encode(const std::string& text, const std::optional<To
   return bytes;
 }
 
+constexpr const char* kPrompts = "prompts";
+constexpr const char* kTexts = "texts";
+constexpr const char* kMessages = "messages";
+constexpr const char* kMessagePrompts = "prompts of messages";
+
+/// What a line has; "" if it is nothing known.
+std::string kind_of(const ordered_json& line) {
+  if (line.contains("messages")) return kMessages;
+  if (line.contains("prompt") && line.contains("completion")) {
+    return line.at("prompt").is_array() ? kMessagePrompts : kPrompts;
+  }
+  return line.contains("text") ? kTexts : "";
+}
+
+void check_messages(const ordered_json& messages, const char* key) {
+  const auto is_message = [](const ordered_json& message) {
+    return message.is_object() && message.contains("role") && message.at("role").is_string();
+  };
+  require(messages.is_array() && !messages.empty() && std::ranges::all_of(messages, is_message),
+          ErrorCode::kConfig, "has \"", key,
+          "\" that are no messages; write [{\"role\": \"user\", \"content\": \"...\"}, ...]");
+}
+
 std::string count_of(std::int64_t count, const char* what) {
   return concat(count, count == 1 ? " example " : " examples ", what);
 }
 
 }  // namespace
 
+/// Of one line.
+struct ExampleStore::Example {
+  std::vector<std::int32_t> tokens{};
+  std::vector<std::pair<std::size_t, std::size_t>> targets{};  ///< tokens [first, second)
+};
+
 /// What lines have in common, and what was found on the way.
 struct ExampleStore::Reading {
   const DatasetOptions& options;
   std::optional<std::int32_t> end{};
-  bool is_first = true;
-  bool has_prompts = false;
+  std::string kind{};  ///< of the first line
+  std::optional<ChatTemplate> chat_template{};
   std::int64_t line = 0;
   std::int64_t truncated = 0;  ///< whose end did not fit
   std::int64_t without = 0;    ///< left out: no target fits
@@ -44,7 +77,8 @@ struct ExampleStore::Reading {
 
 bool is_example_file(std::string_view path) { return path.ends_with(".jsonl"); }
 
-ExampleStore::ExampleStore(const DatasetOptions& options) : file_(options.path), starts_{0} {
+ExampleStore::ExampleStore(const DatasetOptions& options)
+    : file_(options.path), starts_{0}, target_starts_{0} {
   const std::span<const std::byte> bytes = file_.bytes();
   require(bytes.size() <= kMostBytes, ErrorCode::kConfig, "'", options.path, "' has ", bytes.size(),
           " bytes, and examples of at most ", kMostBytes, " are kept in memory; split the file");
@@ -65,75 +99,129 @@ ExampleStore::ExampleStore(const DatasetOptions& options) : file_(options.path),
       examples() > 0, ErrorCode::kConfig, "'", options.path, "' has ",
       reading.without == 0 ? "no examples" : "no example with a target within the sequence length",
       "; each line must be an object such as {\"prompt\": \"...\", \"completion\": \"...\"}");
+  if (reading.chat_template) template_identity_ = reading.chat_template->identity();
   tell(reading, options.sequence_length);
+  if (options.packing) pack(options.sequence_length);
 }
 
 void ExampleStore::add_line(std::string_view line, std::int64_t number, Reading& reading) {
   const auto refuse = [&](const auto&... what) {
     fail(ErrorCode::kConfig, "line ", number, " of '", file_.path(), "' ", what...);
   };
-  json example;
+  ordered_json example;
   try {
-    example = json::parse(line);
-  } catch (const json::parse_error& error) {
+    example = ordered_json::parse(line);
+  } catch (const ordered_json::parse_error& error) {
     refuse("is no JSON: ", error.what());
   }
   if (!example.is_object()) refuse("is no JSON object");
-  const bool has_prompt = example.contains("prompt") && example.contains("completion");
-  if (!has_prompt && !example.contains("text")) {
-    refuse(example.contains("messages")
-               ? "has \"messages\", which need a chat template; write them as \"prompt\" and "
-                 "\"completion\""
-               : "has neither \"prompt\" and \"completion\" nor \"text\"");
+  const std::string kind = kind_of(example);
+  if (kind.empty()) {
+    refuse("has neither \"prompt\" and \"completion\" nor \"text\" nor \"messages\"");
   }
-  if (!reading.is_first && has_prompt != reading.has_prompts) {
-    refuse("has ", has_prompt ? "a prompt, and those before it have none"
-                              : "no prompt, and those before it have one");
-  }
-  reading.is_first = false;
-  reading.has_prompts = has_prompt;
+  if (reading.kind.empty()) reading.kind = kind;
+  if (reading.kind != kind) refuse("has ", kind, ", and those before it have ", reading.kind);
   reading.line = number;
+  try {
+    const bool is_chat = kind == kMessages || kind == kMessagePrompts;
+    add_example(is_chat ? read_chat(example, reading) : read_text(example, reading), reading);
+  } catch (const Error& error) {
+    refuse(error.what());
+  }
+}
+
+ExampleStore::Example ExampleStore::read_text(const ordered_json& line, Reading& reading) const {
   const auto text_of = [&](const char* key) -> std::string {
-    if (!example.at(key).is_string()) refuse("has a \"", key, "\" that is no text");
-    return example.at(key).get<std::string>();
+    require(line.at(key).is_string(), ErrorCode::kConfig, "has a \"", key, "\" that is no text");
+    return line.at(key).get<std::string>();
   };
+  const bool has_prompt = reading.kind == kPrompts;
   const std::string prompt = has_prompt ? text_of("prompt") : "";
   const std::optional<Tokenizer>& tokenizer = reading.options.tokenizer;
-  std::vector<std::int32_t> tokens;
+  Example example;
   std::size_t prompt_tokens = 0;
+  const std::string text = has_prompt ? prompt + text_of("completion") : text_of("text");
   try {
-    tokens = encode(has_prompt ? prompt + text_of("completion") : text_of("text"), tokenizer, true);
+    example.tokens = encode(text, tokenizer, true);
     if (has_prompt) {
       const std::vector<std::int32_t> begin = encode(prompt, tokenizer, true);
       prompt_tokens = begin.size();
-      const bool agrees =
-          begin.size() <= tokens.size() && std::equal(begin.begin(), begin.end(), tokens.begin());
+      const bool agrees = begin.size() <= example.tokens.size() &&
+                          std::equal(begin.begin(), begin.end(), example.tokens.begin());
       if (!agrees) ++reading.across;
     }
   } catch (const Error& error) {
-    refuse("cannot be tokenised: ", error.what());
+    fail(ErrorCode::kConfig, "cannot be tokenised: ", error.what());
   }
-  if (reading.end && (tokens.empty() || tokens.back() != *reading.end)) {
-    tokens.push_back(*reading.end);
+  if (reading.end && (example.tokens.empty() || example.tokens.back() != *reading.end)) {
+    example.tokens.push_back(*reading.end);
   }
-  add_example(std::move(tokens), prompt_tokens, reading);
+  example.targets.emplace_back(prompt_tokens, example.tokens.size());
+  return example;
 }
 
-void ExampleStore::add_example(std::vector<std::int32_t> tokens, std::size_t prompt,
-                               Reading& reading) {
+/// A token is a target if any of its text is what an assistant has written.
+ExampleStore::Example ExampleStore::read_chat(const ordered_json& line, Reading& reading) const {
+  const bool has_template = reading.options.chat_template.has_value();
+  require(has_template, ErrorCode::kConfig,
+          "has messages, which need a chat template; give --chat-template FILE, or write texts as "
+          "\"prompt\" and \"completion\"");
+  if (!reading.chat_template) reading.chat_template.emplace(*reading.options.chat_template);
+  const auto messages_of = [&](const char* key) -> const ordered_json& {
+    check_messages(line.at(key), key);
+    return line.at(key);
+  };
+  const ordered_json tools = line.contains("tools") ? line.at("tools") : ordered_json(nullptr);
+  const ChatTemplate& chat = *reading.chat_template;
+  const bool is_whole = reading.kind == kMessages;
+  const ordered_json& messages = messages_of(is_whole ? "messages" : "prompt");
+  ChatTemplate::Chat whole;
+  try {
+    whole = is_whole ? chat.chat(messages, tools)
+                     : chat.completed(messages, messages_of("completion"), tools);
+  } catch (const Error& error) {
+    fail(ErrorCode::kConfig, "cannot be rendered: ", error.what());
+  }
+  Tokenizer::Placed placed;
+  if (reading.options.tokenizer) {
+    placed = reading.options.tokenizer->encode_with_ends(whole.text);
+  } else {
+    placed.tokens = encode(whole.text, std::nullopt, false);
+    for (std::size_t i = 1; i <= placed.tokens.size(); ++i) placed.ends.push_back(i);
+  }
+  Example example{.tokens = std::move(placed.tokens)};
+  for (const auto& [begin, end] : whole.written) {
+    const auto first = std::ranges::upper_bound(placed.ends, begin) - placed.ends.begin();
+    auto last = std::ranges::lower_bound(placed.ends, end) - placed.ends.begin();
+    // The token that holds the span's last byte, if that is not where another ends.
+    if (end > begin && last < std::ssize(placed.ends)) ++last;
+    if (end > begin) example.targets.emplace_back(first, last);
+  }
+  return example;
+}
+
+void ExampleStore::add_example(Example example, Reading& reading) {
   const auto most = static_cast<std::size_t>(reading.options.sequence_length) + 1;
+  std::vector<std::int32_t>& tokens = example.tokens;
   if (tokens.size() > most) {
     tokens.resize(most);
     ++reading.truncated;
   }
-  // The first token is never a target: nothing predicts it.
-  if (tokens.size() <= std::max<std::size_t>(prompt, 1)) {
+  for (auto& [first, second] : example.targets) {
+    first = std::max<std::size_t>(first, 1);  // nothing predicts the first token
+    second = std::min(second, tokens.size());
+  }
+  std::erase_if(example.targets, [](const auto& span) { return span.first >= span.second; });
+  if (example.targets.empty()) {
     ++reading.without;
     return;
   }
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   starts_.push_back(static_cast<std::int64_t>(tokens_.size()));
-  prompts_.push_back(static_cast<std::int64_t>(std::max<std::size_t>(prompt, 1)));
+  for (const auto& [first, second] : example.targets) {
+    targets_.emplace_back(static_cast<std::int32_t>(first), static_cast<std::int32_t>(second));
+  }
+  target_starts_.push_back(static_cast<std::int64_t>(targets_.size()));
   lines_.push_back(reading.line);
 }
 
@@ -157,25 +245,79 @@ void ExampleStore::tell(const Reading& reading, std::int64_t length) {
 std::vector<NamedText> ExampleStore::identity() const {
   std::vector<NamedText> all = identity_of({&file_});
   all.insert(all.begin(), {"kind of data", std::string(to_string(DataKind::kExamples))});
+  if (!template_identity_.empty()) {
+    all.push_back({"chat template", "hash " + template_identity_});
+  }
   if (!tokenizer_identity_.empty()) all.push_back({"tokenizer", "hash " + tokenizer_identity_});
   return all;
 }
 
-std::int64_t ExampleStore::fill(std::int64_t example, std::int64_t vocab_size,
-                                std::span<std::int32_t> inputs,
-                                std::span<std::int32_t> targets) const {
-  const auto e = static_cast<std::size_t>(example);
-  const std::span<const std::int32_t> tokens = std::span(tokens_).subspan(
-      static_cast<std::size_t>(starts_[e]), static_cast<std::size_t>(starts_[e + 1] - starts_[e]));
+std::int64_t ExampleStore::fill(std::int64_t sample, std::int64_t vocab_size,
+                                std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
+                                std::span<std::int32_t> starts) const {
+  const auto s = static_cast<std::size_t>(sample);
+  const std::vector<std::size_t> examples = packed_.empty() ? std::vector{s} : packed_[s];
+  std::ranges::fill(targets, kIgnored);
+  std::int64_t counted = 0;
+  std::size_t begin = 0;
+  for (const std::size_t e : examples) {
+    const std::size_t places = places_of(e);
+    if (!starts.empty()) {
+      std::ranges::fill(starts.subspan(begin, places), static_cast<std::int32_t>(begin));
+    }
+    counted += fill_example(e, vocab_size, inputs.subspan(begin), targets.subspan(begin));
+    begin += places;
+  }
+  if (!starts.empty()) {
+    std::ranges::fill(starts.subspan(begin), static_cast<std::int32_t>(begin));
+  }
+  return counted;
+}
+
+/// An example takes a place less than it has tokens: the last is a target alone.
+std::size_t ExampleStore::places_of(std::size_t example) const {
+  return static_cast<std::size_t>(starts_[example + 1] - starts_[example]) - 1;
+}
+
+std::int64_t ExampleStore::fill_example(std::size_t e, std::int64_t vocab_size,
+                                        std::span<std::int32_t> inputs,
+                                        std::span<std::int32_t> targets) const {
+  const std::span<const std::int32_t> tokens =
+      std::span(tokens_).subspan(static_cast<std::size_t>(starts_[e]), places_of(e) + 1);
   const std::size_t used = tokens.size() - 1;
   std::copy_n(tokens.begin(), used, inputs.begin());
   std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(used), inputs.end(), tokens.back());
-  std::ranges::fill(targets, kIgnored);
-  const auto prompt = static_cast<std::size_t>(prompts_[e]);
-  for (std::size_t i = prompt; i < tokens.size(); ++i) targets[i - 1] = tokens[i];
+  std::int64_t counted = 0;
+  for (auto span = target_starts_[e]; span < target_starts_[e + 1]; ++span) {
+    const auto [first, second] = targets_[static_cast<std::size_t>(span)];
+    for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(second); ++i) {
+      targets[i - 1] = tokens[i];
+    }
+    counted += second - first;
+  }
   const std::int32_t largest = std::ranges::max(tokens);
   if (vocab_size > 0 && largest >= vocab_size) check_vocabulary(vocab_size);
-  return static_cast<std::int64_t>(tokens.size() - prompt);
+  return counted;
+}
+
+/// Best fit: from the longest example to the shortest, each goes where it leaves the least room.
+void ExampleStore::pack(std::int64_t length) {
+  std::vector<std::size_t> order(static_cast<std::size_t>(examples()));
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::greater(), [&](std::size_t e) { return places_of(e); });
+  std::set<std::pair<std::size_t, std::size_t>> room;  // of each sample, and its number
+  for (const std::size_t e : order) {
+    const std::size_t places = places_of(e);
+    auto best = room.lower_bound({places, 0});
+    if (best == room.end()) {
+      best = room.emplace(static_cast<std::size_t>(length), packed_.size()).first;
+      packed_.emplace_back();
+    }
+    const auto [left, sample] = *best;
+    packed_[sample].push_back(e);
+    room.erase(best);
+    room.emplace(left - places, sample);
+  }
 }
 
 void ExampleStore::check_vocabulary(std::int64_t vocab_size) const {

@@ -35,6 +35,11 @@ class Embedding : public Layer {
           gpt::matrix("wpe.weight", config.context_length, config.width, gpt::kInitialStddev));
     }
     gpt::freeze(config, parameters_);
+    has_prompt_ = config.adapter.prompt() != nullptr;
+    if (has_prompt_) {
+      parameters_.push_back(gpt::matrix(std::string(kPromptParameter),
+                                        config.adapter.prompt_tokens(), config.width, 1.0F));
+    }
   }
 
   bool backward_reads_parameters() const override { return false; }
@@ -42,13 +47,24 @@ class Embedding : public Layer {
   Value forward(Tape& tape, const Value& /*input*/,
                 std::span<Parameter> parameters) const override {
     gpt::check_parameters(*this, parameters);
-    Parameter* const positions = parameters.size() > 1 ? &parameters[1] : nullptr;
-    Value x = ops::embedding(tape, tape.batch().inputs, parameters[0], positions);
+    const std::size_t own = parameters.size() - (has_prompt_ ? 1 : 0);
+    Parameter* const positions = own > 1 ? &parameters[1] : nullptr;
+    const gpt::TokenInputs inputs = gpt::inputs_of(tape);
+    if (has_prompt_) {
+      require(!inputs.starts, ErrorCode::kConfig,
+              "a tuned prompt stands in front of a sequence, not of each document of a packed "
+              "sample; leave out --packing");
+      Value x =
+          ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions, parameters.back());
+      return ops::dropout(tape, std::move(x), dropout_);
+    }
+    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
  private:
   float dropout_;
+  bool has_prompt_ = false;
 };
 
 /// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
@@ -89,8 +105,12 @@ class Head : public Layer {
     gpt::check_parameters(*this, parameters);
     require(input.shape().rank() == 3, ErrorCode::kInvalidArgument,
             "layer 'head' takes (B, L, C), got ", input.shape());
-    Value x = rms_ ? ops::rms_norm(tape, input, parameters[0], epsilon_)
-                   : ops::layer_norm(tape, input, parameters[0], parameters[1]);
+    // A tuned prompt has no targets. Sampling hands in single positions.
+    const TensorView tokens = gpt::inputs_of(tape).tokens;
+    const std::int64_t prompt = tokens ? input.shape()[1] - tokens.shape[1] : 0;
+    const Value rows = prompt > 0 ? ops::without_first(tape, input, prompt) : input;
+    Value x = rms_ ? ops::rms_norm(tape, rows, parameters[0], epsilon_)
+                   : ops::layer_norm(tape, rows, parameters[0], parameters[1]);
     Parameter& weight = parameters.back();
     const Tensor& targets = tape.batch().targets;
     if (!targets) {
@@ -106,24 +126,25 @@ class Head : public Layer {
   float epsilon_;
 };
 
-/// Everything that config.lora names must be there.
+/// Everything that config.adapter names must be there.
 void check_adapters(const Model& model, const GptConfig& config) {
-  if (!config.lora.is_set()) return;
-  bool adapts = false, saves = config.lora.saved_modules.empty();
+  if (!config.adapter.is_set() || config.adapter.prompt() != nullptr) return;
+  const std::string_view kind = kind_of(config.adapter).name;
+  bool adapts = false, saves = config.adapter.saved_modules.empty();
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& spec : layer->parameters()) {
-      const bool is_adapter = spec.name.find(".lora_") != std::string::npos;
+      const bool is_adapter = is_adapter_parameter(spec.name);
       adapts = adapts || is_adapter;
       saves = saves || (spec.trainable && !is_adapter);
     }
   }
-  require(adapts, ErrorCode::kConfig, "LoRA: no linear module of this ", family_of(config).name,
+  require(adapts, ErrorCode::kConfig, kind, ": no linear module of this ", family_of(config).name,
           " is a target; its modules are ",
           is_gpt2(config) ? "c_attn, c_proj and c_fc"
           : family_of(config).fused_files
               ? "qkv_proj, o_proj, gate_up_proj and down_proj"
               : "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj");
-  require(saves, ErrorCode::kConfig, "LoRA: modules_to_save names no module of this ",
+  require(saves, ErrorCode::kConfig, kind, ": modules_to_save names no module of this ",
           family_of(config).name);
 }
 
@@ -148,6 +169,13 @@ void check_parameters(const Layer& layer, std::span<const Parameter> parameters)
   const std::size_t wanted = layer.parameters().size() + layer.tied_parameters().size();
   require(parameters.size() == wanted, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' takes ", wanted, " parameters, got ", parameters.size());
+}
+
+TokenInputs inputs_of(const Tape& tape) {
+  const TensorView inputs = tape.batch().inputs;
+  if (inputs.shape.rank() != 3) return {inputs, {}};
+  const Shape shape{inputs.shape[1], inputs.shape[2]};
+  return {inputs.narrow(0, 0, 1).reshape(shape), inputs.narrow(0, 1, 1).reshape(shape)};
 }
 
 std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config) {
@@ -177,16 +205,18 @@ Tensor gpt_logits(const Model& model, std::span<std::vector<Parameter>> paramete
                   Stream& stream, const Tensor& tokens, LogitPositions positions, int threads) {
   require(parameters.size() == model.layers.size(), ErrorCode::kInvalidArgument,
           "gpt_logits: ", model.layers.size(), " layers, but parameters of ", parameters.size());
-  require(tokens.shape().rank() == 2 && tokens.shape()[1] > 0, ErrorCode::kInvalidArgument,
-          "gpt_logits: tokens must be (batch, length > 0), got ", tokens.shape());
-  const std::int64_t length = tokens.shape()[1];
   const bool last_only = positions == LogitPositions::kLast;
+  const bool is_packed = !last_only && tokens.shape().rank() == 3 && tokens.shape()[0] == 2;
+  require((is_packed || tokens.shape().rank() == 2) && tokens.shape()[1] > 0,
+          ErrorCode::kInvalidArgument, "gpt_logits: tokens must be (batch, length > 0), got ",
+          tokens.shape());
   require(!last_only || tokens.shape()[0] == 1, ErrorCode::kInvalidArgument,
           "gpt_logits: the last position alone is for one sequence, got ", tokens.shape()[0]);
   const Batch batch{.inputs = tokens, .targets = {}};
   Tensor x = tokens;
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    if (last_only && i + 1 == model.layers.size()) x = x.narrow(1, length - 1, 1);
+    // Behind a prompt, too.
+    if (last_only && i + 1 == model.layers.size()) x = x.narrow(1, x.shape()[1] - 1, 1);
     Tape tape(memory, stream, batch, {.record = false, .training = false, .threads = threads});
     const Value input = tape.input(std::move(x), false);
     x = model.layers[i]->forward(tape, input, parameters[i]).tensor;

@@ -50,7 +50,7 @@ class TransformerBlock : public Layer {
     // Each reassignment lets go of what only backward could still need; the tape has kept that.
     Value x = ops::layer_norm(tape, input, p(kNorm1Weight), p(kNorm1Bias));
     x = project(tape, std::move(x), kQkvWeight, parameters);
-    x = ops::attention(tape, x, heads_);
+    x = ops::attention(tape, x, heads_, 0, inputs_of(tape).starts);
     if (dropout_ == 0.0F) {  // see [Note: residuals in projections]
       const Value sum = project(tape, std::move(x), kAttentionProjectionWeight, parameters, &input);
       x = ops::layer_norm(tape, sum, p(kNorm2Weight), p(kNorm2Bias));
@@ -81,12 +81,12 @@ class TransformerBlock : public Layer {
     kMlpProjectionBias,
   };
 
-  /// x weight^T + bias [+ residual], and what adapters add. A bias is behind its weight.
+  /// x weight^T + bias [+ residual], with adapters. A bias is behind its weight.
   Value project(Tape& tape, Value x, Index weight, std::span<Parameter> parameters,
                 const Value* residual = nullptr) const {
     const auto index = static_cast<std::size_t>(weight);
-    Value y = ops::linear(tape, x, parameters[index], &parameters[index + 1], residual);
-    return adapters_->add(tape, std::move(y), x, parameters[index], parameters);
+    return adapters_->linear(tape, std::move(x), parameters[index], &parameters[index + 1],
+                             parameters, residual);
   }
 
   /// The MLP's GEMMs do more than projections, but where an adapter comes in between.

@@ -53,21 +53,27 @@ constexpr std::array kFamilies{
               .base_class = "GPT2Model",
               .block_class = "GPT2Block",
               .prefix = "transformer.",
-              .lora_targets = {"c_attn"}},
+              .lora_targets = {"c_attn"},
+              .ia3_targets = {"c_attn", "mlp.c_proj"},
+              .ia3_feedforward = "mlp.c_proj"},
     FamilyRow{.family = GptFamily::kLlama,
               .name = "llama",
               .architecture = "LlamaForCausalLM",
               .base_class = "LlamaModel",
               .block_class = "LlamaDecoderLayer",
               .prefix = "model.",
-              .lora_targets = {"q_proj", "v_proj"}},
+              .lora_targets = {"q_proj", "v_proj"},
+              .ia3_targets = {"k_proj", "v_proj", "down_proj"},
+              .ia3_feedforward = "down_proj"},
     FamilyRow{.family = GptFamily::kMistral,
               .name = "mistral",
               .architecture = "MistralForCausalLM",
               .base_class = "MistralModel",
               .block_class = "MistralDecoderLayer",
               .prefix = "model.",
-              .lora_targets = {"q_proj", "v_proj"}},
+              .lora_targets = {"q_proj", "v_proj"},
+              .ia3_targets = {"k_proj", "v_proj", "down_proj"},
+              .ia3_feedforward = "down_proj"},
     FamilyRow{.family = GptFamily::kQwen2,
               .name = "qwen2",
               .architecture = "Qwen2ForCausalLM",
@@ -75,7 +81,9 @@ constexpr std::array kFamilies{
               .block_class = "Qwen2DecoderLayer",
               .prefix = "model.",
               .qkv_bias = true,
-              .lora_targets = {"q_proj", "v_proj"}},
+              .lora_targets = {"q_proj", "v_proj"},
+              .ia3_targets = {"q_proj", "v_proj", "down_proj"},
+              .ia3_feedforward = "down_proj"},
     FamilyRow{.family = GptFamily::kQwen3,
               .name = "qwen3",
               .architecture = "Qwen3ForCausalLM",
@@ -83,7 +91,9 @@ constexpr std::array kFamilies{
               .block_class = "Qwen3DecoderLayer",
               .prefix = "model.",
               .head_norm = true,
-              .lora_targets = {"q_proj", "v_proj"}},
+              .lora_targets = {"q_proj", "v_proj"},
+              .ia3_targets = {"q_proj", "v_proj", "down_proj"},
+              .ia3_feedforward = "down_proj"},
     FamilyRow{.family = GptFamily::kPhi3,
               .name = "phi3",
               .architecture = "Phi3ForCausalLM",
@@ -225,12 +235,13 @@ double gpt_flops_per_token(const GptConfig& config) {
     attention += (length - outside * outside / length) * queries;
   }
   const double matrices = number(config.layers) * block_matrices + head_matrix;
-  if (!config.lora.is_set()) return 6.0 * (matrices + attention);
+  if (!config.adapter.is_set()) return 6.0 * (matrices + attention);
   double adapters = 0.0, saved = 0.0;
   for (const auto& layer : gpt::make_layers(config)) {
     for (const ParameterSpec& spec : layer->parameters()) {
       if (!spec.trainable || spec.shape.rank() != 2) continue;
-      const bool is_adapter = spec.name.find(".lora_") != std::string::npos;
+      const bool is_adapter = is_adapter_parameter(spec.name);
+      if (is_adapter && config.adapter.lora() == nullptr) continue;  // no factors of GEMMs
       (is_adapter ? adapters : saved) += number(spec.shape.numel());
     }
   }
@@ -247,6 +258,9 @@ void check(const GptConfig& config) {
           "; change one of them");
   require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
           "model: dropout must be in [0, 1), got ", config.dropout);
+  require(config.base_format == WeightFormat::kNone || config.adapter.is_set(), ErrorCode::kConfig,
+          "a base in ", to_string(config.base_format),
+          " stays as it is: give adapters to train, by --adapter, --lora or --ia3");
   if (config.family == GptFamily::kGpt2) {
     GptConfig plain = config;
     for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;
@@ -274,7 +288,17 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"dropout", concat(config.dropout)});
   words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
-  if (config.lora.is_set()) words.push_back({"adapter", to_adapter_json(config.lora, config)});
+  if (config.adapter.is_set()) {
+    words.push_back({"adapter", to_adapter_json(config.adapter, config)});
+  }
+  if (config.base_format != WeightFormat::kNone) {
+    words.push_back({"base_format", std::string(to_string(config.base_format))});
+  }
+  if (!config.unquantized.empty()) {
+    std::string names;
+    for (const std::string& name : config.unquantized) names += (names.empty() ? "" : " ") + name;
+    words.push_back({"unquantized", names});
+  }
   if (config.family == GptFamily::kGpt2) return words;
   for (const auto& [name, size] : kMoreSizes)
     words.push_back({std::string(name), concat(config.*size)});
@@ -293,7 +317,14 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   config.dropout = words.number<float>("dropout");
   config.tie_embedding = words.text("tie_embedding") == "true";
   if (const std::string* const adapter = words.find("adapter")) {
-    config.lora = parse_adapter_json(*adapter, "the model's configuration", config);
+    config.adapter = parse_adapter_json(*adapter, "the model's configuration", config);
+  }
+  if (const std::string* const format = words.find("base_format")) {
+    config.base_format = parse_weight_format(*format);
+  }
+  if (const std::string* const matrices = words.find("unquantized")) {
+    std::istringstream in(*matrices);
+    for (std::string name; in >> name;) config.unquantized.push_back(name);
   }
   if (config.family == GptFamily::kGpt2) return config;
   for (const auto& [name, size] : kMoreSizes) config.*size = words.number<std::int64_t>(name);

@@ -36,10 +36,11 @@ class GptGeneration::LogitHead : public FrozenLayer {
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    const std::int64_t prompt = input.shape()[1] - owner_.window();  // tuned rows in front
     // Without targets the head gives logits.
     Tape pass(tape.memory(), tape.stream(), {.inputs = tape.batch().inputs, .targets = {}},
               forward_only(tape.options()));
-    const Value last = pass.input(input.tensor.narrow(1, owner_.position_, 1), false);
+    const Value last = pass.input(input.tensor.narrow(1, prompt + owner_.position_, 1), false);
     const Tensor logits = FrozenLayer::forward(pass, last, parameters).tensor;
     hand_out(tape, logits);
     Tensor loss = tape.activation(Shape{1}, DType::kFloat32, "whether to stop");
@@ -69,9 +70,9 @@ class GptGeneration::LogitHead : public FrozenLayer {
 
 GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window)
     : model_(make_gpt(config)), vocab_size_(config.vocab_size) {
-  require(window >= 1 && window <= config.context_length, ErrorCode::kInvalidArgument,
-          "a window of ", window, " tokens; this model takes between 1 and ",
-          config.context_length);
+  const std::int64_t most = config.context_length - config.adapter.prompt_tokens();
+  require(window >= 1 && window <= most, ErrorCode::kInvalidArgument, "a window of ", window,
+          " tokens; this model takes between 1 and ", most);
   tokens_.resize(static_cast<std::size_t>(window));
   logits_.resize(static_cast<std::size_t>(vocab_size_));
   auto& layers = model_.layers;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "adapter/adapter_modules.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/model/gpt.h"
 
@@ -20,7 +21,13 @@ ParameterSpec vector(std::string name, std::int64_t size, float value);
 /// Throws Error{kInvalidArgument} unless there are as many as the layer has, tied ones included.
 void check_parameters(const Layer& layer, std::span<const Parameter> parameters);
 
-/// Freezes what config.lora does not train, and checks that all that it trains can be trained.
+/// A batch's tokens (B, L) int32 and, of packed samples, where the document of each begins.
+struct TokenInputs {
+  TensorView tokens, starts;
+};
+TokenInputs inputs_of(const Tape& tape);
+
+/// Freezes what config.adapter does not train, and checks that all that it trains can be trained.
 void freeze(const GptConfig& config, std::vector<ParameterSpec>& parameters);
 
 /// The adapters of a block's matrices. A block declares its own parameters, and these add theirs.
@@ -28,22 +35,23 @@ class BlockAdapters {
  public:
   BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters);
 
-  /// Adds to y = x weight^T what the adapters of `weight` add. `weight` is one of `parameters`, the
-  /// block's.
-  Value add(Tape& tape, Value y, const Value& x, const Parameter& weight,
-            std::span<Parameter> parameters) const;
+  /// x weight^T [+ bias] [+ residual] with what the adapters of `weight` do to it. `weight` is one
+  /// of `parameters`, the block's.
+  Value linear(Tape& tape, Value x, Parameter& weight, Parameter* bias,
+               std::span<Parameter> parameters, const Value* residual = nullptr) const;
   /// Whether the parameter at this index has adapters.
   bool adapt(std::size_t parameter) const;
 
  private:
+  using Place = adapter::ModuleAdapter::Place;
   struct Adapter {
     std::size_t weight = 0;  ///< index of the parameter
-    std::size_t a = 0;       ///< index of A; B is behind it
+    std::size_t first = 0;   ///< index of its own; A is in front of B
+    Place place = Place::kBeside;
     std::int64_t first_row = 0;
-    float scale = 1.0F;
+    float scale = 1.0F, dropout = 0.0F;  ///< of kBeside
   };
   std::vector<Adapter> adapters_;
-  float dropout_;
 };
 
 /// All layers of make_gpt().

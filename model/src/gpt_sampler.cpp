@@ -29,9 +29,8 @@ GptSampler::GptSampler(const GptConfig& config, const ReadParameter& read,
       device_(make_cpu_device()),
       memory_(*device_),
       stream_(device_->create_stream({.name = "sampler", .threads = options.threads})) {
-  require(options.dtype == DType::kFloat32 || options.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, "a GPT computes in fp32 or bf16, not ",
-          to_string(options.dtype));
+  require(is_compute_dtype(options.dtype), ErrorCode::kInvalidArgument,
+          "a GPT computes in fp32, bf16 or fp16, not ", to_string(options.dtype));
   load(read);
 }
 
@@ -46,12 +45,9 @@ void GptSampler::load(const ReadParameter& read) {
       read(spec, values);
       const Tensor& tensor = tensors_.emplace_back(Tensor::empty(
           memory_, spec.shape, options_.dtype, MemoryCategory::kParameters, spec.name));
-      if (options_.dtype == DType::kFloat32) {
-        std::copy(values.begin(), values.end(), tensor.as<float>());
-      } else {
-        std::transform(values.begin(), values.end(), tensor.as<bfloat16>(),
-                       [](float value) { return bfloat16(value); });
-      }
+      const TensorView from(values.data(), DType::kFloat32, spec.shape);
+      kernels_for(*device_).cast({.src = from, .dst = tensor.view()}, *stream_);
+      stream_->synchronize();  // the values are the next tensor's then
       by_name.emplace(spec.name, tensor.view());
     }
   }
@@ -66,9 +62,10 @@ void GptSampler::load(const ReadParameter& read) {
 }
 
 void GptSampler::check(std::span<const std::int32_t> context) const {
-  require(!context.empty() && std::cmp_less_equal(context.size(), config_.context_length),
+  const std::int64_t most = config_.context_length - config_.adapter.prompt_tokens();
+  require(!context.empty() && std::cmp_less_equal(context.size(), most),
           ErrorCode::kInvalidArgument, "a context of ", context.size(),
-          " tokens; this model takes between 1 and ", config_.context_length);
+          " tokens; this model takes between 1 and ", most);
   for (std::size_t i = 0; i < context.size(); ++i) {
     require(context[i] >= 0 && context[i] < config_.vocab_size, ErrorCode::kInvalidArgument,
             "token ", i, " of the context is ", context[i], ", outside of the vocabulary of ",

@@ -35,22 +35,27 @@ class LlamaBlock : public Layer {
     Parameter* next = parameters.data();
     Value x = ops::rms_norm(tape, input, *next++, epsilon);
     Parameter& qkv_weight = *next++;
-    x = project(tape, std::move(x), qkv_weight, qkv_bias_ ? next++ : nullptr, parameters);
+    x = adapters_->linear(tape, std::move(x), qkv_weight, qkv_bias_ ? next++ : nullptr, parameters);
     ops::HeadsOptions heads{.heads = config_.heads,
                             .kv_heads = config_.kv_heads_used(),
                             .width = config_.head_width_used(),
                             .frequencies = frequencies_for(input.shape()[1]),
                             .amplitude = amplitude_,
-                            .epsilon = epsilon};
+                            .epsilon = epsilon,
+                            .starts = inputs_of(tape).starts};
     if (head_norm_) {
       heads.q_gamma = next++;
       heads.k_gamma = next++;
     }
+    require(!heads.starts || heads.frequencies.data() == frequencies_.data(), ErrorCode::kConfig,
+            "samples longer than ", config_.rotary.trained_context,
+            " tokens have other rotary frequencies (longrope), which the documents of a packed "
+            "sample may not; give a shorter --sequence-length, or leave out --packing");
     x = ops::heads(tape, x, heads);
-    x = ops::attention(tape, x, config_.heads, window_);
+    x = ops::attention(tape, x, config_.heads, window_, heads.starts);
     const Value sum = add_residual(tape, std::move(x), *next++, input, parameters);
     x = ops::rms_norm(tape, sum, *next++, epsilon);
-    x = project(tape, std::move(x), *next++, nullptr, parameters);
+    x = adapters_->linear(tape, std::move(x), *next++, nullptr, parameters);
     x = ops::swiglu(tape, std::move(x));
     return add_residual(tape, std::move(x), *next++, sum, parameters);
   }
@@ -76,20 +81,13 @@ class LlamaBlock : public Layer {
     parameters_.push_back(matrix(prefix + "mlp.down_proj.weight", c, mlp, kInitialStddev));
   }
 
-  /// x weight^T [+ bias] [+ residual], and what adapters add.
-  Value project(Tape& tape, Value x, Parameter& weight, Parameter* bias,
-                std::span<Parameter> parameters, const Value* residual = nullptr) const {
-    Value y = ops::linear(tape, x, weight, bias, residual);
-    return adapters_->add(tape, std::move(y), x, weight, parameters);
-  }
-
   /// residual + dropout(x weight^T).
   Value add_residual(Tape& tape, Value x, Parameter& weight, const Value& residual,
                      std::span<Parameter> parameters) const {
     if (config_.dropout == 0.0F) {
-      return project(tape, std::move(x), weight, nullptr, parameters, &residual);
+      return adapters_->linear(tape, std::move(x), weight, nullptr, parameters, &residual);
     }
-    x = project(tape, std::move(x), weight, nullptr, parameters);
+    x = adapters_->linear(tape, std::move(x), weight, nullptr, parameters);
     x = ops::dropout(tape, std::move(x), config_.dropout);
     return ops::add(tape, std::move(x), residual);
   }

@@ -136,6 +136,54 @@ TEST_F(Ops, Relu) {
 
 // ReLU is taken in place of what nothing else holds; SiLU's output is remade from its input, which
 // is ReLU's output and somebody else's operand.
+/// y (..., C) with columns [first, first + scale.size()) times `scale`.
+Doubles scale_oracle(Doubles y, const Doubles& scale, std::size_t columns, std::size_t first) {
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const std::size_t column = i % columns;
+    if (column >= first && column < first + scale.size()) y[i] *= scale[column - first];
+  }
+  return y;
+}
+
+// All columns of a value that others read, too, and of one that recomputation drops.
+TEST_F(Ops, ScaleColumnsOfAnInput) {
+  check_op(memory_, *stream_,
+           {.inputs = {{4, 6}},
+            .parameters = {{1, 6}, {6, 6}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::scale_columns(t, ops::gelu(t, x[0]), *p[0]);
+                  y = ops::linear(t, y, *p[1], nullptr, &x[0]);
+                  return ops::linear(t, ops::scale_columns(t, y, *p[0]), *p[1], nullptr, &y);
+                },
+            .oracle =
+                [](const auto& a) {
+                  Doubles y = scale_oracle(gelu_oracle(a[0]), a[1], 6, 0);
+                  y = sum_oracle(linear_oracle(y, a[2], {}, 6), a[0]);
+                  return sum_oracle(linear_oracle(scale_oracle(y, a[1], 6, 0), a[2], {}, 6), y);
+                }});
+}
+
+// Some columns, in place; what comes after reads the others as well.
+TEST_F(Ops, ScaleColumnsOfAnOutput) {
+  check_op(memory_, *stream_,
+           {.inputs = {{2, 3, 5}},
+            .parameters = {{7, 5}, {7}, {3, 1}, {2, 1}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::linear(t, x[0], *p[0], p[1]);
+                  y = ops::scale_columns(t, std::move(y), *p[2], 1);
+                  y = ops::scale_columns(t, std::move(y), *p[3], 5);
+                  return ops::gelu(t, std::move(y));
+                },
+            .oracle =
+                [](const auto& a) {
+                  Doubles y = linear_oracle(a[0], a[1], a[2], 5);
+                  y = scale_oracle(std::move(y), a[3], 7, 1);
+                  return gelu_oracle(scale_oracle(std::move(y), a[4], 7, 5));
+                }});
+}
+
 TEST_F(Ops, ActivationsBetweenProjections) {
   check_op(memory_, *stream_,
            {.inputs = {{5, 4}},

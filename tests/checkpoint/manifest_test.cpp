@@ -58,6 +58,22 @@ TEST(Manifest, ComesBackFromItsText) {
   EXPECT_EQ(to_text(read), text);
 }
 
+TEST(Manifest, StatesOfBlocksHaveAnElementForEach) {
+  Manifest manifest = example();
+  manifest.parameters[1].states.push_back({"absmax", DType::kFloat32, 2});
+  EXPECT_EQ(numel_of(manifest.parameters[1], manifest.parameters[1].states[1]), 3);
+  manifest.files[1].pieces.push_back({1, 1, {0, 3}});
+  manifest.files[1].bytes = 140;
+  const std::string text = to_text(manifest);
+  const Manifest read = parse_manifest(text, "m.json");
+  EXPECT_EQ(read.parameters[1].states, manifest.parameters[1].states);
+  EXPECT_EQ(to_text(read), text);
+  manifest.files[1].pieces.back().elements = {0, 2};
+  EXPECT_THAT(refusal(to_text(manifest)), HasSubstr("elements 2 to 2 of 'b \"quoted\":absmax'"));
+  manifest.files[1].pieces.back().elements = {0, 4};
+  EXPECT_THAT(refusal(to_text(manifest)), HasSubstr("elements that 'b \"quoted\"' has not"));
+}
+
 TEST(Manifest, RefusesWhatIsMissingOrThereTwice) {
   EXPECT_EQ(refusal_of([](Manifest&) {}), "");
   EXPECT_THAT(refusal_of([](Manifest& m) { m.files[0].pieces[0].elements.numel = 6; }),

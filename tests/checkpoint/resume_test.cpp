@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -145,10 +146,55 @@ TEST(Resume, GivesTheBitsOfBFloat16RunsStochasticRoundingIncluded) {
   }
 }
 
+// Dynamic loss scaling is on, by default.
+TEST(Resume, GivesTheBitsOfFp16Runs) {
+  const auto setup = [&](const std::string& strategy, int ranks, int samples) {
+    return Variant{strategy, ranks, samples, DType::kFloat16};
+  };
+  expect_same_bits(setup("full_shard", 3, 12), {setup("zero2", 2, 12), setup("no_shard", 1, 12)});
+  expect_same_bits(setup("zero1", 4, 4), {setup("hybrid_shard", 4, 4), setup("full_shard", 2, 4)});
+}
+
 TEST(Resume, TakesWhatEachOptimizerKeeps) {
   Variant first{"full_shard", 2}, other{"zero2", 3};
   first.optimizer = other.optimizer = "sgd";
   expect_same_bits(first, {other});
+}
+
+TEST(Resume, TakesStatesOfBlocksOnAnyNumberOfRanks) {
+  for (const bool stochastic : {false, true}) {
+    const auto setup = [&](const std::string& strategy, int ranks, int samples = 12) {
+      return Variant{.strategy = strategy,
+                     .ranks = ranks,
+                     .samples_per_step = samples,
+                     .precision = stochastic ? DType::kBFloat16 : DType::kFloat32,
+                     .stochastic_rounding = stochastic,
+                     .optimizer = "adamw8bit"};
+    };
+    expect_same_bits(setup("full_shard", 3), {setup("zero2", 2), setup("no_shard", 1)});
+    expect_same_bits(setup("no_shard", 1), {setup("full_shard", 4)});
+    expect_same_bits(setup("zero1", 4, 4), {setup("hybrid_shard", 4, 4), setup("zero2", 2, 4)});
+  }
+}
+
+// Codes are of other states than fp32 moments: neither is taken for the other.
+TEST(Resume, BeginsCodedStatesFromZeroBesideOthers) {
+  const TemporaryFolder folder;
+  TrainerOptions begin = options_of({});
+  begin.checkpoints.folder = folder.path("run");
+  begin.stop_after = 2;
+  train(begin);
+  TrainerOptions rest = options_of({.optimizer = "adamw8bit"});
+  rest.checkpoints.resume = folder.path("run");
+  rest.checkpoints.allow_other_optimizer = true;
+  const Model model = test::checkpointed_gpt();
+  const RandomTokens data = test::checkpointed_data();
+  std::string notes;
+  const Trainer trainer(model, data, rest);
+  for (const std::string& note : trainer.plan().notes) notes += note + "\n";
+  EXPECT_THAT(notes, testing::HasSubstr("first-moment-codes (not there: from zero)"));
+  const Numbers numbers = train(rest, 2);
+  EXPECT_TRUE(std::isfinite(numbers.losses.back()));
 }
 
 TEST(Resume, FilesHaveEveryElementOnceAndAsManyBytesAsPlanned) {

@@ -4,7 +4,7 @@
 
 #include "cli/launched_program.h"
 
-// LoRA from the command line: trained beside a frozen model, written, read, merged.
+// LoRA and IA3 from the command line: trained beside a frozen model, written, read, merged.
 namespace tessera::adapters_test {
 namespace {
 
@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 class AdaptersOnTheCommandLine : public test::LaunchTest {
  protected:
-  ProgramResult train(std::vector<std::string> more) {
+  ProgramResult train(std::vector<std::string> more, const char* steps = "3") {
     std::vector<std::string> words{"train",
                                    "--no-default-config",
                                    "--data",
@@ -22,7 +22,7 @@ class AdaptersOnTheCommandLine : public test::LaunchTest {
                                    "--ranks",
                                    "2",
                                    "--steps",
-                                   "3",
+                                   steps,
                                    "--sequence-length",
                                    "32",
                                    "--sample-tokens",
@@ -39,6 +39,75 @@ class AdaptersOnTheCommandLine : public test::LaunchTest {
     return result.exit_code == 0 ? json::parse(result.out)["loss"].dump() : "";
   }
 };
+
+TEST_F(AdaptersOnTheCommandLine, AreTrainedBesideAQuantisedBase) {
+  const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
+  ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);
+  const std::vector<std::string> model{"--init",        base, "--lora", "r=4,targets=all-linear",
+                                       "--base-format", "nf4"};
+  std::vector<std::string> words = model;
+  words.insert(words.end(), {"--strategy", "full_shard", "--export", adapter, "--save", saved});
+  const ProgramResult tuned = train(words);
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+
+  const std::string quantised =
+      loss_of({"--init", base, "--adapter", adapter, "--base-format", "nf4"});
+  EXPECT_NE(quantised, loss_of({"--init", base, "--adapter", adapter}));
+  EXPECT_EQ(loss_of({"--init", saved, "--base-format", "nf4"}), quantised);
+  EXPECT_EQ(loss_of({"--init", base, "--adapter", adapter, "--base-format", "nf4", "--ranks", "3",
+                     "--strategy", "full_shard"}),
+            quantised);
+  words = model;
+  words.insert(words.end(), {"--resume", saved});
+  const ProgramResult resumed = train(words, "5");
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  const ProgramResult refused = train({"--init", base, "--base-format", "nf4"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--base-format nf4 is for matrices that are not trained"));
+}
+
+// A folder is written once in the format, and then says itself what it is.
+TEST_F(AdaptersOnTheCommandLine, KeepTheFormatOfAQuantisedFolder) {
+  const std::string base = path("base"), folder = path("folder"), adapter = path("adapter");
+  ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);
+  const ProgramResult made = run({"checkpoint", "convert", base, folder, "--to", "hugging-face",
+                                  "--base-format", "nf4-double"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_THAT(made.out, HasSubstr("quantised to nf4-double"));
+  const ProgramResult tuned = train({"--init", folder, "--lora", "r=4,targets=all-linear",
+                                     "--strategy", "full_shard", "--export", adapter});
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+  EXPECT_THAT(tuned.out, HasSubstr("quantised to nf4-double"));
+  const std::string loss = loss_of({"--init", folder, "--adapter", adapter});
+  EXPECT_EQ(loss_of({"--init", base, "--adapter", adapter, "--base-format", "nf4-double"}), loss);
+  EXPECT_EQ(loss_of({"--init", folder, "--adapter", adapter, "--base-format", "none"}), loss);
+
+  const auto refused = [&](const std::vector<std::string>& words) {
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"generate", "--no-default-config", "--init", folder, "--adapter", adapter,
+                       "--base-format", "fp4"}),
+              HasSubstr("is stored in nf4-double, which would be quantised a second time"));
+  EXPECT_THAT(
+      refused({"checkpoint", "convert", folder, path("x"), "--to", "hf", "--base-format", "int8"}),
+      HasSubstr("would be quantised a second time"));
+  const auto text = [&](const std::vector<std::string>& model) {
+    std::vector<std::string> words{"generate", "--no-default-config", "--prompt", "ab", "--tokens",
+                                   "8",        "--temperature",       "0"};
+    words.insert(words.end(), model.begin(), model.end());
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out + "|" + result.err;
+  };
+  const std::string written = text({"--init", folder, "--adapter", adapter});
+  EXPECT_EQ(
+      text({"--init", base, "--adapter", adapter, "--base-format", "nf4-double", "--ranks", "2"}),
+      written);
+  EXPECT_THAT(text({"--init", folder}),
+              HasSubstr("its nf4-double weights are dequantised to fp32: only a base beside"));
+}
 
 TEST_F(AdaptersOnTheCommandLine, AreTrainedWrittenReadAndMerged) {
   const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
@@ -66,6 +135,38 @@ TEST_F(AdaptersOnTheCommandLine, AreTrainedWrittenReadAndMerged) {
   EXPECT_EQ(further.exit_code, 0) << further.err;
 }
 
+// Plans and estimates know them; a checkpoint goes on, and becomes a folder as PEFT has it.
+TEST_F(AdaptersOnTheCommandLine, OfIa3AreTrainedWrittenReadAndMerged) {
+  const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
+  const std::vector<std::string> sizes{"--model", "gpt2-tiny", "--layers", "2"};
+  std::vector<std::string> words = sizes;
+  words.insert(words.end(), {"--export", base});
+  ASSERT_EQ(train(words).exit_code, 0);
+  const auto with_ia3 = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--init", base, "--ia3", "save=ln_f", "--learning-rate", "0.01"});
+    return more;
+  };
+  const ProgramResult tuned = train(with_ia3({"--export", adapter, "--save", saved}));
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+  const std::string expected = loss_of({"--init", base, "--adapter", adapter});
+  EXPECT_NE(expected, loss_of({"--init", base}));
+  EXPECT_EQ(loss_of({"--init", saved, "--ranks", "2", "--strategy", "full_shard"}), expected);
+  ASSERT_EQ(run({"checkpoint", "merge-adapter", base, adapter, path("merged")}).exit_code, 0);
+  EXPECT_NEAR(std::stod(loss_of({"--init", path("merged")})), std::stod(expected), 1e-5);
+  ASSERT_EQ(run({"checkpoint", "convert", saved, path("converted")}).exit_code, 0);
+  EXPECT_EQ(loss_of({"--init", base, "--adapter", path("converted")}), expected);
+  const ProgramResult resumed = train(with_ia3({"--resume", saved}), "5");
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  const ProgramResult generated = run({"generate", "--no-default-config", "--init", base,
+                                       "--adapter", adapter, "--prompt", "ab", "--tokens", "4"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.err;
+
+  const ProgramResult planned = run({"plan", "--no-default-config", "--model", "llama2-7b", "--ia3",
+                                     "", "--ranks", "8", "--strategy", "full_shard"});
+  EXPECT_EQ(planned.exit_code, 0) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("trained, zero1"));
+}
+
 TEST_F(AdaptersOnTheCommandLine, SayWhatIsMissing) {
   const auto refused = [&](std::vector<std::string> words) {
     const ProgramResult result = train(std::move(words));
@@ -73,6 +174,8 @@ TEST_F(AdaptersOnTheCommandLine, SayWhatIsMissing) {
     return result.err;
   };
   EXPECT_THAT(refused({"--adapter", "nowhere"}), HasSubstr("give --init a Hugging Face folder"));
+  EXPECT_THAT(refused({"--lora", "r=4", "--ia3", "targets=c_attn"}),
+              HasSubstr("--lora and --ia3 are two adapters; give one of them"));
   EXPECT_THAT(refused({"--lora", "rank=4"}), HasSubstr("'rank' is no setting of LoRA"));
   EXPECT_THAT(refused({"--model", "llama-tiny", "--lora", "targets=c_attn"}),
               HasSubstr("no linear module of this llama is a target; its modules are q_proj"));

@@ -117,47 +117,77 @@ INSTANTIATE_TEST_SUITE_P(
              .written = {"\ndistributed_type: MULTI_CPU", "\nuse_cpu: true", "\ndebug: true",
                          "\nnum_processes: 3"},
              .meant = {"ranks = 3", "device = cpu", "check_collectives = true"}},
-        Path{.name = "Fsdp1",
-             .answers = {"2", "", "", "no", "yes", "1", "SHARD_GRAD_OP", "", "", "GPT2Block,Block",
-                         "BACKWARD_POST", "2", "yes", "", "no", "no", "yes", "4", "bf16"},
-             .written = {"\ndistributed_type: FSDP", "\n  fsdp_version: 1",
-                         "\n  fsdp_sharding_strategy: SHARD_GRAD_OP",
-                         "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-                         "\n  fsdp_transformer_layer_cls_to_wrap: GPT2Block,Block",
-                         "\n  fsdp_backward_prefetch: BACKWARD_POST",
-                         "\n  fsdp_state_dict_type: SHARDED_STATE_DICT",
-                         "\n  fsdp_forward_prefetch: true", "\n  fsdp_offload_params: false",
-                         "\n  fsdp_cpu_ram_efficient_loading: false",
-                         "\n  fsdp_sync_module_states: false",
-                         "\n  fsdp_activation_checkpointing: true"},
-             .meant = {"strategy = shard_grad_op", "wrap = layer", "prefetch_backward = 0",
-                       "recompute = full", "ranks = 4"}},
+        Path{
+            .name = "Fsdp1",
+            .answers = {"2",
+                        "",
+                        "",
+                        "no",
+                        "yes",
+                        "1",
+                        "SHARD_GRAD_OP",
+                        "yes",
+                        "",
+                        "",
+                        "GPT2Block,Block",
+                        "BACKWARD_POST",
+                        "2",
+                        "yes",
+                        "",
+                        "no",
+                        "no",
+                        "yes",
+                        "4",
+                        "bf16"},
+            .written = {"\ndistributed_type: FSDP", "\n  fsdp_version: 1",
+                        "\n  fsdp_sharding_strategy: SHARD_GRAD_OP",
+                        "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+                        "\n  fsdp_transformer_layer_cls_to_wrap: GPT2Block,Block",
+                        "\n  fsdp_backward_prefetch: BACKWARD_POST",
+                        "\n  fsdp_state_dict_type: SHARDED_STATE_DICT",
+                        "\n  fsdp_forward_prefetch: true", "\n  fsdp_offload_params: true",
+                        "\n  fsdp_cpu_ram_efficient_loading: false",
+                        "\n  fsdp_sync_module_states: false",
+                        "\n  fsdp_activation_checkpointing: true"},
+            .meant = {"strategy = shard_grad_op", "wrap = layer", "prefetch_backward = 0",
+                      "recompute = full", "ranks = 4", "offload_parameters = host",
+                      "offload_optimizer = host"}},
         Path{.name = "Fsdp2",
-             .answers = {"multi-GPU", "", "", "", "yes", "", "no", "SIZE_BASED_WRAP", "1e8", "", "",
-                         "", "yes", "2", "3", "", ""},
+             .answers = {"multi-GPU", "", "", "", "yes", "", "no", "", "SIZE_BASED_WRAP", "1e8", "",
+                         "", "", "yes", "2", "3", "", ""},
              .written = {"\n  fsdp_version: 2", "\n  fsdp_reshard_after_forward: false",
                          "\n  fsdp_min_num_params: 100000000",
                          "\n  fsdp_state_dict_type: SHARDED_STATE_DICT",
                          "\n  parallelism_config_dp_replicate_size: 2",
                          "\n  parallelism_config_dp_shard_size: 3", "\nnum_processes: 6"},
              .meant = {"strategy = hybrid_shard_zero2", "replicas = 2", "ranks = 6"}},
-        Path{
-            .name = "Fsdp2OnCpus",
-            .answers = {"multi-CPU", "", "", "", "yes", "2", "", "", "yes", "", "", "", "", "", ""},
-            .written = {"\ndistributed_type: FSDP", "\nuse_cpu: true", "\nnum_processes: 2"},
-            .meant = {"strategy = full_shard", "device = cpu"}},
+        Path{.name = "Fsdp2OnCpus",
+             .answers = {"multi-CPU", "", "", "", "yes", "2", "", "", "", "yes", "", "", "", "", "",
+                         ""},
+             .written = {"\ndistributed_type: FSDP", "\nuse_cpu: true", "\nnum_processes: 2"},
+             .meant = {"strategy = full_shard", "device = cpu"}},
         Path{.name = "DeepSpeed",
-             .answers = {"multi-GPU", "", "", "yes", "", "3", "4", "yes", "0.5", "", "yes", "8",
-                         "bf16"},
+             .answers = {"multi-GPU", "", "", "yes", "", "3", "cpu", "", "4", "yes", "0.5", "",
+                         "yes", "8", "bf16"},
              .written = {"\ndistributed_type: DEEPSPEED", "\n  zero_stage: 3",
                          "\n  gradient_accumulation_steps: 4", "\n  gradient_clipping: 0.5",
-                         "\n  offload_optimizer_device: none", "\n  zero3_init_flag: true"},
-             .meant = {"strategy = full_shard", "accumulate = 4", "clip_norm = 0.5"}},
+                         "\n  offload_optimizer_device: cpu", "\n  offload_param_device: none",
+                         "\n  zero3_init_flag: true"},
+             .meant = {"strategy = full_shard", "accumulate = 4", "clip_norm = 0.5",
+                       "offload_optimizer = host"}},
+        Path{.name = "DeepSpeedOnDisks",
+             .answers = {"multi-GPU", "", "", "yes", "", "3", "nvme", "nvme", "/scratch", "/other",
+                         "", "4", "", "", "", "8", "bf16"},
+             .written = {"\n  offload_optimizer_device: nvme", "\n  offload_param_device: nvme",
+                         "\n  offload_param_nvme_path: /scratch",
+                         "\n  offload_optimizer_nvme_path: /scratch"},
+             .meant = {"offload_optimizer = disk", "offload_parameters = disk",
+                       "offload_path = /scratch"}},
         Path{.name = "SeveralMachines",
              .answers = {"multi-GPU", "2", "0", "10.0.0.1", "29501", "no",
                          "c10d",      "",  "",  "yes",      "1",     "HYBRID_SHARD",
                          "",          "",  "",  "",         "",      "",
-                         "",          "",  "",  "8",        ""},
+                         "",          "",  "",  "",         "8",     ""},
              .written = {"\nnum_machines: 2", "\nmachine_rank: 0", "\nmain_process_ip: '10.0.0.1'",
                          "\nmain_process_port: 29501", "\nsame_network: false",
                          "\nrdzv_backend: c10d", "\n  fsdp_sync_module_states: true"},
@@ -165,26 +195,25 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& path) { return path.param.name; });
 
 TEST_F(ConfigCommand, DeepSpeedFileDecidesAlone) {
-  const std::string json = write(
+  const std::string settings_file = write(
       "ds.json", R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}})");
-  const ProgramResult result =
-      answer("a.yaml", {"multi-GPU", "", "", "yes", "yes", path("absent.json"), json, "", "4"});
+  const ProgramResult result = answer(
+      "a.yaml", {"multi-GPU", "", "", "yes", "yes", path("absent.json"), settings_file, "", "4"});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("There is no file '" + path("absent.json") + "'"));
   EXPECT_THAT(read_file(path("a.yaml")),
-              AllOf(HasSubstr("deepspeed_config_file: " + json), Not(HasSubstr("zero_stage")),
-                    Not(HasSubstr("mixed_precision"))));
+              AllOf(HasSubstr("deepspeed_config_file: " + settings_file),
+                    Not(HasSubstr("zero_stage")), Not(HasSubstr("mixed_precision"))));
   EXPECT_THAT(explain("a.yaml"), HasSubstr("ranks = 4"));
 }
 
 TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
-  const ProgramResult result =
-      answer("a.yaml", {"multi-QPU", "multi-GPU", "0",  "1.5",       "1",
-                        "maybe",     "no",        "no", "yes",       "2",
-                        "yes",       "",          "",   "BertLayer", "Block, gptblock",
-                        "Block",     "",          "",   "",          "yes",
-                        "2",         "4",         "7",  "8",         "fp16",
-                        "no"});
+  const ProgramResult result = answer(
+      "a.yaml",
+      {"multi-QPU", "multi-GPU", "0",   "1.5", "1",   "maybe", "no",        "no",
+       "yes",       "2",         "yes", "",    "",    "",      "BertLayer", "Block, gptblock",
+       "Block",     "",          "",    "",    "yes", "2",     "4",         "7",
+       "8",         "fp8",       "no"});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   for (const char* text :
        {"'multi-QPU' is not among the choices; enter one of No distributed training, multi-CPU, "
@@ -193,7 +222,7 @@ TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
         "Please enter yes or no.\n",
         "There is no layer class 'BertLayer' here; a layer is called GPT2Block, ",
         "There is no layer class 'gptblock' here", "The mesh of 2 x 4 has 8 ranks; enter 8",
-        "'fp16' is not among the choices; enter one of no, bf16"}) {
+        "'fp8' is not among the choices; enter one of no, fp16, bf16"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
   EXPECT_THAT(explain("a.yaml"), HasSubstr("strategy = hybrid_shard"));
@@ -322,9 +351,9 @@ TEST_F(ConfigCommand, DefaultAsksNothingAndOverwritesNothing) {
   EXPECT_EQ(again.exit_code, 2);
   EXPECT_THAT(again.err, HasSubstr("configuration already exists at " + path("a.yaml")));
   EXPECT_EQ(read_file(path("a.yaml")), before);
-  const ProgramResult fp16 = run({"config", "default", "--mixed-precision", "fp16"});
-  EXPECT_EQ(fp16.exit_code, 2);
-  EXPECT_THAT(fp16.err, HasSubstr("must be no or bf16"));
+  const ProgramResult fp8 = run({"config", "default", "--mixed-precision", "fp8"});
+  EXPECT_EQ(fp8.exit_code, 2);
+  EXPECT_THAT(fp8.err, HasSubstr("must be no, fp16 or bf16"));
 }
 
 TEST_F(ConfigCommand, UpdateAddsWhatIsMissing) {
@@ -456,6 +485,8 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   terminal.type("k\r");
   ASSERT_TRUE(terminal.shows("4. HYBRID_SHARD_ZERO2"));
   terminal.type("jj3\r");
+  ASSERT_TRUE(terminal.shows("offload parameters")) << terminal.shown();
+  terminal.type("\n");
   ASSERT_TRUE(terminal.shows("auto wrap policy?"));
   ASSERT_TRUE(terminal.shows("2. NO_WRAP"));
   terminal.type(std::string(kDown) + kDown + "\r");
@@ -470,8 +501,8 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   }
   ASSERT_TRUE(terminal.shows("How many GPU(s) should be used for distributed training? ["));
   terminal.type("4\n");
-  ASSERT_TRUE(terminal.shows("1. bf16"));
-  terminal.type("\x1b[B\n");
+  ASSERT_TRUE(terminal.shows("2. bf16"));
+  terminal.type(std::string(kDown) + kDown + "\n");
   EXPECT_EQ(terminal.exit_code(), 0);
   EXPECT_THAT(terminal.shown(), HasSubstr("configuration saved at"));
   EXPECT_THAT(read_file(path("a.yaml")),
@@ -523,7 +554,7 @@ TEST_F(ConfigTerminal, NoColourIfNotWanted) {
   terminal.type("yes\n");
   ASSERT_TRUE(terminal.shows("use DeepSpeed?"));
   terminal.type("\n");
-  ASSERT_TRUE(terminal.shows("1. bf16"));
+  ASSERT_TRUE(terminal.shows("2. bf16"));
   terminal.type("\r");
   EXPECT_EQ(terminal.exit_code(), 0);
   EXPECT_THAT(terminal.shown(), Not(HasSubstr("\033[32m")));

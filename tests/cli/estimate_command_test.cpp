@@ -80,8 +80,9 @@ TEST_F(EstimateCommand, HybridsHaveTheReplicasThatTrainingGivesThem) {
 
 TEST_F(EstimateCommand, SizesAreThoseOfPlan) {
   const std::vector<std::string> sizes{
-      "--layers", "3", "--heads",      "4",   "--width", "64", "--context-length", "128",
-      "--ranks",  "2", "--vocab-size", "300", "--json"};
+      "--layers",         "3",         "--heads", "4", "--width",      "64",
+      "--context-length", "128",       "--ranks", "2", "--vocab-size", "300",
+      "--optimizer",      "adamw8bit", "--json"};
   std::vector<std::string> arguments{"estimate-memory", "gpt2", "--strategies", "full_shard"};
   arguments.insert(arguments.end(), sizes.begin(), sizes.end());
   const ProgramResult estimated = run(arguments);
@@ -145,7 +146,7 @@ TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
     EXPECT_LT(result.err.size(), 200U);
     return result.err;
   };
-  EXPECT_THAT(error({"--precision", "fp16"}),
+  EXPECT_THAT(error({"--precision", "fp8"}),
               AllOf(HasSubstr("--precision"), HasSubstr("fp32"), Not(HasSubstr("fp64"))));
   EXPECT_THAT(error({"--ranks", "100000000"}), HasSubstr("--ranks"));
   EXPECT_THAT(error({"--ranks", "0"}), HasSubstr("--ranks"));

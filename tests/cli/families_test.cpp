@@ -89,8 +89,8 @@ TEST_F(Families, WhatAFolderAsksForAndIsNotBuiltIsNamed) {
   EXPECT_THAT(refused("llama", "num_key_value_heads", 3),
               HasSubstr("heads 4 is not a multiple of kv_heads 3"));
   EXPECT_THAT(refused("qwen3", "head_dim", nullptr), HasSubstr("head_dim is null"));
-  EXPECT_THAT(refused("qwen2", "quantization_config", {{"load_in_4bit", true}}),
-              HasSubstr("quantization_config is"));
+  EXPECT_THAT(refused("qwen2", "quantization_config", {{"quant_method", "gptq"}}),
+              HasSubstr("quantization_config.quant_method is \"gptq\""));
 }
 
 /// Configs of FSDP name a family's block; each of them means that blocks are units here.

@@ -65,6 +65,9 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--mixed_precision", "no"}, "precision", "fp32"},
       {{"--mixed_precision=bf16"}, "precision", "bf16"},
       {{"--dtype", "bfloat16"}, "precision", "bf16"},
+      {{"--fp16"}, "precision", "fp16"},
+      {{"--mixed_precision", "fp16"}, "precision", "fp16"},
+      {{"--dtype", "float16"}, "precision", "fp16"},
       {{"--gradient_checkpointing"}, "recompute", "full"},
       {{"--use_cpu"}, "device", "cpu"},
       {{"--debug"}, "check_collectives", true},
@@ -135,7 +138,7 @@ TEST_F(ForeignFlags, AreGivenOnceAndTheirValuesAreChecked) {
               HasSubstr("--lr is --learning-rate here, which another flag gives otherwise"));
   EXPECT_THAT(error_of(train({"--lr", "fast"})), HasSubstr("--learning-rate: 'fast' is not a"));
   EXPECT_THAT(error_of(train({"--bf16", "maybe"})), HasSubstr("--bf16: 'maybe' is not true or"));
-  EXPECT_THAT(error_of(train({"--mixed_precision", "fp16"})), HasSubstr("--precision: "));
+  EXPECT_THAT(error_of(train({"--mixed_precision", "fp8"})), HasSubstr("--precision: "));
   EXPECT_THAT(error_of(train({"--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"})),
               HasSubstr("--wrap size:N here"));
   EXPECT_THAT(error_of(train({"--lr"})), HasSubstr("--lr needs a value"));
@@ -232,7 +235,7 @@ TEST_F(ForeignFlags, TheAnswerNamesOursAndItsPlace) {
 
 TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
   const std::pair<const char*, const char*> answers[] = {
-      {"--fp16", "no counterpart: computation in 16 bits is in bf16"},
+      {"--fp16_backend", "no counterpart: what there is of fp16 is in --precision fp16"},
       {"--warmup_ratio", "no counterpart: say how many steps: --warmup-steps"},
       {"--output_dir", "no counterpart: say where each output goes: --save"},
       {"--save_strategy", "no counterpart: say how often: --save-every N"},

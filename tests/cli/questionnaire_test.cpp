@@ -31,10 +31,6 @@ const std::map<std::string, std::string> kLeftOut{
      "no dynamo"},
     {"Do you want to enable dynamic shape tracing?", "no dynamo"},
     {"Do you want to enable regional compilation?", "no dynamo"},
-    {"Where to offload optimizer states?", "set in the file"},
-    {"Where to offload parameters?", "set in the file"},
-    {"Nvme Path to offload parameters?", "set in the file"},
-    {"Nvme Path to offload optimizer states?", "set in the file"},
     {"Do you want to enable Mixture-of-Experts training (MoE)?", "refused"},
     {"Specify the comma-separated list of transformers MoE layer class names (case-sensitive), "
      "e.g :  `MixtralSparseMoeBlock`, `Qwen2MoeSparseMoeBlock`, `JetMoEAttention,JetMoEBlock` ...",
@@ -49,7 +45,6 @@ const std::map<std::string, std::string> kLeftOut{
     {"DeepSpeed exclusion filter string", "only for DeepSpeed's launchers"},
     {"Do you want to specify inclusion filter string?", "only for DeepSpeed's launchers"},
     {"DeepSpeed inclusion filter string", "only for DeepSpeed's launchers"},
-    {"Do you want to offload parameters and gradients to CPU?", "set in the file"},
     {"What is the tensor parallelism size?", "refused above 1"},
     {"What is the context parallelism size?", "refused above 1"},
     {"Do you want to use Megatron-LM ?", "refused"},
@@ -75,6 +70,8 @@ const std::map<std::string, std::string> kOtherDefault{
      "the layer of the model that is there"},
     {"What should be your FSDP's minimum number of parameters for Default Auto Wrapping Policy?",
      "the same number, written out"},
+    {"Nvme Path to offload parameters?", "/local_nvme, as DeepSpeed's documents have it"},
+    {"Nvme Path to offload optimizer states?", "the same"},
     {"What is the FSDP shard size?", "all ranks; 1 would not make a mesh"},
     {"How many GPU(s) should be used for distributed training?", "all of this machine"},
     {"How many processes should be used for distributed training?", "the fewest that are several"},
@@ -85,7 +82,7 @@ const std::map<std::string, std::vector<std::string>> kFewerChoices{
     {"Which type of machine are you using?",
      {"multi-XPU", "multi-HPU", "multi-NPU", "multi-MLU", "multi-SDAA", "multi-MUSA",
       "multi-NEURON", "TPU"}},
-    {"Do you wish to use mixed precision?", {"fp16", "fp8"}},
+    {"Do you wish to use mixed precision?", {"fp8"}},
 };
 
 // Other words for the same.

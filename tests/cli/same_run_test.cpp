@@ -88,6 +88,9 @@ const std::map<std::string, Other> kOthers{
     {"dropout", {"0.1"}},
     {"sequence_length", {"8"}},
     {"lora", {"r=4"}},
+    {"ia3", {"targets=c_attn"}},
+    {"prompt_tuning", {"tokens=2", {{"sequence_length", "8"}}}},
+    {"base_format", {"nf4", {{"lora", "r=4"}}}},
     {"strategy", {"zero2"}},
     {"trainable_strategy", {"no_shard"}},
     {"replicas", {"2"}},
@@ -99,7 +102,12 @@ const std::map<std::string, Other> kOthers{
     {"wrap", {"none"}},
     {"offload_optimizer", {"host:0.5"}},
     {"offload_parameters", {"host:0.5"}},
+    {"offload_gradients", {"host:0.5"}},
+    {"offload_activations", {"host", {{"recompute", "full"}}}},
+    {"fit", {"auto"}},
+    {"fit_profile", {"a100-sxm", {{"fit", "auto"}}}},
     {"prefetch_host", {"2"}},
+    {"prefetch_disk", {"1"}},
     {"prefetch_forward", {"2"}},
     {"prefetch_backward", {"2"}},
     {"steps", {"3"}},
@@ -174,11 +182,16 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a
 /// machine has.
 bool may_differ(const std::string& name) {
-  static const std::set<std::string> kNames{
-      "data",    "eval_data", "log",          "csv",         "gemm_table", "tensorboard",
-      "append",  "overwrite", "verbose",      "quiet",       "prompt",     "temperature",
-      "top_k",   "format",    "memory_limit", "timeout",     "tokenizer",  "top_p",
-      "adapter", "init",      "grace",        "dump_folder", "bind",       "bind_core_list"};
+  static const std::set<std::string> kNames{"data",        "eval_data",     "log",
+                                            "csv",         "gemm_table",    "tensorboard",
+                                            "append",      "overwrite",     "verbose",
+                                            "quiet",       "prompt",        "temperature",
+                                            "top_k",       "format",        "memory_limit",
+                                            "timeout",     "tokenizer",     "top_p",
+                                            "adapter",     "init",          "grace",
+                                            "dump_folder", "bind",          "bind_core_list",
+                                            "packing",     "chat_template", "chat_template_kwargs",
+                                            "offload_path"};
   return kNames.contains(name);
 }
 

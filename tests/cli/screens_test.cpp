@@ -131,9 +131,9 @@ TEST_F(Screens, Questions) {
   }
   ASSERT_TRUE(terminal.shows("FullyShardedDataParallel?"));
   terminal.type("yes\r");
-  for (const char* menu :
-       {"1. 2", "resharding after", "2. NO_WRAP", "_no_split_modules", "class",
-        "1. FULL_STATE_DICT", "CPU RAM", "checkpointing?", "config?", "GPU(s)", "1. bf16"}) {
+  for (const char* menu : {"1. 2", "resharding after", "offload parameters", "2. NO_WRAP",
+                           "_no_split_modules", "class", "1. FULL_STATE_DICT", "CPU RAM",
+                           "checkpointing?", "config?", "GPU(s)", "2. bf16"}) {
     ASSERT_TRUE(terminal.shows(menu)) << terminal.shown();
     terminal.type("\r");
   }

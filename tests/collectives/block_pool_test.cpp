@@ -63,6 +63,26 @@ TEST(BlockPool, AnEndingThreadLeavesItsBlocksToOthers) {
   for (void* const block : taken) Pool::give_back(block);
 }
 
+TEST(BlockPool, AnEndingThreadLeavesAllThatItTookToOthers) {
+  using Pool = BlockPool<88>;
+  constexpr int kBlocks = 100;  // several times as many as are given at once
+  std::set<void*> all;
+  for (int i = 0; i < kBlocks; ++i) all.insert(Pool::take());
+  std::thread([&] {
+    for (void* const block : all) Pool::give_back(block);
+  }).join();
+  std::thread([&] {
+    void* const one = Pool::take();  // takes the whole list
+    void* const two = Pool::take();
+    Pool::give_back(one);
+    Pool::give_back(two);
+  }).join();
+  std::set<void*> again;
+  for (int i = 0; i < kBlocks; ++i) again.insert(Pool::take());
+  EXPECT_EQ(again, all);
+  for (void* const block : again) Pool::give_back(block);
+}
+
 TEST(BlockPool, BlocksThatTravelBetweenThreadsKeepWhatIsWrittenInThem) {
   using Pool = BlockPool<72>;
   struct Box {

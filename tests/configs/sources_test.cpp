@@ -254,8 +254,8 @@ TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNamesOfVariableAndKey) {
     }
     return "accepted";
   };
-  EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "fp16"}}),
-              AllOf(HasSubstr("environment: ACCELERATE_MIXED_PRECISION: mixed_precision: fp16"),
+  EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "fp8"}}),
+              AllOf(HasSubstr("environment: ACCELERATE_MIXED_PRECISION: mixed_precision: fp8"),
                     HasSubstr("bf16")));
   EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "perhaps"}}),
               HasSubstr("environment: FSDP_OFFLOAD_PARAMS: fsdp_config.fsdp_offload_params"));
@@ -313,11 +313,21 @@ TEST_F(ConfigSources, VariablesFillInTheAutoOfADeepSpeedFile) {
   };
   const std::string offload = R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization":
       {"stage": 2, "offload_optimizer": {"device": "auto"}}})";
-  EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme"}}),
-              AllOf(HasSubstr("offload_optimizer.device"), HasSubstr("'nvme'")));
+  const Config parameters = read(R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization":
+      {"stage": 3, "offload_param": {"device": "auto", "nvme_path": "auto"}}})",
+                                 {{"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "nvme"},
+                                  {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "/nvme"}});
+  EXPECT_EQ(parameters.get<std::string>("offload_parameters"), "disk");
+  EXPECT_EQ(parameters.get<std::string>("offload_path"), "/nvme");
+  const Config on_disk = read(R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization":
+      {"stage": 2, "offload_optimizer": {"device": "auto", "nvme_path": "auto"}}})",
+                              {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme"},
+                               {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "/scratch"}});
+  EXPECT_EQ(on_disk.get<std::string>("offload_optimizer"), "disk");
+  EXPECT_EQ(on_disk.get<std::string>("offload_path"), "/scratch");
   EXPECT_THAT(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "disk"}}),
               HasSubstr("'disk' is not a device to offload to"));
-  for (const char* device : {"none", "cpu"}) {
+  for (const char* device : {"none", "cpu", "nvme"}) {
     EXPECT_EQ(error(offload, {{"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", device}}),
               "accepted");
   }

@@ -93,7 +93,6 @@ class DiskStoreRun : public ::testing::TestWithParam<DiskWay> {
   DiskStoreOptions options() {
     return {.folder = folder.path(),
             .rank = 3,
-            .step = 17,
             .block_bytes = kBlock,
             .queue_depth = 3,
             .backend = GetParam().backend,

@@ -145,11 +145,26 @@ TEST_P(DiskStoreTest, TakesItsRoomAndBeginsWithAHeader) {
   ASSERT_EQ(fstat(calls.file, &status), 0);
   EXPECT_EQ(status.st_size, store.file_bytes());
   EXPECT_GE(status.st_blocks * 512, store.file_bytes());
-  PlacedBytes header(kDiskAlignment, true);
-  ASSERT_EQ(pread(calls.file, header.span().data(), kDiskAlignment, 0), kDiskAlignment);
-  EXPECT_THAT(reinterpret_cast<const char*>(header.span().data()),
-              StartsWith(concat("tessera disk tier, format 1\nrank 3\nstep 17\nextents 2\nbytes ",
-                                store.file_bytes(), "\n")));
+  const auto header = [&] {
+    PlacedBytes bytes(kDiskAlignment, true);
+    EXPECT_EQ(pread(calls.file, bytes.span().data(), kDiskAlignment, 0), kDiskAlignment);
+    return std::string(reinterpret_cast<const char*>(bytes.span().data()));
+  };
+  const auto text = [&](const char* step) {
+    return concat("tessera disk tier, format 2\nrank 3\nstep ", step, "\nextents 2\nbytes ",
+                  store.file_bytes(), "\ncontents ");
+  };
+  EXPECT_EQ(header(), text("none") + "none\n");
+  store.write(0, random_bytes(5000, 1));
+  store.mark(17);
+  const std::string marked = header();
+  EXPECT_THAT(marked, StartsWith(text("17")));
+  store.mark(17);
+  EXPECT_EQ(header(), marked);
+  store.write(0, random_bytes(5000, 2));
+  store.mark(18);
+  EXPECT_THAT(header(), StartsWith(text("18")));
+  EXPECT_NE(header().substr(text("18").size()), marked.substr(text("17").size()));
 }
 
 TEST_P(DiskStoreTest, IsListedNowhereAndOutlivesItsFolder) {

@@ -180,7 +180,7 @@ TEST(CalibratedGpu, HasAProfileThatPredictsSteps) {
   EXPECT_GT(profile.copy_out.value, 0.0);
   EXPECT_GE(profile.handover.value, 0.0);
   EXPECT_THAT(profile.node.bandwidth.source, HasSubstr("not measured here; h100-sxm"));
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     const std::string name(to_string(dtype));
     EXPECT_GT(profile.peak.at(name).value, 0.0);
     for (const char* kernel : {"gemm nt, bias", "gemm nn", "gemm tn", "attention_forward",

@@ -135,7 +135,7 @@ TEST_F(CudaChoices, NotesComeBeforeTheFirstStep) {
         });
     ASSERT_FALSE(told.empty());
     EXPECT_EQ(launches.front(), 0) << told.front();  // of the plan: before there is an executor
-    const char* const why = precision == DType::kFloat32 ? "takes bf16 only" : "not 8";
+    const char* const why = precision == DType::kFloat32 ? "takes bf16 and fp16 only" : "not 8";
     EXPECT_THAT(told,
                 Contains(AllOf(HasSubstr("attention runs on our own kernels"), HasSubstr(why))));
   }
@@ -159,7 +159,7 @@ TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
             summary.measured_memory.total);
 }
 
-TEST_F(CudaChoices, AttentionOfCudnnNeedsAGpuAndBf16) {
+TEST_F(CudaChoices, AttentionOfCudnnNeedsAGpuAndSixteenBits) {
   TrainerOptions options = cuda_options("full_shard", 1);
   options.attention = AttentionBackend::kCudnn;
   const auto error_of = [](const TrainerOptions& wrong) -> std::string {
@@ -171,9 +171,11 @@ TEST_F(CudaChoices, AttentionOfCudnnNeedsAGpuAndBf16) {
     }
     return "nothing was thrown";
   };
-  EXPECT_THAT(error_of(options), HasSubstr("bf16 only"));
-  options.precision = DType::kBFloat16;
-  EXPECT_NO_THROW(resolved(options));
+  EXPECT_THAT(error_of(options), HasSubstr("bf16 and fp16 only"));
+  for (const DType precision : {DType::kFloat16, DType::kBFloat16}) {
+    options.precision = precision;
+    EXPECT_NO_THROW(resolved(options));
+  }
   options.device = DeviceChoice::kCpu;
   EXPECT_THAT(error_of(options), HasSubstr("leave --attention out"));
 }

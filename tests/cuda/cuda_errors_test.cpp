@@ -130,7 +130,8 @@ TEST_F(CudaErrors, AttentionThatIsNotCudnnsIsTold) {
     EXPECT_EQ(trainer.plan().notes.size(), known ? 1U : 0U);
     const auto notes = test::notes_of(trainer);
     ASSERT_EQ(notes.size(), 1U);
-    const std::string why = known ? "cuDNN's attention takes bf16 only" : "the emulator has none";
+    const std::string why =
+        known ? "cuDNN's attention takes bf16 and fp16 only" : "the emulator has none";
     EXPECT_NE(notes.front().find("not on cuDNN: " + why), std::string::npos) << notes.front();
   }
 }

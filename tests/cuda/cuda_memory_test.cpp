@@ -119,6 +119,22 @@ TEST_F(CudaMemory, ThePoolOfEachRankTakesWhatThePlanSimulates) {
   }
 }
 
+/// One arena for what is offloaded, for the copies of checkpoints, and for what steps exchange with
+/// the host.
+TEST_F(CudaMemory, HostMemoryIsPinnedOnceForEachRank) {
+  const Sizes sizes{.vocabulary = 100'000, .width = 16, .length = 8, .micro_batch = 1};
+  TrainerOptions options = options_of(sizes);
+  options.offload_optimizer = parse_offload("host");
+  options.ranks = 2;
+  options.hash_parameters = false;  // which gathers them in host memory of its own, after the steps
+  const std::int64_t before = fake_cuda::counters().registrations;
+  const Model model = model_of(sizes);
+  const test::CountingTokens data(sizes.length);
+  const TrainingSummary summary = Trainer(model, data, options).train();
+  EXPECT_GT(summary.measured_host_memory.total, std::int64_t{4} << 20);
+  EXPECT_EQ(fake_cuda::counters().registrations - before, 2);
+}
+
 TEST_F(CudaMemory, AGraphHasNoMoreNodesThanThePlanAllowsFor) {
   for (const Sizes& sizes : {kTiny, kTinyRecomputed}) {
     const Model model = model_of(sizes);

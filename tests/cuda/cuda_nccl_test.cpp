@@ -52,13 +52,27 @@ TEST_F(CudaNccl, InRankOrderGivesTheBitsOfThreads) {
   }
 }
 
+TrainerOptions in_halves(DType dtype, TrainerOptions options) {
+  options.precision = dtype;
+  options.reduce_dtype = dtype;
+  return options;
+}
+
+TEST_F(CudaNccl, GradientsInFp16GiveTheBitsOfThreads) {
+  const Model model = small_gpt();
+  const Trained expected =
+      run(model, in_halves(DType::kFloat16, cuda_options("full_shard", kRanks)));
+  for (const char* strategy : {"no_shard", "full_shard"}) {
+    SCOPED_TRACE(strategy);
+    expect_same_bits(run(model, in_halves(DType::kFloat16, nccl_options(strategy))), expected);
+  }
+}
+
 // Sums of what travels in bf16 are taken by us, in rank order, whatever order NCCL adds in.
 TEST_F(CudaNccl, GradientsInBf16GiveTheBitsOfThreads) {
   const Model model = small_gpt();
-  const auto in_bf16 = [](TrainerOptions options) {
-    options.precision = DType::kBFloat16;
-    options.reduce_dtype = DType::kBFloat16;
-    return options;
+  const auto in_bf16 = [](const TrainerOptions& options) {
+    return in_halves(DType::kBFloat16, options);
   };
   const Trained expected = run(model, in_bf16(cuda_options("full_shard", kRanks)));
   for (const char* strategy : {"no_shard", "zero1", "zero2", "full_shard"}) {

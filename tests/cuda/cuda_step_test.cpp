@@ -1,5 +1,6 @@
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "cuda/cuda_run.h"
 #include "temporary_folder.h"
@@ -75,6 +76,35 @@ TEST(CudaStep, StepsThatOverlapGiveTheSameBits) {
       if (ranks > 1) continue;  // a thread group's ranks meet on the host
       options.cuda_graph = true;
       expect_same_bits(run(model, options), in_turn);
+    }
+  }
+}
+
+// Inputs of recomputed blocks go to pinned memory and back on streams of their own.
+TEST(CudaStep, ActivationsThatWaitOnTheHostGiveTheSameBits) {
+  const Model model = small_gpt(0.1F);
+  for (const auto& [strategy, ranks, ahead] : {std::tuple{"no_shard", 1, 1},
+                                               {"full_shard", 1, 0},
+                                               {"zero2", 2, 1},
+                                               {"full_shard", 2, 0}}) {
+    SCOPED_TRACE(concat(strategy, " on ", ranks, ", ", ahead, " ahead"));
+    TrainerOptions options = cuda_options(strategy, ranks);
+    options.precision = DType::kBFloat16;
+    options.accumulate = 2;
+    options.policy = {.recompute = Recompute::kFull, .prefetch_host = ahead};
+    options.cuda_graph = false;
+    const Trained expected = run(model, options);
+    options.offload_activations = ActivationOffload::kHost;
+    for (const bool graph : {false, true}) {
+      options.cuda_graph = graph;
+      const Trained offloaded = run(model, options);
+      expect_same_bits(offloaded, expected);
+      EXPECT_EQ(offloaded.summary.measured_memory, offloaded.summary.predicted_memory);
+      EXPECT_EQ(offloaded.summary.measured_host_memory, offloaded.summary.predicted_host_memory);
+      EXPECT_GT(offloaded.summary.predicted_host_memory.total, 0);
+      for (const Traffic& counted : offloaded.summary.counted_traffic) {
+        EXPECT_EQ(counted, offloaded.summary.predicted_traffic);
+      }
     }
   }
 }

@@ -42,6 +42,19 @@ TEST(CudnnSteps, AllStrategiesGiveTheSameBits) {
   }
 }
 
+TEST(CudnnSteps, StrategiesGiveTheSameBitsInFp16) {
+  const Model model = model_for_cudnn();
+  const auto in_fp16 = [](const char* strategy) {
+    TrainerOptions options = cudnn_options(strategy, 2);
+    options.precision = DType::kFloat16;
+    options.loss_scale.initial = 1024.0;
+    return options;
+  };
+  const Trained reference = run(model, in_fp16("no_shard"), kLength);
+  EXPECT_LT(reference.losses.back(), reference.losses.front());
+  expect_same_bits(run(model, in_fp16("full_shard"), kLength), reference);
+}
+
 TEST(CudnnSteps, AGraphReplaysTheSameBits) {
   const Model model = model_for_cudnn();
   TrainerOptions options = cudnn_options("full_shard", 1);

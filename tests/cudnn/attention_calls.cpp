@@ -85,12 +85,22 @@ class CudnnCalls : public testing::Test {
   TensorView d_out() { return view(3, {kBatch, length_, kHeads, kDim}, dtype_); }
   TensorView d_qkv() { return view(4, {kBatch, length_, 3, kHeads, kDim}, dtype_); }
 
+  TensorView starts() {
+    return documents_ ? view(4, {kBatch, length_}, DType::kInt32) : TensorView{};
+  }
+
   bool forward() {
-    return cudnn_attention_forward({.qkv = qkv(), .out = out(), .lse = lse()}, stream_);
+    return cudnn_attention_forward({.qkv = qkv(), .out = out(), .lse = lse(), .starts = starts()},
+                                   stream_);
   }
   bool backward() {
-    return cudnn_attention_backward(
-        {.d_out = d_out(), .qkv = qkv(), .out = out(), .lse = lse(), .d_qkv = d_qkv()}, stream_);
+    return cudnn_attention_backward({.d_out = d_out(),
+                                     .qkv = qkv(),
+                                     .out = out(),
+                                     .lse = lse(),
+                                     .d_qkv = d_qkv(),
+                                     .starts = starts()},
+                                    stream_);
   }
   void set(const CudaKernelOptions& options) { set_cuda_kernel_options(stream_, options); }
   std::string fallback() { return cuda_attention(stream_).fallback; }
@@ -104,6 +114,7 @@ class CudnnCalls : public testing::Test {
   std::int64_t length_ = 128;
   DType dtype_ = DType::kBFloat16;
   std::int64_t offset_ = 0;  // bytes
+  bool documents_ = false;
   std::vector<std::byte> tensors_[5]{std::vector<std::byte>(64), std::vector<std::byte>(64),
                                      std::vector<std::byte>(64), std::vector<std::byte>(64),
                                      std::vector<std::byte>(64)};
@@ -158,7 +169,11 @@ TEST_F(CudnnCalls, OthersAreLeftToOurKernelsWithTheReason) {
   offset_ = 0;
   dtype_ = DType::kFloat32;
   EXPECT_FALSE(forward());
-  EXPECT_EQ(fallback(), "cuDNN's attention takes bf16 only");
+  EXPECT_EQ(fallback(), "cuDNN's attention takes bf16 and fp16 only");
+  dtype_ = DType::kBFloat16;
+  documents_ = true;
+  EXPECT_FALSE(forward() || backward());
+  EXPECT_EQ(fallback(), "cuDNN's attention is used without the documents of packed samples");
   EXPECT_TRUE(stub().executions.empty());
   // Of these, the only one that no plan tells; later ones do not hide it.
   EXPECT_EQ(cuda_attention(stream_).unforeseen, "a tensor is not aligned to 16 bytes");
@@ -175,6 +190,14 @@ TEST_F(CudnnCalls, TheReasonGoesOnceCudnnRuns) {
   }
 }
 
+TEST_F(CudnnCalls, Fp16HasPlansOfItsOwn) {
+  ASSERT_TRUE(forward() && backward());
+  dtype_ = DType::kFloat16;
+  EXPECT_TRUE(forward() && backward());
+  EXPECT_EQ(stub().graphs, 4);
+  EXPECT_EQ(fallback(), "");
+}
+
 TEST_F(CudnnCalls, OurOwnAreNotExplained) {
   set({.attention = AttentionBackend::kOwn});
   EXPECT_FALSE(forward() || backward());
@@ -189,7 +212,7 @@ TEST_F(CudnnCalls, AreRefusedIfCudnnMustRunButCannot) {
     FAIL() << "was taken";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(error.what(), HasSubstr("cuDNN only: cuDNN's attention takes bf16 only"));
+    EXPECT_THAT(error.what(), HasSubstr("cuDNN only: cuDNN's attention takes bf16 and fp16 only"));
   }
   dtype_ = DType::kBFloat16;
   length_ = 100;  // slow to plan, but asked for

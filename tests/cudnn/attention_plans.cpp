@@ -32,6 +32,7 @@ std::string device_json(int architecture) {
 struct Case {
   int architecture;
   std::int64_t head_dim;
+  DType dtype = DType::kBFloat16;
 };
 
 class CudnnPlans : public testing::TestWithParam<Case> {
@@ -48,8 +49,12 @@ class CudnnPlans : public testing::TestWithParam<Case> {
   }
 
   CudnnAttentionShape shape(CudnnPass pass, std::int64_t length = 1024) const {
-    return {
-        .batch = 2, .length = length, .heads = 3, .head_dim = GetParam().head_dim, .pass = pass};
+    return {.batch = 2,
+            .length = length,
+            .heads = 3,
+            .head_dim = GetParam().head_dim,
+            .pass = pass,
+            .dtype = GetParam().dtype};
   }
   std::unique_ptr<CudnnPlan> plan(const CudnnAttentionShape& shape) const {
     return make_cudnn_attention_plan(*library_,
@@ -93,6 +98,7 @@ TEST_P(CudnnPlans, FitTheWorkspaceThatMemoryIsPlannedWith) {
                            .length = s.length,
                            .heads = s.heads,
                            .head_dim = s.head_dim,
+                           .dtype = s.dtype,
                            .backward = pass != CudnnPass::kForward},
                           {.deterministic = pass == CudnnPass::kBackwardDeterministic}))
         << static_cast<int>(pass);
@@ -120,9 +126,12 @@ TEST_P(CudnnPlans, RefuseOddHeadSizes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans,
-                         testing::Values(Case{80, 64}, Case{80, 128}, Case{90, 64}, Case{90, 128}),
+                         testing::Values(Case{80, 64}, Case{80, 128}, Case{90, 64}, Case{90, 128},
+                                         Case{80, 64, DType::kFloat16},
+                                         Case{90, 128, DType::kFloat16}),
                          [](const testing::TestParamInfo<Case>& gpu) {
-                           return concat("sm", gpu.param.architecture, "_d", gpu.param.head_dim);
+                           return concat("sm", gpu.param.architecture, "_d", gpu.param.head_dim,
+                                         gpu.param.dtype == DType::kFloat16 ? "_fp16" : "");
                          });
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace tessera::emulator_test {
 namespace {
 
 using simt::bf16;
+using simt::fp16;
 
 std::vector<float> normal_values(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -34,7 +35,23 @@ TEST(Bf16, RoundsAsTheProductDoes) {
       }
     }
   }
-  EXPECT_EQ(simt::pack_bf16(1.0F, -2.0F), 0xc0003f80U);
+  EXPECT_EQ(simt::pack_pair<bf16>(1.0F, -2.0F), 0xc0003f80U);
+}
+
+TEST(Fp16, RoundsAsTheProductDoes) {
+  for (std::uint32_t high = 0; high < 0x10000; ++high) {
+    for (const std::uint32_t low : {0U, 0x1000U, 0x1001U, 0x2fffU, 0x3000U, 0xffffU}) {
+      const float value = std::bit_cast<float>(high << 16 | low);
+      const fp16 rounded = simt::from_float<fp16>(value);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(simt::to_float(rounded)));
+      } else {
+        ASSERT_EQ(rounded.bits, float16(value).bits) << std::hex << high << " " << low;
+        ASSERT_EQ(simt::to_float(rounded), static_cast<float>(float16(value)));
+      }
+    }
+  }
+  EXPECT_EQ(simt::pack_pair<fp16>(1.0F, -2.0F), 0xc0003c00U);
 }
 
 __global__ void reductions(const float* in, float* sums, float* maxima, double* doubles) {
@@ -97,9 +114,10 @@ TEST(Reductions, WorkInTheLargestBlock) {
 
 /// C (16, 8) = A (16, 16) B (16, 8), all row-major, through shared memory: A by ldmatrix, B by its
 /// transposing form.
-__global__ void one_product(const bf16* a, const bf16* b, float* c) {
-  bf16* shared_a = simt::dynamic_shared<bf16>();
-  bf16* shared_b = shared_a + 16 * 16;
+template <typename T>
+__global__ void one_product(const T* a, const T* b, float* c) {
+  T* shared_a = simt::dynamic_shared<T>();
+  T* shared_b = shared_a + 16 * 16;
   const unsigned lane = threadIdx.x;
   simt::cp_async16(shared_a + lane * 8, a + lane * 8);
   if (lane < 16) simt::cp_async16(shared_b + lane * 8, b + lane * 8);
@@ -110,26 +128,27 @@ __global__ void one_product(const bf16* a, const bf16* b, float* c) {
   simt::ldmatrix_x4(of_a, shared_a + lane % 16 * 16 + lane / 16 * 8);
   simt::ldmatrix_x4_trans(of_b, shared_b + lane % 16 * 8);
   float sums[4] = {};
-  simt::mma_m16n8k16(sums, of_a, {of_b[0], of_b[1]});
+  simt::mma_m16n8k16<T>(sums, of_a, {of_b[0], of_b[1]});
   for (unsigned i = 0; i < 4; ++i) {
     c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
   }
 }
 
-TEST(TensorCores, MultiplyMatrices) {
+template <typename T>
+void check_products() {
   const auto rounded = [](std::size_t count, unsigned seed) {
-    std::vector<bf16> values;
+    std::vector<T> values;
     for (const float value : normal_values(count, seed)) {
-      values.push_back(simt::from_float<bf16>(value));
+      values.push_back(simt::from_float<T>(value));
     }
     return values;
   };
-  const std::vector<bf16> a = rounded(16 * 16, 1), b = rounded(16 * 8, 2);
+  const std::vector<T> a = rounded(16 * 16, 1), b = rounded(16 * 8, 2);
   for (const int order : {0, 1, 9}) {
     const TestStream stream(order);
-    const DeviceArray<bf16> device_a(a), device_b(b);
+    const DeviceArray<T> device_a(a), device_b(b);
     const DeviceArray<float> c(16 * 8);
-    simt::launch(&one_product, dim3(1), dim3(32), (16 * 16 + 16 * 8) * sizeof(bf16), stream,
+    simt::launch(&one_product<T>, dim3(1), dim3(32), (16 * 16 + 16 * 8) * sizeof(T), stream,
                  device_a.data(), device_b.data(), c.data());
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     const std::vector<float> result = c.values();
@@ -144,6 +163,11 @@ TEST(TensorCores, MultiplyMatrices) {
       }
     }
   }
+}
+
+TEST(TensorCores, MultiplyMatrices) {
+  check_products<bf16>();
+  check_products<fp16>();
 }
 
 __global__ void shuffles(int* out) {

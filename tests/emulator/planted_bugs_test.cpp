@@ -144,7 +144,7 @@ __global__ void ldmatrix_without_syncwarp(float* out) {
   for (unsigned i = 0; i < 8; ++i) rows[8 * threadIdx.x + i] = simt::from_float<bf16>(1.0F);
   std::uint32_t words[4];
   simt::ldmatrix_x4(words, rows + 8 * (threadIdx.x ^ 1U));  // what another lane has written
-  out[threadIdx.x] = words[0] == simt::pack_bf16(1.0F, 1.0F) ? 1.0F : 0.0F;
+  out[threadIdx.x] = words[0] == simt::pack_pair<bf16>(1.0F, 1.0F) ? 1.0F : 0.0F;
 }
 __global__ void ldmatrix_of_global_memory(float* out) {
   std::uint32_t words[4];

@@ -8,7 +8,7 @@
 // The part of cuBLASLt that Tessera calls, for the emulated GPU: NVIDIA's names and values, so that
 // the same source compiles against either header. See fake_cublaslt.cpp for what is behind them.
 
-enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 typedef cudaDataType_t cudaDataType;
 
 enum cublasStatus_t {

@@ -20,12 +20,12 @@
 // It refuses what NVIDIA documents as refused (inconsistent shapes, short leading dimensions, an
 // aux matrix whose rows are not a multiple of 8, a bias of another type than D, which cannot be
 // said), and some of what a given GPU may have no kernel for, so that callers' ways out are tested:
-// bf16 rows that do not begin on 4 bytes; fused GELU and bias gradients where a matrix begins off
-// 16 bytes, and fused GELU into another type than the operands'. It takes from the addresses of
-// bias and aux how they are aligned, up to 256 bytes, and names other algorithms first for another
-// alignment; an algorithm loads up to 16 bytes at once, and faults where less is aligned than was
-// when it was chosen. Where in-place reductions are allowed it uses one, and sums in another order
-// each time.
+// rows of 16-bit elements that do not begin on 4 bytes; fused GELU and bias gradients where a
+// matrix begins off 16 bytes, and fused GELU into another type than the operands'. It takes from
+// the addresses of bias and aux how they are aligned, up to 256 bytes, and names other algorithms
+// first for another alignment; an algorithm loads up to 16 bytes at once, and faults where less is
+// aligned than was when it was chosen. Where in-place reductions are allowed it uses one, and sums
+// in another order each time.
 
 using fake_cublaslt::has;
 using fake_cublaslt::Product;
@@ -60,7 +60,7 @@ struct Algorithm {
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 
-std::int64_t size_of(cudaDataType_t type) { return type == CUDA_R_16BF ? 2 : 4; }
+std::int64_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
 struct Sizes {
   std::int64_t rows = 0, columns = 0;
@@ -114,7 +114,7 @@ bool has_kernel(const FakeMatmulDesc& desc, const FakeMatrixLayout& a, const Fak
                 const FakeMatmulPreference& preference) {
   if (a.type != b.type || c.type != d.type) return false;
   if (d.type != a.type && d.type != CUDA_R_32F) return false;
-  if (a.type == CUDA_R_16BF && !all_aligned(a, b, d, preference, 4)) return false;
+  if (a.type != CUDA_R_32F && !all_aligned(a, b, d, preference, 4)) return false;
   const bool gelu =
       has(desc.epilogue, CUBLASLT_EPILOGUE_GELU) || desc.epilogue == CUBLASLT_EPILOGUE_DGELU;
   if (gelu && d.type != a.type) return false;

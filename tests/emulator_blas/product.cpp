@@ -16,17 +16,21 @@ namespace fake_cublaslt {
 namespace {
 
 using tessera::bfloat16;
+using tessera::float16;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 float load(const void* data, cudaDataType_t type, std::int64_t i) {
   if (type == CUDA_R_16BF) return static_cast<float>(static_cast<const bfloat16*>(data)[i]);
+  if (type == CUDA_R_16F) return static_cast<float>(static_cast<const float16*>(data)[i]);
   return static_cast<const float*>(data)[i];
 }
 
 void store(void* data, cudaDataType_t type, std::int64_t i, float value) {
   if (type == CUDA_R_16BF) {
     static_cast<bfloat16*>(data)[i] = bfloat16(value);
+  } else if (type == CUDA_R_16F) {
+    static_cast<float16*>(data)[i] = float16(value);
   } else {
     static_cast<float*>(data)[i] = value;
   }

@@ -6,7 +6,9 @@
 namespace tessera::cuda {
 namespace {
 
-bool decline(const TensorView& qkv, std::int64_t window, bool backward, CudaStream& stream) {
+template <typename Args>
+bool decline(const Args& args, bool backward, CudaStream& stream) {
+  const TensorView& qkv = args.qkv;
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return false;
   state.fallback = cudnn_objection({.batch = qkv.shape[0],
@@ -15,7 +17,8 @@ bool decline(const TensorView& qkv, std::int64_t window, bool backward, CudaStre
                                     .head_dim = qkv.shape[4],
                                     .dtype = qkv.dtype,
                                     .backward = backward,
-                                    .window = window},
+                                    .window = args.window,
+                                    .documents = static_cast<bool>(args.starts)},
                                    state.options);
   if (state.fallback.empty()) {
     state.fallback = state.unforeseen = state.options.deterministic
@@ -30,17 +33,17 @@ bool decline(const TensorView& qkv, std::int64_t window, bool backward, CudaStre
 }  // namespace
 
 void plan_cudnn_attention(const AttentionForwardArgs& args, CudaStream& stream) {
-  decline(args.qkv, args.window, false, stream);
+  decline(args, false, stream);
 }
 void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream) {
-  decline(args.qkv, args.window, true, stream);
+  decline(args, true, stream);
 }
 
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  return decline(args.qkv, args.window, false, stream);
+  return decline(args, false, stream);
 }
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  return decline(args.qkv, args.window, true, stream);
+  return decline(args, true, stream);
 }
 
 }  // namespace tessera::cuda

@@ -35,6 +35,7 @@ typedef enum {
   ncclUint8 = 1,
   ncclInt32 = 2,
   ncclInt64 = 4,
+  ncclFloat16 = 6,
   ncclFloat32 = 7,
   ncclFloat64 = 8,
   ncclBfloat16 = 9

@@ -13,6 +13,17 @@
 namespace tessera::emulator {
 namespace {
 
+template <typename T>
+T sum_of(T a, T b) {
+  return static_cast<T>(a + b);
+}
+bfloat16 sum_of(bfloat16 a, bfloat16 b) {
+  return bfloat16(static_cast<float>(a) + static_cast<float>(b));
+}
+float16 sum_of(float16 a, float16 b) {
+  return float16(static_cast<float>(a) + static_cast<float>(b));
+}
+
 /// Element `i` of the sum over ranks as a ring makes it: begun by the neighbour of the rank that
 /// holds the element in the end, and rounded to T after each addition. Neither is rank order.
 template <typename T>
@@ -24,7 +35,7 @@ void sum_in_ring_order(const std::vector<const std::byte*>& inputs, std::size_t 
     for (std::size_t k = 1; k <= size; ++k) {
       T term{};
       std::memcpy(&term, inputs[(owner + k) % size] + (begin + i) * sizeof(T), sizeof(T));
-      sum = k == 1 ? term : static_cast<T>(sum + term);
+      sum = k == 1 ? term : sum_of(sum, term);
     }
     std::memcpy(output + i * sizeof(T), &sum, sizeof(T));
   }
@@ -43,19 +54,10 @@ void sum_typed(ncclDataType_t type, const std::vector<const std::byte*>& inputs,
       return sum_in_ring_order<std::int64_t>(inputs, begin, count, owner, output);
     case ncclUint8:
       return sum_in_ring_order<std::uint8_t>(inputs, begin, count, owner, output);
-    case ncclBfloat16: {
-      const std::size_t size = inputs.size();
-      for (std::size_t i = 0; i < count; ++i) {
-        bfloat16 sum{};
-        for (std::size_t k = 1; k <= size; ++k) {
-          bfloat16 term{};
-          std::memcpy(&term, inputs[(owner + k) % size] + (begin + i) * sizeof(bfloat16),
-                      sizeof(bfloat16));
-          sum = k == 1 ? term : bfloat16(static_cast<float>(sum) + static_cast<float>(term));
-        }
-        std::memcpy(output + i * sizeof(bfloat16), &sum, sizeof(bfloat16));
-      }
-    }
+    case ncclBfloat16:
+      return sum_in_ring_order<bfloat16>(inputs, begin, count, owner, output);
+    case ncclFloat16:
+      return sum_in_ring_order<float16>(inputs, begin, count, owner, output);
   }
 }
 
@@ -90,6 +92,7 @@ std::size_t nccl_type_bytes(ncclDataType_t type) {
     case ncclUint8:
       return 1;
     case ncclBfloat16:
+    case ncclFloat16:
       return 2;
     case ncclInt32:
     case ncclFloat32:

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
@@ -7,16 +9,28 @@ namespace {
 struct Sizes {
   std::int64_t batch, length, heads, dim;
   std::int64_t window = 0;
+  std::int64_t document = 0;  ///< length of documents, of sequence b longer by b; 0: one
 
+  std::int64_t start_of(std::int64_t b, std::int64_t place) const {
+    return document == 0 ? 0 : place / (document + b) * (document + b);
+  }
   /// The first key that a query sees.
-  std::int64_t first_key(std::int64_t query) const {
-    return window == 0 ? 0 : std::max<std::int64_t>(0, query - window + 1);
+  std::int64_t first_key(std::int64_t b, std::int64_t query) const {
+    return std::max(start_of(b, query), window == 0 ? 0 : query - window + 1);
+  }
+  /// (B, L); none of one document.
+  std::vector<std::int32_t> starts() const {
+    std::vector<std::int32_t> all;
+    for (std::int64_t i = 0; document > 0 && i < batch * length; ++i) {
+      all.push_back(static_cast<std::int32_t>(start_of(i / length, i % length)));
+    }
+    return all;
   }
 };
 
 std::string name(const Sizes& s) {
   return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ",
-                s.window);
+                s.window, ", documents of ", s.document);
 }
 
 /// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).
@@ -45,7 +59,7 @@ Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::i
                       std::int64_t l, double& lse) {
   Doubles p(at(l + 1));
   double maximum = -INFINITY;
-  for (std::int64_t k = i.s.first_key(l); k <= l; ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k <= l; ++k) {
     for (std::int64_t d = 0; d < i.s.dim; ++d) {
       p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
     }
@@ -53,7 +67,7 @@ Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::i
     maximum = std::max(maximum, p[at(k)]);
   }
   double sum = 0.0;
-  for (std::int64_t k = i.s.first_key(l); k <= l; ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k <= l; ++k) {
     sum += p[at(k)] = std::exp(p[at(k)] - maximum);
   }
   for (double& value : p) value /= sum;
@@ -85,8 +99,10 @@ ForwardOracle forward_oracle(const Doubles& qkv, const Sizes& s) {
   return r;
 }
 
-/// d_qkv by the textbook formulas, from the probabilities in full.
-Doubles backward_oracle(const Doubles& qkv, const Doubles& d_out, const Sizes& s) {
+/// d_qkv by the textbook formulas, from the probabilities in full, and from `out` as the kernel is
+/// given it: rounded, which in fp16 costs as much as all else.
+Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d_out,
+                        const Sizes& s) {
   const Index i{s};
   Doubles g(qkv.size());
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
@@ -95,12 +111,14 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& d_out, const Sizes& s
     const Doubles p = probabilities(qkv, i, b, h, l, lse);
     Doubles dp(p.size());
     double delta = 0.0;
+    for (std::int64_t d = 0; d < s.dim; ++d) {
+      delta += d_out[i.out(b, l, h, d)] * out[i.out(b, l, h, d)];
+    }
     for (std::int64_t k = 0; k <= l; ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         dp[at(k)] += d_out[i.out(b, l, h, d)] * qkv[i.qkv(b, k, 2, h, d)];
         g[i.qkv(b, k, 2, h, d)] += p[at(k)] * d_out[i.out(b, l, h, d)];
       }
-      delta += p[at(k)] * dp[at(k)];
     }
     for (std::int64_t k = 0; k <= l; ++k) {
       const double ds = p[at(k)] * (dp[at(k)] - delta) * scale;
@@ -133,18 +151,25 @@ struct Forward {
   std::vector<float> lse;
 };
 
+TensorView starts_view(std::vector<std::int32_t>& starts, const Sizes& s) {
+  return starts.empty() ? TensorView{}
+                        : TensorView(starts.data(), DType::kInt32, Shape{s.batch, s.length});
+}
+
 template <typename T>
 Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
   Forward<T> r{std::vector<T>(at(out_numel(s))),
                std::vector<float>(at(s.batch * s.heads * s.length))};
   auto workspace = workspace_for<T>(s);
+  auto starts = s.starts();
   StreamUnderTest stream;
   kernels_under_test().attention_forward(
       {.qkv = view_of(qkv, Shape{s.batch, s.length, 3, s.heads, s.dim}),
        .out = view_of(r.out, Shape{s.batch, s.length, s.heads, s.dim}),
        .lse = view_of(r.lse, Shape{s.batch, s.heads, s.length}),
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
-       .window = s.window},
+       .window = s.window,
+       .starts = starts_view(starts, s)},
       stream);
   expect_guard(workspace);
   return r;
@@ -157,6 +182,7 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
   auto workspace = workspace_for<T>(s);
   const Shape out{s.batch, s.length, s.heads, s.dim};
   const Shape packed{s.batch, s.length, 3, s.heads, s.dim};
+  auto starts = s.starts();
   StreamUnderTest stream;
   kernels_under_test().attention_backward(
       {.d_out = view_of(d_out, out),
@@ -165,17 +191,19 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
        .lse = view_of(f.lse, Shape{s.batch, s.heads, s.length}),
        .d_qkv = view_of(d_qkv, packed),
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
-       .window = s.window},
+       .window = s.window,
+       .starts = starts_view(starts, s)},
       stream);
   expect_guard(workspace);
   return d_qkv;
 }
 
 /// fp32: sums of a few thousand terms and one exp. bf16: p and ds are rounded (2^-8 each, at
-/// random) before the second products, the output once more: 2^-7 of the largest at most.
+/// random) before the second products, the output once more: 2^-7 of the largest at most. fp16 is
+/// rounded by 2^-11.
 template <typename T>
 constexpr double tolerance() {
-  return std::is_same_v<T, float> ? 1e-5 : 0x1p-7;
+  return std::is_same_v<T, float> ? 1e-5 : 2.0 * rounding<T>();
 }
 
 template <typename T>
@@ -187,13 +215,13 @@ void check(const Sizes& s) {
   const Forward<T> f = forward(qkv, s);
   expect_close(f.out, expected.out, tolerance<T>(), "out");
   expect_close(f.lse, expected.lse, 1e-5, "lse");
-  const Doubles d_qkv = backward_oracle(to_doubles(qkv), to_doubles(d_out), s);
+  const Doubles d_qkv = backward_oracle(to_doubles(qkv), to_doubles(f.out), to_doubles(d_out), s);
   expect_close(backward(qkv, d_out, s), d_qkv, tolerance<T>(), "d_qkv");
 }
 
 template <typename T>
 class Attention : public testing::Test {};
-using Types = testing::Types<float, bfloat16>;
+using Types = testing::Types<float, bfloat16, float16>;
 TYPED_TEST_SUITE(Attention, Types);
 
 TYPED_TEST(Attention, FollowsTheFormula) {
@@ -227,6 +255,119 @@ TYPED_TEST(Attention, TakesWindows) {
                                {1, 1100, 1, 4, 5}, {1, 1100, 1, 4, 512}, {1, 1100, 2, 4, 600},
                                {1, 64, 1, 4, 64},  {1, 65, 1, 4, 64}};
   for (const Sizes& s : sizes) check<TypeParam>(s);
+}
+
+// Documents of a place, shorter and longer than the blocks of keys and queries, with windows too.
+TYPED_TEST(Attention, StaysWithinDocuments) {
+  const std::vector<Sizes> sizes =
+      testing_cuda() ? std::vector<Sizes>{{1, 70, 1, 64, 0, 1},    {2, 150, 1, 64, 0, 7},
+                                          {1, 280, 1, 64, 0, 130}, {1, 161, 1, 128, 0, 70},
+                                          {1, 200, 1, 64, 33, 90}, {2, 150, 1, 12, 0, 40},
+                                          {1, 257, 1, 8, 50, 100}, {2, 64, 1, 64, 0, 64}}
+                     : std::vector<Sizes>{{1, 70, 2, 16, 0, 1},    {2, 130, 1, 8, 0, 7},
+                                          {2, 700, 1, 16, 0, 64},  {1, 1700, 1, 4, 0, 800},
+                                          {2, 1100, 1, 4, 0, 530}, {1, 1100, 1, 4, 600, 1040},
+                                          {2, 700, 1, 4, 33, 90},  {1, 64, 1, 4, 0, 64}};
+  for (const Sizes& s : sizes) check<TypeParam>(s);
+}
+
+TYPED_TEST(Attention, OneDocumentOfTheWholeSequenceChangesNoBit) {
+  for (const Sizes& s : {Sizes{1, 150, 1, 64}, Sizes{2, 140, 1, 12}, Sizes{1, 150, 1, 64, 40}}) {
+    const auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
+    const auto d_out = random_values<TypeParam>(out_numel(s), 2);
+    Sizes one = s;
+    one.document = s.length;
+    EXPECT_TRUE(same_bits(forward(qkv, one).out, forward(qkv, s).out)) << name(s);
+    EXPECT_TRUE(same_bits(forward(qkv, one).lse, forward(qkv, s).lse)) << name(s);
+    EXPECT_TRUE(same_bits(backward(qkv, d_out, one), backward(qkv, d_out, s))) << name(s);
+  }
+}
+
+// Places read nothing of other documents.
+TYPED_TEST(Attention, WhatOtherDocumentsHoldChangesNoBit) {
+  const Sizes s{1, 150, 1, 64, 0, 50};
+  const auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
+  auto other = qkv;
+  const std::int64_t row = 3 * s.heads * s.dim;
+  for (std::int64_t e = 0; e < s.length * row; ++e) {
+    if (s.start_of(0, e / row) != 50) other[at(e)] = TypeParam(as_float(other[at(e)]) + 3.0F);
+  }
+  const auto d_out = random_values<TypeParam>(out_numel(s), 2);
+  const auto second = [&](const std::vector<TypeParam>& values, std::int64_t width) {
+    return std::vector<TypeParam>(values.begin() + 50 * width, values.begin() + 100 * width);
+  };
+  EXPECT_TRUE(
+      same_bits(second(forward(qkv, s).out, row / 3), second(forward(other, s).out, row / 3)));
+  EXPECT_TRUE(
+      same_bits(second(backward(qkv, d_out, s), row), second(backward(other, d_out, s), row)));
+}
+
+// Of documents as long as tiles, others are not even read: what is no number in them shows nowhere.
+TYPED_TEST(Attention, SkipsTilesThatNoDocumentReachesOnCuda) {
+  if (!testing_cuda()) GTEST_SKIP() << "blocks of CPUs are longer";
+  const Sizes s{1, 384, 1, 64, 0, 128};
+  auto qkv = random_values<TypeParam>(3 * out_numel(s), 1);
+  auto d_out = random_values<TypeParam>(out_numel(s), 2);
+  const std::int64_t row = s.heads * s.dim;
+  for (std::int64_t e = 0; e < 3 * out_numel(s); ++e) {
+    if (e / (3 * row) / 128 != 1) qkv[at(e)] = TypeParam(NAN);
+  }
+  for (std::int64_t e = 0; e < out_numel(s); ++e) {
+    if (e / row / 128 != 1) d_out[at(e)] = TypeParam(NAN);
+  }
+  const auto expect_second_alone = [&](const std::vector<TypeParam>& values, std::int64_t width) {
+    for (std::size_t e = 0; e < values.size(); ++e) {
+      const bool second = static_cast<std::int64_t>(e) / width / 128 == 1;
+      ASSERT_EQ(std::isnan(as_float(values[e])), !second) << e;
+    }
+  };
+  expect_second_alone(forward(qkv, s).out, row);
+  expect_second_alone(backward(qkv, d_out, s), 3 * row);
+}
+
+/// What the kernel for CUDA makes of a document that begins nowhere: the place has no number.
+template <typename T>
+void expect_nan_at_place_2(const std::vector<std::int32_t>& bad, std::int64_t dim) {
+  const Sizes s{1, 4, 1, dim};
+  auto starts = bad;
+  auto qkv = random_values<T>(3 * out_numel(s), 1);
+  std::vector<T> out(at(out_numel(s)));
+  std::vector<float> lse(4);
+  StreamUnderTest stream;
+  kernels_under_test().attention_forward({.qkv = view_of(qkv, Shape{1, 4, 3, 1, dim}),
+                                          .out = view_of(out, Shape{1, 4, 1, dim}),
+                                          .lse = view_of(lse, Shape{1, 1, 4}),
+                                          .starts = starts_view(starts, s)},
+                                         stream);
+  for (std::int64_t l = 0; l < 4; ++l) {
+    EXPECT_EQ(std::isnan(lse[at(l)]), l == 2) << l;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      EXPECT_EQ(std::isnan(as_float(out[at(l * dim + d)])), l == 2) << l << ' ' << d;
+    }
+  }
+}
+
+TEST(AttentionForward, RefusesDocumentsThatBeginNowhere) {
+  if (testing_cuda()) {
+    const std::int32_t lowest = std::numeric_limits<std::int32_t>::min();
+    for (const std::int32_t bad : {1, -1, 3, 100, lowest}) {
+      expect_nan_at_place_2<float>({0, 0, bad, 3}, 3);
+      expect_nan_at_place_2<bfloat16>({0, 0, bad, 3}, 64);
+    }
+    return;
+  }
+  std::vector<std::int32_t> starts{0, 0, 1, 3};
+  auto qkv = std::vector<float>(4 * 3), out = std::vector<float>(4), lse = out;
+  std::vector<std::uint8_t> workspace(1 << 16);
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().attention_forward(
+                   {.qkv = view_of(qkv, Shape{1, 4, 3, 1, 1}),
+                    .out = view_of(out, Shape{1, 4, 1, 1}),
+                    .lse = view_of(lse, Shape{1, 1, 4}),
+                    .workspace = view_of(workspace),
+                    .starts = TensorView(starts.data(), DType::kInt32, Shape{1, 4})},
+                   stream),
+               Error);
 }
 
 TYPED_TEST(Attention, AWindowOfTheWholeSequenceChangesNoBit) {
@@ -342,7 +483,7 @@ TEST(AttentionOracle, BackwardIsTheGradientOfForward) {
   const Doubles d_out = to_doubles(random_values<float>(out_numel(s), 2));
   const Doubles expected =
       numeric_gradient([&](const Doubles& v) { return dot(d_out, forward_oracle(v, s).out); }, qkv);
-  const Doubles actual = backward_oracle(qkv, d_out, s);
+  const Doubles actual = backward_oracle(qkv, forward_oracle(qkv, s).out, d_out, s);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-8);
 }
 

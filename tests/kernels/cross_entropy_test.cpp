@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/every_way.h"
+#include "kernels/support.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
 
@@ -76,8 +76,9 @@ void check(const Problem& p, float size) {
     EXPECT_TRUE(same_bits(result.losses, losses));
     return result.logits;
   });
-  // exp is good to 2 ulp, the sum and the scaling add a little; a bf16 is rounded by up to 2^-8.
-  const double relative = 8 * 0x1p-24 + (sizeof(T) == 2 ? 0x1p-8 : 0.0);
+  // exp is good to 2 ulp, the sum and the scaling add a little; a bf16 is rounded by up to 2^-8, an
+  // fp16 by 2^-11, or 2^-25 where it is subnormal.
+  const double relative = 8 * 0x1p-24 + (sizeof(T) == 2 ? rounding<T>() : 0.0);
   for (std::int64_t r = 0; r < p.rows; ++r) {
     const T* const row = logits.data() + r * p.stride;
     const T* const got = gradient.data() + r * p.stride;
@@ -103,7 +104,7 @@ void check(const Problem& p, float size) {
       const double spread = c < p.vocab ? maximum - static_cast<double>(as_float(row[c])) : 0.0;
       const double tolerance = (relative + spread * 0x1p-24) * std::abs(expected) +
                                (c == target ? 4 * 0x1p-24 * static_cast<double>(p.scale) : 0.0) +
-                               1e-38;
+                               least_rounding<T>() + 1e-38;
       ASSERT_NEAR(static_cast<double>(as_float(got[c])), expected, tolerance)
           << "row " << r << " column " << c;
     }
@@ -117,6 +118,7 @@ TEST(CrossEntropy, GivesLossAndGradient) {
       check<float>({rows, vocab, vocab, vocab}, size);
       check<float>({rows, vocab, vocab + 5, vocab + 9}, size);
       check<bfloat16>({rows, vocab, vocab + 3, vocab + 3}, size);
+      check<float16>({rows, vocab, vocab + 3, vocab + 3}, size);
     }
   }
   check<float>({0, 7, 7, 7}, 3.0F);

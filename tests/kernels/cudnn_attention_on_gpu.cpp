@@ -11,9 +11,10 @@ struct Sizes {
   std::int64_t batch, length, heads, dim;
 };
 
-/// bf16 rounds what either computes; between, cuDNN rounds the probabilities and their gradients to
-/// bf16 (2^-8 each, at random), as ours does: 2^-6 of the largest at most.
-constexpr double kTolerance = 0x1p-6;
+/// T rounds what either computes; between, cuDNN rounds the probabilities and their gradients to T
+/// (in bf16 2^-8 each, at random), as ours does: four times that of the largest at most.
+template <typename T>
+constexpr double kTolerance = 4.0 * rounding<T>();
 
 class CudnnAttention : public testing::TestWithParam<Sizes> {
  protected:
@@ -24,20 +25,22 @@ class CudnnAttention : public testing::TestWithParam<Sizes> {
     return dynamic_cast<CudaStream&>(static_cast<Stream&>(under_test));
   }
 
+  template <typename T>
   struct Result {
-    std::vector<bfloat16> out, d_qkv;
+    std::vector<T> out, d_qkv;
     std::vector<float> lse;
   };
 
   /// Forward, and the backward of what it gave.
-  static Result run(const CudaKernelOptions& options) {
+  template <typename T>
+  static Result<T> run(const CudaKernelOptions& options) {
     const auto [b, l, h, d] = GetParam();
     const Shape packed{b, l, 3, h, d}, plain{b, l, h, d}, rows{b, h, l};
-    auto qkv = random_values<bfloat16>(packed.numel(), 1, 1.5F);
-    auto d_out = random_values<bfloat16>(plain.numel(), 2);
-    Result result{.out = std::vector<bfloat16>(at(plain.numel())),
-                  .d_qkv = std::vector<bfloat16>(at(packed.numel())),
-                  .lse = std::vector<float>(at(rows.numel()))};
+    auto qkv = random_values<T>(packed.numel(), 1, 1.5F);
+    auto d_out = random_values<T>(plain.numel(), 2);
+    Result<T> result{.out = std::vector<T>(at(plain.numel())),
+                     .d_qkv = std::vector<T>(at(packed.numel())),
+                     .lse = std::vector<float>(at(rows.numel()))};
     set_cuda_kernel_options(stream(), options);
     const TensorView out = view_of(result.out, plain), lse = view_of(result.lse, rows);
     kernels_under_test().attention_forward({.qkv = view_of(qkv, packed), .out = out, .lse = lse},
@@ -50,31 +53,36 @@ class CudnnAttention : public testing::TestWithParam<Sizes> {
                                             stream());
     return result;
   }
+
+  /// kCudnn throws where kAuto would take our own.
+  template <typename T>
+  static void compare() {
+    const auto own = run<T>({.attention = AttentionBackend::kOwn});
+    for (const bool deterministic : {true, false}) {
+      SCOPED_TRACE(deterministic ? "deterministic" : "any order");
+      const auto cudnn =
+          run<T>({.attention = AttentionBackend::kCudnn, .deterministic = deterministic});
+      expect_close(cudnn.out, to_doubles(own.out), kTolerance<T>, "out");
+      expect_close(cudnn.lse, to_doubles(own.lse), 1e-4, "lse");
+      expect_close(cudnn.d_qkv, to_doubles(own.d_qkv), kTolerance<T>, "d_qkv");
+    }
+  }
 };
 
-/// kCudnn throws where kAuto would take our own.
-TEST_P(CudnnAttention, AgreesWithOurOwn) {
-  const Result own = run({.attention = AttentionBackend::kOwn});
-  for (const bool deterministic : {true, false}) {
-    SCOPED_TRACE(deterministic ? "deterministic" : "any order");
-    const Result cudnn =
-        run({.attention = AttentionBackend::kCudnn, .deterministic = deterministic});
-    expect_close(cudnn.out, to_doubles(own.out), kTolerance, "out");
-    expect_close(cudnn.lse, to_doubles(own.lse), 1e-4, "lse");
-    expect_close(cudnn.d_qkv, to_doubles(own.d_qkv), kTolerance, "d_qkv");
-  }
-}
+TEST_P(CudnnAttention, AgreesWithOurOwn) { compare<bfloat16>(); }
+
+TEST_P(CudnnAttention, AgreesWithOurOwnInFp16) { compare<float16>(); }
 
 TEST_P(CudnnAttention, GivesTheSameBitsTwiceIfDeterministic) {
   const CudaKernelOptions options{.attention = AttentionBackend::kCudnn, .deterministic = true};
-  const Result first = run(options), second = run(options);
+  const auto first = run<bfloat16>(options), second = run<bfloat16>(options);
   EXPECT_TRUE(same_bits(first.out, second.out) && same_bits(first.lse, second.lse));
   EXPECT_TRUE(same_bits(first.d_qkv, second.d_qkv));
 }
 
 /// What training runs is cuDNN's, without being told.
 TEST_P(CudnnAttention, IsTakenByItself) {
-  run({});
+  run<bfloat16>({});
   EXPECT_EQ(cuda_attention(stream()).fallback, "");
 }
 

@@ -46,6 +46,7 @@ TEST(Dropout, DrawsTheMaskByGlobalIndex) {
       for (const std::int64_t first : {0, 1, 6, 1009}) {
         check<float>(n, probability, first);
         check<bfloat16>(n, probability, first);
+        check<float16>(n, probability, first);
       }
     }
   }

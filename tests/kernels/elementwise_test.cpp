@@ -44,6 +44,14 @@ TEST(CastAndAdd, Float32ToFloat32) { check_cast_and_add<float, float>(); }
 TEST(CastAndAdd, Float32ToBFloat16) { check_cast_and_add<float, bfloat16>(); }
 TEST(CastAndAdd, BFloat16ToFloat32) { check_cast_and_add<bfloat16, float>(); }
 TEST(CastAndAdd, BFloat16ToBFloat16) { check_cast_and_add<bfloat16, bfloat16>(); }
+TEST(CastAndAdd, Float16) {
+  check_cast_and_add<float, float16>();
+  check_cast_and_add<float16, float>();
+  check_cast_and_add<float16, float16>();
+  if (testing_cuda()) return;  // Fp16.IsNotMixedWithBf16ByCuda
+  check_cast_and_add<float16, bfloat16>();
+  check_cast_and_add<bfloat16, float16>();
+}
 
 TEST(Cast, EveryBFloat16SurvivesTheWayThroughFloat32) {
   std::vector<bfloat16> all(65536);
@@ -95,6 +103,7 @@ void check_fill() {
 TEST(Fill, TouchesItsElementsOnly) {
   check_fill<float>();
   check_fill<bfloat16>();
+  check_fill<float16>();
 }
 
 TEST(Elementwise, LargeTensorsAreWrittenAroundTheCacheWithTheSameBits) {

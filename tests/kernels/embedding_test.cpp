@@ -10,11 +10,32 @@ namespace {
 
 struct Sizes {
   std::int64_t batch, length, channels, vocab, positions;
+  std::int64_t document = 0;  ///< length of documents, of sequence b longer by b; 0: one
+
+  std::int64_t start_of(std::int64_t row) const {
+    const std::int64_t of_sequence = document + row / length;
+    return document == 0 ? 0 : row % length / of_sequence * of_sequence;
+  }
+  std::int64_t position(std::int64_t row) const { return row % length - start_of(row); }
 };
 
-const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},       {2, 5, 7, 11, 9},      {3, 17, 33, 5, 17},
-                                {4, 64, 130, 401, 70}, {2, 129, 257, 3, 200}, {0, 5, 8, 10, 5},
-                                {3, 1501, 16, 2, 1501}};
+/// (B, L); none of one document.
+std::vector<std::int32_t> starts_of(const Sizes& s) {
+  std::vector<std::int32_t> all;
+  for (std::int64_t row = 0; s.document > 0 && row < s.batch * s.length; ++row) {
+    all.push_back(static_cast<std::int32_t>(s.start_of(row)));
+  }
+  return all;
+}
+
+TensorView starts_view(std::vector<std::int32_t>& starts, const Sizes& s) {
+  return starts.empty() ? TensorView{} : view_of(starts, Shape{s.batch, s.length});
+}
+
+const std::vector<Sizes> kCases{
+    {1, 1, 1, 1, 1},        {2, 5, 7, 11, 9},      {3, 17, 33, 5, 17},
+    {4, 64, 130, 401, 70},  {2, 129, 257, 3, 200}, {0, 5, 8, 10, 5},
+    {3, 1501, 16, 2, 1501}, {2, 40, 7, 11, 45, 1}, {3, 130, 16, 5, 130, 33}};
 
 std::vector<std::int32_t> random_tokens(const Sizes& s) {
   std::mt19937 generator(23);
@@ -35,6 +56,7 @@ void check_forward(const Sizes& s, bool positions) {
   auto tokens = random_tokens(s);
   auto wte = random_values<T>(s.vocab * s.channels, 1);
   auto wpe = random_values<T>(s.positions * s.channels, 2);
+  auto starts = starts_of(s);
   const auto result = run_every_way([&] {
     std::vector<T> x(tokens.size() * static_cast<std::size_t>(s.channels));
     StreamUnderTest stream;
@@ -42,7 +64,8 @@ void check_forward(const Sizes& s, bool positions) {
         {.tokens = view_of(tokens, Shape{s.batch, s.length}),
          .wte = view_of(wte, Shape{s.vocab, s.channels}),
          .wpe = table_of(wpe, positions, s.positions, s.channels),
-         .x = view_of(x, Shape{s.batch, s.length, s.channels})},
+         .x = view_of(x, Shape{s.batch, s.length, s.channels}),
+         .starts = starts_view(starts, s)},
         stream);
     return x;
   });
@@ -51,7 +74,7 @@ void check_forward(const Sizes& s, bool positions) {
     for (std::int64_t c = 0; c < s.channels; ++c) {
       const std::int64_t token = tokens[static_cast<std::size_t>(row)];
       const T word = wte[static_cast<std::size_t>(token * s.channels + c)];
-      const T position = wpe[static_cast<std::size_t>(row % s.length * s.channels + c)];
+      const T position = wpe[static_cast<std::size_t>(s.position(row) * s.channels + c)];
       expected.push_back(positions ? T(as_float(word) + as_float(position)) : word);
     }
   }
@@ -63,6 +86,7 @@ TEST(EmbeddingForward, AddsTheTwoRows) {
     for (const bool positions : {true, false}) {
       check_forward<float>(s, positions);
       check_forward<bfloat16>(s, positions);
+      check_forward<float16>(s, positions);
     }
   }
 }
@@ -96,6 +120,7 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Ta
   auto dx = random_values<T>(s.batch * s.length * s.channels, 1);
   const auto dwte = random_values<Out>(s.vocab * s.channels, 2);
   const auto dwpe = random_values<Out>(s.positions * s.channels, 3);
+  auto starts = starts_of(s);
   const auto result = run_every_way([&] {
     auto wte = dwte;
     auto wpe = dwpe;
@@ -106,7 +131,8 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Ta
          .dwte = table_of(wte, given.words, s.vocab, s.channels),
          .dwpe = table_of(wpe, given.positions, s.positions, s.channels),
          .accumulate_wte = accumulate_wte,
-         .accumulate_wpe = accumulate_wpe},
+         .accumulate_wpe = accumulate_wpe,
+         .starts = starts_view(starts, s)},
         stream);
     wte.insert(wte.end(), wpe.begin(), wpe.end());
     return wte;
@@ -114,7 +140,7 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Ta
   std::vector<std::int64_t> token_rows(tokens.begin(), tokens.end());
   std::vector<std::int64_t> position_rows;
   for (std::int64_t row = 0; row < s.batch * s.length; ++row)
-    position_rows.push_back(row % s.length);
+    position_rows.push_back(s.position(row));
   auto expected =
       given.words ? scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels) : dwte;
   const auto expected_wpe =
@@ -131,6 +157,8 @@ TEST(EmbeddingBackward, AddsRowsInOrder) {
         check_backward<float, float>(s, accumulate_wte, accumulate_wpe);
         check_backward<bfloat16, float>(s, accumulate_wte, accumulate_wpe);
         check_backward<bfloat16, bfloat16>(s, accumulate_wte, accumulate_wpe);
+        check_backward<float16, float>(s, accumulate_wte, accumulate_wpe);
+        check_backward<float16, float16>(s, accumulate_wte, accumulate_wpe);
       }
     }
   }

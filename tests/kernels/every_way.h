@@ -63,6 +63,7 @@ std::vector<T> random_values(std::int64_t n, unsigned seed, float scale = 1.0F) 
 
 inline float as_float(float value) { return value; }
 inline float as_float(bfloat16 value) { return static_cast<float>(value); }
+inline float as_float(float16 value) { return static_cast<float>(value); }
 
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {

@@ -107,7 +107,9 @@ template <typename T>
 void check_squares(std::int64_t blocks) {
   SCOPED_TRACE(blocks);
   std::vector<T> x = random_values<T>(blocks * kNormBlock, 7);
-  for (std::size_t i = 0; i < x.size(); i += 97) x[i] = T(1e20F);  // its square exceeds fp32
+  for (std::size_t i = 0; i < x.size(); i += 97) {
+    x[i] = T(std::is_same_v<T, float16> ? 6e4F : 1e20F);  // its square exceeds fp32, or fp16
+  }
   Words expected(kExactSumWords);
   add(expected, 0.5);  // was there before
   for (std::int64_t i = 0; i < blocks; ++i) add(expected, block_square(x.data() + i * kNormBlock));
@@ -125,6 +127,7 @@ TEST(ExactSquares, AddsTheBlocksInThePromisedOrder) {
   for (const std::int64_t blocks : {0, 1, 2, 3, 7, 15, 16, 63, 64, 65, 255, 257, 1009}) {
     check_squares<float>(blocks);
     check_squares<bfloat16>(blocks);
+    check_squares<float16>(blocks);
   }
 }
 

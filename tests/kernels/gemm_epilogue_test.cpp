@@ -93,12 +93,12 @@ class GemmEpilogue : public testing::Test {
         if (bias) sum.add(b.get(0, j));
         for (std::int64_t l = 0; l < layer.inputs; ++l) sum.add(x.get(i, l) * w.get(j, l));
         // GELU may be taken of the sum or of what is stored of it.
-        const double off = sum.error() + rounding<T>() * std::abs(sum.value) * 1.001 + 1e-30;
+        const double off = sum.error() + half_unit<T>(sum.value) + 1e-30;
         input.push_back(sum.value);
         input_bound.push_back(off);
         expected.push_back(gelu(sum.value));
         bound.push_back(kSteepest * off + kGeluError * std::abs(sum.value) +
-                        rounding<T>() * std::abs(expected.back()) * 1.01);
+                        half_unit<T>(expected.back()));
       }
     }
     const Forward result = forward(layer, bias, keep_input, offset);
@@ -138,10 +138,10 @@ class GemmEpilogue : public testing::Test {
         if (bias) sum.add(b.get(0, j));
         for (std::int64_t l = 0; l < layer.inputs; ++l) sum.add(x.get(i, l) * w.get(j, l));
         // The product may be rounded before the residual is added.
-        const double rounded = rounding<T>() * std::abs(sum.value) * 1.001;
+        const double rounded = half_unit<T>(sum.value);
         sum.add(residual.get(i, j));
         expected.push_back(sum.value);
-        bound.push_back(sum.error() + rounded + rounding<T>() * std::abs(sum.value) * 1.01 + 1e-30);
+        bound.push_back(sum.error() + rounded + half_unit<T>(sum.value) + 1e-30);
       }
     }
     expect_within(with_residual(layer, bias, offset), expected, bound, "with residual");
@@ -170,16 +170,16 @@ class GemmEpilogue : public testing::Test {
         Sum sum;
         for (std::int64_t l = 0; l < layer.outputs; ++l) sum.add(dy.get(i, l) * w.get(l, j));
         const double slope = gelu_slope(input.get(i, j));
-        const double off = sum.error() + rounding<T>() * std::abs(sum.value) * 1.001;
+        const double off = sum.error() + half_unit<T>(sum.value);
         expected.push_back(sum.value * slope);
         bound.push_back(std::abs(slope) * off + 2.0 * kGeluError * std::abs(sum.value) +
-                        rounding<T>() * std::abs(expected.back()) * 1.01 + 1e-30);
+                        half_unit<T>(expected.back()) + 1e-30);
       }
     }
     expect_within(backward(layer, offset), expected, bound, "gradient");
   }
 };
-using Types = testing::Types<float, bfloat16>;
+using Types = testing::Types<float, bfloat16, float16>;
 TYPED_TEST_SUITE(GemmEpilogue, Types);
 
 TYPED_TEST(GemmEpilogue, TakesGeluOfTheProduct) {
@@ -263,14 +263,13 @@ void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bi
     if (accumulate_bias) bias.add(db.get(0, i));
     for (std::int64_t l = 0; l < layer.rows; ++l) bias.add(dy.get(l, i));
     expected_bias.push_back(bias.value);
-    bias_bound.push_back(0x1p-21 * bias.magnitude + rounding<B>() * std::abs(bias.value) * 1.001 +
-                         1e-30);
+    bias_bound.push_back(0x1p-21 * bias.magnitude + half_unit<B>(bias.value) + 1e-30);
     for (std::int64_t j = 0; j < layer.inputs; ++j) {
       Sum sum;
       if (accumulate) sum.add(dw.get(i, j));
       for (std::int64_t l = 0; l < layer.rows; ++l) sum.add(dy.get(l, i) * x.get(l, j));
       expected.push_back(sum.value);
-      bound.push_back(sum.error() + rounding<W>() * std::abs(sum.value) * 1.001 + 1e-30);
+      bound.push_back(sum.error() + half_unit<W>(sum.value) + 1e-30);
     }
   }
   StreamUnderTest stream;
@@ -297,6 +296,8 @@ TEST(GemmBiasGradient, SumsColumnsBesideTheProduct) {
       check_bias_gradient<bfloat16, float, bfloat16>(layer, accumulate, accumulate_bias, offset);
       check_bias_gradient<bfloat16, bfloat16, bfloat16>(layer, accumulate, accumulate_bias, offset);
       check_bias_gradient<bfloat16, bfloat16, float>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<float16, float, float>(layer, accumulate, accumulate_bias, offset);
+      check_bias_gradient<float16, float16, float16>(layer, accumulate, accumulate_bias, offset);
     }
   }
 }

@@ -70,7 +70,7 @@ struct Problem {
         expected[at(i * c.stride + j)] = sum;
         bound[at(i * c.stride + j)] =
             0x1p-24 * (8.0 + std::sqrt(static_cast<double>(shape.k))) * magnitude +
-            rounding<C>() * std::abs(sum) * 1.001 + 0x1p-100;
+            rounding<C>() * std::abs(sum) * 1.001 + least_rounding<C>() + 0x1p-100;
       }
     }
   }
@@ -143,7 +143,8 @@ struct Types {
 template <typename P>
 class Gemm : public testing::Test {};
 using TypePairs =
-    testing::Types<Types<float, float>, Types<bfloat16, float>, Types<bfloat16, bfloat16>>;
+    testing::Types<Types<float, float>, Types<bfloat16, float>, Types<bfloat16, bfloat16>,
+                   Types<float16, float>, Types<float16, float16>>;
 TYPED_TEST_SUITE(Gemm, TypePairs);
 
 TYPED_TEST(Gemm, EqualsTheTripleLoop) {

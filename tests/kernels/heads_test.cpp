@@ -6,7 +6,19 @@ namespace {
 struct Sizes {
   std::int64_t batch, length, heads, kv_heads, width, angles;
   bool norms = false;
+  std::int64_t document = 0;  ///< length of documents; 0: one in each sequence
 
+  std::int64_t start_of(std::int64_t row) const {
+    return document == 0 ? 0 : row % length / document * document;
+  }
+  /// (B, L); none of one document.
+  std::vector<std::int32_t> starts() const {
+    std::vector<std::int32_t> all;
+    for (std::int64_t row = 0; document > 0 && row < rows(); ++row) {
+      all.push_back(static_cast<std::int32_t>(start_of(row)));
+    }
+    return all;
+  }
   std::int64_t packed_heads() const { return heads + 2 * kv_heads; }
   std::int64_t rows() const { return batch * length; }
   std::int64_t packed() const { return rows() * packed_heads() * width; }
@@ -15,7 +27,8 @@ struct Sizes {
 
 std::string name(const Sizes& s) {
   return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", K ", s.kv_heads, ", D ",
-                s.width, ", ", s.angles, " angles", s.norms ? ", norms" : "");
+                s.width, ", ", s.angles, " angles", s.norms ? ", norms" : "", ", documents of ",
+                s.document);
 }
 
 constexpr float kAmplitude = 1.25F;
@@ -71,7 +84,8 @@ Doubles head_of(const Inputs& in, const Sizes& s, std::int64_t row, std::int64_t
 void turn(Doubles& x, const Sizes& s, std::int64_t row, double direction) {
   const std::vector<float> frequencies = frequencies_of(s);
   for (std::int64_t i = 0; i < s.angles; ++i) {
-    const auto angle = static_cast<double>(static_cast<float>(row % s.length) * frequencies[at(i)]);
+    const auto angle = static_cast<double>(static_cast<float>(row % s.length - s.start_of(row)) *
+                                           frequencies[at(i)]);
     const double c = kAmplitude * std::cos(angle), n = direction * kAmplitude * std::sin(angle);
     const double a = x[at(i)], b = x[at(i + s.angles)];
     x[at(i)] = c * a - n * b;
@@ -145,8 +159,13 @@ TensorView gamma_view(std::vector<T>& gamma) {
   return gamma.empty() ? TensorView{} : view_of(gamma);
 }
 
+TensorView starts_view(std::vector<std::int32_t>& starts, const Sizes& s) {
+  return starts.empty() ? TensorView{} : view_of(starts, Shape{s.batch, s.length});
+}
+
 template <typename T>
 std::vector<T> forward(Problem<T> p) {
+  auto starts = p.s.starts();
   std::vector<T> qkv(at(p.s.qkv()));
   const std::vector<float> frequencies = frequencies_of(p.s);
   StreamUnderTest stream;
@@ -156,7 +175,8 @@ std::vector<T> forward(Problem<T> p) {
                                       .k_gamma = gamma_view(p.k_gamma),
                                       .frequencies = frequencies,
                                       .amplitude = kAmplitude,
-                                      .epsilon = static_cast<float>(kEpsilon)},
+                                      .epsilon = static_cast<float>(kEpsilon),
+                                      .starts = starts_view(starts, p.s)},
                                      stream);
   return qkv;
 }
@@ -173,6 +193,7 @@ Gradients<T, D> backward(Problem<T> p, bool accumulate, bool in_place) {
                     random_values<D>(static_cast<std::int64_t>(p.q_gamma.size()), 5),
                     random_values<D>(static_cast<std::int64_t>(p.k_gamma.size()), 6)};
   const std::vector<float> frequencies = frequencies_of(p.s);
+  auto starts = p.s.starts();
   StreamUnderTest stream;
   kernels_under_test().heads_backward(
       {.d_qkv = view_of(p.d_qkv, p.qkv_shape()),
@@ -185,7 +206,8 @@ Gradients<T, D> backward(Problem<T> p, bool accumulate, bool in_place) {
        .frequencies = frequencies,
        .amplitude = kAmplitude,
        .epsilon = static_cast<float>(kEpsilon),
-       .accumulate_parameters = accumulate},
+       .accumulate_parameters = accumulate,
+       .starts = starts_view(starts, p.s)},
       stream);
   if (in_place) g.packed = p.packed;
   return g;
@@ -219,9 +241,11 @@ void check(const Sizes& s, bool accumulate) {
       << "in place";
 }
 
-const std::vector<Sizes> kCases{{1, 1, 1, 1, 2, 1},    {2, 5, 4, 2, 8, 4},    {1, 33, 6, 3, 16, 6},
-                                {1, 7, 4, 1, 12, 3},   {3, 19, 2, 2, 64, 32}, {1, 3, 9, 9, 40, 0},
-                                {1, 2, 8, 4, 512, 256}};
+const std::vector<Sizes> kCases{{1, 1, 1, 1, 2, 1},           {2, 5, 4, 2, 8, 4},
+                                {1, 33, 6, 3, 16, 6},         {1, 7, 4, 1, 12, 3},
+                                {3, 19, 2, 2, 64, 32},        {1, 3, 9, 9, 40, 0},
+                                {1, 2, 8, 4, 512, 256},       {2, 21, 2, 1, 8, 4, false, 7},
+                                {1, 9, 2, 2, 16, 6, false, 1}};
 
 TEST(Heads, FollowTheFormula) {
   on_every_target([] {
@@ -231,6 +255,8 @@ TEST(Heads, FollowTheFormula) {
         check<float, float>(s, !norms);
         check<bfloat16, float>(s, norms);
         check<bfloat16, bfloat16>(s, !norms);
+        check<float16, float>(s, !norms);
+        check<float16, float16>(s, norms);
       }
     }
   });

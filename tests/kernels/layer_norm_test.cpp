@@ -226,6 +226,7 @@ TEST(LayerNorm, ForwardFollowsTheFormula) {
       for (const std::int64_t width : {1, 2, 7, 16, 33, 768, 1009}) {
         check_forward<float>(rows, width);
         check_forward<bfloat16>(rows, width);
+        check_forward<float16>(rows, width);
       }
     }
   });
@@ -240,6 +241,8 @@ TEST(LayerNorm, BackwardFollowsTheFormula) {
           check_backward<float, float>(rows, width, (flags & 1U) != 0, (flags & 2U) != 0);
           check_backward<bfloat16, float>(rows, width, (flags & 1U) != 0, (flags & 2U) != 0);
           check_backward<bfloat16, bfloat16>(rows, width, (flags & 1U) != 0, (flags & 2U) != 0);
+          check_backward<float16, float>(rows, width, (flags & 1U) != 0, (flags & 2U) != 0);
+          check_backward<float16, float16>(rows, width, (flags & 1U) != 0, (flags & 2U) != 0);
         }
       }
     }

@@ -178,6 +178,7 @@ TEST(FindNonFinite, FindsTheFirst) {
     for (const std::size_t bad : {0U, 1U, 511U, 1022U, 1023U}) {
       expect_found<float>(1023, bad, value);
       expect_found<bfloat16>(1023, bad, value);
+      expect_found<float16>(1023, bad, value);
     }
   }
   expect_found<float>(0, 0, kInfinity);

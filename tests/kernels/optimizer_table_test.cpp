@@ -46,13 +46,33 @@ TEST(OptimizerTable, EveryRowIsFoundByItsNameAndHoldsTogether) {
   }
 }
 
+std::vector<std::string_view> names_of(std::span<const OptimizerState> states) {
+  std::vector<std::string_view> names;
+  for (const OptimizerState& state : states) names.push_back(state.name);
+  return names;
+}
+
 TEST(OptimizerTable, SgdKeepsWhatItsMomentumNeeds) {
   const Optimizer& sgd = find_optimizer("sgd");
   EXPECT_TRUE(optimizer_states(sgd, values_of("sgd")).empty());
-  EXPECT_THAT(optimizer_states(sgd, values_of("sgd", {{"momentum", 0.9}})),
+  EXPECT_THAT(names_of(optimizer_states(sgd, values_of("sgd", {{"momentum", 0.9}}))),
               ElementsAre("momentum"));
-  EXPECT_THAT(optimizer_states(find_optimizer("adamw"), values_of("adamw")),
+  EXPECT_THAT(names_of(optimizer_states(find_optimizer("adamw"), values_of("adamw"))),
               ElementsAre("first-moment", "second-moment"));
+}
+
+TEST(OptimizerTable, AdamW8bitKeepsCodesAndAbsmaxOfBlocks) {
+  const Optimizer& row = find_optimizer("adamw8bit");
+  const auto states = optimizer_states(row, values_of("adamw8bit"));
+  EXPECT_THAT(names_of(states), ElementsAre("first-moment-codes", "first-moment-absmax",
+                                            "second-moment-codes", "second-moment-absmax"));
+  double bytes = 0.0;  // per element
+  for (const OptimizerState& state : states) {
+    bytes += static_cast<double>(size_of(state.dtype)) / static_cast<double>(state.block);
+  }
+  EXPECT_DOUBLE_EQ(bytes, 2.03125);
+  EXPECT_EQ(optimizer_block(row), 256);
+  EXPECT_EQ(optimizer_block(find_optimizer("adamw")), 1);
 }
 
 TEST(OptimizerTable, ValuesAreDefaultsOrWhatIsGiven) {
@@ -63,7 +83,7 @@ TEST(OptimizerTable, ValuesAreDefaultsOrWhatIsGiven) {
 
 TEST(OptimizerTable, SaysWhatIsWrong) {
   expect_config_error([] { find_optimizer("lion"); },
-                      "unknown optimizer 'lion'; there are adamw, sgd");
+                      "unknown optimizer 'lion'; there are adamw, adamw8bit, sgd");
   expect_config_error(
       [] {
         values_of("sgd", {{"beta1", 0.5}});
@@ -79,6 +99,11 @@ TEST(OptimizerTable, SaysWhatIsWrong) {
         values_of("adamw", {{"epsilon", -1.0}});
       },
       "adamw: epsilon is -1, expected a number from 0 on");
+  expect_config_error(
+      [] {
+        values_of("adamw8bit", {{"epsilon", 0.0}});
+      },
+      "adamw8bit: epsilon is 0, expected a number above");
   expect_config_error(
       [] {
         values_of("sgd", {{"momentum", 0.5}, {"nesterov", 0.5}});

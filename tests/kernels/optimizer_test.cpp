@@ -309,6 +309,23 @@ TEST_P(OptimizerStep, GivesTheBitsOfItsOperations) {
   }
 }
 
+// An fp16 parameter is the master, rounded to the nearest; the rest is as with one of bf16.
+TEST_P(OptimizerStep, WritesAnFp16Parameter) {
+  for (const std::int64_t n : kSizes) {
+    SCOPED_TRACE(n);
+    State<float16> expected(GetParam(), n);
+    State<float16> state = expected;
+    plain_step(GetParam(), expected, segments_of(n));
+    std::vector<float16> parameter(static_cast<std::size_t>(n)), rounded;
+    for (const float master : expected.master) rounded.emplace_back(master);
+    step_on(state, segments_of(n), 0, n,
+            [&](OptimizerStepArgs& args) { args.parameter = view_of(parameter); });
+    EXPECT_TRUE(same_bits(state.master, expected.master));
+    EXPECT_TRUE(state.states == expected.states);
+    EXPECT_TRUE(same_bits(parameter, rounded));
+  }
+}
+
 TEST_P(OptimizerStep, NeedsNoParameter) {
   const std::int64_t n = 1009;
   State<float> expected(GetParam(), n);

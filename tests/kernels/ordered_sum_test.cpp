@@ -7,21 +7,22 @@
 namespace tessera {
 namespace {
 
-/// Sources of either dtype, and what a loop over them gives.
-struct Sources {
+/// Sources of either dtype, fp32 or `Half`, and what a loop over them gives.
+template <typename Half>
+struct SourcesOf {
   std::vector<std::vector<float>> floats;
-  std::vector<std::vector<bfloat16>> halves;
+  std::vector<std::vector<Half>> halves;
   std::vector<TensorView> views;
 
-  /// Source s is bf16 if a bit of `mix` is set: bit s of the first 32, shifted by one for each
+  /// Source s is of Half if a bit of `mix` is set: bit s of the first 32, shifted by one for each
   /// further 32.
-  Sources(int count, unsigned mix, std::int64_t n) {
+  SourcesOf(int count, unsigned mix, std::int64_t n) {
     floats.reserve(static_cast<std::size_t>(count));
     halves.reserve(static_cast<std::size_t>(count));
     for (int s = 0; s < count; ++s) {
       const auto seed = static_cast<unsigned>(s) + 1;
       if ((mix >> ((s + s / 32) % 32) & 1U) != 0) {
-        views.push_back(view_of(halves.emplace_back(random_values<bfloat16>(n, seed))));
+        views.push_back(view_of(halves.emplace_back(random_values<Half>(n, seed))));
       } else {
         views.push_back(view_of(floats.emplace_back(random_values<float>(n, seed))));
       }
@@ -29,7 +30,7 @@ struct Sources {
   }
 
   static float at(const TensorView& view, std::int64_t i) {
-    return view.dtype == DType::kFloat32 ? view.as<float>()[i] : as_float(view.as<bfloat16>()[i]);
+    return view.dtype == DType::kFloat32 ? view.as<float>()[i] : as_float(view.as<Half>()[i]);
   }
 
   template <typename T>
@@ -46,10 +47,12 @@ struct Sources {
   }
 };
 
-template <typename T>
+using Sources = SourcesOf<bfloat16>;
+
+template <typename T, typename Half = bfloat16>
 void check_sum(int count, unsigned mix, std::int64_t n, bool accumulate) {
   SCOPED_TRACE(concat(count, " sources, mix ", mix, ", n ", n, accumulate ? ", accumulate" : ""));
-  const Sources sources(count, mix, n);
+  const SourcesOf<Half> sources(count, mix, n);
   const std::vector<T> start = random_values<T>(n, 99);
   const auto result = run_every_way([&] {
     std::vector<T> dst = start;
@@ -58,7 +61,7 @@ void check_sum(int count, unsigned mix, std::int64_t n, bool accumulate) {
         {.sources = sources.views, .dst = view_of(dst), .accumulate = accumulate}, stream);
     return dst;
   });
-  EXPECT_TRUE(same_bits(result, sources.sum<T>(accumulate ? &start : nullptr, n)));
+  EXPECT_TRUE(same_bits(result, sources.template sum<T>(accumulate ? &start : nullptr, n)));
 }
 
 TEST(OrderedSum, EqualsTheSequentialLoop) {
@@ -69,6 +72,8 @@ TEST(OrderedSum, EqualsTheSequentialLoop) {
         check_sum<bfloat16>(count, 0x7f, n, accumulate);
         check_sum<float>(count, 0x55, n, accumulate);
         check_sum<bfloat16>(count, 0x2a, n, accumulate);
+        check_sum<float, float16>(count, 0x7f, n, accumulate);
+        check_sum<float16, float16>(count, 0x55, n, accumulate);
       }
     }
   }

@@ -38,7 +38,7 @@ std::vector<T> backward(std::vector<T> y, std::vector<T> dy, bool in_place) {
 
 template <typename T>
 class Relu : public testing::Test {};
-using Types = testing::Types<float, bfloat16>;
+using Types = testing::Types<float, bfloat16, float16>;
 TYPED_TEST_SUITE(Relu, Types);
 
 // Nothing is rounded, so the formula holds to the bit.

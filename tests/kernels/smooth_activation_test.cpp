@@ -69,12 +69,14 @@ std::vector<T> backward(std::vector<T> x, std::vector<T> dy, bool in_place) {
   return in_place ? dy : dx;
 }
 
-/// A few roundings of the result for fp32; one rounding of the result for bf16.
+/// A few roundings of the result for fp32; one rounding of the result for bf16 and
+/// fp16.
 template <typename T>
 Doubles bounds(const Doubles& expected, const Doubles& magnitude) {
   Doubles result;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    result.push_back(4e-7 * std::abs(magnitude[i]) + rounding<T>() * std::abs(expected[i]) + 1e-37);
+    result.push_back(4e-7 * std::abs(magnitude[i]) + rounding<T>() * std::abs(expected[i]) +
+                     least_rounding<T>() + 1e-37);
   }
   return result;
 }
@@ -82,7 +84,8 @@ Doubles bounds(const Doubles& expected, const Doubles& magnitude) {
 template <typename KernelsAndElement>
 class SmoothActivation : public testing::Test {};
 using Cases = testing::Types<std::pair<GeluKernels, float>, std::pair<GeluKernels, bfloat16>,
-                             std::pair<SiluKernels, float>, std::pair<SiluKernels, bfloat16>>;
+                             std::pair<SiluKernels, float>, std::pair<SiluKernels, bfloat16>,
+                             std::pair<GeluKernels, float16>, std::pair<SiluKernels, float16>>;
 TYPED_TEST_SUITE(SmoothActivation, Cases);
 
 TYPED_TEST(SmoothActivation, ForwardFollowsTheFormula) {

@@ -28,7 +28,7 @@ Result<T> squared_error_of(std::vector<T> x, std::vector<float> targets, std::in
 
 template <typename T>
 class SquaredError : public testing::Test {};
-using Types = testing::Types<float, bfloat16>;
+using Types = testing::Types<float, bfloat16, float16>;
 TYPED_TEST_SUITE(SquaredError, Types);
 
 // The mean of n squares in fp32 over 32 lanes: each lane adds at most 2048 / 32 numbers at once.

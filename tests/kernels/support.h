@@ -41,7 +41,20 @@ std::vector<T> from_doubles(const Doubles& values) {
 /// Half a unit in the last place of T, relative: what one rounding costs.
 template <typename T>
 constexpr double rounding() {
+  if (std::is_same_v<T, float16>) return 0x1p-11;
   return std::is_same_v<T, float> ? 0x1p-24 : 0x1p-8;
+}
+
+/// And absolute, where T is subnormal; of fp32 and bf16 next to nothing.
+template <typename T>
+constexpr double least_rounding() {
+  return std::is_same_v<T, float16> ? 0x1.002p-25 : 0.0;
+}
+
+/// What rounding about `value` to T costs.
+template <typename T>
+double half_unit(double value) {
+  return rounding<T>() * std::abs(value) * 1.01 + least_rounding<T>();
 }
 
 /// Expects |actual - expected| <= bound[i] everywhere, and no NaN; reports the worst element.

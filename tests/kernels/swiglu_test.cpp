@@ -69,6 +69,7 @@ TEST(Swiglu, FollowsTheFormula) {
       for (const std::int64_t width : {1, 7, 8, 33, 352}) {
         check<float>(rows, width);
         check<bfloat16>(rows, width);
+        check<float16>(rows, width);
       }
     }
   });

@@ -35,16 +35,29 @@ inline Views views_of(ReluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(ReluBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
 inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
-inline Views views_of(HeadsForwardArgs& a) { return {&a.packed, &a.qkv, &a.q_gamma, &a.k_gamma}; }
+inline Views views_of(ScaleColumnsForwardArgs& a) { return {&a.x, &a.scale, &a.y, &a.kept}; }
+inline Views views_of(ScaleColumnsBackwardArgs& a) {
+  return {&a.dy, &a.x, &a.scale, &a.dx, &a.d_scale};
+}
+inline Views views_of(HeadsForwardArgs& a) {
+  return {&a.packed, &a.qkv, &a.q_gamma, &a.k_gamma, &a.starts};
+}
 inline Views views_of(HeadsBackwardArgs& a) {
-  return {&a.d_qkv, &a.packed, &a.d_packed, &a.q_gamma, &a.k_gamma, &a.dq_gamma, &a.dk_gamma};
+  return {&a.d_qkv,   &a.packed,   &a.d_packed, &a.q_gamma,
+          &a.k_gamma, &a.dq_gamma, &a.dk_gamma, &a.starts};
 }
-inline Views views_of(AttentionForwardArgs& a) { return {&a.qkv, &a.out, &a.lse, &a.workspace}; }
+inline Views views_of(AttentionForwardArgs& a) {
+  return {&a.qkv, &a.out, &a.lse, &a.workspace, &a.starts};
+}
 inline Views views_of(AttentionBackwardArgs& a) {
-  return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace};
+  return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace, &a.starts};
 }
-inline Views views_of(EmbeddingForwardArgs& a) { return {&a.tokens, &a.wte, &a.wpe, &a.x}; }
-inline Views views_of(EmbeddingBackwardArgs& a) { return {&a.tokens, &a.dx, &a.dwte, &a.dwpe}; }
+inline Views views_of(EmbeddingForwardArgs& a) {
+  return {&a.tokens, &a.wte, &a.wpe, &a.x, &a.starts};
+}
+inline Views views_of(EmbeddingBackwardArgs& a) {
+  return {&a.tokens, &a.dx, &a.dwte, &a.dwpe, &a.starts};
+}
 inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
 inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
@@ -65,6 +78,7 @@ inline Views views_of(UpdateLossScalerArgs& a) {
 inline Views views_of(OrderedSumArgs& a) { return {&a.dst}; }  // and `sources`, which is a span
 inline Views views_of(CastArgs& a) { return {&a.src, &a.dst}; }
 inline Views views_of(AddArgs& a) { return {&a.src, &a.dst}; }
+inline Views views_of(DequantizeArgs& a) { return {&a.src, &a.dst}; }
 inline Views views_of(FillArgs& a) { return {&a.dst, &a.factor}; }
 inline Views views_of(FillNormalArgs& a) { return {&a.dst}; }
 

@@ -35,13 +35,13 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
   EXPECT_EQ(profile.device, "cpu");
   EXPECT_EQ(profile.cores.value, 2.0);
 
-  // Every kernel of a step has a rate of its own, in both dtypes and for one thread and for two.
+  // Every kernel of a step has a rate of its own, in every dtype and for one thread and for two.
   const test::RandomTokens source(16, 64, false);
   const Model model =
       make_gpt({.vocab_size = 64, .context_length = 16, .layers = 2, .heads = 2, .width = 32});
   const ModelLayout layout = make_layout(model, {}, 2);
   std::set<std::string> kernels;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     const Strategy& strategy = find_strategy("full_shard");
     const Schedule schedule = plan(layout, {.mesh = make_mesh(2, 1),
                                             .placement = strategy.placement,

@@ -123,7 +123,7 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal(replaced(good, "[1024.0,1024.0,1024.0,", "[1024.0,-1,1024.0,")),
               HasSubstr("a point must be an array of 2 or more numbers above 0"));
   EXPECT_THAT(refusal(replaced(good, "\"dtype\":\"fp32\"", "\"dtype\":\"fp8\"")),
-              HasSubstr("has a dtype 'fp8'; there are fp32 and bf16"));
+              HasSubstr("has a dtype 'fp8'; there are fp32, bf16 and fp16"));
   EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("is not JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be an object"));
 }

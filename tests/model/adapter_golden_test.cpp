@@ -10,7 +10,7 @@
 #include "tessera/model/adapter.h"
 #include "tessera/model/hugging_face.h"
 
-// LoRA adapters of small random models against what PEFT computes with the same folders.
+// LoRA and IA3 adapters of small random models against what PEFT computes with the same folders.
 namespace tessera::adapter_golden_test {
 namespace {
 
@@ -20,8 +20,10 @@ const std::string kModels = TESSERA_SOURCE_DIR "/tests/model/golden/families/";
 const std::string kAdapters = TESSERA_SOURCE_DIR "/tests/model/golden/adapters/";
 constexpr const char* kWeights = "adapter_model.safetensors";
 
+/// Of the adapter's name: "llama", or "llama_ia3".
 PretrainedGpt base_of(const std::string& name) {
-  return open_hugging_face(name == "gpt2" ? kAdapters + "gpt2_base" : kModels + name);
+  const std::string base = name.substr(0, name.find('_'));
+  return open_hugging_face(base == "gpt2" ? kAdapters + "gpt2_base" : kModels + base);
 }
 
 class AdapterGolden : public ::testing::TestWithParam<std::string> {
@@ -86,7 +88,7 @@ TEST_P(AdapterGolden, TwentyStepsStayWithPeftUnderEveryStrategy) {
   }
 }
 
-// B is zero: not a bit of the base model's logits changes.
+// B is zero, and vectors are ones: not a bit of the base model's logits changes.
 TEST_P(AdapterGolden, NewAdaptersAreTheBaseModel) {
   const PretrainedGpt fresh = open_adapter(base_, kAdapters + GetParam() + "_new");
   const std::vector<float> expected = logits_of(base_);
@@ -97,14 +99,15 @@ TEST_P(AdapterGolden, NewAdaptersAreTheBaseModel) {
 TEST_P(AdapterGolden, FoldersGoRoundTrip) {
   EXPECT_EQ(written(initial_), stored_tensors(kAdapters + GetParam(), kWeights));
   const GptConfig& config = adapted_.config();
-  EXPECT_EQ(parse_adapter_json(to_adapter_json(config.lora, config), "", config), config.lora);
+  EXPECT_EQ(parse_adapter_json(to_adapter_json(config.adapter, config), "", config),
+            config.adapter);
   EXPECT_EQ(parse_gpt_configuration(configuration_of(config)), config);
 }
 
 TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
   TemporaryFolder folder;
   GptConfig plain = adapted_.config();
-  plain.lora = {};
+  plain.adapter = {};
   PretrainedWriter writer = write_hugging_face(folder.path("merged"), plain);
   write_merged(adapted_, writer);
   writer.finish();
@@ -113,7 +116,8 @@ TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AdapterGolden,
-                         ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2"),
+                         ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2", "llama_ia3",
+                                           "gpt2_ia3", "qwen2_ia3", "phi3_ia3"),
                          [](const auto& test) { return test.param; });
 
 /// A copy of an adapter's folder in which one text of its configuration is another.
@@ -140,7 +144,13 @@ TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {
   EXPECT_EQ(error_of_edited("\"use_dora\": false", "\"use_dora\": null"), "");
   EXPECT_THAT(error_of_edited("\"use_dora\": false", "\"use_dora\": true"),
               HasSubstr("use_dora is true; Tessera's LoRA does not have it"));
-  EXPECT_THAT(error_of_edited("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is \"IA3\""));
+  EXPECT_THAT(error_of_edited("\"LORA\"", "\"ADALORA\""),
+              HasSubstr("peft_type is \"ADALORA\"; Tessera has LORA, IA3 and PROMPT_TUNING"));
+  EXPECT_THAT(error_of_edited("\"init_ia3_weights\"", "\"new_thing\": 3, \"init_ia3_weights\"",
+                              "llama_ia3"),
+              HasSubstr("Tessera does not know this key of IA3"));
+  EXPECT_THAT(error_of_edited("\"down_proj\"\n", "\"o_proj\"\n", "llama_ia3"),
+              HasSubstr("feed-forward module 'o_proj' is not among the targets"));
   EXPECT_THAT(error_of_edited("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("bias is"));
   EXPECT_THAT(error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\""),
               HasSubstr("init_lora_weights is \"pissa\""));
@@ -159,15 +169,63 @@ TEST(AdapterFolders, NamesTensorsThatAreMissingAndThoseThatBelongNowhere) {
       testing::HasSubstr("has the shape (4, 16), and by adapter_config.json it is (5, 16)"));
 }
 
-TEST(AdapterFolders, ReadsAFlag) {
+TEST(AdapterFolders, NamesVectorsThatAreMissing) {
+  const std::string error = error_of_edited("\"v_proj\"", "\"o_proj\"", "llama_ia3");
+  EXPECT_THAT(error, testing::HasSubstr("missing:\n  base_model.model.model.layers.0.self_attn."
+                                        "o_proj.ia3_l\n"));
+  EXPECT_THAT(error, testing::HasSubstr("no module:\n  base_model.model.model.layers.0.self_attn."
+                                        "v_proj.ia3_l\n"));
+}
+
+TEST(AdapterFolders, ReadsTheFlagOfLora) {
   const GptConfig llama = base_of("llama").config();
-  LoraConfig expected{.rank = 16, .alpha = 32.0, .dropout = 0.05F, .targets = {"k_proj", "q_proj"}};
-  EXPECT_EQ(parse_lora("r=16,alpha=32,targets=q_proj,k_proj,dropout=0.05", llama), expected);
-  EXPECT_EQ(parse_lora("", llama).targets, (std::vector<std::string>{"q_proj", "v_proj"}));
-  EXPECT_EQ(parse_lora("targets=all-linear", llama).target_pattern, "all-linear");
-  EXPECT_THROW(parse_lora("rank=3", llama), Error);
-  EXPECT_THROW(parse_lora("r=0", llama), Error);
-  EXPECT_THROW(parse_lora("r=2,", base_of("phi3").config()), Error);
+  const AdapterConfig expected{.kind = LoraOptions{.rank = 16, .alpha = 32.0, .dropout = 0.05F},
+                               .targets = {"k_proj", "q_proj"}};
+  EXPECT_EQ(parse_adapter("lora", "r=16,alpha=32,targets=q_proj,k_proj,dropout=0.05", llama),
+            expected);
+  EXPECT_EQ(parse_adapter("lora", "", llama).targets,
+            (std::vector<std::string>{"q_proj", "v_proj"}));
+  EXPECT_EQ(parse_adapter("lora", "targets=all-linear", llama).target_pattern, "all-linear");
+  EXPECT_THROW(parse_adapter("lora", "rank=3", llama), Error);
+  EXPECT_THROW(parse_adapter("lora", "r=0", llama), Error);
+  EXPECT_THROW(parse_adapter("lora", "r=2,", base_of("phi3").config()), Error);
+}
+
+TEST(AdapterFolders, ReadsTheFlagOfIa3) {
+  using Names = std::vector<std::string>;
+  const GptConfig llama = base_of("llama").config(), gpt2 = base_of("gpt2").config();
+  const auto parse = [](const char* text, const GptConfig& config) {
+    const AdapterConfig adapter = parse_adapter("ia3", text, config);
+    return std::pair{adapter.targets, adapter.ia3()->feedforward};
+  };
+  EXPECT_EQ(parse("", llama),
+            std::pair(Names{"down_proj", "k_proj", "v_proj"}, Names{"down_proj"}));
+  EXPECT_EQ(parse("", gpt2), std::pair(Names{"c_attn", "mlp.c_proj"}, Names{"mlp.c_proj"}));
+  EXPECT_EQ(parse("targets=q_proj,up_proj", llama), std::pair(Names{"q_proj", "up_proj"}, Names{}));
+  // PEFT takes any end of a path for feed-forward modules, and reads back only targets.
+  EXPECT_EQ(parse("targets=c_proj", gpt2),
+            std::pair(Names{"c_proj", "mlp.c_proj"}, Names{"mlp.c_proj"}));
+  EXPECT_EQ(parse("targets=mlp.down_proj", llama),
+            std::pair(Names{"mlp.down_proj"}, Names{"mlp.down_proj"}));
+  EXPECT_EQ(parse("targets=down_proj,feedforward=none", llama),
+            std::pair(Names{"down_proj"}, Names{}));
+  const auto error_of = [&](const char* text, const GptConfig& config) -> std::string {
+    try {
+      make_gpt(with_adapter(base_of("llama"), parse_adapter("ia3", text, config)).config());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return error.what();
+    }
+    return "";
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(error_of("targets=q_proj,feedforward=q_proj", llama),
+              HasSubstr("'model.layers.0.self_attn.q_proj' is one matrix here with the modules"));
+  EXPECT_THAT(error_of("targets=q_proj,feedforward=down_proj", llama),
+              HasSubstr("'down_proj' is not among the targets"));
+  EXPECT_THAT(error_of("r=3", llama), HasSubstr("'r' is no setting of IA3; there are targets"));
+  EXPECT_THAT(error_of("targets=o_proj", base_of("phi3").config()),
+              HasSubstr("no modules that are feed-forward unless told"));
 }
 
 }  // namespace

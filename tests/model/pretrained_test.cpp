@@ -228,7 +228,7 @@ TEST(HuggingFace, RefusesByNameWhatChangesTheComputation) {
            Row{"scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx is true"},
            Row{"reorder_and_upcast_attn", true, "reorder_and_upcast_attn is true"},
            Row{"add_cross_attention", true, "add_cross_attention is true"},
-           Row{"quantization_config", {{"bits", 4}}, "quantization_config is {\"bits\":4}"},
+           Row{"quantization_config", {{"bits", 4}}, "quantization_config.quant_method is absent"},
            Row{"model_type", "gemma", "model_type is \"gemma\"; what can be read is gpt2, llama"},
            Row{"architectures", {"GPT2ForSequenceClassification"}, "GPT2ForSequenceClassification"},
            Row{"n_head", 5, "width 12 is not a multiple of heads 5"},

@@ -9,7 +9,11 @@
 namespace tessera::test::adapter_test {
 namespace {
 
-const LoraConfig kLora{.rank = 3, .alpha = 6.0, .dropout = 0.1F, .target_pattern = "all-linear"};
+const AdapterConfig kLora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
+                          .target_pattern = "all-linear"};
+
+const AdapterConfig kIa3{.kind = Ia3Options{.feedforward_pattern = ".*(down|o|mlp.c)_proj"},
+                         .target_pattern = "all-linear"};
 
 bool is_valid(const SmallRun& run) {
   try {
@@ -20,13 +24,20 @@ bool is_valid(const SmallRun& run) {
   }
 }
 
-class Adapters : public testing::TestWithParam<std::tuple<GptFamily, DType>> {};
+struct AdapterCase {
+  const char* name;
+  const AdapterConfig& adapter;
+  GptFamily family;
+  DType dtype;
+};
+
+class Adapters : public testing::TestWithParam<AdapterCase> {};
 
 TEST_P(Adapters, PlacementsOfBaseAndAdaptersGiveTheSameBits) {
-  const auto [family, dtype] = GetParam();
+  const auto& [name, adapter, family, dtype] = GetParam();
   int valid = 0;
   for (const int ranks : {1, 2, 3, 4}) {
-    SmallRun one{.micro_steps = ranks, .dtype = dtype, .family = family, .lora = kLora};
+    SmallRun one{.micro_steps = ranks, .dtype = dtype, .family = family, .adapter = adapter};
     one.strategy = "no_shard";
     const SmallResult expected = train(one);
     EXPECT_NE(expected.losses.back(), expected.losses.front());
@@ -56,14 +67,15 @@ TEST_P(Adapters, PlacementsOfBaseAndAdaptersGiveTheSameBits) {
   EXPECT_GT(valid, 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Adapters,
-                         testing::Combine(testing::Values(GptFamily::kGpt2, GptFamily::kLlama),
-                                          testing::Values(DType::kFloat32, DType::kBFloat16)),
-                         [](const auto& test) {
-                           return concat(
-                               std::get<0>(test.param) == GptFamily::kGpt2 ? "gpt2" : "llama", "_",
-                               to_string(std::get<1>(test.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Adapters,
+    testing::Values(AdapterCase{"gpt2_fp32", kLora, GptFamily::kGpt2, DType::kFloat32},
+                    AdapterCase{"gpt2_bf16", kLora, GptFamily::kGpt2, DType::kBFloat16},
+                    AdapterCase{"llama_fp32", kLora, GptFamily::kLlama, DType::kFloat32},
+                    AdapterCase{"llama_bf16", kLora, GptFamily::kLlama, DType::kBFloat16},
+                    AdapterCase{"gpt2_bf16_ia3", kIa3, GptFamily::kGpt2, DType::kBFloat16},
+                    AdapterCase{"llama_fp32_ia3", kIa3, GptFamily::kLlama, DType::kFloat32}),
+    [](const auto& test) { return test.param.name; });
 
 /// Padded elements of all units.
 struct Elements {
@@ -96,7 +108,8 @@ TEST(AdapterAccount, IsTheSumOfItsParts) {
       for (const char* const strategy : {"no_shard", "full_shard"}) {
         for (const char* const trainable : {"no_shard", "zero1"}) {
           SCOPED_TRACE(concat(strategy, ", ", trainable, ", ", ranks, " x ", micro_steps));
-          SmallRun run{.ranks = ranks, .steps = 1, .family = GptFamily::kMistral, .lora = kLora};
+          SmallRun run{.ranks = ranks, .steps = 1, .family = GptFamily::kMistral};
+          run.adapter = micro_steps == 1 ? kLora : kIa3;
           run.micro_steps = micro_steps;
           run.strategy = strategy;
           run.trainable_strategy = trainable;

@@ -94,16 +94,18 @@ TEST(EvaluationGolden, TheExecutorHasTheLossOfTransformers) {
   const GoldenRows rows(golden);
   ASSERT_EQ(rows.samples(), 15);
   const GoldenEvaluation run{weights, model, rows};
-  const StepResult first = evaluate(run, "no_shard", 1, 1);
-  EXPECT_EQ(first.items, golden.tokens);
-  EXPECT_NEAR(first.loss, golden.loss, 1e-5 * golden.loss);
-  EXPECT_NEAR(std::exp(first.loss), golden.perplexity, 1e-4 * golden.perplexity);
-  for (const Strategy& strategy : strategies()) {
-    for (const int ranks : {1, 3}) {
-      for (const std::int64_t micro_batch : {3, 4}) {  // of 4 the last is not full
+  // Micro-batches of another size are GEMMs of another shape, which may round otherwise.
+  for (const std::int64_t micro_batch : {1, 3, 4}) {  // of 4 the last is not full
+    const StepResult first = evaluate(run, "no_shard", 1, micro_batch);
+    EXPECT_EQ(first.items, golden.tokens);
+    EXPECT_NEAR(first.loss, golden.loss, 1e-5 * golden.loss);
+    EXPECT_NEAR(std::exp(first.loss), golden.perplexity, 1e-4 * golden.perplexity);
+    for (const Strategy& strategy : strategies()) {
+      for (const int ranks : {1, 3}) {
+        SCOPED_TRACE(concat(strategy.name, " on ", ranks, ", micro-batch ", micro_batch));
         const StepResult result = evaluate(run, strategy.name, ranks, micro_batch);
-        EXPECT_EQ(result.items, golden.tokens) << strategy.name << " on " << ranks;
-        EXPECT_EQ(result.loss, first.loss) << strategy.name << " on " << ranks;
+        EXPECT_EQ(result.items, golden.tokens);
+        EXPECT_EQ(result.loss, first.loss);
       }
     }
   }

@@ -67,6 +67,8 @@ TEST(GradientSums, SayWhatIsRounded) {
             "l2.weight and 2 more: bf16(l2) x2/1\n");
   const SmallRun run{.micro_steps = 2, .dtype = kBf16, .reduce_dtype = kBf16};
   EXPECT_EQ(middle_of(planned("full_shard", {1, 4}, run)), "bf16(l1) x8/1");
+  const SmallRun half{.dtype = DType::kFloat16, .reduce_dtype = DType::kFloat16};
+  EXPECT_EQ(middle_of(planned("full_shard", {1, 2}, half)), "fp16(l1) x2/1");
   EXPECT_EQ(middle_of(planned("no_shard", {1, 4}, run)), "bf16(bf16(l1) x2/4) x4/1");
   EXPECT_EQ(middle_of(planned("no_shard", {1, 1}, run)), "bf16(l1) x2/1") << "nothing is sent";
 }

@@ -173,6 +173,25 @@ TEST(LossScaling, ANaNSkipsTheStepToo) {
   expect_like(train_others(chain, scaled.skipped), scaled);
 }
 
+// What fp16 cannot hold is infinite, on one rank: all skip the step, and go on with the same bits.
+TEST(LossScaling, AnOverflowOfFp16OnOneRankSkipsTheStepOnAll) {
+  for (const DType reduce : {DType::kFloat32, DType::kFloat16}) {
+    std::vector<FullParameter> of_first;
+    for (const Strategy& strategy : strategies()) {
+      SCOPED_TRACE(concat(strategy.name, ", reduced in ", to_string(reduce)));
+      const SmallRun run{
+          .ranks = 3, .strategy = strategy.name, .dtype = DType::kFloat16, .reduce_dtype = reduce};
+      ChainRun chain = chain_of(run, dynamic(256.0F, 2), 2);
+      chain.source.times[last_sample(run, 3)] = kLarge;
+      const Result scaled = train_scaled(chain);
+      EXPECT_EQ(scaled.skipped, (std::vector<bool>{false, false, false, true, false, false}));
+      EXPECT_THAT(scaled.scales, ElementsAre(256, 256, 512, 512, 256, 256));
+      if (of_first.empty()) of_first = scaled.parameters;
+      EXPECT_TRUE(same_bits(scaled.parameters, of_first));
+    }
+  }
+}
+
 TEST(LossScaling, GoesOnFromItsStateInTheMiddleOfAWindow) {
   const SmallRun run{.ranks = 2};
   ChainRun chain = chain_of(run, dynamic(kHuge, 3));

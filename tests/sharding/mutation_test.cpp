@@ -61,6 +61,12 @@ struct Outcome {
 std::string bytes_of(const TrainingState& state) {
   std::string bytes;
   for (const StateTensor& tensor : state) {
+    if (tensor.tier == Tier::kDisk) {
+      std::string read(static_cast<std::size_t>(tensor.view.bytes()), '\0');
+      state.disk()->read(tensor.extent, std::as_writable_bytes(std::span(read)));
+      bytes += read;
+      continue;
+    }
     bytes.append(reinterpret_cast<const char*>(tensor.view.data),
                  static_cast<std::size_t>(tensor.view.bytes()));
   }
@@ -85,6 +91,10 @@ class Runner {
     PlanOptions options = plan_options(subject.run);
     options.purpose = subject.purpose;
     options.overlap_optimizer = subject.overlaps;
+    if (subject.run.offload_activations) {
+      options.offload_activations = layer_input_numels(
+          model_, layout_, source_, ExecutorOptions{}.micro_batch, subject.run.dtype);
+    }
     schedule_ = plan(layout_, options);
     if (subject.snapshot) schedule_ = with_snapshot(schedule_, true);
   }
@@ -149,7 +159,10 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   const auto device = make_cpu_device();
   Memory memory(*device);
   RankGroups groups = RankGroups::split_from(world, schedule);
-  TrainingState state(layout_, state_options(schedule_), rank, memory);
+  FaultyCalls calls;  // which has no faults, but takes folders in memory
+  calls.plain_queues = true;
+  TrainingState state(layout_, state_options(schedule_), rank, memory,
+                      {.folder = ".", .block_bytes = kDiskAlignment, .calls = &calls});
   Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, std::move(options));
   const std::string before = bytes_of(state);
   // Each step begins before the one before it is finished.
@@ -213,16 +226,29 @@ std::vector<Subject> subjects() {
             s.snapshot = s.purpose == Purpose::kTrain && draw(4) == 0;
             s.run.offload_optimizer =
                 std::array{0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(4))];
-            const bool as_state = strategy.placement.parameter == strategy.placement.optimizer;
-            if (as_state && draw(3) == 0) s.run.offload_parameters = draw(2) == 0 ? 0.5 : 1.0;
-            s.name = concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth,
-                            ' ', s.run.policy.prefetch_backward, ", ", micro_steps,
-                            " micro-steps, ", unsharded ? "unsharded, " : "", to_string(recompute),
-                            ", ", to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
-                            to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
-                            s.layers, " layers", s.overlaps ? ", overlapping" : "",
-                            s.snapshot ? ", with snapshots" : "", ", offloaded ",
-                            s.run.offload_optimizer, " and ", s.run.offload_parameters);
+            if (draw(3) == 0) s.run.offload_parameters = draw(2) == 0 ? 0.5 : 1.0;
+            if (draw(4) == 0) s.run.disk_parameters = draw(2) == 0 ? 0.5 : 1.0;
+            s.run.offload_gradients =
+                std::array{0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(4))];
+            s.run.disk_optimizer =
+                std::array{0.0, 0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(5))];
+            s.run.policy.prefetch_disk = draw(3);
+            s.run.offload_activations = recompute == Recompute::kFull &&
+                                        s.purpose == Purpose::kTrain && all.size() % 4 != 0;
+            if (s.run.offload_activations) {  // of layers enough that some inputs leave
+              s.layers += 2;
+              s.run.policy.prefetch_host = static_cast<int>(all.size() % 2);
+            }
+            s.name = concat(
+                strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth, ' ',
+                s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
+                unsharded ? "unsharded, " : "", to_string(recompute), ", ", to_string(s.run.dtype),
+                '/', to_string(s.run.reduce_dtype), ", ", to_string(s.run.reduction_order), ", ",
+                to_string(s.purpose), ", ", s.layers, " layers", s.overlaps ? ", overlapping" : "",
+                s.snapshot ? ", with snapshots" : "", ", offloaded ", s.run.offload_optimizer, ", ",
+                s.run.offload_parameters, " and ", s.run.offload_gradients, ", on disk ",
+                s.run.disk_optimizer, " and ", s.run.disk_parameters,
+                s.run.offload_activations ? ", activations" : "");
             all.push_back(std::move(s));
           }
         }

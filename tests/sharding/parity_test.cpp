@@ -29,6 +29,8 @@ void PrintTo(const Formats& formats, std::ostream* out) { *out << formats.name; 
 constexpr Formats kFp32{"fp32", DType::kFloat32, DType::kFloat32};
 constexpr Formats kBf16{"bf16", DType::kBFloat16, DType::kFloat32};
 constexpr Formats kReducedInBf16{"reduced_in_bf16", DType::kBFloat16, DType::kBFloat16};
+constexpr Formats kFp16{"fp16", DType::kFloat16, DType::kFloat32};
+constexpr Formats kReducedInFp16{"reduced_in_fp16", DType::kFloat16, DType::kFloat16};
 
 SmallRun in(const Formats& formats, SmallRun run) {
   run.dtype = formats.dtype;
@@ -89,6 +91,15 @@ TEST_P(Parity, AccumulatingUnshardedChangesNoBitOfOneMicroStep) {
 const auto kFormats = testing::Values(kFp32, kBf16, kReducedInBf16);
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Combine(testing::Values(1, 2, 3, 4, 7), kFormats),
+                         [](const auto& test) {
+                           return std::string(std::get<1>(test.param).name) + "_" +
+                                  std::to_string(std::get<0>(test.param)) + "_ranks";
+                         });
+
+// fp16 goes the ways of bf16: a sample.
+INSTANTIATE_TEST_SUITE_P(RanksInFp16, Parity,
+                         testing::Values(std::tuple{1, kReducedInFp16}, std::tuple{2, kFp16},
+                                         std::tuple{3, kReducedInFp16}, std::tuple{3, kFp16}),
                          [](const auto& test) {
                            return std::string(std::get<1>(test.param).name) + "_" +
                                   std::to_string(std::get<0>(test.param)) + "_ranks";

@@ -26,18 +26,18 @@ Schedule small_schedule() {
   s.units = {{"embedding", 1280, 0, {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}},
              {"h.0", 128, 256, {{"h.0.weight", 4, {1}}}}};
   s.layers = {{"embedding", {0}, {}, {0}}, {"h.0", {1}, {1}, {1}}, {"head", {0}, {0}, {0}}};
-  s.buffers = {{"embedding.parameter", Role::kParameter, 0, kBf16, kShard, 640, true},
-               {"h.0.parameter", Role::kParameter, 1, kBf16, kShard, 64, true},
-               {"h.0.frozen", Role::kFrozen, 1, kBf16, kShard, 128, true},
-               {"h.0.master", Role::kMaster, 1, kFp32, kShard, 64, true},
-               {"h.0.momentum", Role::kOptimizer, 1, kFp32, kShard, 64, true},
-               {"h.0.gradient", Role::kGradient, 1, kFp32, kShard, 64},
-               {"p0", Role::kParameter, -1, kBf16, {}, 1280},
-               {"g0", Role::kGradient, -1, kBf16, {}, 1280},
-               {"tokens", Role::kScalars, -1, kInt64, {}, 1},
-               {"loss", Role::kScalars, -1, kInt64, {}, 28},
-               {"norm", Role::kScalars, -1, kInt64, {}, 28},
-               {"results", Role::kScalars, -1, DType::kFloat64, {}, 2}};
+  s.buffers = {{"embedding.parameter", Role::kParameter, 0, kBf16, 1, kShard, 640, true},
+               {"h.0.parameter", Role::kParameter, 1, kBf16, 1, kShard, 64, true},
+               {"h.0.frozen", Role::kFrozen, 1, kBf16, 1, kShard, 128, true},
+               {"h.0.master", Role::kMaster, 1, kFp32, 1, kShard, 64, true},
+               {"h.0.momentum", Role::kOptimizer, 1, kFp32, 1, kShard, 64, true},
+               {"h.0.gradient", Role::kGradient, 1, kFp32, 1, kShard, 64},
+               {"p0", Role::kParameter, -1, kBf16, 1, {}, 1280},
+               {"g0", Role::kGradient, -1, kBf16, 1, {}, 1280},
+               {"tokens", Role::kScalars, -1, kInt64, 1, {}, 1},
+               {"loss", Role::kScalars, -1, kInt64, 1, {}, 28},
+               {"norm", Role::kScalars, -1, kInt64, 1, {}, 28},
+               {"results", Role::kScalars, -1, DType::kFloat64, 1, {}, 2}};
   enum : int { kEmbedding, kParameter, kFrozen, kMaster, kMomentum, kGradient };
   enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans };
   const auto x = [&](int layer) { return Operand{.buffer = s.activation(layer, 0)}; };
@@ -189,6 +189,7 @@ TEST(ScheduleText, HeadersReadBack) {
   for (const Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     s.recompute = r;
     EXPECT_EQ(parse_schedule(to_string(s)), s) << to_string(s);
+    s.parameter_dtype = s.reduce_dtype = DType::kFloat16;
   }
 }
 
@@ -321,7 +322,7 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("|  head embedding", "|  head tail", "there is no layer 'tail'");
   expect_refused("buffer    p0 ", "buffer  h.0.frozen ", "the name 'h.0.frozen' is taken");
   expect_refused("master     h.0", "mistress     h.0", "unknown role 'mistress'");
-  expect_refused("master     h.0", "activation     h.0", "unknown role 'activation'");
+  expect_refused("master     h.0", "activation-gradient h.0", "unknown role 'activation-gradient'");
   expect_refused("master     h.0", "master     h.1", "there is no unit 'h.1'");
   expect_refused("1280  device  step", "1280  device  now", "'now' where 'step' belongs");
   expect_refused("1280  device  step", "1280  device", "'step' is missing at the end");

@@ -87,7 +87,7 @@ TEST(TrainingState, KeepsWhatTheOptimizerAsksFor) {
   const Model model = make_tied(2);
   const ModelLayout layout = make_layout(model, {}, 2);
   StateOptions options = options_of("full_shard", {1, 2}, DType::kFloat32);
-  options.optimizer_tensors = {"momentum"};
+  options.optimizer_tensors = {{"momentum"}};
   const StateOf rank(layout, options, 0);
   EXPECT_EQ(rank.state.at("l1.momentum").role, Role::kOptimizer);
   EXPECT_EQ(rank.state.end() - rank.state.begin(), 5);
@@ -415,7 +415,7 @@ TEST(AnExecutor, RefusesAStateOfAnotherPlacement) {
   EXPECT_THAT(error_over(options_of("full_shard", {1, 2}, DType::kBFloat16)),
               HasSubstr("the schedule was planned for another state: 'l0.parameter'"));
   StateOptions momentum = options_of("full_shard", {1, 2}, DType::kFloat32);
-  momentum.optimizer_tensors.push_back("third-moment");
+  momentum.optimizer_tensors.push_back({"third-moment"});
   EXPECT_THAT(error_over(momentum),
               HasSubstr("the training state was made for another optimizer than adamw"));
 }

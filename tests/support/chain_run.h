@@ -112,8 +112,10 @@ class RandomVectors : public BatchSource {
         const std::int64_t at = i * kWidth + c;
         if (dtype_ == DType::kFloat32) {
           inputs.as<float>()[at] = value;
-        } else {
+        } else if (dtype_ == DType::kBFloat16) {
           inputs.as<bfloat16>()[at] = bfloat16(value);
+        } else {
+          inputs.as<float16>()[at] = float16(value);
         }
       }
       const auto target = random_word({3, stream_of("targets")}, sample) % std::uint32_t{kWidth};

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <thread>
 
 #include "tessera/sharding/schedule.h"
@@ -19,18 +18,21 @@ namespace tessera::test {
 inline std::function<void(Lane)> random_delays(
     std::uint32_t seed, int rank,
     std::chrono::microseconds longest = std::chrono::microseconds{2000}) {
-  // Each generator belongs to the one thread that runs its lane.
-  auto lanes = std::make_shared<std::array<std::mt19937, kLanes>>();
+  // Each state belongs to the one thread that runs its lane. SplitMix64 (Steele, Lea, Flood, 2014):
+  // tests make thousands of these, and a Mersenne twister takes longer to seed than a small step to
+  // run.
+  auto states = std::make_shared<std::array<std::uint64_t, kLanes>>();
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    std::seed_seq sequence{seed, static_cast<std::uint32_t>(rank),
-                           static_cast<std::uint32_t>(lane)};
-    (*lanes)[lane].seed(sequence);
+    (*states)[lane] = std::uint64_t{seed} << 32U | static_cast<std::uint64_t>(rank) << 8U | lane;
   }
-  return [lanes, longest](Lane lane) {
-    std::mt19937& random = (*lanes)[static_cast<std::size_t>(lane)];
-    if (random() % 4 != 0) return;
+  return [states, longest](Lane lane) {
+    std::uint64_t value = (*states)[static_cast<std::size_t>(lane)] += 0x9E3779B97F4A7C15U;
+    value = (value ^ value >> 30U) * 0xBF58476D1CE4E5B9U;
+    value = (value ^ value >> 27U) * 0x94D049BB133111EBU;
+    value ^= value >> 31U;
+    if (value % 4 != 0) return;
     std::this_thread::sleep_for(
-        std::chrono::microseconds(random() % static_cast<std::uint64_t>(longest.count())));
+        std::chrono::microseconds(value / 4 % static_cast<std::uint64_t>(longest.count())));
   };
 }
 

@@ -43,6 +43,10 @@ class Golden {
   double fp32_error(const std::string& name) const {
     return entry(name).at("fp32_error").get<double>();
   }
+  /// The same of its fp16.
+  double fp16_error(const std::string& name) const {
+    return entry(name).at("fp16_error").get<double>();
+  }
 
  private:
   const nlohmann::json& entry(const std::string& name) const {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,23 +44,29 @@ inline InitialValues stored_tensors(const std::string& folder,
 /// Logits and gradients of the golden's first batch.
 struct Computed {
   std::vector<float> logits;
-  InitialValues gradients;  ///< of what is trained, by our names
+  std::vector<float> losses;  ///< of each place
+  InitialValues gradients;    ///< of what is trained, by our names
 };
 
-inline Computed compute(const Golden& golden, const Model& model, const InitialValues& initial,
-                        DType dtype, bool selective) {
+/// The same of one batch: inputs of `shape`, (B, L) or (2, B, L), and targets (B, L), of which
+/// `items` count.
+inline Computed compute_batch(const Model& model, const InitialValues& initial,
+                              std::span<const std::int32_t> inputs, const Shape& shape,
+                              std::span<const std::int32_t> targets, std::int64_t items,
+                              DType dtype, bool selective) {
   const auto device = make_cpu_device();
   Memory memory(*device);
   const auto stream = device->create_stream({.name = "compute"});
-  const Shape all = golden.shape("tokens");
-  const Shape shape{all[1], all[2]};
-  const auto first_batch = [&](const char* name) {
-    Tensor tensor = Tensor::empty(memory, shape, DType::kInt32, MemoryCategory::kData, name);
-    std::copy_n(golden.ints(name).begin(), shape.numel(), tensor.as<std::int32_t>());
+  const auto tensor_of = [&](std::span<const std::int32_t> values, const Shape& of,
+                             const char* name) {
+    Tensor tensor = Tensor::empty(memory, of, DType::kInt32, MemoryCategory::kData, name);
+    std::copy_n(values.begin(), of.numel(), tensor.as<std::int32_t>());
     return tensor;
   };
-  Batch batch{.inputs = first_batch("tokens"), .targets = first_batch("targets")};
-  batch.items = shape[0] * (shape[1] - 1);
+  const int last = shape.rank() - 1;
+  Batch batch{.inputs = tensor_of(inputs, shape, "inputs"),
+              .targets = tensor_of(targets, Shape{shape[last - 1], shape[last]}, "targets")};
+  batch.items = items;
   Tensor scale = Tensor::empty(memory, Shape{1}, DType::kFloat32, MemoryCategory::kData, "scale");
   *scale.as<float>() = 1.0F / static_cast<float>(batch.items);
   WholeModel whole(model, memory, dtype, DType::kFloat32);
@@ -67,13 +75,21 @@ inline Computed compute(const Golden& golden, const Model& model, const InitialV
   run_on(*stream, [&] {
     computed.logits = to_floats(
         gpt_logits(model, whole.parameters(), memory, *stream, batch.inputs, LogitPositions::kAll));
-    whole.forward_backward(memory, *stream, batch,
-                           {.tape = {.selective = selective, .loss_scale = scale, .threads = 1}});
+    computed.losses = to_floats(whole.forward_backward(
+        memory, *stream, batch,
+        {.tape = {.selective = selective, .loss_scale = scale, .threads = 1}}));
   });
   for (const auto& [name, values] : initial) {
     if (whole.gradient(name)) computed.gradients[name] = to_floats(whole.gradient(name));
   }
   return computed;
+}
+
+inline Computed compute(const Golden& golden, const Model& model, const InitialValues& initial,
+                        DType dtype, bool selective) {
+  const Shape all = golden.shape("tokens");
+  return compute_batch(model, initial, golden.ints("tokens"), Shape{all[1], all[2]},
+                       golden.ints("targets"), all[1] * (all[2] - 1), dtype, selective);
 }
 
 }  // namespace tessera::test

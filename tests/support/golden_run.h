@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,26 +39,36 @@ class GoldenBatches : public BatchSource {
 
 struct Trained {
   std::vector<float> losses, norms;
+  std::vector<float> scales;  ///< with loss scaling: each step's, and
+  std::vector<std::int32_t> skipped;
   std::vector<FullParameter> parameters;
 };
 
 using InitialValues = std::map<std::string, std::vector<float>>;
 
-/// Trains on all of the golden's batches from `initial`. `ranks` divides the batch of the golden
-/// run.
+/// Fills a rank's state.
+using LoadState = std::function<void(TrainingState&, Stream&)>;
+
+/// Trains on all of the golden's batches from `initial`, or from what `load` fills. `ranks` divides
+/// the batch of the golden run; `dtype` is of parameters, activations and gradients.
 inline Trained train_golden(const Golden& golden, const Model& model, const InitialValues& initial,
-                            const std::string& strategy, int ranks) {
+                            const std::string& strategy, int ranks, DType dtype = DType::kFloat32,
+                            const std::optional<LossScaling>& loss_scaling = std::nullopt,
+                            const LoadState& load = {}) {
   const auto& optimizer = golden.index().at("optimizer");
   const GoldenBatches source(golden);
   const Shape tokens = golden.shape("tokens");
   const ModelLayout layout = make_layout(model, {}, ranks);
-  const Schedule schedule = plan(layout, plan_options({.ranks = ranks, .strategy = strategy}));
+  const Schedule schedule = plan(
+      layout,
+      plan_options({.ranks = ranks, .strategy = strategy, .dtype = dtype, .reduce_dtype = dtype}));
   ExecutorOptions options{.optimizer = {.hyperparameters = {{"beta1", optimizer.at("beta1")},
                                                             {"beta2", optimizer.at("beta2")},
                                                             {"epsilon", optimizer.at("epsilon")}},
                                         .weight_decay = optimizer.at("weight_decay"),
                                         .clip_norm = optimizer.at("clip_norm")},
                           .micro_batch = tokens[1] / ranks};
+  options.loss_scaling = loss_scaling;
   Trained trained;
   launch_ranks(make_thread_group(ranks), [&](int rank, ProcessGroup& group) {
     const auto device = make_cpu_device();
@@ -64,13 +76,20 @@ inline Trained train_golden(const Golden& golden, const Model& model, const Init
     RankGroups groups = RankGroups::split_from(group, schedule);
     TrainingState state(layout, state_options(schedule), rank, memory);
     Executor executor(state, model, {{&schedule, &source}}, groups, memory, options);
-    executor.set_parameters(
-        [&](const std::string& name) -> std::span<const float> { return initial.at(name); });
+    if (load) {
+      load(state, *device->create_stream({.name = "load"}));
+    } else {
+      executor.set_parameters(
+          [&](const std::string& name) -> std::span<const float> { return initial.at(name); });
+    }
     for (std::int64_t step = 0; step < tokens[0]; ++step) {
       const StepResult r = executor.run_step(step, optimizer.at("learning_rate"));
       if (rank != 0) continue;
       trained.losses.push_back(static_cast<float>(r.loss));
       trained.norms.push_back(static_cast<float>(r.gradient_norm));
+      if (!r.loss_scale) continue;
+      trained.scales.push_back(r.loss_scale->scale);
+      trained.skipped.push_back(r.loss_scale->skipped ? 1 : 0);
     }
     auto parameters = executor.gather_parameters();
     if (rank == 0) trained.parameters = std::move(parameters);

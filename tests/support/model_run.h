@@ -16,12 +16,13 @@
 
 namespace tessera::test {
 
-/// A tensor's elements as float; of fp32 and bf16 in host memory.
+/// A tensor's elements as float; of fp32, bf16 and fp16 in host memory.
 inline std::vector<float> to_floats(const TensorView& view) {
   std::vector<float> values(static_cast<std::size_t>(view.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = view.dtype == DType::kFloat32 ? view.as<float>()[i]
-                                              : static_cast<float>(view.as<bfloat16>()[i]);
+    values[i] = view.dtype == DType::kFloat32    ? view.as<float>()[i]
+                : view.dtype == DType::kBFloat16 ? static_cast<float>(view.as<bfloat16>()[i])
+                                                 : static_cast<float>(view.as<float16>()[i]);
   }
   return values;
 }
@@ -32,8 +33,10 @@ inline void copy_to(const TensorView& view, std::span<const float> values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (view.dtype == DType::kFloat32) {
       view.as<float>()[i] = values[i];
-    } else {
+    } else if (view.dtype == DType::kBFloat16) {
       view.as<bfloat16>()[i] = bfloat16(values[i]);
+    } else {
+      view.as<float16>()[i] = float16(values[i]);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/faulty_disk.h"
 #include "support/delays.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
@@ -58,6 +59,7 @@ struct SmallRun {
   int ranks = 1;
   int replicas = 0;  ///< 0: as the strategy has it
   std::string strategy = "full_shard";
+  std::string optimizer = "adamw";
   int steps = 3;
   int micro_steps = 1;
   StepPolicy policy{};
@@ -72,13 +74,19 @@ struct SmallRun {
   bool stochastic_rounding = false;
   double offload_optimizer = 0.0;             ///< share of units
   double offload_parameters = 0.0;            ///< the same
+  double offload_gradients = 0.0;             ///< the same
+  double disk_optimizer = 0.0;                ///< the same
+  double disk_parameters = 0.0;               ///< the same
+  bool offload_activations = false;           ///< with Recompute::kFull
   int steps_in_flight = 1;                    ///< 2: the optimizer has a lane of its own, too
   int threads = 1;                            ///< per rank
   std::optional<std::uint32_t> delay_seed{};  ///< random delays before every task of every lane
   std::function<void(Model&)> edit{};         ///< e.g. freezes parameters
   GptFamily family = GptFamily::kGpt2;        ///< of small_gpt()
-  LoraConfig lora{};                          ///< of it, too
+  AdapterConfig adapter{};                    ///< of it, too
   std::string trainable_strategy{};           ///< of what is not frozen, if it has another
+  WeightFormat base_format = WeightFormat::kNone;
+  std::vector<FullParameter> initial{};  ///< if not empty, instead of random ones
 };
 
 struct SmallResult {
@@ -89,6 +97,7 @@ struct SmallResult {
   MemoryPeak predicted, measured;
   MemoryPeak predicted_host, measured_host;
   Traffic predicted_traffic, counted_traffic;  ///< of one step
+  std::int64_t measured_disk = 0;              ///< the file of rank 0
 };
 
 /// Odd sizes on purpose; small enough for hundreds of runs.
@@ -135,25 +144,48 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .accumulate_unsharded = run.accumulate_unsharded,
           .policy = run.policy,
           .overlap_optimizer = run.steps_in_flight > 1,
+          .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
           .offload_optimizer = run.offload_optimizer,
-          .offload_parameters = run.offload_parameters};
+          .offload_parameters = run.offload_parameters,
+          .disk_optimizer = run.disk_optimizer,
+          .disk_parameters = run.disk_parameters,
+          .offload_gradients = run.offload_gradients};
+}
+
+inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
+
+/// With the sizes of what waits on the host.
+inline PlanOptions plan_options(const SmallRun& run, const Model& model, const ModelLayout& layout,
+                                const BatchSource& source) {
+  PlanOptions options = plan_options(run);
+  if (run.offload_activations) {
+    options.offload_activations = layer_input_numels(model, layout, source, kSmallBatch, run.dtype);
+  }
+  return options;
+}
+
+inline ModelLayout layout_of(const SmallRun& run, const Model& model) {
+  return make_layout(model, run.wrap, run.ranks,
+                     flat_alignment(plan_options(run).optimizer_tensors));
 }
 
 inline SmallResult train(const SmallRun& run) {
   GptConfig config = small_gpt(run.dropout, run.family);
-  config.lora = run.lora;
+  config.adapter = run.adapter;
+  config.base_format = run.base_format;
   Model model = make_gpt(config);
   if (run.edit) run.edit(model);
   const RandomTokens source(11, 61, run.ignores_some);
-  const ModelLayout layout = make_layout(model, run.wrap, run.ranks);
+  const ModelLayout layout = layout_of(run, model);
   SmallResult result;
-  result.schedule = plan(layout, plan_options(run));
+  result.schedule = plan(layout, plan_options(run, model, layout, source));
   require_valid(result.schedule);
   ExecutorOptions options;
+  options.optimizer.name = run.optimizer;
   options.optimizer.clip_norm = run.clip_norm;
   options.optimizer.stochastic_rounding = run.stochastic_rounding;
   options.seed = 42;
-  options.micro_batch = 2;
+  options.micro_batch = kSmallBatch;
   options.threads = run.threads;
   options.steps_in_flight = run.steps_in_flight;
   const Simulation simulated = simulate(result.schedule, layout, model, source, options);
@@ -168,8 +200,17 @@ inline SmallResult train(const SmallRun& run) {
     RankGroups groups = RankGroups::split_from(group, result.schedule);
     ExecutorOptions own = options;
     if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
-    TrainingState state(layout, state_options(result.schedule), rank, memory);
+    FaultyCalls calls;  // which has no faults, but takes folders in memory
+    calls.plain_queues = true;
+    TrainingState state(layout, state_options(result.schedule), rank, memory,
+                        {.folder = ".", .block_bytes = kDiskAlignment, .calls = &calls});
+    if (rank == 0) result.measured_disk = state.disk_bytes();
     Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
+    if (!run.initial.empty()) {
+      executor.set_parameters([&](const std::string& name) {
+        return std::span(std::ranges::find(run.initial, name, &FullParameter::name)->values);
+      });
+    }
     int begun = 0;
     for (int step = 0; step < run.steps; ++step) {
       while (begun < std::min(step + run.steps_in_flight, run.steps)) {

@@ -183,7 +183,8 @@ def short_names(mangled: list) -> dict:
                 full = full[:i]
                 break
         full = re.sub(r"\(anonymous namespace\)::|tessera::(cuda::|simt::)?|^void ", "", full)
-        full = full.replace("__nv_bfloat16", "bf16").replace("(bool)0", "false").replace("(bool)1", "true")
+        full = full.replace("__nv_bfloat16", "bf16").replace("__half", "fp16")
+        full = full.replace("(bool)0", "false").replace("(bool)1", "true")
         full = re.sub(r"\((?:int|unsigned int|[\w:]+)\)(?=-?\d)", "", full)
         names[name] = f"{file[1]}/{full}" if file else full
     return names

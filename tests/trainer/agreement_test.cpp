@@ -115,7 +115,10 @@ const std::map<std::string, std::string> kOthers{
     {"wrap", "none"},
     {"offload_optimizer", "host"},
     {"offload_parameters", "host"},
+    {"offload_activations", "host"},
+    {"offload_gradients", "host"},
     {"prefetch_host", "2"},
+    {"prefetch_disk", "1"},
     {"prefetch_forward", "2"},
     {"prefetch_backward", "2"},
     {"steps", "7"},
@@ -193,6 +196,7 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
     if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
     if (name == "nesterov") config.set_text("momentum", "0.5");
+    if (name == "offload_activations") config.set_text("recompute", "full");
     scale_loss(config, name);
     if (!value.empty()) {
       config.set_text(name, value);

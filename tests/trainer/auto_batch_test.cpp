@@ -47,6 +47,7 @@ struct Case {
   std::int64_t layers, width;
   Recompute recompute;
   double room;  ///< memory given, between what one sample and what all samples need
+  std::string offload_optimizer = "none", offload_parameters = "none";
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -60,6 +61,8 @@ class AutoBatch : public testing::TestWithParam<Case> {
   TrainerOptions options(std::int64_t micro_batch) const {
     return {.strategy = GetParam().strategy,
             .ranks = GetParam().ranks,
+            .offload_optimizer = parse_offload(GetParam().offload_optimizer),
+            .offload_parameters = parse_offload(GetParam().offload_parameters),
             .steps = 1,
             .micro_batch = micro_batch,
             .accumulate = static_cast<int>(kSamples / micro_batch),
@@ -95,7 +98,7 @@ TEST_P(AutoBatch, TheChoiceFitsAndTheNextLargerOneDoesNot) {
   EXPECT_GT(next, choice.budget_bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(TenCombinations, AutoBatch,
+INSTANTIATE_TEST_SUITE_P(Combinations, AutoBatch,
                          testing::Values(Case{"no_shard", 1, 2, 16, Recompute::kNone, 0.5},
                                          Case{"no_shard", 2, 1, 32, Recompute::kFull, 0.2},
                                          Case{"zero1", 2, 2, 16, Recompute::kNone, 0.9},
@@ -105,7 +108,10 @@ INSTANTIATE_TEST_SUITE_P(TenCombinations, AutoBatch,
                                          Case{"full_shard", 1, 3, 16, Recompute::kSelective, 0.7},
                                          Case{"full_shard", 2, 2, 32, Recompute::kNone, 0.05},
                                          Case{"full_shard", 4, 2, 16, Recompute::kFull, 0.8},
-                                         Case{"hybrid_shard", 4, 2, 16, Recompute::kNone, 0.4}));
+                                         Case{"hybrid_shard", 4, 2, 16, Recompute::kNone, 0.4},
+                                         Case{"zero1", 2, 2, 16, Recompute::kNone, 0.5, "host"},
+                                         Case{"full_shard", 2, 2, 16, Recompute::kFull, 0.3, "host",
+                                              "host:0.5"}));
 
 TEST(AutoBatchErrors, TakesTheWholeStepWhenItFitsAndSaysWhenNothingDoes) {
   const CountingTokens data;

@@ -65,6 +65,27 @@ TEST(GpuPlan, SaysThatWindowsAreOurOwn) {
                                           HasSubstr("without a window"))));
 }
 
+/// Tokens, and where their documents begin.
+class PackedTokens : public Tokens {
+ public:
+  Shape input_shape(std::int64_t n) const override {
+    const Shape tokens = Tokens::input_shape(n);
+    return {2, tokens[0], tokens[1]};
+  }
+};
+
+TEST(GpuPlan, SaysThatDocumentsOfPackedSamplesAreOurOwn) {
+  GptConfig config = gpt_preset("gpt2-124m");
+  config.layers = 1;
+  TrainerOptions options;
+  options.device = DeviceChoice::kCuda;
+  options.precision = DType::kBFloat16;
+  options.micro_batch = 1;
+  const TrainingPlan plan = make_training_plan(make_gpt(config), PackedTokens(), options);
+  EXPECT_THAT(plan.notes, Contains(AllOf(HasSubstr("attention runs on our own kernels"),
+                                         HasSubstr("the documents of packed samples"))));
+}
+
 TEST(GpuPlan, TheScratchOfAPassIsThatOfWhoRunsIt) {
   const auto workspace = [](const TrainingPlan& plan) {
     return plan.memory.by_category[MemoryCategory::kWorkspace];

@@ -44,6 +44,14 @@ TEST(LossScaleOptions, WithoutOneNothingIsScaled) {
   EXPECT_FALSE(loss_scaling(none));
 }
 
+TEST(LossScaleOptions, Fp16IsScaledByTorchsRulesUnlessSomethingElseIsSaid) {
+  const auto scaling = loss_scaling(resolved(LossScaleOptions{}, DType::kFloat16));
+  ASSERT_TRUE(scaling);
+  EXPECT_EQ(scaling->initial_scale, 65536.0F);
+  EXPECT_EQ(scaling->rule.window, 2000);
+  EXPECT_FALSE(loss_scaling(resolved({.choice = parse_loss_scale("none")}, DType::kFloat16)));
+}
+
 TEST(LossScaleOptions, EveryDialectHasItsDefaults) {
   const LossScaling torch = scaling_of(dynamic(LossScaleDialect::kTorch));
   EXPECT_EQ(torch.initial_scale, 65536.0F);

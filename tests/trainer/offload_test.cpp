@@ -4,6 +4,7 @@
 #include "support/tiny_model.h"
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/core/offload_path.h"
 #include "tessera/trainer/trainer.h"
 
 // Runs whose optimizer state is in the host's memory: --offload-optimizer.
@@ -58,6 +59,62 @@ Model deep_model() {
   return model;
 }
 
+TEST(OffloadedRun, TakesTheGradientsMemoryOffTheDevice) {
+  const Model model = deep_model();
+  const TinyData data;
+  for (const int accumulate : {1, 3}) {
+    TrainerOptions options = options_for("zero2", 2, "host");
+    options.accumulate = accumulate;
+    options.learning_rate.peak = 0.01;
+    const TrainingSummary expected = Trainer(model, data, options).train();
+    options.offload_gradients = {.host = 1.0};
+    const TrainingSummary summary = Trainer(model, data, options).train();
+    EXPECT_EQ(summary.parameters_sha256, expected.parameters_sha256);
+    EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+    EXPECT_EQ(summary.measured_host_memory, summary.predicted_host_memory);
+    EXPECT_EQ(summary.counted_traffic.front(), summary.predicted_traffic);
+    EXPECT_EQ(summary.measured_memory.by_category[MemoryCategory::kGradients], 0);
+    EXPECT_LT(summary.measured_memory.total, expected.measured_memory.total);
+  }
+}
+
+/// Whether the disk tier may have files there.
+bool is_on_disk(const std::string& folder) {
+  try {
+    check_offload_path(folder, 0);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+TEST(OffloadedRun, RefusesADiskThatWillNotDoWhenItIsPlanned) {
+  const Model model = tiny_model();
+  const TinyData data;
+  TrainerOptions options = options_for("full_shard", 2, "disk");
+  const auto refusal = [&] {
+    try {
+      Trainer(model, data, options).train();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal(), HasSubstr("--offload-path"));
+  options.offload_path = "/nowhere/to/be/found";
+  EXPECT_THAT(refusal(), HasSubstr("'/nowhere/to/be/found'"));
+  if (!is_on_disk("/dev/shm")) {
+    options.offload_path = "/dev/shm";
+    EXPECT_THAT(refusal(), HasSubstr("/dev/shm"));
+  }
+  options = options_for("full_shard", 2, "none");
+  options.offload_parameters = {.disk = 1.0};
+  EXPECT_THAT(refusal(), HasSubstr("--offload-path"));
+  options.offload_parameters = {};
+  options.offload_gradients = {.disk = 1.0};
+  EXPECT_THAT(refusal(), HasSubstr("gradients live for less than a step"));
+}
+
 TEST(OffloadedRun, TrainsOnAThirdOfTheMemoryWithTheSameBits) {
   const Model model = deep_model();
   const TinyData data;
@@ -86,13 +143,23 @@ TEST(OffloadedRun, MeasuresWhatWasPredictedWithEvaluationsAndCheckpointsToo) {
   const TinyData data;
   for (const bool overlap : {false, true}) {
     std::string hash;
-    for (const char* const offload : {"none", "host", "host:0.5", "parameters"}) {
+    for (const std::string offload : {"none", "host", "host:0.5", "parameters", "zero2 parameters",
+                                      "activations", "disk", "disk:0.5", "disk parameters"}) {
       SCOPED_TRACE(concat(offload, overlap ? ", overlapping" : ""));
       const TemporaryFolder folder;
-      const bool parameters = offload == std::string("parameters");
-      TrainerOptions options =
-          options_for(parameters ? "full_shard" : "zero2", 2, parameters ? "none" : offload);
-      if (parameters) options.offload_parameters = parse_offload("host:0.5");
+      const bool disk = offload.starts_with("disk");
+      if (disk && !is_on_disk(folder.path("."))) continue;
+      const bool parameters = offload.ends_with("parameters"),
+                 activations = offload == "activations";
+      const bool shards = parameters && !offload.starts_with("zero2");
+      TrainerOptions options = options_for(shards ? "full_shard" : "zero2", 2,
+                                           parameters || activations ? "none" : offload);
+      if (parameters) options.offload_parameters = parse_offload(disk ? "disk:0.5" : "host:0.5");
+      if (activations) {
+        options.offload_activations = ActivationOffload::kHost;
+        options.policy = {.recompute = Recompute::kFull, .prefetch_host = 0};
+      }
+      if (disk) options.offload_path = folder.path(".");
       options.precision = DType::kBFloat16;
       options.evaluate_every = 2;
       options.evaluation_samples = 8;
@@ -107,18 +174,22 @@ TEST(OffloadedRun, MeasuresWhatWasPredictedWithEvaluationsAndCheckpointsToo) {
       for (const Traffic& counted : summary.counted_traffic) {
         EXPECT_EQ(counted, summary.predicted_traffic);
       }
-      EXPECT_EQ(summary.predicted_host_memory.total > 0, offload != std::string("none"));
+      EXPECT_EQ(summary.measured_disk_bytes, summary.predicted_disk_bytes);
+      EXPECT_EQ(summary.measured_disk_bytes > 0, disk);
+      EXPECT_EQ(summary.counted_traffic.front().from_disk_bytes > 0, disk);
+      EXPECT_EQ(summary.predicted_host_memory.total > 0, offload != "none");
       EXPECT_EQ(summary.saves, 2);
     }
   }
 }
 
 TEST(OffloadedRun, IsWrittenAsNoneHostOrAShareOfIt) {
-  for (const char* const text : {"none", "host", "host:0.5", "host:0.25"}) {
+  for (const char* const text : {"none", "host", "host:0.5", "host:0.25", "disk", "disk:0.75"}) {
     EXPECT_EQ(to_string(parse_offload(text)), text);
   }
   EXPECT_EQ(to_string(parse_offload("host:1")), "host");
-  for (const char* const text : {"", "cpu", "host:", "host:0", "host:1.5", "host:x", "host:nan"}) {
+  for (const char* const text :
+       {"", "cpu", "disk:", "disk:2", "host:", "host:0", "host:1.5", "host:x", "host:nan"}) {
     try {
       parse_offload(text);
       ADD_FAILURE() << text;

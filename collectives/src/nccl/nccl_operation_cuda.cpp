@@ -15,6 +15,8 @@ ncclDataType_t nccl_type(DType dtype) {
       return ncclFloat32;
     case DType::kBFloat16:
       return ncclBfloat16;
+    case DType::kFloat16:
+      return ncclFloat16;
     case DType::kFloat64:
       return ncclFloat64;
     case DType::kInt32:
@@ -29,11 +31,11 @@ ncclDataType_t nccl_type(DType dtype) {
 
 std::size_t count_of(const TensorView& view) { return static_cast<std::size_t>(view.numel()); }
 
-/// NCCL sums in the dtype of its input, which would round bf16 after each addition. Integers it
+/// NCCL sums in the dtype of its input, which would round 16 bits after each addition. Integers it
 /// adds as well as we do.
 bool sums_here(const CollectiveCall& call, bool deterministic) {
   if (call.input.dtype == DType::kInt64) return false;
-  return deterministic || call.input.dtype == DType::kBFloat16;
+  return deterministic || size_of(call.input.dtype) == 2;
 }
 
 /// NCCL can neither add to what is there nor write another dtype than it reads.

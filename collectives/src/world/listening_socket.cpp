@@ -45,7 +45,7 @@ int try_everywhere(int port) {
   return try_address(reinterpret_cast<const sockaddr*>(&four), sizeof(four));
 }
 
-bool is_loopback(const sockaddr* address) {
+bool is_loopback_address(const sockaddr* address) {
   if (address->sa_family == AF_INET6) {
     const auto* const six = reinterpret_cast<const sockaddr_in6*>(address);
     return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
@@ -78,7 +78,7 @@ Listening listen_at(const std::string& address, int port) {
       .everywhere = failed == 0 ? concat("no interface of this machine has the address ", address)
                                 : concat(address, " cannot be resolved here")};
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    if (!meant && is_loopback(a->ai_addr)) {
+    if (!meant && is_loopback_address(a->ai_addr)) {
       result.everywhere =
           concat(address, " is the loopback interface here, where no other machine can come");
       continue;

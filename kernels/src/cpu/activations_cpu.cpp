@@ -90,16 +90,16 @@ void backward_range(const TensorView& saved, const TensorView& dy, const TensorV
 
 template <typename Function>
 void forward(const TensorView& x, const TensorView& y, std::int64_t begin, std::int64_t end) {
-  const bool half = x.dtype == DType::kBFloat16;
-  (half ? forward_range<Function, bfloat16> : forward_range<Function, float>)(x, y, begin, end);
+  with_float_type(x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { forward_range<Function, T>(x, y, begin, end); });
 }
 
 template <typename Function>
 void backward(const TensorView& saved, const TensorView& dy, const TensorView& dx,
               std::int64_t begin, std::int64_t end) {
-  const bool half = saved.dtype == DType::kBFloat16;
-  (half ? backward_range<Function, bfloat16> : backward_range<Function, float>)(saved, dy, dx,
-                                                                                begin, end);
+  with_float_type(saved.dtype, [&]<typename T>(T) HWY_ATTR {
+    backward_range<Function, T>(saved, dy, dx, begin, end);
+  });
 }
 
 // Of Highway's table only names can be entries.

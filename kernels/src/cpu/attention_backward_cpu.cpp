@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "cpu/attention_cpu.h"
 
@@ -39,11 +40,9 @@ void row_dots_typed(const T* a, const T* b, std::int64_t stride, std::int64_t ro
 /// dots[i] = row i of a times row i of b, `stride` elements apart, from element `offset` of each.
 void row_dots(const TensorView& a, const TensorView& b, std::int64_t offset, std::int64_t stride,
               std::int64_t rows, std::int64_t width, float* dots) {
-  if (a.dtype == DType::kBFloat16) {
-    row_dots_typed(a.as<bfloat16>() + offset, b.as<bfloat16>() + offset, stride, rows, width, dots);
-  } else {
-    row_dots_typed(a.as<float>() + offset, b.as<float>() + offset, stride, rows, width, dots);
-  }
+  with_float_type(a.dtype, [&]<typename T>(T) HWY_ATTR {
+    row_dots_typed(a.as<T>() + offset, b.as<T>() + offset, stride, rows, width, dots);
+  });
 }
 
 /// Turns k q^T and v do^T into p^T and ds^T, rounded to T. `lse` and `delta` begin at the block's
@@ -57,8 +56,10 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
     const std::int64_t hidden = std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries);
     clear(p + row, hidden);
     clear(ds + row, hidden);
-    const std::int64_t seen_until =
-        std::clamp<std::int64_t>(c - block.diagonal + block.window, hidden, block.queries);
+    const std::int64_t end =
+        block.ends == nullptr ? block.queries : block.ends[c] - block.first_query;
+    const std::int64_t seen_until = std::clamp<std::int64_t>(
+        std::min(end, c - block.diagonal + block.window), hidden, block.queries);
     clear(p + row + seen_until, block.queries - seen_until);
     clear(ds + row + seen_until, block.queries - seen_until);
     for_each_vector(seen_until - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
@@ -74,11 +75,13 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
 
 void softmax_gradient(const BackwardScratch& scratch, const ScoreBlock& block, const float* lse,
                       const float* delta, DType dtype) {
-  if (dtype == DType::kBFloat16) {
-    softmax_gradient_typed(scratch, block, lse, delta, scratch.rounded, scratch.d_rounded);
-  } else {
-    softmax_gradient_typed(scratch, block, lse, delta, scratch.scores, scratch.d_scores);
+  if (scratch.rounded == nullptr) {
+    return softmax_gradient_typed(scratch, block, lse, delta, scratch.scores, scratch.d_scores);
   }
+  with_float_type(dtype, [&]<typename T>(T) HWY_ATTR {
+    softmax_gradient_typed(scratch, block, lse, delta, static_cast<T*>(scratch.rounded),
+                           static_cast<T*>(scratch.d_rounded));
+  });
 }
 
 template <typename T>
@@ -94,11 +97,9 @@ void store_rows_typed(const float* from, std::int64_t rows, std::int64_t width, 
 /// Rounds contiguous rows into those of `to` from its element `offset` on.
 void store_rows(const float* from, std::int64_t rows, std::int64_t width, const TensorView& to,
                 std::int64_t offset, std::int64_t stride) {
-  if (to.dtype == DType::kBFloat16) {
-    store_rows_typed(from, rows, width, to.as<bfloat16>() + offset, stride);
-  } else {
-    store_rows_typed(from, rows, width, to.as<float>() + offset, stride);
-  }
+  with_float_type(to.dtype, [&]<typename T>(T) HWY_ATTR {
+    store_rows_typed(from, rows, width, to.as<T>() + offset, stride);
+  });
 }
 
 }  // namespace
@@ -124,7 +125,15 @@ class BackwardHead {
         h_(h),
         dtype_(args.qkv.dtype),
         scratch_(memory, shape.length, shape.head_dim, dtype_),
-        block_(shape.head_dim, shape.window) {}
+        block_(shape.head_dim, shape.window) {
+    if (shape.starts == nullptr) return;
+    ends_.resize(static_cast<std::size_t>(shape.length));
+    auto end = static_cast<std::int32_t>(shape.length);
+    for (std::int64_t t = shape.length - 1; t >= 0; --t) {
+      ends_[static_cast<std::size_t>(t)] = end;
+      if (shape.start_of(b, t) == t) end = static_cast<std::int32_t>(t);
+    }
+  }
 
   void run() {
     const std::int64_t length = shape_.length;
@@ -133,7 +142,7 @@ class BackwardHead {
      shape_.head_dim, scratch_.delta);
     for (std::int64_t k0 = 0; k0 < length; k0 += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, length - k0);
-      const std::int64_t last = shape_.last_query_block(k0 + keys);
+      const std::int64_t last = shape_.last_query_block(k0 + keys, document_end(k0 + keys - 1));
       for (std::int64_t i = last; i * kQueryBlock >= k0; --i) {
         add_block(k0, i * kQueryBlock, i == last);
       }
@@ -144,11 +153,17 @@ class BackwardHead {
   }
 
  private:
+  std::int64_t document_end(std::int64_t position) const {
+    return ends_.empty() ? shape_.length : ends_[static_cast<std::size_t>(position)];
+  }
+
   /// Adds the contributions of one block of scores to dq, dk and dv.
   void add_block(std::int64_t k0, std::int64_t q0, bool last_queries) {
     block_.queries = std::min(kQueryBlock, shape_.length - q0);
     block_.keys = std::min(kKeyBlock, q0 + block_.queries - k0);
     block_.diagonal = q0 - k0;
+    block_.first_query = q0;
+    if (!ends_.empty()) block_.ends = ends_.data() + k0;
     const std::int64_t m = block_.keys;
     const std::int64_t n = block_.queries;
     const std::int64_t d = shape_.head_dim;
@@ -157,14 +172,14 @@ class BackwardHead {
     product(m, n, d, qkv_rows(2, k0), transposed(d_out_rows(q0)), scratch_.d_scores, stride, false);
     const float* lse = args_.lse.as<float>() + shape_.lse_offset(b_, h_) + q0;
     HWY_DYNAMIC_DISPATCH(softmax_gradient)(scratch_, block_, lse, scratch_.delta + q0, dtype_);
-    const bool rounded = dtype_ == DType::kBFloat16;
+    const bool rounded = scratch_.rounded != nullptr;
     const Matrix p = rounded ? Matrix{scratch_.rounded, stride} : Matrix{scratch_.scores, stride};
     const Matrix ds =
         rounded ? Matrix{scratch_.d_rounded, stride} : Matrix{scratch_.d_scores, stride};
     product(m, d, n, p, d_out_rows(q0), scratch_.dv, d, !last_queries);
     product(m, d, n, ds, qkv_rows(0, q0), scratch_.dk, d, !last_queries);
     product(n, d, m, transposed(ds), qkv_rows(1, k0), scratch_.dq + q0 * d, d,
-            k0 > shape_.first_key(q0));
+            k0 > shape_.first_key(b_, q0));
   }
 
   void product(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a, const Matrix& b,
@@ -212,6 +227,7 @@ class BackwardHead {
   const DType dtype_;
   const BackwardScratch scratch_;
   ScoreBlock block_;
+  std::vector<std::int32_t> ends_;  ///< of the document of each position; empty: one document
 };
 
 }  // namespace

@@ -26,11 +26,14 @@ class Carver {
  public:
   explicit Carver(std::byte* base) : base_(base) {}
 
+  void* take(std::int64_t count, std::size_t size) {
+    std::byte* at = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (count * static_cast<std::int64_t>(size) + 63) / 64 * 64;
+    return at;
+  }
   template <typename T>
   T* take(std::int64_t count) {
-    std::byte* at = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(at);
+    return static_cast<T*>(take(count, sizeof(T)));
   }
   std::int64_t used() const { return used_; }
 
@@ -51,6 +54,12 @@ struct ScoreBlock {
   std::int64_t head_dim;
   float scale;        ///< 1 / sqrt(D)
   bool first = true;  ///< nothing has been accumulated before this block
+  /// Of documents: the position where that of query r begins, and the block's first key.
+  const std::int32_t* starts = nullptr;
+  std::int64_t first_key = 0;
+  /// Where the document of key c ends, and the block's first query.
+  const std::int32_t* ends = nullptr;
+  std::int64_t first_query = 0;
 };
 
 /// Scratch of one thread in the forward pass: for one block of queries.
@@ -60,17 +69,17 @@ struct ForwardScratch {
     const std::int64_t queries = std::min(length, kQueryBlock);
     score_stride = std::min(length, kKeyBlock) + kScorePadding;
     scores = carver.take<float>(queries * score_stride);
-    if (dtype == DType::kBFloat16) rounded = carver.take<bfloat16>(queries * score_stride);
+    if (dtype != DType::kFloat32) rounded = carver.take(queries * score_stride, size_of(dtype));
     out = carver.take<float>(queries * head_dim);
     maxima = carver.take<float>(queries);
     sums = carver.take<float>(queries);
     bytes = carver.used();
   }
 
-  float* scores;                // (queries, score_stride): q k^T, then exp of it
-  bfloat16* rounded = nullptr;  // the same, rounded for the second GEMM; bf16 only
-  float* out;                   // (queries, D): exp(scores) v so far
-  float *maxima, *sums;         // (queries): running maximum, and sum of exp(score - maximum)
+  float* scores;            // (queries, score_stride): q k^T, then exp of it
+  void* rounded = nullptr;  // the same, rounded for the second GEMM; bf16 and fp16 only
+  float* out;               // (queries, D): exp(scores) v so far
+  float *maxima, *sums;     // (queries): running maximum, and sum of exp(score - maximum)
   std::int64_t score_stride;
   std::int64_t bytes;
 };
@@ -84,9 +93,9 @@ struct BackwardScratch {
     score_stride = std::min(length, kQueryBlock) + kScorePadding;
     scores = carver.take<float>(keys * score_stride);
     d_scores = carver.take<float>(keys * score_stride);
-    if (dtype == DType::kBFloat16) {
-      rounded = carver.take<bfloat16>(keys * score_stride);
-      d_rounded = carver.take<bfloat16>(keys * score_stride);
+    if (dtype != DType::kFloat32) {
+      rounded = carver.take(keys * score_stride, size_of(dtype));
+      d_rounded = carver.take(keys * score_stride, size_of(dtype));
     }
     dq = carver.take<float>(length * head_dim);
     dk = carver.take<float>(keys * head_dim);
@@ -96,10 +105,10 @@ struct BackwardScratch {
   }
 
   float *scores, *d_scores;  // (keys, score_stride): k q^T, then p^T; v do^T, then ds^T
-  bfloat16 *rounded = nullptr, *d_rounded = nullptr;  // the same, rounded; bf16 only
-  float* dq;                                          // (L, D)
-  float *dk, *dv;                                     // (keys, D)
-  float* delta;                                       // (L): row sums of do * out
+  void *rounded = nullptr, *d_rounded = nullptr;  // the same, rounded; bf16 and fp16 only
+  float* dq;                                      // (L, D)
+  float *dk, *dv;                                 // (keys, D)
+  float* delta;                                   // (L): row sums of do * out
   std::int64_t score_stride;
   std::int64_t bytes;
 };

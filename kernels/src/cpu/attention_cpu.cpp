@@ -7,6 +7,7 @@
 #include "attention_arguments.h"
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
+#include "documents_argument.h"
 #include "tessera/core/error.h"
 
 // Causal attention by blocks: the L x L scores exist a block at a time, in the scratch of the
@@ -52,7 +53,8 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
 
 void attention_forward(const AttentionForwardArgs& args, Stream&) {
   check_attention(args);
-  const AttentionShape shape(args.qkv, args.window);
+  check_start_values("attention", args.starts);
+  const AttentionShape shape(args.qkv, args.window, args.starts);
   if (args.qkv.numel() == 0) return;
   const std::int64_t heads = shape.batch * shape.heads;
   const std::int64_t blocks = shape.query_blocks();
@@ -69,7 +71,8 @@ void attention_forward(const AttentionForwardArgs& args, Stream&) {
 
 void attention_backward(const AttentionBackwardArgs& args, Stream&) {
   check_attention(args);
-  const AttentionShape shape(args.qkv, args.window);
+  check_start_values("attention", args.starts);
+  const AttentionShape shape(args.qkv, args.window, args.starts);
   if (args.qkv.numel() == 0) return;
   run_tasks(shape.batch * shape.heads, args.workspace,
             attention_scratch_bytes(shape.length, shape.head_dim, args.qkv.dtype),

@@ -13,12 +13,14 @@ namespace tessera::cpu {
 
 /// Sizes of qkv (B, L, 3, H, D) and where the parts of head h of batch b begin.
 struct AttentionShape {
-  AttentionShape(const TensorView& qkv, std::int64_t attention_window)
+  AttentionShape(const TensorView& qkv, std::int64_t attention_window,
+                 const TensorView& document_starts)
       : batch(qkv.shape[0]),
         length(qkv.shape[1]),
         heads(qkv.shape[3]),
         head_dim(qkv.shape[4]),
-        window(attention_window == 0 ? length : std::min(attention_window, length)) {}
+        window(attention_window == 0 ? length : std::min(attention_window, length)),
+        starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
 
   /// Elements between the rows of q, k, v; and of out.
   std::int64_t qkv_stride() const { return 3 * heads * head_dim; }
@@ -32,20 +34,27 @@ struct AttentionShape {
   }
   std::int64_t lse_offset(std::int64_t b, std::int64_t h) const { return (b * heads + h) * length; }
   std::int64_t query_blocks() const { return (length + kQueryBlock - 1) / kQueryBlock; }
-  /// The first key of the first key block that queries from q0 on see.
-  std::int64_t first_key(std::int64_t q0) const {
-    return std::max<std::int64_t>(0, q0 - window + 1) / kKeyBlock * kKeyBlock;
+  /// Where the document of a position begins.
+  std::int64_t start_of(std::int64_t b, std::int64_t position) const {
+    return starts == nullptr ? 0 : starts[b * length + position];
   }
-  /// The last query block that sees one of the keys before `end`.
-  std::int64_t last_query_block(std::int64_t end) const {
-    return std::min(query_blocks() - 1, (end - 1 + window - 1) / kQueryBlock);
+  /// The first key of the first key block that queries of batch b from q0 on see.
+  std::int64_t first_key(std::int64_t b, std::int64_t q0) const {
+    return std::max(start_of(b, q0), q0 - window + 1) / kKeyBlock * kKeyBlock;
+  }
+  /// The last query block that sees one of the keys before `end`. A block sees a key block by this
+  /// if and only if it does by first_key. `document_end`: of the document of the last of them.
+  std::int64_t last_query_block(std::int64_t end, std::int64_t document_end) const {
+    const std::int64_t last = std::min(end - 1 + window - 1, document_end - 1);
+    return std::min(query_blocks() - 1, last / kQueryBlock);
   }
 
   std::int64_t batch, length, heads, head_dim;
-  std::int64_t window;  ///< positions that a query sees, itself included
+  std::int64_t window;         ///< positions that a query sees, itself included
+  const std::int32_t* starts;  ///< (B, L): of documents; null: one in each sequence
 };
 
-/// Zeros `count` elements, fp32 or bf16.
+/// Zeros `count` elements.
 template <typename T>
 void clear(T* to, std::int64_t count) {
   std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(count) * sizeof(T));

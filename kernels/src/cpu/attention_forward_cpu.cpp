@@ -26,7 +26,7 @@ T* probabilities(const ForwardScratch& scratch) {
   if constexpr (std::is_same_v<T, float>) {
     return scratch.scores;
   } else {
-    return scratch.rounded;
+    return static_cast<T*>(scratch.rounded);
   }
 }
 
@@ -71,9 +71,12 @@ void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) 
   for (std::int64_t r = 0; r < block.queries; ++r) {
     const float* z = scratch.scores + r * scratch.score_stride;
     const std::int64_t end = std::min(block.keys, block.diagonal + r + 1);
-    // Of a window's first block a late query may see nothing: its maximum is then -inf, its sum 0.
+    // Of the first blocks a late query may see nothing, for its window or its document begins
+    // later: its maximum is then -inf, its sum 0.
+    const std::int64_t start = block.starts == nullptr ? 0 : block.starts[r] - block.first_key;
     const VisibleKeys visible{
-        std::clamp<std::int64_t>(block.diagonal + r + 1 - block.window, 0, end), end};
+        std::clamp<std::int64_t>(std::max(start, block.diagonal + r + 1 - block.window), 0, end),
+        end};
     const float local = block.scale * row_maximum(z, visible);
     const float maximum = block.first ? local : std::max(scratch.maxima[r], local);
     const float sum = exponentiate_row(z, probabilities<T>(scratch) + r * scratch.score_stride,
@@ -81,7 +84,9 @@ void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) 
     if (block.first) {
       scratch.sums[r] = sum;
     } else {
-      const float shrink = std::exp(scratch.maxima[r] - maximum);
+      // Equal: both may be -inf.
+      const float shrink =
+          scratch.maxima[r] == maximum ? 1.0F : std::exp(scratch.maxima[r] - maximum);
       scratch.sums[r] = scratch.sums[r] * shrink + sum;
       float* out = scratch.out + r * block.head_dim;
       for_each_vector(block.head_dim, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
@@ -93,11 +98,7 @@ void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) 
 }
 
 void softmax_rows(const ForwardScratch& scratch, const ScoreBlock& block, DType dtype) {
-  if (dtype == DType::kBFloat16) {
-    softmax_rows_typed<bfloat16>(scratch, block);
-  } else {
-    softmax_rows_typed<float>(scratch, block);
-  }
+  with_float_type(dtype, [&]<typename T>(T) HWY_ATTR { softmax_rows_typed<T>(scratch, block); });
 }
 
 template <typename T>
@@ -117,11 +118,9 @@ void finish_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block, T
 /// Writes the rows to `out`, whose first element is number `offset` of the view.
 void finish_rows(const ForwardScratch& scratch, const ScoreBlock& block, const TensorView& out,
                  std::int64_t offset, std::int64_t out_stride, float* lse) {
-  if (out.dtype == DType::kBFloat16) {
-    finish_rows_typed(scratch, block, out.as<bfloat16>() + offset, out_stride, lse);
-  } else {
-    finish_rows_typed(scratch, block, out.as<float>() + offset, out_stride, lse);
-  }
+  with_float_type(out.dtype, [&]<typename T>(T) HWY_ATTR {
+    finish_rows_typed(scratch, block, out.as<T>() + offset, out_stride, lse);
+  });
 }
 
 }  // namespace
@@ -155,8 +154,7 @@ void multiply_scores(const Matrix& q, Matrix k, const ScoreBlock& block,
 /// out = [out +] p v
 void add_values(const Matrix& v, const ScoreBlock& block, const ForwardScratch& scratch,
                 DType dtype) {
-  const void* p = dtype == DType::kBFloat16 ? static_cast<const void*>(scratch.rounded)
-                                            : static_cast<const void*>(scratch.scores);
+  const void* p = scratch.rounded != nullptr ? scratch.rounded : scratch.scores;
   multiply({.m = block.queries,
             .n = block.head_dim,
             .k = block.keys,
@@ -186,10 +184,12 @@ void attention_forward_block(const AttentionForwardArgs& args, const AttentionSh
   };
   ScoreBlock scores(shape.head_dim, shape.window);
   scores.queries = queries;
-  const std::int64_t first = shape.first_key(q0);
+  const std::int64_t first = shape.first_key(b, q0);
+  if (shape.starts != nullptr) scores.starts = shape.starts + b * shape.length + q0;
   for (std::int64_t k0 = first; k0 < q0 + queries; k0 += kKeyBlock) {
     scores.keys = std::min(kKeyBlock, q0 + queries - k0);
     scores.diagonal = q0 - k0;
+    scores.first_key = k0;
     scores.first = k0 == first;
     multiply_scores(row(0, q0), row(1, k0), scores, scratch, dtype);
     HWY_DYNAMIC_DISPATCH(softmax_rows)(scratch, scores, dtype);

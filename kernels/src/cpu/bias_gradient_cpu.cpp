@@ -41,11 +41,9 @@ void sum_rows_typed(const T* from, std::int64_t rows, float* sums, std::int64_t 
 /// sums (n) = column sums of rows [begin, end) of dy.
 void sum_rows(const TensorView& dy, std::int64_t begin, std::int64_t end, float* sums,
               std::int64_t n) {
-  if (dy.dtype == DType::kBFloat16) {
-    sum_rows_typed(dy.as<bfloat16>() + begin * n, end - begin, sums, n);
-  } else {
-    sum_rows_typed(dy.as<float>() + begin * n, end - begin, sums, n);
-  }
+  with_float_type(dy.dtype, [&]<typename T>(T) HWY_ATTR {
+    sum_rows_typed(dy.as<T>() + begin * n, end - begin, sums, n);
+  });
 }
 
 template <typename T>
@@ -63,11 +61,9 @@ void combine_typed(const float* partials, std::int64_t blocks, std::int64_t stri
 
 void combine_range(const float* partials, std::int64_t blocks, std::int64_t stride,
                    const TensorView& out, std::int64_t begin, std::int64_t end, bool accumulate) {
-  if (out.dtype == DType::kBFloat16) {
-    combine_typed(partials, blocks, stride, out.as<bfloat16>(), begin, end, accumulate);
-  } else {
-    combine_typed(partials, blocks, stride, out.as<float>(), begin, end, accumulate);
-  }
+  with_float_type(out.dtype, [&]<typename T>(T) HWY_ATTR {
+    combine_typed(partials, blocks, stride, out.as<T>(), begin, end, accumulate);
+  });
 }
 
 }  // namespace

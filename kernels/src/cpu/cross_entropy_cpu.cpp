@@ -108,7 +108,7 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
   }
   const float maximum = row_maximum(x, n);
   const double shifted = static_cast<double>(static_cast<float>(x[target]) - maximum);
-  // fp32 holds the exponentials themselves between the passes; bf16 would round them twice.
+  // fp32 holds the exponentials themselves between the passes; 16 bits would round them twice.
   constexpr bool kKeep = std::is_same_v<T, float>;
   const double sum = kKeep && args.gradient ? sum_of_exponentials<kKeep>(x, n, maximum)
                                             : sum_of_exponentials<false>(x, n, maximum);
@@ -127,11 +127,9 @@ void cross_entropy_range(const CrossEntropyArgs& args, std::int64_t begin, std::
   float* const losses = args.losses.as<float>();
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t offset = row * args.logits.strides[0];
-    if (args.logits.dtype == DType::kBFloat16) {
-      cross_entropy_row(args, args.logits.as<bfloat16>() + offset, targets[row], losses[row]);
-    } else {
-      cross_entropy_row(args, args.logits.as<float>() + offset, targets[row], losses[row]);
-    }
+    with_float_type(args.logits.dtype, [&]<typename T>(T) HWY_ATTR {
+      cross_entropy_row(args, args.logits.as<T>() + offset, targets[row], losses[row]);
+    });
   }
 }
 

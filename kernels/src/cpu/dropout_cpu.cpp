@@ -50,11 +50,9 @@ void dropout_typed(const DropoutArgs& args, const T* x, T* y, std::int64_t first
 void dropout_range(const DropoutArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t first = args.first_index + begin;
   const std::int64_t n = end - begin;
-  if (args.x.dtype == DType::kBFloat16) {
-    dropout_typed(args, args.x.as<bfloat16>() + begin, args.y.as<bfloat16>() + begin, first, n);
-  } else {
-    dropout_typed(args, args.x.as<float>() + begin, args.y.as<float>() + begin, first, n);
-  }
+  with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
+    dropout_typed(args, args.x.as<T>() + begin, args.y.as<T>() + begin, first, n);
+  });
 }
 
 }  // namespace

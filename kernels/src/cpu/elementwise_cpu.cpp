@@ -51,56 +51,42 @@ void fill_typed(T* dst, float value, std::int64_t n, std::int64_t tensor_bytes) 
 }
 
 void scale_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
-  const std::int64_t n = end - begin;
-  const bool from_float = args.src.dtype == DType::kFloat32;
-  if (args.dst.dtype == DType::kFloat32) {
-    auto* dst = args.dst.as<float>() + begin;
-    from_float ? scale_typed(args.src.as<float>() + begin, dst, args.scale, n)
-               : scale_typed(args.src.as<bfloat16>() + begin, dst, args.scale, n);
-  } else {
-    auto* dst = args.dst.as<bfloat16>() + begin;
-    from_float ? scale_typed(args.src.as<float>() + begin, dst, args.scale, n)
-               : scale_typed(args.src.as<bfloat16>() + begin, dst, args.scale, n);
-  }
+  with_float_type(args.src.dtype, [&]<typename Src>(Src) HWY_ATTR {
+    with_float_type(args.dst.dtype, [&]<typename Dst>(Dst) HWY_ATTR {
+      scale_typed(args.src.as<Src>() + begin, args.dst.as<Dst>() + begin, args.scale, end - begin);
+    });
+  });
 }
 
 void cast_range(const CastArgs& args, std::int64_t begin, std::int64_t end) {
   if (args.scale != 1.0F) return scale_range(args, begin, end);
   const std::int64_t n = end - begin;
-  const std::int64_t bytes = args.dst.bytes();
-  const bool to_float = args.dst.dtype == DType::kFloat32;
   if (args.src.dtype == args.dst.dtype) {
     const auto size = static_cast<std::int64_t>(size_of(args.dst.dtype));
     std::memmove(args.dst.data + begin * size, args.src.data + begin * size,
                  static_cast<std::size_t>(n * size));
-  } else if (to_float) {
-    cast_typed(args.src.as<bfloat16>() + begin, args.dst.as<float>() + begin, n, bytes);
-  } else {
-    cast_typed(args.src.as<float>() + begin, args.dst.as<bfloat16>() + begin, n, bytes);
+    return;
   }
+  with_float_type(args.src.dtype, [&]<typename Src>(Src) HWY_ATTR {
+    with_float_type(args.dst.dtype, [&]<typename Dst>(Dst) HWY_ATTR {
+      cast_typed(args.src.as<Src>() + begin, args.dst.as<Dst>() + begin, n, args.dst.bytes());
+    });
+  });
 }
 
 void add_range(const AddArgs& args, std::int64_t begin, std::int64_t end) {
-  const std::int64_t n = end - begin;
-  const bool from_float = args.src.dtype == DType::kFloat32;
-  if (args.dst.dtype == DType::kFloat32) {
-    auto* dst = args.dst.as<float>() + begin;
-    from_float ? add_typed(args.src.as<float>() + begin, dst, n)
-               : add_typed(args.src.as<bfloat16>() + begin, dst, n);
-  } else {
-    auto* dst = args.dst.as<bfloat16>() + begin;
-    from_float ? add_typed(args.src.as<float>() + begin, dst, n)
-               : add_typed(args.src.as<bfloat16>() + begin, dst, n);
-  }
+  with_float_type(args.src.dtype, [&]<typename Src>(Src) HWY_ATTR {
+    with_float_type(args.dst.dtype, [&]<typename Dst>(Dst) HWY_ATTR {
+      add_typed(args.src.as<Src>() + begin, args.dst.as<Dst>() + begin, end - begin);
+    });
+  });
 }
 
 void fill_range(const FillArgs& args, std::int64_t begin, std::int64_t end) {
   const float value = args.factor ? args.value * *args.factor.as<float>() : args.value;
-  if (args.dst.dtype == DType::kFloat32) {
-    fill_typed(args.dst.as<float>() + begin, value, end - begin, args.dst.bytes());
-  } else {
-    fill_typed(args.dst.as<bfloat16>() + begin, value, end - begin, args.dst.bytes());
-  }
+  with_float_type(args.dst.dtype, [&]<typename T>(T) HWY_ATTR {
+    fill_typed(args.dst.as<T>() + begin, value, end - begin, args.dst.bytes());
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
+#include "documents_argument.h"
 #include "elementwise_arguments.h"
 #include "tessera/core/error.h"
 
@@ -38,11 +39,13 @@ void embedding_forward_typed(const EmbeddingForwardArgs& args, std::int64_t begi
   const std::int64_t length = args.tokens.shape[1];
   const std::int64_t channels = args.x.shape[2];
   const std::int32_t* const tokens = args.tokens.as<std::int32_t>();
+  const std::int32_t* const starts = args.starts ? args.starts.as<std::int32_t>() : nullptr;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* const word = args.wte.as<T>() + tokens[row] * channels;
     T* const x = args.x.as<T>() + row * channels;
     if (args.wpe) {
-      add_rows_typed(word, args.wpe.as<T>() + row % length * channels, x, channels);
+      const std::int64_t position = row % length - (starts == nullptr ? 0 : starts[row]);
+      add_rows_typed(word, args.wpe.as<T>() + position * channels, x, channels);
     } else {
       std::copy_n(word, channels, x);
     }
@@ -51,11 +54,8 @@ void embedding_forward_typed(const EmbeddingForwardArgs& args, std::int64_t begi
 
 void embedding_forward_range(const EmbeddingForwardArgs& args, std::int64_t begin,
                              std::int64_t end) {
-  if (args.x.dtype == DType::kBFloat16) {
-    embedding_forward_typed<bfloat16>(args, begin, end);
-  } else {
-    embedding_forward_typed<float>(args, begin, end);
-  }
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { embedding_forward_typed<T>(args, begin, end); });
 }
 
 /// out [+]= dx[row 0] + dx[row 1] + ..., columns [begin, end) of `channels`.
@@ -77,15 +77,12 @@ void sum_rows_typed(const T* dx, const std::int64_t* rows, std::int64_t row_coun
 void sum_rows(const TensorView& dx, const std::int64_t* rows, std::int64_t row_count,
               std::int64_t channels, const TensorView& table, std::int64_t table_row,
               std::int64_t begin, std::int64_t end, bool accumulate) {
-  const auto to = [&](auto* out) {
-    out += table_row * channels;
-    if (dx.dtype == DType::kBFloat16) {
-      sum_rows_typed(dx.as<bfloat16>(), rows, row_count, channels, out, begin, end, accumulate);
-    } else {
-      sum_rows_typed(dx.as<float>(), rows, row_count, channels, out, begin, end, accumulate);
-    }
-  };
-  table.dtype == DType::kBFloat16 ? to(table.as<bfloat16>()) : to(table.as<float>());
+  with_float_type(table.dtype, [&]<typename Out>(Out) HWY_ATTR {
+    Out* const out = table.as<Out>() + table_row * channels;
+    with_float_type(dx.dtype, [&]<typename T>(T) HWY_ATTR {
+      sum_rows_typed(dx.as<T>(), rows, row_count, channels, out, begin, end, accumulate);
+    });
+  });
 }
 
 }  // namespace
@@ -110,16 +107,16 @@ void check_tokens(const char* kernel, const TensorView& tokens, std::int64_t voc
   }
 }
 
-/// The occurrences of each token: rows[start[v] .. start[v + 1]) in ascending order.
+/// The occurrences of each token, or position: rows[start[v] .. start[v + 1]) in ascending order.
 struct Occurrences {
   std::vector<std::int64_t> start;  // (V + 1)
   std::vector<std::int64_t> rows;   // (B L)
 };
 
-Occurrences sort_by_token(const TensorView& tokens, std::int64_t vocab_size) {
-  const std::int32_t* const token = tokens.as<std::int32_t>();
-  const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(token[i]); };
-  const std::int64_t n = tokens.numel();
+/// Of rows 0 to n - 1, of which row i has value_of(i), below vocab_size.
+template <typename ValueOf>
+Occurrences sort_rows(std::int64_t n, std::int64_t vocab_size, const ValueOf& value_of) {
+  const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(value_of(i)); };
   Occurrences sorted{std::vector<std::int64_t>(static_cast<std::size_t>(vocab_size) + 1, 0),
                      std::vector<std::int64_t>(static_cast<std::size_t>(n))};
   for (std::int64_t i = 0; i < n; ++i) ++sorted.start[at(i) + 1];
@@ -138,10 +135,10 @@ void backward_wte(const EmbeddingBackwardArgs& args) {
   const std::int64_t vocab_size = args.dwte.shape[0];
   const std::int64_t channels = args.dwte.shape[1];
   const std::int64_t n = args.tokens.numel();
-  const Occurrences sorted = sort_by_token(args.tokens, vocab_size);
+  const std::int32_t* const tokens = args.tokens.as<std::int32_t>();
+  const Occurrences sorted = sort_rows(n, vocab_size, [&](std::int64_t i) { return tokens[i]; });
   const std::int64_t* const start = sorted.start.data();
   const std::int64_t* const rows = sorted.rows.data();
-  const std::int32_t* const tokens = args.tokens.as<std::int32_t>();
   if (!args.accumulate_wte) {
     parallel_for(vocab_size, 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t v = begin; v < end; ++v) {
@@ -164,7 +161,25 @@ void backward_wte(const EmbeddingBackwardArgs& args) {
   });
 }
 
+/// Of documents, which have their positions anywhere.
+void backward_wpe_of_documents(const EmbeddingBackwardArgs& args) {
+  const std::int64_t length = args.tokens.shape[1];
+  const std::int64_t channels = args.dwpe.shape[1];
+  const std::int32_t* const starts = args.starts.as<std::int32_t>();
+  const Occurrences sorted = sort_rows(args.tokens.numel(), args.dwpe.shape[0],
+                                       [&](std::int64_t i) { return i % length - starts[i]; });
+  parallel_for(args.dwpe.shape[0], 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t l = begin; l < end; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      HWY_DYNAMIC_DISPATCH(sum_rows)
+      (args.dx, sorted.rows.data() + sorted.start[at], sorted.start[at + 1] - sorted.start[at],
+       channels, args.dwpe, l, 0, channels, args.accumulate_wpe);
+    }
+  });
+}
+
 void backward_wpe(const EmbeddingBackwardArgs& args) {
+  if (args.starts) return backward_wpe_of_documents(args);
   const std::int64_t batch = args.tokens.shape[0];
   const std::int64_t length = args.tokens.shape[1];
   const std::int64_t channels = args.dwpe.shape[1];
@@ -187,6 +202,7 @@ void backward_wpe(const EmbeddingBackwardArgs& args) {
 void embedding_forward(const EmbeddingForwardArgs& args, Stream&) {
   check_arguments(args);
   check_tokens("embedding_forward", args.tokens, args.wte.shape[0]);
+  check_start_values("embedding_forward", args.starts);
   parallel_for(args.tokens.numel(), 16, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(embedding_forward_range)(args, begin, end);
   });
@@ -194,6 +210,7 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream&) {
 
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream&) {
   check_arguments(args);
+  check_start_values("embedding_backward", args.starts);
   if (args.dwte) {
     check_tokens("embedding_backward", args.tokens, args.dwte.shape[0]);
     backward_wte(args);

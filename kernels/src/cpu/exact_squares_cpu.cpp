@@ -38,6 +38,13 @@ HWY_INLINE hn::Vec<DoubleTag> load_doubles(const bfloat16* from) {
   return hn::PromoteTo(DoubleTag(), floats);
 }
 
+HWY_INLINE hn::Vec<DoubleTag> load_doubles(const float16* from) {
+  HWY_ALIGN float floats[kLanes];
+  const DoubleTag d;
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) floats[i] = static_cast<float>(from[i]);
+  return load_doubles(floats);
+}
+
 template <typename T>
 HWY_INLINE double block_square(const T* x) {
   const DoubleTag d;
@@ -65,11 +72,8 @@ void add_blocks(const T* x, std::int64_t begin, std::int64_t end, ExactAccumulat
 
 void exact_squares_range(const ExactSquaresArgs& args, std::int64_t begin, std::int64_t end) {
   ExactAccumulator sum;
-  if (args.x.dtype == DType::kFloat32) {
-    add_blocks(args.x.as<float>(), begin, end, sum);
-  } else {
-    add_blocks(args.x.as<bfloat16>(), begin, end, sum);
-  }
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { add_blocks(args.x.as<T>(), begin, end, sum); });
   sum.add_to(args.words.as<std::int64_t>());
 }
 

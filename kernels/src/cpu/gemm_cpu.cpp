@@ -12,14 +12,15 @@
 #include <vector>
 
 #include "cpu/cpu_kernels.h"
+#include "cpu/float_types.h"
 #include "cpu/parallel.h"
 #include "gemm_arguments.h"
 #include "tessera/core/error.h"
 
 // GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
 // operands and needs no set-up; bf16 by the matmul primitive where the processor is faster with
-// bf16 than with fp32, else by widening (gemm_widened_cpu.cpp). Residuals, GELU and bias gradients
-// are the kernels of their own, called one after another.
+// bf16 than with fp32, else, and fp16 always, by widening (gemm_widened_cpu.cpp). Residuals, GELU
+// and bias gradients are the kernels of their own, called one after another.
 
 namespace tessera::cpu {
 namespace {
@@ -266,19 +267,31 @@ void multiply_bf16(const Product& p) {
 }
 
 void start_product(const Product& p) {
-  const auto bias = [&](std::int64_t j) {
-    if (p.dtype == DType::kFloat32) return static_cast<const float*>(p.bias)[j];
-    return static_cast<float>(static_cast<const bfloat16*>(p.bias)[j]);
+  const auto on_rows = [&](const auto& start_row) {
+    parallel_for(p.m, std::max<std::int64_t>(1, 65536 / p.n),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     start_row(static_cast<float*>(p.c) + i * p.c_stride);
+                   }
+                 });
   };
-  parallel_for(p.m, std::max<std::int64_t>(1, 65536 / p.n),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   float* row = static_cast<float*>(p.c) + i * p.c_stride;
-                   if (!p.accumulate) std::fill(row, row + p.n, 0.0F);
-                   if (p.bias == nullptr) continue;
-                   for (std::int64_t j = 0; j < p.n; ++j) row[j] += bias(j);
-                 }
-               });
+  if (p.bias == nullptr) {
+    if (!p.accumulate) on_rows([&](float* row) { std::fill(row, row + p.n, 0.0F); });
+    return;
+  }
+  // One loop for each dtype, which compilers turn into vector instructions.
+  with_float_type(p.dtype, [&]<typename T>(T) {
+    const T* const bias = static_cast<const T*>(p.bias);
+    on_rows([&](float* row) {
+      if (p.accumulate) {
+#pragma omp simd
+        for (std::int64_t j = 0; j < p.n; ++j) row[j] += static_cast<float>(bias[j]);
+      } else {
+#pragma omp simd
+        for (std::int64_t j = 0; j < p.n; ++j) row[j] = 0.0F + static_cast<float>(bias[j]);
+      }
+    });
+  });
 }
 
 void multiply(const Product& p) {
@@ -286,6 +299,7 @@ void multiply(const Product& p) {
   if (p.dtype == DType::kBFloat16) {
     return p.k > 0 && bf16_is_faster_than_fp32() ? multiply_bf16(p) : multiply_widened(p);
   }
+  if (p.dtype == DType::kFloat16) return multiply_widened(p);
   if (p.k == 0) return start_product(p);
   multiply_fp32(p);
 }

@@ -22,7 +22,7 @@ struct Product {
   std::int64_t c_stride = 0;
   const void* bias = nullptr;
   bool accumulate = false;
-  DType dtype = DType::kFloat32;    ///< of A, B and the bias: fp32 or bf16
+  DType dtype = DType::kFloat32;    ///< of A, B and the bias: fp32, bf16 or fp16
   DType c_dtype = DType::kFloat32;  ///< fp32, or dtype
 };
 
@@ -34,7 +34,7 @@ void multiply(const Product& product);
 /// The ways of a product of bf16 operands, between which `multiply` chooses by the processor (see
 /// [Note: bf16 products] in gemm_cpu.cpp); declared here for the tests. The first needs k > 0 and
 /// a processor on which oneDNN multiplies bf16; the second widens blocks to fp32 and multiplies
-/// those, anywhere.
+/// those, anywhere, and fp16 as well.
 bool onednn_multiplies_bf16();
 void multiply_bf16(const Product& product);
 void multiply_widened(const Product& product);

@@ -93,6 +93,11 @@ const T* gamma_of(const TensorView& gamma) {
   return gamma ? gamma.as<T>() : nullptr;
 }
 
+/// Where the document of a row of (B L) begins in its sequence.
+HWY_INLINE std::int64_t document_start(const TensorView& starts, std::int64_t row) {
+  return starts ? starts.as<std::int32_t>()[row] : 0;
+}
+
 template <typename T>
 void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std::int64_t begin,
                          std::int64_t end) {
@@ -101,7 +106,8 @@ void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std:
   Rotation rotation;
   HeadRow head;
   for (std::int64_t row = begin; row < end; ++row) {
-    rotation.set(row % s.length, args.frequencies, args.amplitude);
+    rotation.set(row % s.length - document_start(args.starts, row), args.frequencies,
+                 args.amplitude);
     const T* x = args.packed.as<T>() + row * s.packed_heads() * s.width;
     T* y = args.qkv.as<T>() + row * 3 * s.heads * s.width;
     for (std::int64_t h = 0; h < s.heads; ++h, x += s.width, y += s.width) {
@@ -159,7 +165,8 @@ void heads_backward_typed(const HeadsBackwardArgs& args, const HeadsSizes& s, st
   Rotation rotation;
   HeadRow head;
   for (std::int64_t row = begin; row < end; ++row) {
-    rotation.set(row % s.length, args.frequencies, args.amplitude);
+    rotation.set(row % s.length - document_start(args.starts, row), args.frequencies,
+                 args.amplitude);
     const T* dy = args.d_qkv.as<T>() + row * 3 * s.heads * s.width;
     for (std::int64_t h = 0; h < s.packed_heads(); ++h) {
       const std::int64_t at = (row * s.packed_heads() + h) * s.width;
@@ -181,16 +188,16 @@ void heads_backward_typed(const HeadsBackwardArgs& args, const HeadsSizes& s, st
 
 void heads_forward_rows(const HeadsForwardArgs& args, const HeadsSizes& sizes, std::int64_t begin,
                         std::int64_t end) {
-  const bool half = args.qkv.dtype == DType::kBFloat16;
-  (half ? heads_forward_typed<bfloat16> : heads_forward_typed<float>)(args, sizes, begin, end);
+  with_float_type(args.qkv.dtype,
+                  [&]<typename T>(T) HWY_ATTR { heads_forward_typed<T>(args, sizes, begin, end); });
 }
 
 void heads_backward_rows(const HeadsBackwardArgs& args, const HeadsSizes& sizes, std::int64_t begin,
                          std::int64_t end, float* dgamma) {
   std::fill_n(dgamma, 2 * sizes.width, 0.0F);
-  const bool half = args.d_qkv.dtype == DType::kBFloat16;
-  (half ? heads_backward_typed<bfloat16> : heads_backward_typed<float>)(args, sizes, begin, end,
-                                                                        dgamma);
+  with_float_type(args.d_qkv.dtype, [&]<typename T>(T) HWY_ATTR {
+    heads_backward_typed<T>(args, sizes, begin, end, dgamma);
+  });
 }
 
 }  // namespace

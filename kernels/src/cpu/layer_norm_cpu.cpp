@@ -115,11 +115,8 @@ void forward_rows_typed(const LayerNormForwardArgs& args, std::int64_t begin, st
 
 void forward_rows(const LayerNormForwardArgs& args, std::int64_t begin, std::int64_t end,
                   std::int64_t width) {
-  if (args.x.dtype == DType::kBFloat16) {
-    forward_rows_typed<bfloat16>(args, begin, end, width);
-  } else {
-    forward_rows_typed<float>(args, begin, end, width);
-  }
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { forward_rows_typed<T>(args, begin, end, width); });
 }
 
 /// One row's pointers; `d_residual` may be null.
@@ -188,11 +185,9 @@ void backward_rows(const LayerNormBackwardArgs& args, std::int64_t begin, std::i
                    std::int64_t width, float* dgamma, float* dbeta) {
   std::fill(dgamma, dgamma + width, 0.0F);
   std::fill(dbeta, dbeta + width, 0.0F);
-  if (args.x.dtype == DType::kBFloat16) {
-    backward_rows_typed<bfloat16>(args, begin, end, width, dgamma, dbeta);
-  } else {
-    backward_rows_typed<float>(args, begin, end, width, dgamma, dbeta);
-  }
+  with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
+    backward_rows_typed<T>(args, begin, end, width, dgamma, dbeta);
+  });
 }
 
 }  // namespace

@@ -7,18 +7,22 @@
 #include "cpu/simd.h"
 #include "cpu/stream_store.h"
 
+#include <bit>
 #include <cmath>
 #include <utility>
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
+#include "dynamic_codes.h"
 #include "optimizer_arguments.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/dynamic_map.h"
 
 // One step of any optimizer on a flat shard, in one pass: it reads gradient, master and states, and
-// writes master, states and, if there is one, the bf16 parameter. Every element goes through the
+// writes master, states and, if there is one, the rounded parameter. Every element goes through the
 // same vector instructions wherever it lies, so that its result does not depend on how shards are
-// cut.
+// cut. States that are stored as codes are decoded and encoded a block at a time, in the
+// first-level cache: lookups, one element after the other, cost more than the rest.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -48,9 +52,9 @@ struct VectorMath {
 constexpr std::int64_t kRoundingChunk = 4096;
 
 /// `parameter` is null if it is absent or written later.
-template <typename Rule, typename G>
+template <typename Rule, typename G, typename P>
 void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
-                     const G* gradient, bfloat16* parameter, std::int64_t begin, std::int64_t end) {
+                     const G* gradient, P* parameter, std::int64_t begin, std::int64_t end) {
   float* const master = args.master.as<float>();
   const typename Rule::Factors f = factors;
   // Loops over the states are unrolled at compile time: GCC does not do it at -O2, and would keep
@@ -77,6 +81,75 @@ void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors
     for_each_vector(end - begin, body);
   };
   update(std::make_index_sequence<Rule::kStateCount>());
+}
+
+/// to[i] = map[codes[i]] * absmax.
+HWY_INLINE void decode_block(const std::uint8_t* codes, float absmax, bool is_signed, float* to,
+                             std::int64_t count) {
+  const float* const map = dynamic_map(is_signed).data();
+  for (std::int64_t i = 0; i < count; ++i) to[i] = map[codes[i]] * absmax;
+}
+
+/// The largest magnitude, of what is a number. As integers, those order as the numbers do.
+HWY_INLINE float absmax_of(const float* values, std::int64_t count) {
+  const WordTag d;
+  auto largest = hn::Zero(d);
+  for_each_vector(count, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
+    const auto value = load_n(values + i, lanes);
+    const auto magnitude = hn::BitCast(d, hn::Abs(value));
+    largest =
+        hn::Max(largest, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(value, value)), magnitude));
+  });
+  return std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(d, largest)));
+}
+
+/// Returns the absmax.
+HWY_INLINE float encode_block(const float* values, bool is_signed, std::uint8_t* codes,
+                              std::int64_t count) {
+  const DynamicCodes& of = dynamic_codes(is_signed);
+  const float absmax = absmax_of(values, count);
+  const float inverse = 1.0F / std::max(absmax, kLeastAbsmax);
+  for (std::int64_t i = 0; i < count; ++i) codes[i] = of.code_of(values[i] * inverse);
+  return absmax;
+}
+
+/// update_elements of a rule whose states are codes; `begin` begins a block.
+template <typename Rule, typename G, typename P>
+void update_blocks(const OptimizerStepArgs& args, const typename Rule::Factors& f,
+                   const G* gradient, P* parameter, std::int64_t begin, std::int64_t end) {
+  float* const master = args.master.as<float>();
+  const auto update = [&]<std::size_t... kS>(std::index_sequence<kS...>) HWY_ATTR {
+    std::uint8_t* const codes[] = {state_data<std::uint8_t>(args, 2 * kS)...};
+    float* const absmax[] = {state_data(args, 2 * kS + 1)...};
+    for (std::int64_t at = begin; at < end; at += kCodedBlock) {
+      const std::int64_t count = HWY_MIN(kCodedBlock, end - at), block = at / kCodedBlock;
+      HWY_ALIGN float values[sizeof...(kS)][kCodedBlock];
+      (decode_block(codes[kS] + at, absmax[kS][block], Rule::kIsSigned[kS], values[kS], count),
+       ...);
+      for_each_vector(count, [&](std::int64_t k, std::int64_t lanes) HWY_ATTR {
+        const std::int64_t i = at + k;
+        FloatVec updated = load_n(master + i, lanes);
+        FloatVec of_states[] = {load_n(values[kS] + k, lanes)...};
+        Rule::template update<VectorMath>(f, load_n(gradient + i, lanes), updated, of_states);
+        (store_n(of_states[kS], values[kS] + k, lanes), ...);
+        store_n(updated, master + i, lanes);
+        if (parameter != nullptr) store_n(updated, parameter + i, lanes);
+      });
+      ((absmax[kS][block] = encode_block(values[kS], Rule::kIsSigned[kS], codes[kS] + at, count)),
+       ...);
+    }
+  };
+  update(std::make_index_sequence<Rule::kStateCount>());
+}
+
+template <typename Rule, typename G, typename P>
+void update(const OptimizerStepArgs& args, const typename Rule::Factors& factors, const G* gradient,
+            P* parameter, std::int64_t begin, std::int64_t end) {
+  if constexpr (Rule::kIsCoded) {
+    update_blocks<Rule>(args, factors, gradient, parameter, begin, end);
+  } else {
+    update_elements<Rule>(args, factors, gradient, parameter, begin, end);
+  }
 }
 
 /// bf16_rounded_at_random of up to a vector. Reads a full vector of words.
@@ -121,13 +194,18 @@ template <typename Rule, typename G>
 void update_range(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
                   const G* gradient, std::int64_t begin, std::int64_t end) {
   if (!args.parameter || !args.stochastic_rounding) {
+    if (args.parameter.dtype == DType::kFloat16) {
+      update<Rule>(args, factors, gradient, args.parameter.as<float16>(), begin, end);
+      return;
+    }
     bfloat16* const parameter = args.parameter ? args.parameter.as<bfloat16>() : nullptr;
-    update_elements<Rule>(args, factors, gradient, parameter, begin, end);
+    update<Rule>(args, factors, gradient, parameter, begin, end);
     return;
   }
   for (std::int64_t i = begin; i < end; i += kRoundingChunk) {
     const std::int64_t chunk_end = HWY_MIN(end, i + kRoundingChunk);
-    update_elements<Rule>(args, factors, gradient, nullptr, i, chunk_end);
+    constexpr bfloat16* kLater = nullptr;
+    update<Rule>(args, factors, gradient, kLater, i, chunk_end);
     write_rounded_at_random(args, i, chunk_end);
   }
 }
@@ -137,11 +215,9 @@ void optimizer_range(const OptimizerStepArgs& args, float weight_decay, std::int
   AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) HWY_ATTR {
     const auto factors =
         Rule::factors(args.scalars.as<float>(), *args.gradient_scale.as<float>(), weight_decay);
-    if (args.gradient.dtype == DType::kFloat32) {
-      update_range<Rule>(args, factors, args.gradient.as<float>(), begin, end);
-    } else {
-      update_range<Rule>(args, factors, args.gradient.as<bfloat16>(), begin, end);
-    }
+    with_float_type(args.gradient.dtype, [&]<typename G>(G) HWY_ATTR {
+      update_range<Rule>(args, factors, args.gradient.as<G>(), begin, end);
+    });
   });
 }
 

@@ -22,6 +22,9 @@ HWY_INLINE FloatVec load_any_n(const TensorView& view, std::int64_t i, std::int6
   if (view.dtype == DType::kFloat32) {
     return load_n(reinterpret_cast<const float*>(view.data) + i, count);
   }
+  if (view.dtype == DType::kFloat16) {
+    return load_n(reinterpret_cast<const float16*>(view.data) + i, count);
+  }
   return load_n(reinterpret_cast<const bfloat16*>(view.data) + i, count);
 }
 
@@ -38,6 +41,9 @@ HWY_INLINE Group load_group(const T* from, std::int64_t lanes) {
 HWY_INLINE Group load_any_group(const TensorView& view, std::int64_t i, std::int64_t lanes) {
   if (view.dtype == DType::kFloat32) {
     return load_group(reinterpret_cast<const float*>(view.data) + i, lanes);
+  }
+  if (view.dtype == DType::kFloat16) {
+    return load_group(reinterpret_cast<const float16*>(view.data) + i, lanes);
   }
   return load_group(reinterpret_cast<const bfloat16*>(view.data) + i, lanes);
 }
@@ -84,11 +90,8 @@ void ordered_sum_typed(const TensorView& first, std::span<const TensorView> rest
 
 void ordered_sum_range(const TensorView& first, std::span<const TensorView> rest,
                        const TensorView& dst, std::int64_t begin, std::int64_t end) {
-  if (dst.dtype == DType::kFloat32) {
-    ordered_sum_typed<float>(first, rest, dst, begin, end);
-  } else {
-    ordered_sum_typed<bfloat16>(first, rest, dst, begin, end);
-  }
+  with_float_type(dst.dtype, [&]<typename T>(T)
+                                 HWY_ATTR { ordered_sum_typed<T>(first, rest, dst, begin, end); });
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ struct RowBlocks {
   std::int64_t size;
 };
 
-/// out (n) = [out +] partial_0 + partial_1 + ..., in that order, rounded once to out's dtype (fp32
-/// or bf16). Partial i is partials[i * stride, i * stride + n).
+/// out (n) = [out +] partial_0 + partial_1 + ..., in that order, rounded once to out's dtype.
+/// Partial i is partials[i * stride, i * stride + n).
 void combine_blocks(const float* partials, std::int64_t blocks, std::int64_t stride,
                     const TensorView& out, bool accumulate);
 

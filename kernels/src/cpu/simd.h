@@ -36,6 +36,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/float_types.h"
 #include "tessera/core/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -47,18 +48,33 @@ using FloatTag = hn::ScalableTag<float>;
 using FloatVec = hn::Vec<FloatTag>;
 
 constexpr std::int64_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+constexpr int kToNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+#endif
 
 HWY_INLINE std::int64_t float_lanes() { return static_cast<std::int64_t>(hn::Lanes(FloatTag())); }
 
 HWY_INLINE FloatVec splat(float value) { return hn::Set(FloatTag(), value); }
 
-/// A full vector of fp32 or bf16 elements, as fp32.
+/// A full vector of fp32, bf16 or fp16 elements, as fp32.
 HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(FloatTag(), from); }
 HWY_INLINE FloatVec load(const bfloat16* from) {
   const hn::RebindToUnsigned<FloatTag> d32;
   const hn::Rebind<std::uint16_t, FloatTag> d16;
   const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from));
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+
+HWY_INLINE FloatVec load(const float16* from) {
+#if HWY_TARGET == HWY_AVX2
+  return FloatVec{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+#elif HWY_TARGET == HWY_AVX3
+  return FloatVec{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+#else
+  HWY_ALIGN float lanes[kMaxLanes];
+  for (std::int64_t i = 0; i < float_lanes(); ++i) lanes[i] = static_cast<float>(from[i]);
+  return hn::Load(FloatTag(), lanes);
+#endif
 }
 
 /// The upper halves of fp32, rounded as tessera::bfloat16 rounds (to nearest even, NaN stays NaN).
@@ -81,6 +97,19 @@ HWY_INLINE void store(FloatVec v, bfloat16* to) {
   hn::StoreU(round_to_bfloat16(v), d16, reinterpret_cast<std::uint16_t*>(to));
 }
 
+/// By instructions whose bits are those of tessera::float16, or by that.
+HWY_INLINE void store(FloatVec v, float16* to) {
+#if HWY_TARGET == HWY_AVX2
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v.raw, kToNearestEven));
+#elif HWY_TARGET == HWY_AVX3
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(v.raw, kToNearestEven));
+#else
+  HWY_ALIGN float lanes[kMaxLanes];
+  hn::Store(v, FloatTag(), lanes);
+  for (std::int64_t i = 0; i < float_lanes(); ++i) to[i] = float16(lanes[i]);
+#endif
+}
+
 /// The first `count` lanes, 0 <= count <= lanes; touches no memory beyond them. Loaded lanes after
 /// them hold `rest`.
 #if HWY_TARGET == HWY_AVX3
@@ -95,6 +124,12 @@ HWY_INLINE FloatVec load_n(const bfloat16* from, std::int64_t count, float rest 
   return hn::IfThenElse(mask, FloatVec{_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))},
                         splat(rest));
 }
+HWY_INLINE FloatVec load_n(const float16* from, std::int64_t count, float rest = 0.0F) {
+  if (count == float_lanes()) return load(from);
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  return hn::IfThenElse(mask, FloatVec{_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask.raw, from))},
+                        splat(rest));
+}
 HWY_INLINE void store_n(FloatVec v, float* to, std::int64_t count) {
   const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
   _mm512_mask_storeu_ps(to, mask.raw, v.raw);
@@ -103,6 +138,11 @@ HWY_INLINE void store_n(FloatVec v, bfloat16* to, std::int64_t count) {
   if (count == float_lanes()) return store(v, to);
   const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
   _mm256_mask_storeu_epi16(to, mask.raw, round_to_bfloat16(v).raw);
+}
+HWY_INLINE void store_n(FloatVec v, float16* to, std::int64_t count) {
+  if (count == float_lanes()) return store(v, to);
+  const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+  _mm256_mask_storeu_epi16(to, mask.raw, _mm512_cvtps_ph(v.raw, kToNearestEven));
 }
 #else
 template <typename T>

@@ -68,11 +68,9 @@ void squared_error_typed(const SquaredErrorArgs& args, T* x, std::int64_t begin,
 }
 
 void squared_error_range(const SquaredErrorArgs& args, std::int64_t begin, std::int64_t end) {
-  if (args.x.dtype == DType::kBFloat16) {
-    squared_error_typed(args, args.x.as<bfloat16>(), begin, end);
-  } else {
-    squared_error_typed(args, args.x.as<float>(), begin, end);
-  }
+  with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
+    squared_error_typed(args, args.x.as<T>(), begin, end);
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/exact_accumulator.h"
+#include "cpu/float_types.h"
 #include "cpu/parallel.h"
 #include "exact_sum_arguments.h"
 
@@ -53,9 +54,10 @@ void find_non_finite(const FindNonFiniteArgs& args, Stream&) {
   check_arguments(args);
   if (!has_non_finite(args.squares.as<std::int64_t>())) return;
   std::int64_t& first = args.scaler.as<std::int64_t>()[kFirstBadWord];
-  const auto search = [&](const auto* x) {
+  with_float_type(args.x.dtype, [&]<typename T>(T) {
+    const T* const x = args.x.as<T>();
     parallel_for(args.x.numel(), 65536, [&](std::int64_t begin, std::int64_t end) {
-      const auto* const found = std::find_if(
+      const T* const found = std::find_if(
           x + begin, x + end, [](auto value) { return !std::isfinite(static_cast<float>(value)); });
       if (found == x + end) return;
       const std::int64_t place = args.first_index + (found - x);
@@ -64,9 +66,7 @@ void find_non_finite(const FindNonFiniteArgs& args, Stream&) {
       while (place < known && !shared.compare_exchange_weak(known, place)) {
       }
     });
-  };
-  if (args.x.dtype == DType::kFloat32) return search(args.x.as<float>());
-  search(args.x.as<bfloat16>());
+  });
 }
 
 void update_loss_scaler(const UpdateLossScalerArgs& args, Stream&) {

@@ -52,13 +52,13 @@ void swiglu_backward_typed(const SwigluBackwardArgs& args, std::int64_t begin, s
 }
 
 void swiglu_forward_rows(const SwigluForwardArgs& args, std::int64_t begin, std::int64_t end) {
-  const bool half = args.x.dtype == DType::kBFloat16;
-  (half ? swiglu_forward_typed<bfloat16> : swiglu_forward_typed<float>)(args, begin, end);
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { swiglu_forward_typed<T>(args, begin, end); });
 }
 
 void swiglu_backward_rows(const SwigluBackwardArgs& args, std::int64_t begin, std::int64_t end) {
-  const bool half = args.x.dtype == DType::kBFloat16;
-  (half ? swiglu_backward_typed<bfloat16> : swiglu_backward_typed<float>)(args, begin, end);
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { swiglu_backward_typed<T>(args, begin, end); });
 }
 
 }  // namespace

@@ -205,9 +205,9 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
-/// A key after the query, which makes the difference huge, or before its window.
-__device__ inline bool hides(const AttentionLayout& layout, int query, int key) {
-  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(layout.window);
+/// A key after the query, which makes the difference huge, or before the `seen` that it sees.
+__device__ inline bool hides(int query, int key, int seen) {
+  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
 }
 
 template <typename T>
@@ -221,11 +221,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Problem<T> problem) {
   clear(out);
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
-  for (int key = layout.first_key(first, kTile); key <= first; key += kTile) {
+  const Documents documents = layout.documents(place.batch);
+  for (int key = layout.first_key(first, kTile, documents); key <= first; key += kTile) {
     multiply_rows(s, q, k.from(key), shared);
     for (int i = 0; i < 4; ++i) {
+      const int query = first + 4 * ty() + i;
+      const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
-        if (hides(layout, first + 4 * ty() + i, key + 4 * tx() + j)) s[i][j] = -INFINITY;
+        if (hides(query, key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
       }
     }
     softmax_step(s, out, maximum, sum, layout.scale * kLog2E);
@@ -236,6 +239,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Problem<T> problem) {
   for (int i = 0; i < 4; ++i) {
     sum[i] = over_row(sum[i], [](float x, float y) { return x + y; });
     const int query = first + 4 * ty() + i;
+    if (query < layout.length && !documents.begins_somewhere(query)) sum[i] = NAN;
     if (place.column == 0 && tx() == 0 && query < layout.length) {
       lse[query] = maximum[i] * layout.scale + logf(sum[i]);
     }
@@ -259,14 +263,16 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(Problem<T> problem) {
   Sums p, ds, dk, dv;
   clear(dk);
   clear(dv);
-  const int end = layout.queries_end(min(first + kTile, layout.length));
+  const Documents documents = layout.documents(place.batch);
+  const int end = layout.queries_end(min(first + kTile, layout.length), documents);
   for (int query = first; query < end; query += kTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
+      const int seen = documents.seen(at, layout.window);
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = hides(layout, at, first + 4 * ty() + i);
+        const bool hidden = hides(at, first + 4 * ty() + i, seen);
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
       }
@@ -295,12 +301,15 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Problem<T> problem) {
   const float* delta = problem.statistics.delta + row;
   Sums s, ds, dq;
   clear(dq);
-  for (int key = layout.first_key(first, kTile); key <= first; key += kTile) {
+  const Documents documents = layout.documents(place.batch);
+  for (int key = layout.first_key(first, kTile, documents); key <= first; key += kTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
     for (int i = 0; i < 4; ++i) {
+      const int query = first + 4 * ty() + i;
+      const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
-        const bool hidden = hides(layout, first + 4 * ty() + i, key + 4 * tx() + j);
+        const bool hidden = hides(query, key + 4 * tx() + j, seen);
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
       }
@@ -322,7 +331,7 @@ void launch_any(void (*kernel)(Problem<T>), const Problem<T>& problem, CudaStrea
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
   Problem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
   problem.lse = args.lse.as<float>();
@@ -332,7 +341,7 @@ void forward(const AttentionForwardArgs& args, CudaStream& stream) {
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   Problem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);
   problem.d_qkv = device_data<T>(args.d_qkv);
@@ -344,13 +353,13 @@ void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
 }  // namespace
 
 void any_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  args.qkv.dtype == DType::kBFloat16 ? forward<simt::bf16>(args, stream)
-                                     : forward<float>(args, stream);
+  with_element_type("attention", args.qkv.dtype,
+                    [&]<typename T>(ElementType<T>) { forward<T>(args, stream); });
 }
 
 void any_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  args.qkv.dtype == DType::kBFloat16 ? backward<simt::bf16>(args, stream)
-                                     : backward<float>(args, stream);
+  with_element_type("attention", args.qkv.dtype,
+                    [&]<typename T>(ElementType<T>) { backward<T>(args, stream); });
 }
 
 }  // namespace tessera::cuda

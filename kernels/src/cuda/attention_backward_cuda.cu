@@ -3,7 +3,8 @@
 // Causal attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
 //   p = exp(z - lse),  delta = rowsum(d_out * out),  ds = p (d_out v^T - delta)
 //   dv = p^T d_out,  dk = scale ds^T q,  dq = scale ds k
-// qkv, d_qkv (B, L, 3, H, D) bf16, D a multiple of 8 up to 128; out, d_out (B, L, H, D) bf16.
+// qkv, d_qkv (B, L, 3, H, D), out, d_out (B, L, H, D) all in T, bf16 or fp16, D a multiple of 8 up
+// to 128.
 //
 // Two kernels, so that every sum has one owner and one order, and no atomics:
 // - keys: a block holds a tile of keys and values and goes through the queries from the diagonal
@@ -12,41 +13,43 @@
 //   products that follow and stay in registers.
 // - queries: a block holds a tile of queries and d_out and goes through the keys to the diagonal.
 // That computes scores and d_out v^T twice: 7 products instead of 5. Tiles come in by cp.async in
-// two stages. Products and sums are fp32; p and ds are rounded to bf16 for the second products.
+// two stages. Products and sums are fp32; p and ds are rounded to T for the second products.
 
 namespace tessera::cuda {
 namespace {
 
+template <typename T>
 struct BackwardProblem {
   AttentionLayout layout;
-  const bf16 *d_out, *qkv;
-  bf16* d_qkv;
+  const T *d_out, *qkv;
+  T* d_qkv;
   RowStatistics statistics;
 };
 
 /// The sizes of a kernel: rows that a block owns, and how many of the others pass by at a time.
 /// Chosen so that 2 sums of D columns per owned row (keys) or one (queries), and two blocks of
 /// scores, fit in 255 registers.
-template <int kDim_, int kRowBlocks_, int kStep_>
+template <typename T_, int kDim_, int kRowBlocks_, int kStep_>
 struct BackwardSizes {
+  using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr int kRowBlocks = kRowBlocks_;  // of 16 rows per warp
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kRows = kWarpRows * kAttentionWarps;
   static constexpr int kStep = kStep_;
   // Two tiles of own rows; two tiles in two stages; two statistics in two stages.
-  static constexpr std::size_t kTileBytes = (2 * kRows + 4 * kStep) * kDim * sizeof(bf16);
+  static constexpr std::size_t kTileBytes = (2 * kRows + 4 * kStep) * kDim * sizeof(T);
   static constexpr std::size_t kSharedBytes = kTileBytes + 4 * kStep * sizeof(float);
 };
 
 /// The tiles of a block in shared memory.
 template <typename Sizes>
 struct BackwardTiles {
-  using T = Tile<Sizes::kDim>;
-  bf16* data = simt::dynamic_shared<bf16>();
+  using OfRows = Tile<typename Sizes::T, Sizes::kDim>;
+  typename Sizes::T* data = simt::dynamic_shared<typename Sizes::T>();
 
-  __device__ T own(int which) const { return {data + which * Sizes::kRows * Sizes::kDim}; }
-  __device__ T passing(int which, int stage) const {
+  __device__ OfRows own(int which) const { return {data + which * Sizes::kRows * Sizes::kDim}; }
+  __device__ OfRows passing(int which, int stage) const {
     return {data + (2 * Sizes::kRows + (2 * stage + which) * Sizes::kStep) * Sizes::kDim};
   }
   __device__ float* statistic(int which, int stage) const {
@@ -71,7 +74,7 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 template <bool kMask, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
-                                    int window, float c) {
+                                    int window, const Documents& documents, float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int j = 0; j < kStep / 8; ++j) {
@@ -79,6 +82,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
     for (int e = 0; e < 2; ++e) {
       const int column = j * 8 + lane % 4 * 2 + e;
       const float lse = lse2[column], d = delta[column];
+      const int seen = kMask ? documents.seen(query + column, window) : 0;
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -87,7 +91,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           float& ds = dp[i][j][2 * half + e];
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if (kMask && hides(query + column, row, window)) p = 0.0F;
+          if (kMask && hides(query + column, row, seen)) p = 0.0F;
           ds = p * (ds - d);
         }
       }
@@ -95,18 +99,20 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
   }
 }
 
-template <typename Sizes>
-__global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProblem problem) {
+template <typename Sizes, bool kDocuments>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    keys_kernel(BackwardProblem<typename Sizes::T> problem) {
+  using T = typename Sizes::T;
   constexpr int kM = Sizes::kRowBlocks, kStep = Sizes::kStep, kDim = Sizes::kDim;
   const AttentionLayout& layout = problem.layout;
   const Place place(layout, static_cast<int>(layout.tiles(Sizes::kRows)));
   const int first_key = place.tile * Sizes::kRows;  // early keys are seen by most, and go first
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
   const int warp_key = first_key + warp_row;
-  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
-                             k = place.rows(layout, problem.qkv, 1),
-                             v = place.rows(layout, problem.qkv, 2),
-                             d_out = place.out_rows(layout, problem.d_out);
+  const HeadRows<const T> q = place.rows(layout, problem.qkv, 0),
+                          k = place.rows(layout, problem.qkv, 1),
+                          v = place.rows(layout, problem.qkv, 2),
+                          d_out = place.out_rows(layout, problem.d_out);
   const std::int64_t row0 = place.index(layout) * problem.statistics.stride;
   const float* lse2 = problem.statistics.lse2 + row0;
   const float* delta = problem.statistics.delta + row0;
@@ -126,23 +132,27 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
 
   const float c = layout.scale * kLog2E;
   float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
-  const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length));
+  const Documents documents = layout.documents<kDocuments>(place.batch);
+  const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length), documents);
   for (int stage = 0; query < end; query += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (query + kStep < end) copy_step(stage ^ 1, query + kStep);
-    const bool after_windows = warp_key + Sizes::kWarpRows - 1 <= query - layout.window;
-    if (query + kStep - 1 < warp_key || after_windows) continue;  // none sees this warp's keys
+    const int last_query = query + kStep - 1;
+    const bool after_all =
+        warp_key + Sizes::kWarpRows - 1 <= query - documents.seen(query, layout.window);
+    if (last_query < warp_key || after_all) continue;  // none sees this warp's keys
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    if (query < warp_key + Sizes::kWarpRows - 1 || warp_key <= query + kStep - 1 - layout.window) {
+    if (query < warp_key + Sizes::kWarpRows - 1 ||
+        warp_key <= last_query - documents.seen(last_query, layout.window)) {
       transposed_gradient<true, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                           layout.window, c);
+                                           layout.window, documents, c);
     } else {
       transposed_gradient<false, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                            layout.window, c);
+                                            layout.window, documents, c);
     }
     add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -163,26 +173,32 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) keys_kernel(BackwardProb
 template <bool kMask, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
-                               int key, int window, float c) {
+                               int key, int window, const Documents& documents, float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
-    for (int j = 0; j < kStep / 8; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + i * 16 + half * 8 + lane / 4;
+      const int seen = kMask ? documents.seen(row, window) : 0;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][e / 2]));
-        dp[i][j][e] = p * (dp[i][j][e] - delta[i][e / 2]);
-        const int row = query + i * 16 + e / 2 * 8 + lane / 4;
-        const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-        if (kMask && hides(row, column, window)) dp[i][j][e] = 0.0F;
+      for (int j = 0; j < kStep / 8; ++j) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][half]));
+          dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
+          const int column = key + j * 8 + lane % 4 * 2 + e % 2;
+          if (kMask && hides(row, column, seen)) dp[i][j][e] = 0.0F;
+        }
       }
     }
   }
 }
 
-template <typename Sizes>
-__global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardProblem problem) {
+template <typename Sizes, bool kDocuments>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    queries_kernel(BackwardProblem<typename Sizes::T> problem) {
+  using T = typename Sizes::T;
   constexpr int kM = Sizes::kRowBlocks, kStep = Sizes::kStep, kDim = Sizes::kDim;
   const AttentionLayout& layout = problem.layout;
   const int tile_count = static_cast<int>(layout.tiles(Sizes::kRows));
@@ -191,10 +207,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Sizes::kWarpRows;
   const int warp_query = first_query + warp_row;
-  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
-                             k = place.rows(layout, problem.qkv, 1),
-                             v = place.rows(layout, problem.qkv, 2),
-                             d_out = place.out_rows(layout, problem.d_out);
+  const HeadRows<const T> q = place.rows(layout, problem.qkv, 0),
+                          k = place.rows(layout, problem.qkv, 1),
+                          v = place.rows(layout, problem.qkv, 2),
+                          d_out = place.out_rows(layout, problem.d_out);
 
   const BackwardTiles<Sizes> tiles;
   const auto copy_step = [&](int stage, int key) {
@@ -205,7 +221,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
-  const int begin = layout.first_key(first_query, kStep);
+  const Documents documents = layout.documents<kDocuments>(place.batch);
+  const int begin = layout.first_key(first_query, kStep, documents);
   copy_step(0, begin);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
@@ -221,21 +238,25 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
   }
   const float c = layout.scale * kLog2E;
   float dq[kM][kDim / 8][4] = {};
+  constexpr int kLastRow = Sizes::kWarpRows - 1;
+  const int seen_first = documents.seen(warp_query, layout.window);
+  const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
   const int end = min(first_query + Sizes::kRows, layout.length);
   for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (key + kStep < end) copy_step(stage ^ 1, key + kStep);
-    constexpr int kLastRow = Sizes::kWarpRows - 1;
-    const bool before_windows = key + kStep - 1 <= warp_query - layout.window;
-    if (key > warp_query + kLastRow || before_windows) continue;  // all hidden from this warp
+    const bool before_all = key + kStep - 1 <= warp_query - seen_first;
+    if (key > warp_query + kLastRow || before_all) continue;  // all hidden from this warp
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
-    if (key + kStep - 1 > warp_query || key <= warp_query + kLastRow - layout.window) {
-      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, c);
+    if (key + kStep - 1 > warp_query || key <= warp_query + kLastRow - seen_last) {
+      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, documents,
+                                      c);
     } else {
-      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, c);
+      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window,
+                                       documents, c);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -244,31 +265,40 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) queries_kernel(BackwardP
 }
 
 template <typename Sizes>
-void launch_backward(void (*kernel)(BackwardProblem), const BackwardProblem& problem,
-                     cudaStream_t stream) {
+void launch_backward(void (*kernel)(BackwardProblem<typename Sizes::T>),
+                     const BackwardProblem<typename Sizes::T>& problem, cudaStream_t stream) {
   simt::allow_dynamic_shared(kernel, Sizes::kSharedBytes);
   simt::launch(kernel, attention_grid(problem.layout, Sizes::kRows), dim3(kAttentionThreads),
                Sizes::kSharedBytes, stream, problem);
 }
 
+template <typename KeysSizes, typename QueriesSizes, bool kDocuments>
+void launch_two(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
+  launch_backward<KeysSizes>(keys_kernel<KeysSizes, kDocuments>, problem, stream);
+  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes, kDocuments>, problem, stream);
+}
+
 template <typename KeysSizes, typename QueriesSizes>
-void launch_both(const BackwardProblem& problem, cudaStream_t stream) {
-  launch_backward<KeysSizes>(keys_kernel<KeysSizes>, problem, stream);
-  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes>, problem, stream);
+void launch_both(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
+  problem.layout.starts == nullptr ? launch_two<KeysSizes, QueriesSizes, false>(problem, stream)
+                                   : launch_two<KeysSizes, QueriesSizes, true>(problem, stream);
 }
 
 }  // namespace
 
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  const BackwardProblem problem{AttentionLayout(args.qkv, args.window),
-                                device_data<const bf16>(args.d_out),
-                                device_data<const bf16>(args.qkv), device_data<bf16>(args.d_qkv),
-                                row_statistics(args, stream)};
-  if (problem.layout.head_dim <= 64) {
-    launch_both<BackwardSizes<64, 2, 32>, BackwardSizes<64, 2, 32>>(problem, stream.handle());
-  } else {
-    launch_both<BackwardSizes<128, 1, 64>, BackwardSizes<128, 2, 32>>(problem, stream.handle());
-  }
+  with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
+    const BackwardProblem<T> problem{
+        AttentionLayout(args.qkv, args.window, args.starts), device_data<const T>(args.d_out),
+        device_data<const T>(args.qkv), device_data<T>(args.d_qkv), row_statistics(args, stream)};
+    if (problem.layout.head_dim <= 64) {
+      using Sizes = BackwardSizes<T, 64, 2, 32>;
+      launch_both<Sizes, Sizes>(problem, stream.handle());
+    } else {
+      launch_both<BackwardSizes<T, 128, 1, 64>, BackwardSizes<T, 128, 2, 32>>(problem,
+                                                                              stream.handle());
+    }
+  });
 }
 
 }  // namespace tessera::cuda

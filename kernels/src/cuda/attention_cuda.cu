@@ -15,8 +15,8 @@ namespace {
 
 bool tensor_cores_take(const TensorView& qkv, std::initializer_list<TensorView> others) {
   const std::int64_t head_dim = qkv.shape[4];
-  bool fits = qkv.dtype == DType::kBFloat16 && head_dim % 8 == 0 &&
-              head_dim <= kTensorCoreHeadDim && is_aligned(qkv.data, 16);
+  bool fits = qkv.dtype != DType::kFloat32 && head_dim % 8 == 0 && head_dim <= kTensorCoreHeadDim &&
+              is_aligned(qkv.data, 16);
   for (const TensorView& view : others) fits = fits && is_aligned(view.data, 16);
   return fits;
 }

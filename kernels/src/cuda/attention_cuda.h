@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/documents_cuda.h"
 #include "cuda_attention_sizes.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/kernel_table.h"
@@ -15,7 +16,8 @@ namespace tessera::cuda {
 /// by value.
 struct AttentionLayout {
   AttentionLayout() = default;
-  AttentionLayout(const TensorView& qkv, std::int64_t attention_window)
+  AttentionLayout(const TensorView& qkv, std::int64_t attention_window,
+                  const TensorView& document_starts = {})
       : batch(qkv.shape[0]),
         length(static_cast<int>(qkv.shape[1])),
         heads(static_cast<int>(qkv.shape[3])),
@@ -25,23 +27,33 @@ struct AttentionLayout {
         window(attention_window == 0 || attention_window > length
                    ? length
                    : static_cast<int>(attention_window)),
-        scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))) {}
+        scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))),
+        starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
 
   std::int64_t batch = 0;
   int length = 0, heads = 0, head_dim = 0;
-  int qkv_stride = 0, out_stride = 0;  ///< elements between the rows of a head
-  int window = 0;                      ///< positions that a query sees, itself included
-  float scale = 0.0F;                  ///< of the scores: 1 / sqrt(D)
+  int qkv_stride = 0, out_stride = 0;    ///< elements between the rows of a head
+  int window = 0;                        ///< positions that a query sees, itself included
+  float scale = 0.0F;                    ///< of the scores: 1 / sqrt(D)
+  const std::int32_t* starts = nullptr;  ///< (B, L): of documents; null: one in each sequence
 
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
+  /// Those of sequence b. Not kSeveral: there are no starts, which the compiler then knows, too.
+  template <bool kSeveral = true>
+  constexpr Documents documents(std::int64_t b) const {
+    return {kSeveral && starts != nullptr ? starts + b * length : nullptr, length};
+  }
   /// The first of the tiles of `rows` keys that a query sees, by its first key.
-  constexpr int first_key(int query, int rows) const {
-    return query < window ? 0 : (query - window + 1) / rows * rows;
+  constexpr int first_key(int query, int rows, const Documents& of) const {
+    const int seen = of.seen(query, window);
+    return query < seen ? 0 : (query - seen + 1) / rows * rows;
   }
   /// Behind the last query that sees one of the keys before `keys_end`.
-  constexpr int queries_end(int keys_end) const {
-    return keys_end - 1 < length - window ? keys_end - 1 + window : length;
+  constexpr int queries_end(int keys_end, const Documents& of) const {
+    const int of_window = keys_end - 1 < length - window ? keys_end - 1 + window : length;
+    const int of_document = of.end(keys_end - 1);
+    return of_window < of_document ? of_window : of_document;
   }
 };
 
@@ -63,8 +75,8 @@ inline void* attention_scratch(const TensorView& workspace, std::size_t bytes, C
 /// Computes them into scratch.
 RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream);
 
-/// The tensor-core kernels: bf16, D a multiple of 8 up to kTensorCoreHeadDim, all views aligned to
-/// 16 bytes.
+/// The tensor-core kernels: bf16 or fp16, D a multiple of 8 up to kTensorCoreHeadDim, all views
+/// aligned to 16 bytes.
 inline constexpr std::int64_t kTensorCoreHeadDim = 128;
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);

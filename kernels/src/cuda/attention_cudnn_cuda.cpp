@@ -164,7 +164,8 @@ CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass) {
           .length = qkv.shape[1],
           .heads = qkv.shape[3],
           .head_dim = qkv.shape[4],
-          .pass = pass};
+          .pass = pass,
+          .dtype = qkv.dtype};
 }
 
 /// Part 0, 1 or 2 of (B, L, 3, H, D).
@@ -176,7 +177,7 @@ void* part(const TensorView& qkv, std::int64_t index) {
 /// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
 Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
-                 std::int64_t window, CudaStream& stream) {
+                 std::int64_t window, bool documents, CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return {};
   const TensorView& qkv = **views.begin();
@@ -187,7 +188,8 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                                               .head_dim = shape.head_dim,
                                               .dtype = qkv.dtype,
                                               .backward = pass != CudnnPass::kForward,
-                                              .window = window},
+                                              .window = window,
+                                              .documents = documents},
                                              state.options)};
   if (choice.objection.empty()) {
     choice.objection = misalignment(views);
@@ -201,7 +203,8 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
 }
 
 Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
-  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window, stream);
+  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window,
+                   static_cast<bool>(args.starts), stream);
 }
 
 CudnnPass backward_pass(CudaStream& stream) {
@@ -212,7 +215,7 @@ CudnnPass backward_pass(CudaStream& stream) {
 Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
   return find_plan(backward_pass(stream),
                    {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window,
-                   stream);
+                   static_cast<bool>(args.starts), stream);
 }
 
 }  // namespace

@@ -2,13 +2,14 @@
 
 // Causal attention, forward, on tensor cores (the online softmax of Dao et al. 2022 and 2023):
 //   s = scale q k^T over the keys up to the query,  out = softmax(s) v,  lse = log sum exp(s)
-// qkv (B, L, 3, H, D) bf16, D a multiple of 8 up to 128; out (B, L, H, D) bf16; lse (B, H, L) fp32.
+// qkv (B, L, 3, H, D), out (B, L, H, D) both in T, bf16 or fp16, D a multiple of 8 up to 128; lse
+// (B, H, L) fp32.
 //
 // A block takes 128 queries of one head, 32 to a warp, and goes through the keys from the first to
 // the diagonal, a tile at a time; the tile after is on its way meanwhile (cp.async, two stages).
 // Per query, m is the largest raw score so far, c = scale log2(e), and
 //   p = 2^(c s - c m),  sum += p,  out += p v, all rescaled by 2^(c m_old - c m) when m grows.
-// Products and sums are fp32 in the order of the keys, p is rounded to bf16 for the second product.
+// Products and sums are fp32 in the order of the keys, p is rounded to T for the second product.
 // Bytes: queries and out once; keys and values once per query tile, mostly from the L2 cache.
 // A tile of 32 rows per warp because each 16 x 8 block of keys or values that comes from shared
 // memory then feeds two mma, without which shared memory would be the limit on Hopper.
@@ -19,16 +20,18 @@ namespace {
 constexpr int kRowBlocks = 2;  // of 16 queries per warp
 constexpr int kQueries = 16 * kRowBlocks * kAttentionWarps;
 
+template <typename T>
 struct ForwardProblem {
   AttentionLayout layout;
-  const bf16* qkv;
-  bf16* out;
+  const T* qkv;
+  T* out;
   float* lse;
 };
 
 template <int kDim, int kKeys>
 constexpr std::size_t forward_shared_bytes() {
-  return (kQueries + 4 * kKeys) * kDim * sizeof(bf16);  // queries; two stages of keys and values
+  return (kQueries + 4 * kKeys) * kDim *
+         sizeof(std::uint16_t);  // queries; two stages of keys and values
 }
 
 /// What a lane knows of its queries: two per 16 rows.
@@ -37,20 +40,25 @@ struct SoftmaxState {
   float sum[kRowBlocks][2];  // of this lane's keys
 };
 
-/// Hides the keys after each query and those before its window: row 0 of the warp is query `query`,
-/// column 0 is key `key`.
+/// Hides the keys after each query and those before its window or document: row 0 of the warp is
+/// query `query`, column 0 is key `key`.
 template <int kKeys>
-__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key, int window) {
+__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key, int window,
+                            const Documents& documents) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + i * 16 + half * 8 + lane / 4;
+      const int seen = documents.seen(row, window);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = query + i * 16 + e / 2 * 8 + lane / 4;
-        const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-        if (hides(row, column, window)) s[i][j][e] = -INFINITY;
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const int column = key + j * 8 + lane % 4 * 2 + e % 2;
+          if (hides(row, column, seen)) s[i][j][e] = -INFINITY;
+        }
       }
     }
   }
@@ -96,8 +104,8 @@ __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
 }
 
 /// Completes the sums over the lanes, writes lse, and leaves 1 / sum in state.sum.
-__device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int length,
-                               float scale) {
+__device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int length, float scale,
+                               const Documents& documents) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
@@ -107,35 +115,37 @@ __device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int l
       sum += __shfl_xor_sync(~0U, sum, 1);
       sum += __shfl_xor_sync(~0U, sum, 2);
       const int row = query + i * 16 + half * 8 + lane / 4;
+      if (row < length && !documents.begins_somewhere(row)) sum = NAN;
       if (lane % 4 == 0 && row < length) lse[row] = state.maximum[i][half] * scale + logf(sum);
       state.sum[i][half] = 1.0F / sum;
     }
   }
 }
 
-template <int kDim, int kKeys>
-__global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardProblem problem) {
+template <int kDim, int kKeys, bool kDocuments, typename T>
+__global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardProblem<T> problem) {
   const AttentionLayout& layout = problem.layout;
   const int tiles = static_cast<int>(layout.tiles(kQueries));
   const Place place(layout, tiles);
   const int first_query = (tiles - 1 - place.tile) * kQueries;  // long blocks go first
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const int warp_query = first_query + warp_row;
-  const HeadRows<const bf16> q = place.rows(layout, problem.qkv, 0),
-                             k = place.rows(layout, problem.qkv, 1),
-                             v = place.rows(layout, problem.qkv, 2);
+  const HeadRows<const T> q = place.rows(layout, problem.qkv, 0),
+                          k = place.rows(layout, problem.qkv, 1),
+                          v = place.rows(layout, problem.qkv, 2);
 
-  bf16* shared = simt::dynamic_shared<bf16>();
-  const Tile<kDim> queries{shared};
+  T* shared = simt::dynamic_shared<T>();
+  const Tile<T, kDim> queries{shared};
   const auto keys = [&](int stage) {
-    return Tile<kDim>{shared + (kQueries + 2 * stage * kKeys) * kDim};
+    return Tile<T, kDim>{shared + (kQueries + 2 * stage * kKeys) * kDim};
   };
   const auto values = [&](int stage) {
-    return Tile<kDim>{shared + (kQueries + (2 * stage + 1) * kKeys) * kDim};
+    return Tile<T, kDim>{shared + (kQueries + (2 * stage + 1) * kKeys) * kDim};
   };
   clear_padding<kQueries + 4 * kKeys>(queries, q.chunks);
   copy_rows<kQueries>(queries, q, first_query);
-  const int begin = layout.first_key(first_query, kKeys);
+  const Documents documents = layout.documents<kDocuments>(place.batch);
+  const int begin = layout.first_key(first_query, kKeys, documents);
   copy_rows<kKeys>(keys(0), k, begin);
   copy_rows<kKeys>(values(0), v, begin);
   simt::cp_async_commit();
@@ -148,6 +158,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
     state.maximum[i][0] = state.maximum[i][1] = -INFINITY;
     state.sum[i][0] = state.sum[i][1] = 0.0F;
   }
+  constexpr int kLastRow = 16 * kRowBlocks - 1;
+  const int seen_first = documents.seen(warp_query, layout.window);
+  const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
   const int end = min(first_query + kQueries, layout.length);
   for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     simt::cp_async_wait<0>();
@@ -157,43 +170,46 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
       copy_rows<kKeys>(values(stage ^ 1), v, key + kKeys);
       simt::cp_async_commit();
     }
-    constexpr int kLastRow = 16 * kRowBlocks - 1;
-    const bool before_windows = key + kKeys - 1 <= warp_query - layout.window;
-    if (key > warp_query + kLastRow || before_windows) continue;  // all hidden from this warp
+    const bool before_all = key + kKeys - 1 <= warp_query - seen_first;
+    if (key > warp_query + kLastRow || before_all) continue;  // all hidden from this warp
     float s[kRowBlocks][kKeys / 8][4];
     multiply_rows<kRowBlocks, kKeys>(s, queries, warp_row, keys(stage));
-    if (key + kKeys - 1 > warp_query || key <= warp_query + kLastRow - layout.window) {
-      mask_scores<kKeys>(s, warp_query, key, layout.window);
+    if (key + kKeys - 1 > warp_query || key <= warp_query + kLastRow - seen_last) {
+      mask_scores<kKeys>(s, warp_query, key, layout.window, documents);
     }
     softmax_step<kDim, kKeys>(s, out, state, c);
     add_product<kRowBlocks, kKeys>(out, s, values(stage));
   }
   finish_softmax(state, problem.lse + place.index(layout) * layout.length, warp_query,
-                 layout.length, layout.scale);
+                 layout.length, layout.scale, documents);
   store_rows(out, state.sum, queries, warp_row, place.out_rows(layout, problem.out), first_query);
 }
 
-template <int kDim, int kKeys>
-void launch_forward(const ForwardProblem& problem, cudaStream_t stream) {
+template <int kDim, int kKeys, typename T>
+void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
   constexpr std::size_t kShared = forward_shared_bytes<kDim, kKeys>();
-  simt::allow_dynamic_shared(forward_kernel<kDim, kKeys>, kShared);
-  simt::launch(forward_kernel<kDim, kKeys>, attention_grid(problem.layout, kQueries),
-               dim3(kAttentionThreads), kShared, stream, problem);
+  const auto kernel = problem.layout.starts == nullptr ? forward_kernel<kDim, kKeys, false, T>
+                                                       : forward_kernel<kDim, kKeys, true, T>;
+  simt::allow_dynamic_shared(kernel, kShared);
+  simt::launch(kernel, attention_grid(problem.layout, kQueries), dim3(kAttentionThreads), kShared,
+               stream, problem);
 }
 
 }  // namespace
 
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  const ForwardProblem problem{AttentionLayout(args.qkv, args.window),
-                               device_data<const bf16>(args.qkv), device_data<bf16>(args.out),
-                               args.lse.as<float>()};
-  // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands fit
-  // in 255 registers, two blocks to a multiprocessor.
-  if (problem.layout.head_dim <= 64) {
-    launch_forward<64, 64>(problem, stream.handle());
-  } else {
-    launch_forward<128, 32>(problem, stream.handle());
-  }
+  with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
+    const ForwardProblem<T> problem{AttentionLayout(args.qkv, args.window, args.starts),
+                                    device_data<const T>(args.qkv), device_data<T>(args.out),
+                                    args.lse.as<float>()};
+    // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands
+    // fit in 255 registers, two blocks to a multiprocessor.
+    if (problem.layout.head_dim <= 64) {
+      launch_forward<64, 64>(problem, stream.handle());
+    } else {
+      launch_forward<128, 32>(problem, stream.handle());
+    }
+  });
 }
 
 }  // namespace tessera::cuda

@@ -5,7 +5,7 @@
 // delta = rowsum(d_out * out) and lse2 = lse * log2(e), per query and head.
 // d_out, out (B, L, H, D); lse (B, H, L); results (B * H, L padded to kStatisticsPadding) fp32.
 // A group of lanes takes a row: each lane sums its elements in order, then the group adds in a
-// tree. Bytes: 4 B L H D for bf16, read once; the results are 1/D of that.
+// tree. Bytes: 4 B L H D for 16 bits, read once; the results are 1/D of that.
 
 namespace tessera::cuda {
 namespace {
@@ -99,11 +99,9 @@ RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stre
   auto* lse2 = static_cast<float*>(attention_scratch(
       args.workspace, 2 * static_cast<std::size_t>(count) * sizeof(float), stream));
   const RowStatistics result{lse2, lse2 + count, stride};
-  if (args.qkv.dtype == DType::kBFloat16) {
-    launch_statistics<simt::bf16>(args, result, lse2, lse2 + count, stream.handle());
-  } else {
-    launch_statistics<float>(args, result, lse2, lse2 + count, stream.handle());
-  }
+  with_element_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
+    launch_statistics<T>(args, result, lse2, lse2 + count, stream.handle());
+  });
   return result;
 }
 

@@ -7,40 +7,38 @@
 #include "simt.h"
 
 // The parts that the tensor-core attention kernels are made of: tiles of a head's rows in shared
-// memory, and the two products that a warp computes from them.
+// memory, and the two products that a warp computes from them. T is bf16 or fp16.
 //
 // A warp owns 16 kM rows of the product; a lane holds element (g, 2t), (g, 2t + 1), (g + 8, 2t),
 // (g + 8, 2t + 1) of every 16 x 8 block, with g = lane / 4 and t = lane % 4 (the accumulator of
-// mma.m16n8k16). Two such blocks side by side are, rounded to bf16, the left operand of the next
+// mma.m16n8k16). Two such blocks side by side are, rounded to T, the left operand of the next
 // mma: what a warp has computed never leaves its registers.
 namespace tessera::cuda {
 
 /// Whether a query does not see a key: one after it, which makes the difference huge, or one before
-/// its window.
-__device__ inline bool hides(int query, int key, int window) {
-  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(window);
+/// the `seen` that it sees.
+__device__ inline bool hides(int query, int key, int seen) {
+  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
 }
-
-using simt::bf16;
 
 inline constexpr int kAttentionWarps = 4;
 inline constexpr int kAttentionThreads = 32 * kAttentionWarps;
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 
-/// Rows of kDim bf16 in shared memory. A row is split into chunks of 16 bytes, and chunk c of row r
-/// is stored at place c ^ (r % 8): the 8 rows that ldmatrix reads at once then lie in different
-/// banks.
-template <int kDim>
+/// Rows of kDim elements in shared memory. A row is split into chunks of 16 bytes, and chunk c of
+/// row r is stored at place c ^ (r % 8): the 8 rows that ldmatrix reads at once then lie in
+/// different banks.
+template <typename T, int kDim>
 struct Tile {
   static constexpr int kChunks = kDim / 8;
-  bf16* data;
+  T* data;
 
   __device__ static int offset(int row, int c) { return row * kDim + (c ^ (row % 8)) * 8; }
-  __device__ bf16* chunk(int row, int c) const { return data + offset(row, c); }
+  __device__ T* chunk(int row, int c) const { return data + offset(row, c); }
   /// The place of `offset` in the 16 x 16 block that is i blocks down and j to the right. (An
   /// exclusive or of constants, since j shifts c by an even number: no addresses to keep.)
-  __device__ const bf16* block(int offset, int i, int j) const {
+  __device__ const T* block(int offset, int i, int j) const {
     return data + i * 16 * kDim + (offset ^ (j * 16));
   }
 };
@@ -50,7 +48,7 @@ __device__ inline std::int64_t row_offset(int row, int stride) {
   return static_cast<std::int64_t>(row) * stride;
 }
 
-/// The rows of one head in a tensor whose rows are `stride` elements apart. T: bf16 or const bf16.
+/// The rows of one head in a tensor whose rows are `stride` elements apart. T may be const.
 template <typename T>
 struct HeadRows {
   T* data;
@@ -61,15 +59,15 @@ struct HeadRows {
 
 /// Starts the copy of rows [first, first + kRows) into a tile. Rows past the end repeat the last
 /// one: the causal mask hides such keys, and such queries are not stored.
-template <int kRows, int kDim>
-__device__ void copy_rows(Tile<kDim> tile, const HeadRows<const bf16>& rows, int first) {
-  constexpr int kChunks = Tile<kDim>::kChunks;
+template <int kRows, typename T, int kDim>
+__device__ void copy_rows(Tile<T, kDim> tile, const HeadRows<const T>& rows, int first) {
+  constexpr int kChunks = Tile<T, kDim>::kChunks;
   constexpr int kRowStep = kAttentionThreads / kChunks;
   const int thread = static_cast<int>(threadIdx.x);
   const int c = thread % kChunks;
   if (c >= rows.chunks) return;
-  bf16* to = tile.chunk(thread / kChunks, c);  // the steps are multiples of 8 rows: the same place
-  const bf16* from = rows.data + c * 8;
+  T* to = tile.chunk(thread / kChunks, c);  // the steps are multiples of 8 rows: the same place
+  const T* from = rows.data + c * 8;
   const int last = rows.length - 1 - first;
 #pragma unroll 4
   for (int row = 0; row < kRows; row += kRowStep) {
@@ -79,28 +77,30 @@ __device__ void copy_rows(Tile<kDim> tile, const HeadRows<const bf16>& rows, int
 }
 
 /// Zeroes the chunks that copy_rows leaves alone, from `chunks` on.
-template <int kRows, int kDim>
-__device__ void clear_padding(Tile<kDim> tile, int chunks) {
-  if (chunks == Tile<kDim>::kChunks) return;
-  const int padding = Tile<kDim>::kChunks - chunks;
+template <int kRows, typename T, int kDim>
+__device__ void clear_padding(Tile<T, kDim> tile, int chunks) {
+  if (chunks == tile.kChunks) return;
+  const int padding = tile.kChunks - chunks;
   for (int i = static_cast<int>(threadIdx.x); i < kRows * padding; i += kAttentionThreads) {
-    simt::store16(tile.chunk(i / padding, chunks + i % padding), simt::Vec16<bf16>{});
+    simt::store16(tile.chunk(i / padding, chunks + i % padding), simt::Vec16<T>{});
   }
 }
 
 /// Two 16 x 8 blocks of sums, side by side.
-__device__ inline void multiply_blocks(float (&left)[4], float (&right)[4],
-                                       const std::uint32_t (&a)[4], const std::uint32_t (&b)[4]) {
-  simt::mma_m16n8k16(left, a, {b[0], b[1]});
-  simt::mma_m16n8k16(right, a, {b[2], b[3]});
+template <typename T>
+__device__ void multiply_blocks(float (&left)[4], float (&right)[4], const std::uint32_t (&a)[4],
+                                const std::uint32_t (&b)[4]) {
+  simt::mma_m16n8k16<T>(left, a, {b[0], b[1]});
+  simt::mma_m16n8k16<T>(right, a, {b[2], b[3]});
 }
 
 /// sums = A B^T: the warp's 16 kM rows of `a` from `a_row` on, times the kN rows of `b`.
-template <int kM, int kN, int kDim>
-__device__ void multiply_rows(float (&sums)[kM][kN / 8][4], Tile<kDim> a, int a_row, Tile<kDim> b) {
+template <int kM, int kN, typename T, int kDim>
+__device__ void multiply_rows(float (&sums)[kM][kN / 8][4], Tile<T, kDim> a, int a_row,
+                              Tile<T, kDim> b) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int a_offset = Tile<kDim>::offset(a_row + lane % 16, lane / 16);
-  const int b_offset = Tile<kDim>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const int a_offset = Tile<T, kDim>::offset(a_row + lane % 16, lane / 16);
+  const int b_offset = Tile<T, kDim>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -119,27 +119,27 @@ __device__ void multiply_rows(float (&sums)[kM][kN / 8][4], Tile<kDim> a, int a_
       simt::ldmatrix_x4(right, b.block(b_offset, j, k));
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
-        multiply_blocks(sums[i][2 * j], sums[i][2 * j + 1], left[i], right);
+        multiply_blocks<T>(sums[i][2 * j], sums[i][2 * j + 1], left[i], right);
       }
     }
   }
 }
 
-/// sums += P B: P (16 kM, kN) as a product's accumulators, rounded to bf16; B the kN rows of `b`.
-template <int kM, int kN, int kDim>
+/// sums += P B: P (16 kM, kN) as a product's accumulators, rounded to T; B the kN rows of `b`.
+template <int kM, int kN, typename T, int kDim>
 __device__ void add_product(float (&sums)[kM][kDim / 8][4], const float (&p)[kM][kN / 8][4],
-                            Tile<kDim> b) {
+                            Tile<T, kDim> b) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int offset = Tile<kDim>::offset(lane % 16, lane / 16);
+  const int offset = Tile<T, kDim>::offset(lane % 16, lane / 16);
 #pragma unroll
   for (int k = 0; k < kN / 16; ++k) {
     std::uint32_t left[kM][4];
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
-      left[i][0] = simt::pack_bf16(p[i][2 * k][0], p[i][2 * k][1]);
-      left[i][1] = simt::pack_bf16(p[i][2 * k][2], p[i][2 * k][3]);
-      left[i][2] = simt::pack_bf16(p[i][2 * k + 1][0], p[i][2 * k + 1][1]);
-      left[i][3] = simt::pack_bf16(p[i][2 * k + 1][2], p[i][2 * k + 1][3]);
+      left[i][0] = simt::pack_pair<T>(p[i][2 * k][0], p[i][2 * k][1]);
+      left[i][1] = simt::pack_pair<T>(p[i][2 * k][2], p[i][2 * k][3]);
+      left[i][2] = simt::pack_pair<T>(p[i][2 * k + 1][0], p[i][2 * k + 1][1]);
+      left[i][3] = simt::pack_pair<T>(p[i][2 * k + 1][2], p[i][2 * k + 1][3]);
     }
 #pragma unroll
     for (int j = 0; j < kDim / 16; ++j) {
@@ -147,19 +147,19 @@ __device__ void add_product(float (&sums)[kM][kDim / 8][4], const float (&p)[kM]
       simt::ldmatrix_x4_trans(right, b.block(offset, k, j));
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
-        multiply_blocks(sums[i][2 * j], sums[i][2 * j + 1], left[i], right);
+        multiply_blocks<T>(sums[i][2 * j], sums[i][2 * j + 1], left[i], right);
       }
     }
   }
 }
 
 /// Writes the warp's 16 kM rows of sums, row r of a lane times factors[.][r], to global memory as
-/// bf16: through its own rows of `tile`, from `tile_row` on, so that the stores are whole chunks.
+/// T: through its own rows of `tile`, from `tile_row` on, so that the stores are whole chunks.
 /// `first` is the position of tile row 0; rows past the end are dropped.
-template <int kM, int kDim>
+template <int kM, typename T, int kDim>
 __device__ void store_rows(const float (&sums)[kM][kDim / 8][4], const float (&factors)[kM][2],
-                           Tile<kDim> tile, int tile_row, const HeadRows<bf16>& out, int first) {
-  constexpr int kChunks = Tile<kDim>::kChunks;
+                           Tile<T, kDim> tile, int tile_row, const HeadRows<T>& out, int first) {
+  constexpr int kChunks = Tile<T, kDim>::kChunks;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();  // other lanes may still be reading these rows
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ void store_rows(const float (&sums)[kM][kDim / 8][4], const float (&f
       for (int j = 0; j < kChunks; ++j) {
         const float factor = factors[i][half];
         *reinterpret_cast<std::uint32_t*>(tile.chunk(row, j) + lane % 4 * 2) =
-            simt::pack_bf16(sums[i][j][2 * half] * factor, sums[i][j][2 * half + 1] * factor);
+            simt::pack_pair<T>(sums[i][j][2 * half] * factor, sums[i][j][2 * half + 1] * factor);
       }
     }
   }

@@ -12,11 +12,11 @@
 // Softmax cross-entropy and its gradient in place of the logits, one block per row:
 //   loss = log(sum_j exp(x_j - m)) - (x_target - m), m the maximum
 //   dx_j = (exp(x_j - m) / sum - [j = target]) scale
-// logits (rows, stride >= V) fp32 or bf16, targets (rows) int32, losses (rows) fp32.
+// logits (rows, stride >= V) fp32, bf16 or fp16, targets (rows) int32, losses (rows) fp32.
 //
 // The first pass keeps a maximum and a sum of exponentials per thread, rescaled when the maximum
 // grows; the second computes the exponentials again. Where two rows fit a multiprocessor's shared
-// memory (V = 50257 in bf16 on Hopper: 98 KiB each) the first pass brings the row there, with
+// memory (V = 50257 in 16 bits on Hopper: 98 KiB each) the first pass brings the row there, with
 // kAhead 16-byte copies of each thread on their way, and the second reads it there. Bytes: logits
 // once read and once written. Other rows are read from global memory twice; the second pass walks
 // back, from what was read last, since an L2 cache of 50 MB does not hold all rows in flight, but
@@ -46,7 +46,7 @@ struct Problem {
   bool gradient;
 };
 
-/// exp(x) for x <= 0. What is stored as bf16 needs no more than the hardware's estimate (2^-22).
+/// exp(x) for x <= 0. What is stored in 16 bits needs no more than the hardware's estimate (2^-22).
 template <typename T>
 __device__ float exponential(float x) {
   if constexpr (std::is_same_v<T, float>) {

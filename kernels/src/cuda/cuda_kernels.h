@@ -19,6 +19,8 @@ void relu_forward(const ReluForwardArgs&, Stream&);
 void relu_backward(const ReluBackwardArgs&, Stream&);
 void swiglu_forward(const SwigluForwardArgs&, Stream&);
 void swiglu_backward(const SwigluBackwardArgs&, Stream&);
+void scale_columns_forward(const ScaleColumnsForwardArgs&, Stream&);
+void scale_columns_backward(const ScaleColumnsBackwardArgs&, Stream&);
 void heads_forward(const HeadsForwardArgs&, Stream&);
 void heads_backward(const HeadsBackwardArgs&, Stream&);
 void attention_forward(const AttentionForwardArgs&, Stream&);
@@ -39,6 +41,7 @@ void ordered_sum(const OrderedSumArgs&, Stream&);
 void cast(const CastArgs&, Stream&);
 void add(const AddArgs&, Stream&);
 void fill(const FillArgs&, Stream&);
+void dequantize(const DequantizeArgs&, Stream&);
 void fill_normal(const FillNormalArgs&, Stream&);
 
 // Without a launch: see KernelTable.

@@ -12,7 +12,6 @@ namespace {
 using Sizes = CudnnGraph::Sizes;
 using Tensor = CudnnGraph::Tensor;
 constexpr cudnnDataType_t kFloat = CUDNN_DATA_FLOAT;
-constexpr cudnnDataType_t kBFloat16 = CUDNN_DATA_BFLOAT16;
 
 Sizes transposed(Sizes sizes) {
   std::swap(sizes[2], sizes[3]);
@@ -22,7 +21,8 @@ Sizes transposed(Sizes sizes) {
 /// A graph and the sizes and strides that its tensors have, all as (B, H, L, D) or (B, H, L, L).
 struct AttentionGraph {
   AttentionGraph(const CudnnLibrary& library, const CudnnAttentionShape& shape)
-      : graph(library),
+      : half(shape.dtype == DType::kFloat16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16),
+        graph(library),
         head{shape.batch, shape.heads, shape.length, shape.head_dim},
         scores{shape.batch, shape.heads, shape.length, shape.length},
         row{shape.batch, shape.heads, shape.length, 1} {
@@ -41,11 +41,11 @@ struct AttentionGraph {
   Tensor row_value() { return graph.value(kFloat, row, row_strides); }
   Tensor row_tensor(std::int64_t id) { return graph.tensor(id, kFloat, row, row_strides); }
   Tensor head_tensor(std::int64_t id, const Sizes& strides) {
-    return graph.tensor(id, kBFloat16, head, strides);
+    return graph.tensor(id, half, head, strides);
   }
   /// K or V as (B, H, D, L).
   Tensor transposed_tensor(std::int64_t id) {
-    return graph.tensor(id, kBFloat16, transposed(head), transposed(packed));
+    return graph.tensor(id, half, transposed(head), transposed(packed));
   }
 
   Tensor apply(cudnnPointwiseMode_t mode, Tensor x) {
@@ -74,13 +74,14 @@ struct AttentionGraph {
     graph.select(visible, s, graph.scalar(-std::numeric_limits<float>::infinity()), y);
     return y;
   }
-  /// Transposed and rounded to bf16, as the left operand of a product over the queries.
+  /// Transposed and rounded to 16 bits, as the left operand of a product over the queries.
   Tensor transposed_scores(Tensor s) {
-    const Tensor y = graph.value(kBFloat16, scores, transposed(score_strides));
+    const Tensor y = graph.value(half, scores, transposed(score_strides));
     graph.reshape(s, y);
     return y;
   }
 
+  cudnnDataType_t half;  // of what is in memory, but for statistics
   CudnnGraph graph;
   Sizes head, scores, row;           // sizes
   Sizes packed{}, plain{}, dense{};  // strides of head: in qkv, in out, on its own
@@ -99,7 +100,7 @@ void add_forward(AttentionGraph& a) {
   a.graph.reduce(CUDNN_REDUCE_TENSOR_ADD, e, sum);
   a.graph.pointwise(CUDNN_POINTWISE_LOG, sum, log_sum);
   a.graph.pointwise(CUDNN_POINTWISE_ADD, maximum, log_sum, lse);
-  const Tensor p = a.score_value(kBFloat16);
+  const Tensor p = a.score_value(a.half);
   a.graph.pointwise(CUDNN_POINTWISE_DIV, e, sum, p);
   a.graph.multiply(p, v, out);
 }

@@ -5,16 +5,18 @@
 #include <memory>
 
 #include "cuda/cudnn_graph_cuda.h"
+#include "tessera/core/dtype.h"
 
 // Causal attention as graphs that cuDNN recognises and runs as one fused kernel each.
 namespace tessera::cuda {
 
 enum class CudnnPass : std::uint8_t { kForward, kBackward, kBackwardDeterministic };
 
-/// What a plan is made for: bf16, packed qkv as in AttentionForwardArgs.
+/// What a plan is made for: packed qkv as in AttentionForwardArgs.
 struct CudnnAttentionShape {
   std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
   CudnnPass pass = CudnnPass::kForward;
+  DType dtype = DType::kBFloat16;  ///< or kFloat16
 
   auto operator<=>(const CudnnAttentionShape&) const = default;
   /// Elements of what there is one of per query.

@@ -4,7 +4,7 @@
 #include "cuda/elementwise_cuda.h"
 #include "elementwise_arguments.h"
 
-// cast, add, fill: each element by itself, with the CPU's bits (a NaN that becomes bf16 is CUDA's).
+// cast, add, fill: each element by itself, with the CPU's bits (a NaN that is rounded is CUDA's).
 // Bytes: src and dst once (add: dst twice).
 
 namespace tessera::cuda {
@@ -84,15 +84,12 @@ struct Fill {
 /// Launches Op<Src, Dst>, whose members are `src`, `dst` and `more`.
 template <template <typename, typename> typename Op, typename Args, typename... More>
 void launch_pair(const char* kernel, const Args& args, Stream& stream, More... more) {
-  with_element_type(kernel, args.src.dtype, [&](auto src_type) {
-    with_element_type(kernel, args.dst.dtype, [&](auto dst_type) {
-      using Src = typename decltype(src_type)::type;
-      using Dst = typename decltype(dst_type)::type;
-      constexpr int kSize = kGroupOf<Src> < kGroupOf<Dst> ? kGroupOf<Src> : kGroupOf<Dst>;
-      const Op<Src, Dst> op{device_data<Src>(args.src), device_data<Dst>(args.dst), more...};
-      launch_elementwise<kSize>(op, args.dst.numel(), groups_aligned<kSize>(op.src, op.dst),
-                                stream);
-    });
+  with_element_types(kernel, args.src.dtype, args.dst.dtype, [&](auto src_type, auto dst_type) {
+    using Src = typename decltype(src_type)::type;
+    using Dst = typename decltype(dst_type)::type;
+    constexpr int kSize = kGroupOf<Src> < kGroupOf<Dst> ? kGroupOf<Src> : kGroupOf<Dst>;
+    const Op<Src, Dst> op{device_data<Src>(args.src), device_data<Dst>(args.dst), more...};
+    launch_elementwise<kSize>(op, args.dst.numel(), groups_aligned<kSize>(op.src, op.dst), stream);
   });
 }
 

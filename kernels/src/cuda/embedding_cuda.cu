@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "cuda/cuda_kernels.h"
+#include "cuda/documents_cuda.h"
 #include "cuda/elementwise_cuda.h"
 #include "cuda/token_groups_cuda.h"
 #include "elementwise_arguments.h"
@@ -12,12 +13,11 @@
 // The backward groups the B L occurrences by token (token_groups_cuda.h). Then a warp per row of a
 // table and group of columns adds the rows of dx in order of (b, l), in fp32, and writes once: the
 // CPU's bits. Rows that do not occur are zeroed in the same launch. Bytes: dx once per table, the
-// tables once (twice where they are added to).
+// tables once (twice where they are added to). Positions of documents, which lie anywhere, are
+// grouped as tokens are.
 
 namespace tessera::cuda {
 namespace {
-
-using simt::bf16;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
@@ -30,6 +30,7 @@ struct ForwardProblem {
   const T* wte;
   const T* wpe;  // null: no positions
   T* x;
+  const std::int32_t* starts;  // null: one document in each sequence
   std::int64_t rows, length, channels, vocab_size;
 };
 
@@ -41,7 +42,9 @@ __global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProb
   const std::int32_t token = p.tokens[row];
   const bool known = token >= 0 && token < p.vocab_size;
   const T* const word = p.wte + (known ? token : 0) * p.channels;
-  const T* const position = kPositions ? p.wpe + row % p.length * p.channels : nullptr;
+  const std::int64_t place = row % p.length;
+  const T* const position =
+      kPositions ? p.wpe + (place - document_start(p.starts, row, place)) * p.channels : nullptr;
   T* const x = p.x + row * p.channels;
 #pragma unroll 4
   for (std::int64_t c = threadIdx.x % 32 * kSize; c < p.channels; c += 32 * kSize) {
@@ -61,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProb
   }
 }
 
-/// What goes into a row of dwte: the rows of its token.
+/// What goes into a row of dwte: the rows of its token. Of dwpe with documents: those of a
+/// position.
 struct RowsOfTokens {
   TokenGroups groups;
   __device__ std::int32_t count(std::int64_t row) const {
@@ -149,12 +153,41 @@ template <typename Rows>
 void add_rows(const Rows& rows, const TensorView& dx, const TensorView& table, bool accumulate,
               cudaStream_t queue) {
   constexpr const char* kName = "embedding_backward";
-  with_element_type(kName, dx.dtype, [&](auto type) {
-    with_element_type(kName, table.dtype, [&](auto table_type) {
-      launch_backward<Rows, typename decltype(type)::type, typename decltype(table_type)::type>(
-          rows, dx, table, accumulate, queue);
-    });
+  with_element_types(kName, dx.dtype, table.dtype, [&](auto type, auto table_type) {
+    launch_backward<Rows, typename decltype(type)::type, typename decltype(table_type)::type>(
+        rows, dx, table, accumulate, queue);
   });
+}
+
+const std::int32_t* device_starts(const TensorView& starts) {
+  return starts ? starts.as<std::int32_t>() : nullptr;
+}
+
+/// positions[row] = that of the row of (B L) in its document.
+__global__ void __launch_bounds__(kThreads)
+    document_positions_kernel(const std::int32_t* starts, std::int64_t rows, std::int64_t length,
+                              std::int32_t* positions) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= rows) return;
+  const std::int64_t place = row % length;
+  positions[row] = static_cast<std::int32_t>(place - document_start(starts, row, place));
+}
+
+/// Adds the rows of dx into those of dwpe by their positions in documents.
+void add_document_rows(const EmbeddingBackwardArgs& args, CudaStream& stream) {
+  const std::int64_t n = args.tokens.numel(), table_rows = args.dwpe.shape[0];
+  require(table_rows < std::numeric_limits<std::int32_t>::max(), ErrorCode::kInvalidArgument,
+          "embedding_backward: dwpe has ", table_rows, " rows; wanted fewer than 2^31");
+  const std::size_t groups_bytes = token_groups_bytes(n, table_rows);
+  auto* const scratch = static_cast<std::byte*>(
+      stream.scratch(groups_bytes + static_cast<std::size_t>(n) * sizeof(std::int32_t)));
+  auto* const positions = reinterpret_cast<std::int32_t*>(scratch + groups_bytes);
+  if (n > 0) {
+    simt::launch(document_positions_kernel, dim3(blocks_for(n, kThreads)), dim3(kThreads), 0,
+                 stream.handle(), device_starts(args.starts), n, args.tokens.shape[1], positions);
+  }
+  const TokenGroups groups = group_by_token(positions, n, table_rows, scratch, stream.handle());
+  add_rows(RowsOfTokens{groups}, args.dx, args.dwpe, args.accumulate_wpe, stream.handle());
 }
 
 }  // namespace
@@ -169,6 +202,7 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
                                     .wte = device_data<T>(args.wte),
                                     .wpe = args.wpe ? device_data<T>(args.wpe) : nullptr,
                                     .x = device_data<T>(args.x),
+                                    .starts = device_starts(args.starts),
                                     .rows = args.tokens.numel(),
                                     .length = args.tokens.shape[1],
                                     .channels = args.x.shape[2],
@@ -205,7 +239,10 @@ void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream) {
         group_by_token(args.tokens.as<std::int32_t>(), n, vocab_size, scratch, queue.handle());
     add_rows(RowsOfTokens{groups}, args.dx, args.dwte, args.accumulate_wte, queue.handle());
   }
-  if (args.dwpe && args.dwpe.shape[0] > 0) {
+  if (!args.dwpe || args.dwpe.shape[0] == 0) return;
+  if (args.starts) {
+    add_document_rows(args, queue);
+  } else {
     const RowsOfPositions positions{args.tokens.shape[0], args.tokens.shape[1]};
     add_rows(positions, args.dx, args.dwpe, args.accumulate_wpe, queue.handle());
   }

@@ -9,12 +9,12 @@
 
 // Sums of squares of blocks of 64 elements, in fp64, with the CPU's bits: lane j of eight sums
 // elements j, j + 8, ..., j + 56, then lanes are added as a tree, ((0+4) + (2+6)) + ((1+5) +
-// (3+7)). The blocks' sums are added exactly. x (n) fp32 or bf16. Bytes: x once.
+// (3+7)). The blocks' sums are added exactly. x (n) fp32, bf16 or fp16. Bytes: x once.
 //
 // A warp brings 4 KiB of x into shared memory, where neighbouring threads read neighbouring 16
-// bytes; there a thread sums four lanes of a block (fp32) or all eight (bf16), whole chunks at a
-// time. There are no more blocks of threads than a GPU holds at once, or few waves of them: each
-// ends with some ten atomic additions to the same words in global memory.
+// bytes; there a thread sums four lanes of a block (fp32) or all eight (of 16 bits), whole chunks
+// at a time. There are no more blocks of threads than a GPU holds at once, or few waves of them:
+// each ends with some ten atomic additions to the same words in global memory.
 
 namespace tessera::cuda {
 namespace {
@@ -22,7 +22,7 @@ namespace {
 using simt::Vec16;
 
 constexpr int kWarps = 4;
-/// By their registers six blocks (bf16) or seven (fp32) fit a multiprocessor, and keep more than
+/// By their registers six blocks (16 bits) or seven (fp32) fit a multiprocessor, and keep more than
 /// 64 KiB on their way.
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLanes = 8;

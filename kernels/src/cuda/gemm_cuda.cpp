@@ -78,7 +78,8 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
 }
 
 /// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says. GELU of fp32
-/// is left to our own kernels: how exact cuBLASLt's is, nothing says, and bf16 hides it.
+/// and fp16 is left to our own kernels: how exact cuBLASLt's is, nothing says, and only bf16's few
+/// bits hide it.
 bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& plans) {
   const bool bias_gradient = static_cast<bool>(args.bias_gradient);
   const bool backward = static_cast<bool>(args.gelu_backward_input);

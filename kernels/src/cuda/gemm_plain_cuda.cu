@@ -73,9 +73,10 @@ void launch_typed(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stre
 
 void gemm_plain(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stream) {
   if (sizes.m == 0 || sizes.n == 0) return;
-  if (args.a.dtype == DType::kFloat32) return launch_typed<float, float>(args, sizes, stream);
-  if (args.c.dtype == DType::kFloat32) return launch_typed<simt::bf16, float>(args, sizes, stream);
-  launch_typed<simt::bf16, simt::bf16>(args, sizes, stream);
+  with_element_type("gemm", args.a.dtype, [&]<typename T>(ElementType<T>) {
+    args.c.dtype == DType::kFloat32 ? launch_typed<T, float>(args, sizes, stream)
+                                    : launch_typed<T, T>(args, sizes, stream);
+  });
 }
 
 }  // namespace tessera::cuda

@@ -44,7 +44,14 @@ void check(cublasStatus_t status, const char* function, const GemmProblem& probl
 }
 
 cudaDataType_t data_type(DType dtype) {
-  return dtype == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
+  switch (dtype) {
+    case DType::kBFloat16:
+      return CUDA_R_16BF;
+    case DType::kFloat16:
+      return CUDA_R_16F;
+    default:
+      return CUDA_R_32F;  // as the arguments have been checked
+  }
 }
 
 cublasLtEpilogue_t epilogue_of(GemmEpilogue epilogue) {
@@ -99,7 +106,7 @@ GemmPointers pointers_as_aligned(const GemmProblem& p) {
 /// computes C^T = op(B)^T op(A)^T, where our B comes first and transpositions stay as they are.
 Description make_description(const GemmProblem& p, const GemmPointers& pointers) {
   cublasLtMatmulDesc_t created = nullptr;
-  // True fp32 for fp32 operands (no TF32), fp32 accumulation for bf16.
+  // True fp32 for fp32 operands (no TF32), fp32 accumulation for bf16 and fp16.
   check(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate", p);
   Description description(created);

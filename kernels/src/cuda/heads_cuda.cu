@@ -3,6 +3,7 @@
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/documents_cuda.h"
 #include "heads_arguments.h"
 #include "simt.h"
 
@@ -43,7 +44,8 @@ struct HeadsProblem {
   T* d_packed;       // forward: null
   const T* q_gamma;  // null: no norms
   const T* k_gamma;
-  float* partials;  // (blocks, 2, D); null: not wanted
+  float* partials;             // (blocks, 2, D); null: not wanted
+  const std::int32_t* starts;  // (B, L): of documents; null: one in each sequence
   std::int64_t rows, rows_per_block, length;
   int heads, kv_heads, width, angles;
   float amplitude, epsilon;
@@ -67,7 +69,8 @@ using Angles = float[2 * kMostAngles];
 template <typename T>
 __device__ void set_angles(const HeadsProblem<T>& p, const Frequencies& frequencies,
                            std::int64_t row, Angles& angles) {
-  const auto position = static_cast<float>(row % p.length);
+  const std::int64_t place = row % p.length;
+  const auto position = static_cast<float>(place - document_start(p.starts, row, place));
   __syncthreads();  // the token before is done
   for (int i = static_cast<int>(threadIdx.x); i < p.angles; i += kHeadThreads) {
     const SineCosine of = sine_cosine(__fmul_rn(position, frequencies.v[i]));
@@ -221,13 +224,15 @@ Frequencies by_value(std::span<const float> frequencies) {
 
 template <typename T>
 HeadsProblem<T> problem_of(const HeadsSizes& sizes, const TensorView& q_gamma,
-                           const TensorView& k_gamma, float amplitude, float epsilon) {
+                           const TensorView& k_gamma, const TensorView& starts, float amplitude,
+                           float epsilon) {
   return {.packed = nullptr,
           .qkv = nullptr,
           .d_packed = nullptr,
           .q_gamma = device_data<const T>(q_gamma),
           .k_gamma = device_data<const T>(k_gamma),
           .partials = nullptr,
+          .starts = starts ? starts.as<std::int32_t>() : nullptr,
           .rows = sizes.rows,
           .rows_per_block = 1,
           .length = sizes.length,
@@ -254,7 +259,8 @@ void heads_forward(const HeadsForwardArgs& args, Stream& stream) {
   const HeadsSizes sizes = check_heads(args);
   if (args.qkv.numel() == 0) return;
   with_element_type("heads_forward", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
-    auto problem = problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.amplitude, args.epsilon);
+    auto problem =
+        problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.starts, args.amplitude, args.epsilon);
     problem.packed = device_data<const T>(args.packed);
     problem.qkv = device_data<T>(args.qkv);
     simt::launch(heads_forward_kernel<T>, dim3(blocks_for(sizes.rows, 1)), dim3(kHeadThreads), 0,
@@ -266,7 +272,8 @@ void heads_backward(const HeadsBackwardArgs& args, Stream& stream) {
   const HeadsSizes sizes = check_heads(args);
   if (sizes.width == 0) return;
   with_element_type("heads_backward", args.d_qkv.dtype, [&]<typename T>(ElementType<T>) {
-    auto problem = problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.amplitude, args.epsilon);
+    auto problem =
+        problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.starts, args.amplitude, args.epsilon);
     const bool norms = problem.q_gamma != nullptr;
     problem.packed = norms ? device_data<const T>(args.packed) : nullptr;
     problem.qkv = device_data<T>(args.d_qkv);

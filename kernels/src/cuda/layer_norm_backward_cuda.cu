@@ -9,8 +9,8 @@
 // Layer normalisation, backward: with h = (x - mean) rstd and g = dy gamma,
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
 // An RMS norm has no mean, mean(g) and dbeta: they count as 0.
-// dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32 or
-// bf16. Bytes: every tensor once, and the partial sums below.
+// dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32,
+// bf16 or fp16. Bytes: every tensor once, and the partial sums below.
 //
 // Rows are cut into slabs by a rule that knows only their number and width; a block takes a slab. A
 // group of its threads takes a row, 16 bytes to a thread and access, so that a thread has the same

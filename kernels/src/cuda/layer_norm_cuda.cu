@@ -12,10 +12,10 @@
 // x, residual, sum, y (rows, C) T; gamma, beta (C) T; mean, rstd (rows) fp32. Bytes: every tensor
 // once.
 //
-// A warp takes a row of up to 2048 bf16 or 1024 fp32 elements, a block of 256 threads one eight
-// times as wide, and keeps it in registers, 16 bytes to an access, between the passes over it.
-// Other rows (wider, not aligned, of odd width) are read again for each pass, element by element.
-// Sums: a thread's elements in order, then a butterfly over the threads; all in fp32.
+// A warp takes a row of up to 2048 elements of 16 bits or 1024 of fp32, a block of 256 threads one
+// eight times as wide, and keeps it in registers, 16 bytes to an access, between the passes over
+// it. Other rows (wider, not aligned, of odd width) are read again for each pass, element by
+// element. Sums: a thread's elements in order, then a butterfly over the threads; all in fp32.
 
 namespace tessera::cuda {
 namespace {

@@ -23,38 +23,27 @@ constexpr int kThreads = kElementwiseThreads;
 template <int kCapacity>
 struct Sources {
   const void* data[kCapacity];
-  std::uint32_t is_bf16[(kCapacity + 31) / 32];  // one bit each
+  std::uint32_t is_half[(kCapacity + 31) / 32];  // one bit each: not fp32
   int count;
 };
 
-/// Stands for the type of sources of both types.
+/// Stands for the type of sources of which some are fp32 and the others Half.
+template <typename Half>
 struct Mixed {};
 
+/// As what a source of that type is loaded, and what the narrowest is in memory.
 template <typename Src>
-using LoadedType = std::conditional_t<std::is_same_v<Src, Mixed>, float, Src>;
-
-template <int kSize, typename Src, int kCapacity>
-__device__ Pack<LoadedType<Src>, kSize> load_source(const Sources<kCapacity>& sources, int s,
-                                                    std::int64_t i) {
-  if constexpr (!std::is_same_v<Src, Mixed>) {
-    return load_pack<kSize>(static_cast<const Src*>(sources.data[s]) + i);
-  } else {
-    if ((sources.is_bf16[s / 32] >> (s % 32) & 1U) == 0) {
-      return load_pack<kSize>(static_cast<const float*>(sources.data[s]) + i);
-    }
-    const auto narrow = load_pack<kSize>(static_cast<const simt::bf16*>(sources.data[s]) + i);
-    Pack<float, kSize> result;
-#pragma unroll
-    for (int e = 0; e < kSize; ++e) result.v[e] = simt::to_float(narrow.v[e]);
-    return result;
-  }
-}
-
-template <int kSize, typename T>
-__device__ void add_to(Pack<float, kSize>& sum, const Pack<T, kSize>& term) {
-#pragma unroll
-  for (int e = 0; e < kSize; ++e) sum.v[e] = __fadd_rn(sum.v[e], simt::to_float(term.v[e]));
-}
+struct SourceType {
+  using Loaded = Src;
+  using Narrow = Src;
+};
+template <typename Half>
+struct SourceType<Mixed<Half>> {
+  using Loaded = float;
+  using Narrow = Half;
+};
+template <typename Src>
+using LoadedType = typename SourceType<Src>::Loaded;
 
 template <int kSize, typename T>
 __device__ Pack<float, kSize> widened(const Pack<T, kSize>& pack) {
@@ -62,6 +51,26 @@ __device__ Pack<float, kSize> widened(const Pack<T, kSize>& pack) {
 #pragma unroll
   for (int e = 0; e < kSize; ++e) result.v[e] = simt::to_float(pack.v[e]);
   return result;
+}
+
+template <int kSize, typename Src, int kCapacity>
+__device__ Pack<LoadedType<Src>, kSize> load_source(const Sources<kCapacity>& sources, int s,
+                                                    std::int64_t i) {
+  using Narrow = typename SourceType<Src>::Narrow;
+  if constexpr (std::is_same_v<Src, Narrow>) {
+    return load_pack<kSize>(static_cast<const Src*>(sources.data[s]) + i);
+  } else {
+    if ((sources.is_half[s / 32] >> (s % 32) & 1U) == 0) {
+      return load_pack<kSize>(static_cast<const float*>(sources.data[s]) + i);
+    }
+    return widened(load_pack<kSize>(static_cast<const Narrow*>(sources.data[s]) + i));
+  }
+}
+
+template <int kSize, typename T>
+__device__ void add_to(Pack<float, kSize>& sum, const Pack<T, kSize>& term) {
+#pragma unroll
+  for (int e = 0; e < kSize; ++e) sum.v[e] = __fadd_rn(sum.v[e], simt::to_float(term.v[e]));
 }
 
 template <int kSize, typename Src, typename Dst, int kCapacity>
@@ -102,9 +111,8 @@ template <int kSize, typename Src, typename Dst, int kCapacity>
 void launch_sum(const OrderedSumArgs& args, cudaStream_t queue) {
   Sources<kCapacity> sources{};
   for (const TensorView& source : args.sources) {
-    const bool is_bf16 = source.dtype == DType::kBFloat16;
-    sources.is_bf16[sources.count / 32] |= static_cast<std::uint32_t>(is_bf16)
-                                           << (sources.count % 32);
+    const std::uint32_t bit = 1U << (sources.count % 32);
+    sources.is_half[sources.count / 32] |= source.dtype == DType::kFloat32 ? 0U : bit;
     sources.data[sources.count++] = source.data;
   }
   const std::int64_t n = args.dst.numel();
@@ -130,6 +138,19 @@ void launch_typed(const OrderedSumArgs& args, cudaStream_t queue) {
   all ? launch_sized<kSize, Src, Dst>(args, queue) : launch_sized<1, Src, Dst>(args, queue);
 }
 
+/// The type of 16 bits that sources and dst have beside fp32; fp32 if they have none.
+DType half_type(const OrderedSumArgs& args) {
+  DType half = args.dst.dtype;
+  for (const TensorView& source : args.sources) {
+    if (source.dtype == DType::kFloat32) continue;
+    require(half == DType::kFloat32 || half == source.dtype, ErrorCode::kInvalidArgument,
+            "ordered_sum: a tensor is ", to_string(half), " and one ", to_string(source.dtype),
+            ", which no kernel of a GPU mixes; go by way of fp32");
+    half = source.dtype;
+  }
+  return half;
+}
+
 }  // namespace
 
 void ordered_sum(const OrderedSumArgs& args, Stream& stream) {
@@ -139,18 +160,18 @@ void ordered_sum(const OrderedSumArgs& args, Stream& stream) {
           " that CUDA takes at once; add the rest with accumulate");
   const cudaStream_t queue = handle(stream);
   if (args.dst.numel() == 0) return;
-  const auto is_bf16 = [](const TensorView& view) { return view.dtype == DType::kBFloat16; };
-  const auto halves = std::count_if(args.sources.begin(), args.sources.end(), is_bf16);
-  with_element_type("ordered_sum", args.dst.dtype, [&](auto type) {
-    using Dst = typename decltype(type)::type;
-    if (halves == 0) {
-      launch_typed<float, Dst>(args, queue);
-    } else if (halves == std::ssize(args.sources)) {
-      launch_typed<simt::bf16, Dst>(args, queue);
-    } else {
-      launch_typed<Mixed, Dst>(args, queue);
-    }
-  });
+  const DType half = half_type(args);
+  const auto is_half = [](const TensorView& view) { return view.dtype != DType::kFloat32; };
+  const auto halves = std::count_if(args.sources.begin(), args.sources.end(), is_half);
+  with_element_types("ordered_sum", half, args.dst.dtype,
+                     [&]<typename Half, typename Dst>(ElementType<Half>, ElementType<Dst>) {
+                       if (halves == 0) return launch_typed<float, Dst>(args, queue);
+                       if constexpr (!std::is_same_v<Half, float>) {
+                         halves == std::ssize(args.sources)
+                             ? launch_typed<Half, Dst>(args, queue)
+                             : launch_typed<Mixed<Half>, Dst>(args, queue);
+                       }
+                     });
 }
 
 }  // namespace tessera::cuda

@@ -6,7 +6,7 @@
 #include "simt.h"
 
 // Mean squared error of each row, loss = mean of d^2 with d = x - target, and its gradient in place
-// of x, 2 d scale / C. x (rows, C) fp32 or bf16, targets (rows, C) fp32, losses (rows) fp32.
+// of x, 2 d scale / C. x (rows, C) fp32, bf16 or fp16, targets (rows, C) fp32, losses (rows) fp32.
 //
 // One warp per row: rows of a regression are short. Bytes: x and targets once, x once more for the
 // gradient. Sums: a thread's elements in order, in fp32; then threads as warp_sum adds them, in

@@ -10,8 +10,9 @@ struct AdamW {
       {.name = "beta1", .value = 0.9, .below = 1.0, .meaning = "decay of the first moment"},
       {.name = "beta2", .value = 0.95, .below = 1.0, .meaning = "decay of the second moment"},
       {.name = "epsilon", .value = 1e-8, .meaning = "added to the root of the second moment"}};
-  static constexpr std::string_view kStates[] = {"first-moment", "second-moment"};
+  static constexpr OptimizerState kStates[] = {{"first-moment"}, {"second-moment"}};
   static constexpr int kStateCount = 2;
+  static constexpr bool kIsCoded = false;
 
   enum Scalar : int {
     kLearningRate,

@@ -10,8 +10,9 @@ struct Sgd {
   static constexpr Hyperparameter kHyperparameters[] = {
       {.name = "momentum", .below = 1.0, .meaning = "decay of the sum of gradients; 0: not kept"},
       {.name = "nesterov", .is_flag = true, .meaning = "look ahead by one more step of momentum"}};
-  static constexpr std::string_view kStates[] = {"momentum"};
+  static constexpr OptimizerState kStates[] = {{"momentum"}};
   static constexpr int kStateCount = 1;
+  static constexpr bool kIsCoded = false;
 
   enum Scalar : int { kLearningRate, kMomentum, kNesterov };
 

@@ -1,15 +1,20 @@
 // All optimizers. This file has no include guard: it is included in a namespace of each way to
 // compute (an instruction set of the CPU, CUDA) and of the table of rows, so that each compiles the
 // same formulas for itself. Before it come "tessera/kernels/optimizer.h", "tessera/core/error.h",
-// <cmath>, and TESSERA_UPDATE_RULE, which is what that way puts before a function.
+// "dynamic_codes.h", <cmath>, and TESSERA_UPDATE_RULE, which is what that way puts before a
+// function.
 //
 // An update rule has its row, kRow, and for a kernel:
-//   kStateCount   tensors that it updates beside the master
+//   kStateCount   numbers that it updates beside the master, for each element
+//   kIsCoded      whether they are stored as codes of 8 bits: then its row has two states for each,
+//                 the codes and the largest magnitudes of blocks of kCodedBlock elements, and
+//                 kIsSigned says which map they are codes of (dynamic_codes.h)
 //   factors(...)  what is the same for all elements of a segment
 //   update<Math>  the new master and states of one Math::Value of elements. Math says how to
 //                 multiply, divide and so on; each of its operations rounds once, everywhere.
 
 #include "optimizers/adamw.h"
+#include "optimizers/adamw8bit.h"
 #include "optimizers/sgd.h"
 
 #undef TESSERA_UPDATE_RULE
@@ -29,4 +34,4 @@ struct UpdateRules {
     ((i++ == place ? body(Rules()) : void()), ...);
   }
 };
-using AllRules = UpdateRules<AdamW, Sgd>;
+using AllRules = UpdateRules<AdamW, AdamW8bit, Sgd>;

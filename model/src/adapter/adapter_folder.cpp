@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "adapter/adapter_kind.h"
 #include "pretrained/stored_gpt.h"
 #include "published_parts.h"
 #include "tessera/core/error.h"
@@ -25,7 +26,7 @@ constexpr std::string_view kPrefix = "base_model.model.";
 /// Files and places of the base, to which adapters are to be added.
 std::shared_ptr<PretrainedGpt::Files> copy_of_base(const PretrainedGpt& base,
                                                    const PretrainedGpt::Files& from) {
-  require(!base.config().lora.is_set(), ErrorCode::kConfig, "'", base.path(),
+  require(!base.config().adapter.is_set(), ErrorCode::kConfig, "'", base.path(),
           "' has adapters already; merge them first: tessera checkpoint merge-adapter");
   require(!base.is_checkpoint(), ErrorCode::kConfig, "'", base.path(),
           "' is a checkpoint; adapters are for a folder of Hugging Face or a file of llm.c: write "
@@ -36,6 +37,8 @@ std::shared_ptr<PretrainedGpt::Files> copy_of_base(const PretrainedGpt& base,
   files->config = from.config;
   for (const InputFile& file : from.files) files->files.emplace_back(file.path());
   files->places = from.places;
+  files->stored_format = from.stored_format;
+  pretrained::keep_stored_format(*files);
   return files;
 }
 
@@ -51,7 +54,11 @@ std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
   std::vector<AdapterTensor> tensors;
   for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
     if (!spec.trainable) continue;
-    if (spec.name.find(".lora_") != std::string::npos) {
+    if (spec.name == kPromptParameter) {  // without a prefix
+      tensors.push_back({spec.name, spec.name, {.shape = spec.shape}});
+      continue;
+    }
+    if (is_adapter_parameter(spec.name)) {
       tensors.push_back({std::string(kPrefix) + published_name(config, spec.name),
                          spec.name,
                          {.shape = spec.shape}});
@@ -128,10 +135,15 @@ fs::path config_path(const std::string& path) {
 
 }  // namespace
 
-PretrainedGpt with_adapter(const PretrainedGpt& base, const LoraConfig& lora) {
+PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapter) {
+  const PromptOptions* const prompt = adapter.prompt();
+  require(prompt == nullptr || prompt->initialization == "RANDOM", ErrorCode::kConfig,
+          "prompt_tuning_init is \"", prompt == nullptr ? "" : prompt->initialization,
+          "\", which is not built for new prompts; set it to \"RANDOM\", or give the folder of a "
+          "prompt that PEFT has begun");
   auto files = copy_of_base(base, base.files());
-  files->config.lora = lora;
-  files->format += concat(", with new adapters of rank ", lora.rank);
+  files->config.adapter = adapter;
+  files->format += concat(", with new ", adapter::row_of(adapter).described(adapter));
   add_fresh(*files);
   return PretrainedGpt(std::move(files));
 }
@@ -151,18 +163,18 @@ PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   require(static_cast<bool>(in), ErrorCode::kIo, "cannot read '", config_file.string(), "'");
-  const LoraConfig lora = parse_adapter_json(text.str(), config_file.string(), base.config());
-  if (!has_adapter_weights(path)) return with_adapter(base, lora);
+  const AdapterConfig adapter = parse_adapter_json(text.str(), config_file.string(), base.config());
+  if (!has_adapter_weights(path)) return with_adapter(base, adapter);
   auto files = copy_of_base(base, base.files());
-  files->config.lora = lora;
-  files->format += concat(", with adapters of rank ", lora.rank, " from '", path, "'");
+  files->config.adapter = adapter;
+  files->format +=
+      concat(", with ", adapter::row_of(adapter).described(adapter), " from '", path, "'");
   add_weights(*files, (fs::path(path) / kWeightsFile).string());
   return PretrainedGpt(std::move(files));
 }
 
 PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
                                const std::string& base, Storage& storage) {
-  require(config.lora.is_set(), ErrorCode::kInvalidArgument, "the model has no adapters");
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
   std::vector<AdapterTensor> tensors = adapter_tensors(config);
@@ -196,7 +208,7 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
   storage.remove(target.temporary);
   storage.make_folder(target.temporary);
   write_file(storage, target.temporary + "/" + kConfigFile,
-             to_adapter_json(config.lora, config, base, 2) + "\n");
+             to_adapter_json(config.adapter, config, base, 2) + "\n");
   target.file = storage.create(target.temporary + "/" + kWeightsFile, entries.back().end);
   target.file->write(0, std::as_bytes(std::span(header)));
   return writer;
@@ -219,28 +231,62 @@ void add_product(std::span<float> rows, std::span<const float> b, std::span<cons
   }
 }
 
+using adapter::ModuleAdapter;
+
+/// Applies an adapter to a module's rows of its matrix (outputs, inputs) or of its bias (outputs).
+void merge(const PretrainedGpt& adapted, const ModuleAdapter& adapter, const Shape& shape,
+           std::span<float> values) {
+  std::vector<std::vector<float>> own;
+  for (const ParameterSpec& spec : adapter.parameters) {
+    own.emplace_back(static_cast<std::size_t>(spec.shape.numel()));
+    adapted.read(spec.name, own.back());
+  }
+  const bool is_bias = shape.rank() == 1;
+  const auto columns = static_cast<std::size_t>(is_bias ? 1 : shape[1]);
+  const auto count = static_cast<std::size_t>(adapter.module.rows);
+  const std::span<float> rows =
+      values.subspan(static_cast<std::size_t>(adapter.module.first_row) * columns, count * columns);
+  if (adapter.place == ModuleAdapter::Place::kOutput) {
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= own[0][i / columns];
+  } else if (!is_bias && adapter.place == ModuleAdapter::Place::kInput) {
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= own[0][i % columns];
+  } else if (!is_bias) {
+    add_product(rows, own[1], own[0], own[0].size() / columns, adapter.scale);
+  }
+}
+
+/// The matrix that a parameter is, or is the bias of; null: neither.
+const ParameterSpec* matrix_of(const ParameterSpec& spec,
+                               const std::vector<ParameterSpec>& parameters) {
+  constexpr std::string_view kBias = ".bias";
+  if (spec.shape.rank() == 2) return &spec;
+  if (!spec.name.ends_with(kBias)) return nullptr;
+  const std::string name = spec.name.substr(0, spec.name.size() - kBias.size()) + ".weight";
+  const auto found = std::ranges::find(parameters, name, &ParameterSpec::name);
+  return found != parameters.end() && found->shape.rank() == 2 ? &*found : nullptr;
+}
+
 }  // namespace
 
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
+  require(adapted.config().adapter.prompt() == nullptr, ErrorCode::kConfig, "'", adapted.path(),
+          "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
+          "folder and give it with --adapter");
   GptConfig plain = adapted.config();
-  plain.lora = {};
-  for (const ParameterSpec& spec : pretrained::parameters_of(plain)) {
+  plain.adapter = {};
+  plain.base_format = WeightFormat::kNone;
+  const std::vector<ParameterSpec> parameters = pretrained::parameters_of(plain);
+  for (const ParameterSpec& spec : parameters) {
     std::vector<float> values(static_cast<std::size_t>(spec.shape.numel()));
     adapted.read(spec.name, values);
-    for (const LoraModule& module : lora_modules(adapted.config(), spec.name, spec.shape[0])) {
-      const auto rank = static_cast<std::size_t>(module.rank);
-      const auto inputs = static_cast<std::size_t>(spec.shape[1]);
-      const auto rows = static_cast<std::size_t>(module.rows);
-      std::vector<float> a(rank * inputs), b(rows * rank);
-      adapted.read(module.a(), a);
-      adapted.read(module.b(), b);
-      add_product(std::span(values).subspan(static_cast<std::size_t>(module.first_row) * inputs,
-                                            rows * inputs),
-                  b, a, rank, module.scale);
+    if (const ParameterSpec* const matrix = matrix_of(spec, parameters)) {
+      for (const ModuleAdapter& adapter : adapter::module_adapters(adapted.config(), *matrix)) {
+        merge(adapted, adapter, spec.shape, values);
+      }
     }
     const bool finite = std::ranges::all_of(values, [](float v) { return std::isfinite(v); });
     require(finite, ErrorCode::kConfig, "'", adapted.path(), "': parameter '", spec.name,
-            "' is not finite once the adapters are added");
+            "' is not finite once the adapters are merged");
     target.write(spec.name, values);
   }
 }

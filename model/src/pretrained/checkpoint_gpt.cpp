@@ -20,9 +20,12 @@ PretrainedGpt open_checkpoint(const std::string& folder) {
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& spec : layer->parameters()) {
       const auto saved = std::ranges::find(manifest.parameters, spec.name, &SavedParameter::name);
-      require(saved != manifest.parameters.end() && saved->shape == spec.shape, ErrorCode::kConfig,
-              "'", path, "' has no parameter '", spec.name, "' of shape ", spec.shape);
-      files->places[spec.name] = {.shape = spec.shape};
+      const Shape shape =
+          spec.format == WeightFormat::kNone ? spec.shape : Shape{quantized_sizes(spec).bytes};
+      require(saved != manifest.parameters.end() && saved->shape == shape, ErrorCode::kConfig, "'",
+              path, "' has no parameter '", spec.name, "' of shape ", shape);
+      files->places[spec.name] = {
+          .shape = spec.shape, .parts = {}, .format = spec.format, .joined = spec.joined};
     }
   }
   return PretrainedGpt(std::move(files));

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <set>
 #include <utility>
 
 #include "gpt_config.h"
 #include "pretrained/hugging_face_config.h"
+#include "pretrained/quantization_config.h"
+#include "pretrained/quantized_part.h"
 #include "pretrained/stored_gpt.h"
 #include "published_parts.h"
 #include "strict_json.h"
@@ -24,17 +25,12 @@ using pretrained::parameters_of;
 using pretrained::Part;
 using pretrained::Place;
 using pretrained::stored_shape;
+using pretrained::StoredTensors;
 
 constexpr std::int64_t kMostIndexBytes = 100'000'000;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kDownloadAgain = "; download or write all of the folder's files again";
-
-struct StoredTensor {
-  std::size_t file = 0;
-  SafetensorsEntry entry;
-};
-using StoredTensors = std::map<std::string, StoredTensor, std::less<>>;
 
 /// Names in the folder; the head has no prefix.
 std::string stored_name(const std::string& name, std::string_view prefix) {
@@ -122,7 +118,7 @@ void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
                      const std::vector<InputFile>& files, const fs::path& folder) {
   const auto head = tensors.find("lm_head.weight");
   if (head == tensors.end()) return;
-  const StoredTensor &a = head->second, &b = tensors.find(embedding)->second;
+  const pretrained::StoredTensor &a = head->second, &b = tensors.find(embedding)->second;
   bool same = a.entry.dtype == b.entry.dtype && a.entry.shape == b.entry.shape;
   constexpr std::int64_t kPiece = 1 << 20;
   std::vector<std::byte> ours(kPiece), theirs(kPiece);
@@ -137,6 +133,55 @@ void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
           embedding,
           "', and by config.json they are one; if the model has a head of its own, set "
           "tie_word_embeddings to false there");
+}
+
+/// A part whose tensor is there.
+Part found_part_of(const Part& part, const std::string& name, WeightFormat format,
+                   const StoredTensors& tensors, const std::vector<InputFile>& files,
+                   std::set<std::string>& used) {
+  const pretrained::StoredTensor& found = tensors.find(name)->second;
+  const std::string& dtype = found.entry.dtype;
+  const bool scaled = pretrained::has_scales(tensors, name);
+  require(!scaled || format != WeightFormat::kNone, ErrorCode::kConfig, "'",
+          files[found.file].path(), "': tensor '", name,
+          "' is quantised, and config.json has no quantization_config", kDownloadAgain);
+  const bool codes = dtype == "U8" || dtype == "I8" || scaled;
+  if (codes && format != WeightFormat::kNone) {
+    return pretrained::found_quantized_part(part, name, format, tensors, files, used);
+  }
+  used.insert(name);
+  return found_part(part, found.file, found.entry, files[found.file].path(), "config.json");
+}
+
+/// A tensor that is to be written: the first of a part.
+struct NewTensor {
+  SafetensorsEntry entry;
+  std::size_t part = 0;   ///< index
+  std::size_t place = 0;  ///< among the part's
+};
+
+/// In the order of transformers' own files, but for wider elements, which come first.
+std::vector<NewTensor> new_tensors(const std::vector<std::pair<ParameterSpec, StoredPart>>& parts,
+                                   const GptConfig& config, WeightFormat format) {
+  const std::string_view prefix = family_of(config).prefix;
+  std::vector<NewTensor> all;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [spec, stored] = parts[i];
+    const std::string name = stored_name(stored.name, prefix);
+    std::vector<SafetensorsEntry> entries{{.name = name,
+                                           .dtype = std::string(safetensors_dtype(DType::kFloat32)),
+                                           .shape = stored_shape(stored.part)}};
+    const bool left_out =
+        std::ranges::find(config.unquantized, spec.name) != config.unquantized.end();
+    if (format != WeightFormat::kNone && pretrained::is_block_matrix(spec) && !left_out) {
+      entries = pretrained::quantized_entries(name, stored.part.shape, format);
+    }
+    for (std::size_t e = 0; e < entries.size(); ++e) all.push_back({std::move(entries[e]), i, e});
+  }
+  std::ranges::sort(all, {}, [](const NewTensor& tensor) {
+    return std::pair(-safetensors_dtype_bits(tensor.entry.dtype), tensor.entry.name);
+  });
+  return all;
 }
 
 }  // namespace
@@ -177,6 +222,8 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
           folder, "' has ", tensors.size(), " tensors, too few for the layers of config.json, ",
           model->config.layers, kDownloadAgain);
   std::set<std::string> used, dtypes;
+  std::size_t count = 0;
+  model->stored_format = pretrained::quantization_in((root / "config.json").string());
   for (const ParameterSpec& spec : parameters_of(model->config)) {
     Place place{.shape = spec.shape};
     for (const StoredPart& stored : stored_parts(model->config, spec)) {
@@ -184,15 +231,13 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
       const auto tensor = tensors.find(name);
       require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
               "', which the model of config.json has", kDownloadAgain);
-      const StoredTensor& found = tensor->second;
-      place.parts.push_back(found_part(stored.part, found.file, found.entry,
-                                       model->files[found.file].path(), "config.json"));
-      used.insert(name);
-      dtypes.insert(found.entry.dtype);
+      place.parts.push_back(
+          found_part_of(stored.part, name, model->stored_format, tensors, model->files, used));
+      ++count;
+      dtypes.insert(tensor->second.entry.dtype);
     }
     model->places[spec.name] = std::move(place);
   }
-  const std::size_t count = used.size();
   if (model->config.tie_embedding) {
     check_tied_head(tensors, stored_name(embedding, prefix), model->files, root);
     used.insert("lm_head.weight");
@@ -207,33 +252,37 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   }
   model->format = concat("a Hugging Face folder: ", count, " tensors,");
   for (const std::string& dtype : dtypes) model->format += " " + dtype;
+  if (model->stored_format != WeightFormat::kNone) {
+    const auto has_codes = [](const Part& part) {
+      return part.quantized.format != WeightFormat::kNone;
+    };
+    const bool any = std::ranges::any_of(model->places, [&](const auto& place) {
+      return std::ranges::any_of(place.second.parts, has_codes);
+    });
+    require(any, ErrorCode::kConfig, "'", folder, "': quantization_config is of ",
+            to_string(model->stored_format),
+            ", and no tensor is quantised; remove the key from config.json, and give "
+            "--base-format");
+    model->format += concat(", quantised to ", to_string(model->stored_format));
+  }
   return PretrainedGpt(std::move(model));
 }
 
 PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& config,
-                                    Storage& storage) {
-  require(!config.lora.is_set(), ErrorCode::kInvalidArgument,
+                                    Storage& storage, WeightFormat format) {
+  require(!config.adapter.is_set(), ErrorCode::kInvalidArgument,
           "a model with adapters is written by write_adapter, or without them");
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
-  const std::string_view prefix = family_of(config).prefix;
   std::vector<std::pair<ParameterSpec, StoredPart>> parts;
   for (const ParameterSpec& spec : parameters_of(config)) {
     for (StoredPart& part : stored_parts(config, spec)) {
       parts.emplace_back(spec, std::move(part));
     }
   }
-  // In the order of transformers' own files; a parameter's parts stay in that of its rows.
-  std::vector<std::size_t> order(parts.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::sort(order, {},
-                    [&](std::size_t i) { return stored_name(parts[i].second.name, prefix); });
+  const std::vector<NewTensor> tensors = new_tensors(parts, config, format);
   std::vector<SafetensorsEntry> entries;
-  for (const std::size_t i : order) {
-    entries.push_back({.name = stored_name(parts[i].second.name, prefix),
-                       .dtype = std::string(safetensors_dtype(DType::kFloat32)),
-                       .shape = stored_shape(parts[i].second.part)});
-  }
+  for (const NewTensor& tensor : tensors) entries.push_back(tensor.entry);
   const std::string header = safetensors_header(entries, {{"format", "pt"}});
   auto made = std::make_unique<PretrainedWriter::Target>(
       PretrainedWriter::Target{.storage = storage,
@@ -243,20 +292,32 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
                                .is_folder = true,
                                .places = {}});
   PretrainedWriter::Target& target = *made;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    parts[order[i]].second.part.offset = entries[i].begin;
+  std::vector<std::vector<SafetensorsEntry>> of_part(parts.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto& own = of_part[tensors[i].part];
+    own.resize(std::max(own.size(), tensors[i].place + 1));
+    own[tensors[i].place] = entries[i];
   }
-  for (const auto& [spec, stored] : parts) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [spec, stored] = parts[i];
     Place& place = target.places[spec.name];
     place.shape = spec.shape;
     place.parts.push_back(stored.part);
+    place.parts.back().offset = of_part[i].front().begin;
+    if (of_part[i].size() > 1) {
+      place.parts.back() = pretrained::placed_part(stored.part, format, of_part[i]);
+    }
   }
   PretrainedWriter writer(std::move(made));  // removes the folder if what follows fails
   storage.remove(target.temporary);          // left by a crash
   storage.make_folder(target.temporary);
-  write_file(storage, target.temporary + "/config.json", pretrained::hugging_face_config(config));
+  write_file(storage, target.temporary + "/config.json",
+             pretrained::hugging_face_config(config, format));
   target.file = storage.create(target.temporary + "/" + kSingleFile, entries.back().end);
   target.file->write(0, std::as_bytes(std::span(header)));
+  for (const auto& [name, place] : target.places) {
+    for (const Part& part : place.parts) pretrained::write_tables(*target.file, part);
+  }
   return writer;
 }
 

@@ -8,6 +8,7 @@
 #include "gpt_config.h"
 #include "pretrained/config_reader.h"
 #include "pretrained/llama_config.h"
+#include "pretrained/quantization_config.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_family.h"
 
@@ -49,7 +50,6 @@ std::vector<Fixed> fixed_keys(const GptConfig& config) {
       {"add_cross_attention", {false}},
       {"is_encoder_decoder", {false}},
       {"pruned_heads", {nullptr, json::object()}},
-      {"quantization_config", {nullptr}},
   };
 }
 
@@ -85,6 +85,7 @@ GptConfig read_hugging_face_config(const std::string& path) {
               (architectures.is_array() && std::ranges::any_of(architectures, is_known)),
           ErrorCode::kConfig, "'", path, "': architectures is ", shown(architectures),
           "; of this model_type only ", family->architecture, " can be read");
+  read_quantization(reader);  // refuses what cannot be read
   GptConfig config =
       family->family == GptFamily::kGpt2 ? read_gpt2(reader) : read_llama_config(reader, *family);
   try {
@@ -111,34 +112,44 @@ std::vector<std::int32_t> end_tokens_in(const std::string& path) {
   return tokens;
 }
 
-std::string hugging_face_config(const GptConfig& config) {
-  if (config.family != GptFamily::kGpt2) return llama_config_text(config);
+namespace {
+
+nlohmann::ordered_json gpt2_config(const GptConfig& config) {
   constexpr std::int64_t kEndOfText = 50256;  // GPT-2's only special token
   const json end = config.vocab_size > kEndOfText ? json(kEndOfText) : json();
   const double dropout = config.dropout;
-  const nlohmann::ordered_json file{{"architectures", {"GPT2LMHeadModel"}},
-                                    {"model_type", "gpt2"},
-                                    {"vocab_size", config.vocab_size},
-                                    {"n_positions", config.context_length},
-                                    {"n_ctx", config.context_length},
-                                    {"n_embd", config.width},
-                                    {"n_layer", config.layers},
-                                    {"n_head", config.heads},
-                                    {"n_inner", nullptr},
-                                    {"activation_function", "gelu_new"},
-                                    {"resid_pdrop", dropout},
-                                    {"embd_pdrop", dropout},
-                                    {"attn_pdrop", 0.0},
-                                    {"layer_norm_epsilon", 1e-5},
-                                    {"initializer_range", 0.02},
-                                    {"scale_attn_weights", true},
-                                    {"scale_attn_by_inverse_layer_idx", false},
-                                    {"reorder_and_upcast_attn", false},
-                                    {"tie_word_embeddings", config.tie_embedding},
-                                    {"bos_token_id", end},
-                                    {"eos_token_id", end},
-                                    {"use_cache", true},
-                                    {"dtype", "float32"}};
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"vocab_size", config.vocab_size},
+          {"n_positions", config.context_length},
+          {"n_ctx", config.context_length},
+          {"n_embd", config.width},
+          {"n_layer", config.layers},
+          {"n_head", config.heads},
+          {"n_inner", nullptr},
+          {"activation_function", "gelu_new"},
+          {"resid_pdrop", dropout},
+          {"embd_pdrop", dropout},
+          {"attn_pdrop", 0.0},
+          {"layer_norm_epsilon", 1e-5},
+          {"initializer_range", 0.02},
+          {"scale_attn_weights", true},
+          {"scale_attn_by_inverse_layer_idx", false},
+          {"reorder_and_upcast_attn", false},
+          {"tie_word_embeddings", config.tie_embedding},
+          {"bos_token_id", end},
+          {"eos_token_id", end},
+          {"use_cache", true},
+          {"dtype", "float32"}};
+}
+
+}  // namespace
+
+std::string hugging_face_config(const GptConfig& config, WeightFormat format) {
+  nlohmann::ordered_json file =
+      config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
+  if (format != WeightFormat::kNone)
+    file["quantization_config"] = quantization_json(format, config);
   return file.dump(2) + "\n";
 }
 

@@ -17,6 +17,6 @@ GptConfig read_hugging_face_config(const std::string& path);
 std::vector<std::int32_t> end_tokens_in(const std::string& path);
 
 /// A config.json that versions 4 and 5 of transformers read.
-std::string hugging_face_config(const GptConfig& config);
+std::string hugging_face_config(const GptConfig& config, WeightFormat format = WeightFormat::kNone);
 
 }  // namespace tessera::pretrained

@@ -14,9 +14,8 @@ using Scaling = RotaryConfig::Scaling;
 
 /// Keys that change what is computed, and the values that mean what is computed here.
 const std::vector<std::pair<const char*, std::vector<json>>> kFixed{
-    {"hidden_act", {"silu"}},          {"attention_bias", {false}},      {"mlp_bias", {false}},
-    {"is_encoder_decoder", {false}},   {"add_cross_attention", {false}}, {"pretraining_tp", {1}},
-    {"quantization_config", {nullptr}}};
+    {"hidden_act", {"silu"}},        {"attention_bias", {false}},      {"mlp_bias", {false}},
+    {"is_encoder_decoder", {false}}, {"add_cross_attention", {false}}, {"pretraining_tp", {1}}};
 
 void read_llama3(const ConfigReader& rope, const ConfigReader& all, RotaryConfig& rotary) {
   rotary.scaling = Scaling::kLlama3;
@@ -132,7 +131,7 @@ GptConfig read_llama_config(const ConfigReader& reader, const FamilyRow& family)
   return config;
 }
 
-std::string llama_config_text(const GptConfig& config) {
+nlohmann::ordered_json llama_config_json(const GptConfig& config) {
   const FamilyRow& family = family_of(config);
   const RotaryConfig& rotary = config.rotary;
   const double dropout = config.dropout;
@@ -184,7 +183,7 @@ std::string llama_config_text(const GptConfig& config) {
   } else {
     file["rope_scaling"] = nullptr;
   }
-  return file.dump(2) + "\n";
+  return file;
 }
 
 }  // namespace tessera::pretrained

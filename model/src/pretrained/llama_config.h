@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "pretrained/config_reader.h"
 #include "tessera/model/gpt_family.h"
 
@@ -10,6 +8,6 @@ namespace tessera::pretrained {
 /// The configuration of a family other than GPT-2, in the spelling of transformers 4 or 5.
 GptConfig read_llama_config(const ConfigReader& reader, const FamilyRow& family);
 /// A config.json that both versions read.
-std::string llama_config_text(const GptConfig& config);
+nlohmann::ordered_json llama_config_json(const GptConfig& config);
 
 }  // namespace tessera::pretrained

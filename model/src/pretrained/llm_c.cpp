@@ -113,7 +113,7 @@ PretrainedWriter write_llm_c(const std::string& path, const GptConfig& config, D
   require(config.family == GptFamily::kGpt2, ErrorCode::kConfig,
           "llm.c's model files hold GPT-2s alone, and this model is a ", family_of(config).name,
           "; write a Hugging Face folder");
-  require(!config.lora.is_set(), ErrorCode::kConfig,
+  require(!config.adapter.is_set(), ErrorCode::kConfig,
           "llm.c's model files have no adapters; write a Hugging Face folder of them");
   require(config.tie_embedding, ErrorCode::kConfig,
           "llm.c's models have no head of their own: its matrix is the token embedding");

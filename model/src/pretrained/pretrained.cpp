@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "file_identity.h"
+#include "pretrained/quantized_part.h"
 #include "pretrained/stored_gpt.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/llm_c.h"
@@ -167,11 +169,33 @@ std::int64_t read_interval(const std::vector<InputFile>& files, const Place& pla
     const std::int64_t part_end = part_begin + part.shape.numel();
     const std::int64_t begin = std::max(first, part_begin), end = std::min(last, part_end);
     if (begin < end) {
-      bytes += read_part(files[part.file], part, begin - part_begin,
-                         values.subspan(as_size(begin - first), as_size(end - begin)));
+      const auto own = values.subspan(as_size(begin - first), as_size(end - begin));
+      bytes += part.quantized.format == WeightFormat::kNone
+                   ? read_part(files[part.file], part, begin - part_begin, own)
+                   : pretrained::read_decoded(files, part, begin - part_begin, own);
     }
     part_begin = part_end;
   }
+  return bytes;
+}
+
+/// Reads or quantises a whole parameter, as many bytes as `to` has; `values` is for its values.
+/// Returns the bytes that were read.
+std::int64_t read_quantized(const std::vector<InputFile>& files, const Place& place,
+                            const ParameterSpec& spec, std::vector<float>& values,
+                            std::span<std::byte> to) {
+  if (pretrained::is_stored_in(place, spec.format)) {
+    return pretrained::read_stored(files, place, to);
+  }
+  for (const Part& part : place.parts) {
+    const WeightFormat stored = part.quantized.format;
+    require(stored == WeightFormat::kNone, ErrorCode::kConfig, "parameter '", spec.name,
+            "' is stored in ", to_string(stored), ", and would be quantised again, to ",
+            to_string(spec.format), "; keep its format, or take the model that is not quantised");
+  }
+  values.resize(as_size(spec.shape.numel()));
+  const std::int64_t bytes = read_interval(files, place, 0, values);
+  quantize(spec.format, spec.shape, values, to, spec.name, spec.joined);
   return bytes;
 }
 
@@ -185,6 +209,17 @@ void write_part(TrainingState& state, const StateTensor& tensor, std::int64_t fi
   if (begin >= end) return;
   state.write(tensor.name, begin, values.subspan(as_size(begin - first), as_size(end - begin)),
               stream);
+}
+
+/// All of a parameter.
+void dequantize(const Place& place, std::span<std::byte> bytes, std::span<float> values) {
+  const auto stream = make_cpu_device()->create_stream({.name = "dequantize"});
+  cpu_kernels().dequantize(
+      {.format = place.format,
+       .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
+       .dst = TensorView(values.data(), DType::kFloat32, place.shape),
+       .joined = place.joined},
+      *stream);
 }
 
 const Place& place_of(const pretrained::Places& places, std::string_view name, std::size_t given,
@@ -226,6 +261,20 @@ void require_absent(const std::string& path) {
 const std::string& PretrainedGpt::path() const { return files_->path; }
 const GptConfig& PretrainedGpt::config() const { return files_->config; }
 const std::string& PretrainedGpt::format() const { return files_->format; }
+WeightFormat PretrainedGpt::stored_format() const { return files_->stored_format; }
+
+std::vector<std::string> PretrainedGpt::unquantized() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : files_->places) {
+    const bool plain = std::ranges::any_of(
+        place.parts, [](const Part& part) { return part.quantized.format == WeightFormat::kNone; });
+    const ParameterSpec spec{.name = name, .shape = place.shape, .initializer = {}};
+    if (stored_format() != WeightFormat::kNone && plain && pretrained::is_block_matrix(spec)) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
 
 bool PretrainedGpt::is_checkpoint() const { return files_->checkpoint != nullptr; }
 
@@ -252,8 +301,12 @@ void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
   const Place& place = place_of(files_->places, name, values.size(), files_->path);
   if (is_checkpoint()) {
     const std::lock_guard lock(files_->mutex);
-    std::ranges::copy(files_->checkpoint->read(std::string(name)), values.begin());
-    return;
+    if (place.format == WeightFormat::kNone) {
+      std::ranges::copy(files_->checkpoint->read(std::string(name)), values.begin());
+      return;
+    }
+    std::vector<std::byte> bytes = files_->checkpoint->read_bytes(std::string(name));
+    return dequantize(place, bytes, values);
   }
   read_interval(files_->files, place, 0, values);
 }
@@ -268,6 +321,16 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
   std::int64_t bytes = 0;
   std::vector<float> values;
   for (const StateTensor& tensor : state) {
+    if (tensor.role == Role::kQuantized) {
+      state.write_quantized(
+          tensor,
+          [&](const ParameterSpec& spec, std::span<std::byte> to) {
+            const Place& place =
+                place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
+            bytes += read_quantized(files_->files, place, spec, values, to);
+          },
+          stream);
+    }
     if (tensor.role != Role::kParameter && tensor.role != Role::kFrozen) continue;
     const StateTensor* const master =
         tensor.role == Role::kParameter ? state.find(Role::kMaster, tensor.unit) : nullptr;
@@ -376,10 +439,38 @@ void PretrainedWriter::write(std::string_view name, std::span<const float> value
           "' is written to '", target_->path, "' twice");
   std::int64_t begin = 0;
   for (const Part& part : place.parts) {
-    write_part(*target_->file, part, values.subspan(as_size(begin), as_size(part.shape.numel())));
+    const auto own = values.subspan(as_size(begin), as_size(part.shape.numel()));
     begin += part.shape.numel();
+    if (part.quantized.format == WeightFormat::kNone) {
+      write_part(*target_->file, part, own);
+      continue;
+    }
+    std::vector<std::byte> bytes(as_size(quantized_sizes(part.quantized.format, part.shape).bytes));
+    quantize(part.quantized.format, part.shape, own, bytes, name);
+    pretrained::write_stored(*target_->file, part, bytes);
   }
   target_->missing.erase(missing);
+}
+
+bool PretrainedWriter::copy(std::string_view name, const PretrainedGpt& from) {
+  const auto source = from.files().places.find(name);
+  const auto target = target_->places.find(name);
+  const auto missing = target_->missing.find(name);
+  if (source == from.files().places.end() || missing == target_->missing.end()) return false;
+  const std::vector<Part>&parts = target->second.parts, &stored = source->second.parts;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const WeightFormat format = parts[p].quantized.format;
+    if (format == WeightFormat::kNone || stored.size() != parts.size() ||
+        stored[p].quantized.format != format || stored[p].shape != parts[p].shape) {
+      return false;
+    }
+  }
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    pretrained::write_stored(*target_->file, parts[p],
+                             pretrained::read_stored(from.files().files, stored[p]));
+  }
+  target_->missing.erase(missing);
+  return true;
 }
 
 void PretrainedWriter::finish() {

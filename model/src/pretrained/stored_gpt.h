@@ -21,6 +21,24 @@ namespace pretrained {
 /// How a file stores an element.
 enum class Format : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
 
+/// A byte of one of several files.
+struct Location {
+  std::size_t file = 0;
+  std::int64_t offset = 0;
+};
+
+/// What a tensor of codes has beside it, in tensors of its own.
+struct StoredScales {
+  WeightFormat format = WeightFormat::kNone;  ///< kNone: the tensor has values
+  Location scales{};                          ///< fp32, or their codes
+  Location groups{};                          ///< where scales have codes: fp32
+  float mean = 0.0F;                          ///< the same
+  // Where more is to be written: offsets.
+  std::int64_t description = 0;
+  std::int64_t table = 0;
+  std::int64_t map = 0;
+};
+
 /// A tensor in a file: some of a parameter's rows.
 struct Part {
   Shape shape;              ///< ours
@@ -28,12 +46,15 @@ struct Part {
   std::int64_t offset = 0;  ///< of its first byte
   Format format = Format::kFloat32;
   bool transposed = false;  ///< a matrix whose columns are our rows
+  StoredScales quantized{};
 };
 
 /// A parameter in files: parts that follow each other along the first dimension.
 struct Place {
   Shape shape;
   std::vector<Part> parts{};
+  WeightFormat format = WeightFormat::kNone;  ///< in a checkpoint
+  std::vector<std::int64_t> joined{};         ///< the same: ParameterSpec::joined
 };
 using Places = std::map<std::string, Place, std::less<>>;
 
@@ -47,6 +68,9 @@ std::string without_slash(std::string path);
 
 /// Refuses a target that is there.
 void require_absent(const std::string& path);
+
+/// Whether it is a matrix of a block, which bitsandbytes may quantise.
+bool is_block_matrix(const ParameterSpec& spec);
 
 /// The parameters of all layers.
 std::vector<ParameterSpec> parameters_of(const GptConfig& config);
@@ -67,12 +91,21 @@ struct PretrainedGpt::Files {
   GptConfig config;
   std::vector<InputFile> files;
   pretrained::Places places;
+  /// Of the matrices of blocks; single ones may be stored otherwise.
+  WeightFormat stored_format = WeightFormat::kNone;
   /// Adapters that are in no file: they start as a new model's do.
   std::set<std::string, std::less<>> fresh{};
   /// Instead of `files`: one of our own, whose reader is one thread's at a time.
   std::unique_ptr<SavedParameters> checkpoint{};
   mutable std::mutex mutex{};
 };
+
+namespace pretrained {
+
+/// Gives the configuration of a model that gets adapters the format in which `files` have it.
+void keep_stored_format(PretrainedGpt::Files& files);
+
+}  // namespace pretrained
 
 struct PretrainedWriter::Target {
   Storage& storage;

@@ -1,5 +1,6 @@
 #include <optional>
 
+#include "pretrained/quantized_part.h"
 #include "pretrained/stored_gpt.h"
 #include "tessera/core/error.h"
 
@@ -21,6 +22,21 @@ std::vector<ParameterSpec> parameters_of(const GptConfig& config) {
     all.insert(all.end(), layer->parameters().begin(), layer->parameters().end());
   }
   return all;
+}
+
+bool is_block_matrix(const ParameterSpec& spec) {
+  const bool in_block = spec.name.starts_with("h.") || spec.name.starts_with("layers.");
+  return in_block && spec.shape.rank() == 2;
+}
+
+void keep_stored_format(PretrainedGpt::Files& files) {
+  if (files.stored_format == WeightFormat::kNone) return;
+  for (const ParameterSpec& spec : parameters_of(files.config)) {
+    if (is_block_matrix(spec) && !is_stored_in(files.places.at(spec.name), files.stored_format)) {
+      files.config.unquantized.push_back(spec.name);
+    }
+  }
+  files.config.base_format = files.stored_format;
 }
 
 Shape stored_shape(const Part& part) {

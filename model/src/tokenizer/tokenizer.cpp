@@ -147,11 +147,24 @@ struct TokenEncoder::State {
   explicit State(std::shared_ptr<const Tokenizer::Tables> of)
       : tables(std::move(of)), words(tables->pattern), pairs(tables->pairs) {}
 
+  /// After tokens of `part`, which begins at byte `begin` of the text, were appended. `inserted`:
+  /// bytes in front of them that are not in the text.
+  void place(std::string_view part, std::size_t inserted, const std::vector<std::int32_t>& tokens) {
+    if (ends == nullptr) return;
+    const auto begin = static_cast<std::size_t>(part.data() - whole.data());
+    std::size_t length = 0;
+    for (std::size_t i = ends->size(); i < tokens.size(); ++i) {
+      length += tables->bytes[static_cast<std::size_t>(tokens[i])].size();
+      const std::size_t own = length - std::min(length, inserted);
+      ends->push_back(begin + std::min(own, part.size()));
+    }
+  }
+
   /// Tokens of `text`: those of `added` where they are, with the white space that they take, and of
   /// what is between by `rest`.
   template <typename Rest>
-  static void split(const AddedTokens& added, std::string_view text,
-                    std::vector<std::int32_t>& tokens, const Rest& rest) {
+  void split(const AddedTokens& added, std::string_view text, std::vector<std::int32_t>& tokens,
+             const Rest& rest) {
     std::size_t done = 0;
     while (done < text.size()) {
       const AddedTokens::Found found = added.find(text, done);
@@ -161,6 +174,9 @@ struct TokenEncoder::State {
       tokens.push_back(found.id);
       done = found.begin + found.length;
       if (found.strips_right) done += leading_space(text.substr(done));
+      if (ends != nullptr) {
+        ends->push_back(static_cast<std::size_t>(text.data() - whole.data()) + done);
+      }
     }
   }
 
@@ -171,7 +187,11 @@ struct TokenEncoder::State {
       const bool first = section.data() == text.data();
       const data::SpacePrefix prefix =
           first && continued ? data::SpacePrefix::kNone : tables->file.prefix;
-      pairs.encode(with_space_marks(section, prefix, first), tokens);
+      const std::string marked = with_space_marks(section, prefix, first);
+      pairs.encode(marked, tokens);
+      const auto spaces = static_cast<std::size_t>(std::ranges::count(section, ' '));
+      const std::size_t as_long = section.size() + spaces * (data::kSpaceMark.size() - 1);
+      place(section, marked.size() > as_long ? 1 : 0, tokens);  // a mark is a space's byte there
     });
   }
 
@@ -184,12 +204,23 @@ struct TokenEncoder::State {
     };
     split(tables->raw, text, tokens, [&](std::string_view part) {
       std::string normal;
-      if (tables->file.nfc) part = normal = data::to_nfc(part);
-      split(tables->normalized, part, tokens, by_words);
+      if (tables->file.nfc) normal = data::to_nfc(part);
+      if (tables->file.nfc && normal != part) {
+        auto* const placed = std::exchange(ends, nullptr);  // they are not in the text
+        split(tables->normalized, normal, tokens, by_words);
+        ends = placed;
+        return place(part, 0, tokens);
+      }
+      split(tables->normalized, part, tokens, [&](std::string_view piece) {
+        by_words(piece);
+        place(piece, 0, tokens);
+      });
     });
   }
 
   std::shared_ptr<const Tokenizer::Tables> tables;
+  std::string_view whole{};                  ///< the text, where ends are asked for
+  std::vector<std::size_t>* ends = nullptr;  ///< of each token in it
   data::WordPattern::Words words;
   data::BytePairs::Encoder pairs;
 };
@@ -206,6 +237,15 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool special_
   TokenEncoder(*this).encode(text, tokens);
   if (special_tokens) tokens.insert(tokens.end(), file.after.begin(), file.after.end());
   return tokens;
+}
+
+Tokenizer::Placed Tokenizer::encode_with_ends(std::string_view text) const {
+  Placed placed;
+  TokenEncoder encoder(*this);
+  encoder.state_->whole = text;
+  encoder.state_->ends = &placed.ends;
+  encoder.encode(text, placed.tokens);
+  return placed;
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> tokens, bool special_tokens) const {

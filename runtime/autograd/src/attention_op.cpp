@@ -7,6 +7,7 @@ namespace {
 
 struct Sizes {
   std::int64_t batch, length, heads, head_dim, window;
+  TensorView starts{};
 
   Shape qkv() const { return {batch, length, 3, heads, head_dim}; }
   Shape out() const { return {batch, length, heads, head_dim}; }
@@ -38,7 +39,8 @@ Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
                                             .head_dim = sizes.head_dim,
                                             .dtype = dtype,
                                             .backward = backward,
-                                            .window = sizes.window},
+                                            .window = sizes.window,
+                                            .documents = static_cast<bool>(sizes.starts)},
                                            options.cuda_kernels)
           : attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads, sizes.head_dim, dtype,
                                       options.threads);
@@ -65,7 +67,8 @@ void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const Te
                                     .out = out.reshape(sizes.out()),
                                     .lse = lse,
                                     .workspace = workspace,
-                                    .window = sizes.window},
+                                    .window = sizes.window,
+                                    .starts = sizes.starts},
                                    tape.stream());
   tape.charge(attention_cost(sizes, qkv.dtype, 2, 4));
 }
@@ -90,7 +93,8 @@ struct AttentionBackward {
                                          .lse = lse,
                                          .d_qkv = d_qkv.view().reshape(sizes.qkv()),
                                          .workspace = workspace,
-                                         .window = sizes.window},
+                                         .window = sizes.window,
+                                         .starts = sizes.starts},
                                         tape.stream());
     }
     tape.charge(attention_cost(sizes, qkv_tensor.dtype(), 5, 8));
@@ -100,8 +104,10 @@ struct AttentionBackward {
 
 }  // namespace
 
-Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window) {
-  const Sizes sizes = sizes_of(qkv, heads, window);
+Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
+                const TensorView& starts) {
+  Sizes sizes = sizes_of(qkv, heads, window);
+  sizes.starts = starts;
   Tensor lse = tape.activation(Shape{sizes.batch, sizes.heads, sizes.length}, DType::kFloat32,
                                "attention log-sum-exp");
   constexpr const char* kWhat = "attention output";

@@ -43,7 +43,8 @@ void run_forward(Tape& tape, const HeadShapes& shapes, const HeadsOptions& o,
                                 .k_gamma = value_of(o.k_gamma),
                                 .frequencies = o.frequencies,
                                 .amplitude = o.amplitude,
-                                .epsilon = o.epsilon},
+                                .epsilon = o.epsilon,
+                                .starts = o.starts},
                                tape.stream());
   tape.charge(elementwise_cost(packed, 4, 1));
   tape.charge(elementwise_cost(qkv, 0, 1));
@@ -106,7 +107,8 @@ struct HeadsBackward {
          .frequencies = options.frequencies,
          .amplitude = options.amplitude,
          .epsilon = options.epsilon,
-         .accumulate_parameters = gammas.accumulate},
+         .accumulate_parameters = gammas.accumulate,
+         .starts = options.starts},
         tape.stream());
     tape.charge(elementwise_cost(d_packed, norms ? 14 : 4, norms ? 2 : 1));
     tape.charge(elementwise_cost(d_qkv, 1, 1));

@@ -13,9 +13,8 @@ Shape with_last_dim(const Shape& shape, std::int64_t last) {
 }
 
 void check_compute_dtype(const char* op, const char* what, const TensorView& view, DType like) {
-  require(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16,
-          ErrorCode::kInvalidArgument, op, ": ", what, " must be fp32 or bf16, got ",
-          to_string(view.dtype));
+  require(is_compute_dtype(view.dtype), ErrorCode::kInvalidArgument, op, ": ", what,
+          " must be fp32, bf16 or fp16, got ", to_string(view.dtype));
   require(view.dtype == like, ErrorCode::kInvalidArgument, op, ": ", what, " is ",
           to_string(view.dtype), " and must be ", to_string(like), " like the input");
 }

@@ -28,7 +28,7 @@ inline TensorView as_matrix(const TensorView& view) {
 /// `shape` with another last dimension.
 Shape with_last_dim(const Shape& shape, std::int64_t last);
 
-/// Throws unless `view` is fp32 or bf16 and has the same dtype as `like`.
+/// Throws unless `view` is fp32, bf16 or fp16 and has the same dtype as `like`.
 void check_compute_dtype(const char* op, const char* what, const TensorView& view, DType like);
 
 /// Throws unless `view` has exactly `shape` and the compute dtype `dtype`.

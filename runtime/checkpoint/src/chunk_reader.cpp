@@ -36,14 +36,16 @@ std::span<const float> as_floats(std::span<const std::byte> bytes, DType dtype,
                                  std::vector<float>& copy) {
   const std::size_t count = bytes.size() / size_of(dtype);
   if (dtype == DType::kFloat32) return {reinterpret_cast<const float*>(bytes.data()), count};
-  require(dtype == DType::kBFloat16, ErrorCode::kConfig, "elements are ", to_string(dtype),
-          ", not fp32 or bf16");
+  require(is_compute_dtype(dtype), ErrorCode::kConfig, "elements are ", to_string(dtype),
+          ", not fp32, bf16 or fp16");
   copy.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    bfloat16 value;
-    std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
-    copy[i] = static_cast<float>(value);
-  }
+  const auto widen = [&](auto value) {
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
+      copy[i] = static_cast<float>(value);
+    }
+  };
+  dtype == DType::kFloat16 ? widen(float16()) : widen(bfloat16());
   return copy;
 }
 

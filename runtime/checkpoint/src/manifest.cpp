@@ -50,6 +50,7 @@ Json to_json(const SavedParameter& parameter) {
   for (int i = 0; i < parameter.shape.rank(); ++i) shape.push_back(parameter.shape[i]);
   for (const SavedState& state : parameter.states) {
     states.push_back({state.name, to_string(state.dtype)});
+    if (state.block != 1) states.back().push_back(state.block);
   }
   return {{"name", parameter.name}, {"shape", shape}, {"states", states}};
 }
@@ -147,6 +148,9 @@ SavedParameter read_parameter(const Reader& from) {
   for (std::size_t i = 0; i < from["states"].size(); ++i) {
     const Reader state = from["states"].at(i);
     parameter.states.push_back({state.at(0).text(), parse_dtype(state.at(1).text())});
+    if (state.size() > 2) parameter.states.back().block = state.at(2).number();
+    require(parameter.states.back().block >= 1, ErrorCode::kConfig, state.place(),
+            " has blocks of no elements");
   }
   return parameter;
 }
@@ -180,7 +184,8 @@ void check_pieces(const Manifest& manifest) {
     for (const SavedPiece& piece : file.pieces) {
       const SavedParameter& parameter =
           manifest.parameters[static_cast<std::size_t>(piece.parameter)];
-      require(piece.elements.numel > 0 && piece.elements.end() <= parameter.shape.numel(),
+      const SavedState& state = state_of(manifest.parameters, piece);
+      require(piece.elements.numel > 0 && piece.elements.end() <= numel_of(parameter, state),
               ErrorCode::kConfig, "'", file.name, "' has elements that '", parameter.name,
               "' has not");
       bytes += bytes_of(manifest.parameters, piece);
@@ -219,8 +224,9 @@ void check_cover(const Manifest& manifest) {
                 range.begin < end ? "two files" : "no file");
         end = range.end();
       }
-      require(end == parameter.shape.numel(), ErrorCode::kConfig, "elements ", end, " to ",
-              parameter.shape.numel() - 1, " of '", name, "' are in no file");
+      const std::int64_t numel = numel_of(parameter, parameter.states[s]);
+      require(end == numel, ErrorCode::kConfig, "elements ", end, " to ", numel - 1, " of '", name,
+              "' are in no file");
     }
   }
 }
@@ -278,6 +284,10 @@ std::uint64_t hash_of(std::string_view bytes) { return XXH3_64bits(bytes.data(),
 const SavedState& state_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece) {
   return parameters[static_cast<std::size_t>(piece.parameter)]
       .states[static_cast<std::size_t>(piece.state)];
+}
+
+std::int64_t numel_of(const SavedParameter& parameter, const SavedState& state) {
+  return (parameter.shape.numel() + state.block - 1) / state.block;
 }
 
 std::string tensor_name(const std::vector<SavedParameter>& parameters, const SavedPiece& piece) {

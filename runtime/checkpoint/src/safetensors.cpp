@@ -118,6 +118,8 @@ std::string_view safetensors_dtype(DType dtype) {
       return "F32";
     case DType::kBFloat16:
       return "BF16";
+    case DType::kFloat16:
+      return "F16";
     case DType::kFloat64:
       return "F64";
     case DType::kInt32:

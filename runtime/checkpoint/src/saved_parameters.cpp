@@ -47,23 +47,43 @@ std::vector<float> SavedParameters::read(const std::string& name, const std::str
           state, " of '", name, "'");
   const auto parameter = static_cast<int>(found - manifest_.parameters.begin());
   const auto number = static_cast<int>(of - found->states.begin());
-  std::vector<float> values(static_cast<std::size_t>(found->shape.numel()));
+  std::vector<float> values(static_cast<std::size_t>(numel_of(*found, *of)));
+  for_each_piece(parameter, number, [&](const SavedPiece& piece, std::span<const std::byte> raw) {
+    std::vector<float> copy;
+    std::ranges::copy(as_floats(raw, of->dtype, copy), values.begin() + piece.elements.begin);
+  });
+  return values;
+}
+
+std::vector<std::byte> SavedParameters::read_bytes(const std::string& name) {
+  const auto found = std::ranges::find(manifest_.parameters, name, &SavedParameter::name);
+  require(found != manifest_.parameters.end() && !found->states.empty() &&
+              found->states.front().dtype == DType::kUInt8,
+          ErrorCode::kNotFound, "the checkpoint '", folder_, "' has no quantised parameter '", name,
+          "'");
+  std::vector<std::byte> bytes(static_cast<std::size_t>(found->shape.numel()));
+  const auto parameter = static_cast<int>(found - manifest_.parameters.begin());
+  for_each_piece(parameter, 0, [&](const SavedPiece& piece, std::span<const std::byte> raw) {
+    std::ranges::copy(raw, bytes.begin() + piece.elements.begin);
+  });
+  return bytes;
+}
+
+void SavedParameters::for_each_piece(int parameter, int state, const ReceivePiece& receive) {
   for (std::size_t f = 0; f < files_.size(); ++f) {
     const SavedFile& file = manifest_.files[f];
     std::int64_t place = data_begin(manifest_, file);
     for (const SavedPiece& piece : file.pieces) {
       const std::int64_t bytes = bytes_of(manifest_.parameters, piece);
-      if (piece.parameter == parameter && piece.state == number) {
+      if (piece.parameter == parameter && piece.state == state) {
         if (files_[f] == nullptr) files_[f] = std::make_unique<File>(manifest_, file, folder_);
-        std::vector<float> copy;
         std::vector<std::byte> raw(static_cast<std::size_t>(bytes));
         files_[f]->read(place, raw);
-        std::ranges::copy(as_floats(raw, of->dtype, copy), values.begin() + piece.elements.begin);
+        receive(piece, raw);
       }
       place += bytes;
     }
   }
-  return values;
 }
 
 std::int64_t verify_files(const Manifest& manifest, const std::string& folder,

@@ -27,16 +27,30 @@ std::set<std::string> units_with_master(const ModelLayout& layout, const StateOp
   return units;
 }
 
+/// The flat parameters of a unit.
+enum class Kind : std::uint8_t { kTrainable, kFrozen, kQuantized };
+
+const FlatParameter& flat_of(const Unit& unit, Kind kind) {
+  if (kind == Kind::kQuantized) return unit.quantized;
+  return kind == Kind::kTrainable ? unit.trainable : unit.frozen;
+}
+
+/// A quantised parameter is saved as its bytes.
+Shape saved_shape(const FlatTensor& tensor) {
+  return tensor.is_quantized() ? Shape{tensor.numel()} : tensor.spec.shape;
+}
+
 /// The state tensor in which a rank has a saved state of a unit's parameters.
-std::string state_tensor(const Unit& unit, bool trainable, const std::string& state,
-                         bool has_master) {
-  if (!trainable) return unit.name + ".frozen";
+std::string state_tensor(const Unit& unit, Kind kind, const std::string& state, bool has_master) {
+  if (kind == Kind::kFrozen) return unit.name + ".frozen";
+  if (kind == Kind::kQuantized) return unit.name + ".quantized";
   if (state == kRounded) return unit.name + ".parameter";
   if (state != kValues) return concat(unit.name, ".", state);
   return unit.name + (has_master ? ".master" : ".parameter");
 }
 
-/// The saved state that fills a state tensor, of those that a parameter has; -1: none does.
+/// The saved state that fills a state tensor, of those that a parameter has; -1: none does. States
+/// of one name have one format.
 int state_for(const SavedParameter& parameter, const StateTensor& tensor,
               const std::string& unit_name, LoadedState loaded) {
   const auto index_of = [&](const std::string& name) {
@@ -58,8 +72,8 @@ int state_for(const SavedParameter& parameter, const StateTensor& tensor,
 template <typename Visit>
 void for_each_flat(const ModelLayout& layout, const Visit& visit) {
   for (const Unit& unit : layout.units) {
-    for (const bool trainable : {true, false}) {
-      visit(unit, trainable, trainable ? unit.trainable : unit.frozen);
+    for (const Kind kind : {Kind::kTrainable, Kind::kFrozen, Kind::kQuantized}) {
+      visit(unit, kind, flat_of(unit, kind));
     }
   }
 }
@@ -67,16 +81,16 @@ void for_each_flat(const ModelLayout& layout, const Visit& visit) {
 /// Where a parameter is kept.
 struct Home {
   const Unit* unit;
-  bool trainable;
+  Kind kind;
   const FlatTensor* tensor;
-  const FlatParameter& flat() const { return trainable ? unit->trainable : unit->frozen; }
+  const FlatParameter& flat() const { return flat_of(*unit, kind); }
 };
 
 /// By parameter, in the order of saved_parameters().
 std::vector<Home> homes_of(const ModelLayout& layout) {
   std::vector<Home> homes;
-  for_each_flat(layout, [&](const Unit& unit, bool trainable, const FlatParameter& flat) {
-    for (const FlatTensor& tensor : flat.tensors) homes.push_back({&unit, trainable, &tensor});
+  for_each_flat(layout, [&](const Unit& unit, Kind kind, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) homes.push_back({&unit, kind, &tensor});
   });
   return homes;
 }
@@ -145,13 +159,15 @@ std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const 
 std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const StateOptions& options,
                                              bool stochastic_rounding) {
   std::vector<SavedParameter> all;
-  for_each_flat(layout, [&](const Unit&, bool trainable, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const Unit&, Kind kind, const FlatParameter& flat) {
     for (const FlatTensor& tensor : flat.tensors) {
-      SavedParameter parameter{tensor.spec.name, tensor.spec.shape, {}};
-      parameter.states.push_back({kValues, trainable ? DType::kFloat32 : options.parameter_dtype});
-      if (trainable) {
-        for (const std::string& name : options.optimizer_tensors) {
-          parameter.states.push_back({name, DType::kFloat32});
+      SavedParameter parameter{tensor.spec.name, saved_shape(tensor), {}};
+      parameter.states.push_back({kValues, kind == Kind::kTrainable   ? DType::kFloat32
+                                           : kind == Kind::kQuantized ? DType::kUInt8
+                                                                      : options.parameter_dtype});
+      if (kind == Kind::kTrainable) {
+        for (const OptimizerTensor& kept : options.optimizer_tensors) {
+          parameter.states.push_back({kept.name, kept.format, kept.block});
         }
         if (stochastic_rounding && options.parameter_dtype != DType::kFloat32) {
           parameter.states.push_back({kRounded, options.parameter_dtype});
@@ -169,16 +185,17 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
   const ShardNesting nesting(options.mesh, options.placement);
   std::vector<SavedPiece> pieces;
   int parameter = 0;
-  for_each_flat(layout, [&](const Unit&, bool, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const Unit&, Kind, const FlatParameter& flat) {
     const Range own = nesting.range(flat.padded_numel, nesting.all_axes(), rank);
     for (const FlatTensor& tensor : flat.tensors) {
       const int p = parameter++;
       const std::int64_t begin = std::max<std::int64_t>(own.begin - tensor.offset, 0);
-      const std::int64_t end = std::min(own.end() - tensor.offset, tensor.spec.shape.numel());
+      const std::int64_t end = std::min(own.end() - tensor.offset, tensor.numel());
       if (begin >= end) continue;
-      const auto states = parameters[static_cast<std::size_t>(p)].states.size();
-      for (std::size_t s = 0; s < states; ++s) {
-        pieces.push_back({p, static_cast<int>(s), {begin, end - begin}});
+      const auto& states = parameters[static_cast<std::size_t>(p)].states;
+      for (std::size_t s = 0; s < states.size(); ++s) {
+        const std::int64_t block = states[s].block, first = begin / block;
+        pieces.push_back({p, static_cast<int>(s), {first, (end + block - 1) / block - first}});
       }
     }
   });
@@ -202,12 +219,12 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
     const Home& home = homes[static_cast<std::size_t>(piece.parameter)];
     const SavedState& state = state_of(parameters, piece);
     const std::string name =
-        state_tensor(*home.unit, home.trainable, state.name, with_master.contains(home.unit->name));
+        state_tensor(*home.unit, home.kind, state.name, with_master.contains(home.unit->name));
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
     const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);
-    const TensorView view = part.narrow(0, home.tensor->offset + piece.elements.begin - own.begin,
-                                        piece.elements.numel);
+    const std::int64_t begin = (home.tensor->offset - own.begin) / state.block;
+    const TensorView view = part.narrow(0, begin + piece.elements.begin, piece.elements.numel);
     file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});
   }
   return file.finish(std::move(pieces));
@@ -249,9 +266,13 @@ std::int64_t load_state(const Manifest& manifest, const std::string& folder, Tra
         const std::int64_t begin = std::max(run.begin, chunk_begin);
         const std::int64_t end = std::min(run.begin + run.bytes, chunk_end);
         if (begin >= end) continue;
-        const auto values = as_floats(bytes.subspan(static_cast<std::size_t>(begin - chunk_begin),
-                                                    static_cast<std::size_t>(end - begin)),
-                                      run.dtype, copy);
+        const auto part = bytes.subspan(static_cast<std::size_t>(begin - chunk_begin),
+                                        static_cast<std::size_t>(end - begin));
+        if (run.dtype == DType::kUInt8) {
+          state.write_bytes(run.target->name, run.first + begin - run.begin, part, stream);
+          continue;
+        }
+        const auto values = as_floats(part, run.dtype, copy);
         state.write(run.target->name, run.first + (begin - run.begin) / element_bytes(run.dtype),
                     values, stream);
       }
@@ -266,14 +287,16 @@ void require_same_parameters(const Manifest& manifest, const ModelLayout& layout
   for (const SavedParameter& parameter : manifest.parameters) {
     saved[parameter.name] = parameter.shape;
   }
-  for_each_flat(layout, [&](const Unit&, bool, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const Unit&, Kind, const FlatParameter& flat) {
     for (const FlatTensor& tensor : flat.tensors) {
       const auto found = saved.find(tensor.spec.name);
       require(found != saved.end(), ErrorCode::kConfig, "the checkpoint '", folder,
               "' has no parameter '", tensor.spec.name, "'; it is of another model");
-      require(found->second == tensor.spec.shape, ErrorCode::kConfig, "'", tensor.spec.name,
+      const std::string_view quantised =
+          tensor.is_quantized() ? " as bytes of a quantised one" : "";
+      require(found->second == saved_shape(tensor), ErrorCode::kConfig, "'", tensor.spec.name,
               "' has shape ", found->second, " in the checkpoint '", folder, "', and ",
-              tensor.spec.shape, " in this model");
+              saved_shape(tensor), quantised, " in this model");
       saved.erase(found);
     }
   });

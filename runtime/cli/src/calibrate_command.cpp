@@ -28,7 +28,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kFlag = "--gemm-table";
+constexpr const char* kTableFlag = "--gemm-table";
 
 std::string in_microseconds(double seconds) {
   std::array<char, 32> text{};
@@ -91,7 +91,7 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
       return interrupt.signal();
     }
     const GemmProblem problem = calibration.time(missing[i], table);
-    replace_file(path, kFlag, to_text(table));
+    replace_file(path, kTableFlag, to_text(table));
     const auto choice = table.choices.find(problem);
     const std::string line =
         concat(i + 1, "/", missing.size(), "  ", tessera::describe(problem), ": ",
@@ -99,7 +99,7 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
                                              : describe(choice->second));
     std::cout << for_reader(inspect(stdout), line, 4) << "\n" << std::flush;
   }
-  std::cout << path << " has " << table.choices.size() << " GEMMs; train with " << kFlag << " "
+  std::cout << path << " has " << table.choices.size() << " GEMMs; train with " << kTableFlag << " "
             << path << "\n";
   return 0;
 }
@@ -110,7 +110,7 @@ int calibrate_table(Config config, const std::string& path) {
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
           "device is cpu, and only a GPU has GEMMs to choose between; leave --device out");
   options.device = resolved_device(DeviceChoice::kCuda);
-  check_writable(path, kFlag, Writing::kByReplacing);
+  check_writable(path, kTableFlag, Writing::kByReplacing);
   const int signal = calibrate_gemms(path, gemms_of_run(config, options));
   return signal != 0 ? kExitSignal + signal : kExitGood;
 }
@@ -189,7 +189,7 @@ int run_calibrate(Config config) {
   const std::string profile = config.get<std::string>("profile");
   require(table.empty() != profile.empty(), ErrorCode::kConfig,
           "choose what to time: ", kProfileFlag,
-          " FILE.json for this machine, kernel by kernel, or ", kFlag,
+          " FILE.json for this machine, kernel by kernel, or ", kTableFlag,
           " FILE for a model's GEMMs on this GPU");
   return table.empty() ? calibrate_profile(config, profile)
                        : calibrate_table(std::move(config), table);

@@ -28,6 +28,7 @@ struct CheckpointRequest {
   std::string adapter{};  ///< to be merged
   std::string format{};   ///< of the output; "": by what the input is
   std::string dtype = "fp32";
+  std::string base_format = "none";
   bool json = false;
 };
 
@@ -49,7 +50,7 @@ std::map<std::string, StateSum> states_of(const Manifest& manifest) {
     for (const SavedState& state : parameter.states) {
       StateSum& sum = sums[state.name];
       sum.dtype = state.dtype;
-      sum.elements += parameter.shape.numel();
+      sum.elements += numel_of(parameter, state);
     }
   }
   return sums;
@@ -158,12 +159,15 @@ int verify_checkpoint(const CheckpointRequest& request) {
   return kExitGood;
 }
 
-/// Hands every parameter's values to `write`, one after the other in order of declaration.
-template <typename Write>
-void copy_parameters(const PretrainedGpt& from, const Model& model, const Write& write) {
+/// Hands the values of every parameter that `copied` does not take to `write`, one after the other
+/// in order of declaration.
+template <typename Write, typename Copied>
+void copy_parameters(const PretrainedGpt& from, const Model& model, const Write& write,
+                     const Copied& copied) {
   std::vector<float> values;
   for (const auto& layer : model.layers) {
     for (const ParameterSpec& spec : layer->parameters()) {
+      if (copied(spec)) continue;
       values.resize(static_cast<std::size_t>(spec.shape.numel()));
       from.read(spec.name, values);
       write(spec, std::span<const float>(values));
@@ -180,23 +184,50 @@ std::string write_checkpoint(const PretrainedGpt& from, const Model& model,
     parameters.insert(parameters.end(), layer->parameters().begin(), layer->parameters().end());
   }
   ParameterCheckpoint checkpoint(folder, std::move(words), parameters);
-  copy_parameters(from, model, [&](const ParameterSpec&, std::span<const float> values) {
-    checkpoint.write(values);
-  });
+  copy_parameters(
+      from, model,
+      [&](const ParameterSpec&, std::span<const float> values) { checkpoint.write(values); },
+      [](const ParameterSpec&) { return false; });
   return checkpoint.finish();
 }
 
 std::string write_for_others(const PretrainedGpt& from, const Model& model,
                              const CheckpointRequest& request, bool llm_c) {
+  GptConfig config = from.config();
+  if (!config.adapter.is_set()) config.unquantized = from.unquantized();
   PretrainedWriter writer =
       llm_c ? write_llm_c(request.output, from.config(), parse_dtype(request.dtype))
-      : from.config().lora.is_set() ? write_adapter(request.output, from.config(), "")
-                                    : write_hugging_face(request.output, from.config());
-  copy_parameters(from, model, [&](const ParameterSpec& spec, std::span<const float> values) {
-    writer.write(spec.name, values);
-  });
+      : from.config().adapter.is_set()
+          ? write_adapter(request.output, from.config(), "")
+          : write_hugging_face(request.output, config, disk(),
+                               parse_weight_format(request.base_format));
+  copy_parameters(
+      from, model,
+      [&](const ParameterSpec& spec, std::span<const float> values) {
+        writer.write(spec.name, values);
+      },
+      [&](const ParameterSpec& spec) { return writer.copy(spec.name, from); });
   writer.finish();
   return request.output;
+}
+
+/// Weights that are quantised are not quantised again: that would lose more of them.
+void check_base_format(const CheckpointRequest& request, const PretrainedGpt& from, bool folder) {
+  if (request.base_format == "none") return;
+  require(folder && !from.config().adapter.is_set(), ErrorCode::kConfig, "--base-format ",
+          request.base_format, " is for a Hugging Face folder of a model without adapters");
+  const WeightFormat stored = from.stored_format();
+  require(stored == WeightFormat::kNone || to_string(stored) == request.base_format,
+          ErrorCode::kConfig, "--base-format ", request.base_format, ": '", from.path(),
+          "' is stored in ", to_string(stored),
+          ", and would be quantised a second time; take the model that is not quantised");
+}
+
+std::string written_as(const CheckpointRequest& request, const PretrainedGpt& from) {
+  const std::string_view stored = to_string(from.stored_format());
+  if (request.base_format == stored) return stored == "none" ? "" : "; kept as it is";
+  return stored == "none" ? concat("; its blocks are quantised to ", request.base_format)
+                          : std::string("; dequantised to fp32");
 }
 
 /// Writes a model's parameters in another of the three formats, one after the other.
@@ -208,33 +239,47 @@ int convert(const CheckpointRequest& request) {
   const bool llm_c = format == "llm.c" || format == "llmc";
   require(llm_c || request.dtype == "fp32", ErrorCode::kConfig, "--dtype ", request.dtype,
           " is for --to llm.c; the other formats are written in fp32");
+  check_base_format(request, from, format == "hugging-face" || format == "hf");
   const std::string path = format == "tessera" ? write_checkpoint(from, model, request.output)
                                                : write_for_others(from, model, request, llm_c);
   std::cout << for_reader(inspect(stdout),
                           concat(path, ": ", with_commas(parameter_count(model)), " parameters of ",
-                                 from.path(), ", ", from.format()),
+                                 from.path(), ", ", from.format(), written_as(request, from)),
                           2)
             << "\n";
   return kExitGood;
 }
 
-/// Writes a model with its adapters added to its matrices, one parameter after the other.
+/// Writes a model with its adapters merged into its matrices, one parameter after the other.
 int merge_adapter(const CheckpointRequest& request) {
   require(has_adapter_weights(request.adapter), ErrorCode::kConfig, "'", request.adapter,
           "' has no adapter_model.safetensors; name a folder as PEFT writes it");
   const PretrainedGpt model = open_adapter(open_pretrained(request.path), request.adapter);
   GptConfig plain = model.config();
-  plain.lora = {};
-  PretrainedWriter writer = write_hugging_face(request.output, plain);
+  plain.adapter = {};
+  plain.base_format = WeightFormat::kNone;
+  PretrainedWriter writer =
+      write_hugging_face(request.output, plain, disk(), parse_weight_format(request.base_format));
   write_merged(model, writer);
   writer.finish();
-  std::cout << for_reader(inspect(stdout),
-                          concat(request.output, ": ",
-                                 with_commas(parameter_count(make_gpt(plain))), " parameters of ",
-                                 model.path(), ", ", model.format(), ", which are added"),
-                          2)
+  std::cout << for_reader(
+                   inspect(stdout),
+                   concat(request.output, ": ", with_commas(parameter_count(make_gpt(plain))),
+                          " parameters of ", model.path(), ", ", model.format(), ", merged"),
+                   2)
             << "\n";
   return kExitGood;
+}
+
+void add_base_format(CLI::App& command, CheckpointRequest& request) {
+  std::vector<std::string> names{"none"};
+  for (const WeightFormat format : weight_formats()) names.emplace_back(to_string(format));
+  command
+      .add_option("--base-format", request.base_format,
+                  "of a Hugging Face folder: quantise the matrices of the blocks as bitsandbytes "
+                  "does, one at a time: nf4, fp4, int8, nf4-double or fp4-double")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -271,12 +316,14 @@ Command add_checkpoint(CLI::App& program) {
   converted->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
+  add_base_format(*converted, *request);
   CLI::App* merged = app->add_subcommand(
-      "merge-adapter", "Write a model with its LoRA adapters added to its matrices, in fp32");
+      "merge-adapter", "Write a model with its adapters merged into its matrices, in fp32");
   merged->add_option("BASE", request->path, "a Hugging Face folder, or a model .bin of llm.c")
       ->required();
   merged->add_option("ADAPTER", request->adapter, "a folder as PEFT writes it")->required();
   merged->add_option("OUTPUT", request->output, "a new Hugging Face folder")->required();
+  add_base_format(*merged, *request);
   return {app, [=] {
             if (merged->parsed()) return merge_adapter(*request);
             if (converted->parsed()) return convert(*request);

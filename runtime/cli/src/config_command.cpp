@@ -130,9 +130,8 @@ int ask_and_save(const std::string& given, bool overwrite) {
 }
 
 int save_default(const std::string& given, const std::string& precision, bool overwrite) {
-  require(precision == "no" || precision == "bf16", ErrorCode::kConfig, "--mixed-precision is '",
-          precision, "'; it must be no or bf16",
-          precision == "fp16" || precision == "fp8" ? ", which needs no loss scaling" : "");
+  require(precision == "no" || precision == "bf16" || precision == "fp16", ErrorCode::kConfig,
+          "--mixed-precision is '", precision, "'; it must be no, fp16 or bf16");
   const auto present = default_accelerate_config(variable);
   const std::string path =
       file_or_default(given, present ? present : default_accelerate_path(variable));
@@ -234,7 +233,8 @@ Command add_config(CLI::App& program) {
   for (CLI::App* app : {ask, standard}) {
     app->add_flag("--overwrite", request->overwrite, "replace a file that is there, unasked");
   }
-  standard->add_option("--mixed-precision,--mixed_precision", request->precision, "no or bf16")
+  standard
+      ->add_option("--mixed-precision,--mixed_precision", request->precision, "no, fp16 or bf16")
       ->capture_default_str();
   return {ask, [=] {
             for (const CLI::App* app : {ask, standard, renew}) reject_extras(*app);

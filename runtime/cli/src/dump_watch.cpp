@@ -13,7 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds kInterval{100};
 
 /// A line in one piece: other threads write too. A progress bar draws itself again.
-void say(const std::string& note) {
+void note_on_stderr(const std::string& note) {
   const std::string line =
       std::string(inspect(stderr).interactive ? "\r\033[K" : "") + "tessera: " + note + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
@@ -21,7 +21,7 @@ void say(const std::string& note) {
 
 }  // namespace
 
-DumpWatch::DumpWatch() : requests_(std::make_shared<DumpRequests>(say)) {
+DumpWatch::DumpWatch() : requests_(std::make_shared<DumpRequests>(note_on_stderr)) {
   watcher_ = start_thread("the watch for SIGQUIT", [this] { watch(); });
 }
 
@@ -41,7 +41,7 @@ void DumpWatch::watch() {
     const int count = quits_.count();
     if (count == served) continue;
     served = count;
-    if (!requests_->write("SIGQUIT")) say("SIGQUIT: no rank is at work yet");
+    if (!requests_->write("SIGQUIT")) note_on_stderr("SIGQUIT: no rank is at work yet");
   }
 }
 

@@ -43,6 +43,7 @@ struct Request {
   std::vector<std::string> strategies{};
   std::vector<std::string> precisions{"bf16"};
   std::int64_t micro_batch = 1;
+  std::string optimizer = "adamw";
   Config model{model_settings()};
   bool json = false;
 };
@@ -154,7 +155,8 @@ PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Reque
                                     {.strategy = strategy.name,
                                      .ranks = ranks,
                                      .micro_batch = request.micro_batch,
-                                     .precision = parse_dtype(precision)}));
+                                     .precision = parse_dtype(precision),
+                                     .optimizer = {.name = request.optimizer}}));
       }
     }
   }
@@ -197,6 +199,7 @@ void print_json(const Request& request, const Estimate& estimate) {
   const nlohmann::ordered_json object{{"kind", "estimate-memory"},
                                       {"model", estimate.model},
                                       {"micro_batch", request.micro_batch},
+                                      {"optimizer", request.optimizer},
                                       {"sequence_length", estimate.sequence_length},
                                       {"loading", loading},
                                       {"training", training},
@@ -220,8 +223,8 @@ void print_text(const Request& request, const Estimate& estimate) {
                  "activations or sharding. The table below is the memory of one rank in "
                  "training, from the plan (a run measures the same, to the byte): micro-batch ",
                  request.micro_batch, ", sequences of ", estimate.sequence_length,
-                 ", fp32 master weights and moments, gradients reduced in fp32, by "
-                 "recomputation:"),
+                 ", fp32 master weights, the states of ", request.optimizer,
+                 ", gradients reduced in fp32, by recomputation:"),
              kColumns)
       << "\n\n";
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
@@ -297,7 +300,8 @@ Command add_estimate_memory(CLI::App& program) {
       ->delimiter(',')
       ->type_name("N");
   app->add_option("--strategies", request->strategies, "[all]")->delimiter(',');
-  app->add_option("--precision", request->precisions, "fp32, bf16 or both")->delimiter(',');
+  app->add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
+      ->delimiter(',');
   app->add_option_function<std::string>(
          "--micro-batch",
          [request](const std::string& text) {
@@ -305,6 +309,13 @@ Command add_estimate_memory(CLI::App& program) {
          },
          "samples per micro-step and rank")
       ->type_name("N");
+  app->add_option_function<std::string>(
+         "--optimizer",
+         [request](const std::string& text) {
+           request->optimizer = value_of<std::string>(trainer_settings(), "optimizer", text);
+         },
+         "of the table for training [adamw]")
+      ->type_name("TEXT");
   for (const Setting& size : size_settings()) {
     const auto take = [request, name = size.name](const std::string& text) {
       request->model.set_text(name, text);

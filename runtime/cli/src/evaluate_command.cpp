@@ -63,8 +63,13 @@ int run_evaluate(Config config, const Launcher& launcher) {
             << (choice.pretrained
                     ? "of " + choice.pretrained->path()
                     : concat("as initialised by --seed ", config.get<std::uint64_t>("seed")))
-            << "\n"
-            << describe_evaluation(record) << "\n";
+            << "\n";
+  const std::string decoding = choice.pretrained
+                                   ? describe_decoding(choice.config, *choice.pretrained,
+                                                       config.get<std::string>("precision"))
+                                   : "";
+  if (!decoding.empty()) std::cout << decoding << "\n";
+  std::cout << describe_evaluation(record) << "\n";
   if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
     std::cout << note << "\n";
   }

@@ -29,7 +29,10 @@ const std::map<std::string, std::string>& shared_settings() {
        "the model: a checkpoint, a Hugging Face folder, or a model .bin of "
        "llm.c"},
       {"adapter", "the model's adapters: a folder as PEFT writes it"},
+      {"base_format", ""},
       {"tokenizer", ""},
+      {"chat_template", ""},
+      {"chat_template_kwargs", ""},
       {"prompt", ""},
       {"temperature", ""},
       {"top_k", ""},
@@ -76,6 +79,11 @@ GenerateSettings generate_settings() {
     if (setting.group == "Sample") setting.must_agree = MustAgree::kAll;
     all.flags.push_back(std::move(setting));
   }
+  all.flags.push_back({.name = "message",
+                       .help =
+                           "what a user says, instead of --prompt: the chat template renders it, "
+                           "and the model's answer is written",
+                       .group = "Sample"});
   all.flags.push_back(
       {.name = "tokens",
        .type = SettingType::kInteger,
@@ -124,6 +132,32 @@ PretrainedGpt open_generator(const Config& config) {
   return open_adapter_of(config, model);
 }
 
+/// The model as it is held, with the matrices of --base-format.
+GptConfig held_model(Config& config, const PretrainedGpt& pretrained) {
+  GptConfig gpt = pretrained.config();
+  choose_base_format(config, gpt, pretrained.stored_format());
+  require(gpt.adapter.is_set() || gpt.base_format == WeightFormat::kNone, ErrorCode::kConfig,
+          "--base-format ", to_string(gpt.base_format),
+          " is for the base of adapters; give them by --adapter");
+  return gpt;
+}
+
+/// --message as the text that an assistant goes on with, in place of --prompt. Tokens that end the
+/// answer are added to `ends`.
+void render_message(Config& config, const Tokenizer* tokenizer, std::vector<std::int32_t>& ends) {
+  require(!config.given("prompt"), ErrorCode::kConfig,
+          "--prompt and --message both begin the text; give one of them");
+  const std::optional<ChatTemplateOptions> options = chat_template_of(config);
+  require(options.has_value(), ErrorCode::kConfig,
+          "--message needs a chat template, and there is none beside --tokenizer or in the folder "
+          "of --init; give --chat-template FILE");
+  const ChatTemplate chat(*options);
+  config.set_effective("prompt", chat.question(config.get<std::string>("message")));
+  const std::string end = chat.special_token("eos_token");
+  const auto id = tokenizer == nullptr ? std::nullopt : tokenizer->id_of(end);
+  if (id) ends.push_back(*id);
+}
+
 int run_generate(Config config, const Launcher& launcher) {
   require(!config.is_null("init"), ErrorCode::kConfig,
           "no model to generate with: give --init a checkpoint, a Hugging Face folder or a model "
@@ -134,11 +168,16 @@ int run_generate(Config config, const Launcher& launcher) {
   const Tokenizer* const tokenizer = own ? &*own : nullptr;
   check_vocabulary(pretrained, tokenizer);
   const auto tokens = config.get<std::int64_t>("tokens");
-  const auto prompt = static_cast<std::int64_t>(
-      prompt_tokens(config, tokenizer, PromptKind::kWithSpecialTokens).size());
+  std::vector<std::int32_t> ends = end_tokens_of(pretrained.path());
+  const bool is_chat = !config.is_null("message");
+  if (is_chat) render_message(config, tokenizer, ends);
+  const PromptKind kind = is_chat ? PromptKind::kChat : PromptKind::kWithSpecialTokens;
+  const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer, kind).size());
+  const GptConfig held = held_model(config, pretrained);
   GptGeneration gpt(
-      pretrained.config(),
-      std::clamp<std::int64_t>(prompt + tokens - 1, 1, pretrained.config().context_length));
+      held, std::clamp<std::int64_t>(
+                prompt + tokens - 1, 1,
+                pretrained.config().context_length - pretrained.config().adapter.prompt_tokens()));
   TrainerOptions options = forward_options(config, pretrained);
   join_world(launcher, config, options);
   if (options.world != nullptr) {
@@ -146,6 +185,11 @@ int run_generate(Config config, const Launcher& launcher) {
     require_same_settings(config, options, pretrained.identity());
   }
   const InterruptGuard interrupt;
+  const std::string decoding =
+      describe_decoding(held, pretrained, config.get<std::string>("precision"));
+  if (!decoding.empty() && launcher.process == 0) {
+    std::cerr << "note: '" << pretrained.path() << "': " << decoding << "\n";
+  }
   Session session(gpt.model(), gpt, options, &gpt);
   bool stopped = false;
   const auto next_logits = [&](std::span<const std::int32_t> context) {
@@ -154,8 +198,8 @@ int run_generate(Config config, const Launcher& launcher) {
     return gpt.logits();
   };
   std::ostream nowhere(nullptr);
-  write_text(config, next_logits, tokenizer, PromptKind::kWithSpecialTokens,
-             end_tokens_of(pretrained.path()), {.tokens = tokens, .context_length = gpt.window()},
+  write_text(config, next_logits, tokenizer, kind, ends,
+             {.tokens = tokens, .context_length = gpt.window()},
              launcher.process == 0 ? std::cout : nowhere, [&] { return !stopped; });
   if (launcher.process == 0) std::cout << std::endl;
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "model_names.h"
 #include "tessera/core/error.h"
@@ -51,6 +52,12 @@ std::vector<Setting> in_group(const char* group, std::vector<Setting> settings) 
   return settings;
 }
 
+std::vector<std::string> format_names() {
+  std::vector<std::string> names{std::string(to_string(WeightFormat::kNone))};
+  for (const WeightFormat format : weight_formats()) names.emplace_back(to_string(format));
+  return names;
+}
+
 }  // namespace
 
 std::vector<Setting> model_settings() {
@@ -76,13 +83,17 @@ std::vector<Setting> model_settings() {
   all.push_back({.name = "adapter",
                  .help = "adapters that are trained instead of the model of --init: a folder as "
                          "PEFT writes it, whose weights they start from, or an "
-                         "adapter_config.json; its peft_type is LORA",
+                         "adapter_config.json; its peft_type is LORA, IA3 or PROMPT_TUNING",
                  .must_agree = MustAgree::kNone});
-  all.push_back({.name = "lora",
-                 .help = "new LoRA adapters, such as r=16,alpha=32,targets=q_proj,v_proj; also "
-                         "dropout, targets=all-linear, pattern (a regular expression instead of "
-                         "targets), exclude, save (modules that are trained themselves), rslora "
-                         "and init [as PEFT has them: r=8,alpha=8]"});
+  for (const AdapterKind& kind : adapter_kinds()) {
+    all.push_back({.name = std::string(kind.setting), .help = std::string(kind.help)});
+  }
+  all.push_back({.name = "base_format",
+                 .fallback = "none",
+                 .help = "how the frozen matrices beside adapters are stored, as bitsandbytes has "
+                         "them; none: as --precision says; double: scales are quantised, too "
+                         "[what the folder of --init has, else none]",
+                 .choices = format_names()});
   all.push_back(dropout_row().setting);
   all.push_back({.name = "tokenizer",
                  .help =
@@ -90,6 +101,15 @@ std::vector<Setting> model_settings() {
                      "which text is read; the vocabulary is its, unless a larger one is given "
                      "[bytes are tokens]",
                  .must_agree = MustAgree::kNone});
+  all.push_back({.name = "chat_template",
+                 .help = "the template by which messages become text: a .jinja file, or a "
+                         "tokenizer_config.json [chat_template.jinja or tokenizer_config.json "
+                         "beside --tokenizer, or in the folder of --init]",
+                 .must_agree = MustAgree::kNone});
+  all.push_back({.name = "chat_template_kwargs",
+                 .help = "a JSON object of the template's variables, such as "
+                         "{\"enable_thinking\": false}",
+                 .must_agree = MustAgree::kNone});  // as above
   all.push_back({.name = "sequence_length",
                  .type = SettingType::kInteger,
                  .help = "tokens per sample [the context length, at most 4096]",
@@ -100,25 +120,33 @@ std::vector<Setting> model_settings() {
 
 std::vector<Setting> data_settings() {
   std::vector<Setting> all = in_group(
-      "Data", {{.name = "data",
-                .help = "training data: a text file, a folder of texts, .bin files of token "
-                        "ids, or a .jsonl file of examples, whose lines are {\"prompt\": ..., "
-                        "\"completion\": ...}, of which completions are learnt, or {\"text\": ...}",
-                .must_agree = MustAgree::kNone},
-               {.name = "data_kind",
-                .fallback = "auto",
-                .help = "contents of the files; auto: .bin files are tokens, .jsonl files are "
-                        "examples, others are text",
-                .choices = {"auto", "text", "tokens", "examples"}},
-               {.name = "epochs",
-                .type = SettingType::kNumber,
-                .help = "passes over the data, instead of --steps: the last step may begin the "
-                        "next",
-                .minimum = 0,
-                .maximum = 1e6},
-               bound<&DatasetOptions::shuffle>(
-                   "shuffle", "read samples in random order, another in each epoch")
-                   .setting});
+      "Data",
+      {{.name = "data",
+        .help = "training data: a text file, a folder of texts, .bin files of token "
+                "ids, or a .jsonl file of examples, whose lines are {\"prompt\": ..., "
+                "\"completion\": ...}, of which completions are learnt, {\"messages\": [...]}, of "
+                "which what assistants write is, or {\"text\": ...}",
+        .must_agree = MustAgree::kNone},
+       {.name = "data_kind",
+        .fallback = "auto",
+        .help = "contents of the files; auto: .bin files are tokens, .jsonl files are "
+                "examples, others are text",
+        .choices = {"auto", "text", "tokens", "examples"}},
+       {.name = "epochs",
+        .type = SettingType::kNumber,
+        .help = "passes over the data, instead of --steps: the last step may begin the "
+                "next",
+        .minimum = 0,
+        .maximum = 1e6},
+       bound<&DatasetOptions::packing>(
+           "packing",
+           "of examples of --data: put as many into a sample as fit, each with positions and "
+           "attention of its own",
+           {.must_agree = MustAgree::kNone})  // processes compare samples
+           .setting,
+       bound<&DatasetOptions::shuffle>("shuffle",
+                                       "read samples in random order, another in each epoch")
+           .setting});
   for (Setting& setting :
        in_group("Evaluation",
                 {{.name = "eval_data",
@@ -179,22 +207,49 @@ PretrainedGpt open_init(const Config& config) {
 
 namespace {
 
-/// Those of --adapter or --lora.
+/// The settings that name adapters, of which one may be given.
+std::vector<std::string> given_adapters(const Config& config) {
+  std::vector<std::string> given;
+  if (!config.is_null("adapter")) given.emplace_back("adapter");
+  for (const AdapterKind& kind : adapter_kinds()) {
+    if (!config.is_null(kind.setting)) given.emplace_back(kind.setting);
+  }
+  if (given.size() > 1) {
+    fail(ErrorCode::kConfig, flag_name(given[0]), " and ", flag_name(given[1]),
+         " are two adapters; give one of them");
+  }
+  return given;
+}
+
+/// Those of --adapter, or new ones.
 void add_adapters(Config& config, GptChoice& choice) {
-  const bool from_file = !config.is_null("adapter"), is_new = !config.is_null("lora");
-  if (from_file) {
-    require(!is_new, ErrorCode::kConfig, "--adapter and --lora are two adapters; give one of them");
-    choice.pretrained = open_adapter_of(config, choice.pretrained);
-  } else if (is_new) {
-    const LoraConfig lora = parse_lora(config.get<std::string>("lora"), choice.config);
+  for (const std::string& setting : given_adapters(config)) {
+    if (setting == "adapter") {
+      choice.pretrained = open_adapter_of(config, choice.pretrained);
+      continue;
+    }
+    const AdapterConfig adapter =
+        parse_adapter(setting, config.get<std::string>(setting), choice.config);
     if (choice.pretrained) {
-      choice.pretrained = with_adapter(*choice.pretrained, lora);
+      choice.pretrained = with_adapter(*choice.pretrained, adapter);
     } else {
-      choice.config.lora = lora;
+      choice.config.adapter = adapter;
     }
   }
-  if (choice.pretrained) choice.config.lora = choice.pretrained->config().lora;
-  if (!choice.config.lora.is_set()) return;
+  if (choice.pretrained) {
+    const GptConfig& own = choice.pretrained->config();  // a checkpoint or folder says itself
+    choice.config.adapter = own.adapter;
+    choice.config.base_format = own.base_format;
+    choice.config.unquantized = own.unquantized;
+  }
+  choose_base_format(config, choice.config,
+                     choice.pretrained ? choice.pretrained->stored_format() : WeightFormat::kNone);
+  const std::string format(to_string(choice.config.base_format));
+  require(choice.config.adapter.is_set() || choice.config.base_format == WeightFormat::kNone,
+          ErrorCode::kConfig, "--base-format ", format,
+          " is for matrices that are not trained; give adapters besides, by --adapter, --lora or "
+          "--ia3");
+  if (!choice.config.adapter.is_set()) return;
   make_gpt(choice.config);  // refuses what names no module
   constexpr std::string_view kStrategy = "trainable_strategy";
   const bool plans =
@@ -214,6 +269,29 @@ PretrainedGpt open_adapter_of(const Config& config, const std::optional<Pretrain
     fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(),
          "--adapter: ", error.what());
   }
+}
+
+void choose_base_format(Config& config, GptConfig& gpt, WeightFormat stored) {
+  constexpr std::string_view kFormat = "base_format";
+  if (config.given(kFormat)) {
+    const WeightFormat given = parse_weight_format(config.get<std::string>(kFormat));
+    require(stored == WeightFormat::kNone || given == stored || given == WeightFormat::kNone,
+            ErrorCode::kConfig, "--base-format is ", to_string(given),
+            ", and the model of --init is stored in ", to_string(stored),
+            ", which would be quantised a second time; leave it out, give none, or name the model "
+            "that is not quantised");
+    gpt.base_format = given;
+    if (given == WeightFormat::kNone) gpt.unquantized.clear();
+  }
+  config.set_effective(kFormat, std::string(to_string(gpt.base_format)));
+}
+
+std::string describe_decoding(const GptConfig& gpt, const PretrainedGpt& from,
+                              std::string_view precision) {
+  const WeightFormat stored = from.stored_format();
+  if (stored == WeightFormat::kNone || stored == gpt.base_format) return "";
+  return concat("its ", to_string(stored), " weights are dequantised to ", precision,
+                gpt.adapter.is_set() ? "" : ": only a base beside adapters keeps their codes");
 }
 
 GptChoice choose_gpt(Config& config) {
@@ -249,14 +327,20 @@ GptChoice choose_gpt(Config& config) {
   }
   for (const auto& row : size_rows()) config.set_effective(row.setting.name, row.read(gpt));
   dropout_row().write(gpt, config.value("dropout"));
+  const std::int64_t most = gpt.context_length - gpt.adapter.prompt_tokens();
   if (config.is_null("sequence_length")) {
     constexpr std::int64_t kMostByDefault = 4096;  // contexts of 131,072 are for inference
-    config.set_effective("sequence_length", std::min(gpt.context_length, kMostByDefault));
+    config.set_effective("sequence_length", std::min(most, kMostByDefault));
   }
   choice.sequence_length = config.get<std::int64_t>("sequence_length");
-  require(choice.sequence_length <= gpt.context_length, ErrorCode::kConfig, "--sequence-length is ",
-          choice.sequence_length, ", but the model's context has ", gpt.context_length,
-          " tokens; give --sequence-length at most that or raise ", "--context-length");
+  constexpr std::string_view kPacking = "packing";
+  const bool has_data =
+      std::ranges::find(config.table(), kPacking, &Setting::name) != config.table().end();
+  choice.packing = has_data && config.get<bool>("packing");
+  require(choice.sequence_length <= most, ErrorCode::kConfig, "--sequence-length is ",
+          choice.sequence_length, ", but the model's context has ", most,
+          most < gpt.context_length ? " tokens behind the prompt" : " tokens",
+          "; give --sequence-length at most that or raise ", "--context-length");
   choice.name = model_label(preset.empty() ? gpt_preset_names().front() : preset, gpt);
   return choice;
 }
@@ -276,6 +360,31 @@ std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions&
     from.load(state, stream);
   };
   return choice.pretrained->identity();
+}
+
+std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
+  std::vector<std::string> folders;
+  if (!config.is_null("tokenizer")) {
+    const std::filesystem::path file(config.get<std::string>("tokenizer"));
+    folders.push_back(file.has_parent_path() ? file.parent_path().string() : ".");
+  }
+  if (!config.is_null("init")) folders.push_back(config.get<std::string>("init"));
+  ChatTemplateOptions options;
+  if (!config.is_null("chat_template")) options.path = config.get<std::string>("chat_template");
+  for (const std::string& folder : folders) {
+    if (options.path.empty()) options.path = find_chat_template(folder);
+    for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+      const std::filesystem::path file = std::filesystem::path(folder) / name;
+      std::error_code error;
+      const bool is_there = std::filesystem::is_regular_file(file, error);
+      if (options.tokens_path.empty() && is_there) options.tokens_path = file.string();
+    }
+  }
+  if (!config.is_null("chat_template_kwargs")) {
+    options.variables = config.get<std::string>("chat_template_kwargs");
+  }
+  if (options.path.empty()) return std::nullopt;
+  return options;
 }
 
 namespace {
@@ -300,6 +409,7 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice, co
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
   options.tokenizer = choice.tokenizer;
+  options.chat_template = chat_template_of(config);
   if (choice.tokenizer && choice.pretrained) {
     const std::vector<std::int32_t> ends = end_tokens_of(choice.pretrained->path());
     if (!ends.empty()) options.end_token = ends.front();
@@ -316,6 +426,7 @@ TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
   DatasetOptions options = dataset_options(config, choice, "data");
   options.seed = config.get<std::uint64_t>("seed");
   options.shuffle = config.get<bool>("shuffle");
+  options.packing = config.get<bool>("packing");
   return open_checked(options);
 }
 

@@ -1,11 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,18 +49,45 @@ int exit_code_of(const Error& error) {
   return users ? kExitUsage : kExitRunTime;
 }
 
-/// CLI11 would only say that a subcommand is required.
-void check_command(const CLI::App& app, int argc, const char* const* argv) {
+struct CommandRow {
+  const char* name;
+  Command (*add)(CLI::App& program);
+};
+constexpr const char* kLaunch = "launch";  // which is added in a way of its own, as the last
+constexpr std::array kCommands{
+    CommandRow{"train", add_train},
+    CommandRow{"evaluate", add_evaluate},
+    CommandRow{"plan", add_plan},
+    CommandRow{"simulate", add_simulate},
+    CommandRow{"compare", add_compare},
+    CommandRow{"generate", add_generate},
+    CommandRow{"checkpoint", add_checkpoint},
+    CommandRow{"tokenize", add_tokenize},
+    CommandRow{"calibrate", add_calibrate},
+    CommandRow{"explain", add_explain},
+    CommandRow{"estimate-memory", add_estimate_memory},
+    CommandRow{"inspect-dump", add_inspect_dump},
+    CommandRow{"env", add_env},
+    CommandRow{"gpu-info", add_gpu_info},
+    CommandRow{"config", add_config},
+    CommandRow{"test", add_self_test},
+    CommandRow{"bench", add_bench},
+};
+
+/// The first word of the command line. CLI11 would only say that a subcommand is required.
+std::string command_word(int argc, const char* const* argv) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  for (const CommandRow& row : kCommands) names.emplace_back(row.name);
+  names.emplace_back(kLaunch);
   require(argc > 1, ErrorCode::kConfig, "no command; try 'tessera train --data FOLDER' or ",
           "'tessera --help'");
-  const std::string word = argv[1];
+  std::string word = argv[1];
   const std::string foreign = about_foreign_command(word);
   require(foreign.empty(), ErrorCode::kConfig, foreign);
   const bool known = std::find(names.begin(), names.end(), word) != names.end();
   require(known || word.rfind('-', 0) == 0, ErrorCode::kConfig,
           unknown_name("command", word, names));
+  return word;
 }
 
 int run(int argc, const char* const* argv) {
@@ -67,18 +96,19 @@ int run(int argc, const char* const* argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
   app.formatter(std::make_shared<HelpFormat>());
+  // Of all commands only --help tells: CLI11 compares each flag with all others, which takes longer
+  // than many a command.
+  const std::string word = command_word(argc, argv);
+  const bool all = word.starts_with('-') && word != "--version";
   std::vector<Command> commands;
-  for (const auto add :
-       {add_train, add_evaluate, add_plan, add_simulate, add_compare, add_generate, add_checkpoint,
-        add_tokenize, add_calibrate, add_explain, add_estimate_memory, add_inspect_dump, add_env,
-        add_gpu_info, add_config, add_self_test, add_bench}) {
-    commands.push_back(add(app));
+  for (const CommandRow& row : kCommands) {
+    if (all || word == row.name) commands.push_back(row.add(app));
   }
-  const LaunchCommand launch(app);
-  check_command(app, argc, argv);
+  std::optional<LaunchCommand> launch;
+  if (all || word == kLaunch) launch.emplace(app);
   std::vector<std::string> launched = take_launched(argc, argv);
   std::vector<std::string> words(argv + 1, argv + argc);
-  hand_on_flags(*app.get_subcommand("launch"), words, launched, std::cerr);
+  if (launch) hand_on_flags(*app.get_subcommand(kLaunch), words, launched, std::cerr);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::CallForHelp& help) {
@@ -88,7 +118,7 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
   }
-  if (launch.parsed()) return run_launch(launch.request(launched));
+  if (launch && launch->parsed()) return run_launch(launch->request(launched));
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }

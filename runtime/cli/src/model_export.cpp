@@ -55,8 +55,8 @@ ModelExport::ModelExport(const Config& config, const GptConfig& model)
       model_(model) {}
 
 PretrainedWriter ModelExport::write_folder(const std::string& path) const {
-  return model_.lora.is_set() ? write_adapter(path, model_, base_)
-                              : write_hugging_face(path, model_);
+  return model_.adapter.is_set() ? write_adapter(path, model_, base_)
+                                 : write_hugging_face(path, model_);
 }
 
 /// A run that is resumed and ends at the same step replaces the folder beside its checkpoint.

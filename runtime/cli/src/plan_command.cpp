@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "command_line.h"
 #include "commands.h"
+#include "fit.h"
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "report.h"
@@ -65,7 +67,7 @@ void print_header(std::ostream& out, const Model& model, const TrainingPlan& pla
 }
 
 void print_json(std::ostream& out, const Model& model, const Config& config,
-                const TrainingPlan& plan) {
+                const TrainingPlan& plan, const nlohmann::ordered_json& fit) {
   nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
   for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
   nlohmann::ordered_json json{{"kind", "plan"},
@@ -80,6 +82,11 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
     json["host_peak_bytes"] = to_json(plan.host_memory);
     json["tier_copy_bytes"] = tier_copies_to_json(plan.traffic);
   }
+  if (plan.disk_bytes > 0) {
+    json["disk_bytes"] = plan.disk_bytes;
+    json["disk_copy_bytes"] = disk_copies_to_json(plan.traffic);
+  }
+  if (!fit.is_null()) json["fit"] = fit;
   json["schedule"] = to_json(plan.schedule);
   write_json(out, json);
 }
@@ -171,9 +178,15 @@ namespace {
 
 int run_plan(Config config) {
   const GptChoice choice = choose_gpt(config);
-  const TrainerOptions options = trainer_options(config);
+  TrainerOptions options = trainer_options(config);
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
+  std::optional<FitRequest> request;
+  std::optional<FitChoice> fit;
+  if (!config.is_null("fit")) {
+    request = fit_request(config, options, false);
+    fit = apply_fit(config, options, model, shapes, nullptr, *request);
+  }
   const TrainingPlan plan = make_training_plan(model, shapes, options);
   for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
@@ -190,10 +203,14 @@ int run_plan(Config config) {
   const auto format = config.get<std::string>("format");
   std::ostream& out = std::cout;
   if (format == "json") {
-    print_json(out, model, config, plan);
+    print_json(out, model, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
   } else if (format == "schedule") {
     out << to_string(plan.schedule);
   } else {
+    if (fit) {
+      print_fit(out, *fit, *request);
+      out << "\n";
+    }
     print_header(out, model, plan);
     if (format == "text") {
       out << "\n";
@@ -218,9 +235,14 @@ int run_plan(Config config) {
 }  // namespace
 
 Command add_plan(CLI::App& program) {
+  std::vector<Setting> of_train = train_only_settings();
+  const std::vector<Setting> shared = fit_settings();
+  std::erase_if(of_train, [&](const Setting& setting) {
+    return std::ranges::find(shared, setting.name, &Setting::name) != shared.end();
+  });
   const auto command = std::make_shared<SettingsCommand>(
       program, "plan", "Print a run's schedule, memory and traffic without running it",
-      joined({model_settings(), trainer_settings(), plan_only_settings()}), train_only_settings());
+      joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
   return {&command->command(), [command] {
             Config config = command->config(std::cerr, kForAnyMachine);
             print_announcements(std::cerr, config);

@@ -18,6 +18,8 @@ constexpr int kIndent = 10;  // behind "schedule  "
 
 constexpr std::pair<std::string_view, std::int64_t Traffic::*> kTierCopies[] = {
     {"  device to host", &Traffic::to_host_bytes}, {"  host to device", &Traffic::to_device_bytes}};
+constexpr std::pair<std::string_view, std::int64_t Traffic::*> kDiskCopies[] = {
+    {"  host to disk", &Traffic::to_disk_bytes}, {"  disk to host", &Traffic::from_disk_bytes}};
 
 std::string in_words(std::string_view key) {
   std::string text(key);
@@ -58,6 +60,11 @@ void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) 
     table.add({"  on the host", format_bytes(on_host), format_bytes(measured),
                verdict(on_host, measured)});
   }
+  const std::int64_t file = summary.predicted_disk_bytes;
+  if (file > 0) {
+    table.add({"  on disk", format_bytes(file), format_bytes(summary.measured_disk_bytes),
+               verdict(file, summary.measured_disk_bytes)});
+  }
   table.print(out);
 }
 
@@ -83,6 +90,11 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
   if (!moves_between_tiers(predicted) && !moves_between_tiers(counted)) return;
   TextTable copies({"copied by a rank", "predicted", "counted", ""});
   for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
+                verdict(predicted.*bytes, counted.*bytes)});
+  }
+  for (const auto& [name, bytes] : kDiskCopies) {
+    if (predicted.*bytes == 0 && counted.*bytes == 0) continue;
     copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
                 verdict(predicted.*bytes, counted.*bytes)});
   }
@@ -195,6 +207,9 @@ void print_memory(std::ostream& out, const TrainingPlan& plan) {
   if (const std::int64_t on_host = plan.host_memory.total; on_host > 0) {
     table.add({"  on the host", format_bytes(on_host), with_commas(on_host)});
   }
+  if (plan.disk_bytes > 0) {
+    table.add({"  on disk", format_bytes(plan.disk_bytes), with_commas(plan.disk_bytes)});
+  }
   table.print(out);
 }
 
@@ -229,6 +244,10 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
   out << "\n";
   TextTable copies({"copied by a rank per step", "predicted", "bytes"});
   for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
+  }
+  for (const auto& [name, bytes] : kDiskCopies) {
+    if (predicted.*bytes == 0) continue;
     copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
   }
   copies.print(out);

@@ -148,8 +148,10 @@ void write_text(const Config& config, const NextLogits& next_logits, const Token
   options.seed = config.get<std::uint64_t>("seed");
   const std::vector<std::int32_t> prompt = prompt_tokens(config, tokenizer, kind);
   TextStream stream(tokenizer, out);
-  for (const std::int32_t token : prompt_tokens(config, tokenizer, PromptKind::kPlain)) {
-    stream.add(token);
+  if (kind != PromptKind::kChat) {
+    for (const std::int32_t token : prompt_tokens(config, tokenizer, PromptKind::kPlain)) {
+      stream.add(token);
+    }
   }
   generate(options, prompt, next_logits, [&](std::int32_t token) {
     if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;

@@ -24,8 +24,9 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 std::string why_no_sample(const Config& config, double last_loss);
 
 /// Whether a prompt has the special tokens in front that its tokenizer gives a text, such as Llama
-/// 3's "<|begin_of_text|>": published models have seen them, a stream of training data has none.
-enum class PromptKind : std::uint8_t { kPlain, kWithSpecialTokens };
+/// 3's "<|begin_of_text|>": published models have seen them, a stream of training data has none. A
+/// chat's text has its own, and is not shown.
+enum class PromptKind : std::uint8_t { kPlain, kWithSpecialTokens, kChat };
 
 /// --prompt as tokens. `tokenizer`: null where bytes are tokens.
 std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer,

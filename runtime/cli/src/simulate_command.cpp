@@ -103,9 +103,6 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
   return cells;
 }
 
-std::string in_ms(double seconds) { return fixed(seconds * 1e3, seconds < 0.01 ? 3 : 1); }
-std::string in_percent(double share) { return fixed(share * 100.0, 1) + " %"; }
-
 void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
   const TrainerOptions& options = cell.plan.options;
   out << cell.model << "\n"
@@ -131,8 +128,9 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   TextTable lanes({"lane", "busy, ms", "exposed, ms"});
   for (const Lane lane : kAllLanes) {
     if (cell.step.of(lane).busy <= 0.0) continue;
-    lanes.add({std::string(to_string(lane)), in_ms(cell.step.of(lane).busy),
-               is_communication(lane) ? in_ms(cell.step.of(lane).exposed) : "-"});
+    lanes.add(
+        {std::string(to_string(lane)), in_ms(cell.step.of(lane).busy),
+         is_communication(lane) || is_copying(lane) ? in_ms(cell.step.of(lane).exposed) : "-"});
   }
   lanes.print(out);
   out << "\n";
@@ -204,6 +202,7 @@ nlohmann::ordered_json json_of(const Cell& cell) {
       {"best", cell.is_best}};
   if (cell.plan.host_memory.total > 0) {
     json["host_peak_bytes"] = to_json(cell.plan.host_memory);
+    if (cell.plan.disk_bytes > 0) json["disk_bytes"] = cell.plan.disk_bytes;
     json["tier_copy_bytes"] = tier_copies_to_json(cell.plan.traffic);
   }
   return json;

@@ -32,7 +32,7 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
   const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
   if (!is_gpu) options.threads_per_rank = threads_of(config, profile, ranks_here);
   const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
+  const TokenShapes shapes(choice.sequence_length, choice.packing);
   SimulatedRun run{.plan = make_training_plan(model, shapes, options)};
   const TrainerOptions& resolved = run.plan.options;
   run.model = concat(model.name, ": ", describe_model(model, run.plan));
@@ -57,7 +57,7 @@ void write_trace(Config config, const SimulatedRun& run) {
   OutputFile file(config.get<std::string>("trace"), "--trace");
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
+  const TokenShapes shapes(choice.sequence_length, choice.packing);
   file.write(to_text(to_trace({&run.plan.schedule, &shapes}, run.plan.layout, model,
                               executor_options(run.plan.options), run.step.spans,
                               run.plan.options.strategy)));

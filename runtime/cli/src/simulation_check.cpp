@@ -50,8 +50,8 @@ Checked check_cell(const Config& base, const HardwareProfile& profile, const Com
   return checked;
 }
 
-std::string in_percent(double share, bool is_signed = true) {
-  return concat(is_signed && share > 0.0 ? "+" : "", fixed(share * 100.0, 1), " %");
+std::string signed_percent(double share) {
+  return concat(share > 0.0 ? "+" : "", in_percent(share));
 }
 
 struct Errors {
@@ -77,8 +77,8 @@ void print_text(std::ostream& out, const Comparison& comparison, const HardwareP
   TextTable table(heading);
   for (const Checked& cell : cells) {
     std::vector<std::string> row = cell.values;
-    row.insert(row.end(), {fixed(cell.measured * 1e3, 1), in_percent(cell.spread, false),
-                           fixed(cell.predicted * 1e3, 1), in_percent(cell.error()),
+    row.insert(row.end(), {fixed(cell.measured * 1e3, 1), in_percent(cell.spread),
+                           fixed(cell.predicted * 1e3, 1), signed_percent(cell.error()),
                            cell.is_off() ? "off" : ""});
     table.add(std::move(row));
   }
@@ -87,12 +87,12 @@ void print_text(std::ostream& out, const Comparison& comparison, const HardwareP
       << " configurations of " << comparison.date << "\n\n";
   table.print(out);
   out << "\n"
-      << wrapped(concat("error: mean ", in_percent(errors.mean, false), ", worst ",
-                        in_percent(errors.worst, false), "; the runs' own spread: mean ",
-                        in_percent(errors.spread, false),
-                        ". measured: the median step of all runs; spread: how far the median of a "
-                        "run is from that at most; off: more than 15 % and more than the spread."),
-                 kColumns, 0)
+      << wrapped(
+             concat("error: mean ", in_percent(errors.mean), ", worst ", in_percent(errors.worst),
+                    "; the runs' own spread: mean ", in_percent(errors.spread),
+                    ". measured: the median step of all runs; spread: how far the median of a "
+                    "run is from that at most; off: more than 15 % and more than the spread."),
+             kColumns, 0)
       << "\n";
 }
 

@@ -99,6 +99,9 @@ std::string fixed(double number, int digits) {
   return text.data();
 }
 
+std::string in_ms(double seconds) { return fixed(seconds * 1e3, seconds < 0.01 ? 3 : 1); }
+std::string in_percent(double share) { return fixed(share * 100.0, 1) + " %"; }
+
 std::string with_prefix(double number) {
   static constexpr std::array<const char*, 6> kPrefixes{"", " k", " M", " G", " T", " P"};
   std::size_t prefix = 0;

@@ -39,6 +39,10 @@ std::string counted(long long number, const std::string& one, const std::string&
 std::string with_prefix(double number);
 /// `digits` after the point.
 std::string fixed(double number, int digits);
+/// A time of a step in ms, without the unit: "12.3", and below 10 ms "1.234".
+std::string in_ms(double seconds);
+/// "12.3 %".
+std::string in_percent(double share);
 /// "0:42", "1:02:03".
 std::string as_clock(double seconds);
 

@@ -18,7 +18,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Request {
+struct TokenizeRequest {
   std::string tokenizer;
   TokenizeOptions options;
   bool overwrite = false;
@@ -54,7 +54,7 @@ class ProgressOfBytes {
   std::chrono::steady_clock::time_point shown_ = begin_;
 };
 
-int run_tokenize(const CLI::App& app, Request request) {
+int run_tokenize(const CLI::App& app, TokenizeRequest request) {
   const std::vector<std::string> extras = app.remaining();
   if (!extras.empty()) refuse_flag(extras.front(), shown_flags(app));
   const std::string& output = request.options.output;
@@ -90,7 +90,7 @@ int run_tokenize(const CLI::App& app, Request request) {
 }  // namespace
 
 Command add_tokenize(CLI::App& program) {
-  const auto request = std::make_shared<Request>();
+  const auto request = std::make_shared<TokenizeRequest>();
   CLI::App* app = program.add_subcommand(
       "tokenize", "Write text as a file of token ids, which `train --data` reads");
   app->add_option("TEXT", request->options.paths,

@@ -11,6 +11,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "dump_watch.h"
+#include "fit.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "launch/interrupt_watch.h"
@@ -29,6 +30,7 @@
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/metrics.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -53,8 +55,10 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
   }
   std::vector<std::string> lines;
   if (choice.pretrained && plan.resume == nullptr) {
+    const std::string decoding =
+        describe_decoding(choice.config, *choice.pretrained, config.get<std::string>("precision"));
     lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",
-                           choice.pretrained->format()));
+                           choice.pretrained->format(), decoding.empty() ? "" : "; ", decoding));
   }
   for (const std::string& line : dataset.assumptions()) lines.push_back("data: " + line);
   std::vector<std::string> notes = dataset.notes();
@@ -99,6 +103,20 @@ void choose_batch(Config& config, TrainerOptions& options, const Model& model,
   std::cerr << "\n";
 }
 
+/// What --fit chooses, and says so.
+void fit(Config& config, TrainerOptions& options, const Model& model, const TokenDataset& dataset,
+         const std::optional<TokenDataset>& evaluation) {
+  if (config.is_null("fit")) return;
+  require(!config.get<bool>("auto_batch"), ErrorCode::kConfig,
+          "--fit and --auto-batch both decide what fills the memory; give one of them");
+  options.device = resolved_device(options.device);
+  options.group = resolved_group(options);
+  const FitRequest request = fit_request(config, options, true);
+  const auto choice =
+      apply_fit(config, options, model, dataset, evaluation ? &*evaluation : nullptr, request);
+  if (!config.get<bool>("quiet")) print_fit(std::cerr, *choice, request);
+}
+
 /// Of all ranks. Those of this machine stand for those of others, and this process for its
 /// neighbours, which are idle now: on CPUs with as many ranks, since they share the cores, on GPUs
 /// with its own.
@@ -134,6 +152,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
     require_same_program(*options.world);
     require_same_settings(config, options, initial);
   }
+  fit(config, options, model, dataset, evaluation);
   if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
   return options;
 }
@@ -277,8 +296,8 @@ int run_train(Config config) {
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
       std::cout << "\nexported  " << folder
-                << (run.choice.config.lora.is_set() ? ", adapters as PEFT reads them\n"
-                                                    : ", a Hugging Face folder\n");
+                << (run.choice.config.adapter.is_set() ? ", adapters as PEFT reads them\n"
+                                                       : ", a Hugging Face folder\n");
     }
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
@@ -317,6 +336,7 @@ std::vector<Setting> train_only_settings() {
       {data_settings(),
        sample_settings(),
        output_settings(),
+       fit_settings(),
        {export_setting(), state_dict_setting(), auto_batch, grace,
         flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
         flag("overwrite", "replace those of an earlier run; without either, the run is refused"),

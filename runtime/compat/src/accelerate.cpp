@@ -19,8 +19,6 @@ constexpr const char* kMegatronSection = "megatron_lm_config";
 constexpr const char* kPrecision = "mixed_precision";
 constexpr const char* kProcesses = "num_processes";
 constexpr const char* kUseCpu = "use_cpu";
-constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
-constexpr const char* kShard = "parallelism_config_dp_shard_size";
 
 const Node& empty_map() {
   static const Node node{.kind = Node::Kind::kMap};
@@ -341,6 +339,9 @@ class Accelerate {
       attempt([&] { read_clipping(section); });
       attempt([&] { read_offload(section, "offload_optimizer_device", "offload_optimizer", 1); });
       attempt([&] { read_offload(section, "offload_param_device", "offload_parameters", 3); });
+      std::string folder;
+      attempt([&] { folder = read_path(section, kOptimizer, 1, ""); });
+      attempt([&] { read_path(section, kParameters, 3, folder); });
       attempt([&] { read_saving(section); });
     }
   }
@@ -349,17 +350,41 @@ class Accelerate {
   void read_offload(Section& section, const char* key, const char* setting, std::int64_t first) {
     const auto device = section.text(key);
     if (!device) return;
-    if (*device == "nvme") {
-      section.refuse_for({section.with(key, "cpu")}, key,
-                         "nvme asks for state on a disk, which Tessera does not have; set it to "
-                         "cpu");
-    }
-    if (*device == "cpu" && section.integer("zero_stage").value_or(2) < first) {
+    const bool on_disk = *device == "nvme";
+    if (*device != "none" && section.integer("zero_stage").value_or(2) < first) {
       section.no_effect(key, concat("DeepSpeed offloads it from stage ", first, " on"),
                         Told::kByRun);
       return;
     }
-    section.honour(key, setting, *device == "cpu" ? "host" : "none");
+    section.honour(key, setting, on_disk ? "disk" : *device == "cpu" ? "host" : "none");
+  }
+
+  struct OnDisk {
+    const char* device;
+    const char* path;
+  };
+  static constexpr OnDisk kOptimizer{"offload_optimizer_device", "offload_optimizer_nvme_path"};
+  static constexpr OnDisk kParameters{"offload_param_device", "offload_param_nvme_path"};
+
+  /// The folder, "" if none is used. `other`: that of what else is on disk, which must be the same.
+  static std::string read_path(Section& section, const OnDisk& keys, std::int64_t first,
+                               const std::string& other) {
+    const auto path = section.text(keys.path);
+    if (!path) return "";
+    if (section.text(keys.device).value_or("none") != "nvme" ||
+        section.integer("zero_stage").value_or(2) < first) {
+      section.no_effect(keys.path, concat(keys.device, " keeps nothing on a disk"));
+    } else if (compat::lower(*path) == "none") {
+      section.no_effect(keys.path, "it says no folder");
+    } else if (!other.empty() && *path != other) {
+      section.refuse_for({section.with(keys.path, other)}, keys.path,
+                         "names another folder than offload_optimizer_nvme_path, ", other,
+                         ", but a rank has one file for both; make them equal");
+    } else {
+      section.honour(keys.path, "offload_path", *path);
+      return *path;
+    }
+    return "";
   }
 
   void read_stage(Section& section) {
@@ -457,22 +482,41 @@ class Accelerate {
 
   void read_precision(bool low_precision_reduction) {
     const auto precision = top_.text(kPrecision);
-    if (!precision) return;
-    if (*precision == "fp16" || *precision == "fp8") {
-      if (top_.overridden(kPrecision, "precision", concat(*precision, " is not supported"))) return;
-      top_.refuse_for({top_.with(kPrecision, "bf16")}, kPrecision, *precision,
-                      " is not supported; use bf16",
-                      *precision == "fp16" ? ", which needs no loss scaling" : "");
+    if (!precision) return read_old_precision(low_precision_reduction);
+    if (top_.has("fp16")) top_.no_effect("fp16", "mixed_precision is there, too");
+    if (*precision == "fp8") {
+      if (top_.overridden(kPrecision, "precision", "fp8 is not supported")) return;
+      top_.refuse_for({top_.with(kPrecision, "bf16")}, kPrecision,
+                      "fp8 is not supported; use bf16");
     }
     if (top_.node(kPrecision)->scalar.is_boolean()) {
       top_.differ(kPrecision,
                   "Accelerate stops at a no without quotes, which YAML takes for false");
     }
-    const bool bf16 = *precision == "bf16";
-    top_.honour(kPrecision, "precision", bf16 ? "bf16" : "fp32");
+    const bool narrow = *precision != "no";
+    top_.honour(kPrecision, "precision", narrow ? *precision : "fp32");
     // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32
     // masters.
-    top_.honour(kPrecision, "reduce_dtype", bf16 && low_precision_reduction ? "bf16" : "fp32");
+    top_.honour(kPrecision, "reduce_dtype",
+                narrow && low_precision_reduction
+                    ? known_.override_text("precision").value_or(*precision)
+                    : "fp32");
+    if (*precision == "fp16" && is_type("DEEPSPEED") &&
+        known_.override_text("precision").value_or("fp16") == "fp16") {
+      top_.honour(kPrecision, "loss_scale_dialect", "deepspeed",
+                  "DeepSpeed's rules; elsewhere Accelerate has torch's");
+    }
+  }
+
+  /// The switch of files from before mixed_precision.
+  void read_old_precision(bool low_precision_reduction) {
+    const auto fp16 = top_.flag("fp16");
+    if (!fp16) return;
+    if (!*fp16) return top_.agree("fp16", "fp16 is off");
+    top_.honour("fp16", "precision", "fp16", "is mixed_precision now");
+    top_.honour(
+        "fp16", "reduce_dtype",
+        low_precision_reduction ? known_.override_text("precision").value_or("fp16") : "fp32");
   }
 
   const std::string& path_;

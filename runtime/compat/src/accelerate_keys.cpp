@@ -7,11 +7,9 @@ namespace {
 using enum KeyType;
 
 // clang-format off
-constexpr const char* kBelow = "read key by key, as below";
 constexpr const char* kCompiled = "there is no Python code to compile";
 constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
-constexpr const char* kNoNvme = "nothing is kept on disks";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
 constexpr const char* kOnlyAxis = "belongs to an axis that is not there";
 constexpr const char* kShardInstead =
@@ -31,8 +29,8 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       {"accelerate", {
       refused("compute_environment", kText, "jobs in SageMaker", "run on the machine itself, with LOCAL_MACHINE").but({"LOCAL_MACHINE"}).only({"AMAZON_SAGEMAKER"}),
       used("distributed_type", kAny, "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`: what their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
-      used("mixed_precision", kText, "`--precision fp32` or `bf16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp16 and fp8 are refused").one_of({"no", "bf16", "fp16", "fp8"}),
-      refused("fp16", kFlag, "fp16", "use mixed_precision: bf16, which needs no loss scaling").lifted_by("precision"),
+      used("mixed_precision", kText, "`--precision fp32`, `bf16` or `fp16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp8 is refused").one_of({"no", "bf16", "fp16", "fp8"}),
+      used("fp16", kFlag, "`--precision fp16`; old files have it for mixed_precision"),
       used("num_processes", kInteger, "`launch --config FILE` reads it; without a launcher it is `--ranks`"),
       used("num_machines", kInteger, kLaunch).from(1, kMaxRanks),
       used("machine_rank", kInteger, kLaunch),
@@ -80,7 +78,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("fsdp_cpu_ram_efficient_loading", kFlag, "every rank reads only its own part of --init and --resume, always"),
       quiet("fsdp_sync_module_states", kFlag, "all ranks compute the same first parameters from the seed"),
       used("fsdp_activation_checkpointing", kFlag, "`--recompute full`"),
-      refused("fsdp_activation_checkpointing_offload", kFlag, "keeping activations in the host's memory", "set it to false; fsdp_activation_checkpointing: true recomputes them"),
+      used("fsdp_activation_checkpointing_offload", kFlag, "`--offload-activations host`, with fsdp_activation_checkpointing"),
       refused("fsdp_ignored_modules", kText, "leaving modules out of the sharding", "remove it; parameters of any module can be sharded"),
       quiet("fsdp_limit_all_gathers", kFlag, "gathers are bounded always: a unit is gathered when a slot is free"), }},
       {"parallelism_config", {
@@ -101,10 +99,10 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("gradient_accumulation_steps", kInteger, "`--accumulate N`").from(1).or_auto(),
       used("gradient_clipping", kNumber, "`--clip-norm x`").from(0).or_auto(),
       used("deepspeed_config_file", kText, "`--config FILE`, or left where it is"),
-      used("offload_optimizer_device", kText, "`--offload-optimizer host` for cpu; nvme is refused").one_of({"none", "cpu", "nvme"}),
-      used("offload_param_device", kText, "`--offload-parameters host` for cpu, at stage 3; nvme is refused").one_of({"none", "cpu", "nvme"}),
-      quiet("offload_optimizer_nvme_path", kText, kNoNvme),
-      quiet("offload_param_nvme_path", kText, kNoNvme),
+      used("offload_optimizer_device", kText, "`--offload-optimizer`: host for cpu, disk for nvme").one_of({"none", "cpu", "nvme"}),
+      used("offload_param_device", kText, "`--offload-parameters`, at stage 3: host for cpu, disk for nvme").one_of({"none", "cpu", "nvme"}),
+      used("offload_optimizer_nvme_path", kText, "`--offload-path`, where offload_optimizer_device is nvme"),
+      used("offload_param_nvme_path", kText, "`--offload-path`, where offload_param_device is nvme"),
       quiet("zero3_init_flag", kFlag, "there is no second way to build a model"),
       used("zero3_save_16bit_model", kFlag, "`--state-dict-type full`, in fp32"),
       refused("deepspeed_moe_layer_cls_names", kText, "mixtures of experts", "remove it"),

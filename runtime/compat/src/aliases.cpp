@@ -35,9 +35,11 @@ std::string translated(
 using Pair = std::pair<std::string_view, std::string_view>;
 
 std::string precision(const std::string& text) {
-  return translated(text, std::array{Pair{"no", "fp32"}, Pair{"float32", "fp32"},
-                                     Pair{"float", "fp32"}, Pair{"bfloat16", "bf16"}});
+  return translated(
+      text, std::array{Pair{"no", "fp32"}, Pair{"float32", "fp32"}, Pair{"float", "fp32"},
+                       Pair{"bfloat16", "bf16"}, Pair{"float16", "fp16"}, Pair{"half", "fp16"}});
 }
+std::string fp16(const std::string& text) { return is_true(text) ? "fp16" : "fp32"; }
 std::string bf16(const std::string& text) { return is_true(text) ? "bf16" : "fp32"; }
 std::string recompute(const std::string& text) { return is_true(text) ? "full" : "none"; }
 std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
@@ -46,7 +48,7 @@ std::string bind_to_nodes(const std::string& text) { return is_true(text) ? "num
 std::string bind_to_cores(const std::string& text) { return is_true(text) ? "cores" : "auto"; }
 
 std::string offload_device(const std::string& text) {
-  return translated(text, std::array{Pair{"cpu", "host"}});
+  return translated(text, std::array{Pair{"cpu", "host"}, Pair{"nvme", "disk"}});
 }
 
 std::string zero_stage(const std::string& text) {
@@ -70,6 +72,13 @@ std::string trainer_fsdp(const std::string& text) {
 std::string learning_rate_schedule(const std::string& text) {
   return translated(text, std::array{Pair{"constant_with_warmup", "constant"},
                                      Pair{"warmup_stable_decay", "wsd"}});
+}
+
+/// Transformers' names; those of 8 bits are spellings that --optimizer has.
+std::string optimizer_name(const std::string& text) {
+  return translated(text,
+                    std::array{Pair{"adamw_torch", "adamw"}, Pair{"adamw_torch_fused", "adamw"},
+                               Pair{"adamw_hf", "adamw"}});
 }
 
 std::string wrap_policy(const std::string& text) {
@@ -155,6 +164,7 @@ constexpr Alias kAliases[] = {
     {"--mixed-precision", "--precision", precision},
     {"--dtype", "--precision", precision},
     {"--bf16", "--precision", bf16, true},
+    {"--fp16", "--precision", fp16, true},
 
     {"--initial-loss-scale", "--loss-scale-initial"},
     {"--min-loss-scale", "--loss-scale-minimum"},
@@ -178,6 +188,7 @@ constexpr Alias kAliases[] = {
     {"--eval-interval", "--eval-every"},
 
     // The optimizer.
+    {"--optim", "--optimizer", optimizer_name},
     {"--lr", "--learning-rate"},
     {"--min-lr", "--minimum-learning-rate"},
     {"--lr-scheduler-type", "--learning-rate-schedule", learning_rate_schedule},
@@ -239,7 +250,9 @@ constexpr Alias kAliases[] = {
     {"--fsdp-forward-prefetch", "--prefetch-forward", forward_prefetch, true},
     {"--fsdp-activation-checkpointing", "--recompute", recompute, true},
     {"--offload-optimizer-device", "--offload-optimizer", offload_device},
+    {"--offload-optimizer-nvme-path", "--offload-path"},
     {"--offload-param-device", "--offload-parameters", offload_device},
+    {"--offload-param-nvme-path", "--offload-path"},
     {"--parallelism-config-dp-replicate-size", "--replicas"},
     {"--dp-replicate-size", "--replicas"},
 };
@@ -251,7 +264,7 @@ constexpr std::string_view kOneMeeting =
     "processes meet where --main-address and --main-port of 'tessera launch' say";
 constexpr std::string_view kOffload =
     "say what the host's memory keeps: --offload-parameters host, --offload-optimizer host";
-constexpr std::string_view kRecompute = "activations are not offloaded; recompute (--recompute)";
+constexpr std::string_view kRecompute = "say so: --recompute full --offload-activations host";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
 constexpr std::string_view kNoMonitor = "a process that ends is known at once";
@@ -283,8 +296,8 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--deepspeed-", kHosts},
     {"--mpirun-", "call mpirun yourself: 'mpirun --hostfile FILE tessera train FLAGS'"},
     {"--dynamo-", kNoCompiler, true},
-    {"--fp8-", "computation is in fp32 or bf16 (--precision)"},
-    {"--fp16", "computation in 16 bits is in bf16 (--precision)"},
+    {"--fp8-", "computation is in fp32, bf16 or fp16 (--precision)"},
+    {"--fp16-", "what there is of fp16 is in --precision fp16 and --loss-scale"},
     {"--warmup-ratio", "say how many steps: --warmup-steps"},
     {"--output-dir",
      "say where each output goes: --save, --export, --log, --csv and --tensorboard"},

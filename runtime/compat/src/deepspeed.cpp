@@ -1,6 +1,7 @@
 #include "deepspeed.h"
 
 #include <array>
+#include <cmath>
 
 #include "deepspeed_parts.h"
 #include "keys.h"
@@ -85,19 +86,10 @@ class DeepSpeed {
                : kNothing;
   }
 
-  /// "none" or "cpu"; the section's "auto" is what the launcher was told.
+  /// "none", "cpu" or "nvme"; the section's "auto" is what the launcher was told.
   static std::string read_device(Section& offload, const std::string& exported) {
-    const bool is_auto = offload.is_auto("device");
     const std::string told = exported.empty() ? "none" : lower(exported);
-    const std::string device = is_auto ? told : offload.text("device").value_or("none");
-    if (device == "nvme") {
-      offload.refuse_for({offload.with("device", "cpu")}, "device",
-                         is_auto ? "\"auto\" is 'nvme', as Accelerate's launcher exports, and "
-                                   "asks"
-                                 : "nvme asks",
-                         " for state on a disk, which Tessera does not have; set it to \"cpu\"");
-    }
-    return device;
+    return offload.is_auto("device") ? told : offload.text("device").value_or("none");
   }
 
   static std::string note_of_device(Section& offload) {
@@ -113,6 +105,29 @@ class DeepSpeed {
     return true;
   }
 
+  static Offload offloaded(double share, bool on_disk) {
+    return on_disk ? Offload{.disk = share} : Offload{.host = share};
+  }
+
+  void read_path(Section& offload, const std::string& exported, bool on_disk) {
+    const char* key = "nvme_path";
+    if (!offload.has(key)) return;
+    const bool is_auto = offload.is_auto(key);
+    const std::string path = is_auto ? exported : offload.text(key).value_or("");
+    if (!on_disk || path.empty() || lower(path) == "none") {
+      offload.no_effect(key, on_disk ? "it says no folder" : "nothing of it is kept on a disk");
+      return;
+    }
+    if (!folder_.empty() && path != folder_) {
+      offload.refuse_for({offload.with(key, folder_)}, key,
+                         "names another folder than offload_optimizer, ", folder_,
+                         ", but a rank has one file for both; make them equal");
+    }
+    folder_ = path;
+    offload.honour(key, "offload_path", path,
+                   is_auto ? "\"auto\": is what Accelerate's launcher was told" : "");
+  }
+
   void read_optimizer_offload(Section& zero) {
     constexpr const char* kOld = "cpu_offload";
     const Node* node = zero.open("offload_optimizer");
@@ -124,11 +139,13 @@ class DeepSpeed {
     if (node == nullptr) return;
     Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_optimizer"),
                     {.name = "zero_optimization.offload_optimizer"});
-    const bool on = read_device(offload, autos_.offload_optimizer) == "cpu";
+    const std::string device = read_device(offload, autos_.offload_optimizer);
+    const bool on = device != "none", on_disk = device == "nvme";
+    read_path(offload, autos_.offload_path, on_disk);
     const auto ratio = offload.number("ratio");
     const bool parted = on && ratio && stage_ == 3;
     if (offload.has("device") && (!on || !below(offload, "device", 1))) {
-      const Offload share{.host = parted ? *ratio : on ? 1.0 : 0.0};
+      const Offload share = offloaded(parted ? *ratio : on ? 1.0 : 0.0, on_disk);
       offload.honour("device", "offload_optimizer", to_string(share), note_of_device(offload));
     }
     if (!offload.has("ratio")) return;
@@ -136,7 +153,7 @@ class DeepSpeed {
       offload.no_effect("ratio", on ? "DeepSpeed reads it at stage 3" : "nothing is offloaded");
       return;
     }
-    offload.honour("ratio", "offload_optimizer", to_string(Offload{.host = *ratio}));
+    offload.honour("ratio", "offload_optimizer", to_string(offloaded(*ratio, on_disk)));
     offload.differ("ratio",
                    "DeepSpeed counts sub-groups of sub_group_size elements, all of them if there "
                    "is one; here units are counted",
@@ -157,9 +174,15 @@ class DeepSpeed {
     if (node == nullptr) return;
     Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_param"),
                     {.name = "zero_optimization.offload_param"});
-    const bool on = read_device(offload, autos_.offload_parameters) == "cpu";
-    if (!offload.has("device") || (on && below(offload, "device", 3))) return;
-    offload.honour("device", "offload_parameters", on ? "host" : "none", note_of_device(offload));
+    const std::string device = read_device(offload, autos_.offload_parameters);
+    const bool on_disk = device == "nvme";
+    attempt([&] { read_path(offload, autos_.parameters_path, on_disk && stage_ >= 3); });
+    if (!offload.has("device") || (device != "none" && below(offload, "device", 3))) return;
+    offload.honour("device", "offload_parameters",
+                   on_disk           ? "disk"
+                   : device == "cpu" ? "host"
+                                     : "none",
+                   note_of_device(offload));
   }
 
   void read_stage(Section& zero) {
@@ -221,34 +244,29 @@ class DeepSpeed {
 
   /// True if the section `key` is there and enabled, or if Accelerate would enable it.
   bool is_enabled(const char* key) {
+    const bool is_fp16 = std::string_view(key) == "fp16";
+    const char* const dtype = is_fp16 ? "fp16" : "bf16";
     const Node* node = top_.open(key);
     if (node == nullptr) {
       if (top_.has(key) || !is_exported(key)) return false;
-      if (std::string_view(key) == "fp16") {
-        if (known_.is_overridden("precision")) return false;
-        top_.refuse_for(
-            {{.key = "bf16.enabled", .value = true}, {.key = "fp16.enabled", .value = false}}, key,
-            kNoFp16);
-      }
-      top_.derive(key, "precision", "bf16", "is ACCELERATE_MIXED_PRECISION");
-      if (!top_.has(kCommunication)) {
-        top_.derive(key, "reduce_dtype", "bf16", "is ACCELERATE_MIXED_PRECISION");
+      constexpr const char* kExported = "is ACCELERATE_MIXED_PRECISION";
+      top_.derive(key, "precision", dtype, kExported);
+      if (!top_.has(kCommunication)) top_.derive(key, "reduce_dtype", sent_in(dtype), kExported);
+      if (is_fp16 && scales_loss()) {
+        top_.derive(key, "loss_scale_dialect", "deepspeed", kRules);
       }
       return true;
     }
-    Section section(translation_, path_, *node, rules_of("fp16, bf16"),
-                    {.name = key, .known = &known_});
+    Section section(translation_, path_, *node, rules_of(dtype), {.name = key, .known = &known_});
     const bool automatic = section.is_auto("enabled");
     const bool enabled = automatic ? is_exported(key) : section.flag("enabled").value_or(false);
-    if (enabled && std::string_view(key) == "fp16") {
-      if (section.overridden("enabled", "precision", "fp16 is not supported")) return false;
-      section.refuse_for({section.with("enabled", false), {.key = "bf16.enabled", .value = true}},
-                         "enabled", kNoFp16);
-    }
     if (enabled) {
       const char* note = automatic ? "\"auto\": is ACCELERATE_MIXED_PRECISION" : "";
-      section.honour("enabled", "precision", "bf16", note);
-      if (!top_.has(kCommunication)) section.honour("enabled", "reduce_dtype", "bf16");
+      section.honour("enabled", "precision", dtype, note);
+      if (!top_.has(kCommunication)) {
+        section.honour("enabled", "reduce_dtype", sent_in(dtype));
+      }
+      if (is_fp16 && scales_loss()) read_loss_scale(section);
     } else if (section.has("enabled")) {
       section.agree("enabled",
                     !automatic ? concat(key, " is off")
@@ -256,11 +274,49 @@ class DeepSpeed {
                         ? "\"auto\" follows mixed_precision, which no file sets"
                         : concat("\"auto\": ACCELERATE_MIXED_PRECISION is ", autos_.precision));
     }
+    section.leave_unused(enabled ? "--precision decides" : "only fp16 scales its loss",
+                         told_if(enabled));
     return enabled;
   }
 
-  static constexpr const char* kNoFp16 =
-      "fp16 is not supported; use \"bf16\": {\"enabled\": true}, which needs no loss scaling";
+  /// Gradients are sent in the precision of parameters, which the command line may change.
+  std::string sent_in(const char* dtype) const {
+    return known_.override_text("precision").value_or(dtype);
+  }
+
+  /// Whether nothing else than fp16 is asked for on the command line.
+  bool scales_loss() const { return sent_in("fp16") == "fp16"; }
+
+  /// A loss scale of 0, the default, is a dynamic one.
+  void read_loss_scale(Section& section) {
+    const double fixed = section.number("loss_scale").value_or(0.0);
+    const char* const key = section.has("loss_scale") ? "loss_scale" : "enabled";
+    if (fixed > 0.0) {
+      section.honour(key, "loss_scale", concat(fixed));
+      section.leave_unused("the loss scale is fixed", Told::kByExplain);
+      return;
+    }
+    section.honour(key, "loss_scale_dialect", "deepspeed", kRules);
+    if (const auto power = section.integer("initial_scale_power")) {
+      section.honour("initial_scale_power", "loss_scale_initial",
+                     std::ldexp(1.0, static_cast<int>(*power)));
+    }
+    if (const auto window = section.integer("loss_scale_window")) {
+      section.honour("loss_scale_window", "loss_scale_window", *window);
+    }
+    if (const auto hysteresis = section.integer("hysteresis")) {
+      section.honour("hysteresis", "loss_scale_hysteresis", *hysteresis);
+    }
+    if (const auto refills = section.flag("consecutive_hysteresis")) {
+      section.honour("consecutive_hysteresis", "loss_scale_consecutive_hysteresis", *refills);
+    }
+    if (const auto minimum = section.number("min_loss_scale")) {
+      section.honour("min_loss_scale", "loss_scale_minimum", *minimum);
+    }
+    section.leave_unused("\"auto\": the default", Told::kByExplain);
+  }
+
+  static constexpr const char* kRules = "fp16 scales its loss by DeepSpeed's rules";
 
   void read_precision() {
     if (top_.has("bf16") && top_.has("bfloat16")) {
@@ -269,24 +325,19 @@ class DeepSpeed {
     if (autos_.precision == "fp8" && !known_.is_overridden("precision")) {
       top_.refuse("bf16", "ACCELERATE_MIXED_PRECISION is fp8, which is not supported; use bf16");
     }
-    bool refused = true;
-    attempt([&] {
-      is_enabled("fp16");
-      refused = false;
-    });
-    const bool bf16 = is_enabled(top_.has("bfloat16") ? "bfloat16" : "bf16");
-    if (!bf16 && !refused) {
+    const bool fp16 = is_enabled("fp16");
+    const char* const bf16_key = top_.has("bfloat16") ? "bfloat16" : "bf16";
+    const bool bf16 = is_enabled(bf16_key);
+    if (fp16 && bf16) {
+      top_.refuse_for({{.key = concat(bf16_key, ".enabled"), .value = false}}, bf16_key,
+                      "fp16 is enabled, too, which DeepSpeed refuses; keep one");
+    }
+    if (!bf16 && !fp16) {
       top_.derive("bf16", "precision", "fp32", "neither fp16 nor bf16 is enabled");
     }
-    const auto type = top_.text(kCommunication);
-    if (type == "fp16") {
-      if (!top_.overridden(kCommunication, "reduce_dtype", "fp16 is not supported")) {
-        top_.refuse_for({top_.with(kCommunication, "bf16")}, kCommunication,
-                        "fp16 is not supported; use bf16 or fp32");
-      }
-    } else if (type) {
-      top_.honour(kCommunication, "reduce_dtype", *type == "fp32" ? "fp32" : "bf16");
-    } else if (!bf16 && !refused) {
+    if (const auto type = top_.text(kCommunication)) {
+      top_.honour(kCommunication, "reduce_dtype", *type == "bfp16" ? "bf16" : *type);
+    } else if (!bf16 && !fp16) {
       top_.derive("bf16", "reduce_dtype", "fp32", "neither fp16 nor bf16 is enabled");
     }
   }
@@ -346,6 +397,7 @@ class DeepSpeed {
   bool through_accelerate_;
   AutoValues autos_;
   std::optional<std::int64_t> ranks_;
+  std::string folder_{};    ///< on a disk, "" so far
   std::int64_t stage_ = 3;  ///< the last where the file does not say it rightly
   Section top_;
 };

@@ -17,7 +17,9 @@ struct AutoValues {
   std::optional<double> clip_norm;
   std::string precision{};  ///< "no", "bf16", "fp16" or "fp8"
   std::string offload_optimizer{};
+  std::string offload_path{};  ///< where that is nvme
   std::string offload_parameters{};
+  std::string parameters_path{};      ///< where that is nvme
   std::optional<bool> whole_model{};  ///< whether to gather it to save it
 };
 

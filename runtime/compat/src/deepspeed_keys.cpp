@@ -8,11 +8,9 @@ namespace {
 using enum KeyType;
 
 // clang-format off
-constexpr const char* kBelow = "read key by key, as below";
 constexpr const char* kBuckets = "a unit's gradients are one buffer already; there are no buckets";
 constexpr const char* kLog = "the log has it always";
 constexpr double kMost = std::numeric_limits<int>::max();
-constexpr const char* kNoDisk = "nothing is kept on disks";
 constexpr const char* kPinned = "memory that a GPU copies from is pinned, always";
 constexpr const char* kQuantised = "quantised communication (ZeRO++)";
 constexpr const char* kRarely = "about how DeepSpeed works inside, not about what it computes";
@@ -36,7 +34,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("gradient_accumulation_steps", kInteger, kSizes).from(1, kMost).or_auto(),
       used("gradient_clipping", kNumber, "`--clip-norm x`").from(0).or_auto(),
       used("zero_optimization", kSection, kBelow),
-      used("fp16", kSection, "refused where `enabled`: use bf16"),
+      used("fp16", kSection, "`--precision fp16`, and loss scaling by DeepSpeed's rules"),
       used("bf16", kSection, "`--precision bf16`"),
       used("bfloat16", kSection, "`--precision bf16`"),
       used("optimizer", kSection, kBelow),
@@ -60,7 +58,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse),
       quiet("seq_parallel_communication_data_type", kText, "there is no sequence parallelism"),
       refused("sequence_parallel_size", kInteger, "sequence parallelism", "set it to 1").but({"1"}),
-      quiet("aio", kAny, kNoDisk),
+      quiet("aio", kAny, "the file on disk has 8 requests of 1 MiB in flight for each read or write"),
       refused("nebula", kSection, "Nebula's checkpoints", kRemove),
       said("flops_profiler", kSection, "FLOPs and MFU are in the log"),
       said("comms_logger", kSection, "every collective is counted in the log"),
@@ -69,8 +67,8 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("wandb", kSection, "Weights & Biases", kUseFiles),
       refused("comet", kSection, "Comet", kUseFiles),
       refused("trackio", kSection, "Trackio", kUseFiles),
-      refused("torch_autocast", kSection, "PyTorch's autocast", "use \"bf16\": {\"enabled\": true}"),
-      refused("amp", kSection, "NVIDIA's Apex", "use \"bf16\": {\"enabled\": true}"),
+      refused("torch_autocast", kSection, "PyTorch's autocast", "use \"bf16\": {\"enabled\": true} or fp16"),
+      refused("amp", kSection, "NVIDIA's Apex", "use \"bf16\": {\"enabled\": true} or fp16"),
       refused("elasticity", kSection, "elastic training", kRemove),
       refused("autotuning", kSection, "DeepSpeed's autotuning", "compare settings with `tessera plan`"),
       refused("hybrid_engine", kSection, "the hybrid engine", kRemove),
@@ -135,25 +133,36 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("zenflow", kAny, "ZenFlow", kRemove),
       refused("leaf_module", kAny, "modules that are gathered as one", kRemove), }},
       {"zero_optimization.offload_optimizer", {
-      used("device", kText, "`--offload-optimizer host` for cpu; nvme is refused").one_of({"none", "cpu", "nvme"}).or_auto(),
+      used("device", kText, "`--offload-optimizer`: host for cpu, disk for nvme").one_of({"none", "cpu", "nvme"}).or_auto(),
       used("ratio", kNumber, "the share in `--offload-optimizer host:SHARE`, at stage 3").from(0, 1),
-      quiet("nvme_path", kText, kNoDisk).or_auto(),
-      quiet("buffer_count", kInteger, kNoDisk),
+      used("nvme_path", kText, "`--offload-path`, where device is nvme").or_auto(),
+      quiet("buffer_count", kInteger, "see prefetch_disk"),
       quiet("pin_memory", kFlag, kPinned),
-      quiet("pipeline_read", kFlag, kNoDisk),
-      quiet("pipeline_write", kFlag, kNoDisk),
-      quiet("fast_init", kFlag, kNoDisk),
+      quiet("pipeline_read", kFlag, "what is on disk is read ahead; see prefetch_disk"),
+      quiet("pipeline_write", kFlag, "what is on disk is written beside the updates that follow"),
+      quiet("fast_init", kFlag, "the file on disk is made whole before the first step"),
       quiet("super_offload", kFlag, "updates can run beside the next step, with exact clipping; see overlap_steps"),
       quiet("cpuadam_cores_perc", kNumber, "updates have the threads of the rank; see threads_per_rank"), }},
       {"zero_optimization.offload_param", {
-      used("device", kText, "`--offload-parameters host` for cpu, at stage 3; nvme is refused").one_of({"none", "cpu", "nvme"}).or_auto(),
-      quiet("nvme_path", kText, kNoDisk).or_auto(),
-      quiet("buffer_count", kInteger, kNoDisk),
-      quiet("buffer_size", kNumber, kNoDisk),
-      quiet("max_in_cpu", kNumber, kNoDisk),
+      used("device", kText, "`--offload-parameters`, at stage 3: host for cpu, disk for nvme").one_of({"none", "cpu", "nvme"}).or_auto(),
+      used("nvme_path", kText, "`--offload-path`, where device is nvme").or_auto(),
+      quiet("buffer_count", kInteger, "see prefetch_disk"),
+      quiet("buffer_size", kNumber, "a buffer on the host is as large as a rank's part of the largest unit"),
+      quiet("max_in_cpu", kNumber, "what is on disk stays there, or is on the host: `--offload-parameters disk:SHARE`"),
       quiet("pin_memory", kFlag, kPinned), }},
-      {"fp16, bf16", {
-      used("enabled", kFlag, "`--precision bf16`; fp16 is refused").or_auto(),
+      {"fp16", {
+      used("enabled", kFlag, "`--precision fp16`, `--loss-scale-dialect deepspeed`").or_auto(),
+      quiet("auto_cast", kFlag, "inputs are converted to the precision, always").or_auto(),
+      used("loss_scale", kNumber, "`--loss-scale x`; 0: dynamic").from(0).or_auto(),
+      used("initial_scale_power", kInteger, "`--loss-scale-initial 2^x`").from(0, 127).or_auto(),
+      used("loss_scale_window", kInteger, "`--loss-scale-window`").from(1, kMost).or_auto(),
+      used("hysteresis", kInteger, "`--loss-scale-hysteresis`").from(1, kMost).or_auto(),
+      used("consecutive_hysteresis", kFlag, "`--loss-scale-consecutive-hysteresis`").or_auto(),
+      used("min_loss_scale", kNumber, "`--loss-scale-minimum`").from(0).or_auto(),
+      quiet("opt_level", kText, "it is Apex's, which DeepSpeed does not use either").or_auto(),
+      refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse), }},
+      {"bf16", {
+      used("enabled", kFlag, "`--precision bf16`").or_auto(),
       quiet("auto_cast", kFlag, kScaling).or_auto(),
       quiet("loss_scale", kNumber, kScaling).or_auto(),
       quiet("initial_scale_power", kNumber, kScaling).or_auto(),
@@ -199,7 +208,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("job_name", kText, "`--tensorboard DIR`, `--csv FILE`"), }},
       {"activation_checkpointing", {
       refused("partition_activations", kFlag, "activations sharded over tensor-parallel ranks", kSetFalse),
-      refused("cpu_checkpointing", kFlag, "offloading activations", "set it to false and use --recompute full"),
+      refused("cpu_checkpointing", kFlag, "offloading the parts of activations that tensor-parallel ranks hold", "set it to false and use --recompute full --offload-activations host"),
       quiet("contiguous_memory_optimization", kFlag, kSwitch),
       quiet("number_checkpoints", kAny, kSwitch),
       quiet("synchronize_checkpoint_boundary", kFlag, kSwitch),

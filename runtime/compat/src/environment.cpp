@@ -110,7 +110,9 @@ class Exported {
     if (key == "gradient_clipping") autos_.clip_norm = compat::as_number(value);
     if (key == "mixed_precision") autos_.precision = compat::lower(text);
     if (key == "offload_optimizer_device") autos_.offload_optimizer = text;
+    if (key == "offload_optimizer_nvme_path") autos_.offload_path = text;
     if (key == "offload_param_device") autos_.offload_parameters = text;
+    if (key == "offload_param_nvme_path") autos_.parameters_path = text;
     if (key == "zero3_save_16bit_model") autos_.whole_model = compat::as_flag(value);
     check_filled_in(variable, text);
     translation_.entries.push_back(
@@ -135,7 +137,7 @@ class Exported {
     if (key == "offload_optimizer_device" || key == "offload_param_device") {
       const std::string device = compat::lower(text);
       check(device == "none" || device == "cpu" || device == "nvme",
-            "a device to offload to; use none or cpu");
+            "a device to offload to; use none, cpu or nvme");
     }
     if (key == "gradient_accumulation_steps" && !is_auto) {
       check(autos_.accumulate && *autos_.accumulate >= 1,

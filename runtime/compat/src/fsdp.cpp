@@ -8,8 +8,6 @@
 namespace tessera::compat {
 namespace {
 
-constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
-constexpr const char* kShard = "parallelism_config_dp_shard_size";
 constexpr const char* kStrategy = "fsdp_sharding_strategy";
 constexpr const char* kReshard = "fsdp_reshard_after_forward";
 
@@ -383,8 +381,17 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
                   "device");
     }
   }
-  if (const auto recompute = fsdp.flag("fsdp_activation_checkpointing")) {
+  const auto recompute = fsdp.flag("fsdp_activation_checkpointing");
+  if (recompute) {
     fsdp.honour("fsdp_activation_checkpointing", "recompute", *recompute ? "full" : "none");
+  }
+  constexpr const char* kOffloads = "fsdp_activation_checkpointing_offload";
+  if (const auto offload = fsdp.flag(kOffloads)) {
+    const bool recomputes = recompute.value_or(false);
+    fsdp.honour(kOffloads, "offload_activations", *offload && recomputes ? "host" : "none");
+    if (*offload && !recomputes) {
+      fsdp.differ(kOffloads, "has an effect only with fsdp_activation_checkpointing: true");
+    }
   }
 }
 

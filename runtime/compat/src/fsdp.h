@@ -6,6 +6,10 @@
 
 namespace tessera::compat {
 
+// Of parallelism_config, as environments name it: ranks by axis.
+inline constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
+inline constexpr const char* kShard = "parallelism_config_dp_shard_size";
+
 /// An environment does not tell, and needs no check: a launcher has read the file.
 inline constexpr std::int64_t kUnknownRanks = 0;
 

@@ -33,6 +33,9 @@ enum class Told : std::uint8_t { kByExplain, kByRun };
 /// Every run, if `notable`.
 inline Told told_if(bool notable) { return notable ? Told::kByRun : Told::kByExplain; }
 
+/// What is said of a section that is used: its keys have rules of their own.
+inline constexpr const char* kBelow = "read key by key, as below";
+
 /// One key of a foreign file. The tables of these are the policy; see *_keys.cpp.
 struct KeyRule {
   const char* name;

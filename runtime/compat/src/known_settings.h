@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "tessera/compat/config_sources.h"
@@ -20,6 +21,9 @@ class KnownSettings {
   }
   std::optional<double> override_number(std::string_view name) const {
     return override_value<double>(name);
+  }
+  std::optional<std::string> override_text(std::string_view name) const {
+    return override_value<std::string>(name);
   }
   /// True if the command line says anything of it.
   bool is_overridden(std::string_view name) const {

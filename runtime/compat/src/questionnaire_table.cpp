@@ -5,12 +5,12 @@
 #include "tessera/trainer/trainer_options.h"
 
 // [Note: questions left out] Accelerate asks more than this program can do: other accelerators,
-// torch dynamo, mpirun, offloading, Megatron-LM, tensor and context parallelism, mixtures of
-// experts, fp16 and fp8. A file with those answers would be refused by `tessera train`, so they are
-// not asked for; where somebody might look for one, a note says so. Nor is NUMA, which --bind auto
-// decides. Some keys get the one answer
-// that both programs take (questionnaire_document.cpp). All other questions have Accelerate's order
-// and words; tests/cli/questionnaire_test.cpp lists each that has not, and why.
+// torch dynamo, mpirun, Megatron-LM, tensor and context parallelism, mixtures of
+// experts, and fp8. A file with those answers would be refused by `tessera train`, so they are not
+// asked for; where somebody might look for one, a note says so. Nor is NUMA, which --bind auto
+// decides. Some keys get the one answer that both programs
+// take (questionnaire_document.cpp). All other questions have Accelerate's order and words;
+// tests/cli/questionnaire_test.cpp lists each that has not, and why.
 
 namespace tessera::questionnaire {
 namespace {
@@ -24,6 +24,9 @@ constexpr std::int64_t kMostInMenu = 16;
 constexpr const char* kRank = "machine_rank";
 constexpr const char* kUseCpu = "use_cpu";
 constexpr const char* kStage = "deepspeed_config.zero_stage";
+constexpr const char* kOptimizerDevice = "deepspeed_config.offload_optimizer_device";
+constexpr const char* kParameterDevice = "deepspeed_config.offload_param_device";
+constexpr const char* kParameterPath = "deepspeed_config.offload_param_nvme_path";
 constexpr const char* kVersion = "fsdp_config.fsdp_version";
 constexpr const char* kWrap = "fsdp_config.fsdp_auto_wrap_policy";
 constexpr const char* kLoading = "fsdp_config.fsdp_cpu_ram_efficient_loading";
@@ -33,6 +36,9 @@ constexpr const char* kUseJsonFile = "ask.deepspeed_file";
 constexpr const char* kUseClipping = "ask.gradient_clipping";
 constexpr const char* kUseLayers = "ask.no_split_modules";
 constexpr const char* kUseMesh = "ask.parallelism_config";
+
+/// As in DeepSpeed's documents.
+constexpr const char* kOnNvme = "/local_nvme";
 
 constexpr const char* kAboutRank =
     "`tessera launch --config FILE` reads this answer and the next. One file does for all "
@@ -67,6 +73,18 @@ bool uses_cpus(const Answers& answers) {
 /// A single process counts as one of several as soon as it is DeepSpeed's.
 bool has_processes(const Answers& answers) {
   return is_other(kMachineType, "NO")(answers) || is(kUseDeepSpeed, true)(answers);
+}
+
+/// Accelerate asks from ZeRO's stage 2 on.
+bool may_offload(const Answers& answers) {
+  return is(kStage, 2)(answers) || is(kStage, 3)(answers);
+}
+
+std::string check_same_folder(const json& path, const Answers& answers) {
+  const auto other = answers.find(kParameterPath);
+  if (other == answers.end() || other->second == path) return "";
+  return "It must be " + other->second.get<std::string>() +
+         ", where parameters are: a rank has one file for both.";
 }
 
 bool has_gpu_ids(const Answers& answers) {
@@ -181,8 +199,20 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .kind = kMenu,
        .choices = {{"0", 0}, {"1", 1}, {"2", 2}, {"3", 3}},
        .fallback = 2,
-       .asked_if = own_stage,
-       .note = "Offloading is not asked about: set offload_optimizer_device to cpu in the file."},
+       .asked_if = own_stage},
+      menu(kOptimizerDevice, "Where to offload optimizer states?", {"none", "cpu", "nvme"},
+           may_offload),
+      menu(kParameterDevice, "Where to offload parameters?", {"none", "cpu", "nvme"}, may_offload),
+      {.key = kParameterPath,
+       .text = "Nvme Path to offload parameters?",
+       .fallback = kOnNvme,
+       .asked_if = is(kParameterDevice, "nvme")},
+      {.key = "deepspeed_config.offload_optimizer_nvme_path",
+       .text = "Nvme Path to offload optimizer states?",
+       .fallback_from =
+           [](const Answers& answers) { return answer_or(answers, kParameterPath, kOnNvme); },
+       .asked_if = is(kOptimizerDevice, "nvme"),
+       .check = check_same_folder},
       {.key = "deepspeed_config.gradient_accumulation_steps",
        .text = "How many gradient accumulation steps you're passing in your script?",
        .kind = kInteger,
@@ -220,9 +250,10 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
            version_1),
       yes_or_no("fsdp_config.fsdp_reshard_after_forward",
                 "Do you want to enable resharding after forward?", true, version_2),
-      with_note("Offloading is not asked about: set fsdp_offload_params in the file.",
-                menu(kWrap, "What should be your auto wrap policy?",
-                     {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}, fsdp)),
+      yes_or_no("fsdp_config.fsdp_offload_params",
+                "Do you want to offload parameters and gradients to CPU?", false, fsdp),
+      menu(kWrap, "What should be your auto wrap policy?",
+           {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}, fsdp),
       yes_or_no(
           kUseLayers,
           "Do you want to use the model's `_no_split_modules` to wrap. Only applicable for 🤗 "
@@ -292,8 +323,8 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .asked_if = has_gpu_ids,
        .check = check_gpu_ids},
       with_note(
-          "fp16 and fp8 are left out: they are not supported, and bf16 needs no loss scaling.",
-          menu("mixed_precision", "Do you wish to use mixed precision?", {"no", "bf16"},
+          "fp8 is left out: it is not supported.",
+          menu("mixed_precision", "Do you wish to use mixed precision?", {"no", "fp16", "bf16"},
                [](const Answers& answers) { return !is(kUseJsonFile, true)(answers); })),
   };
 }

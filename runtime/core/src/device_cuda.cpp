@@ -4,6 +4,7 @@
 #include "check_cuda.h"
 #include "cuda_backend.h"
 #include "memory_pool_cuda.h"
+#include "pinned_pool_cuda.h"
 #include "status_cuda.h"
 #include "stream_cuda.h"
 
@@ -16,7 +17,8 @@ namespace {
 
 class DeviceCuda : public CudaDevice {
  public:
-  explicit DeviceCuda(const CudaDeviceOptions& options) : pool_(options.ordinal, options.segments) {
+  explicit DeviceCuda(const CudaDeviceOptions& options)
+      : pool_(options.ordinal, options.segments), pinned_(options.pinned_bytes) {
     state_.ordinal = options.ordinal;
     state_.nvtx = options.nvtx;
     state_.kernels = tessera_cuda_kernels();
@@ -30,13 +32,9 @@ class DeviceCuda : public CudaDevice {
   void deallocate(void* address, std::size_t /*bytes*/) noexcept override {
     pool_.deallocate(address);
   }
-  void* allocate_host(std::size_t bytes) override {
-    void* address = nullptr;
-    TESSERA_CUDA_CHECK(cudaMallocHost(&address, bytes > 0 ? bytes : 1));
-    return address;
-  }
+  void* allocate_host(std::size_t bytes) override { return pinned_.allocate(bytes); }
   void deallocate_host(void* address, std::size_t /*bytes*/) noexcept override {
-    static_cast<void>(cudaFreeHost(address));
+    pinned_.deallocate(address);
   }
   std::unique_ptr<Stream> create_stream(StreamOptions options) override {
     return std::make_unique<StreamCuda>(state_, std::move(options));
@@ -72,6 +70,7 @@ class DeviceCuda : public CudaDevice {
 
   DeviceState state_;
   MemoryPool pool_;
+  PinnedPool pinned_;
 };
 
 }  // namespace

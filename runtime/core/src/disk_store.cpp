@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
+constexpr const char* kNothing = "none";  ///< in the header, before the first step is over
 constexpr std::int64_t kHeaderBytes = kDiskAlignment;
 
 DiskStoreOptions checked(DiskStoreOptions options) {
@@ -86,6 +87,20 @@ class DiskStore::File {
     return extent;
   }
 
+  /// The first one, of kNothing, is read back.
+  void write_header(const std::string& step, const std::string& contents) {
+    const std::string text = concat("tessera disk tier, format ", kFormatVersion, "\nrank ",
+                                    options.rank, "\nstep ", step, "\nextents ", extents.size(),
+                                    "\nbytes ", bytes, "\ncontents ", contents, "\n");
+    std::vector<std::byte> header(kHeaderBytes);
+    std::memcpy(header.data(), text.data(), text.size());
+    PlacedExtent place{
+        .name = "header", .bytes = kHeaderBytes, .begin = 0, .blocks = std::vector<DiskBlock>(1)};
+    const DiskChannels::Lease channel = channels.take();
+    DiskTransfer(file, place, *channel).write(header.data(), 0, kHeaderBytes);
+    if (step == kNothing) DiskTransfer(file, place, *channel).read(header.data(), 0, kHeaderBytes);
+  }
+
   const DiskStoreOptions options;
   const std::vector<DiskExtent> extents;
   const std::int64_t bytes;
@@ -101,26 +116,13 @@ class DiskStore::File {
   void begin() {
     if (options.direct && file.go_direct()) {
       try {
-        write_header();
+        write_header(kNothing, kNothing);
         return;
       } catch (const Error&) {
         file.go_buffered();  // if the disk is to blame, it says so again
       }
     }
-    write_header();
-  }
-
-  void write_header() {
-    const std::string text =
-        concat("tessera disk tier, format ", kFormatVersion, "\nrank ", options.rank, "\nstep ",
-               options.step, "\nextents ", extents.size(), "\nbytes ", bytes, "\n");
-    std::vector<std::byte> header(kHeaderBytes);
-    std::memcpy(header.data(), text.data(), text.size());
-    PlacedExtent place{
-        .name = "header", .bytes = kHeaderBytes, .begin = 0, .blocks = std::vector<DiskBlock>(1)};
-    const DiskChannels::Lease channel = channels.take();
-    DiskTransfer(file, place, *channel).write(header.data(), 0, kHeaderBytes);
-    DiskTransfer(file, place, *channel).read(header.data(), 0, kHeaderBytes);
+    write_header(kNothing, kNothing);
   }
 };
 
@@ -144,6 +146,10 @@ void DiskStore::read(std::size_t extent, std::span<std::byte> out, std::int64_t 
   DiskTransfer(file_->file, place, *channel).read(out.data(), offset, offset + count);
   file_->file.let_go(place.begin + offset, count);
   file_->read += count;
+}
+
+void DiskStore::mark(std::int64_t step) {
+  file_->write_header(concat(step), concat(hash_of(file_->placed)));
 }
 
 const std::vector<DiskExtent>& DiskStore::extents() const { return file_->extents; }

@@ -22,6 +22,14 @@ bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 }  // namespace
 
+std::uint64_t hash_of(const std::vector<PlacedExtent>& extents) {
+  std::vector<std::uint64_t> hashes;
+  for (const PlacedExtent& extent : extents) {
+    for (const DiskBlock& block : extent.blocks) hashes.push_back(block.hash);
+  }
+  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t));
+}
+
 DiskTransfer::DiskTransfer(const UnlistedFile& file, PlacedExtent& extent,
                            const DiskChannel& channel)
     : file_(file),

@@ -29,6 +29,9 @@ struct PlacedExtent {
   std::vector<DiskBlock> blocks;  ///< of `block_bytes` each, the last one shorter
 };
 
+/// Of the hashes of all their blocks, in order of the file; 0 of those that were never written.
+std::uint64_t hash_of(const std::vector<PlacedExtent>& extents);
+
 /// What one call of a disk store has for itself while it runs.
 struct DiskChannel {
   DiskQueue* queue = nullptr;

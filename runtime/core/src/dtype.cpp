@@ -10,6 +10,7 @@ std::size_t size_of(DType dtype) {
     case DType::kInt32:
       return 4;
     case DType::kBFloat16:
+    case DType::kFloat16:
       return 2;
     case DType::kFloat64:
     case DType::kInt64:
@@ -26,6 +27,8 @@ std::string_view to_string(DType dtype) {
       return "fp32";
     case DType::kBFloat16:
       return "bf16";
+    case DType::kFloat16:
+      return "fp16";
     case DType::kFloat64:
       return "fp64";
     case DType::kInt32:
@@ -41,12 +44,13 @@ std::string_view to_string(DType dtype) {
 DType parse_dtype(std::string_view name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32,
-                      DType::kInt64, DType::kUInt8}) {
+  if (name == "float16") return DType::kFloat16;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64,
+                      DType::kInt32, DType::kInt64, DType::kUInt8}) {
     if (name == to_string(dtype)) return dtype;
   }
   fail(ErrorCode::kConfig, "unknown dtype '", name,
-       "'; choose fp32 (float32), bf16 (bfloat16), fp64, int32, int64 or uint8");
+       "'; choose fp32 (float32), bf16 (bfloat16), fp16 (float16), fp64, int32, int64 or uint8");
 }
 
 }  // namespace tessera

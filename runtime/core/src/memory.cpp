@@ -35,7 +35,17 @@ std::string_view to_string(MemoryCategory category) {
   return "unknown";
 }
 
-std::string_view to_string(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
+std::string_view to_string(Tier tier) {
+  switch (tier) {
+    case Tier::kDevice:
+      return "device";
+    case Tier::kHost:
+      return "host";
+    case Tier::kDisk:
+      return "disk";
+  }
+  return "unknown";
+}
 
 Buffer::Buffer(Buffer&& other) noexcept
     : memory_(std::exchange(other.memory_, nullptr)),
@@ -68,6 +78,8 @@ Memory::Memory(Device& device, std::int64_t limit_bytes)
 Buffer Memory::allocate(std::int64_t bytes, MemoryCategory category, std::string_view what,
                         Tier tier) {
   require(bytes >= 0, ErrorCode::kInvalidArgument, "cannot allocate ", bytes, " bytes for ", what);
+  require(tier != Tier::kDisk, ErrorCode::kInvalidArgument, "cannot allocate memory for ", what,
+          " on the disk");
   const std::int64_t counted = allocation_bytes(bytes);
   const std::int64_t limit = tier == Tier::kDevice ? limit_bytes_ : 0;
   std::byte* data = nullptr;

@@ -1,6 +1,7 @@
 #include "builtin_profiles.h"
 
 #include <cmath>
+#include <utility>
 
 // Numbers of data sheets and of others' publications, and what follows from them. None was measured
 // by Tessera: `tessera simulate --profile FILE` takes a profile that was.
@@ -86,10 +87,24 @@ HardwareProfile ampere() {
   return p;
 }
 
+/// fp16 as fast as bf16: data sheets have one number for both.
+HardwareProfile with_fp16(HardwareProfile p) {
+  p.peak["fp16"] = p.peak.at("bf16");
+  const std::vector<KernelRates> known = p.kernels;
+  for (KernelRates rates : known) {
+    if (rates.dtype != "bf16") continue;
+    rates.dtype = "fp16";
+    rates.source += "; as in bf16";
+    p.kernels.push_back(std::move(rates));
+  }
+  return p;
+}
+
 }  // namespace
 
 std::vector<HardwareProfile> all_builtin_profiles() {
-  return {hopper("h100-sxm", 80e9, 3.35e12), hopper("h200-sxm", 141e9, 4.8e12), ampere()};
+  return {with_fp16(hopper("h100-sxm", 80e9, 3.35e12)),
+          with_fp16(hopper("h200-sxm", 141e9, 4.8e12)), with_fp16(ampere())};
 }
 
 std::vector<std::string> builtin_profiles() {

@@ -23,6 +23,7 @@ struct Field {
   const char* key;
   Quantity HardwareProfile::*member;
   bool may_be_zero = false;
+  bool may_be_absent = false;
 };
 constexpr Field kQuantities[] = {
     {"memory_bandwidth", &HardwareProfile::memory_bandwidth},
@@ -32,6 +33,7 @@ constexpr Field kQuantities[] = {
     {"memory_bytes", &HardwareProfile::memory_bytes},
     {"copy_out", &HardwareProfile::copy_out},
     {"host_bandwidth", &HardwareProfile::host_bandwidth},
+    {"disk_bandwidth", &HardwareProfile::disk_bandwidth, false, true},
     {"under_gather", &HardwareProfile::under_gather},
     {"under_reduce", &HardwareProfile::under_reduce},
 };
@@ -49,8 +51,8 @@ constexpr std::pair<const char*, LinkProfile HardwareProfile::*> kLinks[] = {
     {"network", &HardwareProfile::network}};
 
 void require_dtype(const std::string& dtype, const std::string& place) {
-  require(dtype == "fp32" || dtype == "bf16", ErrorCode::kConfig, place, " has a dtype '", dtype,
-          "'; there are fp32 and bf16");
+  require(dtype == "fp32" || dtype == "bf16" || dtype == "fp16", ErrorCode::kConfig, place,
+          " has a dtype '", dtype, "'; there are fp32, bf16 and fp16");
 }
 
 Quantity quantity_of(const Json& json, const std::string& place, bool may_be_zero) {
@@ -143,6 +145,7 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
     profile.kernels.push_back(kernel_rates_of(item, object.place_of("kernels")));
   });
   for (const Field& field : kQuantities) {
+    if (field.may_be_absent && !object.has(field.key)) continue;
     profile.*field.member =
         quantity_of(object.take(field.key), object.place_of(field.key), field.may_be_zero);
   }

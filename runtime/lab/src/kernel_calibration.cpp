@@ -29,7 +29,7 @@ double fastest_call(double budget, const std::function<double(int calls)>& run) 
 }
 
 void KernelCalibration::add(int threads, int ranks) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (auto& probes :
          {step_kernel_probes(dtype, threads, coarseness_), gemm_probes(dtype, coarseness_)}) {
       for (const KernelProbe& probe : probes) {

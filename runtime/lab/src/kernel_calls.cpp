@@ -114,6 +114,12 @@ void swiglu_forward(const SwigluForwardArgs& a, Stream& /*stream*/) {
 void swiglu_backward(const SwigluBackwardArgs& a, Stream& /*stream*/) {
   record("swiglu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
+void scale_columns_forward(const ScaleColumnsForwardArgs& a, Stream& /*stream*/) {
+  record("scale_columns_forward", a.x, bytes_of({&a.x, &a.scale, &a.y, &a.kept}));
+}
+void scale_columns_backward(const ScaleColumnsBackwardArgs& a, Stream& /*stream*/) {
+  record("scale_columns_backward", a.dy, bytes_of({&a.dy, &a.x, &a.scale, &a.dx, &a.d_scale}));
+}
 void heads_forward(const HeadsForwardArgs& a, Stream& /*stream*/) {
   record("heads_forward", a.packed, bytes_of({&a.packed, &a.qkv}));
 }
@@ -161,7 +167,7 @@ std::vector<double> rates_size(const KernelCall& call) {
     return {number(d[0] * d[2]), number(d[1]), number(d[3])};
   }
   constexpr std::string_view kByRows[] = {"layer_norm", "bias_gradient", "cross_entropy",
-                                          "embedding"};
+                                          "embedding", "scale_columns"};
   const bool by_rows = std::ranges::any_of(
       kByRows, [&](std::string_view name) { return call.kernel.starts_with(name); });
   if (by_rows) return {number(rows_of(d)), number(d.back())};
@@ -216,6 +222,8 @@ KernelTable recording_kernels() {
   table.silu_backward = silu_backward;
   table.swiglu_forward = swiglu_forward;
   table.swiglu_backward = swiglu_backward;
+  table.scale_columns_forward = scale_columns_forward;
+  table.scale_columns_backward = scale_columns_backward;
   table.heads_forward = heads_forward;
   table.heads_backward = heads_backward;
   table.relu_forward = relu_forward;

@@ -90,6 +90,18 @@ void add_row_kernels(std::vector<KernelProbe>& probes, DType t, std::int64_t row
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.bias_gradient({.dy = o.input({rows, c}, t), .db = o.output({c}, f)}, s);
   }));
+  probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.scale_columns_forward(
+        {.x = o.input({rows, c}, t), .scale = o.input({c}, t), .y = o.output({rows, c}, t)}, s);
+  }));
+  probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.scale_columns_backward({.dy = o.input({rows, c}, t),
+                              .x = o.input({rows, c}, t),
+                              .scale = o.input({c}, t),
+                              .dx = o.output({rows, c}, t),
+                              .d_scale = o.output({c}, f)},
+                             s);
+  }));
   const std::int64_t length = std::min<std::int64_t>(rows, 256);
   const Shape batch{rows / length, length, c}, tokens{rows / length, length};
   constexpr std::int64_t kVocabulary = 4096;
@@ -220,14 +232,21 @@ void add_updates(std::vector<KernelProbe>& probes, DType t, std::int64_t n) {
   const bool rounds = t != f;
   for (const Optimizer& row : optimizers()) {
     const std::vector<double> values = hyperparameter_values(row);
-    const auto states = optimizer_states(row, values).size();
-    const std::int64_t fp32_views = 1 + static_cast<std::int64_t>(states);
+    const auto states = optimizer_states(row, values);
+    const auto shape_of = [n](const OptimizerState& state) {
+      return Shape{(n + state.block - 1) / state.block};
+    };
     // As operand_bytes counts: what is read, and what is written.
-    const std::int64_t bytes = n * (4 + 4 * 2 * fp32_views + (rounds ? 2 : 0));
+    std::int64_t bytes = n * (4 + 4 * 2 + (rounds ? 2 : 0));
+    for (const OptimizerState& state : states) {
+      bytes += 2 * shape_of(state).numel() * static_cast<std::int64_t>(size_of(state.dtype));
+    }
     probes.push_back(counted(std::string(row.name), t, bytes,
                              [=, &row](const KernelTable& k, ProbeOperands& o, Stream& s) {
-                               std::vector<TensorView> views(states);
-                               for (TensorView& view : views) view = o.state({n});
+                               std::vector<TensorView> views;
+                               for (const OptimizerState& state : states) {
+                                 views.push_back(o.state(shape_of(state), state.dtype));
+                               }
                                const OptimizerSegment all{.begin = 0, .end = n};
                                OptimizerStepArgs args{.optimizer = &row,
                                                       .master = o.state({n}),
@@ -267,8 +286,8 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
     } else {
       kernels.fill({.dst = ring.bytes}, stream_);
     }
-    if (deviation > 0.0F && dtype == DType::kBFloat16) {
-      // As many numbers again of bf16, which the first half of the fp32 ones are rounded to.
+    if (deviation > 0.0F && dtype != DType::kFloat32) {
+      // As many numbers again of 16 bits, which the first half of the fp32 ones are rounded to.
       const Tensor numbers = std::move(ring.bytes);
       ring.bytes = Tensor::empty(memory_, Shape{2 * whole.numel()}, dtype,
                                  MemoryCategory::kWorkspace, "probe");
@@ -287,20 +306,23 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
 
 void ProbeOperands::begin_probe() {
   outgrown_.clear();
-  for (Ring* ring : {&fp32_, &bf16_, &outputs_, &states_, &tokens_, &scalars_}) {
+  for (Ring* ring : {&fp32_, &bf16_, &fp16_, &outputs_, &states_, &tokens_, &scalars_}) {
     ring->window = kRingBytes;
     ring->next = 0;
   }
 }
 
 TensorView ProbeOperands::input(Shape shape, DType dtype) {
-  return take(dtype == DType::kBFloat16 ? bf16_ : fp32_, shape, dtype, 1.0F);
+  Ring& ring = dtype == DType::kBFloat16 ? bf16_ : dtype == DType::kFloat16 ? fp16_ : fp32_;
+  return take(ring, shape, dtype, 1.0F);
 }
 TensorView ProbeOperands::tokens(Shape shape) { return take(tokens_, shape, DType::kInt32, 0.0F); }
 TensorView ProbeOperands::output(Shape shape, DType dtype) {
   return take(outputs_, shape, dtype, 0.0F);
 }
-TensorView ProbeOperands::state(Shape shape) { return take(states_, shape, DType::kFloat32, 0.0F); }
+TensorView ProbeOperands::state(Shape shape, DType dtype) {
+  return take(states_, shape, dtype, 0.0F);
+}
 TensorView ProbeOperands::scalars(Shape shape, DType dtype) {
   return take(scalars_, shape, dtype, 0.0F);
 }

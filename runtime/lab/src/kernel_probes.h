@@ -24,7 +24,8 @@ class ProbeOperands {
   TensorView input(Shape shape, DType dtype);   ///< normal numbers; to be read only
   TensorView tokens(Shape shape);               ///< int32 zeros; to be read only
   TensorView output(Shape shape, DType dtype);  ///< to be written first
-  TensorView state(Shape shape);                ///< fp32 zeros, to be updated
+  /// Zeros, to be updated.
+  TensorView state(Shape shape, DType dtype = DType::kFloat32);
   /// Zeros at first; scalars that a kernel reads or adds to.
   TensorView scalars(Shape shape, DType dtype);
 
@@ -39,7 +40,7 @@ class ProbeOperands {
   Memory& memory_;
   Stream& stream_;
   std::vector<Tensor> outgrown_;
-  Ring fp32_, bf16_, outputs_, states_, tokens_, scalars_;
+  Ring fp32_, bf16_, fp16_, outputs_, states_, tokens_, scalars_;
 };
 
 /// A kernel at one size. `run` calls it once.

@@ -35,6 +35,12 @@ bool runs_on_host(const Schedule& schedule, const Action& action) {
          schedule.buffer(action.reads.front()).tier == Tier::kHost;
 }
 
+/// Whether a copy reads or writes the disk.
+bool reaches_disk(const Schedule& schedule, const Action& action) {
+  return tier_of(schedule, action.reads.front()) == Tier::kDisk ||
+         tier_of(schedule, action.writes.front()) == Tier::kDisk;
+}
+
 /// What each action costs if nothing disturbs it.
 std::vector<double> costs_of(const Program& program, const ModelLayout& layout, const Model& model,
                              const ExecutorOptions& options, const Cluster& cluster) {
@@ -60,8 +66,10 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
         }
       }
     } else if (action.operation == &operations::kCopy) {
-      seconds += 0.5 * static_cast<double>(operand_bytes(schedule, action)) /
-                 profile.copy_out.value;  // read once, written once
+      const bool disk = reaches_disk(schedule, action);
+      const int sharing = std::min(schedule.mesh.world_size(), cluster.ranks_per_node);
+      const double rate = disk ? profile.disk_bandwidth.value / sharing : profile.copy_out.value;
+      seconds += static_cast<double>(copied_bytes(schedule, action)) / rate;
     } else if (profile.device != "cpu" && runs_on_host(schedule, action)) {
       const int sharing = std::min(schedule.mesh.world_size(), cluster.ranks_per_node);
       seconds += static_cast<double>(operand_bytes(schedule, action)) * sharing /

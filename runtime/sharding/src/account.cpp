@@ -21,6 +21,8 @@ MemoryCategory category_of(const ScheduleBuffer& buffer) {
   switch (buffer.role) {
     case Role::kParameter:
     case Role::kFrozen:
+    case Role::kQuantized:
+    case Role::kDecoded:
       return buffer.is_slot() ? MemoryCategory::kUnshardedParameters : MemoryCategory::kParameters;
     case Role::kGradient:
       return buffer.is_slot() ? MemoryCategory::kUnshardedGradients : MemoryCategory::kGradients;
@@ -58,6 +60,19 @@ std::int64_t account_snapshot(const Schedule& schedule) {
     if (buffer.is_snapshot()) bytes += bytes_of(buffer);
   }
   return bytes;
+}
+
+std::vector<DiskExtent> disk_extents(std::span<const ScheduleBuffer> buffers) {
+  std::vector<DiskExtent> extents;
+  for (const ScheduleBuffer& buffer : buffers) {
+    if (buffer.tier == Tier::kDisk) extents.push_back({buffer.name, bytes_of(buffer)});
+  }
+  return extents;
+}
+
+std::int64_t account_disk(const Schedule& schedule) {
+  const std::vector<DiskExtent> extents = disk_extents(schedule.buffers);
+  return extents.empty() ? 0 : disk_store_bytes(extents);
 }
 
 MemoryUse account_memory(const Schedule& schedule, Tier tier) {

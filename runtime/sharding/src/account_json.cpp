@@ -34,6 +34,10 @@ nlohmann::ordered_json tier_copies_to_json(const Traffic& traffic) {
   return {{"device_to_host", traffic.to_host_bytes}, {"host_to_device", traffic.to_device_bytes}};
 }
 
+nlohmann::ordered_json disk_copies_to_json(const Traffic& traffic) {
+  return {{"host_to_disk", traffic.to_disk_bytes}, {"disk_to_host", traffic.from_disk_bytes}};
+}
+
 nlohmann::ordered_json calls_to_json(const Traffic& traffic) {
   return by_collective(traffic.calls);
 }

@@ -10,7 +10,9 @@ namespace {
 
 constexpr std::size_t kMostViolations = 16;  // what follows is mostly a consequence
 
-bool is_parameter(Role role) { return role == Role::kParameter || role == Role::kFrozen; }
+bool is_parameter(Role role) {
+  return role == Role::kParameter || role == Role::kFrozen || role == Role::kDecoded;
+}
 
 std::vector<std::vector<int>> writers_by_unit(const Schedule& schedule) {
   std::vector<std::vector<int>> writers(schedule.units.size());
@@ -109,7 +111,9 @@ Content ContentWalk::read(const Operand& operand) {
   }
   require_that(content.unit == operand.unit, name_of(operand.buffer), " holds ",
                unit_name(content.unit), ", not ", unit_name(operand.unit));
-  const bool slot = !schedule_.is_activation(operand.buffer) && schedule_.buffer(operand).is_slot();
+  const bool slot = !schedule_.is_activation(operand.buffer) &&
+                    schedule_.buffer(operand).is_slot() &&
+                    !schedule_.buffer(operand).keeps_places();
   require_that(
       slot ? content.sharded == operand.sharded
            : cuts_further(nesting_, content.sharded, operand.sharded),
@@ -117,6 +121,11 @@ Content ContentWalk::read(const Operand& operand) {
       [&] { return sharding_text(operand.sharded); });
   content.sharded = operand.sharded;
   return content;
+}
+
+Content& ContentWalk::change(const Operand& operand) {
+  read(operand);
+  return at(operand.buffer);
 }
 
 Content ContentWalk::take(const Operand& operand) {
@@ -197,6 +206,7 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
   for (const int unit : units) {
     bool trainable = schedule_.unit_numel(unit, Role::kParameter) == 0;
     bool frozen = schedule_.unit_numel(unit, Role::kFrozen) == 0;
+    bool decoded = schedule_.unit_numel(unit, Role::kDecoded) == 0;
     for (const Operand& operand : action.reads) {
       const Role role = schedule_.role(operand.buffer);
       if (operand.unit != unit || !is_parameter(role)) continue;
@@ -210,9 +220,10 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
       for (const Role flat : flats_of(schedule_, operand)) {
         trainable = trainable || flat == Role::kParameter;
         frozen = frozen || flat == Role::kFrozen;
+        decoded = decoded || flat == Role::kDecoded;
       }
     }
-    require_that(trainable && frozen, "must read the parameters of ", unit_name(unit));
+    require_that(trainable && frozen && decoded, "must read the parameters of ", unit_name(unit));
   }
   require_that(found == present, "reads parameters of units that layer ",
                schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
@@ -240,9 +251,16 @@ void ContentWalk::finish() {
       require_that(!content.valid, buffer.name, " still holds ", unit_name(content.unit),
                    " at the end");
     }
-    if (buffer.tier == Tier::kHost) require_that(content.valid, buffer.name, " is never filled");
+    if (buffer.role == Role::kActivation) {
+      require_that(!content.valid, buffer.name, " is never copied back");
+      continue;
+    }
+    if (buffer.tier == Tier::kHost && !buffer.is_slot()) {
+      require_that(content.valid, buffer.name, " is never filled");
+    }
     if (!buffer.persistent) continue;
-    const int version = trains && buffer.role != Role::kFrozen && is_trained(buffer.unit) ? 1 : 0;
+    const bool stays = buffer.role == Role::kFrozen || buffer.role == Role::kQuantized;
+    const int version = trains && !stays && is_trained(buffer.unit) ? 1 : 0;
     require_that(content.version == version, buffer.name,
                  version == 1 ? " is never updated" : " must stay as it is");
     require_that(

@@ -41,9 +41,13 @@ std::vector<double> hyperparameter_values(const OptimizerOptions& options) {
   return hyperparameter_values(find_optimizer(options.name), given);
 }
 
-std::vector<std::string> optimizer_tensors(const OptimizerOptions& options) {
-  const auto names = optimizer_states(find_optimizer(options.name), hyperparameter_values(options));
-  return {names.begin(), names.end()};
+std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options) {
+  std::vector<OptimizerTensor> tensors;
+  for (const OptimizerState& state :
+       optimizer_states(find_optimizer(options.name), hyperparameter_values(options))) {
+    tensors.push_back({std::string(state.name), state.dtype, state.block});
+  }
+  return tensors;
 }
 
 class Executor::Impl {
@@ -181,6 +185,8 @@ class Executor::Impl {
   void plan_segments();
   void prepare(Memory& memory);
   std::vector<float> gather_flat(int unit, bool trainable);
+  std::vector<std::byte> gather_quantized(int unit);
+  std::vector<float> decoded(const FlatTensor& tensor, std::span<const std::byte> flat);
   /// One before it, of the same batches; null if there is none.
   const Loaded* find_alike(const Program& program) const;
 
@@ -264,6 +270,8 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
 void Executor::Impl::plan_segments() {
   const float weight_decay =
       options_.optimizer.weight_decay.value_or(static_cast<float>(optimizer_.weight_decay));
+  // As the layout counts: an element's place among all depends on no division into units.
+  const std::int64_t alignment = flat_alignment(state_.options().optimizer_tensors);
   std::int64_t elements = 0;
   for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
     const FlatParameter& flat = layout_.units[static_cast<std::size_t>(u)].trainable;
@@ -280,7 +288,7 @@ void Executor::Impl::plan_segments() {
     }
     segments_.push_back(std::move(segments));
     first_elements_.push_back(elements + shard.begin);
-    elements += (flat.numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
+    elements += (flat.numel + alignment - 1) / alignment * alignment;
   }
 }
 
@@ -414,6 +422,9 @@ StepResult Executor::Impl::finish_step() {
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
                                               std::chrono::steady_clock::now() - step.at));
   if (options_.trace && begun_.empty()) spans_ = lanes_.take_spans();
+  DiskStore* const disk = state_.disk();
+  const bool trains = programs_[step.program]->schedule.purpose == Purpose::kTrain;
+  if (disk != nullptr && trains && begun_.empty()) disk->mark(step.step + 1);
   StepResult result{.loss = exchange_.mean_loss(step.turn),
                     .gradient_norm = exchange_.gradient_norm(step.turn),
                     .items = exchange_.total_items(step.turn)};
@@ -617,22 +628,68 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   if (numel == 0) return {};
   Stream& stream = lanes_.of(Lane::kReduce);
   const ShardNesting& nesting = state_.nesting();
-  const Placement& placement = nesting.placement();
-  const TensorView held = trainable ? state_.master(unit) : state_.find(Role::kFrozen, unit)->view;
-  const AxisSet cut = trainable ? placement.optimizer : placement.frozen_axes();
+  const StateTensor* const master = state_.find(Role::kMaster, unit);
+  const StateTensor& tensor = *(!trainable          ? state_.find(Role::kFrozen, unit)
+                                : master != nullptr ? master
+                                                    : state_.find(Role::kParameter, unit));
   const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
-  const std::int64_t origin = nesting.range(numel, cut, state_.rank()).begin;
-  const TensorView mine = held.narrow(0, finest.begin - origin, finest.numel);
+  const TensorView mine = tensor.view.narrow(0, finest.begin - tensor.range.begin, finest.numel);
   ProcessGroup* const control = groups_.control();
   const std::int64_t ranks = control != nullptr ? control->size() : 1;
   const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
   DeviceArray<float> whole(device_, ranks * mine.numel());
   const TensorView shard = whole.view(first, mine.numel());
-  stream.submit({.name = "export"}, [&] { kernels_.cast({.src = mine, .dst = shard}, stream); });
+  if (tensor.tier != Tier::kDisk) {
+    stream.submit({.name = "export"}, [&] { kernels_.cast({.src = mine, .dst = shard}, stream); });
+  } else {
+    state_.read(tensor.name, finest.begin,
+                {whole.host() + first, static_cast<std::size_t>(mine.numel())}, stream);
+    whole.upload(stream);
+  }
   if (control != nullptr) control->all_gather(shard, whole.view(), stream);
   whole.download(stream);
   stream.synchronize();
   return {whole.host(), whole.host() + whole.numel()};
+}
+
+/// The same of a quantised one, in bytes.
+std::vector<std::byte> Executor::Impl::gather_quantized(int unit) {
+  const std::int64_t bytes = layout_.units[static_cast<std::size_t>(unit)].quantized.padded_numel;
+  if (bytes == 0) return {};
+  Stream& stream = lanes_.of(Lane::kReduce);
+  const ShardNesting& nesting = state_.nesting();
+  const StateTensor& tensor = *state_.find(Role::kQuantized, unit);
+  const Range finest = nesting.range(bytes, nesting.all_axes(), state_.rank());
+  const std::int64_t offset = finest.begin - tensor.range.begin;
+  const TensorView mine = tensor.view.narrow(0, offset, finest.numel);
+  ProcessGroup* const control = groups_.control();
+  const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
+  DeviceArray<std::uint8_t> whole(device_, bytes);
+  const TensorView shard = whole.view(first, mine.numel());
+  if (tensor.tier != Tier::kDisk) {
+    stream.copy(shard.data, mine.data, static_cast<std::size_t>(mine.bytes()));
+  } else {
+    const std::span own(whole.host() + first, static_cast<std::size_t>(finest.numel));
+    state_.disk()->read(tensor.extent, std::as_writable_bytes(own), offset);
+    whole.upload(stream);
+  }
+  if (control != nullptr) control->all_gather(shard, whole.view(), stream);
+  whole.download(stream);
+  stream.synchronize();
+  const auto from = std::as_bytes(std::span(whole.host(), static_cast<std::size_t>(bytes)));
+  return {from.begin(), from.end()};
+}
+
+std::vector<float> Executor::Impl::decoded(const FlatTensor& tensor,
+                                           std::span<const std::byte> flat) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.spec.shape.numel()));
+  auto* const from = const_cast<std::byte*>(flat.data()) + tensor.offset;
+  cpu_kernels().dequantize({.format = tensor.spec.format,
+                            .src = TensorView(from, DType::kUInt8, Shape{tensor.numel()}),
+                            .dst = TensorView(values.data(), DType::kFloat32, tensor.spec.shape),
+                            .joined = tensor.spec.joined},
+                           lanes_.of(Lane::kReduce));
+  return values;
 }
 
 /// Layers are in order of declaration, and so are units: each unit's layers follow one another.
@@ -640,16 +697,21 @@ void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>&
   require_no_step();
   int gathered = -1;
   std::array<std::vector<float>, 2> flats;  // frozen, trainable
+  std::vector<std::byte> quantized;
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
     for (std::size_t p = 0; p < model_.layers[l]->parameters().size(); ++p) {
       const ParameterAddress& a = layout_.layers[l].parameters[p];
       if (a.unit != gathered) {
         flats = {gather_flat(a.unit, false), gather_flat(a.unit, true)};
+        quantized = gather_quantized(a.unit);
         gathered = a.unit;
       }
       const Unit& unit = layout_.units[static_cast<std::size_t>(a.unit)];
-      const FlatTensor& tensor =
-          (a.trainable ? unit.trainable : unit.frozen).tensors[static_cast<std::size_t>(a.tensor)];
+      const FlatTensor& tensor = a.flat_of(unit).tensors[static_cast<std::size_t>(a.tensor)];
+      if (a.quantized) {
+        receive({tensor.spec.name, tensor.spec.shape, decoded(tensor, quantized)});
+        continue;
+      }
       const auto first = flats[a.trainable ? 1 : 0].begin() + tensor.offset;
       receive({tensor.spec.name, tensor.spec.shape,
                std::vector<float>(first, first + tensor.spec.shape.numel())});

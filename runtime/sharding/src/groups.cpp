@@ -4,6 +4,7 @@
 
 #include "tessera/collectives/sim_group.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/layout.h"
 
 namespace tessera {
 namespace {

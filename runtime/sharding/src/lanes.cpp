@@ -36,7 +36,8 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
-    const bool shares = one_stream || !uses(schedules, lane);
+    // Who reads a disk waits for it, and needs no core.
+    const bool shares = (one_stream && !is_of_disk(lane)) || !uses(schedules, lane);
     if (lane != Lane::kCompute && shares) {
       lanes_[static_cast<std::size_t>(lane)] = &of(Lane::kCompute);
     } else {

@@ -1,6 +1,7 @@
 #include "layer_runner.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -20,12 +21,17 @@ const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>
 }
 
 TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
-  return flat.narrow(0, tensor.offset, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
+  const std::int64_t first = tensor.is_quantized() ? tensor.decoded_offset : tensor.offset;
+  return flat.narrow(0, first, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
 }
 
 const FlatParameter& flat_of(const ModelLayout& layout, const ParameterAddress& address) {
-  const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
-  return address.trainable ? unit.trainable : unit.frozen;
+  return address.flat_of(layout.units[static_cast<std::size_t>(address.unit)]);
+}
+
+Role role_of(const ParameterAddress& address) {
+  if (address.quantized) return Role::kDecoded;
+  return address.trainable ? Role::kParameter : Role::kFrozen;
 }
 
 }  // namespace
@@ -47,6 +53,10 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
+  const int layers = static_cast<int>(schedule.layers.size());
+  for (int l = 0; l < layers; ++l) waits_on_host_.push_back(schedule.input_on_host(l) >= 0);
+  if (std::ranges::find(waits_on_host_, char{1}) == waits_on_host_.end()) return;
+  inputs_.resize(static_cast<std::size_t>(layers) * static_cast<std::size_t>(schedule.micro_steps));
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
@@ -58,6 +68,8 @@ void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_s
     if (action.operation == &operations::kForwardLoss) forward_loss(action, loss_sum, stream);
     if (action.operation == &operations::kLoss) loss(action, loss_scale, loss_sum, stream);
     if (action.operation == &operations::kBackward) backward(action, stream);
+    if (action.operation == &operations::kRelease) release_input(action);
+    if (action.operation == &operations::kReserve) reserve_input(action);
   }
   kernels_ = real;
 }
@@ -83,7 +95,7 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
     const FlatTensor& tensor =
         flat_of(layout_, address).tensors[static_cast<std::size_t>(address.tensor)];
-    const Role flat = address.trainable ? Role::kParameter : Role::kFrozen;
+    const Role flat = role_of(address);
     const Operand* const value = find_operand(schedule_, action.reads, address.unit, flat);
     // A layer whose backward reads no parameters finds none: its unit may be in shards.
     parameters[p].value = value != nullptr
@@ -101,6 +113,19 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
                                              [static_cast<std::size_t>(address.tensor)] != 0;
   }
   return parameters;
+}
+
+void LayerRunner::decode(const Action& action, Stream& stream) {
+  const TensorView from = buffers_.view(action.reads.front());
+  const TensorView to = buffers_.view(action.writes.front());
+  const auto unit = static_cast<std::size_t>(action.writes.front().unit);
+  for (const FlatTensor& tensor : layout_.units[unit].quantized.tensors) {
+    kernels_->dequantize({.format = tensor.spec.format,
+                          .src = from.narrow(0, tensor.offset, tensor.numel()),
+                          .dst = tensor_of(to, tensor),
+                          .joined = tensor.spec.joined},
+                         stream);
+  }
 }
 
 /// Where a unit's gradient begins anew: what lies between and behind the tensors must not reach a
@@ -158,8 +183,8 @@ Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
   if (layer > 0) return tape.input(std::move(flowing), needs_input_gradient(layer));
   const Tensor& inputs = tape.batch().inputs;
   const DType dtype = schedule_.parameter_dtype;
-  const bool floats = inputs.dtype() == DType::kFloat32 || inputs.dtype() == DType::kBFloat16;
-  if (!floats || inputs.dtype() == dtype) return tape.input(inputs, false);
+  if (!is_compute_dtype(inputs.dtype()) || inputs.dtype() == dtype)
+    return tape.input(inputs, false);
   Tensor converted = tape.activation(inputs.shape(), dtype, "inputs in the run's precision");
   tape.kernels().cast({.src = inputs, .dst = converted}, tape.stream());
   tape.charge({.flops = 0.0, .bytes = static_cast<double>(inputs.bytes() + converted.bytes())});
@@ -174,16 +199,17 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   Activation kept;
   auto tape = make_tape(a, record, {}, stream);
   Tensor flowing = a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor();
-  if (trains && !record) kept.input = flowing;
-  Value input = input_of(a.layer, *tape, std::move(flowing));
-  Value output = model_.layers[layer]->forward(*tape, input, bind(a));
+  const int buffer = schedule_.activation(a.layer, a.micro_step);
+  if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
+  Value value = input_of(a.layer, *tape, std::move(flowing));
+  Value output = model_.layers[layer]->forward(*tape, value, bind(a));
   kept.output = std::move(output.tensor);
   kept.kept = trains;
   if (record) {
     kept.tape = std::move(tape);
     kept.recorded = {.tensor = {}, .id = output.id, .remake = nullptr};
   }
-  activations_.insert_or_assign(schedule_.activation(a.layer, a.micro_step), std::move(kept));
+  activations_.insert_or_assign(buffer, std::move(kept));
 }
 
 /// The last layer's forward; its losses are added to `loss_sum`.
@@ -228,15 +254,55 @@ void LayerRunner::backward(const Action& a, Stream& stream) {
   const std::span<Parameter> parameters = bind(a);
   if (recomputes(a.layer)) {
     kept.tape = make_tape(a, true, {}, stream);
-    const Value input = input_of(a.layer, *kept.tape, std::move(kept.input));
-    kept.recorded =
-        model_.layers[static_cast<std::size_t>(a.layer)]->forward(*kept.tape, input, parameters);
+    const auto layer = static_cast<std::size_t>(a.layer);
+    Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
+    const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));
+    kept.recorded = model_.layers[layer]->forward(*kept.tape, value, parameters);
     kept.recorded.tensor = {};
     kept.recorded.remake = nullptr;
   }
   pass_on(a, kept.tape->backward(kept.recorded,
                                  take(schedule_.activation_gradient(a.layer, a.micro_step))));
   end_gradients(a, stream);
+}
+
+LayerRunner::Input& LayerRunner::input(int activation) {
+  const std::size_t layers = schedule_.layers.size();
+  return inputs_[static_cast<std::size_t>(schedule_.micro_step_of(activation)) * layers +
+                 static_cast<std::size_t>(schedule_.layer_of(activation))];
+}
+
+void LayerRunner::copy_input(const Operand& activation, const TensorView& on_host, bool leaves,
+                             Stream& stream) {
+  const auto ends = [this, buffer = activation.buffer, on_host, leaves] {
+    const Tensor& tensor = input(buffer).tensor;
+    require(tensor.bytes() == on_host.bytes(), ErrorCode::kInvalidArgument,
+            schedule_.name_of(buffer), " has ", tensor.bytes(), " bytes, but was planned with ",
+            on_host.bytes(), ": plan for the micro-batch and the model that run");
+    void* const on_device = tensor.view().data;
+    return leaves ? std::pair<void*, const void*>(on_host.data, on_device)
+                  : std::pair<void*, const void*>(on_device, on_host.data);
+  };
+  const auto bytes = static_cast<std::size_t>(on_host.bytes());
+  if (memory_.device().kind() != DeviceKind::kCpu) {  // tasks before it have run, on the host
+    const auto [to, from] = ends();
+    return stream.copy(to, from, bytes);
+  }
+  stream.submit({.name = "copy"}, [ends, bytes] {
+    const auto [to, from] = ends();
+    std::memcpy(to, from, bytes);
+  });
+}
+
+void LayerRunner::release_input(const Action& action) {
+  Input& kept = input(action.writes.front().buffer);
+  kept = {.tensor = {}, .shape = kept.tensor.shape(), .dtype = kept.tensor.dtype()};
+}
+
+void LayerRunner::reserve_input(const Action& action) {
+  Input& kept = input(action.writes.front().buffer);
+  kept.tensor = Tensor::empty(memory_, kept.shape, kept.dtype, MemoryCategory::kActivations,
+                              "input from the host");
 }
 
 /// The gradient of the layer's input, for the layer before.

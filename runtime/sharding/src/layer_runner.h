@@ -34,6 +34,18 @@ class LayerRunner {
   void loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
             Stream& stream);
   void backward(const Action& action, Stream& stream);
+  /// Dequantises a unit's parameters, whole, for the layers that read them.
+  void decode(const Action& action, Stream& stream);
+
+  // Inputs that layers keep for recomputation and that wait on the host meanwhile. Their memory on
+  // the device comes and goes on the compute lane, so that every run takes the same.
+
+  /// Issues the copy of one to `on_host`, or back: `activation` has been left by the layer's pass,
+  /// or reserved, by the time that `stream` gets there.
+  void copy_input(const Operand& activation, const TensorView& on_host, bool leaves,
+                  Stream& stream);
+  void release_input(const Action& action);
+  void reserve_input(const Action& action);
 
  private:
   /// Points the layer's parameters (and gradients) to where the action's operands are.
@@ -67,6 +79,14 @@ class LayerRunner {
     Tensor input;       ///< kept for recomputation only
     bool kept = false;  ///< backward is to come
   };
+  /// The input of a layer that may go to the host. No lane but the copies' touches it between the
+  /// layer's passes, and theirs only with the waits of the schedule.
+  struct Input {
+    Tensor tensor;
+    Shape shape;  ///< of the tensor, while it is away
+    DType dtype = DType::kFloat32;
+  };
+  Input& input(int activation);
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
 
@@ -74,6 +94,8 @@ class LayerRunner {
   /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.
   std::vector<std::vector<char>> written_;
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
+  std::vector<char> waits_on_host_;                  ///< by layer
+  std::vector<Input> inputs_;                        ///< by micro-step and layer, if any waits
 };
 
 }  // namespace tessera

@@ -37,9 +37,14 @@ std::vector<int> assign_units(const Model& model, const WrapPolicy& policy) {
   return unit_of_layer;
 }
 
-int append(FlatParameter& flat, const ParameterSpec& spec) {
-  const std::int64_t offset = round_up(flat.numel, kFlatAlignment);
-  flat.tensors.push_back({spec, offset});
+int append(FlatParameter& flat, const ParameterSpec& spec, std::int64_t alignment) {
+  const std::int64_t offset = round_up(flat.numel, alignment);
+  flat.tensors.push_back({spec, offset, flat.decoded_numel});
+  if (spec.format != WeightFormat::kNone) {
+    flat.numel = offset + flat.tensors.back().numel();
+    flat.decoded_numel += round_up(spec.shape.numel(), kFlatAlignment);
+    return static_cast<int>(flat.tensors.size()) - 1;
+  }
   const std::int64_t zeros = spec.row_multiple > 1 ? spec.shape.numel() / spec.shape[0] *
                                                          (padded_rows(spec) - spec.shape[0])
                                                    : 0;
@@ -49,10 +54,18 @@ int append(FlatParameter& flat, const ParameterSpec& spec) {
 
 }  // namespace
 
-ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size) {
+std::int64_t FlatTensor::numel() const {
+  return is_quantized() ? quantized_sizes(spec).bytes : spec.shape.numel();
+}
+
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size,
+                        std::int64_t alignment) {
   check(model);
   require(world_size >= 1, ErrorCode::kInvalidArgument, "a layout for ", world_size,
           " ranks; there must be at least one");
+  require(alignment >= kFlatAlignment && alignment % kFlatAlignment == 0,
+          ErrorCode::kInvalidArgument, "a layout with an alignment of ", alignment,
+          "; it must be a multiple of ", kFlatAlignment);
   const std::vector<int> unit_of_layer = assign_units(model, policy);
   ModelLayout layout;
   std::map<std::string, ParameterAddress> addresses;
@@ -60,17 +73,26 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_
     const Layer& layer = *model.layers[l];
     const int unit_index = unit_of_layer[l];
     if (unit_index == static_cast<int>(layout.units.size())) {
-      layout.units.push_back({.name = layer.name(), .trainable = {}, .frozen = {}});
+      layout.units.push_back(
+          {.name = layer.name(), .trainable = {}, .frozen = {}, .quantized = {}});
     }
     Unit& unit = layout.units.back();
     for (const ParameterSpec& spec : layer.parameters()) {
-      FlatParameter& flat = spec.trainable ? unit.trainable : unit.frozen;
-      addresses[spec.name] = {unit_index, spec.trainable, append(flat, spec)};
+      const bool quantized = spec.format != WeightFormat::kNone;
+      require(!quantized || (!spec.trainable && spec.row_multiple == 1),
+              ErrorCode::kInvalidArgument, "parameter '", spec.name, "' is stored in ",
+              to_string(spec.format), ": it cannot be trained, or have rows of zeros");
+      FlatParameter& flat = quantized        ? unit.quantized
+                            : spec.trainable ? unit.trainable
+                                             : unit.frozen;
+      const int index = append(flat, spec, &flat == &unit.trainable ? alignment : kFlatAlignment);
+      addresses[spec.name] = {unit_index, spec.trainable, index, quantized};
     }
   }
   for (Unit& unit : layout.units) {
-    for (FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
-      flat->padded_numel = round_up(flat->numel, world_size * kFlatAlignment);
+    for (FlatParameter* flat : {&unit.trainable, &unit.frozen, &unit.quantized}) {
+      const std::int64_t multiple = flat == &unit.trainable ? alignment : kFlatAlignment;
+      flat->padded_numel = round_up(flat->numel, world_size * multiple);
     }
   }
   for (const auto& layer : model.layers) {

@@ -22,10 +22,7 @@ std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
   if (schedule.is_activation(operand.buffer)) return 0;
   const ScheduleBuffer& buffer = schedule.buffer(operand);
   if (operand.unit < 0) return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
-  const bool of_parameters = buffer.is_slot() && buffer.role == Role::kParameter;
-  return bytes_of(schedule, operand,
-                  of_parameters ? schedule.gathered_numel(operand.unit)
-                                : schedule.unit_numel(operand.unit, buffer.role));
+  return bytes_of(schedule, operand, schedule.numel_in(buffer, operand.unit));
 }
 
 /// Adds one call of a collective on a buffer of `bytes`; empty flat parameters are never sent.
@@ -61,10 +58,15 @@ void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& t
   charge(traffic, CollectiveKind::kAllReduce, kWordBytes, schedule.mesh.world_size());
 }
 
+/// What a copy moves of one operand; activations are as large as their copies on the host.
+std::int64_t copied_bytes(const Schedule& schedule, const Operand& from, const Operand& to) {
+  return operand_bytes(schedule, schedule.is_activation(from.buffer) ? to : from);
+}
+
 void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffic) {
   const Operand& to = action.writes.front();
   for (const Operand& from : action.reads) {
-    count_copy(schedule.buffer(from).tier, schedule.buffer(to).tier, operand_bytes(schedule, from),
+    count_copy(tier_of(schedule, from), tier_of(schedule, to), copied_bytes(schedule, from, to),
                traffic);
   }
 }
@@ -131,6 +133,10 @@ const Operation kBackward{.name = "backward",
 const Operation kReshard{.name = "reshard",
                          .summary = "gives a slot of unsharded parameters back to the ring",
                          .rule = rules::reshard};
+const Operation kDecode{.name = "decode",
+                        .summary = "dequantises a unit's parameters for the layers that read them",
+                        .rule = rules::decode,
+                        .run = handlers::decode};
 const Operation kCast{.name = "cast",
                       .summary = "copies a gradient to another buffer and dtype, or adds it there",
                       .rule = rules::cast,
@@ -138,12 +144,26 @@ const Operation kCast{.name = "cast",
 const Operation kCopy{.name = "copy",
                       .summary =
                           "copies a buffer, or all parameters of a unit, between the "
-                          "device's memory and the host's",
+                          "device's memory, the host's and the disk",
                       .on_host = true,
                       .tiers = OperandTiers::kAny,
+                      .moves_activations = true,
                       .rule = rules::copy,
                       .charge = charge_copy,
                       .run = handlers::copy};
+const Operation kRelease{
+    .name = "release",
+    .summary = "gives back the memory of a layer's input, which the host has a copy of",
+    .moves_activations = true,
+    .changes_memory = true,
+    .rule = rules::release,
+    .run = handlers::release};
+const Operation kReserve{.name = "reserve",
+                         .summary = "takes memory for a layer's input that comes from the host",
+                         .moves_activations = true,
+                         .changes_memory = true,
+                         .rule = rules::reserve,
+                         .run = handlers::reserve};
 const Operation kNormPartial{
     .name = "norm-partial",
     .summary = "adds the squares of this rank's shard of a gradient to its norm partial",
@@ -167,10 +187,10 @@ const Operation kOptimizerStep{
 
 std::span<const Operation* const> all_operations() {
   using namespace operations;  // NOLINT: the table above
-  static constexpr std::array kAll{&kCountTokens, &kAllGather,    &kReduceScatter, &kAllReduce,
-                                   &kForward,     &kForwardLoss,  &kLoss,          &kBackward,
-                                   &kReshard,     &kCast,         &kCopy,          &kNormPartial,
-                                   &kResults,     &kOptimizerStep};
+  static constexpr std::array kAll{
+      &kCountTokens, &kAllGather, &kReduceScatter, &kAllReduce, &kForward,      &kForwardLoss,
+      &kLoss,        &kBackward,  &kReshard,       &kDecode,    &kCast,         &kCopy,
+      &kRelease,     &kReserve,   &kNormPartial,   &kResults,   &kOptimizerStep};
   return kAll;
 }
 
@@ -182,12 +202,13 @@ const Operation* find_operation(std::string_view name,
 
 bool copies_to_snapshot(const Schedule& schedule, const Action& action) {
   return action.operation == &operations::kCopy &&
+         !schedule.is_activation(action.writes.front().buffer) &&
          schedule.buffer(action.writes.front()).is_snapshot();
 }
 
 std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
   const ScheduleBuffer& buffer = schedule.buffer(operand);
-  if (!buffer.is_slot() || buffer.role != Role::kParameter) return {buffer.role};
+  if (!buffer.holds_gathered()) return {buffer.role};
   std::vector<Role> flats;
   for (const Role flat : {Role::kParameter, Role::kFrozen}) {
     if (schedule.is_gathered(operand.unit, flat)) flats.push_back(flat);
@@ -195,9 +216,27 @@ std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
   return flats;
 }
 
+Tier tier_of(const Schedule& schedule, const Operand& operand) {
+  return schedule.is_activation(operand.buffer) ? Tier::kDevice : schedule.buffer(operand).tier;
+}
+
 void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic) {
   if (from == to) return;
-  (to == Tier::kHost ? traffic.to_host_bytes : traffic.to_device_bytes) += bytes;
+  if (from == Tier::kDisk) {
+    traffic.from_disk_bytes += bytes;
+  } else if (to == Tier::kDisk) {
+    traffic.to_disk_bytes += bytes;
+  } else {
+    (to == Tier::kHost ? traffic.to_host_bytes : traffic.to_device_bytes) += bytes;
+  }
+}
+
+std::int64_t copied_bytes(const Schedule& schedule, const Action& copy) {
+  std::int64_t bytes = 0;
+  for (const Operand& from : copy.reads) {
+    bytes += copied_bytes(schedule, from, copy.writes.front());
+  }
+  return bytes;
 }
 
 std::int64_t operand_bytes(const Schedule& schedule, const Action& action) {

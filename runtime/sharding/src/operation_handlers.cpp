@@ -1,6 +1,7 @@
 #include "operation_handlers.h"
 
 #include <cstring>
+#include <span>
 
 #include "layer_runner.h"
 #include "step_buffers.h"
@@ -14,12 +15,53 @@ TensorView StepContext::view(const Operand& operand) const { return buffers_.vie
 TensorView StepContext::view(const Operand& operand, Role flat) const {
   return buffers_.view(operand, flat);
 }
+DiskPlace StepContext::disk_place(const Operand& operand) const {
+  return buffers_.disk_place(operand);
+}
 std::int64_t StepContext::first_element(const Operand& operand) const {
   return buffers_.first_element(operand);
 }
 ProcessGroup& StepContext::group(const Action& action) const {
   return groups_.of(action.lane, action.axes);
 }
+
+namespace {
+
+/// Between the disk and `memory`: on the lane's thread, or on a GPU's rank on one of the driver's.
+void copy_disk(const DiskPlace& place, const TensorView& memory, bool reads, Stream& stream) {
+  if (place.store == nullptr) return;
+  const std::span bytes(static_cast<std::byte*>(memory.data),
+                        static_cast<std::size_t>(memory.bytes()));
+  stream.submit_on_host({.name = reads ? "read from disk" : "write to disk"}, [=] {
+    if (reads) {
+      place.store->read(place.extent, bytes, place.offset);
+    } else {
+      place.store->write(place.extent, bytes, place.offset);
+    }
+  });
+}
+
+/// One flat parameter, or what goes with it.
+void copy_flat(StepContext& context, const Operand& source, const Operand& target, Role flat,
+               Stream& stream) {
+  const Schedule& schedule = context.schedule();
+  const TensorView from = context.view(source, flat);
+  const TensorView to = context.view(target, flat);
+  const Tier from_tier = schedule.buffer(source).tier, to_tier = schedule.buffer(target).tier;
+  const auto bytes = static_cast<std::size_t>(from.bytes());
+  count_copy(from_tier, to_tier, from.bytes(), context.copies());
+  if (from_tier == Tier::kDisk) {
+    copy_disk(context.disk_place(source), to, true, stream);
+  } else if (to_tier == Tier::kDisk) {
+    copy_disk(context.disk_place(target), from, false, stream);
+  } else if (from_tier == Tier::kHost && to_tier == Tier::kHost) {
+    stream.submit_on_host({.name = "copy"}, [=] { std::memcpy(to.data, from.data, bytes); });
+  } else {
+    stream.copy(to.data, from.data, bytes);
+  }
+}
+
+}  // namespace
 
 namespace handlers {
 
@@ -63,6 +105,10 @@ void backward(StepContext& context, const Action& action, Stream& stream) {
   context.layers().backward(action, stream);
 }
 
+void decode(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().decode(action, stream);
+}
+
 void cast(StepContext& context, const Action& action, Stream& stream) {
   const TensorView from = context.view(action.reads.front());
   const TensorView to = context.view(action.writes.front());
@@ -73,21 +119,26 @@ void cast(StepContext& context, const Action& action, Stream& stream) {
 void copy(StepContext& context, const Action& action, Stream& stream) {
   const Schedule& schedule = context.schedule();
   const Operand& target = action.writes.front();
-  const Tier to_tier = schedule.buffer(target).tier;
-  const bool to_slot = schedule.buffer(target).is_slot();
-  for (const Operand& source : action.reads) {
-    const TensorView from = context.view(source);
-    const TensorView to =
-        to_slot ? context.view(target, schedule.role(source.buffer)) : context.view(target);
-    const Tier from_tier = schedule.buffer(source).tier;
-    const auto bytes = static_cast<std::size_t>(from.bytes());
-    count_copy(from_tier, to_tier, from.bytes(), context.copies());
-    if (from_tier == Tier::kHost && to_tier == Tier::kHost) {
-      stream.submit_on_host({.name = "copy"}, [=] { std::memcpy(to.data, from.data, bytes); });
-    } else {
-      stream.copy(to.data, from.data, bytes);
-    }
+  for (const bool leaves : {true, false}) {
+    const Operand& activation = leaves ? action.reads.front() : target;
+    if (!schedule.is_activation(activation.buffer)) continue;
+    const TensorView on_host = context.view(leaves ? target : action.reads.front());
+    count_copy(leaves ? Tier::kDevice : Tier::kHost, leaves ? Tier::kHost : Tier::kDevice,
+               on_host.bytes(), context.copies());
+    return context.layers().copy_input(activation, on_host, leaves, stream);
   }
+  for (const Operand& source : action.reads) {
+    for (const Role flat : flats_of(schedule, source))
+      copy_flat(context, source, target, flat, stream);
+  }
+}
+
+void release(StepContext& context, const Action& action, Stream& /*stream*/) {
+  context.layers().release_input(action);
+}
+
+void reserve(StepContext& context, const Action& action, Stream& /*stream*/) {
+  context.layers().reserve_input(action);
 }
 
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {

@@ -47,7 +47,8 @@ bool is_disjoint(AxisSet a, AxisSet b) { return a - b == a; }
 /// In place, a rank's part must lie where the others expect it; a slot has parts at its beginning.
 void require_parts_in_place(ContentWalk& walk, const Action& action) {
   const Operand& to = action.writes.front();
-  if (!walk.schedule().buffer(to).is_slot()) return;
+  const ScheduleBuffer& buffer = walk.schedule().buffer(to);
+  if (!buffer.is_slot() || buffer.keeps_places()) return;
   walk.require_that(find_buffer(action.reads, to.buffer) == nullptr,
                     "works in place on a slot, where ranks' parts have no place of their own");
 }
@@ -55,7 +56,9 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
 /// Whether the reads together are all parameters of the unit that slots hold: a slot has them, or
 /// its buffers do.
 bool reads_all_gathered(const Schedule& schedule, const Action& action, int unit) {
-  if (action.reads.size() == 1 && schedule.buffer(action.reads.front()).is_slot()) return true;
+  if (action.reads.size() == 1 && schedule.buffer(action.reads.front()).holds_gathered()) {
+    return true;
+  }
   std::size_t flats = 0;
   for (const Role role : {Role::kParameter, Role::kFrozen}) {
     if (!schedule.is_gathered(unit, role)) continue;
@@ -196,9 +199,9 @@ void all_gather(ContentWalk& walk, const Action& action) {
                         "gathers parts of different things: ",
                         walk.name_of(action.reads.front().buffer), " and ", name);
     }
-    walk.require_that(
-        part.role == Role::kParameter || part.role == Role::kFrozen || part.role == Role::kGradient,
-        name, " holds neither parameters nor gradients");
+    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen ||
+                          part.role == Role::kQuantized || part.role == Role::kGradient,
+                      name, " holds neither parameters nor gradients");
     walk.require_that(
         part.sharded.contains(action.axes) &&
             cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),
@@ -218,7 +221,8 @@ void all_gather(ContentWalk& walk, const Action& action) {
   content.sharded = content.sharded - action.axes;
   if (!content.valid || content.unit < 0) return;
   require_parts_in_place(walk, action);
-  if (schedule.buffer(to).is_slot() && content.role != Role::kGradient) {
+  const bool of_layers = content.role == Role::kParameter || content.role == Role::kFrozen;
+  if (schedule.buffer(to).holds_gathered() && of_layers) {
     walk.require_that(reads_all_gathered(schedule, action, content.unit),
                       "must gather all parameters of ", walk.unit_name(content.unit), " into ",
                       walk.name_of(to.buffer), ", trainable and frozen");
@@ -226,9 +230,13 @@ void all_gather(ContentWalk& walk, const Action& action) {
   } else {
     walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
                       walk.name_of(to.buffer));
-    walk.require_that(
-        content.role == Role::kGradient || !schedule.buffer(action.reads.front()).is_slot(),
-        "gathers a slot into ", walk.name_of(to.buffer), ", which is none");
+    const Operand& from = action.reads.front();
+    const ScheduleBuffer& source = schedule.buffer(from);
+    const bool in_place = from.buffer == to.buffer && source.is_update_slot();
+    const bool to_layers = source.holds_for_layers() && schedule.buffer(to).holds_for_layers();
+    walk.require_that(content.role == Role::kGradient || in_place || to_layers || !source.is_slot(),
+                      "gathers a slot into ", walk.name_of(to.buffer),
+                      ", which is another or none");
   }
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
@@ -328,6 +336,8 @@ void backward(ContentWalk& walk, const Action& action) {
     walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", walk.name_of(buffer),
                       ", which holds nothing for it at this point");
     Content& content = walk.at(buffer);
+    walk.require_that(content.place == InputPlace::kDevice, "reads ", walk.name_of(buffer),
+                      ", which is on its way to the host or back");
     content.kept = false;
     content.valid = !is_gradient && content.output;
   }
@@ -341,9 +351,24 @@ void reshard(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 0, 1)) return;
   const Operand& slot = action.writes.front();
   const ScheduleBuffer& buffer = walk.schedule().buffer(slot);
-  walk.require_that(buffer.is_slot() && buffer.role == Role::kParameter, buffer.name,
+  walk.require_that(buffer.is_slot() && buffer.role != Role::kGradient, buffer.name,
                     " is no slot for unsharded parameters");
   walk.take(slot);
+}
+
+void decode(ContentWalk& walk, const Action& action) {
+  if (!has_operands(walk, action, 1, 1)) return;
+  Content content = walk.read(action.reads.front());
+  const Operand& to = action.writes.front();
+  walk.require_that(content.role == Role::kQuantized, walk.name_of(action.reads.front().buffer),
+                    " holds nothing that is quantised");
+  walk.require_that(content.sharded.empty(), "reads a part of ", walk.unit_name(content.unit),
+                    " only: scales and codes of a tensor may be in different parts");
+  walk.require_that(walk.schedule().buffer(to).format == walk.schedule().parameter_dtype,
+                    "writes another format than layers read");
+  walk.require_that(!to.adds, "adds where it decodes");
+  content.role = Role::kDecoded;
+  walk.write(to, content);
 }
 
 void cast(ContentWalk& walk, const Action& action) {
@@ -364,28 +389,145 @@ void copy_to_slot(ContentWalk& walk, const Action& action) {
   const Operand& to = action.writes.front();
   Content content;
   for (const Operand& operand : action.reads) {
-    const Content part = walk.read(operand);
     const ScheduleBuffer& source = schedule.buffer(operand);
+    const bool from_slot = action.reads.size() == 1 && source.holds_for_layers();
+    const Content part = from_slot ? walk.take(operand) : walk.read(operand);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
                             part.sharded == content.sharded,
                         "copies parts of different things: ",
                         walk.name_of(action.reads.front().buffer), " and ", source.name);
     }
-    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen, source.name,
-                      " holds no parameters, which are what slots have copies of");
-    walk.require_that(!source.is_slot(), "copies a slot");
+    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen ||
+                          part.role == Role::kQuantized,
+                      source.name, " holds no parameters, which are what slots have copies of");
+    walk.require_that(from_slot || !source.is_slot(), "copies ", source.name,
+                      ", which is for something else than what layers read");
     walk.require_that(source.format == schedule.buffer(to).format, "copies to another format");
     content = part;
   }
   if (!content.valid || content.unit < 0) return;
-  walk.require_that(reads_all_gathered(schedule, action, content.unit),
-                    "must copy all parameters of ", walk.unit_name(content.unit), " to ",
-                    walk.name_of(to.buffer), ", trainable and frozen");
   walk.require_that(!to.adds, "adds where it copies");
-  content.role = Role::kParameter;
+  if (content.role == Role::kQuantized) {
+    walk.require_that(action.reads.size() == 1, "copies several buffers to ",
+                      walk.name_of(to.buffer));
+  } else {
+    walk.require_that(reads_all_gathered(schedule, action, content.unit),
+                      "must copy all parameters of ", walk.unit_name(content.unit), " to ",
+                      walk.name_of(to.buffer), ", trainable and frozen");
+    content.role = Role::kParameter;
+  }
   content.open = false;
   walk.write(to, content);
+}
+
+/// Parts of parameters that this rank has updated to a slot where ranks gather them, and all of
+/// them back to where they are from step to step; on the way to the disk, by another slot on the
+/// host.
+void copy_updated(ContentWalk& walk, const Action& action) {
+  if (!has_operands(walk, action, 1, 1)) return;
+  const Operand& from = action.reads.front();
+  const Operand& to = action.writes.front();
+  const ScheduleBuffer& source = walk.schedule().buffer(from);
+  const ScheduleBuffer& target = walk.schedule().buffer(to);
+  Content content = source.is_slot() ? walk.take(from) : walk.read(from);
+  content.origin = -1;
+  for (const ScheduleBuffer* const end : {&source, &target}) {
+    const bool is_state = end->persistent || (end == &source && end->is_state_slot());
+    walk.require_that(end->role == Role::kParameter && (is_state || end->is_update_slot()),
+                      "copies ", source.name, " to ", target.name,
+                      ": updated parameters come from what a unit keeps, and return to it");
+  }
+  walk.require_that(source.format == target.format, "copies to another format");
+  walk.require_that(!to.adds, "adds where it copies");
+  walk.write(to, content);
+}
+
+/// State from the disk to a slot, and back to where it came from; or master weights to the
+/// parameters, which in one format they are.
+void copy_state(ContentWalk& walk, const Action& action) {
+  const Schedule& schedule = walk.schedule();
+  const Operand& from = action.reads.front();
+  const Operand& to = action.writes.front();
+  const ScheduleBuffer& source = schedule.buffer(from);
+  const ScheduleBuffer& target = schedule.buffer(to);
+  const bool goes_home = source.is_slot() && walk.at(from.buffer).origin == to.buffer;
+  Content content = goes_home ? walk.take(from) : walk.read(from);
+  if (!content.valid) return;
+  if (target.is_slot()) {
+    walk.require_that(source.persistent && content.role == target.role, "copies ", source.name,
+                      " to ", target.name, ", which is for state that is on disk");
+    walk.require_that(from.sharded == source.sharded || content.role == Role::kParameter,
+                      "copies a part of ", source.name, " only");
+    content.origin = from.buffer;
+  } else if (goes_home) {
+    content.origin = -1;
+  } else {
+    walk.require_that(
+        content.role == Role::kMaster && target.role == Role::kParameter && target.persistent,
+        "copies ", source.name, " to ", target.name, ", which is not where it came from");
+    content.role = Role::kParameter;
+    content.origin = -1;
+  }
+  walk.require_that(source.format == target.format, "copies to another format");
+  walk.require_that(!to.adds, "adds where it copies");
+  walk.write(to, content);
+}
+
+namespace {
+
+/// The next place of what a layer keeps for its backward.
+void move_input(ContentWalk& walk, const Operand& operand, InputPlace from, InputPlace to,
+                std::string_view why_not) {
+  Content& content = walk.change(operand);
+  walk.require_that(content.role == Role::kActivation && content.kept && content.place == from,
+                    walk.name_of(operand.buffer), " ", why_not);
+  content.place = to;
+}
+
+/// A layer's input on its way to the host or back. Nobody reads it meanwhile: passes find that out.
+void copy_input(ContentWalk& walk, const Action& action) {
+  const Schedule& schedule = walk.schedule();
+  if (!has_operands(walk, action, 1, 1)) return;
+  const Operand& from = action.reads.front();
+  const Operand& to = action.writes.front();
+  const bool leaves = schedule.is_activation(from.buffer);
+  const int activation = leaves ? from.buffer : to.buffer;
+  const int on_host = leaves ? to.buffer : from.buffer;
+  const auto name = walk.name_of(activation);
+  const int layer = schedule.layer_of(activation);
+  if (!walk.require_that(
+          schedule.role(activation) == Role::kActivation && schedule.keeps_input(layer), name,
+          " is not the input of a recomputed layer, which alone may leave") ||
+      !walk.require_that(on_host == schedule.input_on_host(layer), "copies ", name,
+                         " from or to another buffer than its layer's on the host")) {
+    return;
+  }
+  walk.require_that(!to.adds, "adds where it copies");
+  if (leaves) {
+    move_input(walk, from, InputPlace::kDevice, InputPlace::kBoth, "has left already");
+    walk.require_that(!walk.at(on_host).valid, "overwrites ", walk.name_of(on_host),
+                      ", which is still to be copied back");
+    return walk.write(to, {.role = Role::kActivation, .begin = activation});
+  }
+  walk.require_that(walk.read(from).begin == activation, walk.name_of(on_host),
+                    " holds what another micro-step has left");
+  move_input(walk, to, InputPlace::kReserved, InputPlace::kDevice, "has no memory for the copy");
+  walk.at(on_host).valid = false;
+}
+
+}  // namespace
+
+void release(ContentWalk& walk, const Action& action) {
+  if (!has_operands(walk, action, 0, 1)) return;
+  move_input(walk, action.writes.front(), InputPlace::kBoth, InputPlace::kHost,
+             "has no copy on the host, or no memory");
+}
+
+void reserve(ContentWalk& walk, const Action& action) {
+  if (!has_operands(walk, action, 0, 1)) return;
+  move_input(walk, action.writes.front(), InputPlace::kHost, InputPlace::kReserved,
+             "has not left the device");
 }
 
 void copy(ContentWalk& walk, const Action& action) {
@@ -393,18 +535,39 @@ void copy(ContentWalk& walk, const Action& action) {
                          "must read one buffer or more and write one")) {
     return;
   }
-  if (walk.schedule().buffer(action.writes.front()).is_slot()) return copy_to_slot(walk, action);
-  if (!has_operands(walk, action, 1, 1)) return;
-  const Operand& from = action.reads.front();
+  const auto is_activation = [&](const Operand& operand) {
+    return walk.schedule().is_activation(operand.buffer);
+  };
+  if (is_activation(action.writes.front()) || std::ranges::any_of(action.reads, is_activation)) {
+    return copy_input(walk, action);
+  }
   const Operand& to = action.writes.front();
-  const ScheduleBuffer& source = walk.schedule().buffer(from);
   const ScheduleBuffer& target = walk.schedule().buffer(to);
-  Content content = walk.read(from);
+  for (const Operand& from : action.reads) {
+    const Tier tier = walk.schedule().buffer(from).tier;
+    const bool skips_host = (tier == Tier::kDisk && target.tier != Tier::kHost) ||
+                            (target.tier == Tier::kDisk && tier != Tier::kHost);
+    walk.require_that(!skips_host, "copies between ", to_string(tier), " and ",
+                      to_string(target.tier), ": what is on disk passes through the host's memory");
+  }
+  if (target.is_update_slot() || walk.schedule().buffer(action.reads.front()).is_update_slot()) {
+    return copy_updated(walk, action);
+  }
+  if (target.holds_for_layers()) return copy_to_slot(walk, action);
+  if (!has_operands(walk, action, 1, 1)) return;
+  if (target.is_state_slot() || walk.schedule().buffer(action.reads.front()).is_state_slot()) {
+    return copy_state(walk, action);
+  }
+  const Operand& from = action.reads.front();
+  const ScheduleBuffer& source = walk.schedule().buffer(from);
+  // Slots of sums go by their contents: a unit has one gradient.
+  const bool of_sums = source.is_sum_slot() || target.is_sum_slot();
+  Content content = source.is_sum_slot() ? walk.take(from) : walk.read(from);
   // In one format, master weights are the parameters.
   const bool of_masters = content.role == Role::kMaster && target.role == Role::kParameter;
   if (of_masters) content.role = Role::kParameter;
-  walk.require_that(of_masters || copied_name(source.name) == copied_name(target.name), target.name,
-                    " is for a copy of another buffer than ", source.name);
+  walk.require_that(of_sums || of_masters || copied_name(source.name) == copied_name(target.name),
+                    target.name, " is for a copy of another buffer than ", source.name);
   walk.require_that(from.buffer != to.buffer, "copies a buffer to itself");
   walk.require_that(content.version == 0 || !target.is_snapshot(), "copies ", source.name,
                     ", which this step has updated already");
@@ -462,6 +625,16 @@ void results(ContentWalk& walk, const Action& action) {
   if (norms != nullptr) walk.at(norms->buffer).valid = false;
 }
 
+/// The operand that is a slot with what `buffer` has on disk; null: there is none.
+const Operand* find_copy(ContentWalk& walk, const std::vector<Operand>& operands, int buffer) {
+  const Schedule& schedule = walk.schedule();
+  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
+    return !schedule.is_activation(operand.buffer) && schedule.buffer(operand).is_state_slot() &&
+           walk.at(operand.buffer).valid && walk.at(operand.buffer).origin == buffer;
+  });
+  return found == operands.end() ? nullptr : &*found;
+}
+
 void optimizer_step(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   const Operand* const gradient = find_role(schedule, action.reads, Role::kGradient);
@@ -469,7 +642,8 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   if (factor == nullptr || !walk.require_that(gradient != nullptr, "must read a gradient")) return;
   walk.require_that(walk.read(*factor).kept, "'", kResultsBuffer,
                     "' has no clip factor: the results were made without '", kNormBuffer, "'");
-  const Content sum = walk.read(*gradient);
+  const bool in_slot = schedule.buffer(*gradient).is_sum_slot();
+  const Content sum = in_slot ? walk.take(*gradient) : walk.read(*gradient);
   if (!walk.require_that(sum.valid && sum.unit >= 0, "the unit has no gradient")) return;
   require_complete(walk, sum);
   const bool has_master = std::ranges::any_of(
@@ -484,22 +658,27 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   for (const int buffer : walk.state_of(sum.unit)) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
+    const bool on_disk = tier_of(buffer) == Tier::kDisk;
     // What is in other memory follows by copies.
-    if (role == Role::kFrozen || tier_of(buffer) != schedule.buffer(*gradient).tier) continue;
-    const Operand* const from = find_buffer(action.reads, buffer);
-    const Operand* const to = find_buffer(action.writes, buffer);
+    const bool is_here = on_disk || tier_of(buffer) == schedule.buffer(*gradient).tier;
+    if (role == Role::kFrozen || role == Role::kQuantized || !is_here) continue;
+    const Operand* const from =
+        on_disk ? find_copy(walk, action.reads, buffer) : find_buffer(action.reads, buffer);
+    if (on_disk && !walk.require_that(from != nullptr, "must read a copy of ", name)) return;
+    const Operand* const to = find_buffer(action.writes, on_disk ? from->buffer : buffer);
     if (!walk.require_that(to != nullptr, "must write ", name)) return;
     const auto place = static_cast<std::size_t>(to - action.writes.data()) + 1;
     walk.require_that(place > before, "must write the state of ", walk.unit_name(sum.unit),
                       " in the order of the buffers");
     before = place;
-    if (role != Role::kParameter || !has_master) {
+    if (role != Role::kParameter || !has_master || on_disk) {
       if (!walk.require_that(from != nullptr, "must read ", name)) return;
-      const Content state = walk.read(*from);
-      walk.require_that(state.sharded == sum.sharded, "reads other parts of ", name,
-                        " than of the gradient");
+      const Content state = on_disk ? walk.take(*from) : walk.read(*from);
+      walk.require_that(state.unit == sum.unit && state.sharded == sum.sharded,
+                        "reads other parts of ", name, " than of the gradient");
     }
-    Content state = walk.at(buffer);
+    Content state = walk.at(on_disk ? from->buffer : buffer);
+    state.valid = true;
     walk.require_that(state.version == 0, name, " was updated already");
     walk.require_that(cuts_further(walk.nesting(), state.sharded, sum.sharded),
                       "the gradient is not a part of what ", name, " holds");

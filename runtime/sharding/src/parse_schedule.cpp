@@ -86,9 +86,10 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
   fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
 
-constexpr std::array kListedRoles{Role::kParameter, Role::kFrozen,   Role::kMaster,
-                                  Role::kOptimizer, Role::kGradient, Role::kScalars};
-constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost};
+constexpr std::array kListedRoles{Role::kParameter, Role::kFrozen,  Role::kQuantized,
+                                  Role::kDecoded,   Role::kMaster,  Role::kOptimizer,
+                                  Role::kGradient,  Role::kScalars, Role::kActivation};
+constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
 class Parser {
@@ -181,6 +182,10 @@ class Parser {
       unit.name = define(units_, line);
       unit.trainable_numel = line.number<std::int64_t>("the number of trainable elements");
       unit.frozen_numel = line.number<std::int64_t>("the number of frozen elements");
+      if (!line.done()) {
+        unit.quantized_bytes = line.number<std::int64_t>("the number of quantised bytes");
+        unit.decoded_numel = line.number<std::int64_t>("the number of decoded elements");
+      }
       schedule_.units.push_back(std::move(unit));
     } else if (key == "layer") {
       ScheduleLayer layer;
@@ -211,7 +216,13 @@ class Parser {
     buffer.name = define(buffers_, line);
     buffer.role = parse_name("role", line.take("a role"), kListedRoles);
     if (!line.accept("-")) buffer.unit = find(units_, "unit", line);
-    buffer.format = parse_dtype(line.take("a format"));
+    const std::string_view format = line.take("a format");
+    const std::size_t slash = std::min(format.find('/'), format.size());
+    buffer.format = parse_dtype(format.substr(0, slash));
+    if (slash < format.size()) {
+      buffer.block = parse_number<std::int64_t>(format.substr(slash + 1));
+      require(buffer.block > 1, ErrorCode::kConfig, "'", format, "' is no format");
+    }
     buffer.sharded = parse_axes(line.take("axes"));
     buffer.numel = line.number<std::int64_t>("the number of elements");
     buffer.tier = parse_name("tier", line.take("a tier"), kAllTiers);

@@ -36,7 +36,24 @@
 // 9. Units whose parameters are on the host: what an all-gather would read is copied to a slot for
 //    shards first, on a lane of its own. Copies wait for their slot only, so with n slots n - 1 of
 //    them are ahead of the all-gathers. Where nothing is sharded, the copy takes the all-gather's
-//    place: its residency is planned as any other.
+//    place: its residency is planned as any other. Units whose parameters are on disk: the same
+//    from slots on the host, to which they are read before. Where ranks keep more of a unit than
+//    they update, the updated parts are copied to a slot on the device, gathered there and copied
+//    back, from the host to the disk if need be.
+// 10. Units whose gradients are on the host: a micro-step's gradient is reduced into a slot for
+//    sums, after what the host has of it was copied there, and copied out. Actions on such a slot
+//    follow one another in the list, so slots take turns; with n of them, n - 1 copies are ahead.
+// 11. Units whose optimizer state, or whose parameters, are on disk: before the update what it
+//    reads or writes of them is read into slots on the host, after it the slots are written back.
+//    With n of them, n - 1 units are read, updated or written beside the one that is next. Reading
+//    waits for the slots alone, so the first units of a step are read while its passes run.
+// 12. Inputs of recomputed layers that wait on the host: each is copied out once its layer's
+//    forward is over, and copied back before its backward, both on lanes of their own, behind as
+//    many passes as `prefetch_host` says. Their memory on the device comes and goes by actions of
+//    the compute lane, so that the peak does not depend on how fast the copies are.
+// 13. Quantised parameters of a unit are gathered as bytes, by 2 and 3, and decoded on the compute
+//    lane right before each use, into one more kind of slot: what is prefetched and kept is packed.
+//    Those away from the device come by 9.
 //
 // [Note: sums of micro-steps] Backward could add to what earlier micro-steps have left: a GEMM with
 // beta 1 saves the slot and the pass over it that adds it (12 bytes per parameter). But then the
@@ -101,8 +118,8 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
           options.micro_steps);
   require(options.policy.prefetch_forward >= 0 && options.policy.prefetch_backward >= 0,
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
-  require(options.policy.prefetch_host >= 0, ErrorCode::kConfig,
-          "prefetch depths must be 0 or more");
+  require(options.policy.prefetch_host >= 0 && options.policy.prefetch_disk >= 0,
+          ErrorCode::kConfig, "prefetch depths must be 0 or more");
   Schedule schedule;
   schedule.purpose = options.purpose;
   schedule.mesh = options.mesh;
@@ -113,14 +130,17 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   schedule.recompute = options.policy.recompute;
   const int ranks = options.mesh.world_size();
   for (const Unit& unit : layout.units) {
-    for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
+    for (const FlatParameter* flat : {&unit.trainable, &unit.frozen, &unit.quantized}) {
       require(flat->padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
               "unit '", unit.name, "' is padded to ", flat->padded_numel,
               " elements, which cannot be divided among ", ranks,
               " ranks; make the layout for as many ranks as the mesh has");
     }
-    schedule.units.push_back(
-        {unit.name, unit.trainable.padded_numel, unit.frozen.padded_numel, {}});
+    schedule.units.push_back({.name = unit.name,
+                              .trainable_numel = unit.trainable.padded_numel,
+                              .frozen_numel = unit.frozen.padded_numel,
+                              .quantized_bytes = unit.quantized.padded_numel,
+                              .decoded_numel = unit.quantized.decoded_numel});
   }
   schedule.layers = schedule_layers(layout);
   list_parts(schedule, layout);
@@ -150,11 +170,70 @@ std::vector<Compute> list_computes(const Schedule& schedule) {
   return computes;
 }
 
-void add_slots(Schedule& schedule, char letter, Role role, DType format,
-               const std::vector<std::int64_t>& sizes) {
+void add_slots(Schedule& schedule, const std::string& letters, Role role, DType format,
+               const std::vector<std::int64_t>& sizes, Tier tier = Tier::kDevice) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    schedule.buffers.push_back(
-        {.name = concat(letter, i), .role = role, .format = format, .numel = sizes[i]});
+    schedule.buffers.push_back({.name = concat(letters, i),
+                                .role = role,
+                                .format = format,
+                                .numel = sizes[i],
+                                .tier = tier});
+  }
+}
+
+void add_sum_slots(Schedule& schedule, const GradientRoute& route,
+                   const std::vector<std::int64_t>& sizes) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    schedule.buffers.push_back({.name = concat(ScheduleBuffer::kSumSlot, i),
+                                .role = Role::kGradient,
+                                .sharded = route.buffer_axes,
+                                .numel = sizes[i]});
+  }
+}
+
+void add_update_slots(Schedule& schedule, const PlanOptions& options) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const std::vector<std::int64_t> sizes = plan_update_slots(schedule, options, tier);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const std::string name = concat(ScheduleBuffer::kUpdateSlot, i);
+      schedule.buffers.push_back({.name = tier == Tier::kHost ? host_copy_name(name) : name,
+                                  .role = Role::kParameter,
+                                  .format = options.parameter_dtype,
+                                  .sharded = schedule.placement.parameter,
+                                  .numel = sizes[i],
+                                  .tier = tier});
+    }
+  }
+}
+
+/// Of each tensor that units have on disk for the optimizer, as large as the largest.
+void add_state_slots(Schedule& schedule, const PlanOptions& options) {
+  std::vector<ScheduleBuffer> tensors;
+  for (const ScheduleBuffer& buffer : schedule.buffers) {
+    if (buffer.tier != Tier::kDisk || buffer.role == Role::kFrozen ||
+        buffer.role == Role::kQuantized) {
+      continue;
+    }
+    const std::string_view name = tensor_of_state(schedule, buffer);
+    const std::int64_t numel =
+        schedule.unit_numel(buffer.unit, buffer) / schedule.mesh.size(schedule.placement.optimizer);
+    const auto known = std::ranges::find(tensors, name, &ScheduleBuffer::name);
+    if (known == tensors.end()) {
+      tensors.push_back({.name = std::string(name),
+                         .role = buffer.role,
+                         .format = buffer.format,
+                         .block = buffer.block,
+                         .numel = numel,
+                         .tier = Tier::kHost});
+    } else {
+      known->numel = std::max(known->numel, numel);
+    }
+  }
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(options.policy.prefetch_disk); ++i) {
+    for (ScheduleBuffer slot : tensors) {
+      slot.name = state_slot_name(i, slot.name);
+      schedule.buffers.push_back(std::move(slot));
+    }
   }
 }
 
@@ -168,12 +247,14 @@ void add_scalars(Schedule& schedule) {
   add(kResultsBuffer, DType::kFloat64, 2);
 }
 
-/// Where the optimizer reads gradients of units whose state is on the host.
-void add_host_gradients(Schedule& schedule) {
-  const AxisSet sharded = schedule.placement.optimizer;
+/// Where the optimizer reads gradients of units whose state is on the host, and where gradients are
+/// from one micro-step to the next.
+void add_host_gradients(Schedule& schedule, const GradientRoute& route) {
   for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
-    if (!schedule.updates_on_host(u)) continue;
+    if (!schedule.updates_on_host(u) && !route.is_on_host(u)) continue;
     const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
+    const bool adds_there = route.is_on_host(u) && route.micro_steps > 1;
+    const AxisSet sharded = adds_there ? route.buffer_axes : schedule.placement.optimizer;
     schedule.buffers.push_back({.name = host_copy_name(unit.name + ".gradient"),
                                 .role = Role::kGradient,
                                 .unit = u,
@@ -186,7 +267,7 @@ void add_host_gradients(Schedule& schedule) {
 void add_gradients(Schedule& schedule, const GradientRoute& route) {
   for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
     const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
-    if (unit.trainable_numel == 0) continue;
+    if (unit.trainable_numel == 0 || route.is_on_host(u)) continue;
     schedule.buffers.push_back(
         {.name = unit.name + ".gradient",
          .role = Role::kGradient,
@@ -198,12 +279,14 @@ void add_gradients(Schedule& schedule, const GradientRoute& route) {
 
 }  // namespace
 
-GradientRoute::GradientRoute(const Schedule& schedule, const PlanOptions& options)
+GradientRoute::GradientRoute(const Schedule& schedule, const ModelLayout& layout,
+                             const PlanOptions& options)
     : every(!schedule.placement.gradient.empty() && !options.accumulate_unsharded),
       adds_up(!every && options.micro_steps > 1),
       by_rank(options.reduction_order == ReductionOrder::kRank),
       reduce_dtype(options.reduce_dtype),
       micro_steps(options.micro_steps),
+      on_host(last_trained_units(layout, options.offload_gradients)),
       all_axes(ShardNesting(schedule.mesh, schedule.placement).all_axes()),
       optimizer_axes(schedule.placement.optimizer) {
   if (every) buffer_axes = by_rank ? optimizer_axes : schedule.placement.gradient;
@@ -217,23 +300,38 @@ GradientRoute::GradientRoute(const Schedule& schedule, const PlanOptions& option
 Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   Schedule schedule = describe_step(layout, options);
   schedule.buffers = state_buffers(layout, options.state());
-  const GradientRoute route(schedule, options);
+  const GradientRoute route(schedule, layout, options);
   const std::vector<Compute> computes = list_computes(schedule);
-  std::vector<std::int64_t> parameter_slots, gradient_slots;
-  const std::vector<Residency> parameters =
-      plan_parameters(schedule, options, computes, parameter_slots);
-  const std::vector<Residency> gradients =
-      plan_gradients(schedule, options, route, computes, gradient_slots);
+  std::vector<std::int64_t> parameter_slots, quantized_slots, decoded_slots, gradient_slots;
+  const Residencies residencies{
+      .parameters = plan_parameters(schedule, options, computes, parameter_slots),
+      .quantized = plan_quantized(schedule, options, computes, quantized_slots),
+      .decoded = plan_decoded(schedule, options, computes, decoded_slots),
+      .gradients = plan_gradients(schedule, options, route, computes, gradient_slots),
+      .inputs = plan_inputs(schedule, options, computes)};
   if (schedule.purpose == Purpose::kTrain) {
-    add_host_gradients(schedule);
+    add_host_gradients(schedule, route);
     add_gradients(schedule, route);
+    add_inputs(schedule, options, residencies.inputs);
   }
-  add_slots(schedule, 'p', Role::kParameter, options.parameter_dtype, parameter_slots);
-  add_slots(schedule, 'g', Role::kGradient, options.reduce_dtype, gradient_slots);
-  add_slots(schedule, kShardSlot, Role::kParameter, options.parameter_dtype,
-            plan_shard_slots(schedule, options));
+  add_slots(schedule, "p", Role::kParameter, options.parameter_dtype, parameter_slots);
+  add_slots(schedule, "q", Role::kQuantized, DType::kUInt8, quantized_slots);
+  add_slots(schedule, "w", Role::kDecoded, options.parameter_dtype, decoded_slots);
+  add_slots(schedule, "g", Role::kGradient, options.reduce_dtype, gradient_slots);
+  for (const Role role : {Role::kParameter, Role::kQuantized}) {
+    const bool quantized = role == Role::kQuantized;
+    const DType format = quantized ? DType::kUInt8 : options.parameter_dtype;
+    const char* const prefix = quantized ? "q" : "";
+    add_slots(schedule, concat(prefix, kShardSlot), role, format,
+              plan_shard_slots(schedule, options, role));
+    add_slots(schedule, concat(prefix, kStagingSlot), role, format,
+              plan_staging_slots(schedule, options, role), Tier::kHost);
+  }
+  add_update_slots(schedule, options);
+  add_sum_slots(schedule, route, plan_sum_slots(schedule, options, route));
+  if (options.purpose == Purpose::kTrain) add_state_slots(schedule, options);
   add_scalars(schedule);
-  emit_actions(schedule, options, route, computes, parameters, gradients);
+  emit_actions(schedule, options, route, computes, residencies);
   add_waits(schedule);
   return schedule;
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "order.h"
@@ -15,6 +16,43 @@ constexpr std::array<int, kLanes> no_actions() {
   return none;
 }
 
+/// What is known to be over when each action of a list begins.
+class LaneClocks {
+ public:
+  /// The next action. Of `waits` (-1: none), those that lane order and other waits do not imply.
+  std::vector<int> add(Lane lane, std::vector<int> waits);
+  /// The last action of a lane so far; -1: none.
+  int last(Lane lane) const { return last_[static_cast<std::size_t>(lane)]; }
+
+ private:
+  std::vector<Lane> lanes_;                      ///< per action
+  std::vector<std::array<int, kLanes>> clocks_;  ///< per action: last action of each lane before it
+  std::array<int, kLanes> last_ = no_actions();
+};
+
+std::vector<int> LaneClocks::add(Lane of, std::vector<int> waits) {
+  const auto lane = static_cast<std::size_t>(of);
+  const int index = static_cast<int>(clocks_.size());
+  std::array<int, kLanes> clock = no_actions();
+  if (last_[lane] >= 0) clock = clocks_[static_cast<std::size_t>(last_[lane])];
+  std::ranges::sort(waits, std::greater<>());
+  std::vector<int> needed;
+  for (const int wait : waits) {
+    if (wait < 0) continue;
+    const auto other = static_cast<std::size_t>(lanes_[static_cast<std::size_t>(wait)]);
+    if (other == lane || clock[other] >= wait) continue;
+    needed.push_back(wait);
+    const auto& theirs = clocks_[static_cast<std::size_t>(wait)];
+    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], theirs[i]);
+  }
+  std::ranges::sort(needed);
+  clock[lane] = index;
+  clocks_.push_back(clock);
+  lanes_.push_back(of);
+  last_[lane] = index;
+  return needed;
+}
+
 /// The actions of a schedule, and what has finished when each of them has.
 class ActionList {
  public:
@@ -24,40 +62,24 @@ class ActionList {
   /// imply. Its index.
   int push(Action action, std::vector<int> waits);
   /// The last action of a lane so far; -1: none.
-  int last(Lane lane) const { return last_[static_cast<std::size_t>(lane)]; }
+  int last(Lane lane) const { return clocks_.last(lane); }
 
  private:
   std::vector<Action>& actions_;
-  std::vector<std::array<int, kLanes>> clocks_;  ///< per action: last action of each lane before it
-  std::array<int, kLanes> last_ = no_actions();
+  LaneClocks clocks_;
 };
 
 int ActionList::push(Action action, std::vector<int> waits) {
-  const auto lane = static_cast<std::size_t>(action.lane);
-  const int index = static_cast<int>(actions_.size());
-  std::array<int, kLanes> clock = no_actions();
-  if (last_[lane] >= 0) clock = clocks_[static_cast<std::size_t>(last_[lane])];
-  std::ranges::sort(waits, std::greater<>());
-  for (const int wait : waits) {
-    if (wait < 0) continue;
-    const auto other = static_cast<std::size_t>(actions_[static_cast<std::size_t>(wait)].lane);
-    if (other == lane || clock[other] >= wait) continue;
-    action.waits.push_back(wait);
-    const auto& theirs = clocks_[static_cast<std::size_t>(wait)];
-    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], theirs[i]);
-  }
-  std::ranges::sort(action.waits);
-  clock[lane] = index;
-  clocks_.push_back(clock);
-  last_[lane] = index;
+  action.waits = clocks_.add(action.lane, std::move(waits));
   actions_.push_back(std::move(action));
-  return index;
+  return static_cast<int>(actions_.size()) - 1;
 }
 
-/// By compute action: the residencies that begin, or end, with it.
+/// By compute action: the residencies, or inputs, that begin, or end, with it.
 using Index = std::vector<std::vector<std::size_t>>;
 
-Index index_by(int Residency::*where, const std::vector<Residency>& list, std::size_t computes) {
+template <typename T>
+Index index_by(int T::*where, const std::vector<T>& list, std::size_t computes) {
   Index index(computes);
   for (std::size_t i = 0; i < list.size(); ++i) {
     index[static_cast<std::size_t>(list[i].*where)].push_back(i);
@@ -68,20 +90,26 @@ Index index_by(int Residency::*where, const std::vector<Residency>& list, std::s
 class Emission {
  public:
   Emission(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
-           const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
-           const std::vector<Residency>& gradients)
+           const std::vector<Compute>& computes, const Residencies& residencies)
       : schedule_(schedule),
         optimizer_lane_(options.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute),
+        state_turns_(static_cast<std::size_t>(options.policy.prefetch_disk) + 1),
         route_(route),
         computes_(computes),
-        parameters_(parameters),
-        gradients_(gradients),
+        parameters_(residencies.parameters),
+        quantized_(residencies.quantized),
+        decoded_(residencies.decoded),
+        gradients_(residencies.gradients),
+        inputs_(residencies.inputs),
         actions_(schedule.actions),
+        input_copies_(residencies.inputs.size(), -1),
         units_(schedule.units.size()) {
     for (int b = 0; b < static_cast<int>(schedule.buffers.size()); ++b) list_buffer(b);
     parameter_released_by_.assign(parameter_slots_.size(), -1);
-    shard_released_by_.assign(shard_slots_.size(), -1);
+    quantized_released_by_.assign(quantized_slots_.size(), -1);
     gradient_released_by_.assign(gradient_slots_.size(), -1);
+    for (std::size_t u = 0; u < units_.size(); ++u)
+      units_[u].keeps_gradient_on_host = route.on_host[u];
   }
 
   void run();
@@ -90,26 +118,52 @@ class Emission {
   /// A unit's buffers, and where it is at this point of the walk.
   struct UnitPlace {
     std::vector<int> parameters;  ///< trainable, frozen
-    std::vector<int> optimizer;   ///< master weights and what the optimizer keeps
+    int quantized = -1;
+    std::vector<int> optimizer;  ///< parameters on disk, master weights, what the optimizer keeps
     int master = -1;
-    int gradient = -1;
-    bool is_read_from_host = false;
+    int gradient = -1;  ///< buffer; where it is kept on the host, the slot that has it just now
+    Tier home = Tier::kDevice;  ///< of what is trained
     bool is_updated_on_host = false;
-    int host_gradient = -1;   ///< where it is updated on the host
+    bool keeps_gradient_on_host = false;
+    int host_gradient = -1;   ///< where it is updated on the host, or the gradient is kept there
+    AxisSet kept_as{};        ///< along which the gradient on the host is sharded just now
     int host_parameter = -1;  ///< written there, and copied to the device; -1: none
     int parameter_slot = -1;  ///< buffer
+    int quantized_slot = -1;  ///< buffer
+    int decoded_slot = -1;    ///< buffer
     int gradient_slot = -1;   ///< buffer
     bool begun = false;       ///< the gradient of this micro-step
   };
 
+  /// Buffers that take turns.
+  struct Ring {
+    std::vector<int> slots{};
+    std::size_t turn = 0;
+    int next() { return slots[turn++ % slots.size()]; }
+  };
+
   void list_buffer(int buffer);
+  void list_slot(int buffer);
   void emit_unshard(const Residency& parameters);
+  void emit_unshard_of_quantized(const Residency& quantized);
+  int bring(const std::vector<int>& flats, int slot, int released_by, Ring& staging, Ring& shards);
+  void emit_decode(const Residency& decoded, std::size_t c);
+  int emit_reshard(int slot, int unit);
   void emit_compute(std::size_t c);
+  void emit_input_moves(std::size_t c);
+  int copy_input(const OffloadedInput& input, bool leaves, int after);
   void read_parameters(Action& action, const std::vector<int>& units);
   void write_gradients(Action& action);
   void end_gradient(const Residency& gradient);
   void finish_gradient(int unit);
+  void fetch_sum(int unit, bool begun);
+  void keep_sum(int unit, AxisSet sharded);
+  std::vector<int> read_state(const UnitPlace& unit);
+  void copy_state(Lane lane, int from, int to, int unit);
+  void write_state(int unit, const std::vector<int>& held);
+  void gather_updated(int unit, int from, int after);
   void emit_updates();
+  void emit_update(int unit, int known);
 
   UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
   Operand gradient(int unit, AxisSet sharded) { return {at(unit).gradient, unit, sharded}; }
@@ -117,38 +171,74 @@ class Emission {
     const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(parameters)];
     return schedule_.is_gathered(buffer.unit, buffer.role);
   }
+  /// Whether ranks keep more of a unit's parameters than each updates.
+  bool updates_parts() const { return schedule_.placement.parameter != route_.optimizer_axes; }
   bool trains() const { return schedule_.purpose == Purpose::kTrain; }
 
   Schedule& schedule_;
   const Lane optimizer_lane_;
+  const std::size_t state_turns_;  ///< slots for each tensor that is on disk
   const GradientRoute& route_;
   const std::vector<Compute>& computes_;
   const std::vector<Residency>& parameters_;
+  const std::vector<Residency>& quantized_;
+  const std::vector<Residency>& decoded_;
   const std::vector<Residency>& gradients_;
+  const std::vector<OffloadedInput>& inputs_;
   const Index parameters_begin_ = index_by(&Residency::first, parameters_, computes_.size());
   const Index parameters_end_ = index_by(&Residency::last, parameters_, computes_.size());
+  const Index quantized_begin_ = index_by(&Residency::first, quantized_, computes_.size());
+  const Index quantized_end_ = index_by(&Residency::last, quantized_, computes_.size());
+  const Index decoded_begin_ = index_by(&Residency::first, decoded_, computes_.size());
+  const Index decoded_end_ = index_by(&Residency::last, decoded_, computes_.size());
   const Index gradients_begin_ = index_by(&Residency::first, gradients_, computes_.size());
   const Index gradients_end_ = index_by(&Residency::last, gradients_, computes_.size());
+  const Index inputs_left_ = index_by(&OffloadedInput::forward, inputs_, computes_.size());
+  const Index inputs_gone_ = index_by(&OffloadedInput::release, inputs_, computes_.size());
+  const Index inputs_back_ = index_by(&OffloadedInput::reserve, inputs_, computes_.size());
+  const Index inputs_used_ = index_by(&OffloadedInput::backward, inputs_, computes_.size());
   ActionList actions_;
+  std::vector<int> input_copies_;  ///< per offloaded input: its last copy
   std::vector<UnitPlace> units_;
-  std::vector<int> parameter_slots_, gradient_slots_, shard_slots_;  ///< buffers
+  std::vector<int> parameter_slots_, gradient_slots_, quantized_slots_,
+      decoded_slots_;  ///< buffers
+  Ring shard_slots_, quantized_shard_slots_, staging_slots_, quantized_staging_slots_;
+  Ring sum_slots_, update_slots_, host_update_slots_;
   std::vector<int> unshards_;               ///< per residency so far: its unshard
+  std::vector<int> unshards_of_quantized_;  ///< the same
+  std::vector<int> quantized_released_by_;  ///< per slot: its last reshard
   std::vector<int> parameter_released_by_;  ///< per slot: its last reshard
   std::vector<int> gradient_released_by_;   ///< per slot: its last reduction
-  std::vector<int> shard_released_by_;      ///< per slot: its last all-gather
-  std::size_t next_shard_slot_ = 0;
+  std::size_t next_state_turn_ = 0;
   Operand tokens_, loss_, norm_, results_;
   int count_tokens_ = -1;
   int last_loss_ = -1;
 };
 
+void Emission::list_slot(int index) {
+  const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
+  const bool on_host = buffer.tier == Tier::kHost, quantized = buffer.role == Role::kQuantized;
+  if (buffer.is_state_slot()) return;  // found by its name
+  if (buffer.is_sum_slot()) return sum_slots_.slots.push_back(index);
+  if (buffer.is_update_slot()) {
+    return (on_host ? host_update_slots_ : update_slots_).slots.push_back(index);
+  }
+  if (on_host) {
+    return (quantized ? quantized_staging_slots_ : staging_slots_).slots.push_back(index);
+  }
+  if (buffer.holds_for_layers() && buffer.name[quantized ? 1 : 0] == kShardSlot) {
+    return (quantized ? quantized_shard_slots_ : shard_slots_).slots.push_back(index);
+  }
+  std::vector<int>& whole = quantized                         ? quantized_slots_
+                            : buffer.role == Role::kDecoded   ? decoded_slots_
+                            : buffer.role == Role::kParameter ? parameter_slots_
+                                                              : gradient_slots_;
+  whole.push_back(index);
+}
+
 void Emission::list_buffer(int index) {
   const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
-  if (buffer.is_slot()) {
-    std::vector<int>& whole = buffer.role == Role::kParameter ? parameter_slots_ : gradient_slots_;
-    (buffer.name.front() == kShardSlot ? shard_slots_ : whole).push_back(index);
-    return;
-  }
+  if (buffer.is_slot()) return list_slot(index);
   if (buffer.role == Role::kScalars) {
     for (const auto& [name, operand] : {std::pair(kTokensBuffer, &tokens_),
                                         {kLossBuffer, &loss_},
@@ -158,6 +248,7 @@ void Emission::list_buffer(int index) {
     }
     return;
   }
+  if (buffer.role == Role::kActivation) return;  // found by its layer
   UnitPlace& unit = at(buffer.unit);
   const bool on_host = buffer.tier == Tier::kHost;
   if (buffer.role == Role::kGradient) {
@@ -165,11 +256,16 @@ void Emission::list_buffer(int index) {
   } else if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer) {
     unit.optimizer.push_back(index);
     if (buffer.role == Role::kMaster) unit.master = index;
+  } else if (buffer.role == Role::kQuantized) {
+    unit.quantized = index;
   } else if (copied_name(buffer.name) != buffer.name) {
     unit.host_parameter = index;
   } else {
     unit.parameters.push_back(index);
-    unit.is_read_from_host = on_host;
+    if (buffer.role == Role::kParameter) {
+      unit.home = buffer.tier;
+      if (buffer.tier == Tier::kDisk) unit.optimizer.push_back(index);
+    }
   }
   unit.is_updated_on_host = schedule_.updates_on_host(buffer.unit);
 }
@@ -180,51 +276,93 @@ void Emission::run() {
   if (trains()) count.writes.push_back(norm_);
   count_tokens_ = actions_.push(std::move(count), {});
   for (std::size_t c = 0; c < computes_.size(); ++c) {
+    emit_input_moves(c);
     while (unshards_.size() < parameters_.size() &&
            parameters_[unshards_.size()].issue == static_cast<int>(c)) {
       emit_unshard(parameters_[unshards_.size()]);
     }
+    while (unshards_of_quantized_.size() < quantized_.size() &&
+           quantized_[unshards_of_quantized_.size()].issue == static_cast<int>(c)) {
+      emit_unshard_of_quantized(quantized_[unshards_of_quantized_.size()]);
+    }
+    for (const std::size_t i : decoded_begin_[c]) emit_decode(decoded_[i], c);
     emit_compute(c);
   }
   emit_updates();
 }
 
 void Emission::emit_unshard(const Residency& r) {
-  const auto slot = static_cast<std::size_t>(r.slot);
   UnitPlace& unit = at(r.unit);
+  const auto slot = static_cast<std::size_t>(r.slot);
   unit.parameter_slot = parameter_slots_[slot];
-  Action action{.operation = &operations::kAllGather,
-                .lane = Lane::kGather,
-                .writes = {{.buffer = unit.parameter_slot, .unit = r.unit}}};
-  for (const int buffer : unit.parameters) {
-    if (!is_gathered(buffer)) continue;
-    action.axes = schedule_.buffers[static_cast<std::size_t>(buffer)].sharded;
-    action.reads.push_back({buffer, r.unit, action.axes});
+  std::vector<int> gathered;
+  std::ranges::copy_if(unit.parameters, std::back_inserter(gathered),
+                       [this](int buffer) { return is_gathered(buffer); });
+  unshards_.push_back(bring(gathered, unit.parameter_slot, parameter_released_by_[slot],
+                            staging_slots_, shard_slots_));
+}
+
+void Emission::emit_unshard_of_quantized(const Residency& r) {
+  UnitPlace& unit = at(r.unit);
+  const auto slot = static_cast<std::size_t>(r.slot);
+  unit.quantized_slot = quantized_slots_[slot];
+  unshards_of_quantized_.push_back(bring({unit.quantized}, unit.quantized_slot,
+                                         quantized_released_by_[slot], quantized_staging_slots_,
+                                         quantized_shard_slots_));
+}
+
+/// Brings flat parameters of a unit from where they are to a slot for layers, all-gathered. Its
+/// last action. add_waits() finds what copies come after.
+int Emission::bring(const std::vector<int>& flats, int slot, int released_by, Ring& staging,
+                    Ring& shards) {
+  const ScheduleBuffer& first = schedule_.buffers[static_cast<std::size_t>(flats.front())];
+  const Operand all{.buffer = slot, .unit = first.unit};
+  std::vector<Operand> from;
+  for (const int flat : flats) from.push_back({flat, first.unit, first.sharded});
+  const auto copy = [&](Lane lane, const Operand& to) {
+    const int index = actions_.push(
+        {.operation = &operations::kCopy, .lane = lane, .reads = std::move(from), .writes = {to}},
+        {});
+    from = {to};
+    return index;
+  };
+  if (first.tier == Tier::kDisk) copy(Lane::kDiskIn, {staging.next(), first.unit, first.sharded});
+  if (first.tier != Tier::kDevice) {
+    if (first.sharded.empty()) return copy(Lane::kCopyIn, all);
+    copy(Lane::kCopyIn, {shards.next(), first.unit, first.sharded});
   }
-  const AxisSet sharded = action.axes;
-  std::vector<int> waits{parameter_released_by_[slot]};
-  std::size_t shard_slot = 0;
-  if (unit.is_read_from_host) {
-    Action copy{.operation = &operations::kCopy,
-                .lane = Lane::kCopyIn,
-                .reads = action.reads,
-                .writes = action.writes};
-    if (sharded.empty()) {
-      unshards_.push_back(actions_.push(std::move(copy), waits));
-      return;
-    }
-    shard_slot = next_shard_slot_++ % shard_slots_.size();
-    copy.writes = {{shard_slots_[shard_slot], r.unit, sharded}};
-    action.reads = copy.writes;
-    waits.push_back(actions_.push(std::move(copy), {shard_released_by_[shard_slot]}));
+  return actions_.push({.operation = &operations::kAllGather,
+                        .lane = Lane::kGather,
+                        .reads = from,
+                        .writes = {all},
+                        .axes = first.sharded},
+                       {released_by});
+}
+
+void Emission::emit_decode(const Residency& r, std::size_t c) {
+  UnitPlace& unit = at(r.unit);
+  unit.decoded_slot = decoded_slots_[static_cast<std::size_t>(r.slot)];
+  std::vector<int> waits;
+  for (const std::size_t i : quantized_begin_[c]) {
+    if (quantized_[i].unit == r.unit) waits.push_back(unshards_of_quantized_[i]);
   }
-  unshards_.push_back(actions_.push(std::move(action), waits));
-  if (unit.is_read_from_host) shard_released_by_[shard_slot] = unshards_.back();
+  const bool gathered = schedule_.is_gathered(r.unit, Role::kQuantized);
+  actions_.push(
+      {.operation = &operations::kDecode,
+       .reads = {{.buffer = gathered ? unit.quantized_slot : unit.quantized, .unit = r.unit}},
+       .writes = {{.buffer = unit.decoded_slot, .unit = r.unit}}},
+      waits);
+}
+
+int Emission::emit_reshard(int slot, int unit) {
+  return actions_.push(
+      {.operation = &operations::kReshard, .writes = {{.buffer = slot, .unit = unit}}}, {});
 }
 
 void Emission::read_parameters(Action& action, const std::vector<int>& units) {
   for (const int u : units) {
     const UnitPlace& unit = at(u);
+    if (unit.quantized >= 0) action.reads.push_back({.buffer = unit.decoded_slot, .unit = u});
     if (schedule_.gathered_numel(u) > 0) {
       action.reads.push_back({.buffer = unit.parameter_slot, .unit = u});
     }
@@ -243,11 +381,38 @@ void Emission::write_gradients(Action& action) {
   }
 }
 
+/// The copy of an input to the host, or back.
+int Emission::copy_input(const OffloadedInput& input, bool leaves, int after) {
+  const Operand here{.buffer = schedule_.activation(input.layer, input.micro_step)};
+  const Operand there{.buffer = schedule_.input_on_host(input.layer)};
+  return actions_.push({.operation = &operations::kCopy,
+                        .lane = leaves ? Lane::kCopyOut : Lane::kCopyIn,
+                        .reads = {leaves ? here : there},
+                        .writes = {leaves ? there : here}},
+                       {after});
+}
+
+/// What becomes of inputs before a pass: memory of some is given back, others return.
+void Emission::emit_input_moves(std::size_t c) {
+  const auto push = [&](const Operation& operation, std::size_t i, int after) {
+    const OffloadedInput& input = inputs_[i];
+    return actions_.push(
+        {.operation = &operation,
+         .writes = {{.buffer = schedule_.activation(input.layer, input.micro_step)}}},
+        {after});
+  };
+  for (const std::size_t i : inputs_gone_[c]) push(operations::kRelease, i, input_copies_[i]);
+  for (const std::size_t i : inputs_back_[c]) {
+    input_copies_[i] = copy_input(inputs_[i], false, push(operations::kReserve, i, -1));
+  }
+}
+
 void Emission::emit_compute(std::size_t c) {
   const Compute& compute = computes_[c];
   const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(compute.layer)];
   std::vector<int> waits;
   for (const std::size_t i : parameters_begin_[c]) waits.push_back(unshards_[i]);
+  for (const std::size_t i : inputs_used_[c]) waits.push_back(input_copies_[i]);
   for (const std::size_t i : gradients_begin_[c]) {
     const Residency& r = gradients_[i];
     UnitPlace& unit = at(r.unit);
@@ -288,13 +453,21 @@ void Emission::emit_compute(std::size_t c) {
   }
   const int index = actions_.push(std::move(action), waits);
   if (losses) last_loss_ = index;
+  for (const std::size_t i : inputs_left_[c]) {
+    input_copies_[i] = copy_input(inputs_[i], true, index);
+  }
   for (const std::size_t i : parameters_end_[c]) {
     const Residency& r = parameters_[i];
     const auto slot = static_cast<std::size_t>(r.slot);
-    parameter_released_by_[slot] =
-        actions_.push({.operation = &operations::kReshard,
-                       .writes = {{.buffer = parameter_slots_[slot], .unit = r.unit}}},
-                      {});
+    parameter_released_by_[slot] = emit_reshard(parameter_slots_[slot], r.unit);
+  }
+  for (const std::size_t i : decoded_end_[c]) {
+    const Residency& r = decoded_[i];
+    emit_reshard(decoded_slots_[static_cast<std::size_t>(r.slot)], r.unit);
+  }
+  for (const std::size_t i : quantized_end_[c]) {
+    const auto slot = static_cast<std::size_t>(quantized_[i].slot);
+    quantized_released_by_[slot] = emit_reshard(quantized_slots_[slot], quantized_[i].unit);
   }
   for (const std::size_t i : gradients_end_[c]) end_gradient(gradients_[i]);
 }
@@ -303,6 +476,7 @@ void Emission::emit_compute(std::size_t c) {
 void Emission::end_gradient(const Residency& r) {
   const bool sends = route_.sends_from_slots(r.micro_step);
   const bool adds = r.micro_step > 0;
+  if (at(r.unit).keeps_gradient_on_host) fetch_sum(r.unit, adds);
   if (r.slot >= 0) {
     int& released_by = gradient_released_by_[static_cast<std::size_t>(r.slot)];
     const Operand slot{.buffer = at(r.unit).gradient_slot, .unit = r.unit};
@@ -328,7 +502,34 @@ void Emission::end_gradient(const Residency& r) {
                                   {actions_.last(Lane::kCompute)});
     }
   }
-  if (trains() && r.micro_step == schedule_.micro_steps - 1) finish_gradient(r.unit);
+  if (trains() && r.micro_step == schedule_.micro_steps - 1) return finish_gradient(r.unit);
+  if (at(r.unit).keeps_gradient_on_host) {
+    keep_sum(r.unit, sends ? route_.sent_axes : AxisSet());
+  }
+}
+
+/// The next slot for sums, with what earlier micro-steps have left on the host, if they have.
+/// add_waits() finds what copies to and from the host come after.
+void Emission::fetch_sum(int unit, bool begun) {
+  UnitPlace& place = at(unit);
+  place.gradient = sum_slots_.next();
+  if (!begun) return;
+  actions_.push({.operation = &operations::kCopy,
+                 .lane = Lane::kCopyIn,
+                 .reads = {{place.host_gradient, unit, place.kept_as}},
+                 .writes = {{place.gradient, unit, place.kept_as}}},
+                {});
+}
+
+/// The sum goes to the host; of a slot, the next may have it.
+void Emission::keep_sum(int unit, AxisSet sharded) {
+  UnitPlace& place = at(unit);
+  place.kept_as = sharded;
+  actions_.push({.operation = &operations::kCopy,
+                 .lane = Lane::kCopyOut,
+                 .reads = {gradient(unit, sharded)},
+                 .writes = {{place.host_gradient, unit, sharded}}},
+                {});
 }
 
 /// What remains to be reduced once per step, and this rank's share of the norm.
@@ -363,13 +564,8 @@ void Emission::finish_gradient(int unit) {
     collective(kReduceScatter, optimizer, {}, optimizer);
     collective(kAllReduce, replicas, optimizer, optimizer);
   }
-  if (at(unit).is_updated_on_host) {  // add_waits() finds what it comes after
-    actions_.push({.operation = &kCopy,
-                   .lane = Lane::kCopyOut,
-                   .reads = {gradient(unit, optimizer)},
-                   .writes = {{at(unit).host_gradient, unit, optimizer}}},
-                  {});
-  }
+  const UnitPlace& place = at(unit);
+  if (place.is_updated_on_host && !place.keeps_gradient_on_host) keep_sum(unit, optimizer);
   Operand norm = norm_;
   norm.adds = true;
   actions_.push({.operation = &kNormPartial,
@@ -377,6 +573,77 @@ void Emission::finish_gradient(int unit) {
                  .reads = {gradient(unit, all)},
                  .writes = {norm}},
                 waits);
+  if (place.keeps_gradient_on_host) keep_sum(unit, optimizer);
+}
+
+/// add_waits() finds what it comes after.
+void Emission::copy_state(Lane lane, int from, int to, int unit) {
+  actions_.push({.operation = &operations::kCopy,
+                 .lane = lane,
+                 .reads = {{from, unit, route_.optimizer_axes}},
+                 .writes = {{to, unit, route_.optimizer_axes}}},
+                {});
+}
+
+/// Where the optimizer finds master weights, its tensors and parameters on disk: their buffers, or
+/// slots to which they are read. Parameters too, if it only writes them: a step that is skipped
+/// leaves them.
+std::vector<int> Emission::read_state(const UnitPlace& unit) {
+  std::vector<int> held = unit.optimizer;
+  bool reads = false;
+  for (int& buffer : held) {
+    const ScheduleBuffer& state = schedule_.buffers[static_cast<std::size_t>(buffer)];
+    if (state.tier != Tier::kDisk) continue;
+    const int slot = schedule_.find(
+        state_slot_name(next_state_turn_ % state_turns_, tensor_of_state(schedule_, state)));
+    copy_state(Lane::kDiskIn, buffer, slot, state.unit);
+    buffer = slot;
+    reads = true;
+  }
+  if (reads) ++next_state_turn_;
+  return held;
+}
+
+/// What was read from disk goes back, but for parameters of which ranks have updated parts.
+void Emission::write_state(int u, const std::vector<int>& held) {
+  const UnitPlace& unit = at(u);
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    const bool is_part = schedule_.role(held[i]) == Role::kParameter && updates_parts();
+    if (held[i] != unit.optimizer[i] && !is_part) {
+      copy_state(Lane::kDiskOut, held[i], unit.optimizer[i], u);
+    }
+  }
+}
+
+/// The part of a unit's parameters that this rank has updated, in buffer `from`, to all ranks that
+/// keep it: where they are on the device, or by a slot there. add_waits() finds what copies come
+/// after.
+void Emission::gather_updated(int u, int from, int after) {
+  if (!updates_parts()) return;
+  const AxisSet parameter = schedule_.placement.parameter, optimizer = route_.optimizer_axes;
+  const UnitPlace& unit = at(u);
+  const int home = unit.parameters.front();
+  const auto copy = [&](Lane lane, const Operand& source, const Operand& target) {
+    actions_.push(
+        {.operation = &operations::kCopy, .lane = lane, .reads = {source}, .writes = {target}}, {});
+  };
+  int gathered = home;
+  if (unit.home != Tier::kDevice) {
+    gathered = update_slots_.next();
+    copy(Lane::kCopyIn, {from, u, optimizer}, {gathered, u, optimizer});
+  }
+  const Operand all{gathered, u, parameter};
+  actions_.push({.operation = &operations::kAllGather,
+                 .lane = Lane::kGather,
+                 .reads = {{gathered, u, optimizer}},
+                 .writes = {all},
+                 .axes = optimizer - parameter},
+                {after});
+  if (unit.home == Tier::kHost) copy(Lane::kCopyOut, all, {home, u, parameter});
+  if (unit.home != Tier::kDisk) return;
+  const int staging = host_update_slots_.next();
+  copy(Lane::kCopyOut, all, {staging, u, parameter});
+  copy(Lane::kDiskOut, {staging, u, parameter}, {home, u, parameter});
 }
 
 void Emission::emit_updates() {
@@ -385,50 +652,54 @@ void Emission::emit_updates() {
                  .reads = {tokens_, loss_},
                  .writes = {results_}};
   if (trains()) results.reads.push_back(norm_);
-  const Operand clip_factor = results.writes.front();
   const int known = actions_.push(std::move(results), {last_loss_});
-  const AxisSet parameter = schedule_.placement.parameter, optimizer = route_.optimizer_axes;
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    const UnitPlace& unit = at(u);
-    if (unit.gradient < 0) continue;
-    const Operand updated{unit.parameters.front(), u, optimizer};
-    const int sum = unit.is_updated_on_host ? unit.host_gradient : unit.gradient;
-    const bool goes_back = unit.is_updated_on_host && !unit.is_read_from_host;
-    Action step{.operation = &operations::kOptimizerStep,
-                .lane = unit.is_updated_on_host ? Lane::kOptimizer : optimizer_lane_,
-                .reads = {{sum, u, optimizer}, clip_factor}};
+    if (at(u).gradient >= 0) emit_update(u, known);  // else there is nothing to train
+  }
+}
+
+/// `known`: the action after which the clip factor is.
+void Emission::emit_update(int u, int known) {
+  const UnitPlace& unit = at(u);
+  const Operand updated{unit.parameters.front(), u, route_.optimizer_axes};
+  if (unit.keeps_gradient_on_host && !unit.is_updated_on_host) fetch_sum(u, true);
+  const int sum = unit.is_updated_on_host ? unit.host_gradient : unit.gradient;
+  const bool goes_back = unit.is_updated_on_host && unit.home == Tier::kDevice;
+  Action step{.operation = &operations::kOptimizerStep,
+              .lane = unit.is_updated_on_host ? Lane::kOptimizer : optimizer_lane_,
+              .reads = {{sum, u, route_.optimizer_axes}, results_}};
+  if (unit.home != Tier::kDisk) {
     if (!goes_back) step.writes.push_back(updated);
     if (unit.master < 0) step.reads.push_back(updated);
-    for (const int buffer : unit.optimizer) {
-      step.reads.push_back({buffer, u, optimizer});
-      step.writes.push_back({buffer, u, optimizer});
-    }
-    if (unit.host_parameter >= 0) step.writes.push_back({unit.host_parameter, u, optimizer});
-    int index = actions_.push(std::move(step), {known});
-    if (goes_back) {
-      const int from = unit.host_parameter >= 0 ? unit.host_parameter : unit.master;
-      index = actions_.push({.operation = &operations::kCopy,
-                             .lane = Lane::kCopyIn,
-                             .reads = {{from, u, optimizer}},
-                             .writes = {updated}},
-                            {index});
-    }
-    if (optimizer == parameter) continue;
-    actions_.push({.operation = &operations::kAllGather,
-                   .lane = Lane::kGather,
-                   .reads = {updated},
-                   .writes = {{updated.buffer, u, parameter}},
-                   .axes = optimizer - parameter},
-                  {index});
   }
+  const std::vector<int> held = read_state(unit);
+  int master = -1;
+  for (const int buffer : held) {
+    step.reads.push_back({buffer, u, route_.optimizer_axes});
+    step.writes.push_back({buffer, u, route_.optimizer_axes});
+    if (schedule_.role(buffer) == Role::kMaster) master = buffer;
+  }
+  if (unit.host_parameter >= 0) {
+    step.writes.push_back({unit.host_parameter, u, route_.optimizer_axes});
+  }
+  int index = actions_.push(std::move(step), {known});
+  if (goes_back) {
+    const int from = unit.host_parameter >= 0 ? unit.host_parameter : master;
+    index = actions_.push({.operation = &operations::kCopy,
+                           .lane = Lane::kCopyIn,
+                           .reads = {{from, u, route_.optimizer_axes}},
+                           .writes = {updated}},
+                          {index});
+  }
+  write_state(u, held);
+  gather_updated(u, unit.home == Tier::kDisk ? held.front() : updated.buffer, index);
 }
 
 }  // namespace
 
 void emit_actions(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
-                  const std::vector<Compute>& computes, const std::vector<Residency>& parameters,
-                  const std::vector<Residency>& gradients) {
-  Emission(schedule, options, route, computes, parameters, gradients).run();
+                  const std::vector<Compute>& computes, const Residencies& residencies) {
+  Emission(schedule, options, route, computes, residencies).run();
 }
 
 void add_waits(Schedule& schedule) {
@@ -437,8 +708,9 @@ void add_waits(Schedule& schedule) {
     (unordered.of_previous_step ? action.previous_waits : action.waits).push_back(unordered.other);
     return true;
   });
+  LaneClocks clocks;  // what was added may imply what was there
   for (Action& action : schedule.actions) {
-    std::ranges::sort(action.waits);
+    action.waits = clocks.add(action.lane, std::move(action.waits));
     std::ranges::sort(action.previous_waits);
   }
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <utility>
@@ -14,11 +15,14 @@ AxisSet sharded_over(const Schedule& schedule, int unit) {
                                                       : schedule.placement.frozen_axes();
 }
 
+/// Elements of a unit that are in slots of a kind.
+using NumelInSlots = std::function<std::int64_t(int unit)>;
+
 class ParameterPlan {
  public:
   ParameterPlan(const Schedule& schedule, const PlanOptions& options,
-                const std::vector<Compute>& computes)
-      : schedule_(schedule), options_(options), computes_(computes) {}
+                const std::vector<Compute>& computes, const NumelInSlots& numel)
+      : schedule_(schedule), options_(options), computes_(computes), numel_(numel) {}
 
   std::vector<Residency> run(std::vector<std::int64_t>& slots);
 
@@ -32,13 +36,14 @@ class ParameterPlan {
   const Schedule& schedule_;
   const PlanOptions& options_;
   const std::vector<Compute>& computes_;
+  const NumelInSlots& numel_;
   std::vector<Residency> parameters_;
 };
 
 std::vector<Residency> ParameterPlan::run(std::vector<std::int64_t>& slots) {
   std::vector<std::int64_t> gathered(schedule_.units.size());
   for (std::size_t u = 0; u < gathered.size(); ++u) {
-    gathered[u] = schedule_.gathered_numel(static_cast<int>(u));
+    gathered[u] = numel_(static_cast<int>(u));
   }
   std::vector<int> open(schedule_.units.size(), -1);  // residency that a unit's last use is in
   for (int c = 0; c < static_cast<int>(computes_.size()); ++c) {
@@ -117,19 +122,101 @@ void ParameterPlan::merge_and_issue() {
 std::vector<Residency> plan_parameters(const Schedule& schedule, const PlanOptions& options,
                                        const std::vector<Compute>& computes,
                                        std::vector<std::int64_t>& slots) {
-  return ParameterPlan(schedule, options, computes).run(slots);
+  const NumelInSlots numel = [&](int unit) { return schedule.gathered_numel(unit); };
+  return ParameterPlan(schedule, options, computes, numel).run(slots);
 }
 
-std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanOptions& options) {
-  if (schedule.placement.parameter.empty()) return {};
+std::vector<Residency> plan_quantized(const Schedule& schedule, const PlanOptions& options,
+                                      const std::vector<Compute>& computes,
+                                      std::vector<std::int64_t>& slots) {
+  const NumelInSlots numel = [&](int unit) {
+    return schedule.is_gathered(unit, Role::kQuantized)
+               ? schedule.unit_numel(unit, Role::kQuantized)
+               : 0;
+  };
+  return ParameterPlan(schedule, options, computes, numel).run(slots);
+}
+
+std::vector<Residency> plan_decoded(const Schedule& schedule, const PlanOptions& options,
+                                    const std::vector<Compute>& computes,
+                                    std::vector<std::int64_t>& slots) {
+  const NumelInSlots numel = [&](int unit) { return schedule.unit_numel(unit, Role::kDecoded); };
+  PlanOptions around_each_use = options;
+  around_each_use.reshard_after_forward = true;
+  around_each_use.policy.prefetch_forward = around_each_use.policy.prefetch_backward = 0;
+  return ParameterPlan(schedule, around_each_use, computes, numel).run(slots);
+}
+
+namespace {
+
+/// `depth` + 1 slots, as large as the largest of the sizes that units have; none if all are 0.
+std::vector<std::int64_t> ring(const Schedule& schedule, int depth, const NumelInSlots& numel) {
   std::int64_t largest = 0;
   for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
-    if (schedule.reads_from_host(u)) largest = std::max(largest, schedule.gathered_numel(u));
+    largest = std::max(largest, numel(u));
   }
   if (largest == 0) return {};
+  return std::vector<std::int64_t>(static_cast<std::size_t>(depth) + 1, largest);
+}
+
+/// What a unit has in slots of a role, on one rank before it is gathered.
+struct Ungathered {
+  Ungathered(const Schedule& schedule, int unit, Role slots) {
+    const bool quantized = slots == Role::kQuantized;
+    const bool trainable = !quantized && schedule.is_gathered(unit, Role::kParameter);
+    home = schedule.home_of(unit, quantized   ? Role::kQuantized
+                                  : trainable ? Role::kParameter
+                                              : Role::kFrozen);
+    sharded = trainable ? schedule.placement.parameter : schedule.placement.frozen_axes();
+    const std::int64_t all =
+        quantized ? schedule.unit_numel(unit, Role::kQuantized) : schedule.gathered_numel(unit);
+    numel = all / schedule.mesh.size(sharded);
+  }
+  Tier home;
+  AxisSet sharded;
+  std::int64_t numel;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanOptions& options,
+                                           Role role) {
+  return ring(schedule, options.policy.prefetch_host, [&](int u) -> std::int64_t {
+    const Ungathered unit(schedule, u, role);
+    return unit.home != Tier::kDevice && !unit.sharded.empty() ? unit.numel : 0;
+  });
+}
+
+std::vector<std::int64_t> plan_staging_slots(const Schedule& schedule, const PlanOptions& options,
+                                             Role role) {
+  return ring(schedule, options.policy.prefetch_disk, [&](int u) -> std::int64_t {
+    const Ungathered unit(schedule, u, role);
+    return unit.home == Tier::kDisk ? unit.numel : 0;
+  });
+}
+
+std::vector<std::int64_t> plan_update_slots(const Schedule& schedule, const PlanOptions& options,
+                                            Tier tier) {
+  const Placement& placement = schedule.placement;
+  if (placement.parameter == placement.optimizer || options.purpose != Purpose::kTrain) return {};
+  const StepPolicy& policy = options.policy;
+  const int depth = tier == Tier::kDevice ? policy.prefetch_host : policy.prefetch_disk;
+  return ring(schedule, depth, [&](int u) -> std::int64_t {
+    const Tier home = schedule.home_of(u, Role::kParameter);
+    if (home == Tier::kDevice || (tier == Tier::kHost && home != Tier::kDisk)) return 0;
+    return schedule.unit_numel(u, Role::kParameter) / schedule.mesh.size(placement.parameter);
+  });
+}
+
+std::vector<std::int64_t> plan_sum_slots(const Schedule& schedule, const PlanOptions& options,
+                                         const GradientRoute& route) {
+  std::int64_t largest = 0;
+  for (std::size_t u = 0; u < schedule.units.size(); ++u) {
+    if (route.on_host[u]) largest = std::max(largest, schedule.units[u].trainable_numel);
+  }
+  if (largest == 0 || options.purpose != Purpose::kTrain) return {};
   const auto slots = static_cast<std::size_t>(options.policy.prefetch_host) + 1;
-  return std::vector<std::int64_t>(slots,
-                                   largest / schedule.mesh.size(schedule.placement.parameter));
+  return std::vector<std::int64_t>(slots, largest / schedule.mesh.size(route.buffer_axes));
 }
 
 std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOptions& options,
@@ -155,7 +242,7 @@ std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOption
   }
   std::vector<Residency> in_slots;
   for (const Residency& r : gradients) {
-    if (route.writes_to_slots(r.micro_step)) in_slots.push_back(r);
+    if (route.writes_to_slots(r.unit, r.micro_step)) in_slots.push_back(r);
   }
   const auto depth = static_cast<std::size_t>(options.policy.prefetch_backward);
   for (Residency& r : in_slots) {
@@ -172,7 +259,7 @@ std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOption
   slots = assign_slots(in_slots);
   std::size_t next = 0;
   for (Residency& r : gradients) {
-    if (route.writes_to_slots(r.micro_step)) r.slot = in_slots[next++].slot;
+    if (route.writes_to_slots(r.unit, r.micro_step)) r.slot = in_slots[next++].slot;
   }
   return gradients;
 }

@@ -49,7 +49,7 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
     ScheduleBuffer copy = step.buffers[static_cast<std::size_t>(tensor)];
     copy.name = snapshot_name(copy.name);
     copy.sharded = all;
-    copy.numel = step.unit_numel(copy.unit, copy.role) / step.mesh.size(all);
+    copy.numel = step.unit_numel(copy.unit, copy) / step.mesh.size(all);
     copy.persistent = false;
     copy.tier = Tier::kHost;
     copies.push_back({.operation = &operations::kCopy,

@@ -25,6 +25,10 @@ std::string_view to_string(Lane lane) {
       return "copy-out";
     case Lane::kCopyIn:
       return "copy-in";
+    case Lane::kDiskIn:
+      return "disk-in";
+    case Lane::kDiskOut:
+      return "disk-out";
   }
   return "unknown";
 }
@@ -35,6 +39,10 @@ std::string_view to_string(Role role) {
       return "parameter";
     case Role::kFrozen:
       return "frozen";
+    case Role::kQuantized:
+      return "quantized";
+    case Role::kDecoded:
+      return "decoded";
     case Role::kMaster:
       return "master";
     case Role::kOptimizer:
@@ -56,6 +64,24 @@ std::string_view to_string(Purpose purpose) {
 }
 
 std::string host_copy_name(std::string_view name) { return concat(name, "@host"); }
+
+std::string state_slot_name(std::size_t number, std::string_view tensor) {
+  return concat(ScheduleBuffer::kStateSlot, number, '.', tensor);
+}
+
+std::string format_of(const ScheduleBuffer& buffer) {
+  const std::string_view format = to_string(buffer.format);
+  return buffer.block == 1 ? std::string(format) : concat(format, '/', buffer.block);
+}
+
+std::string_view tensor_of_state(const Schedule& schedule, const ScheduleBuffer& buffer) {
+  const std::string& unit = schedule.units[static_cast<std::size_t>(buffer.unit)].name;
+  return std::string_view(buffer.name).substr(unit.size() + 1);
+}
+
+std::string input_copy_name(std::string_view layer) {
+  return host_copy_name(concat(layer, ".input"));
+}
 
 std::string snapshot_name(std::string_view name) { return concat(name, kSnapshotSuffix); }
 
@@ -80,9 +106,28 @@ std::string Schedule::name_of(int buffer) const {
                 layers[static_cast<std::size_t>(number % count)].name, ".m", number / count);
 }
 
+bool Schedule::keeps_input(int layer) const {
+  return purpose == Purpose::kTrain && recompute == Recompute::kFull && layer > 0 &&
+         layer >= first_backward_layer && layer < static_cast<int>(layers.size()) - 1 &&
+         !layers[static_cast<std::size_t>(layer)].backward_reads.empty();
+}
+
+int Schedule::input_on_host(int layer) const {
+  return find(input_copy_name(layers[static_cast<std::size_t>(layer)].name));
+}
+
 std::int64_t Schedule::unit_numel(int unit, Role role) const {
   const ScheduleUnit& of = units[static_cast<std::size_t>(unit)];
-  return role == Role::kFrozen ? of.frozen_numel : of.trainable_numel;
+  switch (role) {
+    case Role::kFrozen:
+      return of.frozen_numel;
+    case Role::kQuantized:
+      return of.quantized_bytes;
+    case Role::kDecoded:
+      return of.decoded_numel;
+    default:
+      return of.trainable_numel;
+  }
 }
 
 int Schedule::find(Role role, int unit) const {
@@ -92,18 +137,18 @@ int Schedule::find(Role role, int unit) const {
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
-bool Schedule::reads_from_host(int unit) const {
-  return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
-    return buffer.persistent && buffer.unit == unit && buffer.tier == Tier::kHost &&
-           (buffer.role == Role::kFrozen ||
-            (buffer.role == Role::kParameter && copied_name(buffer.name) == buffer.name));
+Tier Schedule::home_of(int unit, Role flat) const {
+  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
+    return buffer.persistent && buffer.unit == unit && buffer.role == flat &&
+           copied_name(buffer.name) == buffer.name;
   });
+  return found == buffers.end() ? Tier::kDevice : found->tier;
 }
 
 bool Schedule::is_gathered(int unit, Role flat) const {
   if (unit_numel(unit, flat) == 0) return false;
-  const AxisSet sharded = flat == Role::kFrozen ? placement.frozen_axes() : placement.parameter;
-  return !sharded.empty() || reads_from_host(unit);
+  const AxisSet sharded = flat == Role::kParameter ? placement.parameter : placement.frozen_axes();
+  return !sharded.empty() || home_of(unit, flat) != Tier::kDevice;
 }
 
 std::int64_t Schedule::gathered_numel(int unit) const {
@@ -114,10 +159,14 @@ std::int64_t Schedule::gathered_numel(int unit) const {
   return numel;
 }
 
+std::int64_t Schedule::numel_in(const ScheduleBuffer& buffer, int unit) const {
+  return buffer.holds_gathered() ? gathered_numel(unit) : unit_numel(unit, buffer);
+}
+
 bool Schedule::updates_on_host(int unit) const {
   return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
-    return buffer.persistent && buffer.unit == unit && buffer.tier == Tier::kHost &&
-           buffer.role != Role::kFrozen;
+    return buffer.persistent && buffer.unit == unit && buffer.tier != Tier::kDevice &&
+           buffer.role != Role::kFrozen && buffer.role != Role::kQuantized;
   });
 }
 

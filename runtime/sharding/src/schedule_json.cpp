@@ -79,8 +79,12 @@ std::string to_text(const Json& json) {
     text += concat(key, ' ', plain(json.at(key)), '\n');
   }
   add_lines(text, json, "units", [&](const Json& unit) {
+    const std::string quantized =
+        unit.contains("quantized_bytes")
+            ? concat(' ', plain(unit.at("quantized_bytes")), ' ', plain(unit.at("decoded_numel")))
+            : std::string();
     return concat("unit ", word(unit.at("name")), ' ', plain(unit.at("trainable_numel")), ' ',
-                  plain(unit.at("frozen_numel")));
+                  plain(unit.at("frozen_numel")), quantized);
   });
   add_lines(text, json, "layers", [&](const Json& layer) {
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
@@ -133,6 +137,9 @@ Json to_json(const Schedule& schedule) {
                      {"trainable_numel", unit.trainable_numel},
                      {"frozen_numel", unit.frozen_numel},
                      {"parts", parts}});
+    if (unit.quantized_bytes == 0) continue;
+    units.back()["quantized_bytes"] = unit.quantized_bytes;
+    units.back()["decoded_numel"] = unit.decoded_numel;
   }
   Json layers = Json::array();
   for (const ScheduleLayer& layer : schedule.layers) {
@@ -149,7 +156,7 @@ Json to_json(const Schedule& schedule) {
          {"unit", buffer.unit < 0
                       ? Json()
                       : Json(schedule.units[static_cast<std::size_t>(buffer.unit)].name)},
-         {"format", to_string(buffer.format)},
+         {"format", format_of(buffer)},
          {"sharded", to_string(buffer.sharded)},
          {"numel", buffer.numel},
          {"tier", to_string(buffer.tier)},

@@ -68,9 +68,18 @@ void write_header(std::ostream& out, const Schedule& schedule) {
 
 void write_units(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> rows{{"# unit", "name", "trainable", "frozen"}};
+  const bool quantized = std::ranges::any_of(
+      schedule.units, [](const ScheduleUnit& unit) { return unit.quantized_bytes > 0; });
+  if (quantized) {
+    rows.front().push_back("quantized bytes");
+    rows.front().push_back("decoded");
+  }
   for (const ScheduleUnit& unit : schedule.units) {
     rows.push_back(
         {"unit", quote_name(unit.name), concat(unit.trainable_numel), concat(unit.frozen_numel)});
+    if (!quantized) continue;
+    rows.back().push_back(concat(unit.quantized_bytes));
+    rows.back().push_back(concat(unit.decoded_numel));
   }
   out << "\n# What is gathered and released together, in elements with padding.\n";
   write_table(out, rows);
@@ -116,9 +125,9 @@ void write_buffers(std::ostream& out, const Schedule& schedule) {
       {"# buffer", "name", "role", "unit", "format", "sharded", "numel", "tier", "kept"}};
   for (const ScheduleBuffer& buffer : schedule.buffers) {
     rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.role)),
-                    buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit),
-                    std::string(to_string(buffer.format)), to_string(buffer.sharded),
-                    concat(buffer.numel), std::string(to_string(buffer.tier)),
+                    buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit), format_of(buffer),
+                    to_string(buffer.sharded), concat(buffer.numel),
+                    std::string(to_string(buffer.tier)),
                     buffer.persistent ? "persistent" : "step"});
   }
   out << "\n# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, "

@@ -60,7 +60,9 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
       rank_(state.rank()),
-      bases_(static_cast<std::size_t>(schedule.buffer_count())) {
+      bases_(static_cast<std::size_t>(schedule.buffer_count())),
+      disk_(state.disk()),
+      extents_(schedule.buffers.size()) {
   require(schedule.mesh == state.options().mesh, ErrorCode::kInvalidArgument,
           "the schedule was planned for another state, on a mesh of ", schedule.mesh.replicate,
           " replicas of ", schedule.mesh.shard, " ranks; this one is on ",
@@ -74,15 +76,17 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
     require(tensor.tier == buffer.tier, ErrorCode::kInvalidArgument,
             "the schedule was planned for another state: '", buffer.name, "' is on the ",
             to_string(buffer.tier), " there, and here on the ", to_string(tensor.tier));
-    require(tensor.format == buffer.format && tensor.sharded == buffer.sharded &&
-                tensor.unit == buffer.unit && tensor.view.numel() == buffer.numel,
+    require(tensor.format == buffer.format && tensor.block == buffer.block &&
+                tensor.sharded == buffer.sharded && tensor.unit == buffer.unit &&
+                tensor.view.numel() == buffer.numel,
             ErrorCode::kInvalidArgument, "the schedule was planned for another state: '",
-            buffer.name, "' has ", buffer.numel, " elements in ", to_string(buffer.format),
+            buffer.name, "' has ", buffer.numel, " elements in ", format_of(buffer),
             " there, and here ", tensor.view.numel(), " in ", to_string(tensor.format));
     require(state.nesting().order(tensor.sharded) == nesting_.order(buffer.sharded),
             ErrorCode::kInvalidArgument, "the schedule was planned for another state: it shards '",
             buffer.name, "' along the same axes in another order");
     bases_[b] = tensor.view;
+    extents_[b] = tensor.extent;
     ++persistent;
   }
   const auto tensors = static_cast<std::size_t>(state.end() - state.begin());
@@ -92,20 +96,31 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
 }
 
 TensorView StepBuffers::view(const Operand& operand) const {
+  if (operand.unit < 0) return whole(operand.buffer);
   return view(operand, schedule_.buffer(operand).role);
 }
 
 std::int64_t StepBuffers::first_element(const Operand& operand) const {
-  const std::int64_t numel = schedule_.unit_numel(operand.unit, schedule_.buffer(operand).role);
+  const std::int64_t numel = schedule_.unit_numel(operand.unit, schedule_.buffer(operand));
   return nesting_.range(numel, operand.sharded, rank_).begin;
+}
+
+DiskPlace StepBuffers::disk_place(const Operand& operand) const {
+  const ScheduleBuffer& buffer = schedule_.buffer(operand);
+  const std::int64_t numel = schedule_.unit_numel(operand.unit, buffer);
+  const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;
+  return {.store = disk_,
+          .extent = extents_[static_cast<std::size_t>(operand.buffer)],
+          .offset = (first_element(operand) - origin) *
+                    static_cast<std::int64_t>(size_of(buffer.format))};
 }
 
 TensorView StepBuffers::view(const Operand& operand, Role flat) const {
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
-  const std::int64_t numel = schedule_.unit_numel(operand.unit, flat);
+  const std::int64_t numel = schedule_.unit_numel(operand.unit, flat) / buffer.block;
   const Range range = nesting_.range(numel, operand.sharded, rank_);
   const TensorView base = whole(operand.buffer);
-  if (buffer.is_slot()) {
+  if (buffer.is_slot() && !buffer.keeps_places()) {
     const bool is_second =
         flat == Role::kFrozen && schedule_.is_gathered(operand.unit, Role::kParameter);
     const std::int64_t first = is_second ? schedule_.unit_numel(operand.unit, Role::kParameter) /

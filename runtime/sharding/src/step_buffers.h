@@ -39,6 +39,13 @@ class SnapshotBuffers {
   std::map<std::string, TensorView> views_;
 };
 
+/// The bytes of a state tensor on disk.
+struct DiskPlace {
+  DiskStore* store = nullptr;  ///< null: the state is simulated
+  std::size_t extent = 0;
+  std::int64_t offset = 0;  ///< in the extent
+};
+
 /// Where one schedule's operands lie in the memory of one rank. Scalars are StepExchange's.
 class StepBuffers {
  public:
@@ -49,6 +56,8 @@ class StepBuffers {
   TensorView view(const Operand& operand) const;
   /// A slot holds a unit's trainable parameters and then its frozen ones; of other buffers, all.
   TensorView view(const Operand& operand, Role flat) const;
+  /// The same of a buffer on disk, whose view has no data.
+  DiskPlace disk_place(const Operand& operand) const;
   /// Where that part begins in the unit's flat parameter.
   std::int64_t first_element(const Operand& operand) const;
   /// All of a buffer; null for scalars and activations.
@@ -61,6 +70,8 @@ class StepBuffers {
   ShardNesting nesting_;
   int rank_;
   std::vector<TensorView> bases_;
+  DiskStore* disk_;
+  std::vector<std::size_t> extents_;  ///< by buffer
 };
 
 }  // namespace tessera

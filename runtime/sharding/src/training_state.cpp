@@ -1,6 +1,7 @@
 #include "tessera/sharding/training_state.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "device_array.h"
 #include "tessera/core/error.h"
@@ -35,36 +36,54 @@ void fill_uniform(const TensorView& dst, float bound, RandomKey key, std::int64_
 // [Note: state on the host] Memory for copies is mapped for a GPU: its kernels read and write it in
 // place, over the bus. So what is done between steps is the same for both tiers.
 TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& options, int rank,
-                             Memory& memory)
+                             Memory& memory, DiskStoreOptions disk)
     : layout_(layout),
       options_(options),
       nesting_(options.mesh, options.placement),
       rank_(rank),
       device_(memory.device()),
       kernels_(kernels_for(memory.device())) {
-  for (const ScheduleBuffer& buffer : state_buffers(layout, options)) {
-    storage_.push_back(Tensor::empty(memory, Shape{buffer.numel}, buffer.format,
-                                     category_of(buffer), buffer.name, buffer.tier));
+  const std::vector<ScheduleBuffer> buffers = state_buffers(layout, options);
+  const std::vector<DiskExtent> extents = disk_extents(buffers);
+  if (!extents.empty() && device_.kind() != DeviceKind::kSim) {
+    require(!disk.folder.empty(), ErrorCode::kConfig,
+            "training state goes to disk, and nobody has said where: set --offload-path to a "
+            "folder on it");
+    disk.rank = rank;
+    disk_ = std::make_unique<DiskStore>(std::move(disk), extents);
+  }
+  std::size_t next_extent = 0;
+  for (const ScheduleBuffer& buffer : buffers) {
+    const bool on_disk = buffer.tier == Tier::kDisk;
+    if (!on_disk) {
+      storage_.push_back(Tensor::empty(memory, Shape{buffer.numel}, buffer.format,
+                                       category_of(buffer), buffer.name, buffer.tier));
+    }
     StateTensor tensor{.name = buffer.name,
                        .role = buffer.role,
                        .unit = buffer.unit,
                        .format = buffer.format,
+                       .block = buffer.block,
                        .sharded = buffer.sharded,
                        .tier = buffer.tier,
                        .range = {},
-                       .view = storage_.back()};
-    tensor.range = nesting_.range(flat(tensor).padded_numel, buffer.sharded, rank);
+                       .view = on_disk ? TensorView(nullptr, buffer.format, Shape{buffer.numel})
+                                       : storage_.back().view(),
+                       .extent = on_disk ? next_extent++ : 0};
+    tensor.range = nesting_.range(flat(tensor).padded_numel / buffer.block, buffer.sharded, rank);
     tensors_.push_back(std::move(tensor));
   }
 }
 
 const FlatParameter& TrainingState::flat(const StateTensor& tensor) const {
   const Unit& unit = layout_.units[static_cast<std::size_t>(tensor.unit)];
+  if (tensor.role == Role::kQuantized) return unit.quantized;
   return tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
 }
 
 bool TrainingState::is_offloaded() const {
-  return std::ranges::find(tensors_, Tier::kHost, &StateTensor::tier) != tensors_.end();
+  return std::ranges::any_of(
+      tensors_, [](const StateTensor& tensor) { return tensor.tier != Tier::kDevice; });
 }
 
 const StateTensor& TrainingState::at(std::string_view name) const {
@@ -105,12 +124,13 @@ TensorView TrainingState::master(int unit) const {
 std::vector<StatePiece> TrainingState::pieces(const StateTensor& tensor) const {
   std::vector<StatePiece> pieces;
   for (const FlatTensor& parameter : flat(tensor).tensors) {
-    const std::int64_t begin = std::max(tensor.range.begin, parameter.offset);
-    const std::int64_t end =
-        std::min(tensor.range.end(), parameter.offset + parameter.spec.shape.numel());
+    const std::int64_t offset = parameter.offset / tensor.block;
+    const std::int64_t numel = (parameter.numel() + tensor.block - 1) / tensor.block;
+    const std::int64_t begin = std::max(tensor.range.begin, offset);
+    const std::int64_t end = std::min(tensor.range.end(), offset + numel);
     if (begin >= end) continue;
     pieces.push_back({.parameter = &parameter.spec,
-                      .elements = {begin - parameter.offset, end - begin},
+                      .elements = {begin - offset, end - begin},
                       .first = begin,
                       .view = part(tensor, {begin, end - begin})});
   }
@@ -120,7 +140,12 @@ std::vector<StatePiece> TrainingState::pieces(const StateTensor& tensor) const {
 void TrainingState::read(std::string_view name, std::int64_t first, std::span<float> values,
                          Stream& stream) const {
   const auto numel = static_cast<std::int64_t>(values.size());
-  const TensorView from = part(at(name), {first, numel});
+  const StateTensor& tensor = at(name);
+  const TensorView from = part(tensor, {first, numel});
+  if (tensor.tier == Tier::kDisk) {
+    stream.synchronize();
+    return read_from_disk(tensor, first, values, stream);
+  }
   DeviceArray<float> copy(device_, numel);
   kernels_.cast({.src = from, .dst = copy.view()}, stream);
   copy.download(stream);
@@ -131,7 +156,12 @@ void TrainingState::read(std::string_view name, std::int64_t first, std::span<fl
 void TrainingState::write(std::string_view name, std::int64_t first, std::span<const float> values,
                           Stream& stream) {
   const auto numel = static_cast<std::int64_t>(values.size());
-  const TensorView to = part(at(name), {first, numel});
+  const StateTensor& tensor = at(name);
+  const TensorView to = part(tensor, {first, numel});
+  if (tensor.tier == Tier::kDisk) {
+    stream.synchronize();
+    return write_to_disk(tensor, first, values, stream);
+  }
   if (device_.host_accessible() && to.dtype == DType::kFloat32) {
     stream.synchronize();
     std::ranges::copy(values, to.as<float>());
@@ -144,10 +174,93 @@ void TrainingState::write(std::string_view name, std::int64_t first, std::span<c
   stream.synchronize();  // the copy dies here
 }
 
-void TrainingState::initialize(std::uint64_t seed, Stream& stream) {
-  for (const StateTensor& tensor : tensors_) {
-    kernels_.fill({.dst = tensor.view}, stream);  // padding included
+void TrainingState::write_bytes(std::string_view name, std::int64_t first,
+                                std::span<const std::byte> bytes, Stream& stream) {
+  const StateTensor& tensor = at(name);
+  const TensorView to = part(tensor, {first, static_cast<std::int64_t>(bytes.size())});
+  require(to.dtype == DType::kUInt8, ErrorCode::kInvalidArgument, "'", name, "' is in ",
+          to_string(to.dtype), ", not in bytes");
+  if (tensor.tier == Tier::kDisk) {
+    stream.synchronize();
+    return disk_->write(tensor.extent, bytes, first - tensor.range.begin);
   }
+  DeviceArray<std::uint8_t> copy(device_, to.numel());
+  std::memcpy(copy.host(), bytes.data(), bytes.size());
+  copy.upload(stream);
+  stream.copy(to.data, copy.view().data, bytes.size());
+  stream.synchronize();  // the copy dies here
+}
+
+void TrainingState::write_quantized(const StateTensor& tensor, const ProduceBytes& produce,
+                                    Stream& stream) {
+  if (device_.kind() == DeviceKind::kSim) return;
+  std::vector<std::byte> bytes;
+  for (const StatePiece& piece : pieces(tensor)) {
+    const ParameterSpec& spec = *piece.parameter;
+    bytes.resize(static_cast<std::size_t>(quantized_sizes(spec).bytes));
+    produce(spec, bytes);
+    write_bytes(
+        tensor.name, piece.first,
+        std::span<const std::byte>(bytes).subspan(static_cast<std::size_t>(piece.elements.begin),
+                                                  static_cast<std::size_t>(piece.elements.numel)),
+        stream);
+  }
+}
+
+/// All of them, of whole parameters in fp32.
+void TrainingState::quantize_parameters(const ReadParameter& read, Stream& stream) {
+  std::vector<float> values;
+  for (const StateTensor& tensor : tensors_) {
+    if (tensor.role != Role::kQuantized) continue;
+    write_quantized(
+        tensor,
+        [&](const ParameterSpec& spec, std::span<std::byte> bytes) {
+          values.resize(static_cast<std::size_t>(spec.shape.numel()));
+          read(spec, values);
+          quantize(spec.format, spec.shape, values, bytes, spec.name, spec.joined);
+        },
+        stream);
+  }
+}
+
+/// All of it is zero then, padding included.
+void TrainingState::clear(Stream& stream) {
+  std::vector<std::byte> zeros;
+  for (const StateTensor& tensor : tensors_) {
+    const TensorView& view = tensor.view;
+    if (tensor.tier != Tier::kDisk) {
+      const bool is_bytes = view.dtype == DType::kUInt8;  // a multiple of kFlatAlignment
+      kernels_.fill(
+          {.dst =
+               is_bytes ? TensorView(view.data, DType::kFloat32, Shape{view.numel() / 4}) : view},
+          stream);
+    } else if (disk_ != nullptr) {
+      zeros.resize(static_cast<std::size_t>(view.bytes()));
+      disk_->write(tensor.extent, zeros);
+    }
+  }
+}
+
+void TrainingState::initialize(std::uint64_t seed, Stream& stream) {
+  clear(stream);
+  quantize_parameters(
+      [&](const ParameterSpec& spec, std::span<float> values) {
+        const TensorView view(values.data(), DType::kFloat32,
+                              Shape{static_cast<std::int64_t>(values.size())});
+        const Initializer& init = spec.initializer;
+        if (init.kind == Initializer::Kind::kConstant) {
+          std::ranges::fill(values, init.mean);
+          return;
+        }
+        require(init.kind == Initializer::Kind::kNormal, ErrorCode::kInvalidArgument, "'",
+                spec.name, "' is quantised, and begins as uniform numbers");
+        cpu_kernels().fill_normal({.dst = view,
+                                   .mean = init.mean,
+                                   .stddev = init.spread,
+                                   .key = {seed, stream_of(spec.name)}},
+                                  stream);
+      },
+      stream);
   write_parameters(
       [&](const ParameterSpec& spec, const Range& elements, TensorView chunk) {
         const Initializer& init = spec.initializer;
@@ -170,6 +283,14 @@ void TrainingState::initialize(std::uint64_t seed, Stream& stream) {
 }
 
 void TrainingState::set_parameters(const ParameterValues& values_of, Stream& stream) {
+  quantize_parameters(
+      [&](const ParameterSpec& spec, std::span<float> to) {
+        const std::span<const float> values = values_of(spec.name);
+        require(values.size() == to.size(), ErrorCode::kInvalidArgument, "parameter '", spec.name,
+                "' has ", to.size(), " elements, but ", values.size(), " were given");
+        std::ranges::copy(values, to.begin());
+      },
+      stream);
   DeviceArray<float> copy(device_, chunk_numel(device_));
   write_parameters(
       [&](const ParameterSpec& spec, const Range& elements, TensorView chunk) {
@@ -194,7 +315,11 @@ void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream
   }
   DeviceArray<float> chunk(device_, most);
   for (const StateTensor& tensor : tensors_) {
-    if (tensor.role == Role::kOptimizer) continue;
+    if (tensor.role == Role::kOptimizer || tensor.role == Role::kQuantized) continue;
+    if (tensor.tier == Tier::kDisk) {
+      produce_on_disk(tensor, produce, stream);
+      continue;
+    }
     for (const StatePiece& piece : pieces(tensor)) {
       for (std::int64_t e = 0; e < piece.elements.numel; e += most) {
         const std::int64_t count = std::min(most, piece.elements.numel - e);
@@ -205,6 +330,55 @@ void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream
     }
   }
   stream.synchronize();  // the chunk dies here
+}
+
+/// The same for a tensor on disk: blocks of a file are written whole.
+void TrainingState::produce_on_disk(const StateTensor& tensor, const ProduceChunk& produce,
+                                    Stream& stream) {
+  const std::int64_t most = chunk_numel(device_);
+  DeviceArray<float> chunk(device_, most);
+  std::vector<float> all(static_cast<std::size_t>(tensor.range.numel));
+  for (const StatePiece& piece : pieces(tensor)) {
+    for (std::int64_t e = 0; e < piece.elements.numel; e += most) {
+      const std::int64_t count = std::min(most, piece.elements.numel - e);
+      produce(*piece.parameter, {piece.elements.begin + e, count}, chunk.view(0, count));
+      chunk.download(stream);
+      stream.synchronize();
+      std::copy_n(chunk.host(), count, all.begin() + (piece.first + e - tensor.range.begin));
+    }
+  }
+  write_to_disk(tensor, tensor.range.begin, all, stream);
+}
+
+/// Elements from `first` on, in the tensor's format.
+void TrainingState::write_to_disk(const StateTensor& tensor, std::int64_t first,
+                                  std::span<const float> values, Stream& stream) {
+  const std::int64_t width = static_cast<std::int64_t>(size_of(tensor.format));
+  const std::int64_t offset = (first - tensor.range.begin) * width;
+  if (tensor.format == DType::kFloat32) {
+    return disk_->write(tensor.extent, std::as_bytes(values), offset);
+  }
+  const Shape shape{static_cast<std::int64_t>(values.size())};
+  std::vector<std::byte> bytes(values.size_bytes() / sizeof(float) *
+                               static_cast<std::size_t>(width));
+  const TensorView from(const_cast<float*>(values.data()), DType::kFloat32, shape);  // NOLINT: read
+  cpu_kernels().cast({.src = from, .dst = {bytes.data(), tensor.format, shape}}, stream);
+  disk_->write(tensor.extent, bytes, offset);
+}
+
+void TrainingState::read_from_disk(const StateTensor& tensor, std::int64_t first,
+                                   std::span<float> values, Stream& stream) const {
+  const std::int64_t width = static_cast<std::int64_t>(size_of(tensor.format));
+  const std::int64_t offset = (first - tensor.range.begin) * width;
+  if (tensor.format == DType::kFloat32) {
+    return disk_->read(tensor.extent, std::as_writable_bytes(values), offset);
+  }
+  const Shape shape{static_cast<std::int64_t>(values.size())};
+  std::vector<std::byte> bytes(values.size() * static_cast<std::size_t>(width));
+  disk_->read(tensor.extent, bytes, offset);
+  cpu_kernels().cast(
+      {.src = {bytes.data(), tensor.format, shape}, .dst = {values.data(), DType::kFloat32, shape}},
+      stream);
 }
 
 }  // namespace tessera

@@ -63,7 +63,8 @@ class FormCheck {
     const int ranks = s_.mesh.world_size();
     for (const ScheduleUnit& unit : s_.units) {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
-      for (const std::int64_t numel : {unit.trainable_numel, unit.frozen_numel}) {
+      for (const std::int64_t numel :
+           {unit.trainable_numel, unit.frozen_numel, unit.quantized_bytes}) {
         if (numel >= 0 && numel % ranks == 0) continue;
         add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ",
             ranks, " ranks");
@@ -135,14 +136,24 @@ class FormCheck {
     for (const ScheduleBuffer& buffer : s_.buffers) {
       if (!names.insert(buffer.name).second) add("two buffers are named ", buffer.name);
       if (buffer.numel < 0) add(buffer.name, " has ", buffer.numel, " elements");
+      if (buffer.block != 1 && (buffer.block < 1 || buffer.role != Role::kOptimizer)) {
+        add(buffer.name, " has an element for ", buffer.block, " of the unit's");
+        continue;
+      }
       if (buffer.role == Role::kActivation || buffer.role == Role::kActivationGradient) {
-        add("activations are not listed, but ", buffer.name, " is");
+        check_input_copy(buffer);
       }
       if (buffer.role == Role::kScalars && buffer.unit >= 0) {
         add(buffer.name, " holds scalars and belongs to no unit");
       }
       if (buffer.role == Role::kScalars && buffer.tier != Tier::kDevice) {
         add(buffer.name, " holds scalars, which are on the device");
+      }
+      const bool may_be_on_disk = buffer.role == Role::kMaster || buffer.role == Role::kOptimizer ||
+                                  buffer.role == Role::kParameter || buffer.role == Role::kFrozen ||
+                                  buffer.role == Role::kQuantized;
+      if (buffer.tier == Tier::kDisk && !(buffer.persistent && may_be_on_disk)) {
+        add(buffer.name, " is on disk, where the training state can be");
       }
       if (buffer.unit < 0) {
         check_shared(buffer);
@@ -152,8 +163,8 @@ class FormCheck {
         add(buffer.name, " belongs to unit ", buffer.unit, " of ", s_.units.size());
         continue;
       }
-      const std::int64_t numel =
-          s_.unit_numel(buffer.unit, buffer.role) / s_.mesh.size(buffer.sharded);
+      check_blocks(buffer);
+      const std::int64_t numel = s_.unit_numel(buffer.unit, buffer) / s_.mesh.size(buffer.sharded);
       if (buffer.numel != numel) {
         add(buffer.name, " holds ", buffer.numel, " elements, but ", numel, " are needed");
       }
@@ -161,13 +172,40 @@ class FormCheck {
     }
   }
 
+  /// A block lies in one shard: so its numbers depend on no number of ranks.
+  void check_blocks(const ScheduleBuffer& buffer) {
+    const std::int64_t numel = s_.unit_numel(buffer.unit, buffer.role);
+    if (buffer.block == 1 || numel % (s_.mesh.world_size() * buffer.block) == 0) return;
+    add(buffer.name, " is of blocks of ", buffer.block,
+        " elements, and shards of the unit are not");
+  }
+
+  /// Of activations, inputs of layers on the host are listed.
+  void check_input_copy(const ScheduleBuffer& buffer) {
+    for (int l = 0; l < static_cast<int>(s_.layers.size()); ++l) {
+      if (buffer.name != input_copy_name(s_.layers[static_cast<std::size_t>(l)].name)) continue;
+      if (buffer.tier == Tier::kDevice || buffer.role != Role::kActivation || buffer.unit >= 0) {
+        add(buffer.name, " must be an activation of no unit, in the host's memory");
+      }
+      if (!s_.keeps_input(l)) add(buffer.name, " is for a layer that keeps more than its input");
+      if (buffer.format != s_.parameter_dtype) {
+        add(buffer.name, " is in ", to_string(buffer.format), ", and activations in ",
+            to_string(s_.parameter_dtype));
+      }
+      return;
+    }
+    add("activations are not listed, but ", buffer.name, " is");
+  }
+
   /// A slot, or scalars.
   void check_shared(const ScheduleBuffer& buffer) {
     if (buffer.persistent) add(buffer.name, " belongs to no unit and cannot persist");
-    if (buffer.role != Role::kScalars && !buffer.is_slot()) {
+    const bool is_elsewhere = buffer.is_state_slot() && buffer.tier != Tier::kHost;
+    const bool may_be = buffer.role == Role::kScalars || buffer.role == Role::kActivation;
+    if (!may_be && (!buffer.is_slot() || is_elsewhere)) {
       add(buffer.name, " holds ", to_string(buffer.role), " elements of no unit");
     }
-    if (!buffer.sharded.empty()) {
+    if (!buffer.sharded.empty() && !buffer.keeps_places()) {
       add(buffer.name, " belongs to no unit and cannot be sharded over ",
           to_string(buffer.sharded));
     }
@@ -175,26 +213,32 @@ class FormCheck {
 
   /// What is kept from step to step is sharded as the placement says.
   void check_state(const ScheduleBuffer& buffer) {
-    const bool parameter = buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
+    const bool quantized = buffer.role == Role::kQuantized;
+    const bool parameter =
+        quantized || buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
     if (!parameter && buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) {
       return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
     }
     // Parameters may be where layers read them and where the optimizer writes them.
-    const Tier tier = buffer.role == Role::kParameter ? buffer.tier : Tier::kDevice;
+    const bool is_copy = copied_name(buffer.name) != buffer.name;
+    const Tier tier = is_copy && buffer.role == Role::kParameter ? Tier::kHost : Tier::kDevice;
     const bool first = state_.insert({buffer.unit, buffer.role, tier}).second;
     if (!first && buffer.role != Role::kOptimizer) {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
-    const bool layers_read = parameter && buffer.tier == Tier::kDevice;
+    const bool layers_read = parameter && copied_name(buffer.name) == buffer.name;
     const AxisSet read =
-        buffer.role == Role::kFrozen ? s_.placement.frozen_axes() : s_.placement.parameter;
+        buffer.role == Role::kParameter ? s_.placement.parameter : s_.placement.frozen_axes();
     const AxisSet wanted = layers_read ? read : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
       add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
           to_string(wanted));
     }
-    const DType format = parameter ? s_.parameter_dtype : DType::kFloat32;
-    if (buffer.format != format) {
+    const DType format = quantized   ? DType::kUInt8
+                         : parameter ? s_.parameter_dtype
+                                     : DType::kFloat32;
+    const bool is_coded = buffer.role == Role::kOptimizer && buffer.format == DType::kUInt8;
+    if (buffer.format != format && !is_coded) {
       add(buffer.name, " is kept in ", to_string(buffer.format), ", not in ", to_string(format));
     }
   }
@@ -207,7 +251,7 @@ class FormCheck {
     }
     const Operation& operation = *action.operation;
     if (static_cast<std::size_t>(action.lane) >= kLanes) return add_at(index, "has no lane");
-    if (operation.is_pass && action.lane != Lane::kCompute) {
+    if ((operation.is_pass || operation.changes_memory) && action.lane != Lane::kCompute) {
       return add_at(index, "layers run on the compute lane, which has their kernels' memory");
     }
     if (operation.is_pass ? !in_range(action.layer, s_.layers.size()) : action.layer != -1) {
@@ -255,9 +299,13 @@ class FormCheck {
       return add_at(index, describe(s_, operand), " is sharded over an axis of size 1");
     }
     const Role role = s_.role(operand.buffer);
-    if (s_.is_activation(operand.buffer) || role == Role::kScalars) {
-      if (s_.is_activation(operand.buffer) && !operation.is_pass) {
+    const bool activation = s_.is_activation(operand.buffer);
+    if (activation || role == Role::kScalars || role == Role::kActivation) {
+      if (activation && !operation.is_pass && !operation.moves_activations) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");
+      }
+      if (!activation && operation.changes_memory) {
+        add_at(index, s_.name_of(operand.buffer), " is no activation on the device");
       }
       if (operand.unit != -1 || !operand.sharded.empty()) {
         add_at(index, s_.name_of(operand.buffer), " holds no unit");
@@ -269,9 +317,9 @@ class FormCheck {
     }
     const ScheduleBuffer& buffer = s_.buffer(operand);
     if (!buffer.is_slot()) return;
-    const std::int64_t needed = (role == Role::kParameter ? s_.gathered_numel(operand.unit)
-                                                          : s_.unit_numel(operand.unit, role)) /
-                                s_.mesh.size(operand.sharded);
+    const std::int64_t needed =
+        s_.numel_in(buffer, operand.unit) /
+        s_.mesh.size(buffer.keeps_places() ? buffer.sharded : operand.sharded);
     if (buffer.numel < needed) {
       add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but ", needed,
              " are needed");
@@ -288,7 +336,9 @@ class FormCheck {
         if (s_.is_activation(operand.buffer) || s_.role(operand.buffer) == Role::kScalars) continue;
         const ScheduleBuffer& buffer = s_.buffer(operand);
         if (first == nullptr) first = &buffer;
-        if (fixed && buffer.tier != Tier::kDevice) {
+        if (buffer.tier == Tier::kDisk) {
+          add_at(index, buffer.name, " is on disk, which only copies reach");
+        } else if (fixed && buffer.tier != Tier::kDevice) {
           add_at(index, buffer.name,
                  " is on the host, which only copies and optimizer steps reach");
         } else if (buffer.tier != first->tier) {

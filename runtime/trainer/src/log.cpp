@@ -119,6 +119,14 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
     line["host_peak_bytes"] = {{"predicted", to_json(summary.predicted_host_memory)},
                                {"measured", to_json(summary.measured_host_memory)}};
   }
+  if (summary.predicted_disk_bytes > 0) {
+    line["disk_bytes"] = {{"predicted", summary.predicted_disk_bytes},
+                          {"measured", summary.measured_disk_bytes}};
+  }
+  if (moves_to_or_from_disk(summary.predicted_traffic) || moves_to_or_from_disk(counted)) {
+    line["disk_copy_bytes"] = {{"predicted", disk_copies_to_json(summary.predicted_traffic)},
+                               {"counted", disk_copies_to_json(counted)}};
+  }
   if (loss_scaling(plan.options.loss_scale)) line["skipped_steps"] = summary.skipped_steps;
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {

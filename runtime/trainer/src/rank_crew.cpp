@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/segment_pool.h"
 #include "tessera/core/start_thread.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_binding.h"
@@ -28,6 +29,17 @@ ExecutorOptions executor_options_of(const TrainingPlan& plan, FlightRecorder& re
   return options;
 }
 
+/// Host memory of offloaded state and snapshots, as a pool cuts it, and a page for what the host
+/// writes and reads in every step: tokens and scalars.
+std::int64_t pinned_bytes(const TrainingPlan& plan) {
+  std::int64_t bytes = plan.host_memory.total + plan.snapshot_bytes;
+  bytes += static_cast<std::int64_t>(SegmentPool::kPageBytes);
+  for (const ScheduleBuffer& buffer : plan.snapshot.buffers) {
+    if (buffer.tier == Tier::kHost) bytes += static_cast<std::int64_t>(SegmentPool::kAlignment);
+  }
+  return bytes;
+}
+
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
@@ -51,11 +63,11 @@ RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
                    const std::vector<Program>& programs, int number, ProcessGroup& world,
                    FlightRecorder& recorder)
     : rank(number),
-      device(make_rank_device(plan.options, rank)),
+      device(make_rank_device(plan.options, rank, pinned_bytes(plan))),
       memory(*device, plan.options.memory_limit_bytes),
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
-      state(plan.layout, state_options(plan.schedule), rank, memory),
+      state(plan.layout, state_options(plan.schedule), rank, memory, disk_options(plan.options)),
       executor(state, model, programs, groups, memory, executor_options_of(plan, recorder)) {}
 
 RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,

@@ -186,12 +186,14 @@ std::string sharing_note(const TrainerOptions& options) {
                 ", and talk through memory (group thread)");
 }
 
-std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank) {
+std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank,
+                                         std::int64_t pinned_bytes) {
   if (options.device == DeviceChoice::kCuda) {
     const int gpu = gpu_of_rank(options, rank, gpu_count());
     const bool nccl = options.group == GroupChoice::kNccl;
-    return make_cuda_device(
-        {.ordinal = gpu, .segments = nccl ? nccl_segments(gpu) : CudaSegments{}});
+    return make_cuda_device({.ordinal = gpu,
+                             .segments = nccl ? nccl_segments(gpu) : CudaSegments{},
+                             .pinned_bytes = pinned_bytes});
   }
   return options.world != nullptr ? options.world->make_device() : make_cpu_device();
 }

@@ -149,11 +149,12 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
           " steps: there is nothing left to train; raise --steps");
   std::string taken = concat("resumed from '", path, "' at step ", saved.step, ", sample ",
                              saved.samples, ": parameters");
-  for (const std::string& name : optimizer_tensors(plan.options.optimizer)) {
+  for (const OptimizerTensor& kept : optimizer_tensors(plan.options.optimizer)) {
     const auto has = [&](const SavedParameter& parameter) {
-      return std::ranges::find(parameter.states, name, &SavedState::name) != parameter.states.end();
+      return std::ranges::find(parameter.states, kept.name, &SavedState::name) !=
+             parameter.states.end();
     };
-    taken += concat(", ", name,
+    taken += concat(", ", kept.name,
                     std::ranges::any_of(saved.parameters, has) ? "" : " (not there: from zero)");
   }
   plan.notes.push_back(std::move(taken));

@@ -351,7 +351,8 @@ std::vector<RankUse> Session::Impl::use() {
   std::vector<RankUse> all(static_cast<std::size_t>(plan_.options.ranks));
   const World* const world = plan_.options.world.get();
   run_alone([&](RankSeat& seat) {
-    const RankUse own{seat.memory.peak(), seat.memory.peak(Tier::kHost), seat.executor.traffic()};
+    const RankUse own{seat.memory.peak(), seat.memory.peak(Tier::kHost), seat.state.disk_bytes(),
+                      seat.executor.traffic()};
     if (world == nullptr) {
       all[static_cast<std::size_t>(seat.rank)] = own;
       return;

@@ -65,6 +65,9 @@ std::string check_choice(const Setting& setting, const std::string& text) {
   const bool known =
       std::find(setting.choices.begin(), setting.choices.end(), text) != setting.choices.end();
   if (known) return text;
+  for (const auto& [theirs, ours] : setting.other_spellings) {
+    if (text == theirs) return ours;
+  }
   fail(ErrorCode::kConfig,
        unknown_value(text, nearest_name(text, setting.choices), setting.choices));
 }

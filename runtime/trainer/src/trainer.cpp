@@ -73,6 +73,8 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   result.copied_bytes *= steps;
   result.to_host_bytes *= steps;
   result.to_device_bytes *= steps;
+  result.to_disk_bytes *= steps;
+  result.from_disk_bytes *= steps;
   return result;
 }
 
@@ -172,8 +174,9 @@ TimelineSummary Totals::steady_timeline() const {
 
 /// What a checkpoint copies to the host beside its step.
 Traffic copies_of_snapshot(const TrainingPlan& plan) {
-  return {.to_host_bytes = account_traffic(plan.snapshot).to_host_bytes -
-                           account_traffic(plan.schedule).to_host_bytes};
+  const Traffic with = account_traffic(plan.snapshot), without = account_traffic(plan.schedule);
+  return {.to_host_bytes = with.to_host_bytes - without.to_host_bytes,
+          .from_disk_bytes = with.from_disk_bytes - without.from_disk_bytes};
 }
 
 void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector<RankUse>& use,
@@ -186,12 +189,14 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
   summary.tokens_per_second = totals.steady_rate();
   summary.predicted_memory = plan.memory;
   summary.predicted_host_memory = plan.host_memory;
+  summary.predicted_disk_bytes = plan.disk_bytes;
   summary.predicted_traffic = times(plan.traffic, totals.steps);
   summary.predicted_traffic += times(plan.evaluation_traffic, totals.evaluations);
   summary.predicted_traffic += times(copies_of_snapshot(plan), totals.saves);
   for (const RankUse& rank : use) {
     summary.measured_memory = highest(summary.measured_memory, rank.memory);
     summary.measured_host_memory = highest(summary.measured_host_memory, rank.host_memory);
+    summary.measured_disk_bytes = std::max(summary.measured_disk_bytes, rank.disk_bytes);
     summary.counted_traffic.push_back(rank.traffic);
   }
   if (*plan.options.time_actions) summary.timeline = totals.steady_timeline();
@@ -216,8 +221,11 @@ void take_parameters(Session& session, TrainingSummary& summary,
 /// Of what the CPU's ranks of this machine have: offloaded state, and the copies of all state while
 /// checkpoints are written. GPUs' ranks have theirs elsewhere.
 std::int64_t on_host(const TrainingPlan& plan) {
+  const std::int64_t disk_buffers =
+      plan.disk_bytes > 0 ? disk_buffer_bytes(disk_options(plan.options)) : 0;
   return plan.options.device == DeviceChoice::kCpu
-             ? (plan.host_memory.total + plan.snapshot_bytes) * ranks_on_host(plan.options)
+             ? (plan.host_memory.total + plan.snapshot_bytes + disk_buffers) *
+                   ranks_on_host(plan.options)
              : 0;
 }
 
@@ -229,6 +237,9 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
   TrainingPlan plan = telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
     TrainingPlan made = make_training_plan(model, source, here, evaluation);
+    require(made.disk_bytes == 0 || !here.offload_path.empty(), ErrorCode::kConfig,
+            "optimizer state goes to disk, and nobody has said where: set --offload-path to a "
+            "folder on it");
     if (!here.gemm_table.empty()) {
       if (here.device == DeviceChoice::kCuda) {
         made.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));

@@ -27,6 +27,7 @@ void check_rows(const TrainerOptions& options) {
 /// Every hyperparameter that the optimizer takes, and its weight decay.
 void fill_in(OptimizerOptions& options) {
   const Optimizer& optimizer = find_optimizer(options.name);
+  options.name = optimizer.name;
   const std::vector<double> values = hyperparameter_values(options);
   for (std::size_t i = 0; i < values.size(); ++i) {
     options.hyperparameters[std::string(optimizer.hyperparameters[i].name)] = values[i];
@@ -36,17 +37,30 @@ void fill_in(OptimizerOptions& options) {
 
 void check_rounding(const TrainerOptions& options) {
   require(!options.optimizer.stochastic_rounding || options.precision == DType::kBFloat16,
-          ErrorCode::kConfig,
-          "stochastic_rounding is true, but parameters of fp32 are not rounded; use --precision "
-          "bf16, or leave --stochastic-rounding out");
+          ErrorCode::kConfig, "stochastic_rounding is true, but precision is ",
+          to_string(options.precision),
+          ": parameters of fp32 are not rounded, and those of fp16 to the nearest only; use "
+          "--precision bf16, or leave --stochastic-rounding out");
 }
 
-/// Backward writes gradients in the dtype that they are reduced in, and products of fp32 are fp32.
+/// Backward writes gradients in the dtype that they are reduced in, and a product is written in
+/// fp32 or in the dtype of its operands.
 void check_reduction(const TrainerOptions& options) {
-  require(options.reduce_dtype == DType::kFloat32 || options.precision == DType::kBFloat16,
-          ErrorCode::kConfig,
-          "reduce_dtype is bf16, but with precision fp32 gradients are written and sent in fp32; "
-          "use --precision bf16, or leave --reduce-dtype out");
+  const auto reduce = to_string(options.reduce_dtype), precision = to_string(options.precision);
+  require(options.reduce_dtype == DType::kFloat32 || options.reduce_dtype == options.precision,
+          ErrorCode::kConfig, "reduce_dtype is ", reduce, ", but with precision ", precision,
+          " gradients are written and sent in ",
+          options.precision == DType::kFloat32 ? "fp32" : concat("fp32 or ", precision),
+          "; use --precision ", reduce, ", or leave --reduce-dtype out");
+}
+
+void check_activations(const TrainerOptions& options) {
+  require(options.offload_activations == ActivationOffload::kNone ||
+              options.policy.recompute == Recompute::kFull,
+          ErrorCode::kConfig, "offload_activations is ", to_string(options.offload_activations),
+          ", but recompute is ", to_string(options.policy.recompute),
+          ": only layers that keep nothing but their input have it wait there; use --recompute "
+          "full, or leave --offload-activations out");
 }
 
 void check_attention(const TrainerOptions& options) {
@@ -54,8 +68,10 @@ void check_attention(const TrainerOptions& options) {
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
           "attention is cudnn, but the ranks run on the CPU, which has its own only; leave "
           "--attention out, or use --device cuda");
-  require(options.precision == DType::kBFloat16, ErrorCode::kConfig,
-          "attention is cudnn, which takes bf16 only; use --precision bf16, or --attention auto");
+  require(
+      options.precision != DType::kFloat32, ErrorCode::kConfig,
+      "attention is cudnn, which takes bf16 and fp16 only; use --precision bf16, or --attention "
+      "auto");
 }
 
 /// Those of the cores that may be used, or of the CPUs that ranks are given instead.
@@ -81,6 +97,7 @@ TrainerOptions resolved(TrainerOptions options) {
           "ranks is ", options.ranks, ", but the ", options.world ? options.world->processes() : 0,
           " processes of the run have ", options.world ? options.world->size() : 0);
   check_reduction(options);
+  check_activations(options);
   check_attention(options);
   fill_in(options.optimizer);
   options.loss_scale = resolved(options.loss_scale, options.precision);
@@ -162,27 +179,34 @@ StepRange parse_step_range(std::string_view text) {
   return steps;
 }
 
+std::string_view to_string(ActivationOffload offload) {
+  return offload == ActivationOffload::kNone ? "none" : "host";
+}
+
 std::string to_string(const Offload& offload) {
-  if (offload.host == 0.0) return "none";
-  return offload.host == 1.0 ? "host" : concat("host:", nlohmann::json(offload.host).dump());
+  if (offload.host == 0.0 && offload.disk == 0.0) return "none";
+  const std::string_view tier = offload.disk > 0.0 ? "disk" : "host";
+  const double share = std::max(offload.host, offload.disk);
+  return share == 1.0 ? std::string(tier) : concat(tier, ':', nlohmann::json(share).dump());
 }
 
 Offload parse_offload(std::string_view text) {
   if (text == "none") return {};
-  if (text == "host") return {.host = 1.0};
-  constexpr std::string_view kPrefix = "host:";
-  if (text.starts_with(kPrefix)) {
-    const std::string_view digits = text.substr(kPrefix.size());
-    Offload offload;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), offload.host);
-    const bool is_share = offload.host > 0.0 && offload.host <= 1.0;
-    if (error == std::errc() && end == digits.data() + digits.size() && is_share) return offload;
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const std::string_view tier = text.substr(0, colon);
+  double share = 1.0;
+  bool is_share = true;
+  if (colon < text.size()) {
+    const std::string_view digits = text.substr(colon + 1);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), share);
+    is_share =
+        error == std::errc() && end == digits.data() + digits.size() && share > 0.0 && share <= 1.0;
   }
+  if (is_share && tier == "host") return {.host = share};
+  if (is_share && tier == "disk") return {.disk = share};
   fail(ErrorCode::kConfig, "'", text,
-       "' is no place for the training state; choose none (the device's memory), host, or "
-       "host:SHARE "
-       "with a share of the units above 0 and up to 1");
+       "' is no place for the training state; choose none (the device's memory), host, disk, or "
+       "host:SHARE or disk:SHARE with a share of the units above 0 and up to 1");
 }
 
 WrapPolicy parse_wrap_policy(std::string_view text) {

@@ -16,7 +16,9 @@ constexpr auto choices_of(ReductionOrder) {
 constexpr auto choices_of(Recompute) {
   return std::array{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 }
-constexpr auto choices_of(DType) { return std::array{DType::kFloat32, DType::kBFloat16}; }
+constexpr auto choices_of(DType) {
+  return std::array{DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+}
 constexpr auto choices_of(LearningRateSchedule::Kind) {
   using enum LearningRateSchedule::Kind;
   return std::array{kConstant, kLinear, kCosine, kWsd};
@@ -36,6 +38,9 @@ constexpr auto choices_of(BindPolicy) {
 }
 constexpr auto choices_of(AttentionBackend) {
   return std::array{AttentionBackend::kAuto, AttentionBackend::kOwn, AttentionBackend::kCudnn};
+}
+constexpr auto choices_of(ActivationOffload) {
+  return std::array{ActivationOffload::kNone, ActivationOffload::kHost};
 }
 constexpr auto choices_of(LossScaleDialect) {
   using enum LossScaleDialect;
@@ -78,6 +83,10 @@ void check_trainable_strategy(const json& value) {
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
+void check_offload_to_host(const json& value) {
+  require(parse_offload(value.get<std::string>()).disk == 0.0, ErrorCode::kConfig,
+          kNoGradientsOnDisk);
+}
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
 void check_loss_scale(const json& value) { parse_loss_scale(value.get<std::string>()); }
@@ -126,6 +135,10 @@ std::vector<Row> in_group(const char* group, std::vector<Row> rows) {
   return rows;
 }
 
+/// A text that is absent where it is empty.
+template <auto... members>
+Row path_row(const char* name, const char* help, MustAgree must_agree);
+
 std::vector<Row> sharding_rows() {
   return in_group(
       "Sharding",
@@ -161,15 +174,40 @@ std::vector<Row> sharding_rows() {
           bound<&O::offload_optimizer>(
               "offload_optimizer",
               "where optimizer state and fp32 master weights are: none (on the device), host (in "
-              "the host's memory, and updated there) or host:SHARE (those of a share of the units)",
+              "the host's memory, and updated there), disk (in a file in --offload-path, and "
+              "updated on the host), or host:SHARE or disk:SHARE (those of a share of the units)",
               {.check = check_offload}),
           bound<&O::offload_parameters>(
               "offload_parameters",
               "where the parameters are that layers do not read just now: none (on the device), "
-              "host (in the host's memory, with the optimizer state of their units) or host:SHARE",
+              "host (in the host's memory, with the optimizer state of their units), disk (in a "
+              "file "
+              "in --offload-path, with that state on the host at least), or host:SHARE or "
+              "disk:SHARE",
               {.check = check_offload}),
+          bound<&O::offload_gradients>(
+              "offload_gradients",
+              "where reduced gradients are between micro-steps and until the optimizer step: none "
+              "(on the device), host (in the host's memory) or host:SHARE",
+              {.check = check_offload_to_host}),
+          bound<&O::offload_activations>(
+              "offload_activations",
+              "where the inputs of recomputed layers wait for backward: none (on the device) or "
+              "host (in the host's memory, but for the last ones); needs --recompute full"),
+          path_row<&O::offload_path>(
+              "offload_path",
+              "a folder on the disk for what is offloaded to disk; each rank has a file there that "
+              "no listing shows and that goes with the process",
+              MustAgree::kNone),
           bound<&O::policy, &StepPolicy::prefetch_host>(
-              "prefetch_host", "shards copied from the host ahead of their all-gather",
+              "prefetch_host",
+              "shards copied from the host ahead of their all-gather, gradients ahead of what is "
+              "added to them, and layers' inputs ahead of their backward",
+              {.minimum = 0, .maximum = kMaxPrefetch}),
+          bound<&O::policy, &StepPolicy::prefetch_disk>(
+              "prefetch_disk",
+              "units read from disk ahead of the one that is copied to the device, or updated and "
+              "written back",
               {.minimum = 0, .maximum = kMaxPrefetch}),
           bound<&O::policy, &StepPolicy::prefetch_forward>("prefetch_forward",
                                                            "units gathered ahead of use in forward",
@@ -200,7 +238,7 @@ std::vector<Row> step_rows() {
               "(attention and GELU) or full"),
           bound<&O::precision>("precision", "dtype of parameters and activations"),
           bound<&O::reduce_dtype>(
-              "reduce_dtype", "dtype in which gradients are sent; bf16 needs bf16 parameters, too"),
+              "reduce_dtype", "dtype in which gradients are sent: fp32, or that of the parameters"),
           bound<&O::seed>("seed", "seed of initialisation, dropout and the order of data",
                           {.minimum = 0}),
       });
@@ -291,6 +329,15 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+std::vector<std::pair<std::string, std::string>> other_names_of_optimizers() {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const Optimizer& optimizer : optimizers()) {
+    for (const std::string_view name : optimizer.other_names)
+      all.emplace_back(name, optimizer.name);
+  }
+  return all;
+}
+
 std::string weight_decay_help() {
   std::string text = "weight decay of matrices [";
   for (const Optimizer& optimizer : optimizers()) {
@@ -302,8 +349,9 @@ std::string weight_decay_help() {
 
 std::vector<Row> optimizer_rows() {
   std::vector<Row> rows({
-      bound<&O::optimizer, &Opt::name>("optimizer", "the optimizer",
-                                       {.choices = optimizer_names()}),
+      bound<&O::optimizer, &Opt::name>(
+          "optimizer", "the optimizer; adamw8bit keeps its moments in 8 bits",
+          {.choices = optimizer_names(), .other_spellings = other_names_of_optimizers()}),
       bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
                                             {.minimum = 0, .check = check_fp32}),
       bound<&O::learning_rate, &Rate::minimum>("minimum_learning_rate",

@@ -6,6 +6,7 @@
 
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/offload_path.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
@@ -78,6 +79,11 @@ std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& call
 
 }  // namespace
 
+ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
+  return make_layout(model, options.wrap, options.ranks,
+                     flat_alignment(optimizer_tensors(options.optimizer)));
+}
+
 PlanOptions plan_options(const TrainerOptions& options) {
   return {.mesh = {.replicate = options.replicas, .shard = options.ranks / options.replicas},
           .placement = *options.placement,
@@ -91,7 +97,20 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .overlap_optimizer = options.overlap_steps.value_or(false),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
           .offload_optimizer = options.offload_optimizer.host,
-          .offload_parameters = options.offload_parameters.host};
+          .offload_parameters = options.offload_parameters.host,
+          .disk_optimizer = options.offload_optimizer.disk,
+          .disk_parameters = options.offload_parameters.disk,
+          .offload_gradients = options.offload_gradients.host};
+}
+
+PlanOptions plan_options(const TrainerOptions& options, const Model& model,
+                         const ModelLayout& layout, const BatchSource& source) {
+  PlanOptions result = plan_options(options);
+  if (options.offload_activations == ActivationOffload::kHost) {
+    result.offload_activations =
+        layer_input_numels(model, layout, source, options.micro_batch, options.precision);
+  }
+  return result;
 }
 
 ExecutorOptions executor_options(const TrainerOptions& options) {
@@ -109,6 +128,11 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.graph = why_no_graph(options).empty();
   result.steps_in_flight = options.overlap_steps.value_or(false) ? 2 : 1;
   return result;
+}
+
+DiskStoreOptions disk_options(const TrainerOptions& options) {
+  // Calls at once: a lane that reads, one that writes, and one that copies a snapshot.
+  return {.folder = options.offload_path, .callers = 3};
 }
 
 std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
@@ -139,8 +163,9 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
       !result.cuda_graph) {
     result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);
   }
-  result.layout = make_layout(model, result.options.wrap, result.options.ranks);
-  result.schedule = plan(result.layout, plan_options(result.options));
+  require(result.options.offload_gradients.disk == 0.0, ErrorCode::kConfig, kNoGradientsOnDisk);
+  result.layout = make_layout(model, result.options);
+  result.schedule = plan(result.layout, plan_options(result.options, model, result.layout, source));
   require_valid(result.schedule);
   const bool stochastic_rounding = result.options.optimizer.stochastic_rounding;
   result.snapshot = with_snapshot(result.schedule, stochastic_rounding);
@@ -166,6 +191,11 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
       simulate(programs, result.layout, model, plan_options(result.options).state(), executor);
   result.memory = simulation.memory;
   result.host_memory = simulation.host_memory;
+  result.disk_bytes = account_disk(result.schedule);
+  if (result.disk_bytes > 0 && !result.options.offload_path.empty()) {
+    check_offload_path(result.options.offload_path,
+                       result.disk_bytes * ranks_on_host(result.options));
+  }
   result.pool_bytes = simulation.reserved_bytes;
   for (std::string& note : attention_notes(simulation.attention_calls, executor.cuda_kernels)) {
     result.notes.push_back(std::move(note));

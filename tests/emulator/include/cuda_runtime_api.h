@@ -149,6 +149,9 @@ cudaError_t cudaMalloc(void** address, std::size_t bytes);
 cudaError_t cudaFree(void* address);
 cudaError_t cudaMallocHost(void** address, std::size_t bytes);
 cudaError_t cudaFreeHost(void* address);
+inline constexpr unsigned cudaHostRegisterPortable = 1;
+cudaError_t cudaHostRegister(void* address, std::size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* address);
 cudaError_t cudaMallocManaged(void** address, std::size_t bytes,
                               unsigned flags = cudaMemAttachGlobal);
 cudaError_t cudaMemGetInfo(std::size_t* left, std::size_t* total);

@@ -38,6 +38,7 @@ struct Counters {
   std::int64_t allocations = 0;       ///< of device and managed memory
   std::int64_t live_allocations = 0;  ///< those not freed yet, and pinned memory
   std::int64_t live_bytes = 0;        ///< of device and managed memory
+  std::int64_t registrations = 0;     ///< of host memory, by cudaHostRegister
   std::int64_t launches = 0;          ///< of kernels, those of graphs included
   std::int64_t captures = 0;          ///< begun
   std::int64_t graph_launches = 0;

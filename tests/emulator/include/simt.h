@@ -18,6 +18,7 @@
 #include "emulator/hooks.h"
 #include "emulator/keywords.h"
 #include "emulator/warp_functions.h"
+#include "tessera/core/dtype.h"
 #include "tessera/core/error.h"
 
 namespace tessera::simt {
@@ -28,12 +29,22 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2 && std::is_trivial_v<bf16>);
 
+/// And of tessera::float16.
+struct fp16 {
+  std::uint16_t bits;
+};
+static_assert(sizeof(fp16) == 2 && std::is_trivial_v<fp16>);
+
 inline float to_float(float value) { return value; }
 inline float to_float(bf16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
+inline float to_float(fp16 value) {
+  if ((value.bits & 0x7fffU) > 0x7c00U) return std::bit_cast<float>(0x7fffffffU);
+  return static_cast<float>(std::bit_cast<float16>(value));
+}
 
-/// Rounds to nearest, ties to even; NaN becomes the NaN that a GPU makes.
+/// Rounds to nearest, ties to even; NaN becomes the NaN that a GPU makes, as it does above.
 template <typename T>
 T from_float(float value);
 template <>
@@ -47,8 +58,15 @@ inline bf16 from_float<bf16>(float value) {
   return {static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16)};
 }
 
-inline std::uint32_t pack_bf16(float low, float high) {
-  return from_float<bf16>(low).bits | static_cast<std::uint32_t>(from_float<bf16>(high).bits) << 16;
+template <>
+inline fp16 from_float<fp16>(float value) {
+  if (value != value) return {0x7fff};
+  return std::bit_cast<fp16>(float16(value));
+}
+
+template <typename T>
+std::uint32_t pack_pair(float low, float high) {
+  return from_float<T>(low).bits | static_cast<std::uint32_t>(from_float<T>(high).bits) << 16;
 }
 
 inline float exp2_approx(float x) {
@@ -139,9 +157,11 @@ inline void ldmatrix_x4_trans(std::uint32_t (&words)[4], const void* row,
                               std::source_location where = std::source_location::current()) {
   emulator::load_matrices(words, row, true, where);
 }
-inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                         std::source_location where = std::source_location::current()) {
-  emulator::multiply_matrices(d, a, b, where);
+template <typename T>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                  std::source_location where = std::source_location::current()) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, fp16>);
+  emulator::multiply_matrices(d, a, b, std::is_same_v<T, fp16>, where);
 }
 
 /// Throws Error{kInternal} that names `call` and the CUDA error, if there is one.

@@ -79,6 +79,7 @@ Place place_of(const void* memory, std::size_t bytes) {
     case MemoryKind::kVirtual:
       return Place::kDevice;
     case MemoryKind::kPinned:
+    case MemoryKind::kRegistered:
       return Place::kPinned;
     case MemoryKind::kManaged:
       return Place::kManaged;
@@ -168,6 +169,32 @@ cudaError_t cudaMalloc(void** address, std::size_t bytes) {
 cudaError_t cudaMallocHost(void** address, std::size_t bytes) {
   const std::lock_guard lock(runtime().mutex);
   return report(allocate("cudaMallocHost", address, bytes, MemoryKind::kPinned));
+}
+cudaError_t cudaHostRegister(void* address, std::size_t bytes, unsigned flags) {
+  Runtime& state = runtime();
+  const std::lock_guard lock(state.mutex);
+  if (const cudaError_t error = begin_call("cudaHostRegister")) return report(error);
+  if (const cudaError_t error = forbid_while_capturing()) return report(error);
+  if (address == nullptr || bytes == 0 || flags > cudaHostRegisterPortable) {
+    return report(cudaErrorInvalidValue);
+  }
+  state.allocations[reinterpret_cast<std::uintptr_t>(address)] = {
+      .bytes = bytes, .kind = MemoryKind::kRegistered, .device = current_device()};
+  ++state.counters.live_allocations;
+  ++state.counters.registrations;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* address) {
+  Runtime& state = runtime();
+  const std::lock_guard lock(state.mutex);
+  if (const cudaError_t error = begin_call("cudaHostUnregister")) return report(error);
+  const auto found = state.allocations.find(reinterpret_cast<std::uintptr_t>(address));
+  if (found == state.allocations.end() || found->second.kind != MemoryKind::kRegistered) {
+    return report(cudaErrorInvalidValue);
+  }
+  state.allocations.erase(found);
+  --state.counters.live_allocations;
+  return cudaSuccess;
 }
 cudaError_t cudaMallocManaged(void** address, std::size_t bytes, unsigned flags) {
   const std::lock_guard lock(runtime().mutex);

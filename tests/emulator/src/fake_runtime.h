@@ -31,7 +31,7 @@ struct CUevent_st {
 
 namespace tessera::emulator {
 
-enum class MemoryKind { kDevice, kPinned, kManaged, kVirtual };
+enum class MemoryKind { kDevice, kPinned, kRegistered, kManaged, kVirtual };
 
 struct Allocation {
   // Of memory that the runtime gave out.

@@ -1,6 +1,7 @@
 #include <bit>
 
 #include "block.h"
+#include "tessera/core/dtype.h"
 
 namespace tessera::emulator {
 namespace {
@@ -16,11 +17,15 @@ struct MatrixLane {
   const unsigned char* row;
 };
 
-float bf16_at(const std::uint32_t* words, int i) {
+/// Element i of words that have two each. T: bfloat16 or float16.
+template <typename T>
+float element_of(const std::uint32_t* words, int i) {
   const std::uint32_t word = words[i / 2];
-  return std::bit_cast<float>(i % 2 == 1 ? word & 0xffff0000U : word << 16);
+  return static_cast<float>(
+      std::bit_cast<T>(static_cast<std::uint16_t>(i % 2 == 1 ? word >> 16 : word)));
 }
 
+template <typename T>
 void multiply(const std::array<void*, 32>& payload, std::uint32_t lanes) {
   if (lanes != kWarp) return;  // a warp that is not whole: the results stay as they are
   float a[16][16], b[16][8];
@@ -29,9 +34,9 @@ void multiply(const std::array<void*, 32>& payload, std::uint32_t lanes) {
     const int g = lane / 4;
     const int t = lane % 4;
     for (int i = 0; i < 8; ++i) {
-      a[g + i / 2 % 2 * 8][t * 2 + i % 2 + i / 4 * 8] = bf16_at(of->a, i);
+      a[g + i / 2 % 2 * 8][t * 2 + i % 2 + i / 4 * 8] = element_of<T>(of->a, i);
     }
-    for (int i = 0; i < 4; ++i) b[t * 2 + i % 2 + i / 2 * 8][g] = bf16_at(of->b, i);
+    for (int i = 0; i < 4; ++i) b[t * 2 + i % 2 + i / 2 * 8][g] = element_of<T>(of->b, i);
   }
   for (int row = 0; row < 16; ++row) {
     float sums[8] = {};
@@ -77,9 +82,10 @@ void load(const std::array<void*, 32>& payload, std::uint32_t lanes) {
 }  // namespace
 
 void multiply_matrices(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                       const Location& where) {
+                       bool fp16, const Location& where) {
   MmaLane self{.d = d, .a = a, .b = b};
-  Block::running().meet(kWarp, Collective::kMma, &self, &multiply, where);
+  Block::running().meet(kWarp, Collective::kMma, &self,
+                        fp16 ? &multiply<float16> : &multiply<bfloat16>, where);
 }
 
 void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed,

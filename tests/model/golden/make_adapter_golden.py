@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes adapters/<name>/, LoRA adapters of small random models as PEFT writes them, and beside each <name>.json and
-<name>.bin: what PEFT computes with it. Their base models are families/<base> (make_family_golden.py) and, of GPT-2,
-adapters/gpt2_base.
+"""Writes adapters/<name>/, LoRA and IA3 adapters of small random models as PEFT writes them, and beside each
+<name>.json and <name>.bin: what PEFT computes with it. Their base models are families/<base> (make_family_golden.py)
+and, of GPT-2, adapters/gpt2_base.
 
-Run by hand, with transformers 5 and peft: python3 make_adapter_golden.py
+Run by hand, with transformers 5 and peft: python3 make_adapter_golden.py [NAME...]; without names all anew.
 The format is that of families/<name>.json, with one more tensor: base_logits, of the model without adapters. Gradients
 are those of the tensors of adapter_model.safetensors, by their names there. The folders <name>_new are the same
 adapters as PEFT begins with them.
@@ -12,6 +12,7 @@ adapters as PEFT begins with them.
 import json
 import pathlib
 import shutil
+import sys
 
 import peft
 import torch
@@ -19,16 +20,25 @@ import transformers
 
 from make_family_golden import BATCH, HERE as FAMILIES, LENGTH, OPTIMIZER, SIZES, STEPS, loss_of, relative_error
 
+LORA, IA3 = peft.LoraConfig, peft.IA3Config
 HERE = pathlib.Path(__file__).parent / "adapters"
 CASES = {
-    "llama": ("llama", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
-    "qwen2": ("qwen2", dict(r=3, lora_alpha=6, use_rslora=True, target_modules="all-linear",
-                            rank_pattern={r"layers\.1\.mlp\.up_proj": 5}, alpha_pattern={"o_proj": 2.5},
-                            exclude_modules=["k_proj"])),
-    "mistral": ("mistral", dict(r=2, lora_alpha=3, target_modules=r".*\.1\.(self_attn|mlp)\.(o|gate)_proj",
-                                modules_to_save=["lm_head", "input_layernorm"])),
-    "phi3": ("phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "down_proj"], layers_to_transform=[1])),
-    "gpt2": ("gpt2", dict(r=4, lora_alpha=16, target_modules=["c_attn", "mlp.c_proj"], modules_to_save=["ln_f"])),
+    "llama": ("llama", LORA, dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
+    "qwen2": ("qwen2", LORA, dict(r=3, lora_alpha=6, use_rslora=True, target_modules="all-linear",
+                                  rank_pattern={r"layers\.1\.mlp\.up_proj": 5}, alpha_pattern={"o_proj": 2.5},
+                                  exclude_modules=["k_proj"])),
+    "mistral": ("mistral", LORA, dict(r=2, lora_alpha=3, target_modules=r".*\.1\.(self_attn|mlp)\.(o|gate)_proj",
+                                      modules_to_save=["lm_head", "input_layernorm"])),
+    "phi3": ("phi3", LORA, dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "down_proj"],
+                                layers_to_transform=[1])),
+    "gpt2": ("gpt2", LORA, dict(r=4, lora_alpha=16, target_modules=["c_attn", "mlp.c_proj"],
+                                modules_to_save=["ln_f"])),
+    "llama_ia3": ("llama", IA3, dict()),
+    "gpt2_ia3": ("gpt2", IA3, dict(modules_to_save=["ln_f"])),
+    "qwen2_ia3": ("qwen2", IA3, dict(target_modules="all-linear", feedforward_modules=r".*\.(down|o)_proj",
+                                     exclude_modules=["k_proj"])),
+    "phi3_ia3": ("phi3", IA3, dict(target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+                                   feedforward_modules=["gate_up_proj"], modules_to_save=["lm_head"])),
 }
 
 
@@ -59,8 +69,9 @@ def run(base, adapter, tokens, targets, dtype):
     result = {"base_logits": base_model(base, dtype)(tokens[0]).logits.detach()}
     model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True).to(dtype).eval()
     named = {stored_name(name): w for name, w in model.named_parameters() if w.requires_grad}
-    groups = [dict(params=[w for w in named.values() if w.dim() >= 2], weight_decay=OPTIMIZER["weight_decay"]),
-              dict(params=[w for w in named.values() if w.dim() < 2], weight_decay=0.0)]
+    decayed = {name for name, w in named.items() if w.dim() >= 2 and not name.endswith(".ia3_l")}  # which begin as 1
+    groups = [dict(params=[w for name, w in named.items() if name in decayed], weight_decay=OPTIMIZER["weight_decay"]),
+              dict(params=[w for name, w in named.items() if name not in decayed], weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["learning_rate"], eps=OPTIMIZER["epsilon"],
                                   betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]))
     losses, norms = [], []
@@ -89,13 +100,17 @@ def save(model, folder):
 
 
 def main():
-    shutil.rmtree(HERE, ignore_errors=True)
-    HERE.mkdir()
-    make_gpt2(HERE / "gpt2_base")
-    for seed, (name, (base, more)) in enumerate(CASES.items()):
+    names = sys.argv[1:]
+    if not names:
+        shutil.rmtree(HERE, ignore_errors=True)
+        HERE.mkdir()
+        make_gpt2(HERE / "gpt2_base")
+    for seed, (name, (base, kind, more)) in enumerate(CASES.items()):
+        if names and name not in names:
+            continue
         base = HERE / "gpt2_base" if base == "gpt2" else FAMILIES / base
         torch.manual_seed(200 + seed)
-        config = peft.LoraConfig(task_type="CAUSAL_LM", **more)
+        config = kind(task_type="CAUSAL_LM", **more)
         save(peft.get_peft_model(base_model(base, torch.float32), config), HERE / (name + "_new"))
         model = peft.get_peft_model(base_model(base, torch.float32), config)
         with torch.no_grad():

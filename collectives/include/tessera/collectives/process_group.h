@@ -45,6 +45,9 @@ struct Traffic {
   /// Bytes of the schedule's copies between the device's memory and the host's; no group's.
   std::int64_t to_host_bytes = 0;
   std::int64_t to_device_bytes = 0;
+  /// Those between the disk and the host's memory.
+  std::int64_t to_disk_bytes = 0;
+  std::int64_t from_disk_bytes = 0;
 
   std::int64_t& calls_of(CollectiveKind k) { return calls[static_cast<std::size_t>(k)]; }
   std::int64_t calls_of(CollectiveKind k) const { return calls[static_cast<std::size_t>(k)]; }
@@ -56,6 +59,9 @@ struct Traffic {
 
 inline bool moves_between_tiers(const Traffic& traffic) {
   return traffic.to_host_bytes > 0 || traffic.to_device_bytes > 0;
+}
+inline bool moves_to_or_from_disk(const Traffic& traffic) {
+  return traffic.to_disk_bytes > 0 || traffic.from_disk_bytes > 0;
 }
 
 /// Ordered ranks that communicate. Every operation is asynchronous on the stream given last: it
@@ -75,12 +81,12 @@ class ProcessGroup {
   virtual void all_gather(TensorView input, TensorView output, Stream& stream) = 0;
 
   /// `output` (n) [+]= this rank's part of the sum over ranks of `input` (n * size). In place when
-  /// `output` is this rank's part of `input`. fp32 or bf16 each, accumulated in fp32 in the order
-  /// [output,] rank 0, 1, ..., rounded once. NCCL's order is its own.
+  /// `output` is this rank's part of `input`. fp32, bf16 or fp16 each, accumulated in fp32 in the
+  /// order [output,] rank 0, 1, ..., rounded once. NCCL's order is its own.
   virtual void reduce_scatter(TensorView input, TensorView output, bool accumulate,
                               Stream& stream) = 0;
 
-  /// `data` becomes the sum over ranks, in rank order. fp32, bf16, fp64, int64.
+  /// `data` becomes the sum over ranks, in rank order. fp32, bf16, fp16, fp64, int64.
   virtual void all_reduce(TensorView data, Stream& stream) = 0;
 
   /// `data` of rank `root` goes to every rank. Any dtype.

@@ -38,6 +38,7 @@ struct CudaAttentionCall {
   DType dtype = DType::kBFloat16;
   bool backward = false;
   std::int64_t window = 0;  ///< 0: none
+  bool documents = false;   ///< several in a sequence
 
   auto operator<=>(const CudaAttentionCall&) const = default;
 };

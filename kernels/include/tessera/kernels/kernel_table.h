@@ -7,14 +7,16 @@
 #include "tessera/core/device.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/loss_scaler.h"
+#include "tessera/kernels/weight_format.h"
 
 namespace tessera {
 
 // Every kernel is deterministic: the same inputs and thread count give the same bits. All take
 // their arguments in one struct and the stream last. On the CPU a kernel runs to its end on the
 // calling thread (with the threads of the stream it was submitted to); on CUDA it is launched into
-// the stream. Views are contiguous unless said otherwise. "T" below is the compute dtype, fp32 or
-// bf16; arithmetic is always fp32 or better. Empty tensors are legal everywhere.
+// the stream. Views are contiguous unless said otherwise. "T" below is the compute dtype: fp32,
+// bf16 or, on the CPU only, fp16; arithmetic is always fp32 or better. Empty tensors are legal
+// everywhere.
 
 /// C (M, N) = op(A) op(B) [+ bias] [+ C or residual].  op(A) is (M, K), op(B) is (K, N).
 ///
@@ -39,8 +41,9 @@ struct GemmArgs {
   /// (M, N); T; optional: C = (op(A) op(B)) * gelu'(gelu_backward_input); C contiguous, of T;
   /// without bias, accumulate and gelu.
   TensorView gelu_backward_input{};
-  /// (M); fp32 or bf16; optional, with transpose_a and contiguous A: receives the column sums of A
-  /// as stored, (K, M), which is the gradient of a bias when A is that of a linear layer's output.
+  /// (M); fp32, bf16 or fp16; optional, with transpose_a and contiguous A: receives the column sums
+  /// of A as stored, (K, M), which is the gradient of a bias when A is that of a linear layer's
+  /// output.
   TensorView bias_gradient{};
   bool accumulate_bias_gradient = false;  ///< add to bias_gradient instead of overwriting it
 };
@@ -48,7 +51,7 @@ struct GemmArgs {
 /// db (N) [+]= column sums of dy (M, N).
 struct BiasGradientArgs {
   TensorView dy{};  // (M, N); T
-  TensorView db{};  // (N); fp32 or bf16
+  TensorView db{};  // (N); fp32, bf16 or fp16
   bool accumulate = false;
 };
 
@@ -75,7 +78,7 @@ struct LayerNormBackwardArgs {
   TensorView gamma{};            // (C); T
   TensorView d_residual{};       // (rows, C); T; optional: added to dx; may alias dx
   TensorView dx{};               // (rows, C); T; may alias dy
-  TensorView dgamma{}, dbeta{};  // (C); fp32 or bf16; optional (with a mean both or none)
+  TensorView dgamma{}, dbeta{};  // (C); fp32, bf16 or fp16; optional (with a mean both or none)
   bool accumulate_parameters = false;  ///< add to dgamma and dbeta instead of overwriting
 };
 
@@ -131,6 +134,30 @@ struct SwigluBackwardArgs {
   TensorView dx{};  // (rows, 2 F); T; may alias x
 };
 
+/// y = x * scale, each column by its own number: (IA)^3 (Liu et al. 2022).
+struct ScaleColumnsForwardArgs {
+  TensorView x{};      // (rows, C); T; rows may be strided
+  TensorView scale{};  // C elements; T
+  TensorView y{};      // (rows, C); T; rows may be strided; may alias x
+  TensorView kept{};   // (rows, C); T; optional: receives x
+};
+
+/// dx = dy * scale, d_scale = column sums of dy * x, which are added in the same order on all
+/// devices: the same bits.
+struct ScaleColumnsBackwardArgs {
+  TensorView dy{};          // (rows, C); T; rows may be strided
+  TensorView x{};           // (rows, C); T; rows may be strided; read for d_scale
+  TensorView scale{};       // C elements; T
+  TensorView dx{};          // (rows, C); T; rows may be strided; may alias dy
+  TensorView d_scale{};     // C elements; fp32, bf16 or fp16; optional
+  bool accumulate = false;  ///< add to d_scale instead of overwriting it
+};
+
+// [Note: documents] A sequence may hold several documents, each with positions from 0 and attention
+// within itself. `starts` has for each place where in the sequence its document begins: there, or
+// where that of the place before does. Without it a sequence is one document. Kernels for the CPU
+// throw where it begins anywhere else; on CUDA attention makes the place's output NaN.
+
 /// What attention takes from what the projections of query, key and value give, in rows of
 /// `packed`: H heads of queries, K of keys, K of values, where K divides H. Queries and keys [are
 /// normalised, each head by itself, as by layer_norm without a mean, and] are turned: of a head's
@@ -146,6 +173,7 @@ struct HeadsForwardArgs {
   std::span<const float> frequencies{};  // R/2, in host memory, read before the call returns
   float amplitude = 1.0F;
   float epsilon = 1e-6F;  ///< of the norms
+  TensorView starts{};    // (B, L); int32; optional: see [Note: documents]
 };
 /// Gradients of heads that serve several queries are added in order of the queries. Those of gamma
 /// are summed over rows and heads.
@@ -154,11 +182,12 @@ struct HeadsBackwardArgs {
   TensorView packed{};                   // (B, L, H + 2 K, D); T; read if there are gammas
   TensorView d_packed{};                 // (B, L, H + 2 K, D); T; may alias packed
   TensorView q_gamma{}, k_gamma{};       // (D); T; optional (both or none)
-  TensorView dq_gamma{}, dk_gamma{};     // (D); fp32 or bf16; optional (both or none)
+  TensorView dq_gamma{}, dk_gamma{};     // (D); fp32, bf16 or fp16; optional (both or none)
   std::span<const float> frequencies{};  // as in forward
   float amplitude = 1.0F;
   float epsilon = 1e-6F;
   bool accumulate_parameters = false;  ///< add to dq_gamma and dk_gamma instead of overwriting
+  TensorView starts{};                 // as in forward
 };
 inline constexpr std::int64_t kMaxHeadWidth = 512;
 
@@ -170,6 +199,7 @@ struct AttentionForwardArgs {
   TensorView lse{};         // (B, H, L); fp32: log of the softmax denominator
   TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
+  TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
 };
 struct AttentionBackwardArgs {
   TensorView d_out{};       // (B, L, H, D); T
@@ -179,6 +209,7 @@ struct AttentionBackwardArgs {
   TensorView d_qkv{};       // (B, L, 3, H, D); T
   TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
+  TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
 };
 
 /// x (B, L, C) = wte[token] [+ wpe[position]].
@@ -187,15 +218,17 @@ struct EmbeddingForwardArgs {
   TensorView wte{};     // (V, C); T
   TensorView wpe{};     // (>= L, C); T; optional
   TensorView x{};       // (B, L, C); T
+  TensorView starts{};  // (B, L); int32; optional: see [Note: documents]
 };
 /// dwte[token] [+]= dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
 struct EmbeddingBackwardArgs {
   TensorView tokens{};          // (B, L); int32
   TensorView dx{};              // (B, L, C); T
-  TensorView dwte{};            // (V, C); fp32 or bf16; optional
-  TensorView dwpe{};            // (>= L, C); fp32 or bf16; optional
+  TensorView dwte{};            // (V, C); fp32, bf16 or fp16; optional
+  TensorView dwpe{};            // (>= L, C); fp32, bf16 or fp16; optional
   bool accumulate_wte = false;  ///< add to dwte; otherwise it is zeroed first
   bool accumulate_wpe = false;
+  TensorView starts{};  // as in forward
 };
 
 /// Identifies one stream of random numbers; see philox.h. Element i of a tensor always draws the
@@ -240,7 +273,7 @@ struct SquaredErrorArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard that shares a weight decay. The ranges of one call are disjoint.
+/// A range of a flat shard with one weight decay; disjoint ones. It begins with a block of states.
 struct OptimizerSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
   float weight_decay = 0.0F;
@@ -257,10 +290,10 @@ struct Optimizer;  // optimizer.h
 struct OptimizerStepArgs {
   const Optimizer* optimizer = nullptr;  ///< a row of optimizers()
   TensorView master{};                   // (n); fp32; updated
-  TensorView gradient{};                 // (n); fp32 or bf16
+  TensorView gradient{};                 // (n); fp32, bf16 or fp16
   std::span<const TensorView>
-      states{};            // each (n); fp32; updated: those that optimizer_states names
-  TensorView parameter{};  // (n); bf16; optional: receives the rounded master
+      states{};            // each (n / its block, rounded up); updated: those of optimizer_states
+  TensorView parameter{};  // (n); bf16 or fp16; optional: receives the rounded master
   std::span<const OptimizerSegment> segments{};
   TensorView scalars{};         // (kOptimizerScalars); fp32
   TensorView gradient_scale{};  // (1); fp32; the clip factor: multiplies the gradient
@@ -278,7 +311,7 @@ struct OptimizerStepArgs {
 /// elements are first added in fp64, in an order that depends on nothing else.
 inline constexpr std::int64_t kNormBlock = 64;
 struct ExactSquaresArgs {
-  TensorView x{};      // (n), n a multiple of kNormBlock; fp32 or bf16
+  TensorView x{};      // (n), n a multiple of kNormBlock; fp32, bf16 or fp16
   TensorView words{};  // (kExactSumWords); int64; updated
 };
 
@@ -311,7 +344,7 @@ struct StepResultsArgs {
 /// Lowers kFirstBadWord of a scaler to the place of the first element of x that is not finite:
 /// first_index + i. Reads x only if `squares` has seen such an element.
 struct FindNonFiniteArgs {
-  TensorView x{};                // (n); fp32 or bf16
+  TensorView x{};                // (n); fp32, bf16 or fp16
   TensorView squares{};          // (kExactSumWords); int64: what x was added to
   std::int64_t first_index = 0;  ///< global index of element 0
   TensorView scaler{};           // (kLossScalerWords); int64; updated
@@ -331,12 +364,12 @@ struct UpdateLossScalerArgs {
 
 /// dst = [dst +] src_0 + src_1 + ..., added in that order in fp32, rounded once to dst's dtype.
 struct OrderedSumArgs {
-  std::span<const TensorView> sources{};  // each (n); fp32 or bf16
-  TensorView dst{};                       // (n); fp32 or bf16
+  std::span<const TensorView> sources{};  // each (n); fp32, bf16 or fp16
+  TensorView dst{};                       // (n); fp32, bf16 or fp16
   bool accumulate = false;                ///< dst is the first summand
 };
 
-/// dst = src, converted; any pair of fp32 and bf16.
+/// dst = src, converted; any pair of fp32, bf16 and fp16.
 struct CastArgs {
   TensorView src{};
   TensorView dst{};  // may be src
@@ -345,13 +378,13 @@ struct CastArgs {
 
 /// dst += src, in fp32, rounded to dst's dtype.
 struct AddArgs {
-  TensorView src{};  // fp32 or bf16
-  TensorView dst{};  // fp32 or bf16
+  TensorView src{};  // fp32, bf16 or fp16
+  TensorView dst{};  // fp32, bf16 or fp16
 };
 
 /// dst = value * factor.
 struct FillArgs {
-  TensorView dst{};  // fp32, bf16
+  TensorView dst{};  // fp32, bf16 or fp16
   float value = 0.0F;
   TensorView factor{};  // (1); fp32; optional: 1
 };
@@ -379,6 +412,8 @@ struct KernelTable {
   void (*relu_backward)(const ReluBackwardArgs&, Stream&);
   void (*swiglu_forward)(const SwigluForwardArgs&, Stream&);
   void (*swiglu_backward)(const SwigluBackwardArgs&, Stream&);
+  void (*scale_columns_forward)(const ScaleColumnsForwardArgs&, Stream&);
+  void (*scale_columns_backward)(const ScaleColumnsBackwardArgs&, Stream&);
   void (*heads_forward)(const HeadsForwardArgs&, Stream&);
   void (*heads_backward)(const HeadsBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
@@ -399,6 +434,7 @@ struct KernelTable {
   void (*cast)(const CastArgs&, Stream&);
   void (*add)(const AddArgs&, Stream&);
   void (*fill)(const FillArgs&, Stream&);
+  void (*dequantize)(const DequantizeArgs&, Stream&);
   void (*fill_normal)(const FillNormalArgs&, Stream&);
 
   // Library work done once for a problem, so that no step has to: choose an algorithm, compile a

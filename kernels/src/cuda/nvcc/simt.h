@@ -6,24 +6,28 @@
 // no other inline assembly and no `__shared__` of their own.
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "tessera/core/error.h"
 
 namespace tessera::simt {
 
-/// Same bits as tessera::bfloat16.
+/// Same bits as tessera::bfloat16 and tessera::float16.
 using bf16 = __nv_bfloat16;
+using fp16 = __half;
 
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(bf16 value) { return __bfloat162float(value); }
+__device__ inline float to_float(fp16 value) { return __half2float(value); }
 
-/// Rounds to nearest, ties to even; NaN stays NaN.
+/// Rounds to nearest, ties to even; NaN stays NaN. What fp16 cannot hold becomes infinite.
 template <typename T>
 __device__ T from_float(float value);
 template <>
@@ -34,12 +38,22 @@ template <>
 __device__ inline bf16 from_float<bf16>(float value) {
   return __float2bfloat16_rn(value);
 }
+template <>
+__device__ inline fp16 from_float<fp16>(float value) {
+  return __float2half_rn(value);
+}
 
-/// Two bf16 in one word, `low` in the lower half: an operand of mma.
-__device__ inline std::uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+/// Two numbers of T, bf16 or fp16, in one word, `low` in the lower half: an operand of mma.
+template <typename T>
+__device__ std::uint32_t pack_pair(float low, float high) {
   std::uint32_t word;
-  memcpy(&word, &pair, sizeof word);
+  if constexpr (std::is_same_v<T, fp16>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&word, &pair, sizeof word);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&word, &pair, sizeof word);
+  }
   return word;
 }
 
@@ -115,7 +129,7 @@ __device__ inline void store16_streaming(T* to, const Vec16<T>& value) {
 }
 
 /// 16 bytes as memory has them, in four registers. The compiler takes a Vec16 apart where it is
-/// loaded, where it must wait for it, and into eight registers if the elements are bf16. This is
+/// loaded, where it must wait for it, and into eight registers if the elements are 16 bits. This is
 /// for what is to arrive later, or to be kept.
 template <typename T>
 struct Packed16 {
@@ -166,17 +180,26 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&words)[4], const void* 
                : "memory");
 }
 
-/// D += A B: A (16, 16) and B (16, 8) in bf16, D (16, 8) in fp32, spread over a warp. With
-/// g = lane / 4, t = lane % 4: d holds (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a the
-/// pairs at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b those down the column from
+/// D += A B: A (16, 16) and B (16, 8) in T, bf16 or fp16, D (16, 8) in fp32, spread over a warp.
+/// With g = lane / 4, t = lane % 4: d holds (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a
+/// the pairs at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b those down the column from
 /// (2t, g) and (2t + 8, g).
-__device__ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
-                                    const std::uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+template <typename T>
+__device__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
+                             const std::uint32_t (&b)[2]) {
+  if constexpr (std::is_same_v<T, fp16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
 }
 
 /// Throws Error{kInternal} that names `call` and the CUDA error, if there is one.

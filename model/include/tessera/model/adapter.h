@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// `base` with adapters that start as `lora` says. Throws Error{kConfig} if the base is a
+/// `base` with adapters that start as `adapter` says. Throws Error{kConfig} if the base is a
 /// checkpoint of ours, which is to be converted first, or has adapters already.
-PretrainedGpt with_adapter(const PretrainedGpt& base, const LoraConfig& lora);
+PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapter);
 
 /// `base` with the adapters of a folder as PEFT writes it: adapter_config.json, and
 /// adapter_model.safetensors with F32, F16 or BF16. Every tensor of it must belong to a module that
@@ -26,9 +26,10 @@ bool has_adapter_weights(const std::string& path);
 PretrainedWriter write_adapter(const std::string& folder, const GptConfig& config,
                                const std::string& base, Storage& storage = disk());
 
-/// Writes W + scale * B A of each adapted module, and all else as it is, one parameter after the
-/// other: the same function without adapters. `target` is for the model's configuration without
-/// `lora`. Throws Error{kConfig} that names a parameter with a sum that is not finite.
+/// Writes W + scale * B A of each module with LoRA adapters, W and bias times the vectors of IA3,
+/// and all else as it is, one parameter after the other: the same function without adapters.
+/// `target` is for the model's configuration without them. Throws Error{kConfig} that names a
+/// parameter that is not finite then, and on a tuned prompt.
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target);
 
 }  // namespace tessera

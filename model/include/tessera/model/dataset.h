@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/model/chat_template.h"
 #include "tessera/model/sample_order.h"
 #include "tessera/model/tokenizer.h"
 
@@ -38,10 +39,12 @@ struct DatasetOptions {
   /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
   /// uint32); a recognisable file of another program is refused. In a folder, its .bin
   /// files in bytewise order; nothing is put between them.
-  /// Examples: one file with a JSON object in each line, {"prompt": "...", "completion": "..."} or
-  /// {"text": "..."}. A sample is one example, with what the tokenizer puts in front of a text and
-  /// `end_token` behind it; longer ones are cut off at the end. Targets are the completion's
-  /// tokens, or all of a text. At most 1 GiB, held in memory.
+  /// Examples: one file with a JSON object in each line, {"prompt": "...", "completion": "..."},
+  /// {"text": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}. A sample is one
+  /// example, with what the tokenizer puts in front of a text and `end_token` behind it, or as
+  /// `chat_template` renders messages; longer ones are cut off at the end. Targets are the
+  /// completion's tokens, all of a text, or what assistants have written (ChatTemplate::chat).
+  /// Prompts and completions may be messages, too. At most 1 GiB, held in memory.
   std::string path;
   DataKind kind = DataKind::kAuto;
   std::int64_t sequence_length = 256;
@@ -57,6 +60,12 @@ struct DatasetOptions {
   std::optional<Tokenizer> tokenizer{};
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
+  /// Of examples that are messages; opened where there are some.
+  std::optional<ChatTemplateOptions> chat_template{};
+  /// Of examples: a sample holds as many as fit, one behind the other, each a document of its own
+  /// (see `make_gpt`). Which go together is decided once, by best fit: from the longest example to
+  /// the shortest, each goes where it leaves the least room.
+  bool packing = false;
 };
 
 /// Language modelling on a stream of tokens, or on examples of their own.
@@ -76,7 +85,7 @@ class TokenDataset : public BatchSource {
   /// Throws Error{kConfig} if validation_fraction is 0 or leaves less than one sample.
   TokenDataset validation() const;
 
-  Shape input_shape(std::int64_t micro_batch) const override;  // (B, L)
+  Shape input_shape(std::int64_t micro_batch) const override;  // (B, L); packed (2, B, L)
   DType input_dtype() const override { return DType::kInt32; }
   Shape target_shape(std::int64_t micro_batch) const override;  // (B, L)
   DType target_dtype() const override { return DType::kInt32; }
@@ -111,15 +120,16 @@ class TokenDataset : public BatchSource {
   struct Source {
     std::shared_ptr<const data::TokenStream> stream{};
     std::shared_ptr<const data::ExampleStore> examples{};
-    std::int64_t size() const;  ///< in tokens, or examples
+    std::int64_t size() const;  ///< in tokens, or samples of examples
   };
   static Source open(const DatasetOptions& options);
   TokenDataset(DatasetOptions options, Source source, std::int64_t begin, std::int64_t end);
-  std::int64_t fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets) const;
+  std::int64_t fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets,
+                        std::int32_t* starts) const;
 
   DatasetOptions options_;
   Source source_;
-  std::int64_t begin_;  ///< this part's tokens in the stream, or examples
+  std::int64_t begin_;  ///< this part's tokens in the stream, or samples of examples
   std::int64_t end_;
   SampleOrder order_;
 };

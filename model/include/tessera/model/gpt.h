@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/autograd/layer.h"
-#include "tessera/model/lora.h"
+#include "tessera/model/adapter_config.h"
 
 namespace tessera {
 
@@ -50,7 +50,12 @@ struct GptConfig {
   float norm_epsilon = 1e-5F;
   RotaryConfig rotary{};
   /// Trained instead of the model's own parameters, in any family.
-  LoraConfig lora{};
+  AdapterConfig adapter{};
+  /// How the matrices of the blocks that adapters leave frozen are stored: those that transformers
+  /// hands to bitsandbytes.
+  WeightFormat base_format = WeightFormat::kNone;
+  /// Those of them that are not, as where a published base has them so: our names.
+  std::vector<std::string> unquantized{};
 
   std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
   std::int64_t head_width_used() const { return head_width == 0 ? width / heads : head_width; }
@@ -84,8 +89,10 @@ std::vector<std::string> gpt_preset_names();
 /// behind its own parameters, which are frozen then.
 /// Throws Error{kConfig} if the sizes do not fit together.
 ///
-/// Inputs and targets are (B, L) int32, L <= context_length; a target of -1 does not count, nor one
-/// of -100 in what a BatchSource fills. Where nothing is recorded and the batch has no targets, the
+/// Inputs and targets are (B, L) int32, L <= context_length; inputs may be (2, B, L) instead,
+/// tokens and for each of them where in its sequence its document begins: then positions begin anew
+/// with each document, and attention stays within it. A target of -1 does not count, nor one of
+/// -100 in what a BatchSource fills. Where nothing is recorded and the batch has no targets, the
 /// head gives logits (B, L, vocab_size) fp32 instead of losses.
 Model make_gpt(const GptConfig& config);
 
@@ -105,7 +112,8 @@ double gpt_flops_per_token(const GptConfig& config);
 /// Which positions gpt_logits is wanted for.
 enum class LogitPositions { kLast, kAll };
 
-/// Runs the model forward on tokens (B, L) int32 without recording; returns logits (B, L, vocab
+/// Runs the model forward on tokens (B, L) int32, or for all positions the (2, B, L) of packed
+/// samples, without recording; returns logits (B, L, vocab
 /// size) fp32, or for the last position only (1, 1, vocab size), where B must be 1.
 /// `parameters`: for each layer what its forward takes. `memory` and `stream` are of one device;
 /// the kernels run as kernels do there: on the CPU, to their end on the calling thread, which

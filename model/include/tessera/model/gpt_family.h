@@ -21,6 +21,8 @@ struct FamilyRow {
   bool fused_files = false;       ///< files have qkv_proj and gate_up_proj as we do
   /// The modules that PEFT adapts unless told; empty: it must be told.
   std::array<std::string_view, 2> lora_targets{};
+  std::array<std::string_view, 3> ia3_targets{};
+  std::string_view ia3_feedforward{};  ///< of these, the one whose input is scaled
 };
 
 /// All families, in the order of GptFamily.

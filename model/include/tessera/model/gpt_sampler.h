@@ -19,7 +19,7 @@ namespace tessera {
 ReadParameter read_from(const std::map<std::string, std::vector<float>>& values);
 
 struct GptSamplerOptions {
-  DType dtype = DType::kFloat32;  ///< compute precision, fp32 or bf16
+  DType dtype = DType::kFloat32;  ///< compute precision, fp32, bf16 or fp16
   int threads = 1;
 };
 

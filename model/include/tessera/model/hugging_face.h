@@ -18,6 +18,12 @@ namespace tessera {
 /// taken for them. Throws Error{kNotFound, kIo, kConfig}: another architecture, a key of
 /// config.json that changes what is computed, a tensor that is missing, unknown or of another shape
 /// or dtype.
+///
+/// Matrices may be quantised by bitsandbytes (`quantization_config`: nf4 and fp4, with coded scales
+/// or without, and int8; which single modules are left out is seen by their tensors). Beside
+/// adapters those of the blocks keep their codes and scales; all else reads what they stand for.
+/// Another method, a tensor of a quantised matrix that is missing or of another shape, blocks of
+/// another size and other tables are refused by name.
 PretrainedGpt open_hugging_face(const std::string& folder);
 
 /// The configuration of such a folder; its weights need not be there. Throws as open_hugging_face.
@@ -28,9 +34,12 @@ GptConfig hugging_face_config_of(const std::string& folder);
 /// if they are no ids.
 std::vector<std::int32_t> end_tokens_of(const std::string& folder);
 
-/// Writes such a folder: config.json and model.safetensors in F32. `folder` must not exist.
-/// Throws Error{kConfig} if it does, and Error{kIo}.
+/// Writes such a folder: config.json and model.safetensors in F32, but for the matrices of blocks
+/// if `format` is another than kNone: those are quantised as bitsandbytes does it, one at a time,
+/// unless config.unquantized names them.
+/// `folder` must not exist. Throws Error{kConfig} if it does, and Error{kIo}.
 PretrainedWriter write_hugging_face(const std::string& folder, const GptConfig& config,
-                                    Storage& storage = disk());
+                                    Storage& storage = disk(),
+                                    WeightFormat format = WeightFormat::kNone);
 
 }  // namespace tessera

@@ -29,6 +29,12 @@ class PretrainedGpt {
   const GptConfig& config() const;
   /// In a sentence's end: "a Hugging Face folder: 28 tensors, F32".
   const std::string& format() const;
+  /// How bitsandbytes has quantised the matrices of its blocks; kNone: it has not. config() has no
+  /// base_format then: adapters that are added give it one. Everything but load() into a state of
+  /// that base_format reads the weights that codes and scales stand for.
+  WeightFormat stored_format() const;
+  /// Of those matrices, the ones that are not quantised.
+  std::vector<std::string> unquantized() const;
   /// Whether it is a checkpoint of ours.
   bool is_checkpoint() const;
   /// Sizes and a hash of the files' content, for processes that must all start from the same; see
@@ -84,6 +90,9 @@ class PretrainedWriter {
   /// another name, Error{kInvalidArgument} on a wrong number of values or a second time, and
   /// Error{kIo}.
   void write(std::string_view name, std::span<const float> values);
+  /// Instead: codes and scales of a parameter that `from` has as the target is to have them. False
+  /// if it has not, and then nothing is done.
+  bool copy(std::string_view name, const PretrainedGpt& from);
   /// Throws Error{kInvalidArgument} naming a parameter that was not written, and Error{kIo}.
   void finish();
 

@@ -29,6 +29,15 @@ class Tokenizer {
   /// UTF-8.
   std::vector<std::int32_t> encode(std::string_view text, bool special_tokens = false) const;
 
+  /// What `encode` gives without special tokens, and where in the text each token's part ends, in
+  /// bytes: those of white space that an added token takes are the token's. Of text that
+  /// normalisation changes, the ends are those in the normal form, at most the text's end.
+  struct Placed {
+    std::vector<std::int32_t> tokens{};
+    std::vector<std::size_t> ends{};
+  };
+  Placed encode_with_ends(std::string_view text) const;
+
   /// The text of tokens, always UTF-8: bytes that make up no character become U+FFFD.
   /// `special_tokens`: false leaves out those that the file marks as special. Ids outside of the
   /// vocabulary, which a model with a padded embedding may draw, have no text.
@@ -71,6 +80,7 @@ class TokenEncoder {
   std::size_t last_cut(std::string_view text) const;
 
  private:
+  friend class Tokenizer;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -13,11 +13,11 @@ namespace {
 /// Bytes of no element that a check expects.
 constexpr int kWrongByte = 0xEE;
 
-/// A whole number as an element; bf16 and fp32 round it as the library rounds an exact sum.
+/// A whole number as an element; fp32, bf16 and fp16 round it as the library rounds an exact sum.
 template <typename T>
 T as_element(double value) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    return bfloat16(static_cast<float>(value));
+  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
+    return T(static_cast<float>(value));
   } else {
     return static_cast<T>(value);
   }
@@ -31,6 +31,8 @@ auto with_type(DType dtype, const Body& body) {
       return body(float());
     case DType::kBFloat16:
       return body(bfloat16());
+    case DType::kFloat16:
+      return body(float16());
     case DType::kFloat64:
       return body(double());
     case DType::kInt32:

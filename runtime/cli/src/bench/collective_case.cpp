@@ -148,7 +148,7 @@ const CollectiveCase& find_collective(std::string_view name) {
 }
 
 bool takes(const CollectiveCase& collective, DType dtype) {
-  if (!collective.sums || dtype == DType::kFloat32 || dtype == DType::kBFloat16) return true;
+  if (!collective.sums || is_compute_dtype(dtype)) return true;
   return collective.name == "all_reduce" && (dtype == DType::kFloat64 || dtype == DType::kInt64);
 }
 

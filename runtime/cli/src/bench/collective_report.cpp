@@ -15,7 +15,8 @@ namespace {
 constexpr double kMicro = 1e6;
 constexpr double kGiga = 1e-9;
 
-constexpr std::array<std::pair<const char*, DType>, 6> kTypes{{{"float", DType::kFloat32},
+constexpr std::array<std::pair<const char*, DType>, 7> kTypes{{{"float", DType::kFloat32},
+                                                               {"half", DType::kFloat16},
                                                                {"bfloat16", DType::kBFloat16},
                                                                {"double", DType::kFloat64},
                                                                {"int32", DType::kInt32},
@@ -204,7 +205,7 @@ DType parse_nccl_type(const std::string& name) {
     if (name == known || name == to_string(dtype)) return dtype;
   }
   fail(ErrorCode::kConfig, "there is no type '", name,
-       "'; there are: float, bfloat16, double, int32, int64, uint8");
+       "'; there are: float, half, bfloat16, double, int32, int64, uint8");
 }
 
 }  // namespace tessera::bench

@@ -271,7 +271,8 @@ void add_repetitions(CLI::App& command, CollectivesRequest& r) {
          "elements by which buffers begin behind an aligned address; counts are ragged then");
   number("-r,--root", o.root, 0, "root of broadcast");
   command.add_option("-o,--op", r.op, "sum")->type_name("OP");
-  command.add_option("-d,--datatype", r.type, "float, bfloat16, double, int32, int64 or uint8")
+  command
+      .add_option("-d,--datatype", r.type, "float, half, bfloat16, double, int32, int64 or uint8")
       ->type_name("TYPE");
   command.add_flag("-I,--statistics", r.statistics,
                    "also min, p50, p99 and cv of calls that start together, and the fraction of "

@@ -108,6 +108,24 @@ Prepare swiglu(DType t, bool backward) {
   };
 }
 
+/// Of the input of an MLP's projection.
+Prepare scale_columns(DType t, bool backward) {
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Tensor x = lab.random({kTokens, 4 * kChannels}, t), y = lab.random(x.shape(), t);
+    const Tensor scale = lab.random({4 * kChannels}, t), dx = lab.empty(x.shape(), t);
+    const Tensor d_scale = lab.empty({4 * kChannels}, kFloat);
+    const auto forward = [=, &lab](Stream& stream) {
+      lab.kernels().scale_columns_forward({.x = x, .scale = scale, .y = y}, stream);
+    };
+    if (!backward) return {forward, bytes_of({x, scale, y})};
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().scale_columns_backward(
+          {.dy = y, .x = x, .scale = scale, .dx = dx, .d_scale = d_scale}, stream);
+    };
+    return {call, bytes_of({y, x, scale, dx, d_scale})};
+  };
+}
+
 /// Three queries to a key, with norms or without.
 Prepare heads(DType t, bool norms, bool backward) {
   return [=](KernelLab& lab) -> PreparedKernel {
@@ -205,6 +223,20 @@ Prepare embedding_backward(DType t) {
   };
 }
 
+Prepare dequantize(WeightFormat format, DType t) {
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Shape shape{8192, 4096};  // larger than caches: weights are read once per step
+    const std::int64_t bytes = quantized_sizes(format, shape).bytes;
+    const Tensor codes = lab.integers((bytes + 7) / 8, 0x3c3c3c3c3c3c3c3c);  // scales of 0.0115
+    const Tensor dst = lab.empty(shape, t);
+    const auto call = [=, &lab](Stream& stream) {
+      const TensorView src(codes.view().data, DType::kUInt8, Shape{bytes});
+      lab.kernels().dequantize({.format = format, .src = src, .dst = dst}, stream);
+    };
+    return {call, bytes_of({dst}) + static_cast<double>(bytes)};
+  };
+}
+
 Prepare bias_gradient(DType t) {
   return [t](KernelLab& lab) -> PreparedKernel {
     const Tensor dy = lab.random({kTokens, 4 * kChannels}, t);
@@ -261,10 +293,12 @@ struct OptimizerOperands {
         gradient(lab.random({kShard}, kFloat, 1e-3F)),
         scale(lab.constant({1}, kFloat, 1.0F)),
         scalars(lab.constant({kOptimizerScalars}, kFloat, 1e-6F)) {
-    if (parameter_dtype == DType::kBFloat16) parameter = lab.empty({kShard}, parameter_dtype);
+    if (parameter_dtype != kFloat) parameter = lab.empty({kShard}, parameter_dtype);
     const auto values = hyperparameter_values(optimizer);
-    for (std::size_t i = 0; i < optimizer_states(optimizer, values).size(); ++i) {
-      states.push_back(lab.constant({kShard}, kFloat, 1e-6F));
+    for (const OptimizerState& state : optimizer_states(optimizer, values)) {
+      const Shape shape{kShard / state.block};
+      states.push_back(state.dtype == kFloat ? lab.constant(shape, kFloat, 1e-6F)
+                                             : lab.empty(shape, state.dtype));
       views.push_back(states.back());
     }
   }
@@ -443,7 +477,9 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
                 {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
                 {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)},
                 {"swiglu_forward" + type, swiglu(t, false)},
-                {"swiglu_backward" + type, swiglu(t, true)}});
+                {"swiglu_backward" + type, swiglu(t, true)},
+                {"scale_columns_forward" + type, scale_columns(t, false)},
+                {"scale_columns_backward" + type, scale_columns(t, true)}});
   for (const bool norms : {false, true}) {
     const std::string with = norms ? "/norms" : "";
     cases.push_back({"heads_forward" + type + with, heads(t, norms, false)});
@@ -454,11 +490,15 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
     cases.push_back({"attention_forward" + size, attention(t, length, false)});
     cases.push_back({"attention_backward" + size, attention(t, length, true)});
   }
-  cases.insert(cases.end(), {{"embedding_forward" + type, embedding_forward(t)},
-                             {"embedding_backward" + type, embedding_backward(t)},
-                             {"dropout" + type, dropout(t)},
-                             {"cross_entropy" + type, cross_entropy(t)},
-                             {"squared_error" + type, squared_error(t)}});
+  cases.insert(cases.end(),
+               {{"embedding_forward" + type, embedding_forward(t)},
+                {"embedding_backward" + type, embedding_backward(t)},
+                {"dropout" + type, dropout(t)},
+                {"cross_entropy" + type, cross_entropy(t)},
+                {"squared_error" + type, squared_error(t)},
+                {"dequantize/nf4" + type, dequantize(WeightFormat::kNf4, t)},
+                {"dequantize/nf4-double" + type, dequantize(WeightFormat::kNf4Double, t)},
+                {"dequantize/int8" + type, dequantize(WeightFormat::kInt8, t)}});
 }
 
 /// Kernels of the training state, on flat shards.
@@ -480,13 +520,15 @@ void add_state(std::vector<KernelCase>& cases, DType t) {
 
 std::vector<KernelCase> kernel_cases() {
   std::vector<KernelCase> cases;
-  for (const DType t : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType t : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (KernelCase& gemm : gemm_cases(kTokens, t)) cases.push_back(std::move(gemm));
     add_layers(cases, t);
   }
-  for (const DType t : {DType::kFloat32, DType::kBFloat16}) add_state(cases, t);
+  for (const DType t : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) add_state(cases, t);
   cases.insert(cases.end(), {{"cast/fp32->bf16", cast(kFloat, DType::kBFloat16)},
                              {"cast/bf16->fp32", cast(DType::kBFloat16, kFloat)},
+                             {"cast/fp32->fp16", cast(kFloat, DType::kFloat16)},
+                             {"cast/fp16->fp32", cast(DType::kFloat16, kFloat)},
                              {"exact_sum/fp32", exact_sum()},
                              {"loss_scale/fp32", loss_scale()},
                              {"step_results/fp64", step_results()},

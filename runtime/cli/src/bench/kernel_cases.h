@@ -23,8 +23,8 @@ struct KernelCase {
   std::function<PreparedKernel(KernelLab&)> prepare;
 };
 
-/// Every kernel of the table, forward and backward, in fp32 and bf16, at the sizes of GPT-2 124M
-/// with 1024 tokens; GEMMs are those of a step of one block and the head.
+/// Every kernel of the table, forward and backward, in fp32, bf16 and fp16, at the sizes of GPT-2
+/// 124M with 1024 tokens; GEMMs are those of a step of one block and the head.
 std::vector<KernelCase> kernel_cases();
 
 }  // namespace tessera::bench

@@ -28,7 +28,7 @@ class KernelLab {
   const KernelTable& kernels() const { return kernels_; }
 
   Tensor empty(const Shape& shape, DType dtype);
-  /// Normal numbers, fp32 or bf16.
+  /// Normal numbers, fp32, bf16 or fp16.
   Tensor random(const Shape& shape, DType dtype, float stddev = 1.0F);
   Tensor constant(const Shape& shape, DType dtype, float value);
   /// int32 below `limit`, in no order that a cache could use.

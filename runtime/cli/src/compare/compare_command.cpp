@@ -41,7 +41,7 @@ std::vector<Setting> compare_settings() {
       text("strategies",
            "strategies to compare, like zero1,full_shard; all: every preset [the one "
            "of --strategy]"),
-      text("precisions", "precisions to compare, like fp32,bf16"),
+      text("precisions", "precisions to compare, like fp32,bf16,fp16"),
       text("recomputes", "recomputations to compare, like none,full"),
       text("prefetches", "prefetch depths to compare, of forward and backward, like 0,1,2"),
       of("Matrix", {.name = "repeats",

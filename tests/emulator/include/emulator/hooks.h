@@ -55,8 +55,9 @@ void async_copy_wait(int pending);
 
 void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed,
                    const Location& where);
+/// Elements of a and b are fp16 or, if not, bf16.
 void multiply_matrices(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                       const Location& where);
+                       bool fp16, const Location& where);
 
 inline void check_aligned16(const void* address, const Location& where) {
   if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) {

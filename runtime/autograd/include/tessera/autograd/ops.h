@@ -9,7 +9,7 @@ namespace tessera::ops {
 
 // Differentiable operations: thin layers over the kernels. Shapes as in kernel_table.h; parameters
 // are taken by reference and must outlive the tape. Gradients of parameters are written to
-// Parameter::gradient (fp32 or bf16), added if it was already written in this micro-step, and
+// Parameter::gradient (fp32, bf16 or fp16), added if it was already written in this micro-step, and
 // skipped where it is empty when backward runs. Values taken by value (not by reference) are
 // consumed: move them in, and their memory is reused if nothing else holds it. All throw
 // Error{kInvalidArgument} if shapes or dtypes do not fit.
@@ -31,6 +31,11 @@ struct LowRank {
 /// I). `y` becomes the sum; it must be held by nothing else. Where b is zero, y keeps its bits
 /// (but for -0, which becomes 0).
 Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& low_rank);
+
+/// x (..., Y) whose columns [first_column, first_column + C) are multiplied, each by its own number
+/// of `scale` (C elements), as (IA)^3 does (Liu et al. 2022). If these are not all columns, `x`
+/// becomes the product, and must be held by nothing else. A scale of ones changes no bit.
+Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_column = 0);
 
 struct MlpParameters {
   Parameter& weight;                     ///< (H, I)
@@ -79,6 +84,7 @@ struct HeadsOptions {
   Parameter* q_gamma = nullptr;  ///< (width); both or none; must outlive the tape
   Parameter* k_gamma = nullptr;
   float epsilon = 1e-6F;
+  TensorView starts{};  ///< (B, L) int32; must outlive the tape; none: see `attention`
 };
 /// packed (B, L, (heads + 2 kv_heads) * width), queries, keys and values of a projection -> (B, L,
 /// 3 heads * width): queries and keys normalised and turned by their positions, keys and values
@@ -86,8 +92,12 @@ struct HeadsOptions {
 Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 
 /// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). With a window a position attends
-/// to the last `window`, itself included. Dropped and recomputed under selective recomputation.
-Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0);
+/// to the last `window`, itself included. With `starts` (B, L) int32, which must outlive the tape,
+/// a sequence holds several documents that do not see each other: of each place where its document
+/// begins. Dropped and recomputed under selective recomputation. Throws Error{kUnavailable} if a
+/// GPU is given documents.
+Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0,
+                const TensorView& starts = {});
 
 /// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);
@@ -97,8 +107,18 @@ Value add(Tape& tape, Value a, const Value& b);
 Value dropout(Tape& tape, Value x, float probability);
 
 /// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward. Without
-/// `wpe`, x = wte[token].
-Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe);
+/// `wpe`, x = wte[token]. Positions are those within documents if there are `starts`.
+Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
+                const TensorView& starts = {});
+
+/// x (B, P + L, C): the P rows of `prompt` (P, C), then wte[token] of tokens (B, L) int32, of each
+/// sequence; with `wpe` positions are added, those of the prompt first. Of the three the prompt
+/// alone has a gradient (prompt tuning: Lester et al. 2021).
+Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
+                         const Parameter* wpe, Parameter& prompt);
+
+/// x (B, T, C) without the first `count` rows of each sequence: (B, T - count, C).
+Value without_first(Tape& tape, const Value& x, std::int64_t count);
 
 // [Note: losses end the tape]
 // The losses' gradients are computed in forward, while the logits are at hand, with

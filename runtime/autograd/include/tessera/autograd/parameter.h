@@ -3,8 +3,10 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/weight_format.h"
 
 namespace tessera {
 
@@ -33,7 +35,16 @@ struct ParameterSpec {
   /// kernels may take for rows of it. They are no part of the parameter: its shape, counts,
   /// checkpoints and hashes do not have them.
   std::int64_t row_multiple = 1;
+  /// Of one that is not trained: how it is stored. Layers read it as any other.
+  WeightFormat format = WeightFormat::kNone;
+  /// Of one that joins published matrices which are quantised one by one: the rows of each.
+  std::vector<std::int64_t> joined{};
 };
+
+/// Of a quantised one.
+inline QuantizedSizes quantized_sizes(const ParameterSpec& spec) {
+  return quantized_sizes(spec.format, spec.shape, spec.joined);
+}
 
 /// Writes the values of one unsharded parameter, row-major.
 using ReadParameter = std::function<void(const ParameterSpec&, std::span<float> values)>;

@@ -16,10 +16,12 @@ namespace tessera {
 
 /// One kind of state that goes with parameters element by element: "parameter", the values that are
 /// trained; "first-moment" and the like; "rounded-parameter", what bf16 passes use where it cannot
-/// be had from the values by rounding to the nearest.
+/// be had from the values by rounding to the nearest. Or one that has an element for each block of
+/// the parameter's.
 struct SavedState {
   std::string name;
   DType dtype = DType::kFloat32;
+  std::int64_t block = 1;
   bool operator==(const SavedState&) const = default;
 };
 
@@ -30,7 +32,7 @@ struct SavedParameter {
   std::vector<SavedState> states;
 };
 
-/// Elements of a parameter, in row-major order, in one state.
+/// Elements of a parameter, in row-major order, in one state; blocks, if it is of blocks.
 struct SavedPiece {
   int parameter = 0;  ///< index in Manifest::parameters
   int state = 0;      ///< index in its states
@@ -74,6 +76,8 @@ std::uint64_t hash_of(std::string_view bytes);
 
 /// The state that a piece is of.
 const SavedState& state_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
+/// Elements that a state has of a parameter.
+std::int64_t numel_of(const SavedParameter& parameter, const SavedState& state);
 /// The tensor of a piece in its file.
 std::string tensor_name(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
 /// Bytes of a piece's elements, and of all of them.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,9 +72,15 @@ class SavedParameters {
   const Manifest& manifest() const { return manifest_; }
   /// The values of a parameter, row-major. Throws Error{kNotFound} if there is none of that name.
   std::vector<float> read(const std::string& name, const std::string& state = "parameter");
+  /// The bytes of a quantised one. Throws the same.
+  std::vector<std::byte> read_bytes(const std::string& name);
 
  private:
   class File;
+  using ReceivePiece =
+      std::function<void(const SavedPiece& piece, std::span<const std::byte> bytes)>;
+  /// Reads the pieces of a parameter's state.
+  void for_each_piece(int parameter, int state, const ReceivePiece& receive);
   std::string folder_;
   Manifest manifest_;
   std::vector<std::unique_ptr<File>> files_;  ///< those that were read from

@@ -59,6 +59,8 @@ struct CudaDeviceOptions {
   /// Ranges with the schedule's names for Nsight Systems.
   bool nvtx = true;
   CudaSegments segments{};
+  /// Host memory that the first Device::allocate_host takes and pins for all.
+  std::int64_t pinned_bytes = 0;
 };
 
 /// Captured work, which runs again with one call: with the same addresses, and what they hold then.

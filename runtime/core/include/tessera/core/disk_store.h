@@ -19,9 +19,8 @@ struct DiskExtent {
 };
 
 struct DiskStoreOptions {
-  std::string folder{};   ///< it is there: a folder made by mistake might be on another disk
-  int rank = 0;           ///< for the file's header, and errors
-  std::int64_t step = 0;  ///< for the header: the step before which the file is made
+  std::string folder{};  ///< it is there: a folder made by mistake might be on another disk
+  int rank = 0;          ///< for the file's header, and errors
   std::int64_t block_bytes = std::int64_t{1} << 20;  ///< of a request; a multiple of kDiskAlignment
   int queue_depth = 8;                               ///< requests of a call in flight
   int callers = 2;  ///< calls that run at once, each with buffers of its own; more wait
@@ -70,6 +69,11 @@ class DiskStore {
   /// Reads into `out`, (bytes), from byte `offset` of an extent on. Throws Error{kInvalidArgument}
   /// for bytes that were never written. After an error `out` holds anything.
   void read(std::size_t extent, std::span<std::byte> out, std::int64_t offset = 0);
+
+  /// Says in the file's header that the contents are those after `step` steps, with a hash over
+  /// the hashes of all blocks. For whoever finds the file: a copy of it, from /proc/PID/fd, is of
+  /// one step if its blocks give that hash. No other call may run.
+  void mark(std::int64_t step);
 
   const std::vector<DiskExtent>& extents() const;
   std::int64_t file_bytes() const;     ///< as disk_store_bytes() of the extents

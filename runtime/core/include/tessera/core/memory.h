@@ -30,8 +30,9 @@ std::string_view to_string(MemoryCategory category);
 enum class Tier : std::uint8_t {
   kDevice,  ///< where kernels run; on CPU ranks the host's memory as well
   kHost,    ///< of a GPU: pinned, so that copies run beside kernels
+  kDisk,    ///< a file: no memory, so nothing is allocated there; see disk_store.h
 };
-inline constexpr int kTiers = 2;
+inline constexpr int kTiers = 3;
 std::string_view to_string(Tier tier);
 
 /// Bytes by category.

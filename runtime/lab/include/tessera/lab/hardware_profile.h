@@ -22,7 +22,7 @@ struct KernelRates {
   };
   std::string
       kernel;         ///< "gemm nt", "gelu_forward"; "gemm" stands for all that are not given apart
-  std::string dtype;  ///< of its operands: "fp32", "bf16"
+  std::string dtype;  ///< of its operands: "fp32", "bf16", "fp16"
   int threads = 1;    ///< of the rank; on a CPU
   std::string source;
   std::vector<Point> points;
@@ -76,6 +76,9 @@ struct HardwareProfile {
   /// Bytes/s that an optimizer step on the host reads and writes, of all ranks of a node together.
   /// Unused where ranks are on the CPU, whose kernel has rates.
   Quantity host_bandwidth;
+  /// Bytes/s read from or written to the disks of a node, of all its ranks together; each way has
+  /// them to itself. A file may leave it out.
+  Quantity disk_bandwidth{5e9, "an NVMe drive of PCIe 4 that writes: assumed"};
   /// Cores that the ranks of a node share, each with `threads` of KernelRates and a thread for its
   /// collectives; 0: a rank has a device to itself.
   Quantity cores;

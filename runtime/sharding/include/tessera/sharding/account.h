@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "tessera/collectives/process_group.h"
+#include "tessera/core/disk_store.h"
 #include "tessera/core/memory.h"
 #include "tessera/sharding/schedule.h"
 
@@ -30,6 +32,10 @@ MemoryUse account_memory(const Schedule& schedule, Tier tier = Tier::kDevice);
 /// For schedules that run over one state, in turn: buffers of the same name are one, as large as
 /// the largest.
 MemoryUse account_memory(std::span<const Schedule* const> schedules, Tier tier = Tier::kDevice);
+/// The parts of a rank's file on disk: the state buffers that are there, in order.
+std::vector<DiskExtent> disk_extents(std::span<const ScheduleBuffer> buffers);
+/// Bytes of that file, header and padding included; 0: there is none.
+std::int64_t account_disk(const Schedule& schedule);
 /// Bytes of the host's memory that a rank holds for the schedule's snapshots.
 std::int64_t account_snapshot(const Schedule& schedule);
 

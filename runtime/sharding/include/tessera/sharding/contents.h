@@ -14,6 +14,14 @@ namespace tessera {
 
 class GradientSums;
 
+/// Where the input is that a layer keeps for its backward, on its way to the host and back.
+enum class InputPlace : std::uint8_t {
+  kDevice,
+  kBoth,      ///< the host has a copy
+  kHost,      ///< the device's memory was given back
+  kReserved,  ///< the device has memory for it again
+};
+
 /// The content of a buffer, as far as a schedule alone can tell.
 ///
 /// A unit's gradient is the sum of what each micro-step's backward contributes, layer by layer.
@@ -25,11 +33,14 @@ struct Content {
   AxisSet sharded{};  ///< the rank has one part along these axes
   AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken
   int version = 0;    ///< of training state: optimizer steps taken
-  int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps
+  int origin = -1;    ///< of state in a slot: the buffer on disk that it is of
+  int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of an
+                      ///< input on the host: the activation that it is of
   int end = 0;
-  bool output = false;  ///< an activation: the next layer has yet to read it
-  bool kept = false;    ///< an activation: backward has yet to read it
-  bool open = false;    ///< a gradient: as layers left it, so that others may add to it
+  bool output = false;                     ///< an activation: the next layer has yet to read it
+  bool kept = false;                       ///< an activation: backward has yet to read it
+  InputPlace place = InputPlace::kDevice;  ///< an activation: what `kept` says of
+  bool open = false;  ///< a gradient: as layers left it, so that others may add to it
 };
 
 /// Walks the actions of a schedule in order of issue and keeps what every buffer holds. The rules
@@ -59,14 +70,16 @@ class ContentWalk {
   }
 
   /// The content that the operand names: what its buffer holds, or this rank's part of that along
-  /// more axes (a slot is read as it is: parts lie at its beginning). Requires that the buffer
-  /// holds it.
+  /// more axes (a slot is read as it is: parts lie at its beginning, but for those of sums).
+  /// Requires that the buffer holds it.
   Content read(const Operand& operand);
   Content& at(int buffer) { return contents_[static_cast<std::size_t>(buffer)]; }
   /// Puts `content` where the operand says; added to what is there, if it says so. Requires that it
   /// is what the operand says, that it fits the buffer, and that nobody still needs what is there:
   /// slots, scalars and activations are written once before they are released.
   void write(const Operand& operand, const Content& content);
+  /// What an activation holds, for a change of where it is. Requires that it holds something.
+  Content& change(const Operand& operand);
   /// As read; and if the buffer is a slot, the next may have it.
   Content take(const Operand& operand);
   /// Records for gradient_sums() that `to` gets the numbers of `from`, unchanged.

@@ -43,7 +43,7 @@ struct OptimizerOptions {
 /// that the optimizer does not take.
 std::vector<double> hyperparameter_values(const OptimizerOptions& options);
 /// The tensors that it keeps for each trainable parameter: see StateOptions::optimizer_tensors.
-std::vector<std::string> optimizer_tensors(const OptimizerOptions& options);
+std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options);
 
 struct ExecutorOptions {
   OptimizerOptions optimizer{};

@@ -22,27 +22,38 @@ struct WrapPolicy {
 };
 
 /// Every tensor of a flat parameter starts at a multiple of this many elements (vector loads), and
-/// shard boundaries are at multiples of it (blocks of the gradient norm).
+/// shard boundaries are at multiples of it (blocks of the gradient norm). Of trainable ones, where
+/// the optimizer's states are of blocks, at multiples of these, too: see flat_alignment().
 inline constexpr std::int64_t kFlatAlignment = 64;
 
 /// Where one tensor lies in its flat parameter.
 struct FlatTensor {
   ParameterSpec spec;
   std::int64_t offset = 0;  ///< elements
+  /// Of one that is quantised: where layers find it, in a flat parameter as if it were not.
+  std::int64_t decoded_offset = 0;
+
+  bool is_quantized() const { return spec.format != WeightFormat::kNone; }
+  /// Elements that it takes in its flat parameter: its own, or the bytes of quantized_sizes().
+  std::int64_t numel() const;
 };
 
-/// The tensors of one unit that are sharded together: all trainable, or all frozen. Tensors are
-/// laid out one after the other, aligned; the end is padded so that every axis divides it.
+/// The tensors of one unit that are sharded together: all trainable, all frozen, or all quantised.
+/// Tensors are laid out one after the other, aligned; the end is padded so that every axis divides
+/// it. Elements of quantised ones are bytes: they are quantised before they are sharded, so these
+/// do not depend on the number of ranks.
 struct FlatParameter {
   std::vector<FlatTensor> tensors;
-  std::int64_t numel = 0;         ///< up to the end of the last tensor and of the zeros behind it
-  std::int64_t padded_numel = 0;  ///< multiple of world size * kFlatAlignment; 0 if no tensors
+  std::int64_t numel = 0;          ///< up to the end of the last tensor and of the zeros behind it
+  std::int64_t padded_numel = 0;   ///< multiple of world size * alignment; 0 if no tensors
+  std::int64_t decoded_numel = 0;  ///< of quantised tensors: elements as layers read them
 };
 
 struct Unit {
   std::string name;
   FlatParameter trainable;
   FlatParameter frozen;
+  FlatParameter quantized{};
 };
 
 /// A parameter of a layer: where it lies.
@@ -50,6 +61,11 @@ struct ParameterAddress {
   int unit = 0;
   bool trainable = true;
   int tensor = 0;  ///< index in the flat parameter
+  bool quantized = false;
+
+  const FlatParameter& flat_of(const Unit& in) const {
+    return quantized ? in.quantized : trainable ? in.trainable : in.frozen;
+  }
 };
 
 struct LayerLayout {
@@ -66,7 +82,9 @@ struct ModelLayout {
 };
 
 /// Pure function of the model's declarations; offsets do not depend on world_size, padding does.
-ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size);
+/// `alignment` is that of trainable parameters, a multiple of kFlatAlignment.
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size,
+                        std::int64_t alignment = kFlatAlignment);
 
 /// Elements [begin, begin + numel) of a flat parameter.
 struct Range {

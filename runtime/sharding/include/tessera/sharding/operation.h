@@ -34,6 +34,10 @@ struct Operation {
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
   bool on_host = false;  ///< run() is called on the host although no ranks meet
   OperandTiers tiers = OperandTiers::kDevice;
+  /// Not a pass, but of what passes keep: whether its operands may be activations.
+  bool moves_activations = false;
+  /// Takes memory of activations or gives it back, which the compute lane does in its order.
+  bool changes_memory = false;
 
   /// The effect on contents: reads the operands from `walk`, requires what must hold,
   /// and writes the results.
@@ -56,8 +60,11 @@ extern const Operation kForwardLoss;
 extern const Operation kLoss;
 extern const Operation kBackward;
 extern const Operation kReshard;
+extern const Operation kDecode;
 extern const Operation kCast;
 extern const Operation kCopy;
+extern const Operation kRelease;
+extern const Operation kReserve;
 extern const Operation kNormPartial;
 extern const Operation kResults;
 extern const Operation kOptimizerStep;
@@ -82,8 +89,14 @@ inline bool is_collective(const Action& action) {
 /// gathered, one after the other; of others that of the buffer's role.
 std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand);
 
+/// Where an operand's buffer is; layers leave activations on the device.
+Tier tier_of(const Schedule& schedule, const Operand& operand);
+
 /// Adds a copy of `bytes` from one tier to another.
 void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic);
+
+/// Bytes that a copy moves.
+std::int64_t copied_bytes(const Schedule& schedule, const Action& copy);
 
 /// Bytes of memory that an action's operands take on one rank: what it has to read and write at
 /// least. Passes through layers: parameters and gradients only.

@@ -14,7 +14,10 @@ struct StepPolicy {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
   Recompute recompute = Recompute::kNone;
-  int prefetch_host = 1;  ///< shards copied from the host ahead of their all-gather
+  int prefetch_host = 1;  ///< shards copied from the host ahead of their all-gather, gradients
+                          ///< ahead of what is added to them, layers' inputs ahead of backward
+  int prefetch_disk = 2;  ///< units read from disk ahead of the one that is copied to the device,
+                          ///< or updated and written back
 };
 
 /// All that turns a layout into a schedule.
@@ -38,15 +41,30 @@ struct PlanOptions {
   /// compute lane. Those on the host always have.
   bool overlap_optimizer = false;
   /// The tensors that the optimizer keeps; see StateOptions.
-  std::vector<std::string> optimizer_tensors{"first-moment", "second-moment"};
+  std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
 
   double offload_optimizer = 0.0;   ///< see StateOptions
   double offload_parameters = 0.0;  ///< see StateOptions
+  double disk_optimizer = 0.0;      ///< see StateOptions
+  double disk_parameters = 0.0;     ///< see StateOptions
+  /// Share of the units with something to train, the last ones, whose reduced gradients are on the
+  /// host between micro-steps and until the optimizer step; the device has slots for them.
+  double offload_gradients = 0.0;
+  /// By layer: elements of its input in a micro-step, see layer_input_numels(). The inputs that
+  /// recomputed layers keep wait for backward on the host then, but for those of the last
+  /// policy.prefetch_host layers, whose backward comes first. Empty: they stay.
+  std::vector<std::int64_t> offload_activations{};
 
   /// The part of these that decides which state a rank keeps.
   StateOptions state() const {
-    return {
-        mesh, placement, parameter_dtype, optimizer_tensors, offload_optimizer, offload_parameters};
+    return {mesh,
+            placement,
+            parameter_dtype,
+            optimizer_tensors,
+            offload_optimizer,
+            offload_parameters,
+            disk_optimizer,
+            disk_parameters};
   }
 };
 
@@ -55,6 +73,12 @@ struct PlanOptions {
 /// Error{kConfig} for an invalid placement or a negative depth, Error{kInvalidArgument} for a
 /// layout that was made for another number of ranks. [Note: planning] in plan.cpp explains how.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options);
+
+/// By layer: elements of its input, of a micro-batch of so many samples; 0 of the first layer,
+/// whose input is the batch's. Runs forward on shapes alone.
+std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayout& layout,
+                                             const BatchSource& source, std::int64_t samples,
+                                             DType parameter_dtype);
 
 /// The same training step with a snapshot of the state as it is before the step: copies to host
 /// memory on a lane of their own, beside the step's work, in the order of the updates, each of

@@ -17,27 +17,44 @@ namespace tessera {
 struct Operation;
 
 /// A logical stream of the schedule. Which lane an action runs on is the planner's choice.
-enum class Lane : std::uint8_t { kCompute, kGather, kReduce, kOptimizer, kCopyOut, kCopyIn };
-inline constexpr int kLanes = 6;
-inline constexpr std::array<Lane, kLanes> kAllLanes{
-    Lane::kCompute, Lane::kGather, Lane::kReduce, Lane::kOptimizer, Lane::kCopyOut, Lane::kCopyIn};
+enum class Lane : std::uint8_t {
+  kCompute,
+  kGather,
+  kReduce,
+  kOptimizer,
+  kCopyOut,
+  kCopyIn,
+  kDiskIn,
+  kDiskOut
+};
+inline constexpr int kLanes = 8;
+inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute,   Lane::kGather,  Lane::kReduce,
+                                                    Lane::kOptimizer, Lane::kCopyOut, Lane::kCopyIn,
+                                                    Lane::kDiskIn,    Lane::kDiskOut};
 std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
   return lane == Lane::kGather || lane == Lane::kReduce;
 }
-/// To and from the host.
-constexpr bool is_copying(Lane lane) { return lane == Lane::kCopyOut || lane == Lane::kCopyIn; }
+/// To and from the disk.
+constexpr bool is_of_disk(Lane lane) { return lane == Lane::kDiskIn || lane == Lane::kDiskOut; }
+/// The same, and to and from the host.
+constexpr bool is_copying(Lane lane) {
+  return lane == Lane::kCopyOut || lane == Lane::kCopyIn || is_of_disk(lane);
+}
 
 /// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
   kParameter,   ///< a unit's trainable flat parameter; in a slot: all of the unit's that are
                 ///< gathered
   kFrozen,      ///< a unit's frozen flat parameter
+  kQuantized,   ///< a unit's quantised flat parameter, in bytes
+  kDecoded,     ///< the same as layers read it: in slots alone
   kMaster,      ///< fp32 master weights of a unit's trainable parameters
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
   kGradient,    ///< a unit's gradient
   kScalars,     ///< a few numbers that concern the step as a whole
-  kActivation,  ///< what a layer's forward leaves: its output and what backward needs
+  kActivation,  ///< what a layer's forward leaves: its output and what backward needs; of a
+                ///< buffer that is listed: the layer's input, in the host's memory
   kActivationGradient,  ///< the gradient of a layer's output
 };
 std::string_view to_string(Role role);
@@ -48,14 +65,45 @@ struct ScheduleBuffer {
   Role role = Role::kScalars;
   int unit = -1;  ///< whose it is; -1: a slot, which one unit has after the other, or scalars
   DType format = DType::kFloat32;
+  std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
   std::int64_t numel = 0;   ///< on one rank
   bool persistent = false;  ///< kept from step to step
   Tier tier = Tier::kDevice;
   bool operator==(const ScheduleBuffer&) const = default;
 
-  /// True of a ring entry for unsharded parameters or gradients.
-  bool is_slot() const { return unit < 0 && (role == Role::kParameter || role == Role::kGradient); }
+  /// True of a ring entry, for unsharded parameters or gradients, or for what follows.
+  bool is_slot() const {
+    return unit < 0 && (role == Role::kParameter || role == Role::kQuantized ||
+                        role == Role::kDecoded || role == Role::kGradient || is_state_slot());
+  }
+  /// True of one on the host for a state tensor of units whose state is on disk, while it is
+  /// updated.
+  bool is_state_slot() const {
+    return unit < 0 && (role == Role::kMaster || role == Role::kOptimizer ||
+                        (role == Role::kParameter && name.starts_with(kStateSlot)));
+  }
+  /// True of one for reduced gradients of units whose gradients are on the host.
+  bool is_sum_slot() const {
+    return unit < 0 && role == Role::kGradient && name.starts_with(kSumSlot);
+  }
+  /// True of one for updated parameters that are gathered on their way back to the host.
+  bool is_update_slot() const {
+    return unit < 0 && role == Role::kParameter && name.starts_with(kUpdateSlot);
+  }
+  /// Whether parts of a unit lie in this slot as in a buffer of the unit's own; in others they lie
+  /// at the beginning.
+  bool keeps_places() const { return is_sum_slot() || is_update_slot(); }
+  /// True of a slot for all parameters of a unit that slots hold: trainable ones, then frozen ones.
+  bool holds_gathered() const {
+    return unit < 0 && role == Role::kParameter && !is_state_slot() && !is_update_slot();
+  }
+  /// True of these, and of a slot for a unit's quantised parameters.
+  bool holds_for_layers() const {
+    return holds_gathered() || (unit < 0 && role == Role::kQuantized);
+  }
+  /// First letters of the names of these slots.
+  static constexpr std::string_view kSumSlot = "sum", kUpdateSlot = "update", kStateSlot = "o";
   /// True of a copy of the state as it is before the step; see snapshot_name().
   bool is_snapshot() const;
 };
@@ -106,6 +154,8 @@ struct ScheduleUnit {
   std::int64_t trainable_numel = 0;  ///< padded
   std::int64_t frozen_numel = 0;     ///< padded
   std::vector<GradientPart> parts{};
+  std::int64_t quantized_bytes = 0;  ///< padded
+  std::int64_t decoded_numel = 0;    ///< that they stand for
   bool operator==(const ScheduleUnit&) const = default;
 };
 
@@ -131,9 +181,9 @@ struct Schedule {
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
   int first_backward_layer = 0;  ///< layers before it have nothing to train
-  /// All but activations, which have the indices that follow, in order of micro-step and layer:
-  /// what forward leaves (activation()), and the gradient of that (activation_gradient()). Their
-  /// memory comes and goes as the layers run.
+  /// All but activations on the device, which have the indices that follow, in order of micro-step
+  /// and layer: what forward leaves (activation()), and the gradient of that
+  /// (activation_gradient()). Their memory comes and goes as the layers run.
   std::vector<ScheduleBuffer> buffers;
   std::vector<Action> actions;
 
@@ -149,6 +199,18 @@ struct Schedule {
   /// The number of all buffers, activations included.
   int buffer_count() const { return activation(0, micro_steps); }
   bool is_activation(int buffer) const { return buffer >= static_cast<int>(buffers.size()); }
+  /// The layer and the micro-step of an activation or its gradient.
+  int layer_of(int activation) const {
+    return activation_number(activation) % static_cast<int>(layers.size());
+  }
+  int micro_step_of(int activation) const {
+    return activation_number(activation) / static_cast<int>(layers.size());
+  }
+  /// Whether all that a layer's forward keeps for backward is its input, for recomputation, and no
+  /// sample of the batch.
+  bool keeps_input(int layer) const;
+  /// Index of the buffer on the host for what `layer` keeps, see input_copy_name(); -1: none.
+  int input_on_host(int layer) const;
   const ScheduleBuffer& buffer(const Operand& operand) const {
     return buffers[static_cast<std::size_t>(operand.buffer)];
   }
@@ -158,24 +220,44 @@ struct Schedule {
   std::string name_of(int buffer) const;
   /// Elements of a unit's flat parameter that a buffer of `role` holds, before sharding.
   std::int64_t unit_numel(int unit, Role role) const;
+  /// Elements that `buffer` has for a unit, before sharding: fewer where they are of blocks.
+  std::int64_t unit_numel(int unit, const ScheduleBuffer& buffer) const {
+    return unit_numel(unit, buffer.role) / (buffer.block > 1 ? buffer.block : 1);
+  }
   /// Index of the first buffer on the device with this role and unit; -1: none.
   int find(Role role, int unit) const;
-  /// Whether a unit's parameters are on the host, so that layers read them from slots only.
-  bool reads_from_host(int unit) const;
+  /// Where a unit's flat parameter of this role, kParameter, kFrozen or kQuantized, is from step to
+  /// step. If that is not the device, layers read it from slots only.
+  Tier home_of(int unit, Role flat) const;
   /// Whether layers read a unit's flat parameter of this role, kParameter or kFrozen, from slots:
-  /// it is sharded, or on the host. False if the unit has none.
+  /// it is sharded, or not on the device. False if the unit has none.
   bool is_gathered(int unit, Role flat) const;
   /// Elements of all that the unit has in slots.
   std::int64_t gathered_numel(int unit) const;
-  /// Whether the optimizer updates a unit there.
+  /// Elements that a buffer has of this unit, before sharding.
+  std::int64_t numel_in(const ScheduleBuffer& buffer, int unit) const;
+  /// Whether the optimizer updates a unit there: its state is there, or on disk.
   bool updates_on_host(int unit) const;
   /// Index of the buffer with this name (no activation); -1: none.
   int find(std::string_view name) const;
+
+ private:
+  int activation_number(int activation) const {
+    return (activation - static_cast<int>(buffers.size())) / 2;
+  }
 };
 
 // Of the buffers on the host that a buffer's copies are for.
 /// On its way to the host or back within a step: "h.3.gradient@host".
 std::string host_copy_name(std::string_view name);
+/// A slot for a state tensor that is on disk: "o1.master", for "h.3.master".
+std::string state_slot_name(std::size_t number, std::string_view tensor);
+/// "fp32", and "fp32/256" of a buffer with one element for 256.
+std::string format_of(const ScheduleBuffer& buffer);
+/// The tensor that a state buffer is of its unit: "master" of "h.3.master".
+std::string_view tensor_of_state(const Schedule& schedule, const ScheduleBuffer& buffer);
+/// Of the input of a layer, from its forward to its backward: "h.3.input@host".
+std::string input_copy_name(std::string_view layer);
 /// Kept until the next one, for a checkpoint: "h.3.master@snapshot".
 std::string snapshot_name(std::string_view name);
 /// The buffer that a copy is of: "h.3.master" of "h.3.master@snapshot"; itself of others.

@@ -11,6 +11,7 @@ namespace tessera {
 
 class LayerRunner;
 class StepBuffers;
+struct DiskPlace;
 class StepExchange;
 
 /// The context of an operation's handler: one rank's memory, kernels and groups, for the step that
@@ -34,6 +35,8 @@ class StepContext {
   TensorView view(const Operand& operand) const;
   /// In a slot with a unit's parameters: the trainable or the frozen ones.
   TensorView view(const Operand& operand, Role flat) const;
+  /// Of a buffer on disk, whose view has no data.
+  DiskPlace disk_place(const Operand& operand) const;
   /// Where it begins in its unit's flat parameter.
   std::int64_t first_element(const Operand& operand) const;
   const KernelTable& kernels() const { return kernels_; }

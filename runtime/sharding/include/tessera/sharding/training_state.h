@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/autograd/layer.h"
+#include "tessera/core/disk_store.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
@@ -23,18 +25,21 @@ struct StateTensor {
   Role role = Role::kParameter;
   int unit = 0;
   DType format = DType::kFloat32;
-  AxisSet sharded{};  ///< axes along which it is sharded
+  std::int64_t block = 1;  ///< elements of the flat parameter that it has one element for
+  AxisSet sharded{};       ///< axes along which it is sharded
   Tier tier = Tier::kDevice;
-  Range range;      ///< the elements of the unit's flat parameter that this rank has
-  TensorView view;  ///< (range.numel)
+  Range range;      ///< this rank's elements, of one for each (block) of the unit's flat parameter
+  TensorView view;  ///< (range.numel); on disk without data
+  std::size_t extent = 0;  ///< on disk: its index in the store
 };
 
-/// A stretch of one parameter's elements within a state tensor.
+/// A stretch of one parameter's elements within a state tensor. Where these are of blocks, all
+/// counts are of blocks.
 struct StatePiece {
   const ParameterSpec* parameter = nullptr;
-  Range elements;          ///< of the parameter, in row-major order
+  Range elements;          ///< of the parameter, in row-major order; if it is quantised, bytes
   std::int64_t first = 0;  ///< of them, in the unit's flat parameter
-  TensorView view;         ///< (elements.numel), in the state tensor's format
+  TensorView view;         ///< (elements.numel), in the state tensor's format; as the tensor's
 };
 
 /// Gives a parameter's values by its name, in row-major order.
@@ -47,8 +52,11 @@ using ParameterValues = std::function<std::span<const float>(const std::string& 
 /// Host thread only, between steps.
 class TrainingState {
  public:
-  /// Allocates; `layout` and `memory` must outlive the state. Contents are zero.
-  TrainingState(const ModelLayout& layout, const StateOptions& options, int rank, Memory& memory);
+  /// Allocates; `layout` and `memory` must outlive the state. Contents are zero. `disk` says where
+  /// the file is of what is on disk, if anything is; its rank is set here. Throws what DiskStore
+  /// does, and Error{kConfig} without a folder.
+  TrainingState(const ModelLayout& layout, const StateOptions& options, int rank, Memory& memory,
+                DiskStoreOptions disk = {});
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
@@ -56,8 +64,12 @@ class TrainingState {
   const StateOptions& options() const { return options_; }
   const ShardNesting& nesting() const { return nesting_; }
   int rank() const { return rank_; }
-  /// True if some of it is on the host.
+  /// True if some of it is on the host, or on disk.
   bool is_offloaded() const;
+  /// The file of what is on disk; null: nothing is, or the state is simulated.
+  DiskStore* disk() const { return disk_.get(); }
+  /// Bytes of that file; 0: there is none.
+  std::int64_t disk_bytes() const { return disk_ == nullptr ? 0 : disk_->file_bytes(); }
 
   std::vector<StateTensor>::const_iterator begin() const { return tensors_.begin(); }
   std::vector<StateTensor>::const_iterator end() const { return tensors_.end(); }
@@ -66,17 +78,28 @@ class TrainingState {
   /// Null if the unit has none.
   const StateTensor* find(Role role, int unit) const;
   /// The fp32 values that the optimizer updates: the master weights; where parameters are fp32, the
-  /// part of them that belongs to this rank's optimizer. Null if the unit has nothing to train.
+  /// part of them that belongs to this rank's optimizer. Null if the unit has nothing to train;
+  /// without data if they are on disk.
   TensorView master(int unit) const;
   /// The parameters' stretches in a tensor, in order; padding belongs to none.
   std::vector<StatePiece> pieces(const StateTensor& tensor) const;
 
-  /// Elements [first, first + values.size()) of the unit's flat parameter, as fp32. This rank must
-  /// have them, else Error{kInvalidArgument}. Each blocks until it is done.
+  /// Elements [first, first + values.size()) of the unit's flat parameter (or blocks of it, as in
+  /// StateTensor::range), as fp32. This rank must have them, else Error{kInvalidArgument}. Each
+  /// blocks until it is done.
   void read(std::string_view name, std::int64_t first, std::span<float> values,
             Stream& stream) const;
   void write(std::string_view name, std::int64_t first, std::span<const float> values,
              Stream& stream);
+
+  /// The same of a tensor whose elements are bytes: a quantised flat parameter, or codes.
+  void write_bytes(std::string_view name, std::int64_t first, std::span<const std::byte> bytes,
+                   Stream& stream);
+  /// Writes the bytes of a whole parameter, as many as quantized_sizes() says.
+  using ProduceBytes = std::function<void(const ParameterSpec&, std::span<std::byte> bytes)>;
+  /// Overwrites what this rank has of a quantised flat parameter. Asks for each parameter of which
+  /// it has a part. Blocks.
+  void write_quantized(const StateTensor& tensor, const ProduceBytes& produce, Stream& stream);
 
   /// Parameters by (seed, name, element), everything else zero. Blocks until it is done; no task
   /// may be on the stream.
@@ -88,8 +111,15 @@ class TrainingState {
  private:
   using ProduceChunk = std::function<void(const ParameterSpec&, const Range& elements, TensorView)>;
   void write_parameters(const ProduceChunk& produce, Stream& stream);
+  void quantize_parameters(const ReadParameter& read, Stream& stream);
   const FlatParameter& flat(const StateTensor& tensor) const;
   TensorView part(const StateTensor& tensor, const Range& range) const;
+  void clear(Stream& stream);
+  void produce_on_disk(const StateTensor& tensor, const ProduceChunk& produce, Stream& stream);
+  void write_to_disk(const StateTensor& tensor, std::int64_t first, std::span<const float> values,
+                     Stream& stream);
+  void read_from_disk(const StateTensor& tensor, std::int64_t first, std::span<float> values,
+                      Stream& stream) const;
 
   const ModelLayout& layout_;
   StateOptions options_;
@@ -99,6 +129,7 @@ class TrainingState {
   const KernelTable& kernels_;
   std::vector<StateTensor> tensors_;
   std::vector<Tensor> storage_;
+  std::unique_ptr<DiskStore> disk_;
 };
 
 }  // namespace tessera

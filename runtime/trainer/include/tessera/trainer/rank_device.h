@@ -32,8 +32,10 @@ std::string sharing_note(const TrainerOptions& options);
 /// sees fewer GPUs (CUDA_VISIBLE_DEVICES).
 int gpu_of_rank(const TrainerOptions& options, int rank, int gpus);
 
-/// The device of a rank of this process.
-std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank);
+/// The device of a rank of this process. `pinned_bytes`: of the host's memory, see
+/// CudaDeviceOptions; of use to a GPU alone.
+std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank,
+                                         std::int64_t pinned_bytes = 0);
 
 /// This process's ends of a new group of all ranks, fit for their devices. Where CPU ranks are of
 /// several processes, that is options.world, and there is nothing to make: empty, unless they are

@@ -53,8 +53,9 @@ struct SaveRecord {
 /// One rank's measured memory and counted traffic.
 struct RankUse {
   MemoryPeak memory;
-  MemoryPeak host_memory;  ///< of what is offloaded
-  Traffic traffic;         ///< of steps, evaluations and snapshots
+  MemoryPeak host_memory;       ///< of what is offloaded
+  std::int64_t disk_bytes = 0;  ///< of its file on disk
+  Traffic traffic;              ///< of steps, evaluations and snapshots
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -38,6 +39,8 @@ struct Setting {
   /// Checks that the other fields cannot express; throws Error{kConfig}.
   std::function<void(const nlohmann::json&)> check{};
   MustAgree must_agree = MustAgree::kAll;
+  /// Other programs' spellings of choices, and which ones they are.
+  std::vector<std::pair<std::string, std::string>> other_spellings{};
 };
 
 /// `value` as its setting keeps it. Throws Error{kConfig} with the value and what is allowed.

@@ -30,6 +30,8 @@ struct TrainingSummary {
   MemoryPeak measured_memory;        ///< the highest over ranks, of the total and by category
   MemoryPeak predicted_host_memory;  ///< the same of offloaded state in the host's memory
   MemoryPeak measured_host_memory;
+  std::int64_t predicted_disk_bytes = 0;       ///< of one rank's file on disk; 0: there is none
+  std::int64_t measured_disk_bytes = 0;        ///< the largest
   Traffic predicted_traffic;                   ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;        ///< by rank
   std::optional<EvaluationRecord> evaluation;  ///< the last one

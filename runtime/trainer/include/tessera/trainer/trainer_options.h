@@ -81,10 +81,18 @@ struct TraceOptions {
   bool of_evaluation = false;  ///< of an evaluation's batches, not of steps
 };
 
-/// How much of the training state lies in the host's memory.
+/// How much of the training state, or of the gradients, lies in the host's memory or on disk: one
+/// of them.
 struct Offload {
   double host = 0.0;  ///< share of units, the last ones; see StateOptions
+  double disk = 0.0;  ///< the same; not of gradients
   bool operator==(const Offload&) const = default;
+};
+
+/// Where the inputs of recomputed layers wait for backward.
+enum class ActivationOffload : std::uint8_t {
+  kNone,  ///< on the device
+  kHost,  ///< in the host's memory
 };
 
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
@@ -102,6 +110,9 @@ struct TrainerOptions {
   WrapPolicy wrap{};
   Offload offload_optimizer{};   ///< optimizer state and master weights; updates run there, too
   Offload offload_parameters{};  ///< parameters, and with them what offload_optimizer does
+  Offload offload_gradients{};   ///< reduced gradients, between micro-steps and until the update
+  std::string offload_path{};    ///< a folder on the disk that state is offloaded to
+  ActivationOffload offload_activations = ActivationOffload::kNone;  ///< with Recompute::kFull
 
   // The step.
   std::int64_t steps = 100;
@@ -109,8 +120,9 @@ struct TrainerOptions {
   int accumulate = 1;            ///< micro-steps per step
   bool accumulate_unsharded = PlanOptions{}.accumulate_unsharded;
   StepPolicy policy{};                              ///< prefetch depths and recomputation
-  DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations: fp32 or bf16
-  DType reduce_dtype = PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32 or bf16
+  DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations
+  DType reduce_dtype =
+      PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32, or `precision`
   LossScaleOptions loss_scale{};
   OptimizerOptions optimizer{};
   LearningRateSchedule learning_rate{};  ///< total_steps, left at 1, becomes `steps`
@@ -206,9 +218,16 @@ TrainerOptions with_strategy(TrainerOptions options, std::string_view name);
 std::string to_string(const StepRange& steps);
 StepRange parse_step_range(std::string_view text);  ///< Throws Error{kConfig}.
 
+/// "none", "host".
+std::string_view to_string(ActivationOffload offload);
+
 /// "none", "host", "host:0.5".
 std::string to_string(const Offload& offload);
 Offload parse_offload(std::string_view text);  ///< Throws Error{kConfig}.
+/// Why they cannot be on disk.
+inline constexpr std::string_view kNoGradientsOnDisk =
+    "gradients live for less than a step: on a disk, 4 bytes per element would be written and read "
+    "in each micro-step; choose none, host or host:SHARE";
 
 /// "layer", "none", "size:1000000".
 std::string to_string(const WrapPolicy& policy);

@@ -36,6 +36,7 @@ struct TrainingPlan {
   Schedule snapshot;
   MemoryPeak memory;            ///< predicted peak of one rank, evaluations included
   MemoryPeak host_memory;       ///< of its offloaded state in the host's memory
+  std::int64_t disk_bytes = 0;  ///< of its file on disk; 0: it has none
   std::int64_t pool_bytes = 0;  ///< of a GPU: what its memory pool takes for that
   Traffic traffic;              ///< predicted, of one rank and step
   Traffic evaluation_traffic;   ///< of one rank and one evaluation
@@ -66,6 +67,13 @@ std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
 /// The planner's part of resolved options.
 PlanOptions plan_options(const TrainerOptions& resolved);
+/// As the optimizer's states need it.
+ModelLayout make_layout(const Model& model, const TrainerOptions& resolved);
+/// The same of a step that trains, with the sizes of what waits on the host.
+PlanOptions plan_options(const TrainerOptions& resolved, const Model& model,
+                         const ModelLayout& layout, const BatchSource& source);
+/// Where a rank's file on disk is, if it has one.
+DiskStoreOptions disk_options(const TrainerOptions& options);
 /// The executor's options of one rank, but for the table of GEMMs.
 ExecutorOptions executor_options(const TrainerOptions& options);
 

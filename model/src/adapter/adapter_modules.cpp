@@ -1,17 +1,16 @@
+#include "adapter/adapter_modules.h"
+
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <optional>
 #include <set>
 
+#include "adapter/adapter_kind.h"
 #include "adapter/path_pattern.h"
 #include "published_parts.h"
 #include "tessera/core/error.h"
-#include "tessera/model/gpt.h"
-#include "tessera/model/gpt_family.h"
-#include "tessera/model/lora.h"
 
-// Which modules have adapters: the rules of PEFT's check_target_module_exists and get_pattern_key.
+// Which modules have adapters: the rules of PEFT's check_target_module_exists.
 namespace tessera {
 namespace {
 
@@ -20,10 +19,6 @@ constexpr std::string_view kWeight = ".weight";
 bool ends_path(std::string_view path, std::string_view end) {
   return path == end || (path.ends_with(end) && path.size() > end.size() &&
                          path[path.size() - end.size() - 1] == '.');
-}
-
-bool ends_with_one_of(std::string_view path, const std::vector<std::string>& ends) {
-  return std::ranges::any_of(ends, [&](const std::string& end) { return ends_path(path, end); });
 }
 
 /// "q_proj" for "model.layers.3.self_attn.q_proj".
@@ -46,8 +41,32 @@ std::optional<std::int64_t> number_of(std::string_view text) {
   return number;
 }
 
-/// The number of a module's block, as PEFT finds it: the first part of the path that is a number
-/// with something before it, or behind one of `patterns`.
+/// Whether the targets name a module; a kind may still leave it out.
+bool is_target(const AdapterConfig& config, const std::string& path) {
+  if (!config.excluded_pattern.empty() && PathPattern(config.excluded_pattern).matches(path)) {
+    return false;
+  }
+  if (adapter::ends_with_one_of(path, config.excluded)) return false;
+  for (const std::string& saved : config.saved_modules) {
+    if (PathPattern("(.*\\.)?" + saved + "(\\..*)?").matches(path)) return false;
+  }
+  if (config.target_pattern == "all-linear") return true;
+  if (!config.target_pattern.empty()) return PathPattern(config.target_pattern).matches(path);
+  return adapter::ends_with_one_of(path, config.targets);
+}
+
+std::string module_of(const std::string& parameter) {
+  return parameter.substr(0, parameter.rfind('.'));
+}
+
+}  // namespace
+
+namespace adapter {
+
+bool ends_with_one_of(std::string_view path, const std::vector<std::string>& ends) {
+  return std::ranges::any_of(ends, [&](const std::string& end) { return ends_path(path, end); });
+}
+
 std::optional<std::int64_t> block_of(std::string_view path,
                                      const std::vector<std::string>& patterns) {
   std::string_view before;  // the part before this one
@@ -67,60 +86,30 @@ std::optional<std::int64_t> block_of(std::string_view path,
   return {};
 }
 
-bool is_target(const LoraConfig& lora, const std::string& path) {
-  if (!lora.excluded_pattern.empty() && PathPattern(lora.excluded_pattern).matches(path)) {
-    return false;
-  }
-  if (ends_with_one_of(path, lora.excluded)) return false;
-  for (const std::string& saved : lora.saved_modules) {
-    if (PathPattern("(.*\\.)?" + saved + "(\\..*)?").matches(path)) return false;
-  }
-  if (lora.target_pattern == "all-linear") return true;
-  if (!lora.target_pattern.empty()) return PathPattern(lora.target_pattern).matches(path);
-  if (!ends_with_one_of(path, lora.targets)) return false;
-  if (lora.layers.empty()) return true;
-  const auto block = block_of(path, lora.layers_pattern);
-  return block && std::ranges::find(lora.layers, *block) != lora.layers.end();
-}
-
-/// The first pattern's value that matches an end of the path; `fallback` if none does.
-template <typename T>
-T by_pattern(const std::map<std::string, T>& patterns, const std::string& path, T fallback) {
-  for (const auto& [pattern, value] : patterns) {
-    if (PathPattern("(.*\\.)?(" + pattern + ")").matches(path)) return value;
-  }
-  return fallback;
-}
-
-std::string module_of(const std::string& parameter) {
-  return parameter.substr(0, parameter.rfind('.'));
-}
-
-}  // namespace
-
-std::vector<LoraModule> lora_modules(const GptConfig& config, const std::string& parameter,
-                                     std::int64_t rows) {
-  const LoraConfig& lora = config.lora;
-  if (!lora.is_set() || !is_linear(parameter)) return {};
-  std::vector<LoraModule> modules;
-  for (const PublishedPart& part : published_parts(config, parameter, rows)) {
+std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const ParameterSpec& matrix) {
+  if (!config.adapter.is_set() || !is_linear(matrix.name)) return {};
+  const Kind& kind = row_of(config.adapter);
+  if (kind.at == nullptr) return {};
+  std::vector<ModuleAdapter> adapters;
+  const auto parts = published_parts(config, matrix.name, matrix.shape[0]);
+  for (const PublishedPart& part : parts) {
     const std::string name = module_of(part.name);
-    const std::string path = published_name(config, name);
-    if (!is_target(lora, path)) continue;
-    LoraModule module{.name = name, .first_row = part.first_row, .rows = part.rows};
-    module.rank = by_pattern(lora.rank_pattern, path, lora.rank);
-    const auto rank = static_cast<double>(module.rank);
-    const double alpha = by_pattern(lora.alpha_pattern, path, lora.alpha);
-    module.scale = static_cast<float>(alpha / (lora.rank_stabilized ? std::sqrt(rank) : rank));
-    modules.push_back(std::move(module));
+    const Module module{.name = name,
+                        .path = published_name(config, name),
+                        .first_row = part.first_row,
+                        .rows = part.rows,
+                        .inputs = matrix.shape[1],
+                        .shares_input = parts.size() > 1};
+    if (!is_target(config.adapter, module.path)) continue;
+    if (auto adapter = kind.at(config.adapter, module)) adapters.push_back(std::move(*adapter));
   }
-  return modules;
+  return adapters;
 }
 
 bool is_saved(const GptConfig& config, const std::string& parameter) {
   const auto saves = [&](const PublishedPart& part) {
     const std::string path = published_name(config, module_of(part.name));
-    return std::ranges::any_of(config.lora.saved_modules,
+    return std::ranges::any_of(config.adapter.saved_modules,
                                [&](const std::string& end) { return path.ends_with(end); });
   };
   const std::vector<PublishedPart> parts = published_parts(config, parameter, 0);
@@ -133,12 +122,11 @@ bool is_saved(const GptConfig& config, const std::string& parameter) {
        "'; name all of them or none");
 }
 
-std::vector<std::string> default_lora_targets(const GptConfig& config) {
-  std::vector<std::string> targets;
-  for (const std::string_view name : family_of(config).lora_targets) {
-    if (!name.empty()) targets.emplace_back(name);
-  }
-  return targets;
+}  // namespace adapter
+
+bool is_adapter_parameter(std::string_view name) {
+  return name.find(".lora_") != std::string_view::npos || name.ends_with(".ia3_l") ||
+         name == kPromptParameter;
 }
 
 }  // namespace tessera

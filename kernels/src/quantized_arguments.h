@@ -1,0 +1,13 @@
+#pragma once
+
+#include "tessera/kernels/weight_format.h"
+
+namespace tessera {
+
+/// Throws Error{kInvalidArgument} that names what does not fit.
+void check_arguments(const DequantizeArgs& args);
+
+/// The factor of int8 codes and scales, as bitsandbytes has it: 1/127 in fp32.
+inline constexpr float kInt8Step = 7.874015718698502e-3F;
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/parameter.h"
+#include "tessera/model/gpt.h"
+
+// Which modules of a model have adapters, and what these do there. Layers and merging know places,
+// not kinds.
+namespace tessera::adapter {
+
+/// A linear module of the published model: rows of one of our matrices.
+struct Module {
+  std::string name;  ///< "layers.0.self_attn.q_proj"
+  std::string path;  ///< with the family's prefix, as PEFT's patterns see it
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0, inputs = 0;
+  bool shares_input = false;  ///< our matrix has rows of other modules, too
+};
+
+struct ModuleAdapter {
+  enum class Place : std::uint8_t {
+    kBeside,  ///< y += scale * B A dropout(x), with A (r, inputs) and B (rows, r)
+    kOutput,  ///< y *= l, l (rows, 1)
+    kInput,   ///< x *= l, l (1, inputs)
+  };
+  Module module;
+  Place place = Place::kBeside;
+  float scale = 1.0F;
+  float dropout = 0.0F;
+  std::vector<ParameterSpec> parameters;  ///< A and B, or l
+};
+
+/// Those of one of our parameters, in order of rows; none if it is no matrix of a linear module, or
+/// no target. Throws Error{kConfig} if a pattern is no regular expression.
+std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const ParameterSpec& matrix);
+
+/// Whether config.adapter leaves a parameter to train. Throws Error{kConfig} where it names some of
+/// the modules that are one matrix here, and leaves out others.
+bool is_saved(const GptConfig& config, const std::string& parameter);
+
+/// Whether a path is one of `ends`, or ends with a dot and one of them.
+bool ends_with_one_of(std::string_view path, const std::vector<std::string>& ends);
+/// The number of a module's block, as PEFT finds it: the first part of the path that is a number
+/// with something before it, or behind one of `patterns`.
+std::optional<std::int64_t> block_of(std::string_view path,
+                                     const std::vector<std::string>& patterns);
+
+}  // namespace tessera::adapter

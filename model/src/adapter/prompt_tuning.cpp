@@ -1,0 +1,100 @@
+#include <array>
+
+#include "adapter/adapter_kind.h"
+#include "adapter/adapter_settings.h"
+#include "tessera/core/error.h"
+
+// Prompt tuning: its settings as texts. What it adds is in the embedding.
+namespace tessera::adapter {
+namespace prompt {
+namespace {
+
+using nlohmann::json;
+
+/// What says how the prompt began, and what has no meaning for what is computed.
+constexpr std::array<std::string_view, 7> kIgnored{"num_attention_heads",
+                                                   "num_layers",
+                                                   "prompt_tuning_init_text",
+                                                   "tokenizer_kwargs",
+                                                   "tokenizer_name_or_path",
+                                                   "runtime_config",
+                                                   "prompt_tuning_init_state_dict_path"};
+
+AdapterConfig parse(std::string_view text, const GptConfig& /*config*/) {
+  PromptOptions prompt;
+  const auto set_init = [](const std::vector<std::string>& values) {
+    require(values.front() == "random", ErrorCode::kConfig, "init=", values.front(),
+            " is not built; new prompts begin as random numbers: init=random, or give --adapter "
+            "a prompt that PEFT has begun");
+  };
+  read_settings(text, kPromptTuning.shown.name,
+                {integer_key("tokens", prompt.tokens), {"init", set_init}});
+  require(prompt.tokens > 0, ErrorCode::kConfig,
+          "prompt tuning needs tokens=N, above 0: how many stand in front of each sequence");
+  return {.kind = std::move(prompt)};
+}
+
+json write(const AdapterConfig& adapter, const GptConfig& config) {
+  const PromptOptions& prompt = *adapter.prompt();
+  return {{"num_attention_heads", config.heads},
+          {"num_layers", config.layers},
+          {"num_transformer_submodules", 1},
+          {"num_virtual_tokens", prompt.tokens},
+          {"prompt_tuning_init", prompt.initialization},
+          {"prompt_tuning_init_text", nullptr},
+          {"token_dim", config.width},
+          {"tokenizer_kwargs", nullptr},
+          {"tokenizer_name_or_path", nullptr}};
+}
+
+void read(const JsonReader& reader, const GptConfig& config, AdapterConfig& adapter) {
+  constexpr const char* kTokens = "num_virtual_tokens";
+  PromptOptions prompt;
+  if (reader.value(kTokens).is_null()) reader.refuse_without(kTokens);
+  prompt.tokens = reader.integer(kTokens, 0);
+  if (prompt.tokens <= 0) reader.refuse(kTokens, "it must be above 0");
+  const json& begun = reader.value("prompt_tuning_init");
+  if (begun.is_string()) {
+    prompt.initialization = begun.get<std::string>();
+  } else if (!begun.is_null()) {
+    reader.refuse("prompt_tuning_init", "it must be a text");
+  }
+  if (reader.integer("token_dim", config.width) != config.width) {
+    reader.refuse("token_dim", concat("the model has ", config.width, " channels"));
+  }
+  if (reader.integer("num_transformer_submodules", 1) != 1) {
+    reader.refuse("num_transformer_submodules", "a decoder has 1");
+  }
+  adapter.kind = std::move(prompt);
+}
+
+void check(const AdapterConfig& adapter, const GptConfig& config) {
+  require(adapter.prompt_tokens() < config.context_length, ErrorCode::kConfig, "a prompt of ",
+          adapter.prompt_tokens(), " tokens leaves none of the model's context of ",
+          config.context_length);
+  require(adapter.saved_modules.empty(), ErrorCode::kConfig,
+          "a tuned prompt stands alone, without modules_to_save");
+}
+
+}  // namespace
+}  // namespace prompt
+
+constinit const Kind kPromptTuning{
+    .shown = {.setting = "prompt_tuning",
+              .peft_type = "PROMPT_TUNING",
+              .name = "prompt tuning",
+              .help = "a new prompt that is trained in front of each sequence, instead of the "
+                      "model: tokens=20 (PEFT's PROMPT_TUNING, begun with random numbers)"},
+    .parse = prompt::parse,
+    .write = prompt::write,
+    .read = prompt::read,
+    .ignored = prompt::kIgnored,
+    .refused = {},
+    .check = prompt::check,
+    .described =
+        [](const AdapterConfig& adapter) {
+          return concat("a prompt of ", adapter.prompt_tokens(), " tokens");
+        },
+    .at = nullptr};
+
+}  // namespace tessera::adapter

@@ -1,0 +1,101 @@
+#include <utility>
+
+#include "op_support.h"
+
+// A prompt of trained rows in front of the embeddings of each sequence (prompt tuning: Lester et
+// al. 2021), made of copies alone: the rows of a sequence lie one behind the other.
+//
+//   x[b] = prompt | wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P rows]
+//   y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
+
+namespace tessera::ops {
+namespace {
+
+constexpr const char* kPromptOp = "prompted_embedding";
+
+/// Rows [begin, begin + rows) of sequence b of x (B, L, C), as they lie in memory.
+TensorView sequence_rows(const TensorView& x, std::int64_t b, std::int64_t begin,
+                         std::int64_t rows) {
+  const std::int64_t width = x.shape[2];
+  return x.flat().narrow(0, (b * x.shape[1] + begin) * width, rows * width);
+}
+
+void copy_rows(Tape& tape, const TensorView& from, const TensorView& to) {
+  tape.kernels().cast({.src = from.flat(), .dst = to.flat()}, tape.stream());
+  tape.charge(elementwise_cost(to, 0, 2));
+}
+
+void add_prompt_gradient(Tape& tape, const TensorView& dx, Parameter& prompt) {
+  check_gradient(kPromptOp, "prompt", prompt);
+  if (!prompt.gradient) return;
+  const std::int64_t batch = dx.shape[0], rows = prompt.value.shape[0];
+  const std::int64_t numel = prompt.value.numel();
+  const Tensor first = tape.activation(Shape{batch, numel}, dx.dtype, "prompt gradients");
+  for (std::int64_t b = 0; b < batch; ++b) {
+    copy_rows(tape, sequence_rows(dx, b, 0, rows), first.view().narrow(0, b, 1));
+  }
+  const GradientTarget target = gradient_target(prompt);
+  tape.kernels().bias_gradient(
+      {.dy = first, .db = target.view.flat(), .accumulate = target.accumulate}, tape.stream());
+  tape.charge(elementwise_cost(first, 1, 1));
+}
+
+}  // namespace
+
+Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
+                         const Parameter* wpe, Parameter& prompt) {
+  require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
+          kPromptOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
+          to_string(tokens.dtype));
+  const std::int64_t batch = tokens.shape[0], length = tokens.shape[1];
+  const std::int64_t rows = prompt.value.shape[0], width = wte.value.shape[1];
+  check_operand(kPromptOp, "prompt", prompt.value, Shape{rows, width}, wte.value.dtype);
+  require(!wte.gradient && (wpe == nullptr || !wpe->gradient), ErrorCode::kInvalidArgument,
+          kPromptOp, ": the embeddings must be frozen");
+  require(wpe == nullptr || rows + length <= wpe->value.shape[0], ErrorCode::kInvalidArgument,
+          kPromptOp, ": a prompt of ", rows, " and ", length,
+          " tokens are longer than the context of ", wpe == nullptr ? 0 : wpe->value.shape[0]);
+  Tensor x = tape.activation(Shape{batch, rows + length, width}, wte.value.dtype,
+                             "embedding output with prompt");
+  {
+    const Tensor words =
+        tape.activation(Shape{batch, length, width}, wte.value.dtype, "embedding output");
+    tape.kernels().embedding_forward({.tokens = tokens, .wte = wte.value, .wpe = {}, .x = words},
+                                     tape.stream());
+    tape.charge(elementwise_cost(words, 0, 2));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      copy_rows(tape, prompt.value, sequence_rows(x, b, 0, rows));
+      copy_rows(tape, sequence_rows(words, b, 0, length), sequence_rows(x, b, rows, length));
+      if (wpe == nullptr) continue;
+      tape.kernels().add({.src = wpe->value.narrow(0, 0, rows + length).flat(),
+                          .dst = sequence_rows(x, b, 0, rows + length)},
+                         tape.stream());
+      tape.charge(elementwise_cost(sequence_rows(x, b, 0, rows + length), 1, 3));
+    }
+  }
+  return tape.output(std::move(x),
+                     [&prompt](Tape& t, const Tensor& dx) { add_prompt_gradient(t, dx, prompt); });
+}
+
+Value without_first(Tape& tape, const Value& x, std::int64_t count) {
+  const Shape shape = x.shape();
+  require(shape.rank() == 3 && count >= 0 && count <= shape[1], ErrorCode::kInvalidArgument,
+          "without_first: there are no ", count, " rows in each sequence of ", shape);
+  const std::int64_t batch = shape[0], kept = shape[1] - count;
+  Tensor y = tape.activation(Shape{batch, kept, shape[2]}, x.dtype(), "rows behind the prompt");
+  for (std::int64_t b = 0; b < batch; ++b) {
+    copy_rows(tape, sequence_rows(x.tensor, b, count, kept), sequence_rows(y, b, 0, kept));
+  }
+  return tape.output(std::move(y), [shape, count, kept, id = x.id](Tape& t, const Tensor& dy) {
+    if (id < 0) return;
+    Tensor dx = t.activation(shape, dy.dtype(), "gradient with that of the prompt");
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      const TensorView first = sequence_rows(dx, b, 0, count);
+      t.kernels().fill({.dst = first}, t.stream());
+      copy_rows(t, sequence_rows(dy, b, 0, kept), sequence_rows(dx, b, count, kept));
+    }
+    t.add_gradient(id, std::move(dx));
+  });
+}
+
+}  // namespace tessera::ops

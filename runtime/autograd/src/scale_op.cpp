@@ -1,0 +1,82 @@
+#include <utility>
+
+#include "op_support.h"
+
+// What (IA)^3 multiplies an input or an output of a linear layer by:
+//
+//   y[:, columns] = x[:, columns] * scale;  dx = dy * scale;  d scale = column sums of dy * x
+//
+// Backward reads x. Of all columns it is the tensor that came in, which selective recomputation may
+// have dropped; of some, which are scaled in place, a copy of these alone.
+
+namespace tessera::ops {
+namespace {
+
+constexpr const char* kScaleOp = "scale_columns";
+
+/// Neighbouring columns of a matrix.
+struct Columns {
+  std::int64_t first = 0, count = 0;
+  TensorView of(const TensorView& y) const { return as_matrix(y).narrow(1, first, count); }
+  bool are_all_of(const Shape& shape) const { return first == 0 && count == last_dim(shape); }
+};
+
+void check_scale(const Value& x, const Parameter& scale, const Columns& columns) {
+  check_compute_dtype(kScaleOp, "x", x.tensor, x.dtype());
+  check_compute_dtype(kScaleOp, "scale", scale.value, x.dtype());
+  require(columns.first >= 0 && columns.first + columns.count <= last_dim(x.shape()),
+          ErrorCode::kInvalidArgument, kScaleOp, ": columns ", columns.first, " to ",
+          columns.first + columns.count, " do not fit x ", x.shape());
+}
+
+/// In place of dy, whose other columns are as they are in dx.
+Tensor input_gradient_memory(Tape& tape, const Tensor& dy, const Columns& columns) {
+  if (dy.use_count() == 1) return dy;
+  Tensor dx = tape.activation(dy.shape(), dy.dtype(), "scale input gradient");
+  if (columns.are_all_of(dy.shape())) return dx;
+  tape.kernels().cast({.src = dy, .dst = dx}, tape.stream());
+  tape.charge(elementwise_cost(dx, 0, 2));
+  return dx;
+}
+
+}  // namespace
+
+Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_column) {
+  const Columns columns{first_column, scale.value.numel()};
+  check_scale(x, scale, columns);
+  const bool all = columns.are_all_of(x.shape()), keeps = tape.recording() && scale.trainable;
+  Tensor y = !all    ? x.tensor
+             : keeps ? tape.activation(x.shape(), x.dtype(), "scale output")
+                     : reuse_or_allocate(tape, x.tensor, "scale output");
+  Tensor kept;
+  if (keeps && !all) {
+    kept = tape.activation(Shape{leading_rows(x.shape()), columns.count}, x.dtype(), "scale input");
+  }
+  tape.kernels().scale_columns_forward(
+      {.x = columns.of(x.tensor), .scale = scale.value.flat(), .y = columns.of(y), .kept = kept},
+      tape.stream());
+  tape.charge(elementwise_cost(columns.of(y), 1, kept ? 3 : 2));
+
+  Saved saved = !keeps ? Saved() : all ? Saved(x) : Saved(kept, nullptr);
+  auto backward = [x_id = x.id, saved, columns, all, &scale](Tape& t, Tensor dy) mutable {
+    check_gradient(kScaleOp, "scale", scale);
+    const GradientTarget d_scale = scale.gradient ? gradient_target(scale) : GradientTarget{};
+    const Tensor from = d_scale.view ? saved.get() : Tensor();
+    Tensor dx = input_gradient_memory(t, dy, columns);
+    t.kernels().scale_columns_backward(
+        {.dy = columns.of(dy),
+         .x = from ? as_matrix(from) : TensorView(),
+         .scale = scale.value.flat(),
+         .dx = columns.of(dx),
+         .d_scale = d_scale.view ? d_scale.view.flat() : TensorView(),
+         .accumulate = d_scale.accumulate},
+        t.stream());
+    t.charge(elementwise_cost(columns.of(dx), 3, d_scale.view ? 3 : 2));
+    dy = {};  // now dx has its memory to itself
+    saved = {};
+    t.add_gradient(x_id, std::move(dx));
+  };
+  return tape.output(std::move(y), std::move(backward));
+}
+
+}  // namespace tessera::ops

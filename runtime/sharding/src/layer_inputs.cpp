@@ -1,0 +1,42 @@
+#include "tessera/core/sim_device.h"
+#include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/plan.h"
+
+namespace tessera {
+
+std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayout& layout,
+                                             const BatchSource& source, std::int64_t samples,
+                                             DType parameter_dtype) {
+  SimDevice device;
+  Memory memory(device);
+  const auto stream = device.create_stream({.name = "shapes"});
+  Batch batch;
+  batch.inputs = Tensor::empty(memory, source.input_shape(samples), source.input_dtype(),
+                               MemoryCategory::kData, "inputs");
+  batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
+                                MemoryCategory::kData, "targets");
+  std::vector<std::int64_t> numels{0};
+  Tensor flowing = batch.inputs;
+  if (is_compute_dtype(flowing.dtype())) {  // in the run's precision
+    flowing = Tensor::empty(memory, flowing.shape(), parameter_dtype, MemoryCategory::kData, "in");
+  }
+  for (std::size_t l = 0; l + 1 < model.layers.size(); ++l) {
+    std::vector<Parameter> parameters;
+    for (const ParameterAddress& address : layout.layers[l].parameters) {
+      const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
+      const FlatParameter& flat = address.trainable ? unit.trainable : unit.frozen;
+      const ParameterSpec& spec = flat.tensors[static_cast<std::size_t>(address.tensor)].spec;
+      parameters.push_back({.value = TensorView(nullptr, parameter_dtype, spec.shape),
+                            .gradient = {},
+                            .trainable = address.trainable,
+                            .padded_rows = spec.row_multiple > 1 ? padded_rows(spec) : 0});
+    }
+    Tape tape(memory, *stream, batch, {.record = false, .training = false});
+    const Value input = tape.input(std::move(flowing), false);
+    flowing = model.layers[l]->forward(tape, input, parameters).tensor;
+    numels.push_back(flowing.shape().numel());
+  }
+  return numels;
+}
+
+}  // namespace tessera

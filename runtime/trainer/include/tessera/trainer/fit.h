@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/lab/simulate_step.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera {
+
+/// A setting that choose_fit() decides, and what it may be, the mildest first.
+struct FitAxis {
+  std::string setting;
+  std::vector<std::string> values;
+};
+
+/// Strategy, recomputation and each kind of offload: a row each.
+const std::vector<FitAxis>& fit_axes();
+
+/// What a rank may take, and what ranks its combinations by time.
+struct FitRequest {
+  std::int64_t device_bytes = 0;  ///< of its device
+  /// Of the host's memory; on a CPU with that of the device, which is the same memory.
+  std::int64_t host_bytes = std::numeric_limits<std::int64_t>::max();
+  Cluster cluster{};                ///< whose step times are predicted
+  std::vector<std::string> kept{};  ///< settings that stay as the options have them
+};
+
+/// By how much a combination does not fit.
+struct FitExcess {
+  const char* memory = "";  ///< "device" or "host"
+  std::int64_t bytes = 0;
+};
+
+std::string to_string(const FitExcess& excess);  ///< "device memory: 6.00 MiB too much"
+
+/// One combination of the axes' values.
+struct FitCandidate {
+  std::vector<std::string> values{};  ///< by axis, as the run would have them
+  TrainerOptions options{};
+  std::int64_t device_bytes = 0;      ///< peak of one rank, with gpu_overhead()
+  std::int64_t host_bytes = 0;        ///< peak of what it has in the host's memory
+  std::optional<FitExcess> excess{};  ///< why it does not fit
+  /// Predicted; of those that do not fit only for the kTimedMisses nearest to the budget.
+  std::optional<double> step_seconds{};
+};
+
+inline constexpr std::size_t kTimedMisses = 5;
+
+struct FitChoice {
+  /// Those that fit, the fastest first, and then the others, the nearest to the budget first. Of
+  /// combinations that are one schedule there is one, the mildest.
+  std::vector<FitCandidate> candidates{};
+  int refused = 0;  ///< combinations that cannot be planned
+  const FitCandidate& best() const { return candidates.front(); }
+};
+
+/// The combination with the least predicted step time of those whose predicted peaks fit, and what
+/// else there is. Of equal times the mildest wins: that whose values come first in fit_axes(). A
+/// pure function of its arguments and the choice of device. `evaluation` as for
+/// make_training_plan(). Throws Error{kOutOfMemory} that says what the smallest one would need if
+/// nothing fits, and Error{kConfig} if nothing can be planned.
+FitChoice choose_fit(const Model& model, const BatchSource& source, const TrainerOptions& options,
+                     const FitRequest& request, const BatchSource* evaluation = nullptr);
+
+/// `options` with the values of a candidate, which may be of another process: by axis.
+TrainerOptions with_fit(const TrainerOptions& options, const std::vector<std::string>& values,
+                        const std::vector<std::string>& kept);
+
+}  // namespace tessera

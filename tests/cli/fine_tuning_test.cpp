@@ -1,0 +1,156 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cli/launched_program.h"
+#include "tessera/core/error.h"
+
+// The commands of model/README.md, "Fine-tuning", on a small random folder.
+namespace tessera::fine_tuning_test {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using ::testing::HasSubstr;
+
+constexpr const char* kTemplate = TESSERA_SOURCE_DIR "/tests/model/chat/chatml.jinja";
+
+class FineTuning : public test::LaunchTest {
+ protected:
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(path(name)) << text;
+    return path(name);
+  }
+  std::string base() {
+    const std::string folder = path("base");
+    const ProgramResult made =
+        run({"train", "--no-default-config", "--model", "llama-tiny", "--layers", "2", "--data",
+             TESSERA_SOURCE_DIR "/tests/text/alice.txt", "--sequence-length", "32", "--steps", "1",
+             "--sample-tokens", "0", "--export", folder});
+    EXPECT_EQ(made.exit_code, 0) << made.err;
+    return folder;
+  }
+  ProgramResult tune(const std::string& init, const std::string& data,
+                     std::vector<std::string> more) {
+    std::vector<std::string> words{"train",
+                                   "--no-default-config",
+                                   "--init",
+                                   init,
+                                   "--data",
+                                   data,
+                                   "--epochs",
+                                   "2",
+                                   "--eval-data",
+                                   data,
+                                   "--sequence-length",
+                                   "192",
+                                   "--micro-batch",
+                                   "2",
+                                   "--ranks",
+                                   "2",
+                                   "--strategy",
+                                   "full_shard",
+                                   "--recompute",
+                                   "full",
+                                   "--sample-tokens",
+                                   "0"};
+    words.insert(words.end(), more.begin(), more.end());
+    ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result;
+  }
+  ProgramResult answer(std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--no-default-config", "--tokens", "4"});
+    return run(more);
+  }
+};
+
+std::string chats() {
+  std::string lines;
+  for (int i = 0; i < 9; ++i) {
+    const std::string text = std::string(static_cast<std::size_t>(i % 4), 'x');
+    lines += json{{"messages",
+                   {{{"role", "user"}, {"content", "q" + text}},
+                    {{"role", "assistant"}, {"content", "a" + text}}}}}
+                 .dump() +
+             "\n";
+  }
+  return lines;
+}
+
+TEST_F(FineTuning, TunesAllParametersAndAdaptersOnPromptsAndCompletions) {
+  std::string lines;
+  for (const char* const word : {"red", "green", "blue", "white"}) {
+    lines += json{{"prompt", "Colour:"}, {"completion", concat(" ", word)}}.dump() + "\n";
+  }
+  const std::string init = base(), data = write("examples.jsonl", lines);
+  tune(init, data, {"--precision", "bf16", "--learning-rate", "2e-5", "--export", path("tuned")});
+  tune(init, data,
+       {"--precision", "bf16", "--learning-rate", "2e-4", "--lora",
+        "r=16,alpha=32,targets=all-linear,dropout=0.05", "--export", path("adapter")});
+  for (const std::vector<std::string>& model :
+       {std::vector<std::string>{"--init", path("tuned")},
+        std::vector<std::string>{"--init", init, "--adapter", path("adapter")}}) {
+    std::vector<std::string> words = model;
+    words.insert(words.end(), {"--prompt", "Colour:"});
+    const ProgramResult generated = answer(words);
+    EXPECT_EQ(generated.exit_code, 0) << generated.err;
+  }
+}
+
+// Packed or not, an epoch's losses are over the same targets; of the same parameters the
+// evaluations agree.
+TEST_F(FineTuning, TunesOnChatsAndAnswers) {
+  const std::string init = base(), data = write("chats.jsonl", chats());
+  const auto log_of = [&](const char* packing) {
+    const std::string log = concat(packing, ".jsonl.log");
+    tune(init, data,
+         {"--chat-template", kTemplate, "--packing", packing, "--learning-rate", "0", "--log",
+          path(log)});
+    return read_log(log);
+  };
+  const auto plain = log_of("false"), packed = log_of("true");
+  const json& summary = packed.back();
+  EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
+  EXPECT_GT(plain.back()["steps"], summary["steps"]);
+  const auto loss_in = [](const auto& log) {
+    double loss = 0.0;
+    for (const auto& line : log) {
+      if (line["kind"] == "evaluation") loss = line["loss"].template get<double>();
+    }
+    return loss;
+  };
+  EXPECT_GT(loss_in(plain), 0.0);
+  EXPECT_NEAR(loss_in(plain), loss_in(packed), 1e-6 * loss_in(plain));
+
+  const ProgramResult said =
+      answer({"--init", init, "--chat-template", kTemplate, "--message", "q"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_THAT(said.out, Not(HasSubstr("im_start")));
+  std::filesystem::copy_file(kTemplate, path("base/chat_template.jinja"));
+  EXPECT_EQ(answer({"--init", init, "--message", "q"}).out, said.out);
+}
+
+TEST_F(FineTuning, SaysWhatChatsNeed) {
+  const std::string data = write("chats.jsonl", chats());
+  const auto error_of = [&](std::vector<std::string> words) {
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.err;
+  };
+  EXPECT_THAT(error_of({"train", "--no-default-config", "--data", data}),
+              HasSubstr("give --chat-template FILE"));
+  EXPECT_THAT(error_of({"train", "--no-default-config", "--data",
+                        TESSERA_SOURCE_DIR "/tests/text/alice.txt", "--packing", "true"}),
+              HasSubstr("packing is for examples"));
+  const std::string init = base();
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--message", "q"}),
+              HasSubstr("--message needs a chat template"));
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--message", "q",
+                        "--prompt", "p", "--chat-template", kTemplate}),
+              HasSubstr("give one of them"));
+}
+
+}  // namespace
+}  // namespace tessera::fine_tuning_test

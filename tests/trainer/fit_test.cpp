@@ -1,0 +1,165 @@
+#include "tessera/trainer/fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "support/tiny_model.h"
+#include "temporary_folder.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/hardware_profile.h"
+#include "tessera/trainer/trainer.h"
+
+// choose_fit(): the fastest settings whose plans are within a budget.
+namespace tessera::fit_test {
+namespace {
+
+using test::tiny_model;
+using test::TinyData;
+using ::testing::HasSubstr;
+
+FitRequest request_of(std::int64_t device_bytes) {
+  FitRequest request{.device_bytes = device_bytes};
+  request.cluster.profile = find_profile("h100-sxm");
+  return request;
+}
+
+TrainerOptions options_of(int ranks) {
+  TrainerOptions options;
+  options.ranks = ranks;
+  options.steps = 2;
+  options.micro_batch = 4;
+  options.threads_per_rank = 1;
+  return options;
+}
+
+constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
+
+class Fit : public testing::Test {
+ protected:
+  FitChoice choose(int ranks, const FitRequest& request) const {
+    return choose_fit(model_, data_, options_of(ranks), request);
+  }
+  const Model model_ = tiny_model(2000);
+  const TinyData data_;
+};
+
+TEST_F(Fit, TakesTheFastestOfThoseThatFitAndMeasuresWhatItPredicted) {
+  const FitChoice all = choose(2, request_of(kPlenty));
+  ASSERT_GT(all.candidates.size(), 20U);
+  EXPECT_GT(all.refused, 0);  // activations on the host where they are not recomputed
+  std::int64_t least = kPlenty, most = 0;
+  for (const FitCandidate& candidate : all.candidates) {
+    EXPECT_FALSE(candidate.excess);
+    EXPECT_GE(*candidate.step_seconds, *all.best().step_seconds);
+    least = std::min(least, candidate.device_bytes);
+    most = std::max(most, candidate.device_bytes);
+  }
+  ASSERT_LT(least, most);
+  for (const double share : {0.0, 0.2, 0.5, 0.8}) {
+    SCOPED_TRACE(share);
+    const auto budget =
+        least + static_cast<std::int64_t>(share * static_cast<double>(most - least));
+    const FitChoice choice = choose(2, request_of(budget));
+    ASSERT_EQ(choice.candidates.size(), all.candidates.size());
+    for (const FitCandidate& candidate : all.candidates) {
+      const bool fits = candidate.device_bytes <= budget;
+      if (fits) {
+        EXPECT_GE(*candidate.step_seconds, *choice.best().step_seconds);
+      }
+      const auto same =
+          std::ranges::find(choice.candidates, candidate.values, &FitCandidate::values);
+      ASSERT_NE(same, choice.candidates.end());
+      EXPECT_EQ(!same->excess, fits);
+    }
+    const TrainingSummary summary = Trainer(model_, data_, choice.best().options).train();
+    EXPECT_EQ(summary.measured_memory.total, choice.best().device_bytes);
+    EXPECT_LE(summary.measured_memory.total, budget);
+    EXPECT_EQ(summary.measured_host_memory.total, choice.best().host_bytes);
+  }
+}
+
+TEST_F(Fit, PrefersTheMildestOfEquals) {
+  FitRequest request = request_of(kPlenty);
+  request.kept = {"recompute", "offload_optimizer", "offload_gradients", "offload_parameters"};
+  const FitChoice one_rank = choose(1, request);
+  // On one rank all strategies are one schedule.
+  ASSERT_EQ(one_rank.candidates.size(), 1U);
+  EXPECT_EQ(one_rank.best().values.front(), strategies().front().name);
+  const FitChoice first = choose(2, request), again = choose(2, request);
+  for (std::size_t i = 0; i < first.candidates.size(); ++i) {
+    EXPECT_EQ(first.candidates[i].values, again.candidates[i].values);
+  }
+}
+
+TEST_F(Fit, KeepsWhatTheUserHasGiven) {
+  TrainerOptions options = options_of(4);
+  options.strategy = "hybrid_shard";
+  options.replicas = 2;
+  options.offload_optimizer = parse_offload("host:0.25");
+  FitRequest request = request_of(kPlenty);
+  request.kept = {"strategy", "replicas", "offload_optimizer"};
+  const FitChoice choice = choose_fit(model_, data_, options, request);
+  for (const FitCandidate& candidate : choice.candidates) {
+    EXPECT_EQ(candidate.values[0], "hybrid_shard");
+    EXPECT_EQ(candidate.values[2], "host:0.25");
+    EXPECT_EQ(candidate.options.replicas, 2);
+  }
+  // A placement of the user's own leaves no strategy to choose.
+  options = options_of(2);
+  options.placement = find_strategy("zero1").placement;
+  request.kept = {"optimizer_placement"};
+  for (const FitCandidate& candidate : choose_fit(model_, data_, options, request).candidates) {
+    EXPECT_EQ(candidate.options.placement, options.placement);
+  }
+}
+
+TEST_F(Fit, CountsTheHostsMemoryAndOnACpuBothTogether) {
+  const FitChoice all = choose(2, request_of(kPlenty));
+  FitRequest request = request_of(kPlenty);
+  request.host_bytes = all.best().device_bytes + all.best().host_bytes - 1;
+  for (const FitCandidate& candidate : choose(2, request).candidates) {
+    const bool fits = candidate.device_bytes + candidate.host_bytes <= request.host_bytes;
+    EXPECT_EQ(!candidate.excess, fits);
+    if (!fits) {
+      EXPECT_THAT(to_string(*candidate.excess), HasSubstr("host memory"));
+    }
+  }
+}
+
+TEST_F(Fit, TriesParametersOnADiskAndMeasuresWhatItPredicted) {
+  const test::TemporaryFolder folder;
+  TrainerOptions options = options_of(2);
+  options.strategy = "full_shard";
+  options.offload_path = folder.path("");
+  FitRequest request = request_of(kPlenty);
+  request.kept = {"strategy", "recompute", "offload_optimizer", "offload_gradients",
+                  "offload_activations"};
+  const FitChoice all = choose_fit(model_, data_, options, request);
+  const auto with = [&](const char* parameters) {
+    return *std::ranges::find_if(all.candidates,
+                                 [&](const FitCandidate& c) { return c.values[4] == parameters; });
+  };
+  ASSERT_EQ(all.candidates.size(), 4U);
+  const FitCandidate host = with("host"), disk = with("disk");
+  EXPECT_LE(disk.device_bytes, host.device_bytes);
+  EXPECT_GT(disk.step_seconds.value_or(0.0), host.step_seconds.value_or(0.0));
+  const TrainingSummary summary = Trainer(model_, data_, disk.options).train();
+  EXPECT_EQ(summary.measured_memory.total, disk.device_bytes);
+  EXPECT_EQ(summary.measured_host_memory.total, disk.host_bytes);
+}
+
+TEST_F(Fit, SaysWhatWouldBeNeededIfNothingFits) {
+  try {
+    choose(2, request_of(1000));
+    FAIL() << "fitted into 1000 bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), HasSubstr("the smallest one needs"));
+    EXPECT_THAT(error.what(), HasSubstr("--recompute"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fit_test
