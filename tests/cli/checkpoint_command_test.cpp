@@ -149,7 +149,7 @@ TEST_F(LaunchedCheckpoints, GoOnWithOtherProcesses) {
 
 TEST_F(LaunchedCheckpoints, ARunWhoseProcessIsKilledGoesOnWithThoseThatAreLeft) {
   write_text();
-  const std::vector<std::string> steps{"--steps", "150"};
+  const std::vector<std::string> steps{"--steps", "60"};
   ASSERT_EQ(launched(2, path("whole"), {}, steps).exit_code, 0);
   const std::string whole = sha256();
   for (const bool fewer : {false, true}) {
