@@ -54,8 +54,11 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 
 get_property(_cuda_sources GLOBAL PROPERTY TESSERA_CUDA_SOURCES)
-add_library(tessera_cuda MODULE ${_cuda_sources} $<TARGET_OBJECTS:tessera_identity>)
-tessera_compile_cuda_hosts_together(tessera_cuda ${_cuda_sources})
+tessera_cuda_units(_cuda_units cu ${_cuda_sources})
+set(_cuda_hosts ${_cuda_sources})
+list(FILTER _cuda_hosts EXCLUDE REGEX "\\.cu$")
+add_library(tessera_cuda MODULE ${_cuda_hosts} ${_cuda_units} $<TARGET_OBJECTS:tessera_identity>)
+tessera_compile_cuda_hosts_together(tessera_cuda ${_cuda_hosts})
 get_target_property(_tessera_includes tessera INCLUDE_DIRECTORIES)
 target_include_directories(tessera_cuda PRIVATE
   ${_tessera_includes} ${PROJECT_SOURCE_DIR}/kernels/src/cuda/nvcc ${_headers})

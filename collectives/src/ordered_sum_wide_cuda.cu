@@ -13,18 +13,18 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kMaxSources = 256;  // as kernel arguments: 2 of the 4 KB that there are
-constexpr int kBlock = 256;       // no shared state: any size that fills a multiprocessor will do
-constexpr std::int64_t kMaxBlocks = 1024;
+constexpr int kMaxWideSources = 256;  // as kernel arguments: 2 of the 4 KB that there are
+constexpr int kWideBlock = 256;  // no shared state: any size that fills a multiprocessor will do
+constexpr std::int64_t kMaxWideBlocks = 1024;
 
 template <typename T>
-struct Sources {
-  const T* data[kMaxSources];
+struct WideSources {
+  const T* data[kMaxWideSources];
   int count;
 };
 
 template <typename T>
-__global__ void ordered_sum_wide_kernel(Sources<T> sources, T* dst, std::int64_t n) {
+__global__ void ordered_sum_wide_kernel(WideSources<T> sources, T* dst, std::int64_t n) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
        i += stride) {
@@ -37,21 +37,22 @@ __global__ void ordered_sum_wide_kernel(Sources<T> sources, T* dst, std::int64_t
 template <typename T>
 void launch_sum(std::span<const TensorView> sources, const TensorView& dst, CudaStream& stream) {
   const std::int64_t n = dst.numel();
-  Sources<T> by_value{};
+  WideSources<T> by_value{};
   by_value.count = static_cast<int>(sources.size());
   for (std::size_t s = 0; s < sources.size(); ++s) by_value.data[s] = sources[s].as<T>();
-  const auto blocks = static_cast<unsigned>(std::min((n + kBlock - 1) / kBlock, kMaxBlocks));
-  simt::launch(ordered_sum_wide_kernel<T>, dim3(blocks), dim3(kBlock), 0, stream.handle(), by_value,
-               dst.as<T>(), n);
+  const auto blocks =
+      static_cast<unsigned>(std::min((n + kWideBlock - 1) / kWideBlock, kMaxWideBlocks));
+  simt::launch(ordered_sum_wide_kernel<T>, dim3(blocks), dim3(kWideBlock), 0, stream.handle(),
+               by_value, dst.as<T>(), n);
 }
 
 }  // namespace
 
 void ordered_sum_wide(std::span<const TensorView> sources, const TensorView& dst,
                       CudaStream& stream) {
-  require(!sources.empty() && sources.size() <= kMaxSources, ErrorCode::kInvalidArgument,
+  require(!sources.empty() && sources.size() <= kMaxWideSources, ErrorCode::kInvalidArgument,
           "a sum of ", to_string(dst.dtype), " over ", sources.size(),
-          " ranks of one GPU; at most ", kMaxSources, " are possible");
+          " ranks of one GPU; at most ", kMaxWideSources, " are possible");
   if (dst.numel() == 0) return;
   dst.dtype == DType::kInt64 ? launch_sum<std::int64_t>(sources, dst, stream)
                              : launch_sum<double>(sources, dst, stream);

@@ -63,6 +63,7 @@ def bandwidth_share(bytes_in_flight_per_sm: int) -> float:
 # ---- Reading the disassembly -----------------------------------------------------------------------------------------
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+SOURCE = re.compile(r'//## File .*"(?:[^"]*/)?(\w+?)(?:_cuda)?\.cu"')
 LABEL = re.compile(r"^(\.L_x_\d+):")
 REGISTER = re.compile(r"\bR(\d+)\b")
 
@@ -139,11 +140,16 @@ def loads_in_flight(code: list) -> tuple:
 
 
 def read_cubin(text: str) -> dict:
-    """mangled name -> {registers, spill_bytes, static_shared, threads, code} from what nvdisasm printed."""
+    """mangled name -> {registers, spill_bytes, static_shared, threads, code, source} from what nvdisasm printed.
+
+    The source is the .cu file, without _cuda.cu, that lines of the code come from: a name has that of the compilation
+    unit, which may be of several.
+    """
     kernels, section, attribute, words = {}, "", "", []
 
     def kernel(name: str) -> dict:
-        return kernels.setdefault(name, {"registers": 0, "spill_bytes": 0, "static_shared": 0, "threads": 0, "code": []})
+        return kernels.setdefault(name, {"registers": 0, "spill_bytes": 0, "static_shared": 0, "threads": 0, "code": [],
+                                         "source": ""})
 
     labels = []
     for line in text.splitlines():
@@ -155,6 +161,8 @@ def read_cubin(text: str) -> dict:
             elif match := INSTRUCTION.match(line):
                 kernel(section[6:])["code"].append((match[1], match[2], match[3], labels))
                 labels = []
+            elif match := SOURCE.search(line):
+                kernel(section[6:])["source"] = match[1]
         elif section.startswith(".nv.shared."):
             if match := re.match(r"\s*\.zero\s+(\d+)", line):
                 kernel(section[11:])["static_shared"] += int(match[1])
@@ -169,13 +177,11 @@ def read_cubin(text: str) -> dict:
     return {name: k for name, k in kernels.items() if k["code"]}
 
 
-def short_names(mangled: list) -> dict:
-    """mangled name -> file/kernel<template arguments>, without namespaces and parameters."""
-    result = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True)
+def short_names(kernels: dict) -> dict:
+    """mangled name -> source/kernel<template arguments>, without namespaces and parameters, of read_cubin's."""
+    result = subprocess.run(["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True)
     names = {}
-    for name, full in zip(mangled, result.stdout.splitlines()):
-        # The hash in an anonymous namespace is of the compilation; c++filt hides it where it understands.
-        file = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_(?:cuda_)?cu_", name)
+    for (name, kernel), full in zip(kernels.items(), result.stdout.splitlines()):
         depth = 0
         for i, char in enumerate(full):  # the parameters begin at the first ( outside of <> that names no namespace
             depth += {"<": 1, ">": -1}.get(char, 0)
@@ -186,7 +192,7 @@ def short_names(mangled: list) -> dict:
         full = full.replace("__nv_bfloat16", "bf16").replace("__half", "fp16")
         full = full.replace("(bool)0", "false").replace("(bool)1", "true")
         full = re.sub(r"\((?:int|unsigned int|[\w:]+)\)(?=-?\d)", "", full)
-        names[name] = f"{file[1]}/{full}" if file else full
+        names[name] = f"{kernel['source']}/{full}" if kernel["source"] else full
     return names
 
 
@@ -214,12 +220,12 @@ def read_module(module: str, tools: str, architecture: str) -> dict:
         subprocess.run([cuobjdump, "-xelf", "all", str(Path(module).resolve())], cwd=folder, check=True,
                        capture_output=True)
         for cubin in sorted(Path(folder).glob(f"*.{architecture}.cubin")):
-            text = subprocess.run([nvdisasm, str(cubin)], capture_output=True, text=True, check=True).stdout
+            text = subprocess.run([nvdisasm, "-gi", str(cubin)], capture_output=True, text=True, check=True).stdout
             kernels.update(read_cubin(text))
     if not kernels:
         print(f"{module} has no image for {architecture}")
         sys.exit(77)
-    names = short_names(list(kernels))
+    names = short_names(kernels)
     result = {}
     for mangled, kernel in kernels.items():
         assert names[mangled] not in result, f"two kernels are called {names[mangled]}"

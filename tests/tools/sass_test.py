@@ -82,6 +82,19 @@ class Flight(unittest.TestCase):
             EXIT"""), (2, 32))
 
 
+class Sources(unittest.TestCase):
+    def test_a_kernel_is_named_by_the_file_that_its_code_is_of(self):
+        name = "_ZN7tessera4cuda52_GLOBAL__N__ce2c436c_10_group_0_cu_75007245k_anyEf"
+        kernels = sass.read_cubin(f"""
+//--------------------- .text.{name} --------------------------
+        //## File "/src/kernels/src/cuda/elementwise_cuda.h", line 66
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        //## File "/src/kernels/src/cuda/simt.h", line 20 inlined at "/src/kernels/src/cuda/sums_cuda.cu", line 3
+        /*0010*/                   EXIT ;""")
+        self.assertEqual(kernels[name]["source"], "sums")
+        self.assertRegex(sass.short_names(kernels)[name], "^sums/")
+
+
 class Residency(unittest.TestCase):
     def test_registers_shared_memory_threads_and_blocks_limit_it(self):
         self.assertEqual(sass.blocks_per_sm(64, 18 << 10, 128), 8)

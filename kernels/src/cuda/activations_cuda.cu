@@ -9,8 +9,6 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr float kLog2E = 1.44269504F;
-
 /// x times the logistic function s(z) = 1 / (1 + exp(-z)); `exponent`: -z log2(e).
 __device__ float times_logistic(float x, float exponent) {
   return __fdividef(x, 1.0F + simt::exp2_approx(exponent));

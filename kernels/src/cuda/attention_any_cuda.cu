@@ -15,17 +15,16 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kSide = 16;
-constexpr int kThreads = kSide * kSide;
-constexpr int kTile = 64;          // rows and columns of a tile
-constexpr int kTerms = 32;         // of a product, in shared memory at a time
-constexpr int kPitch = kTile + 4;  // keeps rows of shared memory in different banks, and aligned
-constexpr float kLog2E = 1.4426950408889634F;
+constexpr int kAnyThreads = kSide * kSide;
+constexpr int kAnyTile = 64;          // rows and columns of a tile
+constexpr int kTerms = 32;            // of a product, in shared memory at a time
+constexpr int kPitch = kAnyTile + 4;  // keeps rows of shared memory in different banks, and aligned
 
 using Sums = float[4][4];
 
 /// The rows of one head, from `first` on: rows past `count` and columns past `dim` read as zero.
 template <typename T>
-struct Rows {
+struct AnyRows {
   const T* data;
   std::int64_t stride;
   int count, dim;
@@ -33,14 +32,14 @@ struct Rows {
   __device__ float at(int row, int column) const {
     return row < count && column < dim ? simt::to_float(data[row * stride + column]) : 0.0F;
   }
-  __device__ Rows from(int row) const { return {data + row * stride, stride, count - row, dim}; }
+  __device__ AnyRows from(int row) const { return {data + row * stride, stride, count - row, dim}; }
 };
 
 /// What the threads of a block share.
 struct Shared {
   float left[kTerms][kPitch];
   float right[kTerms][kPitch];
-  float tile[kTile][kPitch];  // a tile of scores, transposed: [column][row]
+  float tile[kAnyTile][kPitch];  // a tile of scores, transposed: [column][row]
 };
 
 __device__ inline int tx() { return static_cast<int>(threadIdx.x) % kSide; }
@@ -64,11 +63,12 @@ __device__ inline void add_outer(Sums& sums, const float* rows, const float* col
 
 /// sums = A B^T for 64 rows each. Begins with a barrier, after which shared memory is free.
 template <typename T>
-__device__ void multiply_rows(Sums& sums, const Rows<T>& a, const Rows<T>& b, Shared& shared) {
+__device__ void multiply_rows(Sums& sums, const AnyRows<T>& a, const AnyRows<T>& b,
+                              Shared& shared) {
   clear(sums);
   for (int d0 = 0; d0 < a.dim; d0 += kTerms) {
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kTerms; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kAnyTile * kTerms; i += kAnyThreads) {
       shared.left[i % kTerms][i / kTerms] = a.at(i / kTerms, d0 + i % kTerms);
       shared.right[i % kTerms][i / kTerms] = b.at(i / kTerms, d0 + i % kTerms);
     }
@@ -83,11 +83,11 @@ __device__ void multiply_rows(Sums& sums, const Rows<T>& a, const Rows<T>& b, Sh
 /// sums += P B, with P in shared.tile and 64 columns of the 64 rows of B, from `column` on. Begins
 /// with a barrier, after which what was stored in the tile is seen by all.
 template <typename T>
-__device__ void add_product(Sums& sums, const Rows<T>& b, int column, Shared& shared) {
-  for (int r0 = 0; r0 < kTile; r0 += kTerms) {
+__device__ void add_product(Sums& sums, const AnyRows<T>& b, int column, Shared& shared) {
+  for (int r0 = 0; r0 < kAnyTile; r0 += kTerms) {
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kTerms; i += kThreads) {
-      shared.right[i / kTile][i % kTile] = b.at(r0 + i / kTile, column + i % kTile);
+    for (int i = static_cast<int>(threadIdx.x); i < kAnyTile * kTerms; i += kAnyThreads) {
+      shared.right[i / kAnyTile][i % kAnyTile] = b.at(r0 + i / kAnyTile, column + i % kAnyTile);
     }
     __syncthreads();
 #pragma unroll 8
@@ -123,7 +123,7 @@ __device__ void store(const Sums& sums, const float (&factors)[4], T* to, std::i
 
 /// Of all: q, k, v or their gradients of one head; and which part of it is this block's.
 template <typename T>
-struct Problem {
+struct AnyProblem {
   AttentionLayout layout;
   const T *qkv, *d_out;
   T *out, *d_qkv;
@@ -132,17 +132,17 @@ struct Problem {
 };
 
 template <typename T>
-struct Place {
-  const Problem<T>& problem;
+struct AnyPlace {
+  const AnyProblem<T>& problem;
   int tiles, columns;  // of 64
   int column, tile;
   std::int64_t head, batch;
 
-  __device__ explicit Place(const Problem<T>& p) : problem(p) {
-    tiles = static_cast<int>(p.layout.tiles(kTile));
-    columns = (p.layout.head_dim + kTile - 1) / kTile;
+  __device__ explicit AnyPlace(const AnyProblem<T>& p) : problem(p) {
+    tiles = static_cast<int>(p.layout.tiles(kAnyTile));
+    columns = (p.layout.head_dim + kAnyTile - 1) / kAnyTile;
     int rest = static_cast<int>(blockIdx.x);
-    column = rest % columns * kTile;
+    column = rest % columns * kAnyTile;
     rest /= columns;
     tile = rest % tiles;
     rest /= tiles;
@@ -159,11 +159,11 @@ struct Place {
     const AttentionLayout& layout = problem.layout;
     return batch * layout.length * layout.out_stride + head * layout.head_dim;
   }
-  __device__ Rows<T> rows(int part) const {
+  __device__ AnyRows<T> rows(int part) const {
     const AttentionLayout& layout = problem.layout;
     return {problem.qkv + qkv_offset(part), layout.qkv_stride, layout.length, layout.head_dim};
   }
-  __device__ Rows<T> d_out() const {
+  __device__ AnyRows<T> d_out() const {
     const AttentionLayout& layout = problem.layout;
     return {problem.d_out + out_offset(), layout.out_stride, layout.length, layout.head_dim};
   }
@@ -205,24 +205,19 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
-/// A key after the query, which makes the difference huge, or before the `seen` that it sees.
-__device__ inline bool hides(int query, int key, int seen) {
-  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
-}
-
 template <typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Problem<T> problem) {
+__global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
-  const Place<T> place(problem);
-  const int first = (place.tiles - 1 - place.tile) * kTile;  // long blocks go first
-  const Rows<T> q = place.rows(0).from(first), k = place.rows(1), v = place.rows(2);
+  const AnyPlace<T> place(problem);
+  const int first = (place.tiles - 1 - place.tile) * kAnyTile;  // long blocks go first
+  const AnyRows<T> q = place.rows(0).from(first), k = place.rows(1), v = place.rows(2);
   Sums s, out;
   clear(out);
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
   const Documents documents = layout.documents(place.batch);
-  for (int key = layout.first_key(first, kTile, documents); key <= first; key += kTile) {
+  for (int key = layout.first_key(first, kAnyTile, documents); key <= first; key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
@@ -251,21 +246,21 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Problem<T> problem) {
 
 /// dk and dv of a tile of keys, from the transposed scores: a row per key.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) keys_kernel(Problem<T> problem) {
+__global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
-  const Place<T> place(problem);
-  const int first = place.tile * kTile;
-  const Rows<T> q = place.rows(0), k = place.rows(1).from(first), v = place.rows(2).from(first),
-                d_out = place.d_out();
+  const AnyPlace<T> place(problem);
+  const int first = place.tile * kAnyTile;
+  const AnyRows<T> q = place.rows(0), k = place.rows(1).from(first), v = place.rows(2).from(first),
+                   d_out = place.d_out();
   const float* lse2 = problem.statistics.lse2 + place.index() * problem.statistics.stride;
   const float* delta = problem.statistics.delta + place.index() * problem.statistics.stride;
   Sums p, ds, dk, dv;
   clear(dk);
   clear(dv);
   const Documents documents = layout.documents(place.batch);
-  const int end = layout.queries_end(min(first + kTile, layout.length), documents);
-  for (int query = first; query < end; query += kTile) {
+  const int end = layout.queries_end(min(first + kAnyTile, layout.length), documents);
+  for (int query = first; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
     for (int j = 0; j < 4; ++j) {
@@ -289,20 +284,20 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(Problem<T> problem) {
 
 /// dq of a tile of queries.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) queries_kernel(Problem<T> problem) {
+__global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
-  const Place<T> place(problem);
-  const int first = (place.tiles - 1 - place.tile) * kTile;  // long blocks go first
-  const Rows<T> q = place.rows(0).from(first), k = place.rows(1), v = place.rows(2),
-                d_out = place.d_out().from(first);
+  const AnyPlace<T> place(problem);
+  const int first = (place.tiles - 1 - place.tile) * kAnyTile;  // long blocks go first
+  const AnyRows<T> q = place.rows(0).from(first), k = place.rows(1), v = place.rows(2),
+                   d_out = place.d_out().from(first);
   const std::int64_t row = place.index() * problem.statistics.stride + first + 4 * ty();
   const float* lse2 = problem.statistics.lse2 + row;
   const float* delta = problem.statistics.delta + row;
   Sums s, ds, dq;
   clear(dq);
   const Documents documents = layout.documents(place.batch);
-  for (int key = layout.first_key(first, kTile, documents); key <= first; key += kTile) {
+  for (int key = layout.first_key(first, kAnyTile, documents); key <= first; key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
     for (int i = 0; i < 4; ++i) {
@@ -321,16 +316,16 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Problem<T> problem) {
 }
 
 template <typename T>
-void launch_any(void (*kernel)(Problem<T>), const Problem<T>& problem, CudaStream& stream) {
+void launch_any(void (*kernel)(AnyProblem<T>), const AnyProblem<T>& problem, CudaStream& stream) {
   const AttentionLayout& layout = problem.layout;
-  const unsigned blocks =
-      blocks_for(layout.tiles(kTile) * layout.all_heads() * ceil_div(layout.head_dim, kTile), 1);
-  simt::launch(kernel, dim3(blocks), dim3(kThreads), 0, stream.handle(), problem);
+  const unsigned blocks = blocks_for(
+      layout.tiles(kAnyTile) * layout.all_heads() * ceil_div(layout.head_dim, kAnyTile), 1);
+  simt::launch(kernel, dim3(blocks), dim3(kAnyThreads), 0, stream.handle(), problem);
 }
 
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
-  Problem<T> problem{};
+  AnyProblem<T> problem{};
   problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
@@ -340,7 +335,7 @@ void forward(const AttentionForwardArgs& args, CudaStream& stream) {
 
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
-  Problem<T> problem{};
+  AnyProblem<T> problem{};
   problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);

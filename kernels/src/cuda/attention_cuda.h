@@ -57,6 +57,12 @@ struct AttentionLayout {
   }
 };
 
+/// Whether a query does not see a key: one after it, which makes the difference huge, or one before
+/// the `seen` that it sees.
+constexpr bool hides(int query, int key, int seen) {
+  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
+}
+
 /// What the backward pass needs of each query besides the tensors: (B * H, padded length) each.
 struct RowStatistics {
   const float* lse2 = nullptr;   ///< lse * log2(e); +inf for padding

@@ -10,8 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr float kLog2E = 1.4426950408889634F;
+constexpr int kStatisticsThreads = 256;
 
 template <typename T>
 struct StatisticsProblem {
@@ -45,9 +44,11 @@ __device__ float partial_dot(const T* a, const T* b, int dim, int lane, int lane
 
 /// Rows are numbered (b, l, h) with l over the padded length: neighbours lie side by side.
 template <bool kVector, typename T>
-__global__ void __launch_bounds__(kThreads) statistics_kernel(StatisticsProblem<T> problem) {
+__global__ void __launch_bounds__(kStatisticsThreads)
+    statistics_kernel(StatisticsProblem<T> problem) {
   const AttentionLayout& layout = problem.layout;
-  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t thread =
+      static_cast<std::int64_t>(blockIdx.x) * kStatisticsThreads + threadIdx.x;
   const std::int64_t index = thread / problem.lanes;
   const int lane = static_cast<int>(thread % problem.lanes);
   const bool exists = index < layout.all_heads() * problem.stride;
@@ -85,9 +86,10 @@ void launch_statistics(const AttentionBackwardArgs& args, const RowStatistics& t
                       is_aligned(args.d_out.data, 16) && is_aligned(args.out.data, 16);
   const int parts = vector ? layout.head_dim / simt::Vec16<T>::kSize : layout.head_dim;
   while (problem.lanes < parts && problem.lanes < 32) problem.lanes *= 2;
-  const unsigned blocks = blocks_for(layout.all_heads() * to.stride * problem.lanes, kThreads);
+  const unsigned blocks =
+      blocks_for(layout.all_heads() * to.stride * problem.lanes, kStatisticsThreads);
   simt::launch(vector ? statistics_kernel<true, T> : statistics_kernel<false, T>, dim3(blocks),
-               dim3(kThreads), 0, stream, problem);
+               dim3(kStatisticsThreads), 0, stream, problem);
 }
 
 }  // namespace

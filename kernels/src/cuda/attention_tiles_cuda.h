@@ -15,15 +15,8 @@
 // mma: what a warp has computed never leaves its registers.
 namespace tessera::cuda {
 
-/// Whether a query does not see a key: one after it, which makes the difference huge, or one before
-/// the `seen` that it sees.
-__device__ inline bool hides(int query, int key, int seen) {
-  return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
-}
-
 inline constexpr int kAttentionWarps = 4;
 inline constexpr int kAttentionThreads = 32 * kAttentionWarps;
-inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 
 /// Rows of kDim elements in shared memory. A row is split into chunks of 16 bytes, and chunk c of

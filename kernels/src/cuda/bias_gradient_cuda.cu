@@ -16,34 +16,34 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kBiasWarps = 8;
+constexpr int kBiasThreads = 32 * kBiasWarps;
 /// Rows per warp whose loads are on their way together.
-constexpr int kRowsAhead = 4;
+constexpr int kBiasRowsAhead = 4;
 /// Fewest rows of a range: at 32, partial sums have an eighth of the bytes of bf16 rows at most.
-constexpr std::int64_t kMinRows = kWarps * kRowsAhead;
+constexpr std::int64_t kMinRows = kBiasWarps * kBiasRowsAhead;
 /// Enough to fill large GPUs, few enough that the second launch is short.
 constexpr std::int64_t kTargetBlocks = 1024;
 /// Of the second launch: with so many warps even 1024 ranges are 32 loads one after another.
 constexpr int kCombineWarps = 32;
 
-/// sums += rows first, first + kWarps, ... of [first, end) of a column group.
+/// sums += rows first, first + kBiasWarps, ... of [first, end) of a column group.
 template <int kSize, typename T>
 __device__ void add_rows(const T* column, std::int64_t first, std::int64_t end, std::int64_t n,
                          float (&sums)[kSize]) {
   std::int64_t row = first;
-  for (; row + (kRowsAhead - 1) * kWarps < end; row += kRowsAhead * kWarps) {
-    Pack<T, kSize> rows[kRowsAhead];
+  for (; row + (kBiasRowsAhead - 1) * kBiasWarps < end; row += kBiasRowsAhead * kBiasWarps) {
+    Pack<T, kSize> rows[kBiasRowsAhead];
 #pragma unroll
-    for (int r = 0; r < kRowsAhead; ++r)
-      rows[r] = load_pack<kSize>(column + (row + r * kWarps) * n);
+    for (int r = 0; r < kBiasRowsAhead; ++r)
+      rows[r] = load_pack<kSize>(column + (row + r * kBiasWarps) * n);
 #pragma unroll
-    for (int r = 0; r < kRowsAhead; ++r) {
+    for (int r = 0; r < kBiasRowsAhead; ++r) {
 #pragma unroll
       for (int e = 0; e < kSize; ++e) sums[e] += simt::to_float(rows[r].v[e]);
     }
   }
-  for (; row < end; row += kWarps) {
+  for (; row < end; row += kBiasWarps) {
     const auto values = load_pack<kSize>(column + row * n);
 #pragma unroll
     for (int e = 0; e < kSize; ++e) sums[e] += simt::to_float(values.v[e]);
@@ -52,11 +52,11 @@ __device__ void add_rows(const T* column, std::int64_t first, std::int64_t end, 
 
 /// partials (gridDim.y, n): row y sums rows [y range, (y + 1) range) of dy.
 template <int kSize, typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBiasThreads)
     sum_rows_kernel(const T* dy, float* partials, std::int64_t m, std::int64_t n,
                     std::int64_t range) {
   constexpr int kColumns = 32 * kSize;  // of a tile
-  SIMT_SHARED(float[kWarps * kColumns], of_warp);
+  SIMT_SHARED(float[kBiasWarps * kColumns], of_warp);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * kColumns;
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int e = 0; e < kSize; ++e) of_warp[warp * kColumns + lane * kSize + e] = sums[e];
   __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < kColumns && tile + c < n; c += kThreads) {
+  for (int c = static_cast<int>(threadIdx.x); c < kColumns && tile + c < n; c += kBiasThreads) {
     float sum = of_warp[c];
-    for (int w = 1; w < kWarps; ++w) sum += of_warp[w * kColumns + c];
+    for (int w = 1; w < kBiasWarps; ++w) sum += of_warp[w * kColumns + c];
     partials[static_cast<std::int64_t>(blockIdx.y) * n + tile + c] = sum;
   }
 }
@@ -104,8 +104,8 @@ void launch_sums(const TensorView& dy, float* partials, std::int64_t ranges, std
                  cudaStream_t queue) {
   const std::int64_t n = dy.shape[1];
   simt::launch(sum_rows_kernel<kSize, T>,
-               dim3(blocks_for(n, 32 * kSize), static_cast<unsigned>(ranges)), dim3(kThreads), 0,
-               queue, device_data<T>(dy), partials, dy.shape[0], n, range);
+               dim3(blocks_for(n, 32 * kSize), static_cast<unsigned>(ranges)), dim3(kBiasThreads),
+               0, queue, device_data<T>(dy), partials, dy.shape[0], n, range);
 }
 
 }  // namespace

@@ -17,10 +17,10 @@
 // The first pass keeps a maximum and a sum of exponentials per thread, rescaled when the maximum
 // grows; the second computes the exponentials again. Where two rows fit a multiprocessor's shared
 // memory (V = 50257 in 16 bits on Hopper: 98 KiB each) the first pass brings the row there, with
-// kAhead 16-byte copies of each thread on their way, and the second reads it there. Bytes: logits
-// once read and once written. Other rows are read from global memory twice; the second pass walks
-// back, from what was read last, since an L2 cache of 50 MB does not hold all rows in flight, but
-// their ends. Either way a thread has the same elements in the same order, so the bits are the
+// kVectorsAhead 16-byte copies of each thread on their way, and the second reads it there. Bytes:
+// logits once read and once written. Other rows are read from global memory twice; the second pass
+// walks back, from what was read last, since an L2 cache of 50 MB does not hold all rows in flight,
+// but their ends. Either way a thread has the same elements in the same order, so the bits are the
 // same. Sums: a thread's elements in order, in fp32; then threads as block_sum adds them, in fp64.
 //
 // 16-byte accesses whatever the alignment of a row: the elements before the first boundary and
@@ -31,11 +31,11 @@ namespace {
 
 using simt::Vec16;
 
-constexpr int kThreads = 512;  // some 100 logits each for a vocabulary of 50257
-constexpr int kAhead = 8;      // with two blocks, 128 KiB on their way to a multiprocessor
+constexpr int kCrossEntropyThreads = 512;  // some 100 logits each for a vocabulary of 50257
+constexpr int kVectorsAhead = 8;  // with two blocks, 128 KiB on their way to a multiprocessor
 
 template <typename T>
-struct Problem {
+struct CrossEntropyProblem {
   T* logits;
   const std::int32_t* targets;
   float* losses;
@@ -52,7 +52,7 @@ __device__ float exponential(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return expf(x);
   } else {
-    return simt::exp2_approx(x * 1.44269504F);
+    return simt::exp2_approx(x * kLog2E);
   }
 }
 
@@ -60,7 +60,7 @@ enum class Walk { kForward, kBackward };
 enum class RowIn { kGlobal, kShared };
 
 /// row[0, n): `head` elements before the first 16-byte boundary, `vectors` whole vectors, the rest.
-/// Vector v is thread v % kThreads's.
+/// Vector v is thread v % kCrossEntropyThreads's.
 template <typename T>
 struct SplitRow {
   static constexpr int kSize = Vec16<T>::kSize;
@@ -74,10 +74,11 @@ struct SplitRow {
   __device__ T* vector(int v) const { return row + head + v * kSize; }
   /// Of this thread.
   __device__ int rounds() const {
-    return (vectors - static_cast<int>(threadIdx.x) + kThreads - 1) / kThreads;
+    return (vectors - static_cast<int>(threadIdx.x) + kCrossEntropyThreads - 1) /
+           kCrossEntropyThreads;
   }
   __device__ static int vector_of_round(int round) {
-    return static_cast<int>(threadIdx.x) + round * kThreads;
+    return static_cast<int>(threadIdx.x) + round * kCrossEntropyThreads;
   }
   template <typename OnElement>
   __device__ void for_each_element(const OnElement& on_element) const {
@@ -138,14 +139,14 @@ __device__ void for_each_copied(const SplitRow<T>& row, const OnVector& on_vecto
   const auto copy = [&](int round) {
     const int v = row.vector_of_round(round);
     if (round < rounds) simt::cp_async16(shared + v * row.kSize, row.vector(v));
-    simt::cp_async_commit();  // an empty group, too, so that there are always kAhead
+    simt::cp_async_commit();  // an empty group, too, so that there are always kVectorsAhead
   };
 #pragma unroll
-  for (int round = 0; round < kAhead; ++round) copy(round);
+  for (int round = 0; round < kVectorsAhead; ++round) copy(round);
 #pragma unroll 2
   for (int round = 0; round < rounds; ++round) {
-    copy(round + kAhead);
-    simt::cp_async_wait<kAhead>();
+    copy(round + kVectorsAhead);
+    simt::cp_async_wait<kVectorsAhead>();
     on_vector(row.vector_of_round(round));
   }
 }
@@ -201,8 +202,8 @@ template <RowIn kRowIn>
 constexpr int kBlocks = kRowIn == RowIn::kGlobal ? 4 : 3;
 
 template <RowIn kRowIn, typename T>
-__global__ void __launch_bounds__(kThreads, kBlocks<kRowIn>)
-    softmax_cross_entropy(const Problem<T> p) {
+__global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
+    softmax_cross_entropy(const CrossEntropyProblem<T> p) {
   const std::int64_t i = blockIdx.x;
   T* const row = p.logits + i * p.stride;
   const std::int32_t target = p.targets[i];
@@ -246,16 +247,16 @@ bool fits_shared_memory(std::size_t row_bytes) {
 }
 
 template <typename T>
-void launch_rows(const Problem<T>& problem, std::int64_t rows, cudaStream_t stream) {
+void launch_rows(const CrossEntropyProblem<T>& problem, std::int64_t rows, cudaStream_t stream) {
   const auto vectors = static_cast<std::size_t>(std::max(1, problem.vocab / Vec16<T>::kSize));
   const std::size_t row_bytes = vectors * sizeof(Vec16<T>);
   if (fits_shared_memory(row_bytes)) {
     simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, T>, row_bytes);
-    simt::launch(softmax_cross_entropy<RowIn::kShared, T>, blocks_for(rows, 1), kThreads, row_bytes,
-                 stream, problem);
+    simt::launch(softmax_cross_entropy<RowIn::kShared, T>, blocks_for(rows, 1),
+                 kCrossEntropyThreads, row_bytes, stream, problem);
   } else {
-    simt::launch(softmax_cross_entropy<RowIn::kGlobal, T>, blocks_for(rows, 1), kThreads, 0, stream,
-                 problem);
+    simt::launch(softmax_cross_entropy<RowIn::kGlobal, T>, blocks_for(rows, 1),
+                 kCrossEntropyThreads, 0, stream, problem);
   }
 }
 
@@ -268,15 +269,15 @@ void cross_entropy(const CrossEntropyArgs& args, Stream& stream) {
           "cross_entropy: rows of ", shape[1], " logits; targets are int32");
   if (shape[0] == 0) return;
   with_element_type("cross_entropy", args.logits.dtype, [&]<typename T>(ElementType<T>) {
-    const Problem<T> problem{.logits = device_data<T>(args.logits),
-                             .targets = args.targets.as<std::int32_t>(),
-                             .losses = args.losses.as<float>(),
-                             .scale = args.scale ? args.scale.as<float>() : nullptr,
-                             .stride = args.logits.strides[0],
-                             .vocab = static_cast<int>(args.vocab_size),
-                             .columns = static_cast<int>(shape[1]),
-                             .ignore_index = args.ignore_index,
-                             .gradient = args.gradient};
+    const CrossEntropyProblem<T> problem{.logits = device_data<T>(args.logits),
+                                         .targets = args.targets.as<std::int32_t>(),
+                                         .losses = args.losses.as<float>(),
+                                         .scale = args.scale ? args.scale.as<float>() : nullptr,
+                                         .stride = args.logits.strides[0],
+                                         .vocab = static_cast<int>(args.vocab_size),
+                                         .columns = static_cast<int>(shape[1]),
+                                         .ignore_index = args.ignore_index,
+                                         .gradient = args.gradient};
     launch_rows(problem, shape[0], handle(stream));
   });
 }

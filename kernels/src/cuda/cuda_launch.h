@@ -11,8 +11,10 @@
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
 
-// What the launchers of CUDA kernels share. simt::launch reports launch errors by itself.
+// What CUDA kernels and their launchers share. simt::launch reports launch errors by itself.
 namespace tessera::cuda {
+
+inline constexpr float kLog2E = 1.4426950408889634F;  // exp(x) = 2^(kLog2E x)
 
 inline cudaStream_t handle(Stream& stream) { return cuda_stream(stream).handle(); }
 

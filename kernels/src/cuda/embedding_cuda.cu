@@ -19,13 +19,13 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kEmbeddingWarps = 8;
+constexpr int kEmbeddingThreads = 32 * kEmbeddingWarps;
 /// Rows of dx whose loads are on their way together.
-constexpr int kRowsAhead = 4;
+constexpr int kEmbeddingRowsAhead = 4;
 
 template <typename T>
-struct ForwardProblem {
+struct EmbeddingProblem {
   const std::int32_t* tokens;
   const T* wte;
   const T* wpe;  // null: no positions
@@ -35,9 +35,10 @@ struct ForwardProblem {
 };
 
 template <int kSize, bool kPositions, typename T>
-__global__ void __launch_bounds__(kThreads) embedding_forward_kernel(ForwardProblem<T> p) {
-  const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<std::int64_t>(threadIdx.x) / 32;
+__global__ void __launch_bounds__(kEmbeddingThreads)
+    embedding_forward_kernel(EmbeddingProblem<T> p) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingWarps +
+                           static_cast<std::int64_t>(threadIdx.x) / 32;
   if (row >= p.rows) return;
   const std::int32_t token = p.tokens[row];
   const bool known = token >= 0 && token < p.vocab_size;
@@ -102,14 +103,14 @@ __device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::i
     for (int e = 0; e < kSize; ++e) sums[e] = __fadd_rn(sums[e], simt::to_float(term.v[e]));
   };
   std::int32_t i = 0;
-  for (; i + kRowsAhead <= count; i += kRowsAhead) {
-    Pack<T, kSize> terms[kRowsAhead];
+  for (; i + kEmbeddingRowsAhead <= count; i += kEmbeddingRowsAhead) {
+    Pack<T, kSize> terms[kEmbeddingRowsAhead];
 #pragma unroll
-    for (int a = 0; a < kRowsAhead; ++a) {
+    for (int a = 0; a < kEmbeddingRowsAhead; ++a) {
       terms[a] = load_pack<kSize>(dx + rows.at(row, i + a) * channels);
     }
 #pragma unroll
-    for (int a = 0; a < kRowsAhead; ++a) add(terms[a]);
+    for (int a = 0; a < kEmbeddingRowsAhead; ++a) add(terms[a]);
   }
   for (; i < count; ++i) add(load_pack<kSize>(dx + rows.at(row, i) * channels));
   Pack<D, kSize> result;
@@ -120,11 +121,11 @@ __device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::i
 
 /// A warp for each row of `table` (table_rows, channels), 32 groups of columns per gridDim.y.
 template <int kSize, typename Rows, typename T, typename D>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEmbeddingThreads)
     embedding_backward_kernel(Rows rows, const T* dx, D* table, std::int64_t table_rows,
                               std::int64_t channels, bool accumulate) {
-  const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<std::int64_t>(threadIdx.x) / 32;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingWarps +
+                           static_cast<std::int64_t>(threadIdx.x) / 32;
   const std::int64_t column =
       (static_cast<std::int64_t>(blockIdx.y) * 32 + threadIdx.x % 32) * kSize;
   if (row >= table_rows || column >= channels) return;
@@ -138,8 +139,9 @@ void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& t
   auto* const to = device_data<D>(table);
   const std::int64_t channels = table.shape[1];
   const auto launch = [&](auto kernel, int size) {
-    simt::launch(kernel, dim3(blocks_for(table.shape[0], kWarps), blocks_for(channels, 32 * size)),
-                 dim3(kThreads), 0, queue, rows, from, to, table.shape[0], channels, accumulate);
+    simt::launch(
+        kernel, dim3(blocks_for(table.shape[0], kEmbeddingWarps), blocks_for(channels, 32 * size)),
+        dim3(kEmbeddingThreads), 0, queue, rows, from, to, table.shape[0], channels, accumulate);
   };
   constexpr int kSize = kGroupOf<T> < kGroupOf<D> ? kGroupOf<T> : kGroupOf<D>;
   if (channels % kSize == 0 && groups_aligned<kSize>(from, to)) {
@@ -164,10 +166,10 @@ const std::int32_t* device_starts(const TensorView& starts) {
 }
 
 /// positions[row] = that of the row of (B L) in its document.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEmbeddingThreads)
     document_positions_kernel(const std::int32_t* starts, std::int64_t rows, std::int64_t length,
                               std::int32_t* positions) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingThreads + threadIdx.x;
   if (row >= rows) return;
   const std::int64_t place = row % length;
   positions[row] = static_cast<std::int32_t>(place - document_start(starts, row, place));
@@ -183,8 +185,9 @@ void add_document_rows(const EmbeddingBackwardArgs& args, CudaStream& stream) {
       stream.scratch(groups_bytes + static_cast<std::size_t>(n) * sizeof(std::int32_t)));
   auto* const positions = reinterpret_cast<std::int32_t*>(scratch + groups_bytes);
   if (n > 0) {
-    simt::launch(document_positions_kernel, dim3(blocks_for(n, kThreads)), dim3(kThreads), 0,
-                 stream.handle(), device_starts(args.starts), n, args.tokens.shape[1], positions);
+    simt::launch(document_positions_kernel, dim3(blocks_for(n, kEmbeddingThreads)),
+                 dim3(kEmbeddingThreads), 0, stream.handle(), device_starts(args.starts), n,
+                 args.tokens.shape[1], positions);
   }
   const TokenGroups groups = group_by_token(positions, n, table_rows, scratch, stream.handle());
   add_rows(RowsOfTokens{groups}, args.dx, args.dwpe, args.accumulate_wpe, stream.handle());
@@ -198,21 +201,21 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
   if (args.x.numel() == 0) return;
   with_element_type("embedding_forward", args.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const ForwardProblem<T> problem{.tokens = args.tokens.as<std::int32_t>(),
-                                    .wte = device_data<T>(args.wte),
-                                    .wpe = args.wpe ? device_data<T>(args.wpe) : nullptr,
-                                    .x = device_data<T>(args.x),
-                                    .starts = device_starts(args.starts),
-                                    .rows = args.tokens.numel(),
-                                    .length = args.tokens.shape[1],
-                                    .channels = args.x.shape[2],
-                                    .vocab_size = args.wte.shape[0]};
+    const EmbeddingProblem<T> problem{.tokens = args.tokens.as<std::int32_t>(),
+                                      .wte = device_data<T>(args.wte),
+                                      .wpe = args.wpe ? device_data<T>(args.wpe) : nullptr,
+                                      .x = device_data<T>(args.x),
+                                      .starts = device_starts(args.starts),
+                                      .rows = args.tokens.numel(),
+                                      .length = args.tokens.shape[1],
+                                      .channels = args.x.shape[2],
+                                      .vocab_size = args.wte.shape[0]};
     constexpr int kSize = kGroupOf<T>;
     const bool grouped =
         problem.channels % kSize == 0 && groups_aligned<kSize>(problem.wte, problem.wpe, problem.x);
     const auto launch = [&](auto kernel) {
-      simt::launch(kernel, dim3(blocks_for(problem.rows, kWarps)), dim3(kThreads), 0, queue,
-                   problem);
+      simt::launch(kernel, dim3(blocks_for(problem.rows, kEmbeddingWarps)), dim3(kEmbeddingThreads),
+                   0, queue, problem);
     };
     if (args.wpe) {
       launch(grouped ? embedding_forward_kernel<kSize, true, T>

@@ -21,23 +21,23 @@ namespace {
 
 using simt::Vec16;
 
-constexpr int kWarps = 4;
+constexpr int kSquaresWarps = 4;
 /// By their registers six blocks (16 bits) or seven (fp32) fit a multiprocessor, and keep more than
 /// 64 KiB on their way.
-constexpr int kThreads = 32 * kWarps;
+constexpr int kSquaresThreads = 32 * kSquaresWarps;
 constexpr int kLanes = 8;
-constexpr unsigned kMostBlocks = 2048;
+constexpr unsigned kMostSquaresBlocks = 2048;
 
 /// What a warp takes. Chunks are of 16 bytes.
 template <typename T>
-struct Tile {
+struct SquaresTile {
   static constexpr int kThreadsPerBlock = kLanes / Vec16<T>::kSize;  // also chunks per eight lanes
   static constexpr int kBlocks = 32 / kThreadsPerBlock;
   static constexpr int kBlockChunks = static_cast<int>(kNormBlock) / Vec16<T>::kSize;
   static constexpr int kChunksPerThread = kBlocks * kBlockChunks / 32;
   /// Padded, so that the threads of different blocks read from different banks.
   static constexpr int kStride = kBlockChunks + kThreadsPerBlock;
-  using OfWarps = Vec16<T>[kWarps * kBlocks * kStride];
+  using OfWarps = Vec16<T>[kSquaresWarps * kBlocks * kStride];
 };
 
 template <bool kAligned, typename T>
@@ -55,7 +55,7 @@ __device__ Vec16<T> load_chunk(const T* from) {
 /// Fills the tile with the first `chunks` of what begins at x.
 template <typename T, bool kAligned>
 __device__ void load_tile(const T* x, int chunks, Vec16<T>* tile) {
-  using W = Tile<T>;
+  using W = SquaresTile<T>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Vec16<T> loaded[W::kChunksPerThread];  // all on their way before the first is stored
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ inline void add_upper_lanes(const double (&lane)[4], double (&sums)[4
 /// the tile has that block. By whole warps.
 template <typename T>
 __device__ double block_square(const Vec16<T>* tile, int lane, bool has_block) {
-  using W = Tile<T>;
+  using W = SquaresTile<T>;
   const Vec16<T>* const chunks =
       tile + lane / W::kThreadsPerBlock * W::kStride + lane % W::kThreadsPerBlock;
   double sum[Vec16<T>::kSize] = {};
@@ -106,18 +106,18 @@ __device__ double block_square(const Vec16<T>* tile, int lane, bool has_block) {
 }
 
 template <typename T, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSquaresThreads)
     add_squares(const T* x, std::int64_t* words, std::int64_t blocks) {
-  using W = Tile<T>;
-  SIMT_SHARED(typename Tile<T>::OfWarps, tiles);
+  using W = SquaresTile<T>;
+  SIMT_SHARED(typename SquaresTile<T>::OfWarps, tiles);
   SIMT_SHARED(ExactWords, sum);
-  clear_words<kThreads>(sum);
+  clear_words<kSquaresThreads>(sum);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Vec16<T>* const tile = tiles + warp * W::kBlocks * W::kStride;
-  const std::int64_t stride = std::int64_t{gridDim.x} * kWarps * W::kBlocks;
-  for (std::int64_t first = (std::int64_t{blockIdx.x} * kWarps + warp) * W::kBlocks; first < blocks;
-       first += stride) {  // by whole warps
+  const std::int64_t stride = std::int64_t{gridDim.x} * kSquaresWarps * W::kBlocks;
+  for (std::int64_t first = (std::int64_t{blockIdx.x} * kSquaresWarps + warp) * W::kBlocks;
+       first < blocks; first += stride) {  // by whole warps
     const int count = static_cast<int>(blocks - first < W::kBlocks ? blocks - first : W::kBlocks);
     load_tile<T, kAligned>(x + first * kNormBlock, count * W::kBlockChunks, tile);
     __syncwarp();
@@ -126,16 +126,17 @@ __global__ void __launch_bounds__(kThreads)
     if (has_block && lane % W::kThreadsPerBlock == 0) add_term(sum, square);
     __syncwarp();
   }
-  add_words<kThreads>(sum, words);
+  add_words<kSquaresThreads>(sum, words);
 }
 
 template <typename T>
 void launch_squares(const T* x, std::int64_t* words, std::int64_t blocks, cudaStream_t stream) {
-  const unsigned grid = std::min(blocks_for(blocks, kWarps * Tile<T>::kBlocks), kMostBlocks);
+  const unsigned grid =
+      std::min(blocks_for(blocks, kSquaresWarps * SquaresTile<T>::kBlocks), kMostSquaresBlocks);
   if (is_aligned(x, 16)) {
-    simt::launch(add_squares<T, true>, grid, kThreads, 0, stream, x, words, blocks);
+    simt::launch(add_squares<T, true>, grid, kSquaresThreads, 0, stream, x, words, blocks);
   } else {
-    simt::launch(add_squares<T, false>, grid, kThreads, 0, stream, x, words, blocks);
+    simt::launch(add_squares<T, false>, grid, kSquaresThreads, 0, stream, x, words, blocks);
   }
 }
 

@@ -17,9 +17,9 @@ namespace {
 
 /// Elements of C per block, each of one thread: whole warps along a row, so that B and C are read
 /// and written in full sectors, and enough blocks for small matrices.
-constexpr int kBlock = 128;
+constexpr int kPlainBlock = 128;
 /// Blocks of one launch; more elements than these have threads are taken in turns.
-constexpr std::int64_t kMaxBlocks = 1 << 20;
+constexpr std::int64_t kMaxPlainBlocks = 1 << 20;
 
 template <typename T, typename C>
 struct Operands {
@@ -64,8 +64,8 @@ void launch_typed(const GemmArgs& args, const GemmSizes& sizes, CudaStream& stre
                                 .transpose_a = args.transpose_a,
                                 .transpose_b = args.transpose_b,
                                 .accumulate = args.accumulate};
-  const std::int64_t blocks = std::min(kMaxBlocks, ceil_div(sizes.m * sizes.n, kBlock));
-  simt::launch(gemm_plain_kernel<T, C>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), 0,
+  const std::int64_t blocks = std::min(kMaxPlainBlocks, ceil_div(sizes.m * sizes.n, kPlainBlock));
+  simt::launch(gemm_plain_kernel<T, C>, dim3(static_cast<unsigned>(blocks)), dim3(kPlainBlock), 0,
                stream.handle(), operands);
 }
 

@@ -13,11 +13,11 @@
 // tensor once; packed again in a backward with norms.
 //
 // A block takes tokens, one behind the other, and computes a token's angles once; a warp takes
-// every kWarps-th head of it, a lane every 32nd channel. Sums along a head: a lane's channels in
-// order, then a butterfly. Backward of norms: each warp adds to sums of its own in shared memory,
-// which are added in order of the warps when the block is done, to partial sums (blocks, 2, D) in
-// scratch; a second kernel adds the blocks in order. How many tokens a block takes is decided by
-// their number alone, so the bits depend on the sizes alone.
+// every kHeadWarps-th head of it, a lane every 32nd channel. Sums along a head: a lane's channels
+// in order, then a butterfly. Backward of norms: each warp adds to sums of its own in shared
+// memory, which are added in order of the warps when the block is done, to partial sums (blocks, 2,
+// D) in scratch; a second kernel adds the blocks in order. How many tokens a block takes is decided
+// by their number alone, so the bits depend on the sizes alone.
 
 namespace tessera::cuda {
 namespace {
@@ -26,11 +26,11 @@ namespace {
 #include "rotary_angle.inc.h"
 #undef TESSERA_ROTARY_FUNCTION
 
-constexpr int kWarps = 8;
-constexpr int kHeadThreads = 32 * kWarps;
+constexpr int kHeadWarps = 8;
+constexpr int kHeadThreads = 32 * kHeadWarps;
 constexpr int kMostAngles = static_cast<int>(kMaxHeadWidth) / 2;
 /// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
-constexpr std::int64_t kMostBlocks = 132 * 8;
+constexpr std::int64_t kMostHeadBlocks = 132 * 8;
 
 /// Kernels take them by value: a captured step keeps them.
 struct Frequencies {
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t row = blockIdx.x;
   set_angles(p, frequencies, row, angles);
-  for (int h = warp; h < p.packed_heads(); h += kWarps) {
+  for (int h = warp; h < p.packed_heads(); h += kHeadWarps) {
     const T* const x = p.packed + (row * p.packed_heads() + h) * p.width;
     const T* const gamma = p.gamma(h);
     const float rstd = gamma == nullptr ? 1.0F : rstd_of(x, p, lane);
@@ -164,8 +164,8 @@ __device__ void norm_backward(const HeadsProblem<T>& p, const T* x, const T* gam
   }
 }
 
-/// Dynamic shared memory: (kWarps, D) of the heads at work, then with norms (kWarps, 2, D) of the
-/// warps' sums.
+/// Dynamic shared memory: (kHeadWarps, D) of the heads at work, then with norms (kHeadWarps, 2, D)
+/// of the warps' sums.
 template <typename T>
 __global__ void __launch_bounds__(kHeadThreads)
     heads_backward_kernel(const HeadsProblem<T> p, const Frequencies frequencies) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   float* const shared = simt::dynamic_shared<float>();
   float* const d = shared + warp * p.width;
-  float* const sums = shared + kWarps * p.width + warp * 2 * p.width;
+  float* const sums = shared + kHeadWarps * p.width + warp * 2 * p.width;
   const bool norms = p.q_gamma != nullptr;
   for (int i = lane; norms && i < 2 * p.width; i += 32) sums[i] = 0.0F;
   __syncwarp();
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const std::int64_t end = begin + p.rows_per_block < p.rows ? begin + p.rows_per_block : p.rows;
   for (std::int64_t row = begin; row < end; ++row) {
     set_angles(p, frequencies, row, angles);
-    for (int h = warp; h < p.packed_heads(); h += kWarps) {
+    for (int h = warp; h < p.packed_heads(); h += kHeadWarps) {
       const std::int64_t at = (row * p.packed_heads() + h) * p.width;
       turn_back(p, row, h, lane, angles, d);
       const T* const gamma = p.gamma(h);
@@ -195,10 +195,10 @@ __global__ void __launch_bounds__(kHeadThreads)
   }
   if (p.partials == nullptr) return;
   __syncthreads();
-  const float* const all = shared + kWarps * p.width;
+  const float* const all = shared + kHeadWarps * p.width;
   for (int i = static_cast<int>(threadIdx.x); i < 2 * p.width; i += kHeadThreads) {
     float total = 0.0F;
-    for (int w = 0; w < kWarps; ++w) total += all[w * 2 * p.width + i];
+    for (int w = 0; w < kHeadWarps; ++w) total += all[w * 2 * p.width + i];
     p.partials[std::int64_t{blockIdx.x} * 2 * p.width + i] = total;
   }
 }
@@ -278,7 +278,7 @@ void heads_backward(const HeadsBackwardArgs& args, Stream& stream) {
     problem.packed = norms ? device_data<const T>(args.packed) : nullptr;
     problem.qkv = device_data<T>(args.d_qkv);
     problem.d_packed = device_data<T>(args.d_packed);
-    problem.rows_per_block = std::max<std::int64_t>(1, ceil_div(sizes.rows, kMostBlocks));
+    problem.rows_per_block = std::max<std::int64_t>(1, ceil_div(sizes.rows, kMostHeadBlocks));
     const std::int64_t blocks = ceil_div(sizes.rows, problem.rows_per_block);
     const auto sums = static_cast<std::size_t>(2 * sizes.width) * sizeof(float);
     if (args.dq_gamma) {
@@ -287,7 +287,7 @@ void heads_backward(const HeadsBackwardArgs& args, Stream& stream) {
     }
     if (blocks > 0) {
       const std::size_t shared =
-          kWarps * (static_cast<std::size_t>(sizes.width) * sizeof(float) + (norms ? sums : 0));
+          kHeadWarps * (static_cast<std::size_t>(sizes.width) * sizeof(float) + (norms ? sums : 0));
       const auto kernel = heads_backward_kernel<T>;
       simt::allow_dynamic_shared(kernel, shared);
       simt::launch(kernel, dim3(blocks_for(blocks, 1)), dim3(kHeadThreads), shared, handle(stream),

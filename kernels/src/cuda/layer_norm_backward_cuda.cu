@@ -27,14 +27,14 @@ using simt::Vec16;
 
 /// Two blocks of so many threads fit a multiprocessor with 96 registers each. Of every thread a
 /// row's three vectors are on their way, 24 KiB of a multiprocessor at C = 1600.
-constexpr int kThreads = 320;
+constexpr int kNormBackwardThreads = 320;
 /// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
 constexpr std::int64_t kMultiprocessors = 132;
 /// Fewer rows would not repay a row of partial sums.
 constexpr std::int64_t kMinSlabRows = 16;
 
 template <typename T>
-struct Rows {
+struct NormBackwardRows {
   const T* dy;
   const T* x;
   const float* mean;  // null in an RMS norm
@@ -56,7 +56,7 @@ struct RowPart {
 };
 
 /// A thread's columns: vectors `index`, `index + count`, ... of a row.
-struct Columns {
+struct NormBackwardColumns {
   int index, count, vectors;
   __device__ bool has(int k) const { return index + k * count < vectors; }
   template <typename T>
@@ -68,7 +68,7 @@ struct Columns {
 /// A block's rows.
 struct Slab {
   template <typename T>
-  __device__ explicit Slab(const Rows<T>& a) : begin(blockIdx.x * a.slab_rows) {
+  __device__ explicit Slab(const NormBackwardRows<T>& a) : begin(blockIdx.x * a.slab_rows) {
     rows = static_cast<int>(a.rows - begin < a.slab_rows ? a.rows - begin : a.slab_rows);
   }
   std::int64_t begin;
@@ -77,8 +77,8 @@ struct Slab {
 
 /// Row i of the slab; nothing behind the last.
 template <typename T, int kVectors>
-__device__ void load_row(const Rows<T>& a, const Columns& columns, const Slab& slab, int i,
-                         RowPart<T, kVectors>& part) {
+__device__ void load_row(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
+                         const Slab& slab, int i, RowPart<T, kVectors>& part) {
   if (i >= slab.rows) return;
   const std::int64_t row = slab.begin + i;
   if (a.mean != nullptr) part.mean = a.mean[row];
@@ -128,7 +128,7 @@ __device__ inline float dx_of(float dy, float x, float gamma, float mean, float 
 /// The sums over the warps [first, first + count) of the block, which call it together with all
 /// others. `turn` alternates between 0 and 1, so that one barrier is enough.
 __device__ inline RowSums sum_over_warps(RowSums sums, int first, int count, int turn) {
-  using Slots = RowSums[2][kThreads / 32];
+  using Slots = RowSums[2][kNormBackwardThreads / 32];
   SIMT_SHARED(Slots, slots);
   sums = {simt::warp_sum(sums.g), simt::warp_sum(sums.gh)};
   if (threadIdx.x % 32 == 0) slots[turn][threadIdx.x / 32] = sums;
@@ -143,9 +143,9 @@ __device__ inline RowSums sum_over_warps(RowSums sums, int first, int count, int
 
 /// dx of a row from what its thread has loaded.
 template <typename T, int kVectors>
-__device__ void store_dx(const Rows<T>& a, const Columns& columns, std::int64_t row,
-                         const RowPart<T, kVectors>& part, const Packed16<T> (&gamma)[kVectors],
-                         RowSums sums) {
+__device__ void store_dx(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
+                         std::int64_t row, const RowPart<T, kVectors>& part,
+                         const Packed16<T> (&gamma)[kVectors], RowSums sums) {
   const auto width = static_cast<float>(a.width);
   const RowSums means{a.mean == nullptr ? 0.0F : sums.g / width, sums.gh / width};
 #pragma unroll
@@ -166,8 +166,8 @@ __device__ void store_dx(const Rows<T>& a, const Columns& columns, std::int64_t 
 
 /// Adds the groups' sums in order, in shared memory (2, C), and writes them as the slab's.
 template <typename T, int kVectors, int kSize>
-__device__ void add_groups(const Rows<T>& a, const Columns& columns, int group, int groups,
-                           const float (&dgamma)[kVectors][kSize],
+__device__ void add_groups(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
+                           int group, int groups, const float (&dgamma)[kVectors][kSize],
                            const float (&dbeta)[kVectors][kSize]) {
   float* const sums = simt::dynamic_shared<float>();
   for (int g = 0; g < groups; ++g) {
@@ -189,17 +189,17 @@ __device__ void add_groups(const Rows<T>& a, const Columns& columns, int group, 
   }
 }
 
-/// A block's threads as groups of `Columns::count`, each of which takes every groups-th row of a
-/// slab.
+/// A block's threads as groups of `NormBackwardColumns::count`, each of which takes every groups-th
+/// row of a slab.
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1)
-    backward_in_registers(const Rows<T> a, int group_threads) {
+__global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
+    backward_in_registers(const NormBackwardRows<T> a, int group_threads) {
   constexpr int kSize = Vec16<T>::kSize;
   const auto thread = static_cast<int>(threadIdx.x);
   const int groups = static_cast<int>(blockDim.x) / group_threads;
   const int group = thread / group_threads;
   const int warps = group_threads / 32;
-  const Columns columns{thread % group_threads, group_threads, a.width / kSize};
+  const NormBackwardColumns columns{thread % group_threads, group_threads, a.width / kSize};
   const Slab slab(a);
 
   Packed16<T> gamma[kVectors] = {};
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1)
 
 /// Any row: a block takes a row at a time, element by element, and sums the columns in memory.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
+__global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormBackwardRows<T> a) {
   const Slab slab(a);
   const auto thread = static_cast<int>(threadIdx.x);
   float* const partials =
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
     const std::int64_t offset = row * a.width;
     const float mean = a.mean == nullptr ? 0.0F : a.mean[row], rstd = a.rstd[row];
     RowSums sums;
-    for (int i = thread; i < a.width; i += kThreads) {
+    for (int i = thread; i < a.width; i += kNormBackwardThreads) {
       const float dy = simt::to_float(a.dy[offset + i]);
       const float h = (simt::to_float(a.x[offset + i]) - mean) * rstd;
       const float g = dy * simt::to_float(a.gamma[i]);
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) backward_any(const Rows<T> a) {
     const auto width = static_cast<float>(a.width);
     const RowSums means{a.mean == nullptr ? 0.0F : simt::block_sum(sums.g) / width,
                         simt::block_sum(sums.gh) / width};
-    for (int i = thread; i < a.width; i += kThreads) {
+    for (int i = thread; i < a.width; i += kNormBackwardThreads) {
       const float added = a.d_residual == nullptr ? 0.0F : simt::to_float(a.d_residual[offset + i]);
       a.dx[offset + i] = simt::from_float<T>(
           dx_of(simt::to_float(a.dy[offset + i]), simt::to_float(a.x[offset + i]),
@@ -270,8 +270,8 @@ template <typename D>
 __global__ void __launch_bounds__(32 * kSlabLanes)
     add_slabs(const float* partials, D* dgamma, D* dbeta, std::int64_t slabs, int width,
               bool accumulate) {
-  using Sums = float[kSlabLanes][32];
-  SIMT_SHARED(Sums, sums);
+  using LaneSums = float[kSlabLanes][32];
+  SIMT_SHARED(LaneSums, sums);
   const auto column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   const float* const from = partials + std::int64_t{blockIdx.y} * width + column;
   float sum = 0.0F;
@@ -289,10 +289,10 @@ __global__ void __launch_bounds__(32 * kSlabLanes)
 
 /// Widest row that a block keeps in registers: two vectors to a thread.
 template <typename T>
-constexpr int kMostInRegisters = 2 * kThreads* Vec16<T>::kSize;
+constexpr int kMostInRegisters = 2 * kNormBackwardThreads* Vec16<T>::kSize;
 
 template <typename T>
-bool fits_registers(const Rows<T>& a) {
+bool fits_registers(const NormBackwardRows<T>& a) {
   return a.width % Vec16<T>::kSize == 0 && a.width <= kMostInRegisters<T> && is_aligned(a.dy, 16) &&
          is_aligned(a.x, 16) && is_aligned(a.gamma, 16) && is_aligned(a.d_residual, 16) &&
          is_aligned(a.dx, 16);
@@ -300,35 +300,35 @@ bool fits_registers(const Rows<T>& a) {
 
 /// How a block takes rows, and which rows a block takes.
 struct Plan {
-  int group_threads = kThreads;  ///< of a row
-  int threads = kThreads;        ///< whole groups
+  int group_threads = kNormBackwardThreads;  ///< of a row
+  int threads = kNormBackwardThreads;        ///< whole groups
   bool in_registers = false, two_vectors = false;
   std::int64_t slab_rows = 0, slabs = 0;
 };
 
 template <typename T>
-Plan plan_for(const Rows<T>& a) {
+Plan plan_for(const NormBackwardRows<T>& a) {
   Plan plan;
   plan.in_registers = fits_registers(a);
   if (plan.in_registers) {
     const int vectors = a.width / Vec16<T>::kSize;
-    plan.two_vectors = vectors > kThreads;
+    plan.two_vectors = vectors > kNormBackwardThreads;
     if (!plan.two_vectors) plan.group_threads = static_cast<int>(ceil_div(vectors, 32)) * 32;
-    plan.threads = kThreads / plan.group_threads * plan.group_threads;
+    plan.threads = kNormBackwardThreads / plan.group_threads * plan.group_threads;
   }
   // As many slabs as blocks run at once, so that all end together.
-  const std::int64_t most = kMultiprocessors * (2 * kThreads / plan.threads);
+  const std::int64_t most = kMultiprocessors * (2 * kNormBackwardThreads / plan.threads);
   plan.slab_rows = std::max(kMinSlabRows, ceil_div(a.rows, most));
   plan.slabs = ceil_div(a.rows, plan.slab_rows);
   return plan;
 }
 
 template <typename T>
-void launch_backward(const Rows<T>& a, const Plan& plan, cudaStream_t stream) {
+void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, cudaStream_t stream) {
   const unsigned grid = blocks_for(plan.slabs, 1);
   if (grid == 0) return;
   if (!plan.in_registers) {
-    simt::launch(backward_any<T>, grid, kThreads, 0, stream, a);
+    simt::launch(backward_any<T>, grid, kNormBackwardThreads, 0, stream, a);
     return;
   }
   const std::size_t shared = 2 * static_cast<std::size_t>(a.width) * sizeof(float);
@@ -356,17 +356,17 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
   if (sizes.width == 0) return;
   with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    Rows<T> rows{.dy = device_data<const T>(args.dy),
-                 .x = device_data<const T>(args.x),
-                 .mean = args.mean ? args.mean.as<float>() : nullptr,
-                 .rstd = args.rstd.as<float>(),
-                 .gamma = device_data<const T>(args.gamma),
-                 .d_residual = device_data<const T>(args.d_residual),
-                 .dx = device_data<T>(args.dx),
-                 .partials = nullptr,
-                 .rows = sizes.rows,
-                 .slab_rows = 0,
-                 .width = static_cast<int>(sizes.width)};
+    NormBackwardRows<T> rows{.dy = device_data<const T>(args.dy),
+                             .x = device_data<const T>(args.x),
+                             .mean = args.mean ? args.mean.as<float>() : nullptr,
+                             .rstd = args.rstd.as<float>(),
+                             .gamma = device_data<const T>(args.gamma),
+                             .d_residual = device_data<const T>(args.d_residual),
+                             .dx = device_data<T>(args.dx),
+                             .partials = nullptr,
+                             .rows = sizes.rows,
+                             .slab_rows = 0,
+                             .width = static_cast<int>(sizes.width)};
     const Plan plan = plan_for(rows);
     rows.slab_rows = plan.slab_rows;
     if (args.dgamma) {

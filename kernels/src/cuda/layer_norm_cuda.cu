@@ -23,11 +23,11 @@ namespace {
 using simt::Packed16;
 using simt::Vec16;
 
-constexpr int kThreads = 256;  // eight rows of a warp each, or a wide one
-constexpr int kRowsPerBlock = kThreads / 32;
+constexpr int kNormThreads = 256;  // eight rows of a warp each, or a wide one
+constexpr int kRowsPerBlock = kNormThreads / 32;
 
 template <typename T>
-struct Rows {
+struct NormRows {
   const T* x;
   const T* residual;  // null: none
   T* sum;             // may be x or residual
@@ -44,10 +44,10 @@ struct Rows {
 /// Sums over the threads of a row, and who they are: a warp, or the block if kWide.
 template <bool kWide>
 struct RowThreads {
-  static constexpr int kCount = kWide ? kThreads : 32;
+  static constexpr int kCount = kWide ? kNormThreads : 32;
   __device__ static int index() { return static_cast<int>(threadIdx.x) % kCount; }
   __device__ static std::int64_t row() {
-    return std::int64_t{blockIdx.x} * (kThreads / kCount) + threadIdx.x / kCount;
+    return std::int64_t{blockIdx.x} * (kNormThreads / kCount) + threadIdx.x / kCount;
   }
   __device__ static float sum(float value) {
     return kWide ? simt::block_sum(value) : simt::warp_sum(value);
@@ -56,7 +56,7 @@ struct RowThreads {
 
 /// Where a thread's vectors of a row lie.
 template <bool kWide, typename T>
-struct Columns {
+struct NormColumns {
   int width;
   __device__ int first(int k) const {
     return (k * RowThreads<kWide>::kCount + RowThreads<kWide>::index()) * Vec16<T>::kSize;
@@ -66,7 +66,7 @@ struct Columns {
 
 /// Loads a thread's vectors of the row that begins at `from`, without waiting for them.
 template <bool kWide, int kVectors, typename T, typename Load>
-__device__ void load_vectors(const T* from, const Columns<kWide, T>& columns,
+__device__ void load_vectors(const T* from, const NormColumns<kWide, T>& columns,
                              Packed16<T> (&to)[kVectors], const Load& load) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -77,8 +77,8 @@ __device__ void load_vectors(const T* from, const Columns<kWide, T>& columns,
 /// s of the thread's vectors of the row at `offset`; stores them as `sum` if there is a residual.
 /// `sum` may be x or the residual, so no load can move before a store of it: all loads come first.
 template <bool kWide, int kVectors, typename T>
-__device__ void load_sum(const Rows<T>& a, std::int64_t offset, const Columns<kWide, T>& columns,
-                         Packed16<T> (&s)[kVectors]) {
+__device__ void load_sum(const NormRows<T>& a, std::int64_t offset,
+                         const NormColumns<kWide, T>& columns, Packed16<T> (&s)[kVectors]) {
   const auto load = [](const T* from) { return simt::load16_streaming(from); };
   load_vectors(a.x + offset, columns, s, load);
   if (a.residual == nullptr) return;
@@ -112,7 +112,7 @@ __device__ Vec16<T> normalized(const Vec16<T>& s, float mean, float rstd, const 
 
 /// Rows of whole aligned vectors, at most kVectors to a thread.
 template <bool kWide, int kVectors, typename T>
-__global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows<T> a) {
+__global__ void __launch_bounds__(kNormThreads, 2) normalize_in_registers(const NormRows<T> a) {
   using Threads = RowThreads<kWide>;
   constexpr int kSize = Vec16<T>::kSize;
   const std::int64_t row = Threads::row();
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows
   const std::int64_t offset = row * a.width;
   const auto width = static_cast<float>(a.width);
 
-  const Columns<kWide, T> columns{a.width};
+  const NormColumns<kWide, T> columns{a.width};
 
   Packed16<T> s[kVectors];
   load_sum(a, offset, columns, s);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 2) normalize_in_registers(const Rows
 
 /// Any row; a block for each.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
+__global__ void __launch_bounds__(kNormThreads) normalize_any(const NormRows<T> a) {
   const std::int64_t row = blockIdx.x;
   const std::int64_t offset = row * a.width;
   const auto width = static_cast<float>(a.width);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
   // Later passes read what this thread has stored: s is rounded.
   const T* const s = (a.residual == nullptr ? a.x : a.sum) + offset;
   float total = 0.0F;
-  for (int i = thread; i < a.width; i += kThreads) {
+  for (int i = thread; i < a.width; i += kNormThreads) {
     if (a.residual != nullptr) {
       a.sum[offset + i] = simt::from_float<T>(simt::to_float(a.x[offset + i]) +
                                               simt::to_float(a.residual[offset + i]));
@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
   }
   const float mean = a.beta == nullptr ? 0.0F : simt::block_sum(total) / width;
   float squares = 0.0F;
-  for (int i = thread; i < a.width; i += kThreads) {
+  for (int i = thread; i < a.width; i += kNormThreads) {
     const float deviation = simt::to_float(s[i]) - mean;
     squares = fmaf(deviation, deviation, squares);
   }
   const float rstd = 1.0F / sqrtf(simt::block_sum(squares) / width + a.epsilon);
-  for (int i = thread; i < a.width; i += kThreads) {
+  for (int i = thread; i < a.width; i += kNormThreads) {
     const float h = (simt::to_float(s[i]) - mean) * rstd;
     const float shift = a.beta == nullptr ? 0.0F : simt::to_float(a.beta[i]);
     a.y[offset + i] = simt::from_float<T>(fmaf(h, simt::to_float(a.gamma[i]), shift));
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) normalize_any(const Rows<T> a) {
 }
 
 template <bool kWide, typename T>
-void launch_in_registers(const Rows<T>& a, cudaStream_t stream) {
+void launch_in_registers(const NormRows<T>& a, cudaStream_t stream) {
   const std::int64_t per_vector = std::int64_t{RowThreads<kWide>::kCount} * Vec16<T>::kSize;
   const std::int64_t vectors = ceil_div(a.width, per_vector);
   constexpr int kFewest = kWide ? 2 : 1;  // one vector to a thread of a block fits a warp
@@ -209,11 +209,11 @@ void launch_in_registers(const Rows<T>& a, cudaStream_t stream) {
                       : vectors <= 2 ? normalize_in_registers<kWide, 2, T>
                       : vectors <= 4 ? normalize_in_registers<kWide, 4, T>
                                      : normalize_in_registers<kWide, 8, T>;
-  simt::launch(kernel, blocks_for(a.rows, kWide ? 1 : kRowsPerBlock), kThreads, 0, stream, a);
+  simt::launch(kernel, blocks_for(a.rows, kWide ? 1 : kRowsPerBlock), kNormThreads, 0, stream, a);
 }
 
 template <typename T>
-void forward(const Rows<T>& a, cudaStream_t stream) {
+void forward(const NormRows<T>& a, cudaStream_t stream) {
   constexpr int kMostVectors = 8;
   constexpr int kNarrow = 32 * Vec16<T>::kSize * kMostVectors;
   bool aligned = a.width % Vec16<T>::kSize == 0;
@@ -227,7 +227,7 @@ void forward(const Rows<T>& a, cudaStream_t stream) {
   } else if (aligned && a.width <= kRowsPerBlock * kNarrow) {
     launch_in_registers<true>(a, stream);
   } else {
-    simt::launch(normalize_any<T>, blocks_for(a.rows, 1), kThreads, 0, stream, a);
+    simt::launch(normalize_any<T>, blocks_for(a.rows, 1), kNormThreads, 0, stream, a);
   }
 }
 
@@ -237,17 +237,17 @@ void layer_norm_forward(const LayerNormForwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
   if (sizes.rows == 0) return;
   with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    forward(Rows<T>{.x = device_data<const T>(args.x),
-                    .residual = device_data<const T>(args.residual),
-                    .sum = device_data<T>(args.sum),
-                    .gamma = device_data<const T>(args.gamma),
-                    .beta = device_data<const T>(args.beta),
-                    .y = device_data<T>(args.y),
-                    .mean = args.mean ? args.mean.as<float>() : nullptr,
-                    .rstd = args.rstd.as<float>(),
-                    .rows = sizes.rows,
-                    .width = static_cast<int>(sizes.width),
-                    .epsilon = args.epsilon},
+    forward(NormRows<T>{.x = device_data<const T>(args.x),
+                        .residual = device_data<const T>(args.residual),
+                        .sum = device_data<T>(args.sum),
+                        .gamma = device_data<const T>(args.gamma),
+                        .beta = device_data<const T>(args.beta),
+                        .y = device_data<T>(args.y),
+                        .mean = args.mean ? args.mean.as<float>() : nullptr,
+                        .rstd = args.rstd.as<float>(),
+                        .rows = sizes.rows,
+                        .width = static_cast<int>(sizes.width),
+                        .epsilon = args.epsilon},
             handle(stream));
   });
 }

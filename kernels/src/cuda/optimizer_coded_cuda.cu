@@ -1,4 +1,3 @@
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -6,7 +5,6 @@
 #include "cuda/optimizer_cuda.h"
 #include "dynamic_codes.h"
 #include "optimizer_arguments.h"
-#include "tessera/core/error.h"
 
 // One step of an optimizer whose states are codes of 8 bits (dynamic_codes.h), with the CPU's bits:
 // decodes, updates and encodes. master (n) fp32, gradient (n) fp32, bf16 or fp16,
@@ -21,13 +19,10 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = kUpdateThreads / 32;
+constexpr int kUpdateWarps = kUpdateThreads / 32;
 constexpr int kCodes = 256;
 constexpr int kHalf = 128;  // elements of half a block: a group for each lane
 constexpr int kGroups = 2;  // of a lane
-
-#define TESSERA_UPDATE_RULE __device__
-#include "optimizers/update_rules.h"
 
 /// bound() of dynamic_map.cpp.
 __device__ float part_bound(int i, int parts) {
@@ -97,6 +92,7 @@ __device__ std::uint32_t code_of(const CodeTables& tables, float x) {
 /// OptimizerStepArgs as the device takes them; G is the gradient's type, P the parameter's.
 template <typename Rule, typename G, typename P>
 struct CodedShard {
+  using Gradient = G;
   using Parameter = P;
   static constexpr int kStates = Rule::kStateCount;
   float* master;
@@ -238,7 +234,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   fill_tables(tables);
   const std::int64_t block = blockIdx.x;
   const int s = segment_of(segments, block);
-  const std::int64_t place = (block - segments.first_block[s]) * kWarps + threadIdx.x / 32;
+  const std::int64_t place = (block - segments.first_block[s]) * kUpdateWarps + threadIdx.x / 32;
   const std::int64_t begin = segments.begin[s] + place * kCodedBlock;
   if (begin >= segments.end[s]) return;  // the whole warp
   const std::int64_t end =
@@ -248,21 +244,8 @@ __global__ void __launch_bounds__(kUpdateThreads)
 }
 
 template <typename Rule, typename G, typename P>
-CodedShard<Rule, G, P> shard_of(const OptimizerStepArgs& args) {
-  CodedShard<Rule, G, P> a{.master = args.master.as<float>(),
-                           .gradient = device_data<const G>(args.gradient),
-                           .codes = {},
-                           .absmax = {},
-                           .parameter = device_data<P>(args.parameter),
-                           .scalars = args.scalars.as<float>(),
-                           .gradient_scale = args.gradient_scale.as<float>(),
-                           .skip = device_data<const std::int64_t>(args.skip),
-                           .rounding_key = device_data<const std::int64_t>(args.rounding_key),
-                           .first_index = args.first_index,
-                           .aligned = false};
-  a.aligned = is_aligned(a.master, alignof(Group<float>)) &&
-              is_aligned(a.gradient, alignof(Group<G>)) &&
-              is_aligned(a.parameter, alignof(Group<P>));
+CodedShard<Rule, G, P> coded_shard_of(const OptimizerStepArgs& args) {
+  auto a = shard_without_states<CodedShard<Rule, G, P>>(args);
   for (int s = 0; s < Rule::kStateCount; ++s) {
     const auto stored = static_cast<std::size_t>(2 * s);
     a.codes[s] = state_data<std::uint8_t>(args, stored);
@@ -277,7 +260,7 @@ void update_chunk(const CodedShard<Rule, G, P>& shard, std::span<const Optimizer
                   cudaStream_t stream) {
   Segments segments;
   const std::int64_t blocks = fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
-    return ceil_div(segment.end - segment.begin, kWarps * kCodedBlock);
+    return ceil_div(segment.end - segment.begin, kUpdateWarps * kCodedBlock);
   });
   if (blocks == 0) return;
   simt::launch(update_coded_segments<kWriteOut, Rule, G, P>, blocks_for(blocks, 1), kUpdateThreads,
@@ -291,7 +274,7 @@ void coded_optimizer_step(const OptimizerStepArgs& args, cudaStream_t stream) {
     if constexpr (Rule::kIsCoded) {
       with_element_type("optimizer step", args.gradient.dtype, [&]<typename G>(ElementType<G>) {
         with_write_out<G>(args, [&]<WriteOut kWriteOut, typename P>() {
-          const auto shard = shard_of<Rule, G, P>(args);
+          const auto shard = coded_shard_of<Rule, G, P>(args);
           for_each_launch(args.segments, [&](std::span<const OptimizerSegment> chunk) {
             update_chunk<kWriteOut>(shard, chunk, stream);
           });

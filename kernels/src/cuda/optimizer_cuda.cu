@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <span>
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/optimizer_cuda.h"
-#include "dynamic_codes.h"
 #include "optimizer_arguments.h"
-#include "tessera/core/error.h"
 
 // One step of any optimizer on a flat shard in one pass, with the CPU's bits: every operation is
 // rounded as written. master and states (n) fp32, gradient (n) fp32, bf16 or fp16, parameter (n)
@@ -22,11 +19,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = kUpdateThreads;
-constexpr int kTile = kGroup * kThreads;
-
-#define TESSERA_UPDATE_RULE __device__
-#include "optimizers/update_rules.h"
+constexpr int kUpdateTile = kGroup * kUpdateThreads;
 
 template <WriteOut kWriteOut, typename Rule, typename G, typename P>
 __device__ void update_group(const Shard<Rule, G, P>& a, const typename Rule::Factors& f,
@@ -82,13 +75,13 @@ __device__ void update_element(const Shard<Rule, G, P>& a, const typename Rule::
 }
 
 template <WriteOut kWriteOut, typename Rule, typename G, typename P>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kUpdateThreads)
     update_segments(const Shard<Rule, G, P> a, const __grid_constant__ Segments segments) {
   if (a.skip != nullptr && *a.skip != 0) return;
   const std::int64_t block = blockIdx.x;
   const int s = segment_of(segments, block);
-  const std::int64_t tile = segments.begin[s] / kTile + (block - segments.first_block[s]);
-  const std::int64_t group = tile * kTile + kGroup * std::int64_t{threadIdx.x};
+  const std::int64_t tile = segments.begin[s] / kUpdateTile + (block - segments.first_block[s]);
+  const std::int64_t group = tile * kUpdateTile + kGroup * std::int64_t{threadIdx.x};
   const std::int64_t begin = segments.begin[s] > group ? segments.begin[s] : group;
   const std::int64_t end = segments.end[s] < group + kGroup ? segments.end[s] : group + kGroup;
   if (begin >= end) return;
@@ -102,19 +95,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename Rule, typename G, typename P>
 Shard<Rule, G, P> shard_of(const OptimizerStepArgs& args) {
-  Shard<Rule, G, P> a{.master = args.master.as<float>(),
-                      .gradient = device_data<const G>(args.gradient),
-                      .states = {},
-                      .parameter = device_data<P>(args.parameter),
-                      .scalars = args.scalars.as<float>(),
-                      .gradient_scale = args.gradient_scale.as<float>(),
-                      .skip = device_data<const std::int64_t>(args.skip),
-                      .rounding_key = device_data<const std::int64_t>(args.rounding_key),
-                      .first_index = args.first_index,
-                      .aligned = false};
-  a.aligned = is_aligned(a.master, alignof(Group<float>)) &&
-              is_aligned(a.gradient, alignof(Group<G>)) &&
-              is_aligned(a.parameter, alignof(Group<P>));
+  auto a = shard_without_states<Shard<Rule, G, P>>(args);
   for (int s = 0; s < Rule::kStateCount; ++s) {
     a.states[s] = state_data(args, static_cast<std::size_t>(s));
     a.aligned = a.aligned && is_aligned(a.states[s], alignof(Group<float>));
@@ -128,11 +109,11 @@ void update_chunk(const Shard<Rule, G, P>& shard, std::span<const OptimizerSegme
                   cudaStream_t stream) {
   Segments segments;
   const std::int64_t blocks = fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
-    return ceil_div(segment.end, kTile) - segment.begin / kTile;
+    return ceil_div(segment.end, kUpdateTile) - segment.begin / kUpdateTile;
   });
   if (blocks == 0) return;
-  simt::launch(update_segments<kWriteOut, Rule, G, P>, blocks_for(blocks, 1), kThreads, 0, stream,
-               shard, segments);
+  simt::launch(update_segments<kWriteOut, Rule, G, P>, blocks_for(blocks, 1), kUpdateThreads, 0,
+               stream, shard, segments);
 }
 
 template <typename Rule>

@@ -2,18 +2,25 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
 #include "cuda/cuda_launch.h"
+#include "dynamic_codes.h"
 #include "simt.h"
+#include "tessera/core/error.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
 
 // What the kernels of an optimizer's step share (optimizer_cuda.cu, optimizer_coded_cuda.cu).
 namespace tessera::cuda {
+
+#define TESSERA_UPDATE_RULE __device__
+#include "optimizers/update_rules.h"
 
 constexpr int kGroup = 4;
 constexpr int kUpdateThreads =
@@ -50,6 +57,7 @@ struct ElementMath {
 /// OptimizerStepArgs as the device takes them; G is the gradient's type, P the parameter's.
 template <typename Rule, typename G, typename P>
 struct Shard {
+  using Gradient = G;
   using Parameter = P;
   static constexpr int kStates = Rule::kStateCount;
   static constexpr bool kStatesOptional = Rule::kRow.states_optional;
@@ -69,6 +77,32 @@ struct Shard {
     return Rule::factors(scalars, *gradient_scale, weight_decay);
   }
 };
+
+template <typename T>
+struct alignas(kGroup * sizeof(T)) Group {
+  T v[kGroup];
+};
+
+/// A shard (Shard, CodedShard) with the members that do not depend on how states are stored;
+/// `aligned` is of these.
+template <typename Shard>
+Shard shard_without_states(const OptimizerStepArgs& args) {
+  using G = typename Shard::Gradient;
+  using P = typename Shard::Parameter;
+  Shard a{};
+  a.master = args.master.as<float>();
+  a.gradient = device_data<const G>(args.gradient);
+  a.parameter = device_data<P>(args.parameter);
+  a.scalars = args.scalars.as<float>();
+  a.gradient_scale = args.gradient_scale.as<float>();
+  a.skip = device_data<const std::int64_t>(args.skip);
+  a.rounding_key = device_data<const std::int64_t>(args.rounding_key);
+  a.first_index = args.first_index;
+  a.aligned = is_aligned(a.master, alignof(Group<float>)) &&
+              is_aligned(a.gradient, alignof(Group<G>)) &&
+              is_aligned(a.parameter, alignof(Group<P>));
+  return a;
+}
 
 /// What becomes of the parameter.
 enum class WriteOut { kNone, kNearest, kAtRandom };
@@ -95,10 +129,6 @@ __device__ inline void draw(RandomKey key, std::int64_t index, std::uint32_t (&w
   }
 }
 
-template <typename T>
-struct alignas(kGroup * sizeof(T)) Group {
-  T v[kGroup];
-};
 template <typename T>
 __device__ Group<T> load_group(const T* from) {
   return *reinterpret_cast<const Group<T>*>(from);

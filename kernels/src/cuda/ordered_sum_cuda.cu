@@ -17,8 +17,8 @@ constexpr int kMaxSources = 512;
 /// A smaller kernel for usual numbers: parameters are copied by every launch.
 constexpr int kFewSources = 16;
 /// Sources whose loads are on their way together.
-constexpr int kAhead = 4;
-constexpr int kThreads = kElementwiseThreads;
+constexpr int kSourcesAhead = 4;
+constexpr int kOrderedSumThreads = kElementwiseThreads;
 
 template <int kCapacity>
 struct Sources {
@@ -79,12 +79,12 @@ __device__ void sum_group(const Sources<kCapacity>& sources, Dst* dst, bool accu
   int s = accumulate ? 0 : 1;
   Pack<float, kSize> sum = accumulate ? widened(load_pack<kSize>(dst + i))
                                       : widened(load_source<kSize, Src>(sources, 0, i));
-  for (; s + kAhead <= sources.count; s += kAhead) {
-    Pack<LoadedType<Src>, kSize> terms[kAhead];
+  for (; s + kSourcesAhead <= sources.count; s += kSourcesAhead) {
+    Pack<LoadedType<Src>, kSize> terms[kSourcesAhead];
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) terms[a] = load_source<kSize, Src>(sources, s + a, i);
+    for (int a = 0; a < kSourcesAhead; ++a) terms[a] = load_source<kSize, Src>(sources, s + a, i);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) add_to(sum, terms[a]);
+    for (int a = 0; a < kSourcesAhead; ++a) add_to(sum, terms[a]);
   }
   for (; s < sources.count; ++s) add_to(sum, load_source<kSize, Src>(sources, s, i));
   Pack<Dst, kSize> result;
@@ -94,11 +94,11 @@ __device__ void sum_group(const Sources<kCapacity>& sources, Dst* dst, bool accu
 }
 
 template <int kSize, typename Src, typename Dst, int kCapacity>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOrderedSumThreads)
     ordered_sum_kernel(const __grid_constant__ Sources<kCapacity> sources, Dst* dst,
                        bool accumulate, std::int64_t n) {
-  const std::int64_t thread =
-      static_cast<std::int64_t>(blockIdx.x) * kThreads + static_cast<std::int64_t>(threadIdx.x);
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kOrderedSumThreads +
+                              static_cast<std::int64_t>(threadIdx.x);
   const std::int64_t begin = thread * kSize;
   if (begin + kSize <= n) {
     sum_group<kSize, Src>(sources, dst, accumulate, begin);
@@ -117,8 +117,9 @@ void launch_sum(const OrderedSumArgs& args, cudaStream_t queue) {
   }
   const std::int64_t n = args.dst.numel();
   simt::launch(ordered_sum_kernel<kSize, Src, Dst, kCapacity>,
-               dim3(blocks_for(n, std::int64_t{kThreads} * kSize)), dim3(kThreads), 0, queue,
-               sources, device_data<Dst>(args.dst), args.accumulate, n);
+               dim3(blocks_for(n, std::int64_t{kOrderedSumThreads} * kSize)),
+               dim3(kOrderedSumThreads), 0, queue, sources, device_data<Dst>(args.dst),
+               args.accumulate, n);
 }
 
 template <int kSize, typename Src, typename Dst>

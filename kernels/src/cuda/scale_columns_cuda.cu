@@ -17,9 +17,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kScaleThreads = 128;
 /// Rows of a thread whose loads are on their way together.
-constexpr int kRowsAhead = 4;
+constexpr int kScaleRowsAhead = 4;
 
 /// Where element i of (rows, width) lies in memory whose rows are `stride` apart.
 struct StridedRows {
@@ -100,17 +100,17 @@ __device__ void scale_rows(const ScaleBackward<T>& a, std::int64_t row, std::int
 }
 
 template <int kSize, typename T>
-__global__ void __launch_bounds__(kThreads) scale_backward_kernel(const ScaleBackward<T> a) {
-  const std::int64_t column =
-      (static_cast<std::int64_t>(blockIdx.x) * kThreads + static_cast<std::int64_t>(threadIdx.x)) *
-      kSize;
+__global__ void __launch_bounds__(kScaleThreads) scale_backward_kernel(const ScaleBackward<T> a) {
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kScaleThreads +
+                               static_cast<std::int64_t>(threadIdx.x)) *
+                              kSize;
   if (column >= a.width) return;  // width: whole groups
   std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * a.block_rows;
   const std::int64_t end = row + a.block_rows < a.rows ? row + a.block_rows : a.rows;
   const auto scale = load_pack<kSize>(a.scale + column);
   float sums[kSize] = {};
-  for (; row + kRowsAhead <= end; row += kRowsAhead) {
-    scale_rows<kSize, kRowsAhead>(a, row, column, scale, sums);
+  for (; row + kScaleRowsAhead <= end; row += kScaleRowsAhead) {
+    scale_rows<kSize, kScaleRowsAhead>(a, row, column, scale, sums);
   }
   for (; row < end; ++row) scale_rows<kSize, 1>(a, row, column, scale, sums);
   if (a.partials == nullptr) return;
@@ -121,11 +121,11 @@ __global__ void __launch_bounds__(kThreads) scale_backward_kernel(const ScaleBac
 
 /// d_scale [+]= partial sums of each column, from the first block to the last.
 template <typename D>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kScaleThreads)
     add_partials_kernel(const float* partials, std::int64_t blocks, std::int64_t width, D* d_scale,
                         bool accumulate) {
-  const std::int64_t column =
-      static_cast<std::int64_t>(blockIdx.x) * kThreads + static_cast<std::int64_t>(threadIdx.x);
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kScaleThreads +
+                              static_cast<std::int64_t>(threadIdx.x);
   if (column >= width) return;
   float sum = accumulate ? simt::to_float(d_scale[column]) : 0.0F;
 #pragma unroll 8
@@ -195,19 +195,19 @@ void scale_columns_backward(const ScaleColumnsBackwardArgs& args, Stream& stream
     const auto row_blocks = static_cast<unsigned>(blocks.count());
     if (grouped) {
       simt::launch(scale_backward_kernel<kSize, T>,
-                   dim3(blocks_for(width, kThreads * kSize), row_blocks), dim3(kThreads), 0, queue,
-                   a);
+                   dim3(blocks_for(width, kScaleThreads * kSize), row_blocks), dim3(kScaleThreads),
+                   0, queue, a);
     } else {
-      simt::launch(scale_backward_kernel<1, T>, dim3(blocks_for(width, kThreads), row_blocks),
-                   dim3(kThreads), 0, queue, a);
+      simt::launch(scale_backward_kernel<1, T>, dim3(blocks_for(width, kScaleThreads), row_blocks),
+                   dim3(kScaleThreads), 0, queue, a);
     }
   });
   if (!args.d_scale) return;
   with_element_type("scale_columns_backward", args.d_scale.dtype, [&](auto type) {
     using D = typename decltype(type)::type;
-    simt::launch(add_partials_kernel<D>, dim3(blocks_for(width, kThreads)), dim3(kThreads), 0,
-                 queue, partials, blocks.count(), width, device_data<D>(args.d_scale),
-                 args.accumulate);
+    simt::launch(add_partials_kernel<D>, dim3(blocks_for(width, kScaleThreads)),
+                 dim3(kScaleThreads), 0, queue, partials, blocks.count(), width,
+                 device_data<D>(args.d_scale), args.accumulate);
   });
 }
 

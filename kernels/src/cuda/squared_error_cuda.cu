@@ -15,11 +15,11 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 256;  // eight rows
+constexpr int kSquaredErrorThreads = 256;  // eight rows
 constexpr int kWarp = 32;
 
 template <typename T>
-struct Problem {
+struct SquaredErrorProblem {
   T* x;
   const float* targets;
   float* losses;
@@ -29,8 +29,9 @@ struct Problem {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) mean_squared_error(const Problem<T> p) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) +
+__global__ void __launch_bounds__(kSquaredErrorThreads)
+    mean_squared_error(const SquaredErrorProblem<T> p) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kSquaredErrorThreads / kWarp) +
                            static_cast<std::int64_t>(threadIdx.x) / kWarp;
   if (row >= p.rows) return;  // the whole warp
   const std::int64_t lane = threadIdx.x % kWarp;
@@ -54,15 +55,15 @@ void squared_error(const SquaredErrorArgs& args, Stream& stream) {
   check_arguments(args);
   if (args.x.shape[0] == 0) return;
   with_element_type("squared_error", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    const Problem<T> problem{.x = device_data<T>(args.x),
-                             .targets = args.targets.as<float>(),
-                             .losses = args.losses.as<float>(),
-                             .scale = args.scale ? args.scale.as<float>() : nullptr,
-                             .rows = args.x.shape[0],
-                             .columns = args.x.shape[1],
-                             .gradient = args.gradient};
-    simt::launch(mean_squared_error<T>, blocks_for(problem.rows, kThreads / kWarp), kThreads, 0,
-                 handle(stream), problem);
+    const SquaredErrorProblem<T> problem{.x = device_data<T>(args.x),
+                                         .targets = args.targets.as<float>(),
+                                         .losses = args.losses.as<float>(),
+                                         .scale = args.scale ? args.scale.as<float>() : nullptr,
+                                         .rows = args.x.shape[0],
+                                         .columns = args.x.shape[1],
+                                         .gradient = args.gradient};
+    simt::launch(mean_squared_error<T>, blocks_for(problem.rows, kSquaredErrorThreads / kWarp),
+                 kSquaredErrorThreads, 0, handle(stream), problem);
   });
 }
 

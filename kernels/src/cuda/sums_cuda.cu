@@ -16,18 +16,18 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr unsigned kMostBlocks = 256;
+constexpr int kSumsThreads = 256;
+constexpr unsigned kMostSumsBlocks = 256;
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSumsThreads)
     add_values(const float* x, std::int64_t* words, std::int64_t n) {
   SIMT_SHARED(ExactWords, sum);
-  clear_words<kThreads>(sum);
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
+  clear_words<kSumsThreads>(sum);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kSumsThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kSumsThreads + threadIdx.x; i < n; i += stride) {
     add_term(sum, static_cast<double>(x[i]));
   }
-  add_words<kThreads>(sum, words);
+  add_words<kSumsThreads>(sum, words);
 }
 
 /// `scaler` is null without loss scaling.
@@ -59,12 +59,12 @@ __global__ void __launch_bounds__(64) finish_step(const StepResults a) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSumsThreads)
     find_bad(const T* x, std::int64_t n, const std::int64_t* squares, std::int64_t first_index,
              std::int64_t* scaler) {
   if (!has_non_finite(squares)) return;
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * kSumsThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kSumsThreads + threadIdx.x; i < n; i += stride) {
     const float value = simt::to_float(x[i]);
     if (value - value == 0.0F) continue;  // finite
     // Places are not negative: as unsigned numbers they have the same order.
@@ -100,7 +100,7 @@ void exact_sum(const ExactSumArgs& args, Stream& stream) {
   check_arguments(args);
   const std::int64_t n = args.x.numel();
   if (n == 0) return;
-  simt::launch(add_values, std::min(blocks_for(n, kThreads), kMostBlocks), kThreads, 0,
+  simt::launch(add_values, std::min(blocks_for(n, kSumsThreads), kMostSumsBlocks), kSumsThreads, 0,
                handle(stream), args.x.as<float>(), args.words.as<std::int64_t>(), n);
 }
 
@@ -126,9 +126,9 @@ void find_non_finite(const FindNonFiniteArgs& args, Stream& stream) {
   const std::int64_t n = args.x.numel();
   if (n == 0) return;
   with_element_type("find_non_finite", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    simt::launch(find_bad<T>, std::min(blocks_for(n, kThreads), kMostBlocks), kThreads, 0,
-                 handle(stream), device_data<const T>(args.x), n, args.squares.as<std::int64_t>(),
-                 args.first_index, args.scaler.as<std::int64_t>());
+    simt::launch(find_bad<T>, std::min(blocks_for(n, kSumsThreads), kMostSumsBlocks), kSumsThreads,
+                 0, handle(stream), device_data<const T>(args.x), n,
+                 args.squares.as<std::int64_t>(), args.first_index, args.scaler.as<std::int64_t>());
   });
 }
 

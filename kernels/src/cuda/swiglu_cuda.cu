@@ -10,8 +10,6 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr float kLogToBase2 = 1.44269504F;
-
 /// Where element i of (rows, F) has its gate in (rows, 2 F); its up is F later.
 struct Gates {
   std::int64_t width;
@@ -40,7 +38,7 @@ struct SwigluForward {
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
       const float gate = simt::to_float(pair.gate.v[e]);
-      const float silu = __fdividef(gate, 1.0F + simt::exp2_approx(-kLogToBase2 * gate));
+      const float silu = __fdividef(gate, 1.0F + simt::exp2_approx(-kLog2E * gate));
       result.v[e] = simt::from_float<T>(silu * simt::to_float(pair.up.v[e]));
     }
     store_pack(y + i, result);
@@ -74,7 +72,7 @@ struct SwigluBackward {
       const float up = simt::to_float(group.pair.up.v[e]);
       const float gradient = simt::to_float(group.dy.v[e]);
       // Below 2^126, so that s e is a number.
-      const float power = simt::exp2_approx(fminf(-kLogToBase2 * gate, 125.0F));
+      const float power = simt::exp2_approx(fminf(-kLog2E * gate, 125.0F));
       const float s = __fdividef(1.0F, 1.0F + power);
       const float slope = fmaf(gate, s * (s * power), s);
       d_gate.v[e] = simt::from_float<T>(gradient * up * slope);

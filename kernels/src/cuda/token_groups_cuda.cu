@@ -19,12 +19,12 @@ namespace {
 
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-static_assert(kThreads == kDigits, "a thread per digit");
+constexpr int kSortWarps = 8;
+constexpr int kSortThreads = 32 * kSortWarps;
+static_assert(kSortThreads == kDigits, "a thread per digit");
 /// Pairs of a warp, in rounds of 32. More would leave multiprocessors idle at usual batch sizes.
 constexpr int kWarpPairs = 256;
-constexpr int kTilePairs = kWarps * kWarpPairs;
+constexpr int kTilePairs = kSortWarps * kWarpPairs;
 constexpr int kScanThreads = 1024;
 
 struct Pairs {
@@ -51,14 +51,14 @@ struct Source {
 
 __device__ int digit_of(std::int32_t token, int shift) { return (token >> shift) & (kDigits - 1); }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSortThreads)
     count_digits_kernel(Source source, int shift, std::int32_t* counts) {
   SIMT_SHARED(std::int32_t[kDigits], of_digit);
   of_digit[threadIdx.x] = 0;
   __syncthreads();
   const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * kTilePairs;
   for (int p = static_cast<int>(threadIdx.x); p < kTilePairs && tile + p < source.n;
-       p += kThreads) {
+       p += kSortThreads) {
     atomicAdd(&of_digit[digit_of(source.token(tile + p), shift)], 1);  // a count: in any order
   }
   __syncthreads();
@@ -109,20 +109,20 @@ __device__ std::uint32_t lanes_with(int digit, std::uint32_t active) {
 }
 
 /// next: of each warp and digit, the place of the next pair; first its count.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSortThreads)
     move_pairs_kernel(Source source, int shift, const std::int32_t* places, Pairs to) {
-  SIMT_SHARED(std::int32_t[kWarps][kDigits], next);
+  SIMT_SHARED(std::int32_t[kSortWarps][kDigits], next);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kTilePairs + warp * kWarpPairs;
-  for (int w = 0; w < kWarps; ++w) next[w][threadIdx.x] = 0;
+  for (int w = 0; w < kSortWarps; ++w) next[w][threadIdx.x] = 0;
   __syncthreads();
   for (int p = lane; p < kWarpPairs && begin + p < source.n; p += 32) {
     atomicAdd(&next[warp][digit_of(source.token(begin + p), shift)], 1);
   }
   __syncthreads();
   std::int32_t place = places[static_cast<std::int64_t>(threadIdx.x) * gridDim.x + blockIdx.x];
-  for (int w = 0; w < kWarps; ++w) {
+  for (int w = 0; w < kSortWarps; ++w) {
     const std::int32_t count = next[w][threadIdx.x];
     next[w][threadIdx.x] = place;
     place += count;
@@ -193,8 +193,8 @@ std::size_t token_groups_bytes(std::int64_t n, std::int64_t vocab_size) {
 TokenGroups group_by_token(const std::int32_t* tokens, std::int64_t n, std::int64_t vocab_size,
                            void* scratch, cudaStream_t queue) {
   const Arrays arrays(scratch, n, vocab_size);
-  const dim3 block(kThreads);
-  simt::launch(clear_bounds_kernel, dim3(blocks_for(vocab_size, kThreads)), block, 0, queue,
+  const dim3 block(kSortThreads);
+  simt::launch(clear_bounds_kernel, dim3(blocks_for(vocab_size, kSortThreads)), block, 0, queue,
                arrays.begin, arrays.end, vocab_size);
   const dim3 tiles(blocks_for(n, kTilePairs));
   Source source{tokens, nullptr, n, static_cast<std::int32_t>(vocab_size)};
@@ -212,8 +212,8 @@ TokenGroups group_by_token(const std::int32_t* tokens, std::int64_t n, std::int6
     std::swap(to, other);
   }
   if (n > 0) {
-    simt::launch(mark_bounds_kernel, dim3(blocks_for(n, kThreads)), block, 0, queue, source.tokens,
-                 n, vocab_size, arrays.begin, arrays.end);
+    simt::launch(mark_bounds_kernel, dim3(blocks_for(n, kSortThreads)), block, 0, queue,
+                 source.tokens, n, vocab_size, arrays.begin, arrays.end);
   }
   return {arrays.begin, arrays.end, source.rows};
 }
