@@ -50,16 +50,15 @@ void accept_aliases(CLI::App& command) {
 void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
                    std::vector<std::string>& launched, std::ostream& notes) {
   if (launched.empty() || (launched.front() != "train" && launched.front() != "test")) return;
-  CLI::App program;
+  CLI::App command;
   const auto settings =
-      launched.front() == "train" ? add_train_flags(program) : add_self_test_flags(program);
+      launched.front() == "train" ? add_train_flags(command) : add_self_test_flags(command);
   std::vector<std::string> kept;
   std::vector<std::string> handed;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
     const bool is_launchs = !name.starts_with('-') || launch.get_option_no_throw(name) != nullptr;
-    const CLI::Option* theirs =
-        is_launchs ? nullptr : settings->command().get_option_no_throw(name);
+    const CLI::Option* theirs = is_launchs ? nullptr : command.get_option_no_throw(name);
     (theirs == nullptr ? kept : handed).push_back(words[i]);
     const bool has_value = theirs != nullptr && name == words[i] && i + 1 < words.size() &&
                            (theirs->get_expected_min() > 0 || !words[i + 1].starts_with('-'));

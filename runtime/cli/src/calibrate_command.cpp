@@ -213,17 +213,15 @@ std::vector<Setting> profile_settings() {
 
 }  // namespace
 
-Command add_calibrate(CLI::App& program) {
+std::function<int()> add_calibrate(CLI::App& app) {
   const auto command = std::make_shared<SettingsCommand>(
-      program, "calibrate",
-      "Time this machine: a profile of it to simulate with, or how its GPU runs a model's GEMMs",
-      joined({model_settings(), trainer_settings(), profile_settings()}),
+      app, joined({model_settings(), trainer_settings(), profile_settings()}),
       joined({train_only_settings(), plan_only_settings()}));
-  return {&command->command(), [command] {
-            Config config = command->config(std::cerr, kForAnyMachine);
-            print_announcements(std::cerr, config);
-            return run_calibrate(std::move(config));
-          }};
+  return [command] {
+    Config config = command->config(std::cerr, kForAnyMachine);
+    print_announcements(std::cerr, config);
+    return run_calibrate(std::move(config));
+  };
 }
 
 }  // namespace tessera::cli

@@ -284,13 +284,11 @@ void add_base_format(CLI::App& command, CheckpointRequest& request) {
 
 }  // namespace
 
-Command add_checkpoint(CLI::App& program) {
+std::function<int()> add_checkpoint(CLI::App& app) {
   const auto request = std::make_shared<CheckpointRequest>();
-  CLI::App* app = program.add_subcommand(
-      "checkpoint", "Look at checkpoints, check them, write them in other formats");
-  app->require_subcommand(1);
+  app.require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* what) {
-    CLI::App* command = app->add_subcommand(name, help);
+    CLI::App* command = app.add_subcommand(name, help);
     command->add_option("PATH", request->path, what)->required();
     return command;
   };
@@ -317,20 +315,20 @@ Command add_checkpoint(CLI::App& program) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   add_base_format(*converted, *request);
-  CLI::App* merged = app->add_subcommand(
+  CLI::App* merged = app.add_subcommand(
       "merge-adapter", "Write a model with its adapters merged into its matrices, in fp32");
   merged->add_option("BASE", request->path, "a Hugging Face folder, or a model .bin of llm.c")
       ->required();
   merged->add_option("ADAPTER", request->adapter, "a folder as PEFT writes it")->required();
   merged->add_option("OUTPUT", request->output, "a new Hugging Face folder")->required();
   add_base_format(*merged, *request);
-  return {app, [=] {
-            if (merged->parsed()) return merge_adapter(*request);
-            if (converted->parsed()) return convert(*request);
-            if (inspect->parsed()) return inspect_checkpoint(*request);
-            if (list->parsed()) return list_folder(*request);
-            return verify_checkpoint(*request);
-          }};
+  return [=] {
+    if (merged->parsed()) return merge_adapter(*request);
+    if (converted->parsed()) return convert(*request);
+    if (inspect->parsed()) return inspect_checkpoint(*request);
+    if (list->parsed()) return list_folder(*request);
+    return verify_checkpoint(*request);
+  };
 }
 
 }  // namespace tessera::cli

@@ -45,11 +45,9 @@ std::string default_text(const Setting& setting) {
 
 }  // namespace
 
-SettingsCommand::SettingsCommand(CLI::App& app, const std::string& name, const std::string& summary,
-                                 std::vector<Setting> flags, std::vector<Setting> keys_only)
-    : command_(app.add_subcommand(name, summary)),
-      flags_(std::move(flags)),
-      keys_only_(std::move(keys_only)) {
+SettingsCommand::SettingsCommand(CLI::App& app, std::vector<Setting> flags,
+                                 std::vector<Setting> keys_only)
+    : command_(&app), flags_(std::move(flags)), keys_only_(std::move(keys_only)) {
   command_->formatter(std::make_shared<HelpFormat>());
   command_->allow_extras();  // so that an unknown flag gets a suggestion, see reject_extras
   command_->footer(

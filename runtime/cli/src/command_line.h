@@ -17,13 +17,9 @@ namespace tessera::cli {
 /// A subcommand whose flags are a table of settings, with --config beside them.
 class SettingsCommand {
  public:
-  /// Adds `name` to `app`. `flags`: settings that are flags of this command. `keys_only`: settings
-  /// of other commands, accepted in a config file so that commands can share one.
-  SettingsCommand(CLI::App& app, const std::string& name, const std::string& summary,
-                  std::vector<Setting> flags, std::vector<Setting> keys_only = {});
-
-  bool parsed() const { return command_->parsed(); }
-  CLI::App& command() { return *command_; }
+  /// Adds its flags to `app`. `flags`: settings that are flags of this command. `keys_only`:
+  /// settings of other commands, accepted in a config file so that commands can share one.
+  SettingsCommand(CLI::App& app, std::vector<Setting> flags, std::vector<Setting> keys_only = {});
 
   // What the command line alone has said, after parsing.
   const std::string& config_path() const { return config_path_; }  ///< empty: it names none

@@ -34,38 +34,70 @@ void print_settings(std::ostream& out, const Config& config);
 /// What is told of a file without running it holds under `tessera launch` as well.
 inline const LaunchFacts kForAnyMachine{.launcher = kOwnLauncher};
 
-/// A subcommand of the program and what it does: `run` is called if `app` was parsed, and returns
-/// the exit code.
-struct Command {
-  CLI::App* app = nullptr;
-  std::function<int()> run;
-};
-
 class SettingsCommand;
 
-// The flags of the commands that can be launched.
-std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& program);
-std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program);
-std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& program);
-std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program);
+// Each adds the flags of a command that can be launched to `app`.
+std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& app);
+std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app);
+std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& app);
+std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& app);
 
-// Each adds one to the program; <name>_command.cpp has it.
-Command add_train(CLI::App& program);       ///< trains
-Command add_evaluate(CLI::App& program);    ///< computes the loss on given data
-Command add_plan(CLI::App& program);        ///< prints a schedule and its cost
-Command add_simulate(CLI::App& program);    ///< predicts the time of a step
-Command add_compare(CLI::App& program);     ///< runs a matrix of settings, with a report
-Command add_generate(CLI::App& program);    ///< continues a text with a trained model
-Command add_checkpoint(CLI::App& program);  ///< looks at checkpoints, writes them in other formats
-Command add_calibrate(CLI::App& program);   ///< times this machine
-Command add_tokenize(CLI::App& program);    ///< writes text as token ids
-Command add_explain(CLI::App& program);     ///< tells what a config file means here
-Command add_estimate_memory(CLI::App& program);  ///< prints what strategies would need
-Command add_inspect_dump(CLI::App& program);     ///< tells from dumps which rank others waited for
-Command add_env(CLI::App& program);              ///< describes this machine and this build
-Command add_gpu_info(CLI::App& program);         ///< lists the GPUs
-Command add_config(CLI::App& program);           ///< asks how to train and writes a config file
-Command add_self_test(CLI::App& program);        ///< tests every strategy on this machine
-Command add_bench(CLI::App& program);  ///< times collectives and kernels, compares results
+// Each adds the flags of a command to `app`, and returns the function that runs the command after
+// parsing and gives the exit code. <name>_command.cpp defines it.
+std::function<int()> add_train(CLI::App& app);
+std::function<int()> add_evaluate(CLI::App& app);
+std::function<int()> add_plan(CLI::App& app);
+std::function<int()> add_simulate(CLI::App& app);
+std::function<int()> add_compare(CLI::App& app);
+std::function<int()> add_generate(CLI::App& app);
+std::function<int()> add_checkpoint(CLI::App& app);
+std::function<int()> add_tokenize(CLI::App& app);
+std::function<int()> add_calibrate(CLI::App& app);
+std::function<int()> add_explain(CLI::App& app);
+std::function<int()> add_estimate_memory(CLI::App& app);
+std::function<int()> add_inspect_dump(CLI::App& app);
+std::function<int()> add_env(CLI::App& app);
+std::function<int()> add_gpu_info(CLI::App& app);
+std::function<int()> add_config(CLI::App& app);
+std::function<int()> add_self_test(CLI::App& app);
+std::function<int()> add_bench(CLI::App& app);
+
+/// A subcommand of the program.
+struct CommandRow {
+  const char* name;
+  const char* summary;
+  std::function<int()> (*add)(CLI::App& app);
+};
+inline constexpr const char* kLaunch = "launch";
+/// The subcommands in the order of --help.
+inline constexpr CommandRow kCommands[]{
+    {"train", "Train a GPT on text or tokens", add_train},
+    {"evaluate", "Compute a model's loss on text or tokens", add_evaluate},
+    {"plan", "Print a run's schedule, memory and traffic without running it", add_plan},
+    {"simulate", "Predict a step's time on a machine that need not be here", add_simulate},
+    {"compare", "Run or predict a matrix of strategies, ranks and more, with a report",
+     add_compare},
+    {"generate", "Continue a text with a trained model", add_generate},
+    {"checkpoint", "Look at checkpoints, check them, write them in other formats", add_checkpoint},
+    {"tokenize", "Write text as a file of token ids, which `train --data` reads", add_tokenize},
+    {"calibrate",
+     "Time this machine: a profile of it to simulate with, or how its GPU runs a model's GEMMs",
+     add_calibrate},
+    {"explain", "Tell what a config file means here, key by key", add_explain},
+    {"estimate-memory", "Print what loading and training a model would need, by strategy",
+     add_estimate_memory},
+    {"inspect-dump", "Say from the dumps of a run which rank others waited for", add_inspect_dump},
+    {"env", "Describe this machine and this build, to paste into a report", add_env},
+    {"gpu-info", "List the GPUs, their memory and which reach which", add_gpu_info},
+    {"config", "Ask how to train on this machine and write a config file, as Accelerate does",
+     add_config},
+    {"test",
+     "Test that every strategy works here, or that the processes of a launcher work together",
+     add_self_test},
+    {"bench", "Time collectives and kernels against this machine's limits; compare two results",
+     add_bench},
+    // main.cpp adds its flags: those of the command that it launches may stand among them.
+    {kLaunch, "Start the processes of a run on this machine: launch FLAGS -- train FLAGS", nullptr},
+};
 
 }  // namespace tessera::cli

@@ -214,36 +214,34 @@ void reject_extras(const CLI::App& app) {
 
 }  // namespace
 
-Command add_config(CLI::App& program) {
+std::function<int()> add_config(CLI::App& ask) {
   struct Request {
     std::string file;
     std::string precision = "no";
     bool overwrite = false;
   };
   const auto request = std::make_shared<Request>();
-  CLI::App* ask = program.add_subcommand(
-      "config", "Ask how to train on this machine and write a config file, as Accelerate does");
-  CLI::App* standard = ask->add_subcommand("default", "Write one for this machine, ask nothing");
-  CLI::App* renew = ask->add_subcommand("update", "Add the keys that a config file lacks");
-  for (CLI::App* app : {ask, standard, renew}) {
+  CLI::App* standard = ask.add_subcommand("default", "Write one for this machine, ask nothing");
+  CLI::App* renew = ask.add_subcommand("update", "Add the keys that a config file lacks");
+  for (CLI::App* app : {&ask, standard, renew}) {
     app->allow_extras();
     app->add_option("--config-file,--config_file", request->file,
                     "the file; JSON if its name ends in .json, else YAML [Accelerate's default]");
   }
-  for (CLI::App* app : {ask, standard}) {
+  for (CLI::App* app : {&ask, standard}) {
     app->add_flag("--overwrite", request->overwrite, "replace a file that is there, unasked");
   }
   standard
       ->add_option("--mixed-precision,--mixed_precision", request->precision, "no, fp16 or bf16")
       ->capture_default_str();
-  return {ask, [=] {
-            for (const CLI::App* app : {ask, standard, renew}) reject_extras(*app);
-            if (standard->parsed()) {
-              return save_default(request->file, request->precision, request->overwrite);
-            }
-            if (renew->parsed()) return update(request->file);
-            return ask_and_save(request->file, request->overwrite);
-          }};
+  return [=, &ask] {
+    for (const CLI::App* app : {&ask, standard, renew}) reject_extras(*app);
+    if (standard->parsed()) {
+      return save_default(request->file, request->precision, request->overwrite);
+    }
+    if (renew->parsed()) return update(request->file);
+    return ask_and_save(request->file, request->overwrite);
+  };
 }
 
 }  // namespace tessera::cli

@@ -277,18 +277,16 @@ int run_estimate(const CLI::App& app, Request request) {
 
 }  // namespace
 
-Command add_estimate_memory(CLI::App& program) {
+std::function<int()> add_estimate_memory(CLI::App& app) {
   const auto request = std::make_shared<Request>();
-  CLI::App* app = program.add_subcommand(
-      "estimate-memory", "Print what loading and training a model would need, by strategy");
   // In the limits and the words of `train`.
-  app->add_option_function<std::string>(
+  app.add_option_function<std::string>(
          "MODEL,--model",
          [request](const std::string& text) { request->model.set_text("model", text); },
          "a preset: " + model_names())
       ->required();
-  app->add_option("--dtypes", request->dtypes, "dtypes of the table for loading")->delimiter(',');
-  app->add_option_function<std::vector<std::string>>(
+  app.add_option("--dtypes", request->dtypes, "dtypes of the table for loading")->delimiter(',');
+  app.add_option_function<std::vector<std::string>>(
          "--ranks",
          [request](const std::vector<std::string>& texts) {
            request->ranks.clear();
@@ -299,17 +297,17 @@ Command add_estimate_memory(CLI::App& program) {
          "numbers of ranks")
       ->delimiter(',')
       ->type_name("N");
-  app->add_option("--strategies", request->strategies, "[all]")->delimiter(',');
-  app->add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
+  app.add_option("--strategies", request->strategies, "[all]")->delimiter(',');
+  app.add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
       ->delimiter(',');
-  app->add_option_function<std::string>(
+  app.add_option_function<std::string>(
          "--micro-batch",
          [request](const std::string& text) {
            request->micro_batch = value_of<std::int64_t>(trainer_settings(), "micro_batch", text);
          },
          "samples per micro-step and rank")
       ->type_name("N");
-  app->add_option_function<std::string>(
+  app.add_option_function<std::string>(
          "--optimizer",
          [request](const std::string& text) {
            request->optimizer = value_of<std::string>(trainer_settings(), "optimizer", text);
@@ -320,12 +318,12 @@ Command add_estimate_memory(CLI::App& program) {
     const auto take = [request, name = size.name](const std::string& text) {
       request->model.set_text(name, text);
     };
-    app->add_option_function<std::string>(flag_name(size.name), take, size.help)->type_name("N");
+    app.add_option_function<std::string>(flag_name(size.name), take, size.help)->type_name("N");
   }
-  app->add_flag("--json", request->json, "print one JSON object");
-  app->allow_extras();  // so that an unknown flag is answered
-  accept_aliases(*app);
-  return {app, [app, request] { return run_estimate(*app, *request); }};
+  app.add_flag("--json", request->json, "print one JSON object");
+  app.allow_extras();  // so that an unknown flag is answered
+  accept_aliases(app);
+  return [&app, request] { return run_estimate(app, *request); };
 }
 
 }  // namespace tessera::cli

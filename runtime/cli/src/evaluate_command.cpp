@@ -78,7 +78,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
 
 }  // namespace
 
-std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program) {
+std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
   const Setting format{.name = "format",
                        .fallback = "text",
                        .help = "text, or the record that a log has, as json",
@@ -93,19 +93,18 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& program) {
   for (Setting& setting : train_only_settings()) {
     if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
   }
-  return std::make_shared<SettingsCommand>(
-      program, "evaluate", "Compute a model's loss on text or tokens", flags, other);
+  return std::make_shared<SettingsCommand>(app, flags, other);
 }
 
-Command add_evaluate(CLI::App& program) {
-  const auto command = add_evaluate_flags(program);
-  return {&command->command(), [command] {
-            const Launcher launcher = find_launcher(std::getenv);
-            Config config = command->config(std::cerr, facts_of(launcher));
-            choose_dump_folder(config);
-            adopt_launcher(launcher, config);
-            return run_evaluate(std::move(config), launcher);
-          }};
+std::function<int()> add_evaluate(CLI::App& app) {
+  const auto command = add_evaluate_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    choose_dump_folder(config);
+    adopt_launcher(launcher, config);
+    return run_evaluate(std::move(config), launcher);
+  };
 }
 
 }  // namespace tessera::cli

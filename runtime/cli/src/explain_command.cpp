@@ -179,37 +179,33 @@ void print_settings(std::ostream& out, const Config& config) {
   }
 }
 
-Command add_explain(CLI::App& program) {
+std::function<int()> add_explain(CLI::App& app) {
   const auto command = std::make_shared<SettingsCommand>(
-      program, "explain", "Tell what a config file means here, key by key",
-      joined({model_settings(), trainer_settings(), train_only_settings()}), plan_only_settings());
+      app, joined({model_settings(), trainer_settings(), train_only_settings()}),
+      plan_only_settings());
   const auto request = std::make_shared<ExplainRequest>();
-  command->command().add_option("FILE", request->path,
-                                "a config file of Tessera, Accelerate or DeepSpeed");
-  command->command().add_flag("--all", request->all,
-                              "tell of every key and every setting, not only of those that differ");
-  command->command().add_flag("--json", request->json, "print one JSON object, of all");
-  command->command()
-      .add_option("--fix", request->fixed_path,
-                  "write the nearest file that runs here, with refused keys changed or left out")
+  app.add_option("FILE", request->path, "a config file of Tessera, Accelerate or DeepSpeed");
+  app.add_flag("--all", request->all,
+               "tell of every key and every setting, not only of those that differ");
+  app.add_flag("--json", request->json, "print one JSON object, of all");
+  app.add_option("--fix", request->fixed_path,
+                 "write the nearest file that runs here, with refused keys changed or left out")
       ->type_name("FILE");
-  command->command().add_flag(
-      "--tables", request->tables,
-      "print the tables of keys and flags of other programs and ours, in Markdown");
-  return {&command->command(), [command, request] {
-            if (request->tables) {
-              std::cout << habit_tables();
-              return kExitGood;
-            }
-            try {
-              if (!request->fixed_path.empty()) return run_fix(*command, *request);
-              return run_explain(command->config(std::cerr, kForAnyMachine, request->path),
-                                 *request);
-            } catch (const ConfigRefused& refused) {
-              print_refused(std::cout, refused.translation(), *request);
-              throw;
-            }
-          }};
+  app.add_flag("--tables", request->tables,
+               "print the tables of keys and flags of other programs and ours, in Markdown");
+  return [command, request] {
+    if (request->tables) {
+      std::cout << habit_tables();
+      return kExitGood;
+    }
+    try {
+      if (!request->fixed_path.empty()) return run_fix(*command, *request);
+      return run_explain(command->config(std::cerr, kForAnyMachine, request->path), *request);
+    } catch (const ConfigRefused& refused) {
+      print_refused(std::cout, refused.translation(), *request);
+      throw;
+    }
+  };
 }
 
 }  // namespace tessera::cli

@@ -207,20 +207,19 @@ int run_generate(Config config, const Launcher& launcher) {
 
 }  // namespace
 
-std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& program) {
+std::shared_ptr<SettingsCommand> add_generate_flags(CLI::App& app) {
   const GenerateSettings settings = generate_settings();
-  return std::make_shared<SettingsCommand>(
-      program, "generate", "Continue a text with a trained model", settings.flags, settings.other);
+  return std::make_shared<SettingsCommand>(app, settings.flags, settings.other);
 }
 
-Command add_generate(CLI::App& program) {
-  const auto command = add_generate_flags(program);
-  return {&command->command(), [command] {
-            const Launcher launcher = find_launcher(std::getenv);
-            Config config = command->config(std::cerr, facts_of(launcher));
-            adopt_launcher(launcher, config);
-            return run_generate(std::move(config), launcher);
-          }};
+std::function<int()> add_generate(CLI::App& app) {
+  const auto command = add_generate_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    adopt_launcher(launcher, config);
+    return run_generate(std::move(config), launcher);
+  };
 }
 
 }  // namespace tessera::cli

@@ -49,12 +49,10 @@ int run_gpu_info(bool json) {
 
 }  // namespace
 
-Command add_gpu_info(CLI::App& program) {
+std::function<int()> add_gpu_info(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
-  CLI::App* app =
-      program.add_subcommand("gpu-info", "List the GPUs, their memory and which reach which");
-  app->add_flag("--json", *json, "print one JSON object");
-  return {app, [json] { return run_gpu_info(*json); }};
+  app.add_flag("--json", *json, "print one JSON object");
+  return [json] { return run_gpu_info(*json); };
 }
 
 }  // namespace tessera::cli

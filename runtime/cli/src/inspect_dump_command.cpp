@@ -327,21 +327,18 @@ int run_inspect_dump(const InspectDumpRequest& request) {
 
 }  // namespace
 
-Command add_inspect_dump(CLI::App& program) {
+std::function<int()> add_inspect_dump(CLI::App& app) {
   const auto request = std::make_shared<InspectDumpRequest>();
-  CLI::App* app = program.add_subcommand(
-      "inspect-dump", "Say from the dumps of a run which rank others waited for");
-  app->add_option(
-         "PATHS", request->paths,
-         "dumps of a run, or the folder that has them: train and evaluate write one for "
-         "each process when a rank fails or waits too long, and on SIGQUIT (--dump-folder)")
+  app.add_option("PATHS", request->paths,
+                 "dumps of a run, or the folder that has them: train and evaluate write one for "
+                 "each process when a rank fails or waits too long, and on SIGQUIT (--dump-folder)")
       ->required();
-  app->add_flag("--json", request->json, "print one JSON object");
-  app->add_option("--trace", request->trace,
-                  "write what the dumps hold, the last 1,000 actions of each lane, as a trace for "
-                  "Perfetto or chrome://tracing to this file");
-  app->add_flag("--all", request->all, "tell of all ranks, however many");
-  return {app, [request] { return run_inspect_dump(*request); }};
+  app.add_flag("--json", request->json, "print one JSON object");
+  app.add_option("--trace", request->trace,
+                 "write what the dumps hold, the last 1,000 actions of each lane, as a trace for "
+                 "Perfetto or chrome://tracing to this file");
+  app.add_flag("--all", request->all, "tell of all ranks, however many");
+  return [request] { return run_inspect_dump(*request); };
 }
 
 }  // namespace tessera::cli

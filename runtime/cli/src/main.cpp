@@ -1,13 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,45 +49,18 @@ int exit_code_of(const Error& error) {
   return users ? kExitUsage : kExitRunTime;
 }
 
-struct CommandRow {
-  const char* name;
-  Command (*add)(CLI::App& program);
-};
-constexpr const char* kLaunch = "launch";  // which is added in a way of its own, as the last
-constexpr std::array kCommands{
-    CommandRow{"train", add_train},
-    CommandRow{"evaluate", add_evaluate},
-    CommandRow{"plan", add_plan},
-    CommandRow{"simulate", add_simulate},
-    CommandRow{"compare", add_compare},
-    CommandRow{"generate", add_generate},
-    CommandRow{"checkpoint", add_checkpoint},
-    CommandRow{"tokenize", add_tokenize},
-    CommandRow{"calibrate", add_calibrate},
-    CommandRow{"explain", add_explain},
-    CommandRow{"estimate-memory", add_estimate_memory},
-    CommandRow{"inspect-dump", add_inspect_dump},
-    CommandRow{"env", add_env},
-    CommandRow{"gpu-info", add_gpu_info},
-    CommandRow{"config", add_config},
-    CommandRow{"test", add_self_test},
-    CommandRow{"bench", add_bench},
-};
-
-/// The first word of the command line. CLI11 would only say that a subcommand is required.
-std::string command_word(int argc, const char* const* argv) {
+/// Checks the first word of the command line. CLI11 would only say that a subcommand is required.
+void check_command_word(int argc, const char* const* argv) {
   std::vector<std::string> names;
   for (const CommandRow& row : kCommands) names.emplace_back(row.name);
-  names.emplace_back(kLaunch);
   require(argc > 1, ErrorCode::kConfig, "no command; try 'tessera train --data FOLDER' or ",
           "'tessera --help'");
-  std::string word = argv[1];
+  const std::string word = argv[1];
   const std::string foreign = about_foreign_command(word);
   require(foreign.empty(), ErrorCode::kConfig, foreign);
   const bool known = std::find(names.begin(), names.end(), word) != names.end();
   require(known || word.rfind('-', 0) == 0, ErrorCode::kConfig,
           unknown_name("command", word, names));
-  return word;
 }
 
 int run(int argc, const char* const* argv) {
@@ -96,19 +69,23 @@ int run(int argc, const char* const* argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
   app.formatter(std::make_shared<HelpFormat>());
-  // Of all commands only --help tells: CLI11 compares each flag with all others, which takes longer
-  // than many a command.
-  const std::string word = command_word(argc, argv);
-  const bool all = word.starts_with('-') && word != "--version";
-  std::vector<Command> commands;
-  for (const CommandRow& row : kCommands) {
-    if (all || word == row.name) commands.push_back(row.add(app));
-  }
-  std::optional<LaunchCommand> launch;
-  if (all || word == kLaunch) launch.emplace(app);
+  check_command_word(argc, argv);
   std::vector<std::string> launched = take_launched(argc, argv);
   std::vector<std::string> words(argv + 1, argv + argc);
-  if (launch) hand_on_flags(*app.get_subcommand(kLaunch), words, launched, std::cerr);
+  std::map<const CLI::App*, std::function<int()>> commands;
+  for (const CommandRow& row : kCommands) {
+    CLI::App* const command = app.add_subcommand(row.name, row.summary);
+    // Only a command that is named gets its flags: CLI11 compares each with all others, which takes
+    // longer than many a command.
+    if (std::ranges::find(words, row.name) == words.end()) continue;
+    if (row.add != nullptr) {
+      commands[command] = row.add(*command);
+      continue;
+    }
+    const auto launch = std::make_shared<LaunchCommand>(*command);
+    hand_on_flags(*command, words, launched, std::cerr);
+    commands[command] = [launch, launched] { return run_launch(launch->request(launched)); };
+  }
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::CallForHelp& help) {
@@ -118,11 +95,7 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return fail_with(std::string(error.what()) + "; see tessera --help", kExitUsage);
   }
-  if (launch && launch->parsed()) return run_launch(launch->request(launched));
-  for (const Command& command : commands) {
-    if (command.app->parsed()) return command.run();
-  }
-  fail(ErrorCode::kInternal, "no command was parsed");
+  return commands.at(app.get_subcommands().front())();
 }
 
 }  // namespace

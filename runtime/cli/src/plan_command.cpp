@@ -234,20 +234,19 @@ int run_plan(Config config) {
 
 }  // namespace
 
-Command add_plan(CLI::App& program) {
+std::function<int()> add_plan(CLI::App& app) {
   std::vector<Setting> of_train = train_only_settings();
   const std::vector<Setting> shared = fit_settings();
   std::erase_if(of_train, [&](const Setting& setting) {
     return std::ranges::find(shared, setting.name, &Setting::name) != shared.end();
   });
   const auto command = std::make_shared<SettingsCommand>(
-      program, "plan", "Print a run's schedule, memory and traffic without running it",
-      joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
-  return {&command->command(), [command] {
-            Config config = command->config(std::cerr, kForAnyMachine);
-            print_announcements(std::cerr, config);
-            return run_plan(std::move(config));
-          }};
+      app, joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
+  return [command] {
+    Config config = command->config(std::cerr, kForAnyMachine);
+    print_announcements(std::cerr, config);
+    return run_plan(std::move(config));
+  };
 }
 
 }  // namespace tessera::cli

@@ -251,15 +251,15 @@ int run_simulate(const Config& config) {
 
 }  // namespace
 
-Command add_simulate(CLI::App& program) {
+std::function<int()> add_simulate(CLI::App& app) {
   const auto command = std::make_shared<SettingsCommand>(
-      program, "simulate", "Predict a step's time on a machine that need not be here",
-      joined({model_settings(), trainer_settings(), simulate_settings()}), train_only_settings());
-  return {&command->command(), [command] {
-            const Config config = command->config(std::cerr, kForAnyMachine);
-            print_announcements(std::cerr, config);
-            return run_simulate(config);
-          }};
+      app, joined({model_settings(), trainer_settings(), simulate_settings()}),
+      train_only_settings());
+  return [command] {
+    const Config config = command->config(std::cerr, kForAnyMachine);
+    print_announcements(std::cerr, config);
+    return run_simulate(config);
+  };
 }
 
 }  // namespace tessera::cli

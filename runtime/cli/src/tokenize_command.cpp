@@ -89,30 +89,28 @@ int run_tokenize(const CLI::App& app, TokenizeRequest request) {
 
 }  // namespace
 
-Command add_tokenize(CLI::App& program) {
+std::function<int()> add_tokenize(CLI::App& app) {
   const auto request = std::make_shared<TokenizeRequest>();
-  CLI::App* app = program.add_subcommand(
-      "tokenize", "Write text as a file of token ids, which `train --data` reads");
-  app->add_option("TEXT", request->options.paths,
-                  "files of UTF-8 text, folders of them, or patterns; in this order")
+  app.add_option("TEXT", request->options.paths,
+                 "files of UTF-8 text, folders of them, or patterns; in this order")
       ->required();
-  app->add_option("--tokenizer", request->tokenizer,
-                  "a tokenizer.json: BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it")
+  app.add_option("--tokenizer", request->tokenizer,
+                 "a tokenizer.json: BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it")
       ->required()
       ->type_name("FILE");
-  app->add_option("--output", request->options.output,
-                  "the file to write (.bin), with llm.c's header; uint16 if the vocabulary fits, "
-                  "else uint32")
+  app.add_option("--output", request->options.output,
+                 "the file to write (.bin), with llm.c's header; uint16 if the vocabulary fits, "
+                 "else uint32")
       ->required()
       ->type_name("FILE");
-  app->add_option("--end-of-text", request->options.end_of_text,
-                  "put the tokenizer's end-of-text token between files, if it has one; false: a "
-                  "newline [true]")
+  app.add_option("--end-of-text", request->options.end_of_text,
+                 "put the tokenizer's end-of-text token between files, if it has one; false: a "
+                 "newline [true]")
       ->type_name("BOOL");
-  app->add_flag("--overwrite", request->overwrite, "replace --output if it holds something");
-  app->add_flag("--quiet", request->quiet, "print nothing but errors");
-  app->allow_extras();  // so that an unknown flag is answered
-  return {app, [app, request] { return run_tokenize(*app, *request); }};
+  app.add_flag("--overwrite", request->overwrite, "replace --output if it holds something");
+  app.add_flag("--quiet", request->quiet, "print nothing but errors");
+  app.allow_extras();  // so that an unknown flag is answered
+  return [&app, request] { return run_tokenize(app, *request); };
 }
 
 }  // namespace tessera::cli

@@ -350,22 +350,21 @@ std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) 
   return all;
 }
 
-std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& program) {
+std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& app) {
   return std::make_shared<SettingsCommand>(
-      program, "train", "Train a GPT on text or tokens",
-      joined({model_settings(), trainer_settings(), train_only_settings()}));
+      app, joined({model_settings(), trainer_settings(), train_only_settings()}));
 }
 
-Command add_train(CLI::App& program) {
-  const auto command = add_train_flags(program);
-  return {&command->command(), [command] {
-            const Launcher launcher = find_launcher(std::getenv);
-            Config config = command->config(std::cerr, facts_of(launcher));
-            choose_dump_folder(config);
-            adopt_launcher(launcher, config);
-            if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
-            return run_train(std::move(config));
-          }};
+std::function<int()> add_train(CLI::App& app) {
+  const auto command = add_train_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    choose_dump_folder(config);
+    adopt_launcher(launcher, config);
+    if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+    return run_train(std::move(config));
+  };
 }
 
 }  // namespace tessera::cli

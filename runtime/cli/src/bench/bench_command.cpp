@@ -8,25 +8,23 @@
 
 namespace tessera::cli {
 
-Command add_bench(CLI::App& program) {
-  CLI::App* const app = program.add_subcommand(
-      "bench", "Time collectives and kernels against this machine's limits; compare two results");
-  app->require_subcommand(1);
+std::function<int()> add_bench(CLI::App& app) {
+  app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, std::function<int()>>> commands;
   const auto add = [&](const char* name, const char* help, const auto& fill) {
-    CLI::App* const command = app->add_subcommand(name, help);
+    CLI::App* const command = app.add_subcommand(name, help);
     commands.emplace_back(command, fill(*command));
   };
   add("collectives", "Time collectives, with the options and the table of nccl-tests",
       add_bench_collectives);
   add("kernels", "Time every kernel with Google Benchmark", add_bench_kernels);
   add("compare", "Compare two results, and say what moved beyond the noise", add_bench_compare);
-  return {app, [commands] {
-            for (const auto& [command, run] : commands) {
-              if (command->parsed()) return run();
-            }
-            return kExitUsage;  // not reached: one of them is required
-          }};
+  return [commands] {
+    for (const auto& [command, run] : commands) {
+      if (command->parsed()) return run();
+    }
+    return kExitUsage;  // not reached: one of them is required
+  };
 }
 
 }  // namespace tessera::cli

@@ -346,45 +346,42 @@ int run_compare(const CompareRequest& request) {
 
 }  // namespace
 
-Command add_compare(CLI::App& program) {
+std::function<int()> add_compare(CLI::App& app) {
   struct Given {
     std::string ranks;
     bool resumes = false;
   };
   const auto given = std::make_shared<Given>();
   const auto command = std::make_shared<SettingsCommand>(
-      program, "compare", "Run or predict a matrix of strategies, ranks and more, with a report",
-      joined({compare_settings(), settings_of_runs()}), settings_of_files());
-  command->command()
-      .add_option("--ranks", given->ranks, "numbers of ranks to compare, like 2,4")
+      app, joined({compare_settings(), settings_of_runs()}), settings_of_files());
+  app.add_option("--ranks", given->ranks, "numbers of ranks to compare, like 2,4")
       ->type_name("N,...")
       ->group("Matrix");
-  command->command()
-      .add_flag("--resume", given->resumes, "go on with the matrix that --out holds")
+  app.add_flag("--resume", given->resumes, "go on with the matrix that --out holds")
       ->group("Matrix");
-  return {&command->command(), [command, given] {
-            CompareRequest request{.config = command->config(std::cerr, kForAnyMachine)};
-            print_announcements(std::cerr, request.config);
-            const Config& config = request.config;
-            request.axes = axes_of(config, given->ranks);
-            require(!config.is_null("out") && !config.get<std::string>("out").empty(),
-                    ErrorCode::kConfig, "nowhere to write the results: give --out a folder");
-            request.folder = config.get<std::string>("out");
-            request.resumes = given->resumes;
-            request.only_simulates = config.get<bool>("only_simulate");
-            if (!config.is_null("simulate")) {
-              request.profile = find_profile(config.get<std::string>("simulate"));
-            }
-            require(request.profile || !request.only_simulates, ErrorCode::kConfig,
-                    "--only-simulate needs --simulate, a hardware profile");
-            require(request.only_simulates || config.get<std::int64_t>("untimed_steps") <
-                                                  config.get<std::int64_t>("steps"),
-                    ErrorCode::kConfig, "--untimed-steps ",
-                    config.get<std::int64_t>("untimed_steps"), " leaves no step of --steps ",
-                    config.get<std::int64_t>("steps"), " to time; raise --steps");
-            request.command = command_line_of(config, given->ranks);
-            return run_compare(request);
-          }};
+  return [command, given] {
+    CompareRequest request{.config = command->config(std::cerr, kForAnyMachine)};
+    print_announcements(std::cerr, request.config);
+    const Config& config = request.config;
+    request.axes = axes_of(config, given->ranks);
+    require(!config.is_null("out") && !config.get<std::string>("out").empty(), ErrorCode::kConfig,
+            "nowhere to write the results: give --out a folder");
+    request.folder = config.get<std::string>("out");
+    request.resumes = given->resumes;
+    request.only_simulates = config.get<bool>("only_simulate");
+    if (!config.is_null("simulate")) {
+      request.profile = find_profile(config.get<std::string>("simulate"));
+    }
+    require(request.profile || !request.only_simulates, ErrorCode::kConfig,
+            "--only-simulate needs --simulate, a hardware profile");
+    require(request.only_simulates ||
+                config.get<std::int64_t>("untimed_steps") < config.get<std::int64_t>("steps"),
+            ErrorCode::kConfig, "--untimed-steps ", config.get<std::int64_t>("untimed_steps"),
+            " leaves no step of --steps ", config.get<std::int64_t>("steps"),
+            " to time; raise --steps");
+    request.command = command_line_of(config, given->ranks);
+    return run_compare(request);
+  };
 }
 
 }  // namespace tessera::cli

@@ -54,27 +54,25 @@ int run_env(const std::string& given, const BindingQuestion& question, bool json
 
 }  // namespace
 
-Command add_env(CLI::App& program) {
+std::function<int()> add_env(CLI::App& app) {
   struct Request {
     std::string config;
     BindingQuestion binding;
     bool json = false;
   };
   const auto request = std::make_shared<Request>();
-  CLI::App* app =
-      program.add_subcommand("env", "Describe this machine and this build, to paste into a report");
-  app->add_option("--config", request->config, "the config file that the report is about");
+  app.add_option("--config", request->config, "the config file that the report is about");
   CLI::Option* const ranks =
-      app->add_option("--ranks", request->binding.ranks,
-                      "show which cores, node and GPU each of so many ranks would get here")
+      app.add_option("--ranks", request->binding.ranks,
+                     "show which cores, node and GPU each of so many ranks would get here")
           ->check(CLI::Range(1, kMostShown));
-  app->add_option("--bind", request->binding.bind, "as of `tessera train`: auto, cores, numa, none")
+  app.add_option("--bind", request->binding.bind, "as of `tessera train`: auto, cores, numa, none")
       ->needs(ranks);
-  app->add_option("--bind-core-list", request->binding.bind_core_list,
-                  "as of `tessera train`: CPUs like 0-3,8-11")
+  app.add_option("--bind-core-list", request->binding.bind_core_list,
+                 "as of `tessera train`: CPUs like 0-3,8-11")
       ->needs(ranks);
-  app->add_flag("--json", request->json, "print one JSON object");
-  return {app, [request] { return run_env(request->config, request->binding, request->json); }};
+  app.add_flag("--json", request->json, "print one JSON object");
+  return [request] { return run_env(request->config, request->binding, request->json); };
 }
 
 }  // namespace tessera::cli

@@ -99,9 +99,7 @@ std::vector<std::string> flags_of_train() {
 
 }  // namespace
 
-LaunchCommand::LaunchCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "launch", "Start the processes of a run on this machine: launch FLAGS -- train FLAGS")) {
+LaunchCommand::LaunchCommand(CLI::App& app) : command_(&app) {
   LaunchRequest& r = request_;
   command_->allow_extras();  // so that an unknown flag gets a suggestion
   const auto add = [&](const char* flag, auto& value, const char* type, const char* help) {
@@ -164,7 +162,7 @@ LaunchRequest LaunchCommand::request(std::vector<std::string> command) const {
 }
 
 std::vector<std::string> take_launched(int& argc, const char* const* argv) {
-  if (argc < 2 || std::string_view(argv[1]) != "launch") return {};
+  if (argc < 2 || std::string_view(argv[1]) != kLaunch) return {};
   // With "--" nobody has to guess whether "test" is the command or a file of that name.
   const std::vector<std::string> words(argv + 2, argv + argc);
   auto command = std::ranges::find(words, "--");

@@ -8,11 +8,10 @@
 
 namespace tessera::cli {
 
-/// The subcommand and its flags.
+/// The flags of the subcommand.
 class LaunchCommand {
  public:
   explicit LaunchCommand(CLI::App& app);
-  bool parsed() const { return command_->parsed(); }
   /// What the flags say; `command` is what follows them. Throws Error{kConfig} on an unknown flag.
   LaunchRequest request(std::vector<std::string> command) const;
 

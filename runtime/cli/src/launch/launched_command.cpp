@@ -1,5 +1,8 @@
 #include "launch/launched_command.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "commands.h"
 #include "tessera/core/error.h"
 
@@ -10,17 +13,19 @@ LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
   require(!words_.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
           "--processes 2 -- train --data FOLDER'");
   require(can_be_launched(name()), ErrorCode::kConfig, "'", name(), kCannotBeLaunched);
-  Command bench;  // what its flags are parsed into
+  const auto* const row = std::ranges::find(kCommands, name(), &CommandRow::name);
+  CLI::App& app = *program_->add_subcommand(name(), row->summary);
+  std::function<int()> bench;  // what its flags are parsed into
   if (name() == "bench") {
     require(words_.size() > 1 && words_[1] == "collectives", ErrorCode::kConfig,
             "of 'bench' only 'bench collectives' can be launched; run the others by themselves");
-    bench = add_bench(*program_);
+    bench = add_bench(app);
   }
   settings_ = name() == "bench"      ? nullptr
-              : name() == "train"    ? add_train_flags(*program_)
-              : name() == "evaluate" ? add_evaluate_flags(*program_)
-              : name() == "generate" ? add_generate_flags(*program_)
-                                     : add_self_test_flags(*program_);
+              : name() == "train"    ? add_train_flags(app)
+              : name() == "evaluate" ? add_evaluate_flags(app)
+              : name() == "generate" ? add_generate_flags(app)
+                                     : add_self_test_flags(app);
   try {
     program_->parse(std::vector<std::string>(words_.rbegin(), words_.rend()));
   } catch (const CLI::CallForHelp&) {

@@ -125,28 +125,26 @@ int run_self_test(Config& config, const Launcher& launcher) {
 
 }  // namespace
 
-std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& program) {
+std::shared_ptr<SettingsCommand> add_self_test_flags(CLI::App& app) {
   const auto command = std::make_shared<SettingsCommand>(
-      program, "test",
-      "Test that every strategy works here, or that the processes of a launcher work together",
-      self_test_settings(),
+      app, self_test_settings(),
       joined({model_settings(), train_only_settings(), plan_only_settings()}));
-  command->command().footer(
+  app.footer(
       "The other flags of 'tessera train' that say how to shard and to step are taken, too: under "
       "a "
       "launcher all processes must have the same.");
   return command;
 }
 
-Command add_self_test(CLI::App& program) {
-  const auto command = add_self_test_flags(program);
-  return {&command->command(), [command] {
-            const Launcher launcher = find_launcher(std::getenv);
-            Config config = command->config(std::cerr, facts_of(launcher));
-            adopt_launcher(launcher, config);
-            if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
-            return run_self_test(config, launcher);
-          }};
+std::function<int()> add_self_test(CLI::App& app) {
+  const auto command = add_self_test_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    adopt_launcher(launcher, config);
+    if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+    return run_self_test(config, launcher);
+  };
 }
 
 }  // namespace tessera::cli
