@@ -209,8 +209,8 @@ __device__ void update_block(const CodedShard<Rule, G, P>& a, const CodeTables& 
         ((values[kS][g][j] = of_element[kS]), ...);
       }
     }
-    // Every lane has read the old one by now: the butterfly comes before.
     const float absmax[] = {encode<Rule::kIsSigned[kS]>(tables, values[kS], own, a.codes[kS])...};
+    __syncwarp();  // every lane has read the old absmax; a shuffle does not order memory
     if (lane == 0) ((a.absmax[kS][block] = absmax[kS]), ...);
   };
   each_state(std::make_integer_sequence<int, kStates>());
