@@ -10,7 +10,7 @@
 #include "tessera/model/gpt.h"
 #include "tessera/trainer/trainer_settings.h"
 
-namespace tessera {
+namespace tessera::defaults_test {
 namespace {
 
 using nlohmann::json;
@@ -134,4 +134,4 @@ TEST(Defaults, OfModelAndDataAreThoseOfTheProgram) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::defaults_test

@@ -269,13 +269,13 @@ TEST(Quantized, NamesTheElementThatIsNotFinite) {
 }
 
 TEST(Quantized, RefusesWhatDoesNotFit) {
-  Bytes bytes(at(quantized_sizes(WeightFormat::kNf4, Shape{2, 64}).bytes));
+  const std::int64_t size = quantized_sizes(WeightFormat::kNf4, Shape{2, 64}).bytes;
+  Bytes bytes(at(4 * size));  // which other_bytes takes for that many int32
   std::vector<float> values(128);
   StreamUnderTest stream;
-  const DequantizeArgs args{
-      .format = WeightFormat::kNf4,
-      .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
-      .dst = view_of(values, Shape{2, 64})};
+  const DequantizeArgs args{.format = WeightFormat::kNf4,
+                            .src = TensorView(bytes.data(), DType::kUInt8, Shape{size}),
+                            .dst = view_of(values, Shape{2, 64})};
   DequantizeArgs other_format = args, too_short = args, other_bytes = args, other_dst = args;
   other_format.format = WeightFormat::kInt8;
   too_short.src = too_short.src.narrow(0, 0, 8);

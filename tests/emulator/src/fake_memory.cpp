@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "fake_runtime.h"
+#include "filled_pages.h"
+#include "sanitizers.h"
 
 // Memory of the emulated GPU, which is the host's. New memory holds 0xff bytes (NaN), and so does
 // what has been freed: whoever reads either sees it. Freeing does not wait for work that is under
@@ -15,7 +17,26 @@ using namespace tessera::emulator;
 namespace {
 
 constexpr std::size_t kAlignment = 512;
-constexpr int kFill = 0xff;
+
+/// From here on in pages that take nothing until they are written. AddressSanitizer knows the
+/// bounds of what malloc gives: of buffers, not of the segments that hold them.
+constexpr std::size_t kManyBytes = std::size_t{kAddressSanitizer ? 8 : 1} << 20;
+
+void* filled_memory(std::size_t bytes, std::size_t alignment) {
+  if (bytes >= kManyBytes) return take_filled_pages(bytes, alignment);
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, bytes) != 0) return nullptr;
+  return std::memset(memory, kFill, bytes);
+}
+
+void free_filled_memory(void* memory, std::size_t bytes) {
+  if (bytes >= kManyBytes) {
+    give_filled_pages_back(memory, bytes);
+  } else {
+    std::memset(memory, kFill, bytes);
+    std::free(memory);
+  }
+}
 
 /// Under the lock.
 cudaError_t allocate(const char* function, void** address, std::size_t bytes, MemoryKind kind) {
@@ -28,8 +49,8 @@ cudaError_t allocate(const char* function, void** address, std::size_t bytes, Me
   std::size_t& used = state.used(current_device());
   if (counted && bytes > state.settings.memory_bytes - used) return cudaErrorMemoryAllocation;
   const std::size_t alignment = kind == MemoryKind::kVirtual ? fake_cuda::kVirtualPage : kAlignment;
-  if (posix_memalign(address, alignment, bytes) != 0) return cudaErrorMemoryAllocation;
-  std::memset(*address, kFill, bytes);
+  *address = filled_memory(bytes, alignment);
+  if (*address == nullptr) return cudaErrorMemoryAllocation;
   state.allocations[reinterpret_cast<std::uintptr_t>(*address)] = {
       .bytes = bytes, .kind = kind, .device = current_device()};
   ++state.counters.live_allocations;
@@ -58,8 +79,7 @@ cudaError_t deallocate(const char* function, void* address, std::set<MemoryKind>
     state.used(allocation.device) -= allocation.bytes;
     state.counters.live_bytes -= static_cast<std::int64_t>(allocation.bytes);
   }
-  std::memset(address, kFill, allocation.bytes);
-  std::free(address);
+  free_filled_memory(address, allocation.bytes);
   return cudaSuccess;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "filled_pages.h"
 #include "sanitizers.h"
 
 namespace tessera::emulator {
@@ -14,7 +15,6 @@ namespace {
 constexpr std::size_t kArenaBytes = 512 << 10;
 constexpr std::size_t kRedZone = 64;
 constexpr std::size_t kMinAlignment = 16;
-constexpr int kFill = 0xff;
 /// Behind what a block used, this much more is filled anew: writes out of bounds may have gone
 /// there.
 constexpr std::size_t kFillMargin = 4096;
