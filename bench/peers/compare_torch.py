@@ -65,9 +65,15 @@ def environment(folder, override):
                  f"{'told to use its kernels for Intel' if mkl else 'as it ships'}")
 
 
+class NotMeasured(Exception):
+    """What a program said when it refused."""
+
+
 def median_step(command, env=None):
-    output = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-    line = next(line for line in reversed(output.splitlines()) if line.startswith("{"))
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    if result.returncode:
+        raise NotMeasured((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
+    line = next(line for line in reversed(result.stdout.splitlines()) if line.startswith("{"))
     result = json.loads(line)
     return statistics.median(result["step_seconds"]), result
 
@@ -97,7 +103,12 @@ def main():
             if case[3] > 1 and args.model.startswith("llama"):
                 continue
             if args.only in (None, case[0], str(case[3])):
-                compare(args, env, *case)
+                try:
+                    compare(args, env, *case)
+                except NotMeasured as reason:
+                    precision, batch, length, ranks, threads, _ = case
+                    print(f"| {precision} | {ranks} x {threads} | {batch} x {length} | not measured: {reason} |",
+                          flush=True)
 
 
 def compare(args, env, precision, batch, length, ranks, threads, peers):

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "cli/launched_program.h"
 #include "cli/nccl_tests_table.h"

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "cli/launched_program.h"
 #include "cli/pseudo_terminal.h"

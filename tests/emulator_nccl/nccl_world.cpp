@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "tessera/core/dtype.h"
@@ -15,7 +16,12 @@ namespace {
 
 template <typename T>
 T sum_of(T a, T b) {
-  return static_cast<T>(a + b);
+  if constexpr (std::is_integral_v<T>) {  // they wrap around
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  } else {
+    return a + b;
+  }
 }
 bfloat16 sum_of(bfloat16 a, bfloat16 b) {
   return bfloat16(static_cast<float>(a) + static_cast<float>(b));

@@ -221,6 +221,40 @@ TEST(Quantized, IsDecodedAlikeByEveryWay) {
   }
 }
 
+TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
+  // A little above 32 MiB of bf16, and not a multiple of a block.
+  const std::int64_t n = testing_cuda() ? 4 * 1024 + 70 : (std::int64_t{16} << 20) + 70;
+  const QuantizedSizes sizes = quantized_sizes(WeightFormat::kNf4, Shape{1, n});
+  Bytes bytes(at(sizes.bytes));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
+  }
+  std::vector<float> scales(at(sizes.scales));
+  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i % 1009 + 1);
+  std::memcpy(bytes.data() + sizes.scales_begin, scales.data(), 4 * scales.size());
+
+  std::vector<bfloat16> dst(at(n) + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(dst.data());
+  const auto aligned = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(bfloat16));
+  for (const std::int64_t first : {aligned, aligned + 1}) {  // the latter fits no vector
+    std::fill(dst.begin(), dst.end(), bfloat16(7.0F));
+    StreamUnderTest stream;
+    kernels_under_test().dequantize(
+        {.format = WeightFormat::kNf4,
+         .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
+         .dst = view_of(dst, first, n).reshape(Shape{1, n})},
+        stream);
+    const auto& table = code_table(WeightFormat::kNf4);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const int code = i % 2 == 0 ? bytes[at(i / 2)] >> 4 : bytes[at(i / 2)] & 15;
+      const float weight = table[at(code)] * scales[at(i / kQuantizedBlock)];
+      ASSERT_EQ(dst[at(first + i)].bits, bfloat16(weight).bits) << i;
+    }
+    EXPECT_TRUE(first == 0 || as_float(dst[at(first - 1)]) == 7.0F);
+    EXPECT_EQ(as_float(dst[at(first + n)]), 7.0F);
+  }
+}
+
 TEST(Quantized, KeepsCodesAndScalesOfWhatItHasDecoded) {
   for (const WeightFormat format : {WeightFormat::kNf4, WeightFormat::kFp4}) {
     const Shape shape{7, 96};

@@ -8,6 +8,7 @@
 #include "cpu/cpu_kernels.h"
 #include "cpu/float_types.h"
 #include "cpu/parallel.h"
+#include "cpu/stream_store.h"
 #include "quantized_arguments.h"
 #include "tessera/kernels/dynamic_map.h"
 
@@ -46,7 +47,7 @@ HWY_INLINE void scale_table(const float* table, float scale, T* numbers) {
 }
 
 #if HWY_TARGET == HWY_SCALAR
-template <typename T>
+template <bool kStreams, typename T>
 void decode_block(const float* table, float scale, const std::uint8_t* pairs, T* to) {
   T numbers[16];
   scale_table(table, scale, numbers);
@@ -74,6 +75,17 @@ struct SplitCodes {
   ByteVec lower, upper;
 };
 
+/// Stores a vector, around the cache if kStreams; then `to` is aligned to it.
+template <bool kStreams, typename D, typename V, typename T>
+HWY_INLINE void put(V v, D d, T* to) {
+  if constexpr (kStreams) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
+template <bool kStreams>
 HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t* pairs,
                              float* to) {
   const ByteTag d;
@@ -86,13 +98,13 @@ HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t
     hn::Store(split.upper, d, codes + i + kPairs);
   }
   for (std::int64_t i = 0; i < kQuantizedBlock; i += float_lanes()) {
-    store(look_up(numbers, codes + i), to + i);
+    put<kStreams>(look_up(numbers, codes + i), FloatTag(), to + i);
   }
 }
 
 /// Looks the bytes of the rounded numbers up: each number is rounded once, not each weight. T is
 /// bfloat16 or float16.
-template <typename T>
+template <bool kStreams, typename T>
 HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t* pairs, T* to) {
   const ByteTag d;
   HWY_ALIGN T numbers[16];
@@ -107,8 +119,8 @@ HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t
     for (const ByteVec codes : {split.lower, split.upper}) {
       const auto low_bytes = hn::TableLookupBytes(low, codes);
       const auto high_bytes = hn::TableLookupBytes(high, codes);
-      hn::StoreU(hn::InterleaveLower(d, low_bytes, high_bytes), d, at);
-      hn::StoreU(hn::InterleaveUpper(d, low_bytes, high_bytes), d, at + kPairs);
+      put<kStreams>(hn::InterleaveLower(d, low_bytes, high_bytes), d, at);
+      put<kStreams>(hn::InterleaveUpper(d, low_bytes, high_bytes), d, at + kPairs);
       at += 2 * kPairs;
     }
   }
@@ -142,26 +154,37 @@ class BlockScales {
   JoinedLayout joined_{};
 };
 
-template <typename T>
-void decode_blocks(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {
+template <bool kStreams, typename T>
+void decode_whole_blocks(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {
   const float* const table = code_table(args.format).data();
   const auto* const codes = args.src.as<std::uint8_t>();
   const BlockScales scales(args);
-  const std::int64_t numel = args.dst.numel();
   T* const to = args.dst.as<T>();
   for (std::int64_t block = begin; block < end; ++block) {
     const std::int64_t first = block * kQuantizedBlock;
-    const std::int64_t count = HWY_MIN(kQuantizedBlock, numel - first);
-    if (count == kQuantizedBlock) {
-      decode_block(table, scales.of(block), codes + first / 2, to + first);
-      continue;
-    }
-    HWY_ALIGN std::uint8_t last_codes[kQuantizedBlock / 2] = {};
-    HWY_ALIGN T last[kQuantizedBlock];
-    std::memcpy(last_codes, codes + first / 2, static_cast<std::size_t>((count + 1) / 2));
-    decode_block(table, scales.of(block), last_codes, last);
-    std::memcpy(to + first, last, static_cast<std::size_t>(count) * sizeof(T));
+    decode_block<kStreams>(table, scales.of(block), codes + first / 2, to + first);
   }
+  if constexpr (kStreams) hwy::FlushStream();
+}
+
+template <typename T>
+void decode_blocks(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {
+  static_assert(kQuantizedBlock * sizeof(T) % 64 == 0);
+  T* const to = args.dst.as<T>();
+  const bool streams =
+      args.dst.bytes() >= kStreamBytes && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
+  const std::int64_t whole = args.dst.numel() / kQuantizedBlock;
+  (streams ? decode_whole_blocks<true, T> : decode_whole_blocks<false, T>)(args, begin,
+                                                                           HWY_MIN(end, whole));
+  const std::int64_t first = whole * kQuantizedBlock, count = args.dst.numel() - first;
+  if (end <= whole || count == 0) return;
+  HWY_ALIGN std::uint8_t last_codes[kQuantizedBlock / 2] = {};
+  HWY_ALIGN T last[kQuantizedBlock];
+  std::memcpy(last_codes, args.src.as<std::uint8_t>() + first / 2,
+              static_cast<std::size_t>((count + 1) / 2));
+  decode_block<false>(code_table(args.format).data(), BlockScales(args).of(whole), last_codes,
+                      last);
+  std::memcpy(to + first, last, static_cast<std::size_t>(count) * sizeof(T));
 }
 
 template <typename T>

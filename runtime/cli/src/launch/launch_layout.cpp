@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <random>
+#include <sstream>
 
 #include "command_line.h"
 #include "commands.h"
@@ -72,7 +73,9 @@ std::string job_token_of(const LaunchRequest& request, bool several) {
   const char* const inherited = std::getenv(kJobToken);
   if (several || (inherited != nullptr && *inherited != '\0')) return "";
   std::random_device random;  // the system's
-  return concat(std::hex, random(), random(), random(), random());
+  std::ostringstream token;
+  token << std::hex << random() << random() << random() << random();
+  return token.str();
 }
 
 /// Processes of one machine, if a flag says them.

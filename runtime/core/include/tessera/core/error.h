@@ -1,6 +1,7 @@
 #pragma once
 
-#include <sstream>
+#include <initializer_list>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 
@@ -32,18 +33,40 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+/// A reference to an argument of concat() and what writes it: calls then share code that is
+/// compiled once.
+class Streamed {
+ public:
+  // NOLINTBEGIN(google-explicit-constructor): any argument is one
+  Streamed(const char* text)
+      : value_(text), write_([](std::ostream& out, const void* value) {
+          out << static_cast<const char*>(value);
+        }) {}
+  template <typename T>
+  Streamed(const T& value)
+      : value_(&value),
+        write_([](std::ostream& out, const void* of) { out << *static_cast<const T*>(of); }) {}
+  // NOLINTEND(google-explicit-constructor)
+  void write(std::ostream& out) const { write_(out, value_); }
+
+ private:
+  const void* value_;
+  void (*write_)(std::ostream&, const void*);
+};
+
+std::string concat_all(std::initializer_list<Streamed> arguments);
+[[noreturn]] void fail_with(ErrorCode code, std::initializer_list<Streamed> arguments);
+
 /// Streams every argument into one string: concat("rank ", 3, " of ", 4).
 template <typename... Args>
 std::string concat(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
+  return concat_all({args...});
 }
 
 /// Throws Error{code, concat(args...)}.
 template <typename... Args>
 [[noreturn]] void fail(ErrorCode code, const Args&... args) {
-  throw Error(code, concat(args...));
+  fail_with(code, {args...});
 }
 
 /// Throws unless `condition` holds. For preconditions: the message says what was expected.

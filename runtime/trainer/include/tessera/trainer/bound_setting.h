@@ -114,6 +114,19 @@ Class class_of(Member Class::*);
 
 }  // namespace binding
 
+/// What bound() makes of its member, compiled once for all members of these options.
+template <typename Options>
+BoundSetting<Options> make_row(std::string name, std::string help, Setting more, SettingType type,
+                               nlohmann::json (*read)(const Options&),
+                               void (*write)(Options&, const nlohmann::json&)) {
+  static const Options defaults;
+  more.name = std::move(name);
+  more.help = std::move(help);
+  if (more.type == SettingType::kText) more.type = type;
+  more.fallback = read(defaults);
+  return {std::move(more), read, write};
+}
+
 /// A row for the member that `kPath` leads to, which tells its type, choices and default. `more`
 /// has what else there is to say: limits, a check, whether processes must agree.
 template <auto kFirst, auto... kPath>
@@ -121,18 +134,15 @@ auto bound(std::string name, std::string help, Setting more = {}) {
   using Options = decltype(binding::class_of(kFirst));
   using Member =
       std::remove_cvref_t<decltype(binding::member_of(std::declval<Options&>(), kFirst, kPath...))>;
-  more.name = std::move(name);
-  more.help = std::move(help);
-  if (more.type == SettingType::kText) more.type = binding::type_of<Member>();
   if constexpr (binding::Listed<Member>) more.choices = binding::names_of<Member>();
-  const auto read = [](const Options& options) {
-    return binding::json_of(binding::member_of(options, kFirst, kPath...));
-  };
-  more.fallback = read(Options{});
-  return BoundSetting<Options>{std::move(more), read,
-                               [](Options& options, const nlohmann::json& json) {
-                                 binding::take(json, binding::member_of(options, kFirst, kPath...));
-                               }};
+  return make_row<Options>(
+      std::move(name), std::move(help), std::move(more), binding::type_of<Member>(),
+      [](const Options& options) {
+        return binding::json_of(binding::member_of(options, kFirst, kPath...));
+      },
+      [](Options& options, const nlohmann::json& json) {
+        binding::take(json, binding::member_of(options, kFirst, kPath...));
+      });
 }
 
 /// The settings of rows, under a heading of --help.
