@@ -12,7 +12,7 @@
 #   --build          take programs that are built in DIR as they are, and build none
 #   --llm.c          take its sources along, to be compared with; a folder cudnn-frontend in it goes along
 #   --programs-only  without packages: no package lists are needed
-#   --fast           compress in half the time; the file is larger by an eighth
+#   --fast           compress faster; the file is larger by an eighth
 #
 # Run it on Debian 12, or Ubuntu 24.04, with its package lists up to date. Take the file along with the
 # sources, and name it to verify.sh with --deps.
