@@ -1,18 +1,6 @@
 #include "tessera/core/error.h"
 
-#include <sstream>
-
 namespace tessera {
-
-std::string concat_all(std::initializer_list<Streamed> arguments) {
-  std::ostringstream out;
-  for (const Streamed& argument : arguments) argument.write(out);
-  return out.str();
-}
-
-void fail_with(ErrorCode code, std::initializer_list<Streamed> arguments) {
-  throw Error(code, concat_all(arguments));
-}
 
 const char* to_string(ErrorCode code) {
   switch (code) {

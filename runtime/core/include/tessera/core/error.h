@@ -1,7 +1,7 @@
 #pragma once
 
 #include <initializer_list>
-#include <ostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -54,8 +54,15 @@ class Streamed {
   void (*write_)(std::ostream&, const void*);
 };
 
-std::string concat_all(std::initializer_list<Streamed> arguments);
-[[noreturn]] void fail_with(ErrorCode code, std::initializer_list<Streamed> arguments);
+// Inline, for modules that do not link the library.
+inline std::string concat_all(std::initializer_list<Streamed> arguments) {
+  std::ostringstream out;
+  for (const Streamed& argument : arguments) argument.write(out);
+  return out.str();
+}
+[[noreturn]] inline void fail_with(ErrorCode code, std::initializer_list<Streamed> arguments) {
+  throw Error(code, concat_all(arguments));
+}
 
 /// Streams every argument into one string: concat("rank ", 3, " of ", 4).
 template <typename... Args>
