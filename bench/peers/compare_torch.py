@@ -66,14 +66,14 @@ def environment(folder, override):
 
 
 class NotMeasured(Exception):
-    """What a program said when it refused."""
+    """Why a program did not measure: the last line of what it said."""
 
 
 def median_step(command, env=None):
-    result = subprocess.run(command, env=env, capture_output=True, text=True)
-    if result.returncode:
-        raise NotMeasured((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
-    line = next(line for line in reversed(result.stdout.splitlines()) if line.startswith("{"))
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    if run.returncode:
+        raise NotMeasured((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
+    line = next(line for line in reversed(run.stdout.splitlines()) if line.startswith("{"))
     result = json.loads(line)
     return statistics.median(result["step_seconds"]), result
 

@@ -33,6 +33,8 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+namespace message {
+
 /// A reference to an argument of concat() and what writes it: calls then share code that is
 /// compiled once.
 class Streamed {
@@ -55,25 +57,27 @@ class Streamed {
 };
 
 // Inline, for modules that do not link the library.
-inline std::string concat_all(std::initializer_list<Streamed> arguments) {
+inline std::string concat(std::initializer_list<Streamed> arguments) {
   std::ostringstream out;
   for (const Streamed& argument : arguments) argument.write(out);
   return out.str();
 }
-[[noreturn]] inline void fail_with(ErrorCode code, std::initializer_list<Streamed> arguments) {
-  throw Error(code, concat_all(arguments));
+[[noreturn]] inline void fail(ErrorCode code, std::initializer_list<Streamed> arguments) {
+  throw Error(code, concat(arguments));
 }
+
+}  // namespace message
 
 /// Streams every argument into one string: concat("rank ", 3, " of ", 4).
 template <typename... Args>
 std::string concat(const Args&... args) {
-  return concat_all({args...});
+  return message::concat({args...});
 }
 
 /// Throws Error{code, concat(args...)}.
 template <typename... Args>
 [[noreturn]] void fail(ErrorCode code, const Args&... args) {
-  fail_with(code, {args...});
+  message::fail(code, {args...});
 }
 
 /// Throws unless `condition` holds. For preconditions: the message says what was expected.

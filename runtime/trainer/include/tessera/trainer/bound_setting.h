@@ -112,8 +112,6 @@ auto& member_of(Object& object, Member member, Rest... rest) {
 template <typename Class, typename Member>
 Class class_of(Member Class::*);
 
-}  // namespace binding
-
 /// What bound() makes of its member, compiled once for all members of these options.
 template <typename Options>
 BoundSetting<Options> make_row(std::string name, std::string help, Setting more, SettingType type,
@@ -127,6 +125,8 @@ BoundSetting<Options> make_row(std::string name, std::string help, Setting more,
   return {std::move(more), read, write};
 }
 
+}  // namespace binding
+
 /// A row for the member that `kPath` leads to, which tells its type, choices and default. `more`
 /// has what else there is to say: limits, a check, whether processes must agree.
 template <auto kFirst, auto... kPath>
@@ -135,7 +135,7 @@ auto bound(std::string name, std::string help, Setting more = {}) {
   using Member =
       std::remove_cvref_t<decltype(binding::member_of(std::declval<Options&>(), kFirst, kPath...))>;
   if constexpr (binding::Listed<Member>) more.choices = binding::names_of<Member>();
-  return make_row<Options>(
+  return binding::make_row<Options>(
       std::move(name), std::move(help), std::move(more), binding::type_of<Member>(),
       [](const Options& options) {
         return binding::json_of(binding::member_of(options, kFirst, kPath...));
