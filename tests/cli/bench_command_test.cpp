@@ -189,8 +189,8 @@ TEST_F(BenchCommand, EveryKernelHasABenchmark) {
 TEST_F(BenchCommand, KernelsAreTimedAgainstALimit) {
   const ProgramResult result =
       bench({"kernels", "--device", "cpu", "--min-seconds", "0.001", "--benchmark_repetitions=2",
-             "--filter", "relu_backward/bf16|attention_forward/fp32/length:256", "--json",
-             path("kernels.json")});
+             "--filter", "relu_backward/bf16|/fill/bf16|attention_forward/fp32/length:256",
+             "--json", path("kernels.json")});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   const auto file = json("kernels.json");
   EXPECT_TRUE(file.at("context").contains("machine.processor"));

@@ -254,6 +254,60 @@ TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
   }
 }
 
+TEST(Quantized, LargeMatricesOfInt8AreWrittenAroundTheCacheWithTheSameBits) {
+  // 32 MiB of bf16 on CPUs.
+  const Shape shape{testing_cuda() ? 16 : 4096, 4096};
+  const QuantizedSizes sizes = quantized_sizes(WeightFormat::kInt8, shape);
+  Bytes bytes(at(sizes.bytes));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
+  }
+  std::vector<float> scales(at(sizes.scales));
+  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i % 1009 + 1);
+  std::memcpy(bytes.data() + sizes.scales_begin, scales.data(), 4 * scales.size());
+  const Doubles weights = oracle(WeightFormat::kInt8, shape, bytes);
+
+  const std::int64_t n = shape.numel();
+  std::vector<bfloat16> dst(at(n) + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(dst.data());
+  const auto aligned = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(bfloat16));
+  std::vector<bfloat16> around, through;
+  for (const std::int64_t first : {aligned, aligned + 1}) {  // the latter fits no vector
+    StreamUnderTest stream;
+    kernels_under_test().dequantize(
+        {.format = WeightFormat::kInt8,
+         .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
+         .dst = view_of(dst, first, n).reshape(shape)},
+        stream);
+    auto& got = first == aligned ? around : through;
+    got.assign(dst.begin() + first, dst.begin() + first + n);
+  }
+  EXPECT_EQ(std::memcmp(around.data(), through.data(), at(n) * sizeof(bfloat16)), 0);
+  double worst = 0.0;  // of the weights, in their own size
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double error = std::abs(static_cast<double>(as_float(around[at(i)])) - weights[at(i)]);
+    if (error > 0.0) worst = std::max(worst, error / std::abs(weights[at(i)]));
+  }
+  EXPECT_LE(worst, 1.001 / 256);  // half a unit of bf16, and the roundings of fp32
+}
+
+TEST(Quantized, ScalesThatAreNoNumbersAreRoundedAsAnyFloat) {
+  const Shape shape{3, 40};
+  const QuantizedSizes sizes = quantized_sizes(WeightFormat::kInt8, shape);
+  Bytes bytes(at(sizes.bytes));
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 7);
+  // Rounding the first as if it were a number would carry into its sign.
+  const std::vector<float> scales{std::bit_cast<float>(0x7fffffffU),
+                                  std::numeric_limits<float>::infinity(), 1.0F};
+  std::memcpy(bytes.data() + sizes.scales_begin, scales.data(), 4 * scales.size());
+  const auto exact = dequantized<float>(WeightFormat::kInt8, shape, bytes);
+  const auto rounded = dequantized<bfloat16>(WeightFormat::kInt8, shape, bytes);
+  EXPECT_TRUE(std::isnan(exact[0]));
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    ASSERT_EQ(rounded[i].bits, bfloat16(exact[i]).bits) << i;
+  }
+}
+
 TEST(Quantized, KeepsCodesAndScalesOfWhatItHasDecoded) {
   for (const WeightFormat format : {WeightFormat::kNf4, WeightFormat::kFp4}) {
     const Shape shape{7, 96};

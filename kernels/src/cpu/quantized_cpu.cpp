@@ -5,6 +5,9 @@
 
 #include "cpu/simd.h"
 
+#include <array>
+#include <cmath>
+
 #include "cpu/cpu_kernels.h"
 #include "cpu/float_types.h"
 #include "cpu/parallel.h"
@@ -20,25 +23,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
-/// A full vector of the table's entries for codes of 0 to 15, one in a byte.
-HWY_INLINE FloatVec look_up(const float* table, const std::uint8_t* codes) {
-  const FloatTag d;
-  const hn::RebindToSigned<FloatTag> d32;
-  const hn::Rebind<std::uint8_t, FloatTag> d8;
-  const auto indices = hn::PromoteTo(d32, hn::LoadU(d8, codes));
-#if HWY_TARGET == HWY_AVX3
-  return hn::TableLookupLanes(hn::LoadU(d, table), hn::IndicesFromVec(d, indices));
-#elif HWY_TARGET == HWY_AVX2
-  const auto place = hn::IndicesFromVec(d, hn::And(indices, hn::Set(d32, 7)));
-  const auto is_upper = hn::RebindMask(d, hn::Gt(indices, hn::Set(d32, 7)));
-  return hn::IfThenElse(is_upper, hn::TableLookupLanes(hn::LoadU(d, table + 8), place),
-                        hn::TableLookupLanes(hn::LoadU(d, table), place));
-#else
-  return hn::GatherIndex(d, table, indices);
-#endif
-}
-
-/// Writes the 16 numbers that the codes of a block stand for.
+/// Writes the 16 numbers that the codes of a block stand for. Each is rounded to T once, not each
+/// weight.
 template <typename T>
 HWY_INLINE void scale_table(const float* table, float scale, T* numbers) {
   for (std::int64_t i = 0; i < 16; i += float_lanes()) {
@@ -57,75 +43,116 @@ void decode_block(const float* table, float scale, const std::uint8_t* pairs, T*
   }
 }
 #else
-using ByteTag = hn::FixedTag<std::uint8_t, 16>;
+// Numbers are looked up byte by byte, by the one look-up of 16 entries that all targets have: a
+// plane holds the same byte of all 16 numbers. Interleaving joins what planes gave, but within
+// blocks of 16 bytes only, so the codes are first put where that leaves the weights in order.
+constexpr std::int64_t kPlane = 16;          // bytes of a plane, and of the pairs read at once
+constexpr std::int64_t kGroup = 2 * kPlane;  // weights decoded at once
+static_assert(kQuantizedBlock % kGroup == 0);
+using ByteTag = hn::CappedTag<std::uint8_t, kGroup>;
 using ByteVec = hn::Vec<ByteTag>;
-constexpr std::int64_t kPairs = 16;  // bytes of a ByteVec
-static_assert(kQuantizedBlock % (2 * kPairs) == 0);
+constexpr std::int64_t kBytes = HWY_MIN(HWY_MAX_BYTES, kGroup);  // of a ByteVec
 
-/// Codes of 2 * kPairs weights, one in a byte, of as many halves of bytes.
-struct SplitCodes {
-  explicit SplitCodes(const std::uint8_t* pairs) {
-    const ByteTag d;
-    const auto both = hn::LoadU(d, pairs);
-    const auto first = hn::And(hn::ShiftRight<4>(both), hn::Set(d, 15));
-    const auto second = hn::And(both, hn::Set(d, 15));
-    lower = hn::InterleaveLower(d, first, second);
-    upper = hn::InterleaveUpper(d, first, second);
+/// For each byte of the vectors of codes of a group, the pair that its code is in.
+template <std::int64_t kSize>
+constexpr std::array<std::uint8_t, kGroup> places_of_pairs() {
+  constexpr std::int64_t kRun = kPlane / kSize;  // weights of a block of 16 bytes
+  std::array<std::uint8_t, kGroup> places{};
+  for (std::int64_t at = 0; at < kGroup; ++at) {
+    const std::int64_t vector = at / kBytes, block = at % kBytes / kPlane, byte = at % kPlane;
+    const std::int64_t weight =
+        vector * kBytes + byte / kRun * (kBytes / kSize) + block * kRun + byte % kRun;
+    places[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(weight / 2);
   }
-  ByteVec lower, upper;
+  return places;
+}
+
+/// The planes of 16 numbers of `kSize` bytes, each in every block of 16 bytes.
+template <std::int64_t kSize>
+struct Planes {
+  explicit Planes(const std::uint8_t* numbers) {
+    const ByteTag u8;
+    const hn::Repartition<std::uint32_t, ByteTag> u32;
+    const hn::Repartition<std::uint64_t, ByteTag> u64;
+    // The bytes of 8 or 4 numbers, by their place in the number.
+    HWY_ALIGN static constexpr std::uint8_t kOf2[kPlane] = {0, 2, 4, 6, 8, 10, 12, 14,
+                                                            1, 3, 5, 7, 9, 11, 13, 15};
+    HWY_ALIGN static constexpr std::uint8_t kOf4[kPlane] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                            2, 6, 10, 14, 3, 7, 11, 15};
+    const auto order = hn::LoadDup128(u8, kSize == 2 ? kOf2 : kOf4);
+    const auto sorted = [&](std::int64_t i) HWY_ATTR {
+      return hn::BitCast(u32,
+                         hn::TableLookupBytes(hn::LoadDup128(u8, numbers + i * kPlane), order));
+    };
+    const auto join = [&](auto first, auto second, ByteVec* planes) HWY_ATTR {
+      const auto a = hn::BitCast(u64, first), b = hn::BitCast(u64, second);
+      planes[0] = hn::BitCast(u8, hn::InterleaveLower(u64, a, b));
+      planes[1] = hn::BitCast(u8, hn::InterleaveUpper(u64, a, b));
+    };
+    const auto a = sorted(0), b = sorted(1);
+    if constexpr (kSize == 2) {
+      join(a, b, of);
+    } else {
+      const auto c = sorted(2), d = sorted(3);
+      join(hn::InterleaveLower(u32, a, b), hn::InterleaveLower(u32, c, d), of);
+      join(hn::InterleaveUpper(u32, a, b), hn::InterleaveUpper(u32, c, d), of + 2);
+    }
+  }
+  ByteVec of[kSize];
 };
 
-/// Stores a vector, around the cache if kStreams; then `to` is aligned to it.
-template <bool kStreams, typename D, typename V, typename T>
-HWY_INLINE void put(V v, D d, T* to) {
-  if constexpr (kStreams) {
-    hn::Stream(v, d, to);
-  } else {
-    hn::StoreU(v, d, to);
-  }
+/// Writes the weights of a vector of codes.
+template <bool kStreams>
+HWY_INLINE void write_weights(const Planes<2>& planes, ByteVec codes, std::uint8_t* to) {
+  const ByteTag u8;
+  const auto low = hn::TableLookupBytes(planes.of[0], codes);
+  const auto high = hn::TableLookupBytes(planes.of[1], codes);
+  put<kStreams>(hn::InterleaveLower(u8, low, high), u8, to);
+  put<kStreams>(hn::InterleaveUpper(u8, low, high), u8, to + kBytes);
 }
 
 template <bool kStreams>
-HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t* pairs,
-                             float* to) {
-  const ByteTag d;
-  HWY_ALIGN float numbers[16];
-  HWY_ALIGN std::uint8_t codes[kQuantizedBlock];
-  scale_table(table, scale, numbers);
-  for (std::int64_t i = 0; i < kQuantizedBlock; i += 2 * kPairs) {
-    const SplitCodes split(pairs + i / 2);
-    hn::Store(split.lower, d, codes + i);
-    hn::Store(split.upper, d, codes + i + kPairs);
-  }
-  for (std::int64_t i = 0; i < kQuantizedBlock; i += float_lanes()) {
-    put<kStreams>(look_up(numbers, codes + i), FloatTag(), to + i);
-  }
+HWY_INLINE void write_weights(const Planes<4>& planes, ByteVec codes, std::uint8_t* to) {
+  const ByteTag u8;
+  const hn::Repartition<std::uint16_t, ByteTag> u16;
+  const auto a = hn::TableLookupBytes(planes.of[0], codes);
+  const auto b = hn::TableLookupBytes(planes.of[1], codes);
+  const auto c = hn::TableLookupBytes(planes.of[2], codes);
+  const auto d = hn::TableLookupBytes(planes.of[3], codes);
+  const auto join = [&](auto first, auto second, std::uint8_t* at) HWY_ATTR {
+    const auto low = hn::BitCast(u16, first), high = hn::BitCast(u16, second);
+    put<kStreams>(hn::BitCast(u8, hn::InterleaveLower(u16, low, high)), u8, at);
+    put<kStreams>(hn::BitCast(u8, hn::InterleaveUpper(u16, low, high)), u8, at + kBytes);
+  };
+  join(hn::InterleaveLower(u8, a, b), hn::InterleaveLower(u8, c, d), to);
+  join(hn::InterleaveUpper(u8, a, b), hn::InterleaveUpper(u8, c, d), to + 2 * kBytes);
 }
 
-/// Looks the bytes of the rounded numbers up: each number is rounded once, not each weight. T is
-/// bfloat16 or float16.
 template <bool kStreams, typename T>
 HWY_INLINE void decode_block(const float* table, float scale, const std::uint8_t* pairs, T* to) {
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+  HWY_ALIGN static constexpr std::array<std::uint8_t, kGroup> kPlaces = places_of_pairs<kSize>();
   const ByteTag d;
   HWY_ALIGN T numbers[16];
   scale_table(table, scale, numbers);
-  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(numbers);
-  const auto first = hn::Load(d, bytes), second = hn::Load(d, bytes + kPairs);
-  const auto low = hn::ConcatEven(d, second, first), high = hn::ConcatOdd(d, second, first);
-  auto* const out = reinterpret_cast<std::uint8_t*>(to);
-  for (std::int64_t i = 0; i < kQuantizedBlock; i += 2 * kPairs) {
-    const SplitCodes split(pairs + i / 2);
-    std::uint8_t* at = out + 2 * i;
-    for (const ByteVec codes : {split.lower, split.upper}) {
-      const auto low_bytes = hn::TableLookupBytes(low, codes);
-      const auto high_bytes = hn::TableLookupBytes(high, codes);
-      put<kStreams>(hn::InterleaveLower(d, low_bytes, high_bytes), d, at);
-      put<kStreams>(hn::InterleaveUpper(d, low_bytes, high_bytes), d, at + kPairs);
-      at += 2 * kPairs;
+  const Planes<kSize> planes(reinterpret_cast<const std::uint8_t*>(numbers));
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(to);
+  for (std::int64_t i = 0; i < kQuantizedBlock; i += kGroup) {
+    const auto group = hn::LoadDup128(d, pairs + i / 2);
+    for (std::int64_t k = 0; k < kGroup; k += kBytes) {
+      // The first weight of a pair is its upper half; it stands in an even byte.
+      const auto pair = hn::TableLookupBytes(group, hn::Load(d, kPlaces.data() + k));
+      const auto codes = hn::And(hn::OddEven(pair, hn::ShiftRight<4>(pair)), hn::Set(d, 15));
+      write_weights<kStreams>(planes, codes, bytes + (i + k) * kSize);
     }
   }
 }
 #endif
+
+/// Whether stores around the cache are possible and pay, for whole lines of a tensor.
+bool streaming_pays(const TensorView& to) {
+  return to.bytes() >= kStreamBytes && reinterpret_cast<std::uintptr_t>(to.data) % kLine == 0;
+}
 
 /// The scale of each block.
 class BlockScales {
@@ -169,10 +196,9 @@ void decode_whole_blocks(const DequantizeArgs& args, std::int64_t begin, std::in
 
 template <typename T>
 void decode_blocks(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {
-  static_assert(kQuantizedBlock * sizeof(T) % 64 == 0);
+  static_assert(kQuantizedBlock * sizeof(T) % kLine == 0);
   T* const to = args.dst.as<T>();
-  const bool streams =
-      args.dst.bytes() >= kStreamBytes && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
+  const bool streams = streaming_pays(args.dst);
   const std::int64_t whole = args.dst.numel() / kQuantizedBlock;
   (streams ? decode_whole_blocks<true, T> : decode_whole_blocks<false, T>)(args, begin,
                                                                            HWY_MIN(end, whole));
@@ -187,29 +213,77 @@ void decode_blocks(const DequantizeArgs& args, std::int64_t begin, std::int64_t 
   std::memcpy(to + first, last, static_cast<std::size_t>(count) * sizeof(T));
 }
 
+/// Weights of a row whose codes are `codes`, as fp32.
+HWY_INLINE FloatVec int8_weights(hn::Vec<hn::RebindToSigned<FloatTag>> codes, FloatVec scale) {
+  return hn::Mul(hn::Mul(hn::ConvertTo(FloatTag(), codes), scale), splat(kInt8Step));
+}
+
+/// Writes a row's weights in whole vectors; returns how many. The scale is no NaN.
+template <bool kStreams, typename T>
+HWY_INLINE std::int64_t decode_vectors(const std::int8_t* codes, float scale, std::int64_t columns,
+                                       T* to) {
+  const hn::RebindToSigned<FloatTag> d32;
+  const hn::Rebind<std::int8_t, FloatTag> d8;
+  std::int64_t i = 0;
+  for (; i + float_lanes() <= columns; i += float_lanes()) {
+    const auto code = hn::PromoteTo(d32, hn::LoadU(d8, codes + i));
+    put<kStreams>(int8_weights(code, splat(scale)), to + i);
+  }
+  return i;
+}
+
+#if HWY_TARGET != HWY_SCALAR
+/// Two vectors at once, one of the weights in even places and one of those in odd places: their
+/// rounded halves are then joined by a blend, without moving any between lanes.
+template <bool kStreams>
+HWY_INLINE std::int64_t decode_vectors(const std::int8_t* codes, float scale, std::int64_t columns,
+                                       bfloat16* to) {
+  const hn::RebindToSigned<FloatTag> d32;
+  const hn::RepartitionToNarrow<decltype(d32)> d16;
+  const hn::Rebind<std::int8_t, decltype(d16)> d8;
+  const hn::RebindToUnsigned<decltype(d16)> bits;
+  std::int64_t i = 0;
+  for (; i + 2 * float_lanes() <= columns; i += 2 * float_lanes()) {
+    const auto both = hn::BitCast(d32, hn::PromoteTo(d16, hn::LoadU(d8, codes + i)));
+    const auto even = hn::ShiftRight<16>(hn::ShiftLeft<16>(both));
+    const auto odd = hn::ShiftRight<16>(both);
+    const auto low = rounded_above_bfloat16(int8_weights(even, splat(scale)));
+    const auto high = rounded_above_bfloat16(int8_weights(odd, splat(scale)));
+    put<kStreams>(hn::OddEven(hn::BitCast(bits, high), hn::BitCast(bits, hn::ShiftRight<16>(low))),
+                  bits, reinterpret_cast<std::uint16_t*>(to) + i);
+  }
+  return i;
+}
+#endif
+
+template <bool kStreams, typename T>
+void decode_row(const std::int8_t* codes, float scale, std::int64_t columns, T* to) {
+  const hn::RebindToSigned<FloatTag> d32;
+  const hn::Rebind<std::int8_t, FloatTag> d8;
+  std::int64_t i = std::isnan(scale) ? 0 : decode_vectors<kStreams>(codes, scale, columns, to);
+  for (; i < columns; i += float_lanes()) {
+    HWY_ALIGN std::int8_t last[kMaxLanes] = {};
+    const std::int64_t count = HWY_MIN(columns - i, float_lanes());
+    std::memcpy(last, codes + i, static_cast<std::size_t>(count));
+    const auto code = hn::PromoteTo(d32, hn::Load(d8, last));
+    store_n(int8_weights(code, splat(scale)), to + i, count);
+  }
+}
+
 template <typename T>
 void decode_rows(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {
   const QuantizedSizes sizes = quantized_sizes(args.format, args.dst.shape);
   const std::int64_t columns = args.dst.numel() / sizes.scales;
   const auto* const codes = reinterpret_cast<const std::int8_t*>(args.src.data);
   const auto* const scales = reinterpret_cast<const float*>(args.src.data + sizes.scales_begin);
-  const hn::RebindToSigned<FloatTag> d32;
-  const hn::Rebind<std::int8_t, FloatTag> d8;
+  T* const to = args.dst.as<T>();
+  const bool streams = streaming_pays(args.dst) && columns * sizeof(T) % kLine == 0;
   for (std::int64_t row = begin; row < end; ++row) {
-    const std::int8_t* const from = codes + row * columns;
-    T* const to = args.dst.as<T>() + row * columns;
-    const auto scale = splat(scales[row]);
-    for_each_vector(columns, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
-      HWY_ALIGN std::int8_t last[kMaxLanes] = {};
-      const std::int8_t* at = from + i;
-      if (lanes < float_lanes()) {
-        std::memcpy(last, at, static_cast<std::size_t>(HWY_MIN(lanes, kMaxLanes)));
-        at = last;
-      }
-      const auto code = hn::ConvertTo(FloatTag(), hn::PromoteTo(d32, hn::LoadU(d8, at)));
-      store_n(hn::Mul(hn::Mul(code, scale), splat(kInt8Step)), to + i, lanes);
-    });
+    const std::int64_t first = row * columns;
+    (streams ? decode_row<true, T> : decode_row<false, T>)(codes + first, scales[row], columns,
+                                                           to + first);
   }
+  if (streams) hwy::FlushStream();
 }
 
 void dequantize_range(const DequantizeArgs& args, std::int64_t begin, std::int64_t end) {

@@ -46,6 +46,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// The tag of a full vector of floats, which all arithmetic uses, and the vector.
 using FloatTag = hn::ScalableTag<float>;
 using FloatVec = hn::Vec<FloatTag>;
+/// The tag of as many bf16 or fp16 elements, as bits.
+using HalfTag = hn::Rebind<std::uint16_t, FloatTag>;
 
 constexpr std::int64_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -77,37 +79,44 @@ HWY_INLINE FloatVec load(const float16* from) {
 #endif
 }
 
-/// The upper halves of fp32, rounded as tessera::bfloat16 rounds (to nearest even, NaN stays NaN).
-/// Not by vcvtneps2bf16, which flushes denormals: all targets give the same bits.
-HWY_INLINE auto round_to_bfloat16(FloatVec v) {
+/// Words whose upper halves are `v`, no NaN, rounded to bf16, to nearest even; the lower halves
+/// mean nothing. Not by vcvtneps2bf16, which flushes denormals: all targets give the same bits.
+HWY_INLINE auto rounded_above_bfloat16(FloatVec v) {
   const hn::RebindToUnsigned<FloatTag> d32;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
   const auto word = hn::BitCast(d32, v);
   const auto even = hn::And(hn::ShiftRight<16>(word), hn::Set(d32, 1U));
-  const auto rounded = hn::Add(word, hn::Add(even, hn::Set(d32, std::uint32_t{0x7fff})));
-  const auto quiet = hn::Or(word, hn::Set(d32, std::uint32_t{0x400000}));
+  return hn::Add(word, hn::Add(even, hn::Set(d32, std::uint32_t{0x7fff})));
+}
+
+/// The bits of a vector, rounded as tessera::bfloat16 rounds: NaN stays NaN.
+HWY_INLINE auto rounded_bits(FloatVec v, bfloat16) {
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const auto quiet = hn::Or(hn::BitCast(d32, v), hn::Set(d32, std::uint32_t{0x400000}));
   const auto is_number = hn::RebindMask(d32, hn::Eq(v, v));
-  return hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_number, rounded, quiet)));
+  const auto words = hn::IfThenElse(is_number, rounded_above_bfloat16(v), quiet);
+  return hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(words));
+}
+
+/// By instructions whose bits are those of tessera::float16, or by that.
+HWY_INLINE auto rounded_bits(FloatVec v, float16) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Vec<HalfTag>{_mm256_cvtps_ph(v.raw, kToNearestEven)};
+#elif HWY_TARGET == HWY_AVX3
+  return hn::Vec<HalfTag>{_mm512_cvtps_ph(v.raw, kToNearestEven)};
+#else
+  HWY_ALIGN float lanes[kMaxLanes];
+  HWY_ALIGN float16 rounded[kMaxLanes];
+  hn::Store(v, FloatTag(), lanes);
+  for (std::int64_t i = 0; i < float_lanes(); ++i) rounded[i] = float16(lanes[i]);
+  return hn::Load(HalfTag(), reinterpret_cast<const std::uint16_t*>(rounded));
+#endif
 }
 
 /// Stores a full vector.
 HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, FloatTag(), to); }
-HWY_INLINE void store(FloatVec v, bfloat16* to) {
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  hn::StoreU(round_to_bfloat16(v), d16, reinterpret_cast<std::uint16_t*>(to));
-}
-
-/// By instructions whose bits are those of tessera::float16, or by that.
-HWY_INLINE void store(FloatVec v, float16* to) {
-#if HWY_TARGET == HWY_AVX2
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v.raw, kToNearestEven));
-#elif HWY_TARGET == HWY_AVX3
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(v.raw, kToNearestEven));
-#else
-  HWY_ALIGN float lanes[kMaxLanes];
-  hn::Store(v, FloatTag(), lanes);
-  for (std::int64_t i = 0; i < float_lanes(); ++i) to[i] = float16(lanes[i]);
-#endif
+template <typename T>
+HWY_INLINE void store(FloatVec v, T* to) {
+  hn::StoreU(rounded_bits(v, T()), HalfTag(), reinterpret_cast<std::uint16_t*>(to));
 }
 
 /// The first `count` lanes, 0 <= count <= lanes; touches no memory beyond them. Loaded lanes after
@@ -137,7 +146,7 @@ HWY_INLINE void store_n(FloatVec v, float* to, std::int64_t count) {
 HWY_INLINE void store_n(FloatVec v, bfloat16* to, std::int64_t count) {
   if (count == float_lanes()) return store(v, to);
   const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
-  _mm256_mask_storeu_epi16(to, mask.raw, round_to_bfloat16(v).raw);
+  _mm256_mask_storeu_epi16(to, mask.raw, rounded_bits(v, bfloat16()).raw);
 }
 HWY_INLINE void store_n(FloatVec v, float16* to, std::int64_t count) {
   if (count == float_lanes()) return store(v, to);

@@ -233,7 +233,9 @@ Prepare dequantize(WeightFormat format, DType t) {
       const TensorView src(codes.view().data, DType::kUInt8, Shape{bytes});
       lab.kernels().dequantize({.format = format, .src = src, .dst = dst}, stream);
     };
-    return {call, bytes_of({dst}) + static_cast<double>(bytes)};
+    return {.call = call,
+            .bytes = bytes_of({dst}) + static_cast<double>(bytes),
+            .written = bytes_of({dst})};
   };
 }
 
@@ -450,7 +452,7 @@ Prepare fill(DType t) {
     const auto call = [=, &lab](Stream& stream) {
       lab.kernels().fill({.dst = dst, .value = 2.0F}, stream);
     };
-    return {call, bytes_of({dst})};
+    return {.call = call, .bytes = bytes_of({dst}), .written = bytes_of({dst})};
   };
 }
 
@@ -460,7 +462,7 @@ Prepare fill_normal() {
     const auto call = [=, &lab](Stream& stream) {
       lab.kernels().fill_normal({.dst = dst, .key = {1, 2}}, stream);
     };
-    return {call, bytes_of({dst})};
+    return {.call = call, .bytes = bytes_of({dst}), .written = bytes_of({dst})};
   };
 }
 

@@ -14,6 +14,7 @@ struct PreparedKernel {
   double bytes = 0.0;             ///< that it must read and write, each operand once
   double flops = 0.0;             ///< of one that GEMMs bound; 0: memory bounds it
   DType dtype = DType::kFloat32;  ///< of a GEMM's operands
+  double written = 0.0;           ///< of `bytes`, where most are: then stores bound it
 };
 
 /// A kernel of the table with operands of one size and type. The name begins with the kernel's name

@@ -1,6 +1,9 @@
 #include "bench/kernel_lab.h"
 
 #include <omp.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -28,6 +31,25 @@ void update(float* a, std::int64_t numel, int threads) {
 #pragma omp parallel for simd num_threads(threads) schedule(static)
   for (std::int64_t i = 0; i < numel; ++i) a[i] *= 0.999F;
 }
+
+/// a = 1 by ordinary stores, which fetch a line before they write to it.
+void fill(float* a, std::int64_t numel, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+  for (std::int64_t i = 0; i < numel; ++i) a[i] = 1.0F;
+}
+
+#ifdef __SSE2__
+/// a = 1 by stores around the cache. `a` is aligned to 16 bytes.
+void fill_around_cache(float* a, std::int64_t numel, int threads) {
+  const __m128 ones = _mm_set1_ps(1.0F);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < numel / 4; ++i) _mm_stream_ps(a + 4 * i, ones);
+    _mm_sfence();
+  }
+}
+#endif
 
 void parallel_memcpy(float* to, const float* from, std::int64_t numel, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -149,12 +171,27 @@ double KernelLab::measured_memory_limit(std::int64_t bytes) {
   return std::max({3.0 * each / of_triad, 2.0 * each / of_copy, 2.0 * each / of_update});
 }
 
-double KernelLab::memory_limit(double bytes) {
+double KernelLab::measured_store_limit(std::int64_t bytes) {
+  const std::int64_t numel = bytes / static_cast<std::int64_t>(sizeof(float));
+  const Tensor a = constant(Shape{numel}, DType::kFloat32, 1.0F);
+  double best = best_seconds([&](Stream&) { fill(a.as<float>(), numel, threads_); });
+#ifdef __SSE2__
+  best = std::min(
+      best, best_seconds([&](Stream&) { fill_around_cache(a.as<float>(), numel, threads_); }));
+#endif
+  return static_cast<double>(a.bytes()) / best;
+}
+
+double KernelLab::memory_limit(double bytes, double written) {
   const double enough = std::max(bytes, static_cast<double>(kLeastLimitBytes));
   const int power = static_cast<int>(std::lround(std::log2(enough)));
+  const std::int64_t touched = std::int64_t{1} << power;
   double& limit = memory_limits_[power];
-  if (limit == 0.0) limit = measured_memory_limit(std::int64_t{1} << power);
-  return limit;
+  if (limit == 0.0) limit = measured_memory_limit(touched);
+  if (written == 0.0 || on_gpu()) return limit;
+  double& stores = store_limits_[power];
+  if (stores == 0.0) stores = measured_store_limit(touched);
+  return std::min(limit, stores * bytes / written);
 }
 
 double KernelLab::gemm_limit(DType dtype) {

@@ -41,8 +41,10 @@ class KernelLab {
 
   /// Bytes per second, reads and writes together, at which the device moves memory where as many
   /// are touched as `bytes`: on a CPU the fastest of STREAM's triad, a memcpy and an update in
-  /// place, with all threads; on a GPU a copy. Measured once for each power of two.
-  double memory_limit(double bytes);
+  /// place, with all threads; on a GPU a copy. Measured once for each power of two. If `written` of
+  /// the bytes are written, on a CPU no more than they allow at the rate of stores alone: DRAM
+  /// often takes writes at half the rate of reads.
+  double memory_limit(double bytes, double written = 0.0);
   /// Floating-point operations per second of a large square GEMM with operands of `dtype`. Measured
   /// once.
   double gemm_limit(DType dtype);
@@ -52,6 +54,7 @@ class KernelLab {
   Tensor filled(const Shape& shape, DType dtype, const Value& value);
   double best_seconds(const std::function<void(Stream&)>& work);
   double measured_memory_limit(std::int64_t bytes);
+  double measured_store_limit(std::int64_t bytes);
 
   const std::unique_ptr<Device> device_;
   const int threads_;
@@ -59,7 +62,7 @@ class KernelLab {
   Memory memory_;
   const std::unique_ptr<Stream> stream_;
   std::uint64_t fillings_ = 0;
-  std::map<int, double> memory_limits_;  // by the power of two
+  std::map<int, double> memory_limits_, store_limits_;  // by the power of two
   std::map<DType, double> gemm_limits_;
 };
 

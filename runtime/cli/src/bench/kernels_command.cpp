@@ -66,7 +66,7 @@ void count(benchmark::State& state, const bench::PreparedKernel& kernel, double 
   const bool bound_by_gemm = kernel.flops > 0.0;
   const double rate = rate_per_work * (bound_by_gemm ? kernel.flops : kernel.bytes);
   const double limit =
-      bound_by_gemm ? lab.gemm_limit(kernel.dtype) : lab.memory_limit(kernel.bytes);
+      bound_by_gemm ? lab.gemm_limit(kernel.dtype) : lab.memory_limit(kernel.bytes, kernel.written);
   constexpr double kGiga = 1e9;
   state.counters[bound_by_gemm ? "GFLOP/s" : "GB/s"] = rate / kGiga;
   state.counters["limit"] = limit / kGiga;
@@ -197,7 +197,8 @@ std::function<int()> add_bench_kernels(CLI::App& command) {
       "Google Benchmark's own flags are taken, too: --benchmark_filter=REGEX, "
       "--benchmark_out=FILE, --benchmark_format=json, ... The column limit is what this machine "
       "reaches: GB/s of STREAM's triad, a memcpy or an update in place, whichever is fastest over "
-      "as many bytes; GFLOP/s of a large GEMM.");
+      "as many bytes, for kernels that mostly write no more than stores alone allow; GFLOP/s of a "
+      "large GEMM.");
   return [request, &command] { return run_kernels(*request, command.remaining()); };
 }
 
