@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "tessera/kernels/dynamic_map.h"
+#include "dynamic_codes.h"
 #include "tessera/kernels/weight_format.h"
 
 namespace tessera {
@@ -65,13 +65,10 @@ float mean_of(std::span<const float> values) {
 /// and differs where a number is as near to two codes but for 1.5e-5.)
 const std::array<std::uint8_t, 65536>& nearest_codes() {
   static const std::array<std::uint8_t, 65536> codes = [] {
-    const std::array<float, 256>& map = dynamic_map(true);
+    const DynamicCodes& of = dynamic_codes(true);
     std::array<std::uint8_t, 65536> made{};
-    std::uint8_t code = 0;
     for (std::size_t i = 0; i < made.size(); ++i) {
-      const float x = static_cast<float>(i) / 32767.5F - 1.0F;
-      while (code < 255 && (map[code] + map[code + 1U]) / 2.0F < x) ++code;
-      made[i] = code;
+      made[i] = of.code_of(static_cast<float>(i) / 32767.5F - 1.0F);
     }
     return made;
   }();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -21,40 +22,37 @@ inline constexpr float kLeastAbsmax = 1e-38F;
 /// negative numbers that are nearest to 0; its library for CPUs does not always find the nearest.
 class DynamicCodes {
  public:
+  // A bin has the magnitudes whose upper 16 bits are equal. No two bounds between codes lie in one.
+  // The first is of 2^-23 and has all that are smaller, the last of 1 and all that are larger.
+  static constexpr std::int32_t kFirstBin = 0x3400, kLastBin = 0x3f80;
+  static constexpr std::int32_t kBins = kLastBin - kFirstBin + 1;
+  static constexpr std::int32_t kLeastMagnitude = kFirstBin << 16;  // as bits of fp32
+  static constexpr std::int32_t kMostMagnitude = kLastBin << 16 | 0xffff;
+  static constexpr std::int32_t kInfinity = 0x7f800000;
+
   std::uint8_t code_of(float x) const {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t magnitude_bits = bits & 0x7fffffffU;
-    if (magnitude_bits > kInfinityBits) return static_cast<std::uint8_t>(zero_);
-    const Side& side = sides_[bits >> 31];
-    const std::uint32_t upper = magnitude_bits >> 16;
-    const std::uint32_t bin = upper < kFirstBin  ? 0
-                              : upper > kLastBin ? kBins - 1
-                                                 : upper - kFirstBin;
-    const std::uint32_t below = side.below[bin];
-    const bool is_above = std::bit_cast<float>(magnitude_bits) > side.bounds[below];
-    return static_cast<std::uint8_t>(zero_ +
-                                     side.step * static_cast<int>(below + (is_above ? 1U : 0U)));
+    const auto bits = std::bit_cast<std::int32_t>(x);
+    const std::int32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > kInfinity) return static_cast<std::uint8_t>(zero_);
+    const std::int32_t inside = std::clamp(magnitude, kLeastMagnitude, kMostMagnitude);
+    const std::int32_t bin = (inside >> 16) - kFirstBin + (bits < 0 ? kBins : 0);
+    const std::int32_t entry = entries_[static_cast<std::size_t>(bin)];
+    const bool is_above = (inside & 0xffff) > (entry & 0xffff);
+    return static_cast<std::uint8_t>((entry >> 16) + (is_above ? bits < 0 ? -1 : 1 : 0));
   }
+
+  /// Of each bin of numbers that are not negative, then of others: the code of magnitudes up to the
+  /// bound in the bin, times 2^16, plus the lower 16 bits of the bound; 0xffff: the bin has none.
+  /// Magnitudes above it have the next code, away from that of 0.
+  const std::int32_t* entries() const { return entries_.data(); }
+  std::int32_t zero() const { return zero_; }  ///< the code of 0
 
  private:
   friend const DynamicCodes& dynamic_codes(bool is_signed);
   explicit DynamicCodes(bool is_signed);
 
-  static constexpr std::uint32_t kInfinityBits = 0x7f800000;
-  // A bin has the magnitudes whose upper 16 bits are equal. No two bounds lie in one. The first is
-  // of 2^-23 and has all that are smaller, the last of 1 and all that are larger.
-  static constexpr std::uint32_t kFirstBin = 0x3400, kLastBin = 0x3f80;
-  static constexpr std::uint32_t kBins = kLastBin - kFirstBin + 1;
-
-  /// Of magnitudes on one side of 0: bounds between codes, ascending; a magnitude above n of them
-  /// has the code n steps from that of 0.
-  struct Side {
-    std::array<float, 257> bounds;          ///< infinite after the last
-    std::array<std::uint8_t, kBins> below;  ///< how many are below the bin
-    int step = 1;
-  };
-  std::array<Side, 2> sides_;  ///< of numbers that are not negative, and of others
-  int zero_ = 0;
+  std::array<std::int32_t, 2 * kBins> entries_;
+  std::int32_t zero_ = 0;
 };
 
 /// Of the signed or the unsigned map; to the latter, numbers below 0 are 0.

@@ -22,7 +22,7 @@
 // writes master, states and, if there is one, the rounded parameter. Every element goes through the
 // same vector instructions wherever it lies, so that its result does not depend on how shards are
 // cut. States that are stored as codes are decoded and encoded a block at a time, in the
-// first-level cache: lookups, one element after the other, cost more than the rest.
+// first-level cache.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -83,11 +83,23 @@ void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors
   update(std::make_index_sequence<Rule::kStateCount>());
 }
 
-/// to[i] = map[codes[i]] * absmax.
+using IntTag = hn::RebindToSigned<FloatTag>;
+using CodeTag = hn::Rebind<std::uint8_t, FloatTag>;  // as many codes as a vector has floats
+
+/// to[i] = map[codes[i]] * absmax. Writes whole vectors.
 HWY_INLINE void decode_block(const std::uint8_t* codes, float absmax, bool is_signed, float* to,
                              std::int64_t count) {
   const float* const map = dynamic_map(is_signed).data();
-  for (std::int64_t i = 0; i < count; ++i) to[i] = map[codes[i]] * absmax;
+  for_each_vector(count, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
+    HWY_ALIGN std::uint8_t last[kMaxLanes] = {};
+    const std::uint8_t* from = codes + i;
+    if (lanes < float_lanes()) {
+      std::memcpy(last, from, static_cast<std::size_t>(HWY_MIN(lanes, kMaxLanes)));
+      from = last;
+    }
+    const auto places = hn::PromoteTo(IntTag(), hn::LoadU(CodeTag(), from));
+    store(hn::Mul(hn::GatherIndex(FloatTag(), map, places), splat(absmax)), to + i);
+  });
 }
 
 /// The largest magnitude, of what is a number. As integers, those order as the numbers do.
@@ -103,13 +115,42 @@ HWY_INLINE float absmax_of(const float* values, std::int64_t count) {
   return std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(d, largest)));
 }
 
-/// Returns the absmax.
+/// DynamicCodes::code_of of each lane.
+HWY_INLINE hn::Vec<IntTag> codes_of(const DynamicCodes& of, FloatVec x) {
+  const IntTag d;
+  const auto bits = hn::BitCast(d, x);
+  const auto magnitude = hn::And(bits, hn::Set(d, 0x7fffffff));
+  const auto inside = hn::Min(hn::Max(magnitude, hn::Set(d, DynamicCodes::kLeastMagnitude)),
+                              hn::Set(d, DynamicCodes::kMostMagnitude));
+  const auto negative = hn::BroadcastSignBit(bits);  // -1 or 0
+  const auto of_side = hn::And(negative, hn::Set(d, DynamicCodes::kBins));
+  const auto bin =
+      hn::Sub(hn::Add(hn::ShiftRight<16>(inside), of_side), hn::Set(d, DynamicCodes::kFirstBin));
+  const auto entry = hn::GatherIndex(d, of.entries(), bin);
+  const auto lower = hn::Set(d, 0xffff);
+  const auto is_above = hn::Gt(hn::And(inside, lower), hn::And(entry, lower));
+  const auto step = hn::IfThenElseZero(is_above, hn::Or(negative, hn::Set(d, 1)));
+  const auto is_nan = hn::Gt(magnitude, hn::Set(d, DynamicCodes::kInfinity));
+  return hn::IfThenElse(is_nan, hn::Set(d, of.zero()), hn::Add(hn::ShiftRight<16>(entry), step));
+}
+
+/// Returns the absmax. Reads whole vectors.
 HWY_INLINE float encode_block(const float* values, bool is_signed, std::uint8_t* codes,
                               std::int64_t count) {
   const DynamicCodes& of = dynamic_codes(is_signed);
   const float absmax = absmax_of(values, count);
-  const float inverse = 1.0F / std::max(absmax, kLeastAbsmax);
-  for (std::int64_t i = 0; i < count; ++i) codes[i] = of.code_of(values[i] * inverse);
+  const auto inverse = splat(1.0F / std::max(absmax, kLeastAbsmax));
+  for_each_vector(count, [&](std::int64_t i, std::int64_t lanes) HWY_ATTR {
+    const auto vector = codes_of(of, hn::Mul(load(values + i), inverse));
+    const auto bytes = hn::DemoteTo(CodeTag(), vector);
+    if (lanes == float_lanes()) {
+      hn::StoreU(bytes, CodeTag(), codes + i);
+      return;
+    }
+    HWY_ALIGN std::uint8_t last[kMaxLanes];
+    hn::Store(bytes, CodeTag(), last);
+    std::memcpy(codes + i, last, static_cast<std::size_t>(HWY_MIN(lanes, kMaxLanes)));
+  });
   return absmax;
 }
 
