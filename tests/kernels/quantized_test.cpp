@@ -221,10 +221,9 @@ TEST(Quantized, IsDecodedAlikeByEveryWay) {
   }
 }
 
-TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
-  // A little above 32 MiB of bf16, and not a multiple of a block.
-  const std::int64_t n = testing_cuda() ? 4 * 1024 + 70 : (std::int64_t{16} << 20) + 70;
-  const QuantizedSizes sizes = quantized_sizes(WeightFormat::kNf4, Shape{1, n});
+/// Codes without a pattern, and scales that are whole numbers.
+Bytes weights_of_any_bits(WeightFormat format, const Shape& shape) {
+  const QuantizedSizes sizes = quantized_sizes(format, shape);
   Bytes bytes(at(sizes.bytes));
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
@@ -232,19 +231,37 @@ TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
   std::vector<float> scales(at(sizes.scales));
   for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i % 1009 + 1);
   std::memcpy(bytes.data() + sizes.scales_begin, scales.data(), 4 * scales.size());
+  return bytes;
+}
+
+/// Decodes into dst[first ...].
+void dequantize_to(std::vector<bfloat16>& dst, std::int64_t first, WeightFormat format,
+                   const Shape& shape, Bytes bytes) {
+  StreamUnderTest stream;
+  kernels_under_test().dequantize(
+      {.format = format,
+       .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
+       .dst = view_of(dst, first, shape.numel()).reshape(shape)},
+      stream);
+}
+
+/// The first element that begins a line of the cache.
+std::int64_t first_aligned(const std::vector<bfloat16>& dst) {
+  const auto address = reinterpret_cast<std::uintptr_t>(dst.data());
+  return static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(bfloat16));
+}
+
+TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
+  // A little above 32 MiB of bf16, and not a multiple of a block.
+  const std::int64_t n = testing_cuda() ? 4 * 1024 + 70 : (std::int64_t{16} << 20) + 70;
+  const Bytes bytes = weights_of_any_bits(WeightFormat::kNf4, Shape{1, n});
   const Doubles weights = oracle(WeightFormat::kNf4, Shape{1, n}, bytes);
 
   std::vector<bfloat16> dst(at(n) + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(dst.data());
-  const auto aligned = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(bfloat16));
+  const std::int64_t aligned = first_aligned(dst);
   for (const std::int64_t first : {aligned, aligned + 1}) {  // the latter fits no vector
     std::fill(dst.begin(), dst.end(), bfloat16(7.0F));
-    StreamUnderTest stream;
-    kernels_under_test().dequantize(
-        {.format = WeightFormat::kNf4,
-         .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
-         .dst = view_of(dst, first, n).reshape(Shape{1, n})},
-        stream);
+    dequantize_to(dst, first, WeightFormat::kNf4, Shape{1, n}, bytes);
     for (std::int64_t i = 0; i < n; ++i) {
       const bfloat16 expected(static_cast<float>(weights[at(i)]));
       ASSERT_EQ(dst[at(first + i)].bits, expected.bits) << i;
@@ -257,28 +274,15 @@ TEST(Quantized, LargeMatricesAreWrittenAroundTheCacheWithTheSameBits) {
 TEST(Quantized, LargeMatricesOfInt8AreWrittenAroundTheCacheWithTheSameBits) {
   // 32 MiB of bf16 on CPUs.
   const Shape shape{testing_cuda() ? 16 : 4096, 4096};
-  const QuantizedSizes sizes = quantized_sizes(WeightFormat::kInt8, shape);
-  Bytes bytes(at(sizes.bytes));
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
-  }
-  std::vector<float> scales(at(sizes.scales));
-  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i % 1009 + 1);
-  std::memcpy(bytes.data() + sizes.scales_begin, scales.data(), 4 * scales.size());
+  const Bytes bytes = weights_of_any_bits(WeightFormat::kInt8, shape);
   const Doubles weights = oracle(WeightFormat::kInt8, shape, bytes);
 
   const std::int64_t n = shape.numel();
   std::vector<bfloat16> dst(at(n) + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(dst.data());
-  const auto aligned = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(bfloat16));
+  const std::int64_t aligned = first_aligned(dst);
   std::vector<bfloat16> around, through;
   for (const std::int64_t first : {aligned, aligned + 1}) {  // the latter fits no vector
-    StreamUnderTest stream;
-    kernels_under_test().dequantize(
-        {.format = WeightFormat::kInt8,
-         .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
-         .dst = view_of(dst, first, n).reshape(shape)},
-        stream);
+    dequantize_to(dst, first, WeightFormat::kInt8, shape, bytes);
     auto& got = first == aligned ? around : through;
     got.assign(dst.begin() + first, dst.begin() + first + n);
   }

@@ -197,8 +197,6 @@ void update(const OptimizerStepArgs& args, const typename Rule::Factors& factors
 HWY_INLINE void store_rounded_at_random(const std::uint32_t* words, const float* from, bfloat16* to,
                                         std::int64_t count) {
   const WordTag d;
-  const hn::RebindToSigned<FloatTag> d32s;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
   const auto value = load_n(from, count);
   const auto bits = hn::BitCast(d, value);
   const auto carried = hn::Add(bits, hn::ShiftRight<16>(hn::LoadU(d, words)));
@@ -206,7 +204,7 @@ HWY_INLINE void store_rounded_at_random(const std::uint32_t* words, const float*
   const auto is_number = hn::RebindMask(d, hn::Eq(value, value));
   const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_number, carried, quiet));
   HWY_ALIGN std::uint16_t lanes[kMaxLanes];
-  hn::Store(hn::DemoteTo(d16, hn::BitCast(d32s, upper)), d16, lanes);
+  hn::Store(hn::DemoteTo(HalfTag(), hn::BitCast(IntTag(), upper)), HalfTag(), lanes);
   std::memcpy(to, lanes, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(bfloat16));
 }
 

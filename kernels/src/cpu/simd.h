@@ -62,8 +62,7 @@ HWY_INLINE FloatVec splat(float value) { return hn::Set(FloatTag(), value); }
 HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(FloatTag(), from); }
 HWY_INLINE FloatVec load(const bfloat16* from) {
   const hn::RebindToUnsigned<FloatTag> d32;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from));
+  const auto bits = hn::LoadU(HalfTag(), reinterpret_cast<const std::uint16_t*>(from));
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 

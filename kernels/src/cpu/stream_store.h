@@ -61,13 +61,13 @@ HWY_INLINE void write_streaming(T* dst, std::int64_t n, std::int64_t tensor_byte
                                 const Write& write) {
   const hn::ScalableTag<std::uint8_t> d;
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-  if (tensor_bytes < kStreamBytes || n < kStreamChunk + 64) {
+  if (tensor_bytes < kStreamBytes || n < kStreamChunk + kLine) {
     write(dst, std::int64_t{0}, n);
     return;
   }
   // The first chunk ends at a boundary of cache lines, so that all others are whole lines.
   const auto address = reinterpret_cast<std::uintptr_t>(dst);
-  std::int64_t i = static_cast<std::int64_t>((64 - address % 64) % 64) / kSize;
+  std::int64_t i = static_cast<std::int64_t>((kLine - address % kLine) % kLine) / kSize;
   write(dst, std::int64_t{0}, i);
   HWY_ALIGN T scratch[kStreamChunk];
   for (; i + kStreamChunk <= n; i += kStreamChunk) {
