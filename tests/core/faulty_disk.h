@@ -1,6 +1,7 @@
 #pragma once
 
 #include <linux/magic.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -108,5 +109,8 @@ class FaultyCalls : public DiskCalls {
     return std::make_unique<FaultyQueue>(requests, std::move(real));
   }
 };
+
+/// Where a test's files may lie that FaultyCalls opens: in memory if it can, which spares the disk.
+inline std::string folder_in_memory() { return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "."; }
 
 }  // namespace tessera::test

@@ -161,8 +161,9 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   RankGroups groups = RankGroups::split_from(world, schedule);
   FaultyCalls calls;  // which has no faults, but takes folders in memory
   calls.plain_queues = true;
-  TrainingState state(layout_, state_options(schedule_), rank, memory,
-                      {.folder = ".", .block_bytes = kDiskAlignment, .calls = &calls});
+  TrainingState state(
+      layout_, state_options(schedule_), rank, memory,
+      {.folder = folder_in_memory(), .block_bytes = kDiskAlignment, .calls = &calls});
   Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, std::move(options));
   const std::string before = bytes_of(state);
   // Each step begins before the one before it is finished.

@@ -202,8 +202,9 @@ inline SmallResult train(const SmallRun& run) {
     if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
     FaultyCalls calls;  // which has no faults, but takes folders in memory
     calls.plain_queues = true;
-    TrainingState state(layout, state_options(result.schedule), rank, memory,
-                        {.folder = ".", .block_bytes = kDiskAlignment, .calls = &calls});
+    TrainingState state(
+        layout, state_options(result.schedule), rank, memory,
+        {.folder = folder_in_memory(), .block_bytes = kDiskAlignment, .calls = &calls});
     if (rank == 0) result.measured_disk = state.disk_bytes();
     Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
     if (!run.initial.empty()) {

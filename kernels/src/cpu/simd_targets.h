@@ -6,4 +6,8 @@
 // that pay are kept: AVX2 with FMA, AVX-512 (as of Skylake), NEON, and the portable baseline that
 // Highway requires. The kernels gain nothing from the sets between (SSSE3, SSE4) or beyond
 // (AVX-512 DL, Zen 4): bf16 is widened by integer instructions, fp16 by F16C, GEMM is oneDNN's.
+#ifdef TESSERA_NO_AVX512  // of sanitizer builds, which need only what the machine can run
+#define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#else
 #define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_AVX3 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#endif
