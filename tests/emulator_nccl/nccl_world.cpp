@@ -85,7 +85,19 @@ Header header_of(const NcclCollective& call) {
   return header;
 }
 
-void pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+/// Between two looks whether a message is there. Ranks that wait long look less often: they share
+/// the cores with those that they wait for.
+class Pauses {
+ public:
+  void pause() {
+    std::this_thread::sleep_for(next_);
+    next_ = std::min(next_ * 2, kLongest);
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kLongest{640};
+  std::chrono::microseconds next_{20};
+};
 
 std::string numbered(const char* name, std::uint64_t number, int rank) {
   return std::string(name) + std::to_string(number) + "." + std::to_string(rank);
@@ -133,6 +145,7 @@ void NcclWorld::put(const std::string& name, const Bytes& bytes) const {
 }
 
 std::optional<NcclWorld::Bytes> NcclWorld::find(const std::string& name) const {
+  if (!std::filesystem::exists(folder_ / name)) return std::nullopt;  // costs less than to open it
   std::ifstream file(folder_ / name, std::ios::binary | std::ios::ate);
   if (!file) return std::nullopt;
   Bytes bytes(static_cast<std::size_t>(file.tellg()));
@@ -147,9 +160,8 @@ void NcclWorld::remove(const std::string& name) const {
 }
 
 std::optional<NcclWorld::Bytes> NcclWorld::await(const std::string& name) const {
-  while (!aborted()) {
+  for (Pauses wait; !aborted(); wait.pause()) {
     if (auto bytes = find(name)) return bytes;
-    pause();
   }
   return std::nullopt;
 }
@@ -189,16 +201,15 @@ bool NcclWorld::connect(const std::string& name, const std::set<int>& ranks) {
     put(call(rank_, r), {});
   }
   for (const int r : missing) {
-    while (!std::filesystem::exists(folder_ / call(r, rank_))) {
+    for (Pauses wait; !std::filesystem::exists(folder_ / call(r, rank_)); wait.pause()) {
       if (aborted()) return false;
-      pause();
     }
   }
   return !aborted();
 }
 
 void NcclWorld::stall() const {
-  while (!aborted()) pause();
+  for (Pauses wait; !aborted();) wait.pause();
 }
 
 // ---- Operations ---------------------------------------------------------------------------------
@@ -265,7 +276,7 @@ void NcclWorld::run(const std::vector<NcclTransfer>& transfers) {
     if (t.sends) put(names.back(), Bytes(t.data, t.data + t.bytes));
   }
   std::vector<bool> done(transfers.size());
-  while (!aborted() && std::find(done.begin(), done.end(), false) != done.end()) {
+  for (Pauses wait; !aborted() && std::ranges::find(done, false) != done.end(); wait.pause()) {
     for (std::size_t i = 0; i < transfers.size(); ++i) {
       if (done[i]) continue;
       if (transfers[i].sends) {
@@ -277,7 +288,6 @@ void NcclWorld::run(const std::vector<NcclTransfer>& transfers) {
         done[i] = true;
       }
     }
-    pause();
   }
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     if (!transfers[i].sends && !done[i]) std::memset(transfers[i].data, 0xff, transfers[i].bytes);
