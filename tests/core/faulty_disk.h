@@ -1,7 +1,6 @@
 #pragma once
 
 #include <linux/magic.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -109,8 +108,5 @@ class FaultyCalls : public DiskCalls {
     return std::make_unique<FaultyQueue>(requests, std::move(real));
   }
 };
-
-/// Where a test's files may lie that FaultyCalls opens: in memory if it can, which spares the disk.
-inline std::string folder_in_memory() { return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "."; }
 
 }  // namespace tessera::test

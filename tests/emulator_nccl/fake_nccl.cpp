@@ -21,6 +21,7 @@
 
 #include "fake_cuda.h"
 #include "nccl_world.h"
+#include "support/folder_in_memory.h"
 
 // NCCL's functions: operations run on the streams' workers, one after another per communicator.
 // Ranks may be in one process or in several of one machine. As in NCCL 2.28,
@@ -119,7 +120,7 @@ class Folders {
   std::filesystem::path make() {
     const std::lock_guard lock(mutex_);
     folders_.push_back(
-        (access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path()) /
+        tessera::test::folder_in_memory() /
         ("fake-nccl-" + std::to_string(getpid()) + "-" + std::to_string(folders_.size())));
     return folders_.back();
   }

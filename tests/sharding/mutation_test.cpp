@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "sharding/schedule_mutants.h"
+#include "support/folder_in_memory.h"
 #include "support/tied_chain.h"
 #include "tessera/sharding/gradient_sums.h"
 
@@ -163,7 +164,7 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   calls.plain_queues = true;
   TrainingState state(
       layout_, state_options(schedule_), rank, memory,
-      {.folder = folder_in_memory(), .block_bytes = kDiskAlignment, .calls = &calls});
+      {.folder = folder_in_memory().string(), .block_bytes = kDiskAlignment, .calls = &calls});
   Executor executor(state, model_, {{&schedule, &source_}}, groups, memory, std::move(options));
   const std::string before = bytes_of(state);
   // Each step begins before the one before it is finished.

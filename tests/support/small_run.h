@@ -9,6 +9,7 @@
 
 #include "core/faulty_disk.h"
 #include "support/delays.h"
+#include "support/folder_in_memory.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/kernels/philox.h"
@@ -204,7 +205,7 @@ inline SmallResult train(const SmallRun& run) {
     calls.plain_queues = true;
     TrainingState state(
         layout, state_options(result.schedule), rank, memory,
-        {.folder = folder_in_memory(), .block_bytes = kDiskAlignment, .calls = &calls});
+        {.folder = folder_in_memory().string(), .block_bytes = kDiskAlignment, .calls = &calls});
     if (rank == 0) result.measured_disk = state.disk_bytes();
     Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
     if (!run.initial.empty()) {
