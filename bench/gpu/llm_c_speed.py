@@ -4,7 +4,7 @@
     llm_c_speed.py --source DIR --json OUT [--sizes gpt2-1558m:16] [--seconds 150]
 
 --source holds llm.c's tree; with a folder cudnn-frontend in it, its attention is cuDNN's. It is built
-in a copy. bf16 with fp32 master weights and AdamW, as its own scripts train. Exits with 1 if a size was
+in a copy, one line of which is changed for CUDA 13; what is built already is taken. bf16 with fp32 master weights and AdamW, as its own scripts train. Exits with 1 if a size was
 not measured, with 77 if there is no compiler.
 """
 
@@ -38,13 +38,33 @@ def write_tokens(path, count):
         file.write(header.tobytes() + tokens.tobytes())
 
 
+def adapt_to_cuda_13(tree):
+    """cudaMemAdvise takes a location since, not a device's number."""
+    path = os.path.join(tree, "llmc", "cuda_utils.cuh")
+    with open(path) as file:
+        text = file.read()
+    adapted = text.replace("PreferredLocation, cudaCpuDeviceId)",
+                           "PreferredLocation, cudaMemLocation{cudaMemLocationTypeHost, 0})")
+    if adapted != text:  # else Make would build again what is built
+        with open(path, "w") as file:
+            file.write(adapted)
+
+
+def cuda_release():
+    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    return int((re.search(r"release (\d+)\.", said) or ["", "0"])[1])
+
+
 def build(source, folder, seconds):
     tree = os.path.join(folder, "llm.c")
     shutil.copytree(source, tree)
+    if cuda_release() >= 13:
+        adapt_to_cuda_13(tree)
     cudnn = os.path.isdir(os.path.join(tree, "cudnn-frontend", "include"))
     subprocess.run(["make", "train_gpt2cu", "NO_MULTI_GPU=1", "NO_USE_MPI=1", "PRECISION=BF16",
                     "GPU_COMPUTE_CAPABILITY=90", f"USE_CUDNN={int(cudnn)}"],
-                   cwd=tree, check=True, timeout=seconds)
+                   cwd=tree, check=True, timeout=seconds,
+                   env={**os.environ, "NVCC_APPEND_FLAGS": "-lnvrtc -lcuda"})  # cudnn-frontend's
     return os.path.join(tree, "train_gpt2cu"), cudnn
 
 

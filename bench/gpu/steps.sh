@@ -162,6 +162,13 @@ step_speed_1558m() {
   done
   speed speed_1558m.json --bench "$build/bin/gpu_kernels_bench" --runs "${runs#,}"
 }
+step_profile() { # of a step like gpt2-1558m's with two blocks
+  command -v ncu >/dev/null || { echo "ncu, Nsight Compute, is not there" && return 77; }
+  python3 bench/gpu/profile_step.py --json "$measured/profile.json" --seconds $((seconds - 5)) \
+    "$program" train --no-default-config --data "$tokens" --model gpt2-1558m --layers 2 --vocab-size 50257 \
+    --micro-batch 16 --device cuda --precision bf16 --attention cudnn --cuda-graph false --steps 2 --quiet \
+    --sample-tokens 0 --parameters-hash false
+}
 step_gemm_table() { # of the products of the step that is measured most
   "$program" calibrate --no-default-config --model gpt2-1558m --vocab-size 50257 --micro-batch 16 \
     --sequence-length 1024 --precision bf16 --gemm-table "$gemm_table"

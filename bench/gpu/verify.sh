@@ -20,34 +20,36 @@
 # 130 if it was interrupted. A step whose tool is missing is skipped, with the reason.
 set -uo pipefail
 
-# The steps: NAME, LIMIT in seconds; steps.sh does them. One after the other: each has the GPU to itself.
+# The steps: NAME, LIMIT in seconds; steps.sh does them. One after the other, each has the GPU to itself,
+# but for those that test and do not measure: neighbours marked `together` run side by side.
 # `build` is done in each call, since without it nothing else is.
 readonly steps='
   build                  300
   environment             30
-  kernel_suites          150
-  cudnn_near_own          60
-  step_suites            120
-  graph_equals_eager      90
+  kernel_suites          200 together
+  cudnn_near_own         120 together
+  step_suites            200 together
+  collective_suites      200 together
+  graph_equals_eager     120 together
+  strategies_on_one_gpu  200 together
+  ranks_near_cpu         200 together
+  nccl_2_processes        40
+  train_over_nccl_2       80
   speed_1558m            300
+  profile                 60
   gemm_table             150
   speed_with_table        90
   kernel_speed            60
   attention_speed         60
   torch                  200
   llm_c                  200
-  memcheck               150
-  racecheck              150
-  nccl_2_processes        40
   nccl_4_processes        40
-  train_over_nccl_2       80
   train_over_nccl_4       80
-  strategies_on_one_gpu  120
   sharding_overhead       90
   offload                240
-  collective_suites      120
-  ranks_near_cpu         120
   speed_sizes            150
+  memcheck               150 together
+  racecheck              150 together
 '
 self=$(realpath "${BASH_SOURCE[0]}")
 readonly self command="$0 $*"
@@ -96,45 +98,54 @@ report() { # ARGS…: of report.py
     --steps "$(awk '{ print $1 }' <<<"$steps" | paste -sd' ')" --revision-file "$build/deps/REVISION" "$@"
 }
 
-# run_step NAME: runs a step and adds its verdict to the report. Exit code 77: skipped, for the reason in
-# its last line.
-running='' current=''
-run_step() {
-  local name=$1 limit left=$((seconds - SECONDS)) began=$SECONDS status=0 log=$work/$1.log verdict
-  limit=$(limit_of "$name")
-  if ((left < limit / 2)); then
-    echo "-- $name: not run, $left s are left" >&2
-    [[ $name != build ]]
-    return
-  fi
-  ((limit <= left)) || limit=$left
-  echo "== $name" >&2
-  current=$name
-  timeout -k 5 "$limit" bench/gpu/steps.sh "$name" "$limit" </dev/null >"$log" 2>&1 &
-  running=$!
-  wait $running || status=$?
-  running=''
-  case $status in
-    0) verdict=ok ;;
-    77) verdict="skipped: $(tail -n 1 "$log")" ;;
-    124 | 137) verdict="FAILED (over $limit s)" ;;
-    *) verdict="FAILED ($status)" ;;
-  esac
-  report --add "$name" "$verdict" $((SECONDS - began)) >/dev/null
-  [[ $verdict == FAILED* ]] || return 0
-  { echo "-- $name: $verdict" && tail -n 15 "$log"; } >&2
-  return 1
+# run_steps NAME...: runs steps side by side and adds their verdicts to the report. Exit code 77 of one:
+# skipped, for the reason in its last line.
+declare -A running=() # by process: its step
+run_steps() {
+  local name left status process verdict began=$SECONDS failed=0
+  local -A limits=()
+  for name; do
+    left=$((seconds - SECONDS)) limits[$name]=$(limit_of "$name")
+    if ((left < limits[$name] / 2)); then
+      echo "-- $name: not run, $left s are left" >&2
+      [[ $name != build ]] || failed=1
+      continue
+    fi
+    ((limits[$name] <= left)) || limits[$name]=$left
+    echo "== $name" >&2
+    timeout -k 5 "${limits[$name]}" bench/gpu/steps.sh "$name" "${limits[$name]}" </dev/null >"$work/$name.log" 2>&1 &
+    running[$!]=$name
+  done
+  while ((${#running[@]})); do
+    status=0
+    wait -n -p process "${!running[@]}" || status=$?
+    name=${running[$process]}
+    unset "running[$process]"
+    case $status in
+      0) verdict=ok ;;
+      77) verdict="skipped: $(tail -n 1 "$work/$name.log")" ;;
+      124 | 137) verdict="FAILED (over ${limits[$name]} s)" ;;
+      *) verdict="FAILED ($status)" ;;
+    esac
+    report --add "$name" "$verdict" $((SECONDS - began)) >/dev/null
+    if [[ $verdict == FAILED* ]]; then
+      failed=1
+      { echo "-- $name: $verdict" && tail -n 15 "$work/$name.log"; } >&2
+    fi
+  done
+  return $failed
 }
 
 # Ends what is running, reports, and exits with STATUS. A step is a process group of its own, which Ctrl-C
 # does not reach.
 end_early() { # STATUS
   trap '' INT TERM HUP
-  if [[ -n $running ]]; then
-    kill "$running" 2>/dev/null
-    wait "$running"
-    report --add "$current" "FAILED (interrupted)" 0 >/dev/null
-  fi
+  local process
+  for process in "${!running[@]}"; do
+    kill "$process" 2>/dev/null
+    wait "$process"
+    report --add "${running[$process]}" "FAILED (interrupted)" 0 >/dev/null
+  done
   report
   exit "$1"
 }
@@ -146,24 +157,36 @@ fi
 done_before=" $(report --begin $begin) " || exit 1
 trap 'end_early 130' INT TERM HUP
 
-run_step build || {
+run_steps build || {
   grep -m 5 -A 10 -E 'error|FAILED|is missing|No CUDA compiler' "$work/build.log" >&2
   end_early 1
 }
+# begin_step NAME [together]: alone, or with the neighbours of its kind, once all of them are known.
+neighbours=()
+run_neighbours() {
+  ((!${#neighbours[@]})) || run_steps "${neighbours[@]}"
+  neighbours=()
+}
+begin_step() {
+  [[ ${2-} == together ]] || run_neighbours
+  neighbours+=("$1")
+  [[ ${2-} == together ]] || run_neighbours
+}
 again=''
-while read -r name _; do
+while read -r name _ how; do
   [[ -n $name && $name != build ]] || continue
   if [[ -n $only ]]; then
-    [[ ,$only, != *,$name,* ]] || run_step "$name"
+    [[ ,$only, != *,$name,* ]] || begin_step "$name" "$how"
   elif [[ $done_before == *" $name "* ]]; then
     continue
   elif [[ -e $work/steps/$name.json ]]; then
     again+=" $name"
   else
-    run_step "$name"
+    begin_step "$name" "$how"
   fi
 done <<<"$steps"
-for name in $again; do
-  run_step "$name"
+run_neighbours
+for name in $again; do # what failed beside others has the GPU to itself
+  run_steps "$name"
 done
 report
