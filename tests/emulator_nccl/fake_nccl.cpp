@@ -305,7 +305,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
     *std::exchange(comm->splits_to, nullptr) = made;
     return true;
   };
-  return ncclInProgress;
+  return ncclSuccess;  // as NCCL 2.28.3, which tells of its progress only when asked
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {

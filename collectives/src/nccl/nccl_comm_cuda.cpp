@@ -66,9 +66,11 @@ std::shared_ptr<NcclComm> NcclComm::split(int color, int key) {
     if (part_ == nullptr) family_.check_alive("split", this);  // given up, and the part with it
     part_ = nullptr;
   }
-  int rank = 0, size = 1;
-  static_cast<void>(nccl().comm_user_rank(*made, &rank));
-  static_cast<void>(nccl().comm_count(*made, &size));
+  int rank = 0, size = 0;
+  call("split", [&](ncclComm_t) {
+    const ncclResult_t asked = nccl().comm_user_rank(*made, &rank);
+    return asked == ncclSuccess ? nccl().comm_count(*made, &size) : asked;
+  });
   std::shared_ptr<NcclComm> part(new NcclComm(family_, *made, rank, size));
   if (!family_.add(part)) {
     part->comm_ = nullptr;
@@ -117,6 +119,9 @@ ncclResult_t NcclComm::answer(std::string_view what,
                               const std::function<ncclResult_t(ncclComm_t)>& function) {
   const auto deadline = steady_clock::now() + family_.timeout();
   ncclResult_t result = enter(what, function);
+  // ncclCommSplit of a non-blocking communicator returns ncclSuccess while it is in progress
+  // (NCCL 2.28.3): only the communicator knows.
+  if (result == ncclSuccess) result = result_so_far(what);
   for (int looks = 0; result == ncclInProgress; ++looks) {
     if (steady_clock::now() >= deadline) {
       const std::string text = describe_late(what);
