@@ -307,7 +307,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                       .d_alignment = static_cast<std::uint16_t>(preference->d_alignment),
                       .bias_alignment = alignment_of(desc->bias),
                       .aux_alignment = alignment_of(desc->aux)};
-  const bool split = k >= kSplitK && preference->workspace_bytes >= kSplitKWorkspace;
+  const bool split = k >= kSplitK && preference->workspace_bytes >= kSplitKWorkspace &&
+                     preference->reductions != CUBLASLT_REDUCTION_SCHEME_NONE;
   if (split) algorithm.workspace_bytes = kSplitKWorkspace;
   if (split && (preference->reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE) != 0) {
     algorithm.any_order = 1;

@@ -10,7 +10,8 @@
 #include "tessera/core/dtype.h"
 
 // The arithmetic: algorithm 0 adds terms in double and rounds the sum to float, the others round
-// after each term and begin elsewhere; the epilogue is in float.
+// after each term and begin elsewhere; the epilogue is in float. Where cuBLASLt 13.1 was seen to
+// round the sum to D's type first, on an H200, it is rounded here, too.
 
 namespace fake_cublaslt {
 namespace {
@@ -34,6 +35,30 @@ void store(void* data, cudaDataType_t type, std::int64_t i, float value) {
   } else {
     static_cast<float*>(data)[i] = value;
   }
+}
+
+float round_to(cudaDataType_t type, float value) {
+  if (type == CUDA_R_16BF) return static_cast<float>(bfloat16(value));
+  if (type == CUDA_R_16F) return static_cast<float>(float16(value));
+  return value;
+}
+
+/// Whether the kernels for Hopper take it, which load and store by TMA.
+bool fits_tma(const Product& p) {
+  const auto fits = [](const void* address, const FakeMatrixLayout& layout) {
+    const std::int64_t size = layout.type == CUDA_R_32F ? 4 : 2;
+    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0 && layout.ld * size % 16 == 0;
+  };
+  return fits(p.a, p.a_layout) && fits(p.b, p.b_layout) && fits(p.c, p.c_layout) &&
+         fits(p.d, p.d_layout);
+}
+
+/// Whether the product is rounded to D's type before anything is added to it: by kernels that let
+/// the memory add it to C in place; by those for older GPUs, and behind a sum of parts, before a
+/// bias.
+bool rounds_product(const Product& p) {
+  if (has(p.desc.epilogue, CUBLASLT_EPILOGUE_BIAS)) return p.workspace_bytes > 0 || !fits_tma(p);
+  return p.c == p.d && p.beta == 1.0F && fits_tma(p);
 }
 
 /// op(X) as (rows, columns) with its columns one after another.
@@ -108,6 +133,7 @@ void compute(const Product& p) {
   const std::int64_t first =
       p.any_order ? calls.fetch_add(1) * 7 % k : k * p.algorithm / kAlgorithms;
   const bool rounds = p.any_order || p.algorithm != 0;  // in-place split-K rounds to C's type
+  const cudaDataType_t product_type = rounds_product(p) ? p.d_layout.type : CUDA_R_32F;
   std::vector<double> sums(at(m));
   for (std::int64_t j = 0; j < n; ++j) {
     std::fill(sums.begin(), sums.end(), 0.0);
@@ -119,7 +145,8 @@ void compute(const Product& p) {
       add_column(a.data() + l * m, factor, rounds, sums);
     }
     for (std::int64_t i = 0; i < m; ++i) {
-      auto value = static_cast<float>(static_cast<double>(p.alpha) * sums[at(i)]);
+      float value =
+          round_to(product_type, static_cast<float>(static_cast<double>(p.alpha) * sums[at(i)]));
       if (p.beta != 0.0F) value += p.beta * load(p.c, p.c_layout.type, i + j * p.c_layout.ld);
       store(p.d, p.d_layout.type, i + j * p.d_layout.ld, finish(p, value, i, j));
     }

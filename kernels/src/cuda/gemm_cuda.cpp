@@ -77,6 +77,18 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                        .aux = aux.data}};
 }
 
+/// Whether TMA can load and store all operands, as cuBLASLt's kernels for Hopper want it.
+bool is_aligned(const Call& call) {
+  const GemmProblem& p = call.problem;
+  const auto whole = [](std::int64_t stride, DType dtype) {
+    return stride * static_cast<std::int64_t>(size_of(dtype)) % kGemmAlignment == 0;
+  };
+  return whole(p.a_stride, p.dtype) && whole(p.b_stride, p.dtype) && whole(p.c_stride, p.c_dtype) &&
+         whole(p.residual_stride, p.c_dtype) &&
+         std::min({p.a_alignment, p.b_alignment, p.c_alignment}) == kGemmAlignment &&
+         (p.residual_stride == 0 || p.residual_alignment == kGemmAlignment);
+}
+
 /// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says. GELU of fp32
 /// and fp16 is left to our own kernels: how exact cuBLASLt's is, nothing says, and only bf16's few
 /// bits hide it.
@@ -85,6 +97,9 @@ bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& pla
   const bool backward = static_cast<bool>(args.gelu_backward_input);
   if (bias_gradient && (args.bias || args.gelu || backward)) return false;  // one at a time
   if (args.bias && args.bias.dtype != args.c.dtype) return false;
+  // Its older kernels round the product before they add the bias (13.1 on an H200).
+  if (args.bias && args.c.dtype != DType::kFloat32 && !is_aligned(make_call(args, sizes)))
+    return false;
   if (bias_gradient && args.bias_gradient.dtype != args.c.dtype) return false;
   if (bias_gradient && args.accumulate_bias_gradient) return false;
   if (args.gelu || backward) {
@@ -182,10 +197,12 @@ class Gemm {
     });
   }
 
-  /// C = [C +] bias first, to which the product is added: in fp32, where nothing is rounded in
-  /// between. False if that is not so, or cuBLASLt cannot.
+  /// C = [C +] bias first, to which the product is added, where nothing is rounded in between: C is
+  /// fp32, or the bias itself. False if that is not so, or cuBLASLt cannot.
   bool with_bias_before(const GemmArgs& args) {
-    if (!args.bias || args.c.dtype != DType::kFloat32 || sizes_.k == 0) return false;
+    if (!args.bias || sizes_.k == 0) return false;
+    const bool is_bias = !args.accumulate && args.bias.dtype == args.c.dtype;
+    if (args.c.dtype != DType::kFloat32 && !is_bias) return false;
     GemmArgs product = args;
     product.bias = {};
     product.accumulate = true;
