@@ -13,8 +13,8 @@
 //
 // A warp brings 4 KiB of x into shared memory, where neighbouring threads read neighbouring 16
 // bytes; there a thread sums four lanes of a block (fp32) or all eight (of 16 bits), whole chunks
-// at a time. There are no more blocks of threads than a GPU holds at once, or few waves of them:
-// each ends with some ten atomic additions to the same words in global memory.
+// at a time. There are no more blocks of threads than a GPU holds at once: each ends with some ten
+// atomic additions to the same words in global memory.
 
 namespace tessera::cuda {
 namespace {
@@ -22,11 +22,11 @@ namespace {
 using simt::Vec16;
 
 constexpr int kSquaresWarps = 4;
-/// By their registers six blocks (16 bits) or seven (fp32) fit a multiprocessor, and keep more than
-/// 64 KiB on their way.
+/// By their registers five blocks (16 bits) or six (fp32) fit a multiprocessor, and keep 70 KiB or
+/// more on their way.
 constexpr int kSquaresThreads = 32 * kSquaresWarps;
 constexpr int kLanes = 8;
-constexpr unsigned kMostSquaresBlocks = 2048;
+constexpr unsigned kMostSquaresBlocks = 132 * 6;  // of an H100 or H200
 
 /// What a warp takes. Chunks are of 16 bytes.
 template <typename T>
@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(kSquaresThreads)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Vec16<T>* const tile = tiles + warp * W::kBlocks * W::kStride;
+  ExactWindow window;
   const std::int64_t stride = std::int64_t{gridDim.x} * kSquaresWarps * W::kBlocks;
   for (std::int64_t first = (std::int64_t{blockIdx.x} * kSquaresWarps + warp) * W::kBlocks;
        first < blocks; first += stride) {  // by whole warps
@@ -123,9 +124,10 @@ __global__ void __launch_bounds__(kSquaresThreads)
     __syncwarp();
     const bool has_block = lane / W::kThreadsPerBlock < count;
     const double square = block_square(tile, lane, has_block);
-    if (has_block && lane % W::kThreadsPerBlock == 0) add_term(sum, square);
+    window.add(sum, has_block && lane % W::kThreadsPerBlock == 0 ? square : 0.0);
     __syncwarp();
   }
+  window.flush(sum);
   add_words<kSquaresThreads>(sum, words);
 }
 

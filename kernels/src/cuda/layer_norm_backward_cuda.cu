@@ -12,22 +12,25 @@
 // dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32,
 // bf16 or fp16. Bytes: every tensor once, and the partial sums below.
 //
-// Rows are cut into slabs by a rule that knows only their number and width; a block takes a slab. A
-// group of its threads takes a row, 16 bytes to a thread and access, so that a thread has the same
-// columns in every row and sums their dgamma and dbeta in registers; the next row is on its way
-// meanwhile. Groups are added in order into the slab's partial sums (slabs, 2, C), fp32, in
-// scratch; a second kernel adds the slabs: lane l of 16 those with index l mod 16, in order, then
-// the lanes in order. So the bits depend on the sizes alone.
+// Rows are dealt out to slabs in turns, by a rule that knows only their number and width; a block
+// takes a slab. A group of its threads takes a row, 16 bytes to a thread and access, so that a
+// thread has the same columns in every row and sums their dgamma and dbeta in registers; the next
+// rows are on their way to shared memory meanwhile. Groups are added in order into the slab's
+// partial sums (slabs, 2, C), fp32, in scratch; a second kernel adds the slabs: lane l of 16 those
+// with index l mod 16, in order, then the lanes in order. So the bits depend on the sizes alone.
 
 namespace tessera::cuda {
 namespace {
 
-using simt::Packed16;
 using simt::Vec16;
 
-/// Two blocks of so many threads fit a multiprocessor with 96 registers each. Of every thread a
-/// row's three vectors are on their way, 24 KiB of a multiprocessor at C = 1600.
+/// Two blocks of so many threads fit a multiprocessor with kNormBackwardRegisters each; of a row of
+/// 1600, 224 threads, three.
 constexpr int kNormBackwardThreads = 320;
+constexpr int kNormBackwardRegisters = 96;
+constexpr int kRegistersPerMultiprocessor = 65536;
+/// Rows of a thread in shared memory: all but one are on their way, of three vectors each.
+constexpr int kStages = 4;
 /// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
 constexpr std::int64_t kMultiprocessors = 132;
 /// Fewer rows would not repay a row of partial sums.
@@ -43,17 +46,19 @@ struct NormBackwardRows {
   const T* d_residual;  // null: none; may be dx
   T* dx;                // may be dy
   float* partials;      // (slabs, 2, C): of dgamma, of dbeta; null: not wanted
-  std::int64_t rows, slab_rows;
+  std::int64_t rows;
   int width;
 };
 
-/// What a thread has of one row, as loaded. Nothing waits for it before it is unpacked.
+/// A row's parts in shared memory: dy, x, d_residual.
+constexpr int kRowTensors = 3;
+
+/// Where a thread has vector k of a tensor of the row of a step: neighbours have neighbouring ones.
 template <typename T, int kVectors>
-struct RowPart {
-  Packed16<T> dy[kVectors], x[kVectors];
-  Packed16<T> d_residual[kVectors] = {};  // zero if there is none
-  float mean = 0.0F, rstd = 0.0F;
-};
+__device__ Vec16<T>* row_slot(Vec16<T>* stages, int step, int tensor, int k) {
+  const int slot = (step % kStages * kRowTensors + tensor) * kVectors + k;
+  return stages + slot * static_cast<int>(blockDim.x) + threadIdx.x;
+}
 
 /// A thread's columns: vectors `index`, `index + count`, ... of a row.
 struct NormBackwardColumns {
@@ -65,34 +70,39 @@ struct NormBackwardColumns {
   }
 };
 
-/// A block's rows.
+/// A block's rows: those of all blocks that are read at one time are neighbours in memory.
 struct Slab {
   template <typename T>
-  __device__ explicit Slab(const NormBackwardRows<T>& a) : begin(blockIdx.x * a.slab_rows) {
-    rows = static_cast<int>(a.rows - begin < a.slab_rows ? a.rows - begin : a.slab_rows);
-  }
-  std::int64_t begin;
+  __device__ explicit Slab(const NormBackwardRows<T>& a)
+      : rows(static_cast<int>((a.rows - blockIdx.x + gridDim.x - 1) / gridDim.x)) {}
+  __device__ std::int64_t row(int i) const { return blockIdx.x + std::int64_t{i} * gridDim.x; }
   int rows;
 };
 
-/// Row i of the slab; nothing behind the last.
+/// Sends for row i of the slab; nothing behind the last.
 template <typename T, int kVectors>
-__device__ void load_row(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
-                         const Slab& slab, int i, RowPart<T, kVectors>& part) {
-  if (i >= slab.rows) return;
-  const std::int64_t row = slab.begin + i;
-  if (a.mean != nullptr) part.mean = a.mean[row];
-  part.rstd = a.rstd[row];
+__device__ void request_row(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
+                            const Slab& slab, int i, int step, Vec16<T>* stages) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (!columns.has(k)) continue;
-    const std::int64_t offset = row * a.width + columns.template first<T>(k);
-    part.dy[k] = simt::pack(simt::load16_streaming(a.dy + offset));
-    part.x[k] = simt::pack(simt::load16_streaming(a.x + offset));
+    if (i >= slab.rows || !columns.has(k)) continue;
+    const std::int64_t offset = slab.row(i) * a.width + columns.template first<T>(k);
+    simt::cp_async16(row_slot<T, kVectors>(stages, step, 0, k), a.dy + offset);
+    simt::cp_async16(row_slot<T, kVectors>(stages, step, 1, k), a.x + offset);
     if (a.d_residual != nullptr) {
-      part.d_residual[k] = simt::pack(simt::load16_streaming(a.d_residual + offset));
+      simt::cp_async16(row_slot<T, kVectors>(stages, step, 2, k), a.d_residual + offset);
     }
   }
+  simt::cp_async_commit();
+}
+
+/// Row i's; nothing behind the last.
+template <typename T>
+__device__ void load_statistics(const NormBackwardRows<T>& a, const Slab& slab, int i, float& mean,
+                                float& rstd) {
+  if (i >= slab.rows) return;
+  if (a.mean != nullptr) mean = a.mean[slab.row(i)];
+  rstd = a.rstd[slab.row(i)];
 }
 
 /// sum(g) and sum(g h) over a row or a part of it.
@@ -100,76 +110,84 @@ struct RowSums {
   float g = 0.0F, gh = 0.0F;
 };
 
+/// What a thread keeps of one vector of a row until the row's sums are known.
+template <int kSize>
+struct NormalizedPart {
+  float g[kSize] = {}, h[kSize] = {};
+};
+
 /// Adds one vector to the row's sums, and to the columns'.
-template <typename T>
-__device__ void add_vector(const Vec16<T>& dys, const Vec16<T>& xs, const Vec16<T>& gammas,
-                           float mean, float rstd, RowSums& sums, float (&dgamma)[Vec16<T>::kSize],
-                           float (&dbeta)[Vec16<T>::kSize]) {
+template <typename T, int kSize>
+__device__ void add_vector(const Vec16<T>& dys, const Vec16<T>& xs, const float (&gamma)[kSize],
+                           float mean, float rstd, RowSums& sums, NormalizedPart<kSize>& part,
+                           float (&dgamma)[kSize], float (&dbeta)[kSize]) {
 #pragma unroll
-  for (int j = 0; j < Vec16<T>::kSize; ++j) {
+  for (int j = 0; j < kSize; ++j) {
     const float dy = simt::to_float(dys.v[j]);
     const float h = (simt::to_float(xs.v[j]) - mean) * rstd;
-    const float g = dy * simt::to_float(gammas.v[j]);
+    const float g = dy * gamma[j];
     sums.g += g;
     sums.gh = fmaf(g, h, sums.gh);
     dgamma[j] = fmaf(dy, h, dgamma[j]);
     dbeta[j] += dy;
+    part.g[j] = g;
+    part.h[j] = h;
   }
 }
 
 /// Of one element; `means` are those of g and g h.
-__device__ inline float dx_of(float dy, float x, float gamma, float mean, float rstd, RowSums means,
-                              float d_residual) {
-  const float h = (x - mean) * rstd;
-  const float centered = fmaf(-h, means.gh, dy * gamma - means.g);
-  return fmaf(rstd, centered, d_residual);
+__device__ inline float dx_of(float g, float h, float rstd, RowSums means, float d_residual) {
+  return fmaf(rstd, fmaf(-h, means.gh, g - means.g), d_residual);
 }
 
-/// The sums over the warps [first, first + count) of the block, which call it together with all
-/// others. `turn` alternates between 0 and 1, so that one barrier is enough.
+/// The sums over the warps [first, first + count), at most 16, of the block, which call it together
+/// with all others. `turn` alternates between 0 and 1, so that one barrier is enough.
 __device__ inline RowSums sum_over_warps(RowSums sums, int first, int count, int turn) {
   using Slots = RowSums[2][kNormBackwardThreads / 32];
   SIMT_SHARED(Slots, slots);
   sums = {simt::warp_sum(sums.g), simt::warp_sum(sums.gh)};
   if (threadIdx.x % 32 == 0) slots[turn][threadIdx.x / 32] = sums;
   __syncthreads();
-  RowSums total;
-  for (int w = first; w < first + count; ++w) {
-    total.g += slots[turn][w].g;
-    total.gh += slots[turn][w].gh;
+  const int warp = static_cast<int>(threadIdx.x) % 16;
+  sums = warp < count ? slots[turn][first + warp] : RowSums{};
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) {
+    sums.g += __shfl_xor_sync(~0U, sums.g, offset);
+    sums.gh += __shfl_xor_sync(~0U, sums.gh, offset);
   }
-  return total;
+  return sums;
 }
 
-/// dx of a row from what its thread has loaded.
-template <typename T, int kVectors>
+/// dx of the row of a step from what its thread has kept.
+template <typename T, int kVectors, int kSize>
 __device__ void store_dx(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
-                         std::int64_t row, const RowPart<T, kVectors>& part,
-                         const Packed16<T> (&gamma)[kVectors], RowSums sums) {
+                         std::int64_t row, int step, Vec16<T>* stages, float rstd,
+                         const NormalizedPart<kSize> (&parts)[kVectors], RowSums sums) {
   const auto width = static_cast<float>(a.width);
   const RowSums means{a.mean == nullptr ? 0.0F : sums.g / width, sums.gh / width};
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     if (!columns.has(k)) continue;
-    const Vec16<T> dy = simt::unpack(part.dy[k]), x = simt::unpack(part.x[k]);
-    const Vec16<T> gammas = simt::unpack(gamma[k]), added = simt::unpack(part.d_residual[k]);
+    Vec16<T> added = {};
+    if (a.d_residual != nullptr) added = *row_slot<T, kVectors>(stages, step, 2, k);
     Vec16<T> dx;
 #pragma unroll
-    for (int j = 0; j < Vec16<T>::kSize; ++j) {
-      dx.v[j] = simt::from_float<T>(dx_of(simt::to_float(dy.v[j]), simt::to_float(x.v[j]),
-                                          simt::to_float(gammas.v[j]), part.mean, part.rstd, means,
-                                          simt::to_float(added.v[j])));
+    for (int j = 0; j < kSize; ++j) {
+      dx.v[j] = simt::from_float<T>(
+          dx_of(parts[k].g[j], parts[k].h[j], rstd, means, simt::to_float(added.v[j])));
     }
     simt::store16(a.dx + row * a.width + columns.template first<T>(k), dx);
   }
 }
 
-/// Adds the groups' sums in order, in shared memory (2, C), and writes them as the slab's.
+/// Adds the groups' sums in order, in shared memory (2, C), where rows were, and writes them as the
+/// slab's.
 template <typename T, int kVectors, int kSize>
 __device__ void add_groups(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
                            int group, int groups, const float (&dgamma)[kVectors][kSize],
                            const float (&dbeta)[kVectors][kSize]) {
   float* const sums = simt::dynamic_shared<float>();
+  __syncthreads();
   for (int g = 0; g < groups; ++g) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -202,29 +220,40 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
   const NormBackwardColumns columns{thread % group_threads, group_threads, a.width / kSize};
   const Slab slab(a);
 
-  Packed16<T> gamma[kVectors] = {};
+  float gamma[kVectors][kSize] = {};
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (columns.has(k)) gamma[k] = simt::pack(simt::load16(a.gamma + columns.template first<T>(k)));
+    if (!columns.has(k)) continue;
+    const Vec16<T> gammas = simt::load16(a.gamma + columns.template first<T>(k));
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) gamma[k][j] = simt::to_float(gammas.v[j]);
   }
   float dgamma[kVectors][kSize] = {}, dbeta[kVectors][kSize] = {};
-  RowPart<T, kVectors> part, next;
-  load_row(a, columns, slab, group, part);
-  int turn = 0;
-  for (int first = 0; first < slab.rows; first += groups, turn = 1 - turn) {
+  auto* const stages = simt::dynamic_shared<Vec16<T>>();
+  for (int step = 0; step < kStages - 1; ++step) {
+    request_row<T, kVectors>(a, columns, slab, step * groups + group, step, stages);
+  }
+  float next_mean = 0.0F, next_rstd = 0.0F;
+  load_statistics(a, slab, group, next_mean, next_rstd);
+  for (int first = 0, step = 0; first < slab.rows; first += groups, ++step) {
     const int i = first + group;
     const bool active = i < slab.rows;
-    load_row(a, columns, slab, i + groups, next);
+    const float mean = next_mean, rstd = next_rstd;
+    load_statistics(a, slab, i + groups, next_mean, next_rstd);
+    simt::cp_async_wait<kStages - 2>();
+    const int ahead = step + kStages - 1;
+    request_row<T, kVectors>(a, columns, slab, ahead * groups + group, ahead, stages);
     RowSums sums;
+    NormalizedPart<kSize> parts[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!active || !columns.has(k)) continue;
-      add_vector(simt::unpack(part.dy[k]), simt::unpack(part.x[k]), simt::unpack(gamma[k]),
-                 part.mean, part.rstd, sums, dgamma[k], dbeta[k]);
+      add_vector(*row_slot<T, kVectors>(stages, step, 0, k),
+                 *row_slot<T, kVectors>(stages, step, 1, k), gamma[k], mean, rstd, sums, parts[k],
+                 dgamma[k], dbeta[k]);
     }
-    sums = sum_over_warps(sums, group * warps, warps, turn);
-    if (active) store_dx(a, columns, slab.begin + i, part, gamma, sums);
-    part = next;
+    sums = sum_over_warps(sums, group * warps, warps, step % 2);
+    if (active) store_dx(a, columns, slab.row(i), step, stages, rstd, parts, sums);
   }
   if (a.partials != nullptr) add_groups(a, columns, group, groups, dgamma, dbeta);
 }
@@ -237,7 +266,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
   float* const partials =
       a.partials == nullptr ? nullptr : a.partials + std::int64_t{blockIdx.x} * 2 * a.width;
   for (int r = 0; r < slab.rows; ++r) {
-    const std::int64_t row = slab.begin + r;
+    const std::int64_t row = slab.row(r);
     const std::int64_t offset = row * a.width;
     const float mean = a.mean == nullptr ? 0.0F : a.mean[row], rstd = a.rstd[row];
     RowSums sums;
@@ -248,17 +277,17 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
       sums.g += g;
       sums.gh = fmaf(g, h, sums.gh);
       if (partials == nullptr) continue;
-      partials[i] = fmaf(dy, h, row == slab.begin ? 0.0F : partials[i]);
-      partials[a.width + i] = (row == slab.begin ? 0.0F : partials[a.width + i]) + dy;
+      partials[i] = fmaf(dy, h, r == 0 ? 0.0F : partials[i]);
+      partials[a.width + i] = (r == 0 ? 0.0F : partials[a.width + i]) + dy;
     }
     const auto width = static_cast<float>(a.width);
     const RowSums means{a.mean == nullptr ? 0.0F : simt::block_sum(sums.g) / width,
                         simt::block_sum(sums.gh) / width};
     for (int i = thread; i < a.width; i += kNormBackwardThreads) {
       const float added = a.d_residual == nullptr ? 0.0F : simt::to_float(a.d_residual[offset + i]);
-      a.dx[offset + i] = simt::from_float<T>(
-          dx_of(simt::to_float(a.dy[offset + i]), simt::to_float(a.x[offset + i]),
-                simt::to_float(a.gamma[i]), mean, rstd, means, added));
+      const float g = simt::to_float(a.dy[offset + i]) * simt::to_float(a.gamma[i]);
+      const float h = (simt::to_float(a.x[offset + i]) - mean) * rstd;
+      a.dx[offset + i] = simt::from_float<T>(dx_of(g, h, rstd, means, added));
     }
   }
 }
@@ -303,7 +332,7 @@ struct Plan {
   int group_threads = kNormBackwardThreads;  ///< of a row
   int threads = kNormBackwardThreads;        ///< whole groups
   bool in_registers = false, two_vectors = false;
-  std::int64_t slab_rows = 0, slabs = 0;
+  std::int64_t slabs = 0;
 };
 
 template <typename T>
@@ -317,9 +346,11 @@ Plan plan_for(const NormBackwardRows<T>& a) {
     plan.threads = kNormBackwardThreads / plan.group_threads * plan.group_threads;
   }
   // As many slabs as blocks run at once, so that all end together.
-  const std::int64_t most = kMultiprocessors * (2 * kNormBackwardThreads / plan.threads);
-  plan.slab_rows = std::max(kMinSlabRows, ceil_div(a.rows, most));
-  plan.slabs = ceil_div(a.rows, plan.slab_rows);
+  const std::int64_t most =
+      kMultiprocessors *
+      (plan.two_vectors ? 1
+                        : kRegistersPerMultiprocessor / (kNormBackwardRegisters * plan.threads));
+  plan.slabs = std::min(most, ceil_div(a.rows, kMinSlabRows));
   return plan;
 }
 
@@ -331,7 +362,9 @@ void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, cudaStream_
     simt::launch(backward_any<T>, grid, kNormBackwardThreads, 0, stream, a);
     return;
   }
-  const std::size_t shared = 2 * static_cast<std::size_t>(a.width) * sizeof(float);
+  const auto vectors = static_cast<std::size_t>(plan.threads) * (plan.two_vectors ? 2 : 1);
+  const std::size_t shared = std::max(vectors * kStages * kRowTensors * sizeof(Vec16<T>),
+                                      2 * static_cast<std::size_t>(a.width) * sizeof(float));
   const auto kernel = plan.two_vectors ? backward_in_registers<T, 2> : backward_in_registers<T, 1>;
   simt::allow_dynamic_shared(kernel, shared);
   simt::launch(kernel, grid, static_cast<unsigned>(plan.threads), shared, stream, a,
@@ -365,10 +398,8 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
                              .dx = device_data<T>(args.dx),
                              .partials = nullptr,
                              .rows = sizes.rows,
-                             .slab_rows = 0,
                              .width = static_cast<int>(sizes.width)};
     const Plan plan = plan_for(rows);
-    rows.slab_rows = plan.slab_rows;
     if (args.dgamma) {
       const auto floats = static_cast<std::size_t>(plan.slabs * 2 * sizes.width);
       rows.partials = static_cast<float*>(cuda_stream(stream).scratch(floats * sizeof(float)));

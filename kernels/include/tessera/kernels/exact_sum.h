@@ -25,6 +25,12 @@ inline constexpr int kExactSumWords = kExactDigits + 2;
 /// Terms that a sum holds, over all ranks.
 inline constexpr std::int64_t kExactSumTerms = std::int64_t{1} << 37;
 
+/// The lowest digit that a term with these bits adds to: it and the next two. The term must be
+/// finite and not 0.
+constexpr int exact_digit(std::uint64_t bits) {
+  return (static_cast<int>(bits >> 52 & 0x7ff) - 1075 - kExactLowestBit) / kExactDigitBits;
+}
+
 /// Splits the fp64 number with these bits into what it adds to an exact sum: calls add(word, value)
 /// for at most three words. The number must be a term as above, infinite or NaN.
 template <typename Add>
@@ -43,7 +49,7 @@ constexpr void add_exactly(std::uint64_t bits, const Add& add) {
   // 53 bits from bit `at` on, 26 of them in each digit: the lowest has those below its end.
   const std::uint64_t mantissa = (bits & kMantissa) | (std::uint64_t{1} << 52);
   const int at = exponent - 1075 - kExactLowestBit;
-  const int digit = at / kExactDigitBits;
+  const int digit = exact_digit(bits);
   const int shift = at % kExactDigitBits;
   const std::uint64_t rest = mantissa >> (kExactDigitBits - shift);
   const auto put = [&](int word, std::uint64_t value) {
