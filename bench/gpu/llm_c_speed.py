@@ -4,8 +4,9 @@
     llm_c_speed.py --source DIR --json OUT [--sizes gpt2-1558m:16] [--seconds 150]
 
 --source holds llm.c's tree; with a folder cudnn-frontend in it, its attention is cuDNN's. It is built
-in a copy, one line of which is changed for CUDA 13; what is built already is taken. bf16 with fp32 master weights and AdamW, as its own scripts train. Exits with 1 if a size was
-not measured, with 77 if there is no compiler.
+in a copy, one line of which is changed for CUDA 13, unless it is built already. bf16 with fp32 master
+weights and AdamW, as its own scripts train. Exits with 1 if a size was not measured, with 77 if there
+is no compiler.
 """
 
 import argparse
@@ -45,9 +46,8 @@ def adapt_to_cuda_13(tree):
         text = file.read()
     adapted = text.replace("PreferredLocation, cudaCpuDeviceId)",
                            "PreferredLocation, cudaMemLocation{cudaMemLocationTypeHost, 0})")
-    if adapted != text:  # else Make would build again what is built
-        with open(path, "w") as file:
-            file.write(adapted)
+    with open(path, "w") as file:
+        file.write(adapted)
 
 
 def cuda_release():
@@ -58,14 +58,17 @@ def cuda_release():
 def build(source, folder, seconds):
     tree = os.path.join(folder, "llm.c")
     shutil.copytree(source, tree)
+    cudnn = os.path.isdir(os.path.join(tree, "cudnn-frontend", "include"))
+    program = os.path.join(tree, "train_gpt2cu")
+    if os.access(program, os.X_OK):
+        return program, cudnn
     if cuda_release() >= 13:
         adapt_to_cuda_13(tree)
-    cudnn = os.path.isdir(os.path.join(tree, "cudnn-frontend", "include"))
     subprocess.run(["make", "train_gpt2cu", "NO_MULTI_GPU=1", "NO_USE_MPI=1", "PRECISION=BF16",
                     "GPU_COMPUTE_CAPABILITY=90", f"USE_CUDNN={int(cudnn)}"],
                    cwd=tree, check=True, timeout=seconds,
                    env={**os.environ, "NVCC_APPEND_FLAGS": "-lnvrtc -lcuda"})  # cudnn-frontend's
-    return os.path.join(tree, "train_gpt2cu"), cudnn
+    return program, cudnn
 
 
 def measure(program, folder, model, micro_batch, seconds):
@@ -74,9 +77,9 @@ def measure(program, folder, model, micro_batch, seconds):
     done = subprocess.run(
         [program, "-i", tokens, "-j", tokens, "-e", DESCRIPTORS[model], "-b", str(micro_batch),
          "-t", "1024", "-d", str(micro_batch * 1024), "-x", str(WARMUP_STEPS + STEPS), "-w", "1",
-         "-r", "0", "-v", "0", "-s", "0", "-h", "0", "-l", "1e-4"],
+         "-r", "0", "-v", "1000", "-m", "1", "-s", "0", "-h", "0", "-l", "1e-4"],
         cwd=folder, text=True, stdout=subprocess.PIPE, timeout=seconds)
-    print(done.stdout[-2000:], flush=True)
+    print(done.stdout[-2000:], f"\nexit code {done.returncode}", flush=True)
     times = [float(ms) * 1e-3 for ms in re.findall(r"^step .*\| *([0-9.]+) ms \|", done.stdout, re.M)]
     if done.returncode != 0 or len(times) < WARMUP_STEPS + STEPS:
         return None

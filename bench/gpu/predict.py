@@ -29,10 +29,10 @@ TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.92}
 # A tile's start and end cost as much as this depth of its product. Assumed; with it the products of
 # gpt2-1558m run at 64 to 66 % of the peak, as in published training runs of 47 to 57 % MFU.
 TILE_OVERHEAD_DEPTH = 128
-# Causal, heads of 64, length 1024: FlashAttention-3's paper has about as much for cuDNN on an H100.
-# In a fixed order the backward pass goes through scratch, quadratic in the length: assumed.
-ATTENTION_FORWARD, ATTENTION_BACKWARD = 330e12, 250e12
-ATTENTION_BACKWARD_FIXED_ORDER = 150e12
+# Causal, heads of 64, length 1024: cuDNN's, measured on an H200 (bench/results/h200), where FlashAttention-3's
+# paper has 330 and 250 on an H100. In a fixed order the backward pass goes through scratch.
+ATTENTION_FORWARD, ATTENTION_BACKWARD = 318e12, 246e12
+ATTENTION_BACKWARD_FIXED_ORDER = 226e12
 # Of the bandwidth, where the SASS table has no row for a kernel, and at most.
 BANDWIDTH_SHARE, COPY_SHARE = 0.85, 0.92
 # Between two kernels of a CUDA graph, one of which waits for the other.

@@ -41,14 +41,24 @@ if [[ -n $wheels ]]; then
   root_in_wheels CUDNN_ROOT cudnn_backend.h cudnn
   root_in_wheels CUBLAS_ROOT cublasLt.h cu13 cublas
 fi
-for library in libcudart.so.13 libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
-  grep -q "$library" <<<"$(ldconfig -p)" && continue
-  for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib ${wheels:+"$wheels"/*/lib}; do
-    [[ -f $folder/$library ]] || continue
-    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-    break
+folder_of() { # LIBRARY FOLDER…: the first of the folders that has it
+  local library=$1 folder
+  shift
+  for folder; do
+    [[ -f $folder/$library ]] && echo "$folder" && return
   done
+}
+first='' last='' # in LD_LIBRARY_PATH
+for library in libnccl.so.2 libcudnn.so.9; do # PyTorch's, where it is: the newer ones
+  first+=$(folder_of $library ${wheels:+"$wheels"/*/lib}):
 done
+for library in libcudart.so.13 libnccl.so.2 libcudnn.so.9 libnvrtc.so.13 libcublasLt.so.13; do
+  grep -q "$library" <<<"$(ldconfig -p)" ||
+    last+=:$(folder_of $library /usr/local/cuda/lib64 /usr/local/cuda/lib ${wheels:+"$wheels"/*/lib})
+done
+LD_LIBRARY_PATH=$(sed 's/::*/:/g; s/^://; s/:$//' <<<"$first:${LD_LIBRARY_PATH-}:$last")
+[[ -z $LD_LIBRARY_PATH ]] || export LD_LIBRARY_PATH
+export TESSERA_SOURCE_DIR=$PWD # carried programs were built elsewhere
 export TORCHINDUCTOR_CACHE_DIR=$work/torch_cache
 
 # ---- The steps ---------------------------------------------------------------------------------
@@ -192,6 +202,20 @@ step_offload() {
   speed offload.json --bench "$build/bin/gpu_kernels_bench" --offload "$models"
 }
 
+# Steps predicted by a profile that is made of kernels alone, and measured.
+step_predicted_steps() {
+  local -r profile=$measured/profile_of_machine.json results=$work/compared
+  local batch
+  local -r device=(--no-default-config --device cuda)
+  "$program" calibrate "${device[@]}" --profile "$profile" || return 1
+  for batch in 4 16; do
+    "$program" compare "${device[@]}" --model gpt2-124m --data "$tokens" --vocab-size 50257 --sequence-length 1024 \
+      --micro-batch $batch --steps 12 --strategies no_shard,full_shard --ranks 1 --precisions fp32,bf16 \
+      --recomputes none,full --repeats 1 --attention own --out "$results.$batch" &&
+      "$program" simulate --profile "$profile" --check "$results.$batch/results.json" || return 1
+  done
+}
+
 step_kernel_speed() {
   "$build/bin/gpu_kernels_bench" --json "$measured/kernels.json"
 }
@@ -218,12 +242,12 @@ step_llm_c() {
     --seconds $((seconds - 5))
 }
 
-# sanitize TOOL: our kernels, by tests of sizes that do, of every suite that launches one
+# sanitize TOOL [EXCEPT]: our kernels, by tests of sizes that do, of every suite that launches one
 # (tests/tools/check_sanitized). Libraries' kernels are left alone: they take most of the time.
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there" && return 77; }
   local test=$build/bin/test_kernels_gpu filter
-  filter=$(paste -sd: bench/gpu/sanitized_tests.txt)
+  filter=$(paste -sd: bench/gpu/sanitized_tests.txt)${2:+-$2}
   compute-sanitizer --tool "$1" --target-processes all --kernel-regex kns=tessera --error-exitcode 9 \
     --print-limit 5 "$test" --gtest_filter="$filter" --gtest_brief=1 | tee "$work/$1.txt"
   local status=${PIPESTATUS[0]}
@@ -235,8 +259,8 @@ sanitize() {
 step_memcheck() {
   sanitize memcheck
 }
-step_racecheck() {
-  sanitize racecheck
+step_racecheck() { # which crashes in cuBLASLt's kernels (CUDA 13.0)
+  sanitize racecheck 'Gemm*'
 }
 
 step_nccl_2_processes() {

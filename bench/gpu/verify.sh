@@ -25,31 +25,32 @@ set -uo pipefail
 # `build` is done in each call, since without it nothing else is.
 readonly steps='
   build                  300
-  environment             30
-  kernel_suites          200 together
-  cudnn_near_own         120 together
-  step_suites            200 together
-  collective_suites      200 together
-  graph_equals_eager     120 together
-  strategies_on_one_gpu  200 together
-  ranks_near_cpu         200 together
-  nccl_2_processes        40
-  train_over_nccl_2       80
-  speed_1558m            300
+  environment             15
+  racecheck              180 together
+  memcheck               120 together
+  kernel_suites          120 together
+  cudnn_near_own          60 together
+  step_suites            120 together
+  collective_suites      120 together
+  graph_equals_eager      60 together
+  strategies_on_one_gpu   90 together
+  ranks_near_cpu         120 together
+  nccl_2_processes        20
+  train_over_nccl_2       40
+  speed_1558m            120
+  gemm_table              30
+  speed_with_table        40
+  kernel_speed            20
+  torch                  120
+  llm_c                   90
+  nccl_4_processes        20
+  train_over_nccl_4       60
+  sharding_overhead       20
+  speed_sizes             40
   profile                 60
-  gemm_table             150
-  speed_with_table        90
-  kernel_speed            60
   attention_speed         60
-  torch                  200
-  llm_c                  200
-  nccl_4_processes        40
-  train_over_nccl_4       80
-  sharding_overhead       90
-  offload                240
-  speed_sizes            150
-  memcheck               150 together
-  racecheck              150 together
+  offload                120
+  predicted_steps        150
 '
 self=$(realpath "${BASH_SOURCE[0]}")
 readonly self command="$0 $*"

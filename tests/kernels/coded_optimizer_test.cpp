@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "../../kernels/src/dynamic_codes.h"
 #include "kernels/every_way.h"
+#include "kernels/golden.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/dynamic_map.h"
 #include "tessera/kernels/optimizer.h"
@@ -40,10 +40,7 @@ std::vector<T> numbers_of(const nlohmann::json& digits) {
   return numbers;
 }
 
-nlohmann::json golden() {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/adamw8bit.json");
-  return nlohmann::json::parse(file);
-}
+nlohmann::json golden() { return kernel_golden("adamw8bit.json"); }
 
 /// How many bounds between codes are below x.
 std::uint8_t plain_code(bool is_signed, float x) {

@@ -1,10 +1,10 @@
 #include "tessera/kernels/dynamic_map.h"
+#include "kernels/golden.h"
 
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 #include "nlohmann/json.hpp"
@@ -13,8 +13,7 @@ namespace tessera::dynamic_map_test {
 namespace {
 
 TEST(DynamicMap, HasTheNumbersOfBitsandbytes) {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/quantized.json");
-  const auto golden = nlohmann::json::parse(file).at("dynamic maps");
+  const auto golden = kernel_golden("quantized.json").at("dynamic maps");
   for (const bool is_signed : {true, false}) {
     const auto digits = golden.at(is_signed ? "signed" : "unsigned").get<std::string>();
     const auto& map = dynamic_map(is_signed);

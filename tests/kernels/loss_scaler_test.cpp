@@ -1,9 +1,8 @@
 #include "tessera/kernels/loss_scaler.h"
+#include "kernels/golden.h"
 
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "kernels/support.h"
@@ -57,8 +56,7 @@ LossScaleDialect dialect_named(const std::string& name) {
 /// The scale of every step, as the scalers have it whose rules these are:
 /// golden/make_loss_scale_golden.py.
 TEST(LossScalerGolden, EveryDialectHasTheScalesOfItsModel) {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/loss_scales.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = kernel_golden("loss_scales.json");
   ASSERT_EQ(golden.at("runs").size(), 9U);
   for (const auto& run : golden.at("runs")) {
     SCOPED_TRACE(run.dump().substr(0, 200));

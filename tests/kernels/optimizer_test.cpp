@@ -1,4 +1,5 @@
 #include "tessera/kernels/optimizer.h"
+#include "kernels/golden.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +7,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 
@@ -515,8 +514,7 @@ TEST(OptimizerRounding, KeepsWhatIsExactAndWhatIsNoNumber) {
 
 /// Ten steps as PyTorch takes them: golden/make_optimizer_golden.py.
 TEST(OptimizerGolden, TenStepsStayWithPyTorch) {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/optimizers.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = kernel_golden("optimizers.json");
   const auto initial = golden.at("initial").get<std::vector<float>>();
   const auto gradients = golden.at("gradients").get<std::vector<std::vector<float>>>();
   ASSERT_EQ(gradients.size(), 10U);

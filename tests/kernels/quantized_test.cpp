@@ -1,6 +1,6 @@
 #include <bit>
-#include <fstream>
 
+#include "kernels/golden.h"
 #include "kernels/support.h"
 #include "nlohmann/json.hpp"
 #include "tessera/kernels/dynamic_map.h"
@@ -89,8 +89,7 @@ Bytes without_signs_of_zero(WeightFormat format, Bytes codes) {
 }
 
 TEST(Quantized, HasTheCodesScalesAndWeightsOfBitsandbytes) {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/quantized.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = kernel_golden("quantized.json");
   for (const WeightFormat format : {WeightFormat::kNf4, WeightFormat::kFp4}) {
     const auto& table = code_table(format);
     const auto wanted =
@@ -137,8 +136,7 @@ std::vector<float> formula(std::int64_t numel) {
 }
 
 TEST(Quantized, HasTheScalesThatBitsandbytesHasQuantised) {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/kernels/golden/quantized.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = kernel_golden("quantized.json");
   ASSERT_EQ(golden.at("double cases").size(), 12U);
   for (const auto& at_case : golden.at("double cases")) {
     const auto text = [&](const char* key) { return at_case.at(key).get<std::string>(); };
