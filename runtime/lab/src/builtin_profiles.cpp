@@ -1,10 +1,16 @@
 #include "builtin_profiles.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <string>
+#include <string_view>
 #include <utility>
 
-// Numbers of data sheets and of others' publications, and what follows from them. None was measured
-// by Tessera: `tessera simulate --profile FILE` takes a profile that was.
+#include "tessera/core/error.h"
+
+// Numbers of data sheets and of others' publications, and what follows from them; of an H200 also
+// what Tessera's kernels were measured to do (bench/results/h200), each alone.
 namespace tessera {
 namespace {
 
@@ -65,6 +71,46 @@ HardwareProfile hopper(const char* name, double memory_bytes, double memory_rate
   return p;
 }
 
+/// GEMMs of gpt2-1558m with a micro-batch of 16, as cuBLASLt's heuristic runs them, epilogues
+/// included; smaller ones as of an H100.
+HardwareProfile h200() {
+  HardwareProfile p = hopper("h200-sxm", 141e9, 4.8e12);
+  const std::string measured = "measured on an H200 (bench/results/h200)";
+  const auto rates = [&](std::string_view kernel) -> KernelRates& {
+    return *std::ranges::find_if(p.kernels, [&](const KernelRates& known) {
+      return known.kernel == kernel && known.dtype == "bf16";
+    });
+  };
+  KernelRates& gemm = rates("gemm");
+  gemm.source = concat(measured, "; cubes: waves of tiles (bench/gpu/predict.py)");
+  constexpr double kSmallFlops = 3e10;
+  std::erase_if(gemm.points, [](const KernelRates::Point& point) {
+    return 2.0 * point.size[0] * point.size[1] * point.size[2] > 1.1 * kSmallFlops;
+  });
+  for (const KernelRates::Point& point :
+       std::initializer_list<KernelRates::Point>{{{1600.0, 1600.0, 16384.0}, 690e12},
+                                                 {{1600.0, 6400.0, 16384.0}, 660e12},
+                                                 {{4096.0, 1600.0, 50304.0}, 657e12},
+                                                 {{4096.0, 50304.0, 1600.0}, 633e12},
+                                                 {{4800.0, 1600.0, 16384.0}, 646e12},
+                                                 {{6400.0, 1600.0, 16384.0}, 636e12},
+                                                 {{16384.0, 1600.0, 1600.0}, 576e12},
+                                                 {{16384.0, 1600.0, 4800.0}, 653e12},
+                                                 {{16384.0, 1600.0, 6400.0}, 629e12},
+                                                 {{16384.0, 4800.0, 1600.0}, 630e12},
+                                                 {{16384.0, 6400.0, 1600.0}, 599e12},
+                                                 {{50304.0, 1600.0, 4096.0}, 635e12}}) {
+    gemm.points.push_back(point);
+  }
+  const std::string attention = concat(measured, ": cuDNN, causal, in a fixed order");
+  rates("attention_forward") = {
+      "attention_forward", "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, 318e12}}};
+  rates("attention_backward") = {
+      "attention_backward", "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, 226e12}}};
+  p.memory_bandwidth = {3.9e12, concat(measured, ": AdamW, cross-entropy, LayerNorm")};
+  return p;
+}
+
 HardwareProfile ampere() {
   HardwareProfile p = hopper("a100-sxm", 80e9, 2.039e12);
   const char* const scaled = "an H100's, times the ratio of the data sheets' peaks: not measured";
@@ -103,8 +149,7 @@ HardwareProfile with_fp16(HardwareProfile p) {
 }  // namespace
 
 std::vector<HardwareProfile> all_builtin_profiles() {
-  return {with_fp16(hopper("h100-sxm", 80e9, 3.35e12)),
-          with_fp16(hopper("h200-sxm", 141e9, 4.8e12)), with_fp16(ampere())};
+  return {with_fp16(hopper("h100-sxm", 80e9, 3.35e12)), with_fp16(h200()), with_fp16(ampere())};
 }
 
 std::vector<std::string> builtin_profiles() {
