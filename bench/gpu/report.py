@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes what verify.sh knows so far, and predicts a training step.
 
-    report.py --work DIR --out DIR --command "..." --steps "NAME NAME..." [--revision-file FILE]
+    report.py --work DIR --out DIR --command "..." --steps "NAME NAME..." [--deps DIR]
         [--begin fresh|continue] [--add NAME VERDICT SECONDS]
     report.py --predict STEP_KERNELS [--gpu H200] [--measured FILE]
 
@@ -195,7 +195,7 @@ def write_report(args):
     figures.by_offload(measured.get("offload.json", {}))
     figures.by_kernels(measured.get("kernels.json", []))
     figures.by_attention(measured.get("attention.json", {}))
-    report = {"date": datetime.date.today().isoformat(), "revision": revision(args.revision_file),
+    report = {"date": datetime.date.today().isoformat(), "revision": revision(args.deps),
               "sources_sha256": sources_sha256(), "gpu": gpu, "command": args.command, "steps": steps,
               "goals": figures.rows}
     text = markdown(report, results, measured, tests, shares)
@@ -236,7 +236,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--command", default="")
     parser.add_argument("--steps", default="")
-    parser.add_argument("--revision-file")
+    parser.add_argument("--deps", default="", help="where the file of carry.sh is unpacked")
     parser.add_argument("--begin", choices=["fresh", "continue"])
     parser.add_argument("--add", nargs=3, metavar=("NAME", "VERDICT", "SECONDS"))
     parser.add_argument("--predict", metavar="STEP_KERNELS")

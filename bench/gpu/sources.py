@@ -28,17 +28,28 @@ def sources_sha256():
     return digest.hexdigest()
 
 
-def revision(carried):
-    """By git, or as the file `carried` says where the tree came without its history."""
+def content_of(path):
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def revision(folder):
+    """Of programs that carry.sh brought to this folder, if they are of these sources; else by git.
+
+    Where programs are carried to, the tree may have no history, or another's.
+    """
+    carried = content_of(os.path.join(folder, "REVISION"))
+    if content_of(os.path.join(folder, "prebuilt", "SOURCES")) == sources_sha256():
+        return carried
     try:
         described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"],
                                    capture_output=True, text=True, cwd=REPOSITORY).stdout.strip()
     except OSError:
         described = ""
-    if not described and carried and os.path.exists(carried):
-        with open(carried) as file:
-            described = file.read().strip()
-    return described
+    return described or carried
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ readonly work=$build/verify # $out may take only few files
 
 report() { # ARGS…: of report.py
   python3 bench/gpu/report.py --work "$work" --out "$out" --command "$command" \
-    --steps "$(awk '{ print $1 }' <<<"$steps" | paste -sd' ')" --revision-file "$build/deps/REVISION" "$@"
+    --steps "$(awk '{ print $1 }' <<<"$steps" | paste -sd' ')" --deps "$build/deps" "$@"
 }
 
 # run_steps NAME...: runs steps side by side and adds their verdicts to the report. Exit code 77 of one:
