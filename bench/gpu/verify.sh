@@ -142,8 +142,8 @@ run_steps() {
 end_early() { # STATUS
   trap '' INT TERM HUP
   local process
+  ((!${#running[@]})) || kill "${!running[@]}" 2>/dev/null
   for process in "${!running[@]}"; do
-    kill "$process" 2>/dev/null
     wait "$process"
     report --add "${running[$process]}" "FAILED (interrupted)" 0 >/dev/null
   done
