@@ -14,6 +14,9 @@
 // What CUDA kernels and their launchers share. simt::launch reports launch errors by itself.
 namespace tessera::cuda {
 
+/// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
+inline constexpr int kMultiprocessors = 132;
+
 inline constexpr float kLog2E = 1.4426950408889634F;  // exp(x) = 2^(kLog2E x)
 
 inline cudaStream_t handle(Stream& stream) { return cuda_stream(stream).handle(); }

@@ -26,7 +26,7 @@ constexpr int kSquaresWarps = 4;
 /// more on their way.
 constexpr int kSquaresThreads = 32 * kSquaresWarps;
 constexpr int kLanes = 8;
-constexpr unsigned kMostSquaresBlocks = 132 * 6;  // of an H100 or H200
+constexpr unsigned kMostSquaresBlocks = kMultiprocessors * 6;
 
 /// What a warp takes. Chunks are of 16 bytes.
 template <typename T>

@@ -77,7 +77,8 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                        .aux = aux.data}};
 }
 
-/// Whether TMA can load and store all operands, as cuBLASLt's kernels for Hopper want it.
+/// Whether TMA can load and store all operands, as cuBLASLt's kernels for Hopper want it; see
+/// [Note: one rounding].
 bool is_aligned(const Call& call) {
   const GemmProblem& p = call.problem;
   const auto whole = [](std::int64_t stride, DType dtype) {
@@ -97,7 +98,6 @@ bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& pla
   const bool backward = static_cast<bool>(args.gelu_backward_input);
   if (bias_gradient && (args.bias || args.gelu || backward)) return false;  // one at a time
   if (args.bias && args.bias.dtype != args.c.dtype) return false;
-  // Its older kernels round the product before they add the bias (13.1 on an H200).
   if (args.bias && args.c.dtype != DType::kFloat32 && !is_aligned(make_call(args, sizes)))
     return false;
   if (bias_gradient && args.bias_gradient.dtype != args.c.dtype) return false;

@@ -21,9 +21,8 @@ constexpr int kHopper = 9;
 /// A training run has a few dozen problems; a limit keeps a sweep of sizes from piling up.
 constexpr std::size_t kMaxPlans = 1024;
 
-// [Note: the same algorithm in every run]: the only sums of parts that are allowed. A product whose
-// C has 16 bits and gets a bias, a GELU or its derivative is not split at all: cuBLASLt rounds the
-// sum of the parts to C's dtype before that (13.1 on an H200).
+// The only sums of parts that are allowed: [Note: the same algorithm in every run] and
+// [Note: one rounding].
 std::uint32_t reductions_of(const GemmProblem& p) {
   const bool finished_apart =
       p.epilogue != GemmEpilogue::kNone && p.epilogue != GemmEpilogue::kBiasGradient;
@@ -31,10 +30,7 @@ std::uint32_t reductions_of(const GemmProblem& p) {
                                                         : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
-/// Of C. To add to C in place in 16 bits, cuBLASLt's kernels for Hopper round the product to C's
-/// dtype and let the memory add, unless beta is other than 1 (13.1 on an H200; of a residual, which
-/// is elsewhere, they do not). So it is the next number: C counts 2^-23 more, which is nothing
-/// beside the rounding of the result.
+/// The factor of C, or of a residual; see [Note: one rounding].
 float beta_of(const GemmProblem& p) {
   if (p.residual_stride > 0) return 1.0F;
   if (!p.accumulate) return 0.0F;

@@ -35,6 +35,20 @@ struct GemmPointers {
 /// goes by it. It also goes by the addresses of bias and aux, from which it takes their alignment:
 /// it is given others, of no better alignment than the problem says, so that nothing depends on
 /// where a tensor happens to lie.
+///
+/// [Note: one rounding] C of 16 bits is rounded once, after all that is added to the product; of a
+/// residual alone that is not promised. cuBLASLt 13.1 was seen on an H200 to round the product
+/// first where
+/// - it adds to C in place, aligned, with a beta of 1: the memory adds, in C's dtype. With any
+/// other
+///   beta it does not, so beta is the next number: C counts 2^-23 more, which is nothing beside its
+///   rounding;
+/// - it adds up the parts of a split product that gets a bias: no product is split that gets a
+/// bias,
+///   or, which was not seen, a GELU or its derivative;
+/// - an operand is not aligned for TMA, so that an older kernel runs, and there is a bias: C is set
+///   to the bias first, or the plain kernel runs.
+/// The stand-in of the tests rounds there, too (tests/emulator_blas/product.cpp).
 class GemmPlans {
  public:
   /// Those of the stream's GPU and table, which the stream keeps. Throws Error{kConfig} if the
@@ -46,8 +60,9 @@ class GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  /// False if cuBLASLt has no algorithm for this problem, or the table says that separate kernels
-  /// are faster. Throws Error{kConfig} if the table's algorithm cannot run.
+  /// False if cuBLASLt has no algorithm for this problem, or separate kernels are faster: the table
+  /// says of which, and without one those with a bias gradient are. Throws Error{kConfig} if the
+  /// table's algorithm cannot run.
   bool supports(const GemmProblem& problem);
 
   /// Up to `most` algorithms that the heuristic names, in its order; the table is not asked.

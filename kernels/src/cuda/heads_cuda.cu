@@ -29,8 +29,7 @@ namespace {
 constexpr int kHeadWarps = 8;
 constexpr int kHeadThreads = 32 * kHeadWarps;
 constexpr int kMostAngles = static_cast<int>(kMaxHeadWidth) / 2;
-/// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
-constexpr std::int64_t kMostHeadBlocks = 132 * 8;
+constexpr std::int64_t kMostHeadBlocks = kMultiprocessors * 8;
 
 /// Kernels take them by value: a captured step keeps them.
 struct Frequencies {

@@ -31,8 +31,6 @@ constexpr int kNormBackwardRegisters = 96;
 constexpr int kRegistersPerMultiprocessor = 65536;
 /// Rows of a thread in shared memory: all but one are on their way, of three vectors each.
 constexpr int kStages = 4;
-/// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
-constexpr std::int64_t kMultiprocessors = 132;
 /// Fewer rows would not repay a row of partial sums.
 constexpr std::int64_t kMinSlabRows = 16;
 

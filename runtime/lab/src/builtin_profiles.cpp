@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,25 +82,19 @@ HardwareProfile h200() {
   };
   KernelRates& gemm = rates("gemm");
   gemm.source = concat(measured, "; cubes: waves of tiles (bench/gpu/predict.py)");
-  constexpr double kSmallFlops = 3e10;
-  std::erase_if(gemm.points, [](const KernelRates::Point& point) {
-    return 2.0 * point.size[0] * point.size[1] * point.size[2] > 1.1 * kSmallFlops;
-  });
-  for (const KernelRates::Point& point :
-       std::initializer_list<KernelRates::Point>{{{1600.0, 1600.0, 16384.0}, 690e12},
-                                                 {{1600.0, 6400.0, 16384.0}, 660e12},
-                                                 {{4096.0, 1600.0, 50304.0}, 657e12},
-                                                 {{4096.0, 50304.0, 1600.0}, 633e12},
-                                                 {{4800.0, 1600.0, 16384.0}, 646e12},
-                                                 {{6400.0, 1600.0, 16384.0}, 636e12},
-                                                 {{16384.0, 1600.0, 1600.0}, 576e12},
-                                                 {{16384.0, 1600.0, 4800.0}, 653e12},
-                                                 {{16384.0, 1600.0, 6400.0}, 629e12},
-                                                 {{16384.0, 4800.0, 1600.0}, 630e12},
-                                                 {{16384.0, 6400.0, 1600.0}, 599e12},
-                                                 {{50304.0, 1600.0, 4096.0}, 635e12}}) {
-    gemm.points.push_back(point);
-  }
+  gemm.points.resize(5);  // to 3e10 FLOPs
+  gemm.points.insert(gemm.points.end(), {{{1600.0, 1600.0, 16384.0}, 690e12},
+                                         {{1600.0, 6400.0, 16384.0}, 660e12},
+                                         {{4096.0, 1600.0, 50304.0}, 657e12},
+                                         {{4096.0, 50304.0, 1600.0}, 633e12},
+                                         {{4800.0, 1600.0, 16384.0}, 646e12},
+                                         {{6400.0, 1600.0, 16384.0}, 636e12},
+                                         {{16384.0, 1600.0, 1600.0}, 576e12},
+                                         {{16384.0, 1600.0, 4800.0}, 653e12},
+                                         {{16384.0, 1600.0, 6400.0}, 629e12},
+                                         {{16384.0, 4800.0, 1600.0}, 630e12},
+                                         {{16384.0, 6400.0, 1600.0}, 599e12},
+                                         {{50304.0, 1600.0, 4096.0}, 635e12}});
   const std::string attention = concat(measured, ": cuDNN, causal, in a fixed order");
   rates("attention_forward") = {
       "attention_forward", "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, 318e12}}};
