@@ -26,9 +26,15 @@ struct ProgramResult {
   std::string err;
 };
 
+/// What is in a file; nothing if it is not there, or is gone before it is read, as one in /proc of a
+/// thread that ends.
 inline std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  try {
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  } catch (const std::ios_base::failure&) {
+    return {};
+  }
 }
 
 /// A folder of its own for each test.
