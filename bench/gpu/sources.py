@@ -4,6 +4,7 @@
     sources.py          prints the SHA-256 of all that is compiled
 """
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -13,6 +14,7 @@ FOLDERS = ["bench", "collectives", "kernels", "model", "runtime", "tests", "thir
 COMPILED = (".cpp", ".h", ".cu", ".cmake", ".in", "CMakeLists.txt")
 
 
+@functools.cache
 def sources_sha256():
     """Of the names and contents of all files that programs are built from."""
     paths = [os.path.join(REPOSITORY, "CMakeLists.txt")]
