@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <thread>
@@ -54,16 +56,23 @@ class Compare : public test::ProgramTest {
   }
 };
 
-/// The process that `parent` has started, as soon as it has; 0: it has not within ten seconds.
+/// Waits until `holds()`, or for a minute: other tests may have the cores.
+void await(const std::function<bool()>& holds) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!holds() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+/// The process that `parent` has started, as soon as it has; 0: it has not.
 pid_t child_of(pid_t parent) {
   const std::string id = std::to_string(parent);
-  for (int i = 0; i < 1000; ++i) {
-    pid_t child = 0;
+  pid_t child = 0;
+  await([&] {
     std::ifstream("/proc/" + id + "/task/" + id + "/children") >> child;
-    if (child > 0) return child;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return 0;
+    return child > 0;
+  });
+  return child;
 }
 
 TEST_F(Compare, RunsTheMatrixInTurnsAndSaysWhichCellsAreImpossible) {
@@ -119,11 +128,8 @@ TEST_F(Compare, GoesOnAfterCtrlCAndAfterAFailure) {
       write_text(),   "--steps",        "300",     "--repeats", "1"};
   const ProgramResult stopped = compare(flags, [&](pid_t program) {
     kill(child_of(program), SIGKILL);  // the first cell fails
-    for (int i = 0; i < 1000; ++i) {
-      // The third has begun, so the second is kept.
-      if (std::filesystem::exists(path("out/runs/cell-3-repeat-1.txt"))) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
+    // The third has begun, so the second is kept.
+    await([&] { return std::filesystem::exists(path("out/runs/cell-3-repeat-1.txt")); });
     kill(program, SIGINT);
   });
   EXPECT_EQ(stopped.exit_code, 128 + SIGINT) << stopped.err;
