@@ -26,8 +26,8 @@ struct ProgramResult {
   std::string err;
 };
 
-/// What is in a file; nothing if it is not there, or is gone before it is read, as one in /proc of a
-/// thread that ends.
+/// What is in a file; nothing if it is not there, or is gone before it is read, as one in /proc of
+/// a thread that ends.
 inline std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   try {
