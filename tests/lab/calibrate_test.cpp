@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <ctime>
 #include <set>
 
 #include "support/small_run.h"
@@ -29,7 +32,13 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
     all = count;
     return true;
   };
+  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t cpu_begin = std::clock();
   const HardwareProfile profile = calibrate_cpu(options);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const double cpu_seconds = static_cast<double>(std::clock() - cpu_begin) / CLOCKS_PER_SEC;
+  // Where other programs have the cores, all that is timed takes longer.
+  const double slowdown = std::max(1.0, took.count() / cpu_seconds);
   EXPECT_EQ(announced, all);
   EXPECT_EQ(to_text(parse_profile(to_text(profile), "here.json")), to_text(profile));
   EXPECT_EQ(profile.device, "cpu");
@@ -66,7 +75,7 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
       const SimulatedStep step = simulate_step(program, layout, model, executor,
                                                {.profile = profile, .ranks_per_process = 8});
       EXPECT_GT(step.seconds, 0.0);
-      EXPECT_LT(step.seconds, 10.0);
+      EXPECT_LT(step.seconds, 10.0 * slowdown);
       EXPECT_GT(step.of(Lane::kGather).busy, 0.0);
     }
   }
