@@ -40,13 +40,13 @@ class Checkpoints : public test::ProgramTest {
     words.insert(words.end(), more.begin(), more.end());
     return train(words, while_running);
   }
+  bool is_past_step_1() const {
+    return test::read_file(path("stderr")).find("step 1/") != std::string::npos;
+  }
   /// Does something to the program when it is past its first step.
   std::function<void(pid_t)> when_it_trains(const std::function<void(pid_t)>& body) const {
     return [this, body](pid_t pid) {
-      for (int i = 0; i < 12000; ++i) {
-        if (test::read_file(path("stderr")).find("step 1/") != std::string::npos) break;
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
+      test::await([this] { return is_past_step_1(); });
       body(pid);
     };
   }
@@ -281,10 +281,7 @@ TEST_F(LaunchedCheckpoints, ASignalToEachProcessSavesHoweverLongTheFirstOneTakes
                                " & p=$!; echo $p >" + path("pid2") + "; wait $p; echo $? >" +
                                path("exit2") + "; } &";
     ASSERT_EQ(std::system(second.c_str()), 0);
-    for (int i = 0; i < 12000; ++i) {
-      if (test::read_file(path("stderr")).find("step 1/") != std::string::npos) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    test::await([this] { return is_past_step_1(); });
     const pid_t other = std::stoi(test::read_file(path("pid2")));
     kill(first, SIGSTOP);
     kill(first, SIGTERM);
@@ -293,9 +290,7 @@ TEST_F(LaunchedCheckpoints, ASignalToEachProcessSavesHoweverLongTheFirstOneTakes
     kill(first, SIGCONT);
   });
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  for (int i = 0; i < 2000 && test::read_file(path("exit2")).empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  test::await([this] { return !test::read_file(path("exit2")).empty(); });
   EXPECT_EQ(test::read_file(path("exit2")), "0\n") << test::read_file(path("err2"));
   EXPECT_EQ(run({"checkpoint", "verify", path("run")}).exit_code, 0);
 }

@@ -1,21 +1,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <csignal>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <sstream>
-#include <thread>
+#include <vector>
 
-#include "cli/program.h"
+#include "cli/launched_program.h"
 
 // Comparisons of very small models.
 namespace tessera::compare_command_test {
 namespace {
 
 using nlohmann::json;
+using test::await;
 using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -56,23 +55,14 @@ class Compare : public test::ProgramTest {
   }
 };
 
-/// Waits until `holds()`, or for a minute: other tests may have the cores.
-void await(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!holds() && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-}
-
 /// The process that `parent` has started, as soon as it has; 0: it has not.
 pid_t child_of(pid_t parent) {
-  const std::string id = std::to_string(parent);
-  pid_t child = 0;
+  std::vector<pid_t> children;
   await([&] {
-    std::ifstream("/proc/" + id + "/task/" + id + "/children") >> child;
-    return child > 0;
+    children = test::children_of(parent);
+    return !children.empty();
   });
-  return child;
+  return children.empty() ? 0 : children.front();
 }
 
 TEST_F(Compare, RunsTheMatrixInTurnsAndSaysWhichCellsAreImpossible) {

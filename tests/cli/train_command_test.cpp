@@ -345,12 +345,10 @@ TEST_F(TrainCommand, DivergenceIsAnError) {
 
 /// Waits until the log has `lines` lines, at most a minute; then the run has come that far.
 bool wait_for_lines(const std::string& log, int lines) {
-  for (int i = 0; i < 6000; ++i) {
+  return test::await([&] {
     const std::string text = test::read_file(log);
-    if (std::count(text.begin(), text.end(), '\n') >= lines) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
+    return std::count(text.begin(), text.end(), '\n') >= lines;
+  });
 }
 
 TEST_F(TrainCommand, CtrlCEndsAfterTheStepWithASummary) {

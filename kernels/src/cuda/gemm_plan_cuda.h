@@ -40,14 +40,12 @@ struct GemmPointers {
 /// residual alone that is not promised. cuBLASLt 13.1 was seen on an H200 to round the product
 /// first where
 /// - it adds to C in place, aligned, with a beta of 1: the memory adds, in C's dtype. With any
-/// other
-///   beta it does not, so beta is the next number: C counts 2^-23 more, which is nothing beside its
-///   rounding;
-/// - it adds up the parts of a split product that gets a bias: no product is split that gets a
-/// bias,
-///   or, which was not seen, a GELU or its derivative;
-/// - an operand is not aligned for TMA, so that an older kernel runs, and there is a bias: C is set
-///   to the bias first, or the plain kernel runs.
+///   other beta it does not, so beta is the next number: C counts 2^-23 more, which is nothing
+///   beside its rounding;
+/// - it adds up the parts of a split product that gets a bias: no product is split that gets
+///   a bias, or, which was not seen, a GELU or its derivative;
+/// - an operand is not aligned for TMA, so that an older kernel runs, and there is a bias: C is
+///   set to the bias first, or the plain kernel runs.
 /// The stand-in of the tests rounds there, too (tests/emulator_blas/product.cpp).
 class GemmPlans {
  public:
