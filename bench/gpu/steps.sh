@@ -92,18 +92,29 @@ SCRIPT
 }
 
 # Only kernels of this GPU's architecture; libraries of --deps find each other (DT_RPATH).
-compile() {
-  local tool name
+configure() {
+  local tool
   for tool in cmake ninja nvcc c++; do
     command -v $tool || { echo "$tool is not on the PATH" && return 1; }
   done
+  cmake --preset release -B "$build" -D TESSERA_CUDA_ARCHITECTURES=90-real -D TESSERA_UNITY=16 \
+    -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
+    -D TESSERA_BUILD_TESTS=ON "-DTESSERA_TEST_MODULES=kernels;cuda;collectives" -D TESSERA_BUILD_BENCH=ON
+}
+compile() {
+  local name
   for name in "${programs[@]}"; do # Ninja would take what runs a carried program for the program
     ! grep -qs "exec '$carried" "$build/bin/$name" || rm "$build/bin/$name"
   done
-  cmake --preset release -B "$build" -D TESSERA_CUDA_ARCHITECTURES=90-real -D TESSERA_UNITY=16 \
-    -D CMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
-    -D TESSERA_BUILD_TESTS=ON "-DTESSERA_TEST_MODULES=kernels;cuda;collectives" -D TESSERA_BUILD_BENCH=ON &&
-    cmake --build "$build" -- -k 0 tessera_cli tessera_cuda step_kernels tessera_gpu_programs
+  configure && cmake --build "$build" -- -k 0 tessera_cli tessera_cuda step_kernels tessera_gpu_programs
+}
+# Without the library: for CI, which has compiled it in a build of its own.
+step_test_objects() {
+  configure || return 1
+  local objects
+  mapfile -t objects < <(ninja -C "$build" -t targets all | sed -n 's/^\(tests\/[^:]*\.o\): .*/\1/p')
+  ((${#objects[@]})) || { echo "no tests are to be compiled" && return 1; }
+  ninja -C "$build" "${objects[@]}"
 }
 
 step_build() {

@@ -13,7 +13,9 @@
 #include "tessera/kernels/gemm_table.h"
 
 // Times each way to run a GEMM as a training step would run it: by the kernel table, under a table
-// of GEMMs that names this way, captured as a graph and replayed.
+// of GEMMs that names this way, captured as a graph and replayed, on a GPU that is as hot as in a
+// step. A cold one runs at a higher clock until it reaches its limit of power, and ranks ways that
+// draw little power too low.
 
 namespace tessera {
 namespace gemm_calibration {  // for Impl, which has a name outside of this file
@@ -21,6 +23,8 @@ namespace gemm_calibration {  // for Impl, which has a name outside of this file
 constexpr int kMostAlgorithms = 8;
 /// Turns of each way. Odd, so that one of them is the median.
 constexpr std::size_t kTurns = 11;
+/// How long the ways take turns, uncounted, before the first problem and before each further one.
+constexpr double kFirstHeatSeconds = 3.0, kHeatSeconds = 0.25;
 /// A replay lasts about this long: far longer than its launch.
 constexpr double kReplaySeconds = 2e-3;
 constexpr std::int64_t kMostCalls = 32;
@@ -133,13 +137,14 @@ class Way {
     for (std::int64_t i = 0; i < calls_; ++i) call(*operands[at(i) % operands.size()]);
     graph_ = cuda().end_capture(nullptr);
     replay();
-    turns_.clear();
   }
-  void replay() {
+  /// Gives the seconds it took.
+  double replay() {
     stream_->submit({.name = "gemms"}, [&] { cuda().launch(*graph_); });
     stream_->synchronize();
-    turns_.push_back(seconds_ / static_cast<double>(calls_));
+    return seconds_;
   }
+  void take_turn() { turns_.push_back(replay() / static_cast<double>(calls_)); }
   double median() const {
     std::vector<double> sorted = turns_;
     std::ranges::sort(sorted);
@@ -212,8 +217,13 @@ class GemmCalibration::Impl {
       bytes += operands.back()->bytes();
     } while (bytes < kOperandBytes && std::ssize(operands) < kMostOperands);
     for (const auto& way : ways) way->prepare(operands);
+    double heated = 0.0;
+    while (heated < heat_seconds_) {
+      for (const auto& way : ways) heated += way->replay();
+    }
+    heat_seconds_ = kHeatSeconds;
     for (std::size_t turn = 0; turn < kTurns; ++turn) {
-      for (const auto& way : ways) way->replay();
+      for (const auto& way : ways) way->take_turn();
     }
   }
 
@@ -236,6 +246,7 @@ class GemmCalibration::Impl {
   std::unique_ptr<Stream> stream_;
   Tensor scratch_;
   FindGemmCandidates* find_;
+  double heat_seconds_ = kFirstHeatSeconds;
 };
 
 GemmCalibration::GemmCalibration(CudaDevice& device) : impl_(std::make_unique<Impl>(device)) {}

@@ -114,8 +114,9 @@ class GemmCalibration {
 
   /// Adds the problem of the call, and that of the product alone if something follows it. The
   /// operands are the calibration's own, in several copies, so that they are not in the L2 cache
-  /// from the call before; the ways take turns, and medians are compared. What cuBLASLt has no
-  /// algorithm for is not added. Gives the call's problem.
+  /// from the call before. The ways first heat the GPU to the clock that it has in a long run, for
+  /// 3 s at the first call and 0.25 s at later ones; then they take turns, and medians are
+  /// compared. What cuBLASLt has no algorithm for is not added. Gives the call's problem.
   GemmProblem time(const GemmArgs& gemm, GemmTable& table);
 
  private:
