@@ -1,5 +1,6 @@
 """What the scripts that measure on a GPU share: runs of tessera, with clocks and power beside them."""
 
+import ctypes
 import json
 import os
 import shlex
@@ -10,7 +11,8 @@ import threading
 import time
 
 PEAK = 989e12  # dense bf16 of an H100 or H200 SXM, by its data sheet
-STEPS, WARMUP_STEPS = 10, 4
+# A GPU heats for seconds until its limit of power holds its clock down: the last half of a run counts.
+STEPS, COUNTED_STEPS = 40, 20
 
 
 class NotMeasured(Exception):
@@ -24,14 +26,32 @@ def write_json(path, value):
     os.replace(path + ".new", path)
 
 
-class Samples:
-    """The GPU's clocks, power and temperature while a block runs, by nvidia-smi; none without it."""
+def energy_meter():
+    """A function for the joules that GPU 0 has used since its driver was loaded, by NVML; None without it."""
+    try:
+        nvml, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+            return None
+        total = nvml.nvmlDeviceGetTotalEnergyConsumption
+    except (OSError, AttributeError):
+        return None
 
-    FIELDS = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "watts": "power.draw",
+    def joules():
+        millijoules = ctypes.c_ulonglong()
+        return None if total(device, ctypes.byref(millijoules)) else millijoules.value * 1e-3
+    return joules
+
+
+class Samples:
+    """The GPU's clocks, power, temperature and energy while a block runs, by nvidia-smi and NVML; none
+    without them. Power is the instant's: `power.draw` is a mean of the last second."""
+
+    FIELDS = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "watts": "power.draw.instant",
               "celsius": "temperature.gpu"}
 
     def __enter__(self):
         self.rows, self.process = [], None
+        self.energy, self.meter = [], energy_meter()
         try:
             self.process = subprocess.Popen(
                 ["nvidia-smi", "--query-gpu=" + ",".join(self.FIELDS.values()),
@@ -51,6 +71,9 @@ class Samples:
                 continue
             if len(values) == len(self.FIELDS):
                 self.rows.append((time.time(), values))
+            joules = self.meter() if self.meter else None
+            if joules is not None:
+                self.energy.append((time.time(), joules))
 
     def __exit__(self, *_):
         if self.process:
@@ -65,6 +88,14 @@ class Samples:
                        "highest": max(column)}
                 for name, column in zip(self.FIELDS, zip(*rows))} if rows else {}
 
+    def joules(self, begin, end):
+        """The energy between two times, by the mean power between the samples in there; None without two."""
+        inside = [row for row in self.energy if begin <= row[0] <= end]
+        if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
+            return None
+        (first, low), (last, high) = inside[0], inside[-1]
+        return (high - low) / (last - first) * (end - begin)
+
 
 def flops_per_token(step_kernels, model):
     """As the program counts them for its own MFU."""
@@ -73,14 +104,20 @@ def flops_per_token(step_kernels, model):
     return json.loads(done.stdout)["flops_per_token"]
 
 
+def steps_of(model):
+    """How many steps a run takes: some seconds of them, so that the GPU is hot."""
+    return 5 * STEPS if model == "gpt2-124m" else STEPS
+
+
 def train(program, tokens, model, micro_batch, flags, seconds, sequence_length=1024):
-    """A few steps of bf16 training on a GPU: their median time, and what the log says beside it."""
+    """Steps of bf16 training on a GPU: the median time of the last half, and what the log says beside it."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as log, Samples() as samples:
-        command = [program, "train", "--no-default-config", "--device", "cuda", "--data", tokens,
-                   "--model", model, "--vocab-size", "50257", "--micro-batch", str(micro_batch),
+        data = [] if "--data" in flags else ["--data", tokens]
+        vocabulary = ["--vocab-size", "50257"] if model.startswith("gpt2") else []
+        command = [program, "train", "--no-default-config", "--device", "cuda", "--model", model, "--micro-batch", str(micro_batch),
                    "--sequence-length", str(sequence_length), "--precision", "bf16", "--steps",
-                   str(WARMUP_STEPS + STEPS), "--sample-tokens", "0", "--quiet", "--parameters-hash",
-                   "false", "--log", log.name, "--overwrite", *flags]
+                   str(steps_of(model)), "--sample-tokens", "0", "--quiet", "--parameters-hash",
+                   "false", "--log", log.name, "--overwrite", *data, *vocabulary, *flags]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired as error:
@@ -88,11 +125,14 @@ def train(program, tokens, model, micro_batch, flags, seconds, sequence_length=1
         except subprocess.CalledProcessError as error:
             raise NotMeasured(f"{shlex.join(command)}: {error.stderr[-2000:]}") from error
         lines = [json.loads(line) for line in open(log.name)]
-        steps = [line for line in lines if line["kind"] == "step"][WARMUP_STEPS:]
+        steps = [line for line in lines if line["kind"] == "step"]
+        steps = steps[len(steps) // 2:]
         summary = next(line for line in lines if line["kind"] == "summary")
         times = [step["seconds"] for step in steps]
         end = os.path.getmtime(log.name)  # the summary is its last line
+        joules = samples.joules(end - sum(times), end)
         return {"seconds": statistics.median(times), "step_seconds": times,
+                "joules": joules and joules / len(times),
                 "tokens": steps[0]["tokens"], "cuda_graph": summary["cuda_graph"],
                 "matmul_flops_per_second": summary["matmul_flops_per_second"],
                 "copied_bytes": summary["copied_bytes"],

@@ -19,9 +19,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-from gpu_run import STEPS, WARMUP_STEPS, write_json
+from gpu_run import Samples, steps_of, write_json
 
 # Its names for models that begin from random numbers: by depth.
 DESCRIPTORS = {"gpt2-124m": "d12", "gpt2-350m": "d24", "gpt2-774m": "d36", "gpt2-1558m": "d48"}
@@ -55,6 +56,12 @@ def cuda_release():
     return int((re.search(r"release (\d+)\.", said) or ["", "0"])[1])
 
 
+def link_flags():
+    """For cudnn-frontend; and the driver's libraries, which CUDA has as stubs where no driver is to link with."""
+    stubs = os.path.join(os.path.dirname(os.path.realpath(shutil.which("nvcc"))), "..", "lib64", "stubs")
+    return f"-lnvrtc -lcuda -L{os.path.normpath(stubs)}"
+
+
 def build(source, folder, seconds):
     tree = os.path.join(folder, "llm.c")
     shutil.copytree(source, tree)
@@ -67,23 +74,33 @@ def build(source, folder, seconds):
     subprocess.run(["make", "train_gpt2cu", "NO_MULTI_GPU=1", "NO_USE_MPI=1", "PRECISION=BF16",
                     "GPU_COMPUTE_CAPABILITY=90", f"USE_CUDNN={int(cudnn)}"],
                    cwd=tree, check=True, timeout=seconds,
-                   env={**os.environ, "NVCC_APPEND_FLAGS": "-lnvrtc -lcuda"})  # cudnn-frontend's
+                   env={**os.environ, "NVCC_APPEND_FLAGS": link_flags()})
     return program, cudnn
 
 
 def measure(program, folder, model, micro_batch, seconds):
-    """Seconds of each step after the first few."""
-    tokens = os.path.join(folder, "tokens.bin")
-    done = subprocess.run(
+    """Seconds of each step of the last half of a run, and the joules of one."""
+    tokens, steps, lines = os.path.join(folder, "tokens.bin"), steps_of(model), []
+    process = subprocess.Popen(
         [program, "-i", tokens, "-j", tokens, "-e", DESCRIPTORS[model], "-b", str(micro_batch),
-         "-t", "1024", "-d", str(micro_batch * 1024), "-x", str(WARMUP_STEPS + STEPS), "-w", "1",
+         "-t", "1024", "-d", str(micro_batch * 1024), "-x", str(steps), "-w", "1",
          "-r", "0", "-v", "1000", "-m", "1", "-s", "0", "-h", "0", "-l", "1e-4"],
-        cwd=folder, text=True, stdout=subprocess.PIPE, timeout=seconds)
-    print(done.stdout[-2000:], f"\nexit code {done.returncode}", flush=True)
-    times = [float(ms) * 1e-3 for ms in re.findall(r"^step .*\| *([0-9.]+) ms \|", done.stdout, re.M)]
-    if done.returncode != 0 or len(times) < WARMUP_STEPS + STEPS:
-        return None
-    return times[WARMUP_STEPS:]
+        cwd=folder, text=True, stdout=subprocess.PIPE)
+    killer = threading.Timer(seconds, process.kill)
+    killer.start()
+    with Samples() as samples:
+        for line in process.stdout:
+            lines.append((time.time(), line))
+    process.wait()
+    killer.cancel()
+    print("".join(line for _, line in lines)[-2000:], f"\nexit code {process.returncode}", flush=True)
+    rows = [(when, float(found[1]) * 1e-3) for when, line in lines
+            if (found := re.match(r"step .*\| *([0-9.]+) ms \|", line))]
+    if process.returncode != 0 or len(rows) < steps:
+        return None, None
+    rows = rows[steps // 2:]
+    joules = samples.joules(rows[0][0], rows[-1][0])
+    return [seconds for _, seconds in rows], joules and joules / (len(rows) - 1)
 
 
 def main():
@@ -103,11 +120,11 @@ def main():
             program, cudnn = build(args.source, folder, args.seconds)
             write_tokens(os.path.join(folder, "tokens.bin"), 2_000_000)
             for model, micro_batch in (size.split(":") for size in args.sizes.split(",")):
-                times = measure(program, folder, model, int(micro_batch), end - time.monotonic())
+                times, joules = measure(program, folder, model, int(micro_batch), end - time.monotonic())
                 missing = missing or not times
                 if times:
                     rows.append({"model": model, "micro_batch": int(micro_batch), "cudnn": cudnn,
-                                 "step_seconds": times, "seconds": statistics.median(times)})
+                                 "step_seconds": times, "seconds": statistics.median(times), "joules": joules})
                     write_json(args.json, rows)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             print(f"not measured: {error}")

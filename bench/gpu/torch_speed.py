@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from gpu_run import STEPS, WARMUP_STEPS, write_json
+from gpu_run import COUNTED_STEPS, STEPS, Samples, write_json
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "peers"))
 import torch_step  # noqa: E402
@@ -48,8 +48,10 @@ def measure(args, model_name, micro_batch):
             torch.cuda.synchronize()
 
     times = []
-    with torch.device(args.device):
-        for i in range(WARMUP_STEPS + STEPS):
+    with torch.device(args.device), Samples() as samples:
+        for i in range(STEPS):
+            if i == STEPS - COUNTED_STEPS:
+                counted = time.time()
             synchronize()
             begin = time.perf_counter()
             tokens = torch.randint(0, 50257, shape)
@@ -60,11 +62,13 @@ def measure(args, model_name, micro_batch):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             synchronize()
-            if i >= WARMUP_STEPS:
+            if i >= STEPS - COUNTED_STEPS:
                 times.append(time.perf_counter() - begin)
+        joules = samples.joules(counted, time.time())
     peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
     return {"model": model_name, "micro_batch": micro_batch, "torch": torch.__version__,
-            "step_seconds": times, "seconds": sorted(times)[len(times) // 2], "peak_bytes": peak}
+            "step_seconds": times, "seconds": sorted(times)[len(times) // 2], "peak_bytes": peak,
+            "joules": joules and joules / len(times)}
 
 
 def measure_apart(size, limit):

@@ -4,13 +4,15 @@
     train_speed.py --program build/bin/tessera --step-kernels build/bin/step_kernels --tokens FILE.bin
         --json OUT [--bench build/bin/gpu_kernels_bench] [--seconds 300] [--gemm-table FILE]
         [--runs gpt2-1558m:8,gpt2-1558m:8:any-order] [--sharding gpt2-124m:16]
-        [--offload llama3.2-3b:4,llama3.1-8b:2]
+        [--offload llama3.2-3b:4,llama3.1-8b:2] [--fine-tune]
 
 A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false, the most important
 first. Sequences of 1024, bf16, AdamW. With --bench, matrix products and copies that last 2 s are
 measured first. With --sharding, last, full_shard against no_shard with one rank; with --offload, the
 optimizer's state in the host's memory against a step whose state is on the GPU, where that fits, all
-blocks recomputed. The JSON file is rewritten after each measurement. Exits with 1 if something was not measured, unless for want of memory.
+blocks recomputed. With --fine-tune, Llama models whole, with LoRA over bf16 and nf4, and on packed
+samples. The JSON file is rewritten after each measurement. Exits with 1 if something was not measured,
+unless for want of memory.
 """
 
 import argparse
@@ -40,7 +42,7 @@ def sustained(bench):
 class Runs:
     def __init__(self, args):
         self.args, self.begin = args, time.monotonic()
-        self.results = {"runs": [], "sustained": {}, "offload": [], "missing": []}
+        self.results = {"runs": [], "sustained": {}, "offload": [], "fine_tune": [], "missing": []}
         self.flops, self.failed = {}, False
         self.flags = ["--gemm-table", args.gemm_table] if args.gemm_table else []
 
@@ -108,19 +110,42 @@ class Runs:
         plain = train(self.args.program, self.args.tokens, model, micro_batch, flags, self.seconds_left())
         row["seconds_without"] = plain["seconds"]
 
+    def fine_tune(self, what, model, micro_batch, flags, sequence_length=1024):
+        row = train(self.args.program, self.args.tokens, model, micro_batch, self.flags + flags,
+                    self.seconds_left(), sequence_length)
+        self.results["fine_tune"].append({"what": what, "model": model, "micro_batch": micro_batch,
+                                          "sequence_length": sequence_length, **row})
+
+    def fine_tunes(self):
+        lora = ["--lora", "r=16,targets=all-linear"]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as documents:
+            write_documents(documents)
+            packed = ["--data", documents.name, "--packing", "true"]
+            for what, model, micro_batch, *rest in (
+                    ("whole", "llama3.2-1b", 8, []), ("LoRA", "llama3.2-1b", 8, lora),
+                    ("LoRA over nf4", "llama3.2-1b", 8, lora + ["--base-format", "nf4"]),
+                    ("whole, sequences", "llama3.2-1b", 4, [], 2048),
+                    ("whole, packed", "llama3.2-1b", 4, packed, 2048),
+                    ("LoRA over nf4", "llama3.1-8b", 1, lora + ["--base-format", "nf4"])):
+                self.attempt(f"{model}:{micro_batch}, {what}", self.fine_tune, what, model, micro_batch, *rest)
+
     def print_table(self):
         for name, row in self.results["sustained"].items():
             rate = (f"{row['flops_per_second'] * 1e-12:.0f} TFLOP/s" if "flops_per_second" in row
                     else f"{row['bytes_per_second'] * 1e-9:.0f} GB/s")
             print(f"sustained {name}: {rate}{state(row['gpu'])}")
         print("\n| model | batch | attention | ms | tokens/s | MFU of 989 T | of sustained matmul | "
-              "GPU |\n|---|---|---|---|---|---|---|---|")
+              "mJ per token | GPU |\n|---|---|---|---|---|---|---|---|---|")
         for row in self.results["runs"]:
             of_products = row["of_sustained_matmul"]
             print(f"| {row['model']} | {row['micro_batch']} | {row['attention']} | "
                   f"{row['seconds'] * 1e3:.1f} | {row['tokens_per_second']:,.0f} | "
-                  f"{row['mfu_of_989']:.1%} | {'-' if of_products is None else f'{of_products:.1%}'} |"
-                  f"{state(row['gpu']).replace(',', '', 1)} |")
+                  f"{row['mfu_of_989']:.1%} | {'-' if of_products is None else f'{of_products:.1%}'} | "
+                  f"{millijoules(row)} |{state(row['gpu']).replace(',', '', 1)} |")
+        for row in self.results["fine_tune"]:
+            print(f"\n{row['model']}, micro-batch {row['micro_batch']} of {row['sequence_length']}, {row['what']}: "
+                  f"{row['seconds'] * 1e3:.1f} ms, {millijoules(row)} mJ per token, peak "
+                  f"{row['peak_bytes'] / 2**30:.1f} GiB{state(row['gpu'])}")
         for row in self.results["offload"]:
             shares = ", ".join(f"{row[key]:.0%} of the link's rate {words}" for key, words in (
                 ("device_to_host_share_of_link", "to the host"),
@@ -130,6 +155,19 @@ class Runs:
                   f"{row['seconds'] * 1e3:.1f} ms{without}; copies take {shares or 'unknown shares'}")
         if "full_shard_over_no_shard" in self.results:
             print(f"\nfull_shard / no_shard, one rank: {self.results['full_shard_over_no_shard']:.3f}")
+
+
+def millijoules(row):
+    return f"{row['joules'] / row['tokens'] * 1e3:.1f}" if row.get("joules") else "-"
+
+
+def write_documents(file):
+    """2,000 documents of 200 to 1,000 bytes, which are tokens; half of each is a prompt."""
+    for i in range(2000):
+        text = f"{i} " * 500
+        length = 200 + i * 7919 % 801
+        file.write(json.dumps({"prompt": text[:length // 2], "completion": text[length // 2:length]}) + "\n")
+    file.flush()
 
 
 def state(gpu):
@@ -157,6 +195,7 @@ def main():
     parser.add_argument("--gemm-table")
     parser.add_argument("--runs", default="", help="MODEL:BATCH[:any-order],...")
     parser.add_argument("--sharding", help="MODEL:BATCH")
+    parser.add_argument("--fine-tune", action="store_true")
     parser.add_argument("--offload", default="", help="MODEL:BATCH,...")
     args = parser.parse_args()
     runs = Runs(args)
@@ -166,6 +205,8 @@ def main():
         runs.attempt(text, runs.run, *parse_run(text))
     for text in filter(None, args.offload.split(",")):
         runs.attempt(f"{text}, optimizer on the host", runs.offload, *parse_run(text)[:2])
+    if args.fine_tune:
+        runs.fine_tunes()
     if args.sharding:
         runs.attempt("full_shard against no_shard", runs.sharding, *parse_run(args.sharding)[:2])
     runs.print_table()
