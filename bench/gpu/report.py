@@ -40,7 +40,8 @@ from sources import REPOSITORY, revision, sources_sha256
 SASS = os.path.join(REPOSITORY, "kernels", "src", "cuda", "expected_sass.json")
 LOG_CHARACTERS = 200_000  # of a step, in logs.txt
 TABLES = ["graph_equals_eager", "speed_1558m", "profile", "gemm_table", "speed_with_table", "kernel_speed",
-          "attention_speed", "torch", "llm_c", "sharding_overhead", "predicted_steps", "offload", "speed_sizes"]
+          "attention_speed", "torch", "llm_c", "sharding_overhead", "predicted_steps", "families", "fine_tune", "offload",
+          "speed_sizes"]
 
 
 def read(path, default):

@@ -213,6 +213,14 @@ step_offload() {
   speed offload.json --bench "$build/bin/gpu_kernels_bench" --offload "$models"
 }
 
+step_families() { # small runs, of which several share the GPU
+  python3 -u bench/gpu/families.py --program "$program" --text tests/text/alice.txt --json "$measured/families.json" \
+    --seconds $((seconds - 10))
+}
+step_fine_tune() {
+  speed fine_tune.json --fine-tune
+}
+
 # Steps predicted by a profile that is made of kernels alone, and measured.
 step_predicted_steps() {
   local -r profile=$measured/profile_of_machine.json results=$work/compared

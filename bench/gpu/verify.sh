@@ -49,6 +49,8 @@ readonly steps='
   speed_sizes             40
   profile                 60
   attention_speed         60
+  families               170
+  fine_tune               90
   offload                120
   predicted_steps        150
 '
