@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from gpu_run import write_json
@@ -129,16 +130,20 @@ def cases(bases, folder):
 
 class Verdicts:
     def __init__(self, path, devices):
-        self.path, self.devices, self.results, self.failed, self.left = path, devices, {}, 0, 0
+        self.path, self.devices, self.failed, self.left = path, devices, 0, 0
+        self.results = {"verdicts": {}, "runs": {}}
+        self.lock = threading.Lock()
 
     def add(self, name, good, text):
-        self.results.setdefault("verdicts", {})[name] = text if good else f"FAILED: {text}"
-        self.failed += not good
-        print("ok" if good else "FAILED", f"{name}: {text}", flush=True)
-        write_json(self.path, self.results)
+        with self.lock:
+            self.results["verdicts"][name] = text if good else f"FAILED: {text}"
+            self.failed += not good
+            print("ok" if good else "FAILED", f"{name}: {text}", flush=True)
+            write_json(self.path, self.results)
 
     def compare(self, name, bound, row):
-        self.results[name] = row
+        with self.lock:
+            self.results["runs"][name] = row
         runs = list(row.values())
         counts = {len(run["losses"]) for run in runs}
         if len(counts) != 1 or 0 in counts:
@@ -150,7 +155,8 @@ class Verdicts:
         try:
             what()
         except OutOfTime:
-            self.left += 1
+            with self.lock:
+                self.left += 1
             print(f"not run: {name}", flush=True)
         except RuntimeError as error:
             self.add(name, False, str(error))
@@ -200,7 +206,8 @@ def main():
         rows = cases(bases, folder)
         list(pool.map(run, rows))
         for device in args.devices:
-            runs = [verdicts.results[name][device] for name in tiers("") if name in verdicts.results]
+            done = verdicts.results["runs"]
+            runs = [done[name][device] for name in tiers("") if name in done]
             hashes = {run["parameters_sha256"] for run in runs}
             verdicts.add(f"bits of all tiers on {device}", len(hashes) == 1, f"{len(hashes)} of {len(runs)} runs")
         for model, base in bases.items():

@@ -38,15 +38,15 @@ readonly steps='
   nccl_2_processes        20
   train_over_nccl_2       40
   speed_1558m            120
-  gemm_table              30
-  speed_with_table        40
+  gemm_table              60
+  speed_with_table        60
   kernel_speed            20
   torch                  120
   llm_c                   90
   nccl_4_processes        20
   train_over_nccl_4       60
   sharding_overhead       20
-  speed_sizes             40
+  speed_sizes             70
   profile                 60
   attention_speed         60
   families               170
