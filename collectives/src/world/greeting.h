@@ -65,6 +65,7 @@ class Guest {
   const Deadline& deadline() const { return deadline_; }
   const std::string& address() const { return address_; }
   const Claim& claim() const { return claim_; }
+  bool has_spoken() const { return received_ > 0 || challenged_; }
 
  private:
   static constexpr std::size_t kMostBytes = 48;

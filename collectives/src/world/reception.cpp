@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -18,15 +19,23 @@ using std::chrono::milliseconds;
 /// A process greets as soon as it is connected. What comes to the port by accident and says
 /// nothing, as a scanner does, is open no longer than this.
 constexpr milliseconds kGreetingPatience{5000};
-/// So many connections are open at once that have not greeted. When there are more, the oldest one
-/// goes, once it has had the time that a process of this job needs.
-constexpr std::size_t kMostGuests = 64;
-constexpr milliseconds kEnough{500};
+/// At most so many connections are open at once that have not greeted, and no more than half of the
+/// files that the process may open. When there are more, those go that have said nothing for so
+/// long, since a process of this job speaks first and at once: 10,000 silent connections are
+/// through in three seconds. Who has begun to greet may be slow.
+constexpr std::size_t kMostGuests = 512;
+constexpr milliseconds kSilence{150}, kSlow{1000};
 /// Of so many addresses it is known who came from there.
 constexpr std::size_t kMostAddresses = 4;
 
 pollfd watched(const Socket& socket, int events) {
   return {.fd = socket.fd(), .events = static_cast<short>(events), .revents = 0};
+}
+
+std::size_t most_guests() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMostGuests / 8;
+  return std::clamp<std::size_t>(limit.rlim_cur / 2, 1, kMostGuests);
 }
 
 std::string connections(int count) {
@@ -36,7 +45,7 @@ std::string connections(int count) {
 }  // namespace
 
 Reception::Reception(Socket listener, const JobKey& key, int process)
-    : listener_(std::move(listener)), key_(key), process_(process) {
+    : listener_(std::move(listener)), key_(key), process_(process), most_guests_(most_guests()) {
   fcntl(listener_.fd(), F_SETFL, fcntl(listener_.fd(), F_GETFL) | O_NONBLOCK);
 }
 
@@ -44,7 +53,7 @@ int Reception::port() const { return port_of_listener(listener_.fd()); }
 
 std::optional<Reception::Arrival> Reception::next(const Deadline& deadline,
                                                   const std::vector<Socket>& mesh) {
-  constexpr int kLook = 100;  // ms
+  constexpr int kLook = 100, kCrowdedLook = 20;  // ms
   while (!deadline.over()) {
     if (std::optional<Arrival> arrival = advance_guests()) return arrival;
     if (ended_process(mesh) >= 0) return std::nullopt;
@@ -54,21 +63,22 @@ std::optional<Reception::Arrival> Reception::next(const Deadline& deadline,
     for (const Socket& socket : mesh) {
       if (socket) polled.push_back(watched(socket, POLLRDHUP));
     }
-    if (guests_.size() < kMostGuests) polled.push_back(watched(listener_, POLLIN));
-    poll(polled.data(), polled.size(), std::min(deadline.milliseconds_left(), kLook));
+    if (guests_.size() < most_guests_) polled.push_back(watched(listener_, POLLIN));
+    const int look = guests_.size() < most_guests_ ? kLook : kCrowdedLook;
+    poll(polled.data(), polled.size(), std::min(deadline.milliseconds_left(), look));
   }
   return std::nullopt;
 }
 
 void Reception::accept_some() {
-  const auto has_had_enough = [](const Guest& guest) {
-    return milliseconds(guest.deadline().milliseconds_left()) + kEnough < kGreetingPatience;
+  const auto makes_room = [this](const Guest& guest) {
+    const auto time = guest.has_spoken() ? kSlow : kSilence;
+    const bool goes = milliseconds(guest.deadline().milliseconds_left()) + time < kGreetingPatience;
+    if (goes) count(guest, Guest::State::kStranger);
+    return goes;
   };
-  if (guests_.size() >= kMostGuests && has_had_enough(guests_.front())) {
-    count(guests_.front(), Guest::State::kStranger);
-    guests_.pop_front();
-  }
-  while (guests_.size() < kMostGuests) {
+  if (guests_.size() >= most_guests_) guests_.remove_if(makes_room);
+  while (guests_.size() < most_guests_) {
     Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
     set_up_connection(socket);

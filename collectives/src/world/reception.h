@@ -49,6 +49,7 @@ class Reception {
   const Socket listener_;
   const JobKey key_;
   const int process_;
+  const std::size_t most_guests_;
   std::list<Guest> guests_;                     // the oldest first
   std::map<std::string, Strangers> strangers_;  // by address
 };
