@@ -15,10 +15,11 @@ namespace {
 
 using Param = std::tuple<WeightFormat, DType>;
 
+/// All but nf4 are of a family that joins matrices, which end within a block here.
 SmallRun small_run(const Param& param) {
   const auto [format, dtype] = param;
   SmallRun run{.dtype = dtype,
-               .family = format == WeightFormat::kInt8 ? GptFamily::kLlama : GptFamily::kGpt2,
+               .family = format == WeightFormat::kNf4 ? GptFamily::kGpt2 : GptFamily::kLlama,
                .adapter = {.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
                            .target_pattern = "all-linear"},
                .trainable_strategy = "zero1",
@@ -253,9 +254,6 @@ TEST(QuantizedBaseAccount, IsThatOfPublishedModels) {
 
 TEST(QuantizedBaseAccount, RefusesWhatCannotBe) {
   SmallRun run = small_run({WeightFormat::kNf4, DType::kFloat32});
-  run.family = GptFamily::kLlama;  // matrices that do not end with a block
-  EXPECT_THROW(train(run), Error);
-  run = small_run({WeightFormat::kNf4, DType::kFloat32});
   run.ranks = 2;
   run.offload_parameters = 1.0;
   run.strategy = "no_shard";
