@@ -17,4 +17,14 @@ void check_arguments(const DequantizeArgs& args) {
           "dequantize: src does not begin at a multiple of 4 bytes");
 }
 
+std::vector<DequantizeArgs> arguments_apart(const DequantizeArgs& args) {
+  std::vector<DequantizeArgs> all;
+  for (const QuantizedRows& own : matrices_apart(args.format, args.dst.shape, args.joined)) {
+    all.push_back({.format = args.format,
+                   .src = args.src.narrow(0, own.begin, own.bytes),
+                   .dst = args.dst.narrow(0, own.first_row, own.rows)});
+  }
+  return all;
+}
+
 }  // namespace tessera

@@ -183,6 +183,30 @@ std::span<const WeightFormat> weight_formats() { return kAllFormats; }
 bool has_short_codes(WeightFormat format) { return row_of(format).code_bits == 4; }
 bool has_coded_scales(WeightFormat format) { return row_of(format).coded_scales; }
 
+std::vector<QuantizedRows> matrices_apart(WeightFormat format, const Shape& shape,
+                                          std::span<const std::int64_t> joined) {
+  if (!has_short_codes(format) || joined.size() < 2) return {};
+  const std::int64_t rows = shape.rank() == 0 ? 1 : shape[0];
+  require(joined.size() <= kMostJoined &&
+              std::accumulate(joined.begin(), joined.end(), std::int64_t{0}) == rows,
+          ErrorCode::kInvalidArgument, "a matrix ", shape, " does not consist of the ",
+          joined.size(), " that are to be joined");
+  const std::int64_t columns = rows == 0 ? 0 : shape.numel() / rows;
+  const bool share_no_block = std::all_of(joined.begin(), joined.end() - 1, [&](std::int64_t own) {
+    return own * columns % kQuantizedBlock == 0;
+  });
+  if (share_no_block) return {};
+  std::vector<QuantizedRows> apart;
+  std::int64_t row = 0, begin = 0;
+  for (const std::int64_t own : joined) {
+    const std::int64_t bytes = quantized_sizes(format, Shape{own, columns}).bytes;
+    apart.push_back({.first_row = row, .rows = own, .begin = begin, .bytes = bytes});
+    row += own;
+    begin += (bytes + 3) / 4 * 4;
+  }
+  return apart;
+}
+
 JoinedLayout joined_layout(const Shape& shape, std::span<const std::int64_t> joined) {
   const std::int64_t rows = shape.rank() == 0 ? 1 : shape[0];
   const std::int64_t columns = rows == 0 ? 0 : shape.numel() / rows;
@@ -213,6 +237,8 @@ QuantizedSizes quantized_sizes(WeightFormat format, const Shape& shape,
                                std::span<const std::int64_t> joined) {
   require(format != WeightFormat::kNone, ErrorCode::kInvalidArgument, "a matrix ", shape,
           " that is not quantised has no codes and scales");
+  const auto apart = matrices_apart(format, shape, joined);
+  if (!apart.empty()) return {.bytes = (apart.back().begin + apart.back().bytes + 3) / 4 * 4};
   const std::int64_t numel = shape.numel();
   const FormatRow& row = row_of(format);
   const std::int64_t blocks = (numel + kQuantizedBlock - 1) / kQuantizedBlock;
@@ -251,6 +277,19 @@ void quantize(WeightFormat format, const Shape& shape, std::span<const float> va
     require(std::isfinite(wide ? through_half(values[i]) : values[i]), ErrorCode::kInvalidArgument,
             "'", what, "': element ", i, " is ", values[i], ", which cannot be stored in ",
             to_string(format));
+  }
+  if (const auto apart = matrices_apart(format, shape, joined); !apart.empty()) {
+    std::ranges::fill(bytes, std::byte{0});
+    const std::int64_t columns = shape.numel() / shape[0];
+    for (const QuantizedRows& own : apart) {
+      quantize(
+          format, Shape{own.rows, columns},
+          values.subspan(static_cast<std::size_t>(own.first_row * columns),
+                         static_cast<std::size_t>(own.rows * columns)),
+          bytes.subspan(static_cast<std::size_t>(own.begin), static_cast<std::size_t>(own.bytes)),
+          what);
+    }
+    return;
   }
   std::fill(bytes.begin(), bytes.begin() + sizes.scales_begin, std::byte{0});
   std::byte* const scales = bytes.data() + sizes.scales_begin;

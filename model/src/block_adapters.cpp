@@ -19,7 +19,7 @@ void freeze(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
 namespace {
 
 /// Stores frozen matrices as config.base_format says. bitsandbytes' blocks begin anew in each
-/// published matrix, so those that are one here must be cut at blocks; so do the groups of scales.
+/// published matrix, and so do the groups of scales.
 void quantize(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
   if (config.base_format == WeightFormat::kNone) return;
   for (ParameterSpec& spec : parameters) {
@@ -28,13 +28,7 @@ void quantize(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
     spec.format = config.base_format;
     if (!has_short_codes(config.base_format)) continue;
     const auto parts = published_parts(config, spec.name, spec.shape[0]);
-    for (const PublishedPart& part : parts) {
-      if (has_coded_scales(config.base_format)) spec.joined.push_back(part.rows);
-      require(parts.size() == 1 || part.rows * spec.shape[1] % kQuantizedBlock == 0,
-              ErrorCode::kConfig, "'", part.name, "' has ", part.rows * spec.shape[1],
-              " elements; weights in ", to_string(config.base_format), " need a multiple of ",
-              kQuantizedBlock, " here: take int8, or another size of the model");
-    }
+    for (const PublishedPart& part : parts) spec.joined.push_back(part.rows);
   }
 }
 

@@ -351,6 +351,157 @@ TEST(Resume, NamesAFlippedBitBeforeAStep) {
   EXPECT_EQ(refusal(rest), "");
 }
 
+/// A folder with checkpoints of steps 1, 2 and 3, by two ranks.
+class DamagedCheckpoints : public testing::Test {
+ protected:
+  void SetUp() override {
+    TrainerOptions options = options_of({"full_shard", 2});
+    options.checkpoints = {.folder = folder_.path("run"), .every = 1};
+    options.stop_after = 3;
+    train(options);
+  }
+  std::string at(const std::string& name) const { return folder_.path("run/" + name); }
+  static std::string text_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+  static void write(const std::string& path, std::string_view text) {
+    std::ofstream(path, std::ios::binary) << text;
+  }
+  /// Every way to be damaged that shows without reading what is in the files.
+  struct Damage {
+    std::string name;
+    std::function<void(const std::string& checkpoint)> make;
+    std::string said;
+  };
+  static std::vector<Damage> damages() {
+    const auto manifest = [](const std::string& c) { return c + "/manifest.json"; };
+    const auto shard = [](const std::string& c) { return c + "/rank_00001.safetensors"; };
+    return {
+        {"empty manifest", [=](const std::string& c) { write(manifest(c), ""); }, "it is empty"},
+        {"cut manifest",
+         [=](const std::string& c) {
+           const std::string text = text_of(manifest(c));
+           write(manifest(c), text.substr(0, text.size() / 2));
+         },
+         "it was cut off or changed"},
+        {"changed manifest",
+         [=](const std::string& c) {
+           std::string text = text_of(manifest(c));
+           text.replace(text.find("full_shard"), 4, "FULL");
+           write(manifest(c), text);
+         },
+         "its hash does not match its text"},
+        {"no manifest", [=](const std::string& c) { std::filesystem::remove(manifest(c)); },
+         "has no manifest.json"},
+        {"no shard", [=](const std::string& c) { std::filesystem::remove(shard(c)); },
+         "rank_00001.safetensors' is missing"},
+        {"empty shard", [=](const std::string& c) { write(shard(c), ""); }, "has 0 bytes"},
+        {"long shard", [=](const std::string& c) { write(shard(c), text_of(shard(c)) + "x"); },
+         "that the manifest says"},
+        {"nothing", [](const std::string& c) { std::filesystem::remove_all(c); }, "is missing"}};
+  }
+  TrainerOptions resuming(const std::string& from = "auto", const std::string& save = "run") const {
+    TrainerOptions options = options_of({"full_shard", 3});
+    options.checkpoints = {.folder = folder_.path(save), .resume = from};
+    return options;
+  }
+  /// What planning the run notes.
+  static std::vector<std::string> notes(const TrainerOptions& options) {
+    const Model model = test::checkpointed_gpt();
+    const RandomTokens data = test::checkpointed_data();
+    return Trainer(model, data, options).plan().notes;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(DamagedCheckpoints, ArePassedOverForTheNewestThatIsWholeWithAWarning) {
+  const std::filesystem::path whole(folder_.path("run"));
+  for (const Damage& damage : damages()) {
+    for (const bool two : {false, true}) {
+      SCOPED_TRACE(concat(damage.name, two ? " in two" : " in one"));
+      const std::string copy = folder_.path("copy");
+      std::filesystem::remove_all(copy);
+      std::filesystem::copy(whole, copy, std::filesystem::copy_options::recursive);
+      damage.make(copy + "/step_3");
+      if (two) damage.make(copy + "/step_2");
+      const std::string taken = copy + (two ? "/step_1" : "/step_2");
+      for (const std::string& resume : {std::string("auto"), std::string("latest"), copy}) {
+        EXPECT_THAT(notes(resuming(resume, "copy")),
+                    testing::Contains(AllOf(HasSubstr("WARNING"), HasSubstr("step_3"),
+                                            HasSubstr(damage.said), HasSubstr(taken))));
+      }
+    }
+  }
+}
+
+TEST_F(DamagedCheckpoints, GiveTheBitsOfTheWholeRunAfterAll) {
+  write(at("step_3/manifest.json"), "");
+  EXPECT_EQ(train(resuming(), kSavedAt), train(options_of({"full_shard", 2}), kSavedAt));
+  EXPECT_EQ(damage_of(at("step_6")), "");
+}
+
+TEST_F(DamagedCheckpoints, AreAllNamedIfNoneIsWholeAndTheRunDoesNotBeginAnew) {
+  for (const Damage& damage : damages()) {
+    SCOPED_TRACE(damage.name);
+    if (damage.name == "nothing") continue;
+    const std::string copy = folder_.path("copy");
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(folder_.path("run"), copy, std::filesystem::copy_options::recursive);
+    for (const char* const step : {"/step_1", "/step_2", "/step_3"}) damage.make(copy + step);
+    EXPECT_THAT(refusal(resuming("auto", "copy")),
+                AllOf(HasSubstr("no checkpoint"), HasSubstr(damage.said), HasSubstr("step_1"),
+                      HasSubstr("step_2"), HasSubstr("step_3")));
+  }
+}
+
+TEST_F(DamagedCheckpoints, InsideAreFoundBeforeAStepAndAnEarlierOneIsNamed) {
+  std::string bytes = text_of(at("step_3/rank_00001.safetensors"));
+  bytes[bytes.size() / 2] ^= 1;
+  write(at("step_3/rank_00001.safetensors"), bytes);
+  EXPECT_THAT(refusal(resuming()),
+              AllOf(HasSubstr("does not match its hash"), HasSubstr("--resume " + at("step_2"))));
+  EXPECT_EQ(refusal(resuming(at("step_2"))), "");
+}
+
+TEST_F(DamagedCheckpoints, ThatAreNamedThemselvesAreRefused) {
+  write(at("step_3/manifest.json"), "");
+  EXPECT_THAT(refusal(resuming(at("step_3"))),
+              AllOf(HasSubstr("step_3/manifest.json"), HasSubstr("it is empty")));
+}
+
+TEST_F(DamagedCheckpoints, TheFileLatestStandsForItsFolder) {
+  EXPECT_EQ(find_checkpoint(at("latest")), at("step_3"));
+  EXPECT_EQ(list_checkpoints(at("latest")).size(), 3U);
+  EXPECT_EQ(find_checkpoint(at("lock")), "");
+  EXPECT_THAT(notes(resuming(at("latest"))), testing::Contains(HasSubstr("at step 3")));
+  write(at("step_3/manifest.json"), "");
+  EXPECT_THAT(notes(resuming(at("latest"))), testing::Contains(HasSubstr("at step 2")));
+  std::filesystem::remove(at("latest"));
+  EXPECT_EQ(find_whole_checkpoint(folder_.path("run")).path, at("step_2"));
+}
+
+// A crash between two renames leaves the one that was to be replaced.
+TEST_F(DamagedCheckpoints, OneThatWasReplacedIsTakenWhereItsSuccessorIsNot) {
+  std::filesystem::copy(at("step_3"), at("step_3.old"));
+  write(at("step_3/manifest.json"), "");
+  EXPECT_EQ(find_whole_checkpoint(folder_.path("run")).path, at("step_3.old"));
+  std::filesystem::remove_all(at("step_3"));
+  const WholeCheckpoint found = find_whole_checkpoint(folder_.path("run"));
+  EXPECT_EQ(found.path, at("step_3.old"));
+  EXPECT_TRUE(found.damages.empty());
+}
+
+// Checkpoints of a run that was given up are taken last.
+TEST_F(DamagedCheckpoints, StepsBeforeTheLatestComeFirst) {
+  write(at("latest"), "step_2\n");
+  EXPECT_EQ(find_whole_checkpoint(folder_.path("run")).path, at("step_2"));
+  write(at("step_2/manifest.json"), "");
+  EXPECT_EQ(find_whole_checkpoint(folder_.path("run")).path, at("step_1"));
+  write(at("step_1/manifest.json"), "");
+  EXPECT_EQ(find_whole_checkpoint(folder_.path("run")).path, at("step_3"));
+}
+
 TEST(Session, SavesWhenItIsAskedTo) {
   const TemporaryFolder folder;
   const Model model = test::checkpointed_gpt();

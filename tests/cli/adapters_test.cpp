@@ -109,6 +109,36 @@ TEST_F(AdaptersOnTheCommandLine, KeepTheFormatOfAQuantisedFolder) {
               HasSubstr("its nf4-double weights are dequantised to fp32: only a base beside"));
 }
 
+// Query, key and value have 12 x 20 elements each, gate and up 27 x 20.
+TEST_F(AdaptersOnTheCommandLine, OfMatricesThatEndWithinABlockAreReadAsTheyAreWritten) {
+  ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--width", "20", "--heads", "2",
+                   "--export", path("made")},
+                  "1")
+                .exit_code,
+            0);
+  json config = json::parse(test::read_file(path("made/config.json")));
+  config["intermediate_size"] = 27;
+  config["head_dim"] = 6;
+  std::filesystem::create_directory(path("sizes"));
+  write("sizes/config.json", config.dump());
+  const std::string base = path("base");
+  ASSERT_EQ(train({"--model", path("sizes"), "--export", base}).exit_code, 0);
+  for (const std::string format : {"nf4", "fp4-double"}) {
+    const std::string folder = path("folder" + format), adapter = path("adapter" + format);
+    ASSERT_EQ(run({"checkpoint", "convert", base, folder, "--to", "hf", "--base-format", format})
+                  .exit_code,
+              0);
+    const ProgramResult tuned = train({"--init", folder, "--lora", "r=4,targets=all-linear",
+                                       "--strategy", "full_shard", "--export", adapter});
+    ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+    EXPECT_THAT(tuned.out, HasSubstr("quantised to " + format));
+    const std::string loss = loss_of({"--init", folder, "--adapter", adapter});
+    EXPECT_EQ(loss_of({"--init", base, "--adapter", adapter, "--base-format", format}), loss);
+    EXPECT_EQ(loss_of({"--init", folder, "--adapter", adapter, "--base-format", "none"}), loss);
+    EXPECT_NE(loss_of({"--init", base, "--adapter", adapter}), loss);
+  }
+}
+
 TEST_F(AdaptersOnTheCommandLine, AreTrainedWrittenReadAndMerged) {
   const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
   ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);

@@ -341,6 +341,45 @@ TEST_F(Checkpoints, CanBeLookedAt) {
   EXPECT_THAT(none.err, HasSubstr("there is no checkpoint"));
 }
 
+TEST_F(Checkpoints, TheNewestWholeOneIsResumedIfTheNewestIsDamaged) {
+  write_text();
+  ASSERT_EQ(train_to(0).exit_code, 0);
+  const std::string whole = sha256();
+  ASSERT_EQ(train_to(5, {"--save", path("run"), "--save-every", "2"}).exit_code, 0);
+  write("run/step_5/manifest.json", "");
+  const ProgramResult listed = run({"checkpoint", "list", path("run")});
+  EXPECT_EQ(listed.exit_code, 2);
+  EXPECT_THAT(listed.out, AllOf(HasSubstr("step_4"), HasSubstr("damaged"), HasSubstr("is empty")));
+  const ProgramResult inspected = run({"checkpoint", "inspect", path("run/step_5")});
+  EXPECT_EQ(inspected.exit_code, 2);
+  EXPECT_THAT(inspected.err, HasSubstr("it is empty"));
+  const ProgramResult rest = train_to(0, {"--save", path("run"), "--resume", "auto"});
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  EXPECT_THAT(rest.err, AllOf(HasSubstr("WARNING"), HasSubstr("step_5"), HasSubstr("step_4")));
+  EXPECT_EQ(sha256(), whole);
+}
+
+TEST_F(Checkpoints, TheFileLatestStandsForTheNewest) {
+  write_text();
+  ASSERT_EQ(train_to(2, {"--save", path("run")}).exit_code, 0);
+  const std::string latest = path("run/latest");
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"checkpoint", "inspect", latest},
+                                             {"checkpoint", "verify", latest},
+                                             {"checkpoint", "list", latest},
+                                             {"checkpoint", "convert", latest, path("hf")},
+                                             {"generate", "--init", latest, "--tokens", "1"}}) {
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << words[1] << ": " << result.err;
+    if (words[0] == "checkpoint") {
+      EXPECT_THAT(result.out, HasSubstr("run/step_2")) << words[1];
+    }
+  }
+  const ProgramResult resumed = train_to(0, {"--resume", latest});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("at step 2"));
+}
+
 TEST_F(Checkpoints, GiveTheirParametersToOtherCommandsAndPrograms) {
   write_text();
   ASSERT_EQ(train_to(4, {"--save", path("run"), "--eval-data", path("data.txt")}).exit_code, 0);

@@ -191,8 +191,45 @@ TEST(Quantized, JoinsMatricesThatAreQuantisedOneByOne) {
       EXPECT_TRUE(same_bits(all, expected));
     });
   }
-  EXPECT_THROW(quantized_sizes(WeightFormat::kNf4Double, Shape{4, 33}, std::array{2L, 2L}), Error);
   EXPECT_THROW(quantized_sizes(WeightFormat::kNf4Double, shape, std::array{300L, 64L}), Error);
+}
+
+// Their last blocks are shorter; where the number of elements is odd, a half of a byte is padding.
+TEST(Quantized, JoinsMatricesThatEndWithinABlock) {
+  for (const auto& [rows, columns] : {std::pair{std::array{3L, 2L, 1L}, 33L},
+                                      {std::array{60L, 30L, 30L}, 14L},
+                                      {std::array{1L, 1L, 1L}, 1L},
+                                      {std::array{301L, 1L, 64L}, 65L},
+                                      {std::array{64L, 3L, 2L}, 64L}}) {
+    const Shape shape{rows[0] + rows[1] + rows[2], columns};
+    const std::vector<float> values = formula(shape.numel());
+    for (const WeightFormat format : weight_formats()) {
+      if (!has_short_codes(format)) continue;
+      SCOPED_TRACE(concat(to_string(format), " ", shape));
+      Bytes bytes(at(quantized_sizes(format, shape, rows).bytes));
+      quantize(format, shape, values, as_bytes(bytes), "w", rows);
+      std::vector<float> expected;
+      for (std::int64_t p = 0, first = 0; p < 3; first += rows[at(p++)]) {
+        const Shape own{rows[at(p)], columns};
+        const auto from = values.begin() + first * columns;
+        const auto weights =
+            dequantized<float>(format, own, quantized(format, own, {from, from + own.numel()}));
+        expected.insert(expected.end(), weights.begin(), weights.end());
+      }
+      on_every_target([&] {
+        std::vector<float> all(at(shape.numel()));
+        StreamUnderTest stream;
+        kernels_under_test().dequantize(
+            {.format = format,
+             .src = TensorView(bytes.data(), DType::kUInt8, Shape{std::ssize(bytes)}),
+             .dst = view_of(all, shape),
+             .joined = rows},
+            stream);
+        EXPECT_TRUE(same_bits(all, expected));
+      });
+    }
+  }
+  EXPECT_THROW(quantized_sizes(WeightFormat::kNf4, Shape{4, 33}, std::array{2L, 1L}), Error);
 }
 
 TEST(Quantized, IsDecodedAlikeByEveryWay) {

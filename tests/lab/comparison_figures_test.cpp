@@ -61,17 +61,20 @@ TEST(ComparisonFigures, WhatIsNotMeasuredIsPredicted) {
   EXPECT_FALSE(shown_step_time(cell));
   EXPECT_EQ(shown_peak(cell).total, 0);
   cell.predicted = CellPrediction{.peak = {.total = 7, .by_category = {}},
+                                  .device_bytes = 10,
                                   .time = SimulatedTime{4.0, 0.5, 0.75}};
   EXPECT_EQ(shown_step_time(cell)->value, 4.0);
   EXPECT_FALSE(shown_step_time(cell)->half_width);
   EXPECT_EQ(shown_exposed(cell), 0.5);
   EXPECT_EQ(shown_communication(cell), 0.75);
   EXPECT_EQ(shown_peak(cell).total, 7);
+  EXPECT_EQ(shown_device_bytes(cell), 10);
   cell.runs = {run_of({2.0})};
   cell.runs[0].peak.total = 8;
   EXPECT_EQ(shown_step_time(cell)->value, 2.0);
   EXPECT_FALSE(shown_exposed(cell));
   EXPECT_EQ(shown_peak(cell).total, 8);
+  EXPECT_EQ(shown_device_bytes(cell), 11);
 }
 
 TEST(ComparisonFigures, CellsWithTheSameBitsHaveALetter) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "support/small_run.h"
 #include "support/tiny_model.h"
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
@@ -148,6 +149,30 @@ TEST_F(Fit, TriesParametersOnADiskAndMeasuresWhatItPredicted) {
   const TrainingSummary summary = Trainer(model_, data_, disk.options).train();
   EXPECT_EQ(summary.measured_memory.total, disk.device_bytes);
   EXPECT_EQ(summary.measured_host_memory.total, disk.host_bytes);
+}
+
+// The inputs of its layers may wait on the host, too.
+TEST(FitOfAQuantisedBase, TriesInputsOnTheHostAndMeasuresWhatItPredicted) {
+  const test::RandomTokens source(11, 61, false);
+  for (const WeightFormat format :
+       {WeightFormat::kNf4, WeightFormat::kNf4Double, WeightFormat::kFp4, WeightFormat::kInt8}) {
+    SCOPED_TRACE(to_string(format));
+    GptConfig config = test::small_gpt();
+    config.adapter = {.kind = LoraOptions{.rank = 2, .alpha = 4.0}, .target_pattern = "all-linear"};
+    config.base_format = format;
+    const Model model = make_gpt(config);
+    FitRequest request = request_of(kPlenty);
+    request.kept = {"strategy"};
+    const FitChoice all = choose_fit(model, source, options_of(2), request);
+    for (const char* const values : {"none", "host"}) {
+      const auto found = std::ranges::find_if(
+          all.candidates, [&](const FitCandidate& c) { return c.values[5] == values; });
+      ASSERT_NE(found, all.candidates.end());
+      const TrainingSummary summary = Trainer(model, source, found->options).train();
+      EXPECT_EQ(summary.measured_memory.total, found->device_bytes);
+      EXPECT_EQ(summary.measured_host_memory.total, found->host_bytes);
+    }
+  }
 }
 
 TEST_F(Fit, SaysWhatWouldBeNeededIfNothingFits) {

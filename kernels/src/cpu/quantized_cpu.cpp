@@ -304,10 +304,14 @@ HWY_EXPORT(dequantize_range);
 
 }  // namespace
 
-void dequantize(const DequantizeArgs& args, Stream&) {
+void dequantize(const DequantizeArgs& args, Stream& stream) {
   check_arguments(args);
   const std::int64_t numel = args.dst.numel();
   if (numel == 0) return;
+  if (const auto apart = arguments_apart(args); !apart.empty()) {
+    for (const DequantizeArgs& own : apart) dequantize(own, stream);
+    return;
+  }
   const std::int64_t pieces = has_short_codes(args.format)
                                   ? (numel + kQuantizedBlock - 1) / kQuantizedBlock
                                   : quantized_sizes(args.format, args.dst.shape).scales;

@@ -159,6 +159,10 @@ void dequantize(const DequantizeArgs& args, Stream& stream) {
   const std::int64_t n = args.dst.numel();
   const cudaStream_t queue = handle(stream);
   if (n == 0) return;
+  if (const auto apart = arguments_apart(args); !apart.empty()) {
+    for (const DequantizeArgs& own : apart) dequantize(own, stream);
+    return;
+  }
   const QuantizedSizes sizes = quantized_sizes(args.format, args.dst.shape, args.joined);
   const auto* const scales = reinterpret_cast<const float*>(args.src.data + sizes.scales_begin);
   const dim3 blocks(blocks_for(n, std::int64_t{kDecodeThreads} * kDecodeGroup));

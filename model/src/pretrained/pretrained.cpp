@@ -390,8 +390,8 @@ PretrainedGpt open_pretrained(const std::string& path) {
   require(std::filesystem::exists(status), ErrorCode::kNotFound, "'", path,
           "' does not exist; of a model on Hugging Face's hub, download the folder first: hf "
           "download NAME --local-dir FOLDER");
-  if (!std::filesystem::is_directory(status)) return open_llm_c(path);
-  return find_checkpoint(path).empty() ? open_hugging_face(path) : open_checkpoint(path);
+  if (!find_checkpoint(path).empty()) return open_checkpoint(path);
+  return std::filesystem::is_directory(status) ? open_hugging_face(path) : open_llm_c(path);
 }
 
 namespace {

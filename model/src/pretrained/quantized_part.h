@@ -36,8 +36,7 @@ Part found_quantized_part(Part part, const std::string& name, WeightFormat forma
                           const StoredTensors& tensors, const std::vector<InputFile>& files,
                           std::set<std::string>& used);
 
-/// Whether all of a parameter is stored in a format, so that it can be read as it is: parts that
-/// are joined end with a block.
+/// Whether all of a parameter is stored in a format, so that it can be read as it is.
 bool is_stored_in(const Place& place, WeightFormat format);
 /// Such a parameter as quantized_sizes() has it. Returns the bytes that were read.
 std::int64_t read_stored(const std::vector<InputFile>& files, const Place& place,

@@ -45,10 +45,8 @@ WeightFormat with_plain_scales(WeightFormat format) {
 }  // namespace
 
 bool is_stored_in(const Place& place, WeightFormat format) {
-  const bool alone = place.parts.size() == 1;
   return format != WeightFormat::kNone && std::ranges::all_of(place.parts, [&](const Part& part) {
-           const bool ends = !has_short_codes(format) || part.shape.numel() % kQuantizedBlock == 0;
-           return part.quantized.format == format && (alone || ends);
+           return part.quantized.format == format;
          });
 }
 
@@ -80,6 +78,13 @@ std::int64_t read_stored(const std::vector<InputFile>& files, const Place& place
   require(std::cmp_equal(to.size(), sizes.bytes), ErrorCode::kInvalidArgument, "a matrix ",
           place.shape, " in ", to_string(format), " has ", sizes.bytes, " bytes, not ", to.size());
   std::ranges::fill(to, std::byte{0});
+  if (const auto apart = matrices_apart(format, place.shape, joined); !apart.empty()) {
+    for (std::size_t p = 0; p < apart.size(); ++p) {
+      const std::vector<std::byte> bytes = read_stored(files, place.parts[p]);
+      std::ranges::copy(bytes, to.begin() + apart[p].begin);
+    }
+    return sizes.bytes;
+  }
   std::int64_t codes = 0, scales = sizes.scales_begin, scale_codes = sizes.scale_codes_begin;
   for (const Part& part : place.parts) {
     const std::vector<std::byte> bytes = read_stored(files, part);

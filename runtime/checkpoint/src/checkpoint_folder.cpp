@@ -4,6 +4,8 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -44,7 +46,50 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-bool is_whole(const std::string& path) { return fs::exists(in_folder(path, kManifestName)); }
+bool has_manifest(const std::string& path) { return fs::exists(in_folder(path, kManifestName)); }
+
+/// Without a slash at its end, and the folder in place of its file `latest`.
+std::string folder_meant(const std::string& named) {
+  const fs::path path = fs::path(named + "/").lexically_normal().parent_path();
+  if (path.filename() != kLatest || !fs::is_regular_file(path)) return path.string();
+  return path.has_parent_path() ? path.parent_path().string() : ".";
+}
+
+/// The name that `latest` has; "" if there is none.
+std::string name_of_latest(const std::string& folder) {
+  std::ifstream latest(in_folder(folder, kLatest));
+  std::string name;
+  return latest >> name && step_of(name, "") >= 0 ? name : "";
+}
+
+/// All folders that are named as checkpoints, whether they are or not, in the order of
+/// find_whole_checkpoint(). One that was replaced comes after the one that replaced it.
+std::vector<std::string> candidates_in(const std::string& folder) {
+  struct Candidate {
+    std::int64_t step;
+    bool replaced;
+    std::string path;
+  };
+  std::vector<Candidate> all;
+  for (const std::string& name : names_in(folder)) {
+    const std::int64_t step = step_of(name, ""), replaced = step_of(name, kReplaced);
+    if (step < 0 && replaced < 0) continue;
+    all.push_back({std::max(step, replaced), step < 0, in_folder(folder, name)});
+  }
+  const std::string latest = name_of_latest(folder);
+  const std::int64_t newest = step_of(latest, "");
+  std::ranges::sort(all, {}, [&](const Candidate& candidate) {
+    const bool given_up = newest >= 0 && candidate.step > newest;
+    return std::tuple(given_up, -candidate.step, candidate.replaced);
+  });
+  std::vector<std::string> paths;
+  // What `latest` names was there.
+  if (newest >= 0 && (all.empty() || all.front().step != newest)) {
+    paths.push_back(in_folder(folder, latest));
+  }
+  for (Candidate& candidate : all) paths.push_back(std::move(candidate.path));
+  return paths;
+}
 
 }  // namespace
 
@@ -110,11 +155,12 @@ void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t
   }
 }
 
-std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
+std::vector<FoundCheckpoint> list_checkpoints(const std::string& named) {
+  const std::string folder = folder_meant(named);
   std::vector<FoundCheckpoint> found;
   for (const std::string& name : names_in(folder)) {
     const std::int64_t step = step_of(name, "");
-    if (step >= 0 && is_whole(in_folder(folder, name))) {
+    if (step >= 0 && has_manifest(in_folder(folder, name))) {
       found.push_back({step, in_folder(folder, name)});
     }
   }
@@ -123,16 +169,52 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
 }
 
 std::string find_checkpoint(const std::string& named) {
-  const std::string path = fs::path(named + "/").lexically_normal().parent_path().string();
-  if (is_whole(path)) return path;
-  std::ifstream latest(in_folder(path, kLatest));
-  if (std::string name; latest >> name && step_of(name, "") >= 0) {
+  const std::string path = folder_meant(named);
+  if (has_manifest(path)) return path;
+  if (fs::is_regular_file(path)) return "";
+  if (const std::string name = name_of_latest(path); !name.empty()) {
     const std::string newest = in_folder(path, name);
-    if (is_whole(newest)) return newest;
-    if (is_whole(newest + std::string(kReplaced))) return newest + std::string(kReplaced);
+    if (has_manifest(newest)) return newest;
+    if (has_manifest(newest + std::string(kReplaced))) return newest + std::string(kReplaced);
   }
   const std::vector<FoundCheckpoint> found = list_checkpoints(path);
   return found.empty() ? "" : found.back().path;
+}
+
+std::string damage_of(const std::string& path) {
+  if (!fs::exists(path)) return concat("'", path, "' is missing");
+  if (!has_manifest(path)) return concat("'", path, "' has no ", kManifestName);
+  try {
+    for (const SavedFile& file : read_manifest(path).files) {
+      const std::string name = in_folder(path, file.name);
+      std::error_code error;
+      const auto bytes = fs::file_size(name, error);
+      if (error == std::errc::no_such_file_or_directory) return concat("'", name, "' is missing");
+      if (error) return concat("'", name, "' cannot be read: ", error.message());
+      if (std::cmp_equal(bytes, file.bytes)) continue;
+      return concat("'", name, "' has ", bytes, " bytes, not the ", file.bytes,
+                    " that the manifest says");
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+WholeCheckpoint find_whole_checkpoint(const std::string& named) {
+  const std::string path = folder_meant(named);
+  if (has_manifest(path)) return {.path = path, .damages = {}};
+  WholeCheckpoint found;
+  if (fs::is_regular_file(path)) return found;
+  for (const std::string& candidate : candidates_in(path)) {
+    std::string damage = damage_of(candidate);
+    if (damage.empty()) {
+      found.path = candidate;
+      return found;
+    }
+    found.damages.push_back(std::move(damage));
+  }
+  return found;
 }
 
 }  // namespace tessera

@@ -353,6 +353,12 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
     };
     const Json root = Json::parse(text, check_depth);
     return read_root(text, Reader(root, "it"));
+  } catch (const Json::parse_error& error) {
+    fail(ErrorCode::kConfig, "'", path, "' is no manifest of a checkpoint: ",
+         text.empty()
+             ? "it is empty"
+             : concat("it was cut off or changed: byte ", std::min(error.byte, text.size()), " of ",
+                      text.size(), " is where it ceases to be JSON"));
   } catch (const Json::exception& error) {
     fail(ErrorCode::kConfig, "'", path, "' is no manifest of a checkpoint: ", error.what());
   } catch (const Error& error) {

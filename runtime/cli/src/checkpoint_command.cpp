@@ -129,13 +129,18 @@ int list_folder(const CheckpointRequest& request) {
   const std::string newest = find_checkpoint(request.path);
   require(!newest.empty(), ErrorCode::kNotFound, "there is no checkpoint in '", request.path, "'");
   TextTable table({"checkpoint", "step", "bytes", ""});
+  std::string damages;
   for (const FoundCheckpoint& checkpoint : found) {
+    const std::string damage = damage_of(checkpoint.path);
+    const bool whole = damage.empty();
     table.add({checkpoint.path, with_commas(checkpoint.step),
-               format_bytes(total_bytes(read_manifest(checkpoint.path))),
-               checkpoint.path == newest ? "latest" : ""});
+               whole ? format_bytes(total_bytes(read_manifest(checkpoint.path))) : "",
+               concat(checkpoint.path == newest ? "latest" : "", whole ? "" : " damaged")});
+    if (!whole) damages += damage + "\n";
   }
   table.print(std::cout);
-  return kExitGood;
+  std::cout << damages;
+  return damages.empty() ? kExitGood : kExitUsage;
 }
 
 int verify_checkpoint(const CheckpointRequest& request) {

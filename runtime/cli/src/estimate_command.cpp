@@ -17,6 +17,7 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer_settings.h"
 #include "tessera/trainer/training_plan.h"
@@ -44,6 +45,7 @@ struct Request {
   std::vector<std::string> precisions{"bf16"};
   std::int64_t micro_batch = 1;
   std::string optimizer = "adamw";
+  DeviceChoice device = DeviceChoice::kAuto;
   Config model{model_settings()};
   bool json = false;
 };
@@ -98,11 +100,12 @@ std::vector<LoadRow> load_rows(const Model& model, const Request& request) {
   return rows;
 }
 
-/// The peak of one rank, from the plan.
+/// What one rank needs, from the plan.
 struct PlanRow {
   std::string strategy, precision;
   int ranks = 1;
   std::array<MemoryPeak, kRecomputes.size()> peaks{};
+  std::array<std::int64_t, kRecomputes.size()> device_bytes{};
 };
 
 std::vector<std::string> strategies_of(const Request& request) {
@@ -136,7 +139,9 @@ PlanRow plan_row(const Model& model, std::int64_t sequence_length, const Trainer
   for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
     TrainerOptions recomputing = options;
     recomputing.policy.recompute = kRecomputes[r];
-    row.peaks[r] = make_training_plan(model, shapes, recomputing).memory;
+    const TrainingPlan plan = make_training_plan(model, shapes, recomputing);
+    row.peaks[r] = plan.memory;
+    row.device_bytes[r] = device_bytes(plan);
   }
   return row;
 }
@@ -156,7 +161,8 @@ PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Reque
                                      .ranks = ranks,
                                      .micro_batch = request.micro_batch,
                                      .precision = parse_dtype(precision),
-                                     .optimizer = {.name = request.optimizer}}));
+                                     .optimizer = {.name = request.optimizer},
+                                     .device = request.device}));
       }
     }
   }
@@ -189,7 +195,8 @@ void print_json(const Request& request, const Estimate& estimate) {
                           {"ranks", row.ranks},
                           {"precision", row.precision},
                           {"recompute", to_string(kRecomputes[r])},
-                          {"peak_bytes", to_json(row.peaks[r])}});
+                          {"peak_bytes", to_json(row.peaks[r])},
+                          {"device_bytes", row.device_bytes[r]}});
     }
   }
   auto impossible = nlohmann::ordered_json::array();
@@ -220,9 +227,10 @@ void print_text(const Request& request, const Estimate& estimate) {
       << wrapped(
              concat(
                  "The table above is Accelerate's (and bfloat16, which Accelerate lacks), without "
-                 "activations or sharding. The table below is the memory of one rank in "
-                 "training, from the plan (a run measures the same, to the byte): micro-batch ",
-                 request.micro_batch, ", sequences of ", estimate.sequence_length,
+                 "activations or sharding. The table below is what one rank in training needs of "
+                 "its device, from the plan (a run measures the same, to the byte)",
+                 request.device == DeviceChoice::kCuda ? ", with what a GPU holds beside it" : "",
+                 ": micro-batch ", request.micro_batch, ", sequences of ", estimate.sequence_length,
                  ", fp32 master weights, the states of ", request.optimizer,
                  ", gradients reduced in fp32, by recomputation:"),
              kColumns)
@@ -230,20 +238,21 @@ void print_text(const Request& request, const Estimate& estimate) {
   TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
   for (const PlanRow& row : estimate.plans.rows) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};
-    for (const MemoryPeak& peak : row.peaks) cells.push_back(format_bytes(peak.total));
+    for (const std::int64_t bytes : row.device_bytes) cells.push_back(format_bytes(bytes));
     training.add(cells);
   }
   training.print(std::cout);
   for (const Impossible& one : estimate.plans.impossible) {
     std::cout << for_reader(inspect(stdout), "note: " + one.why(), 2) << "\n";
   }
-  std::cout << "\n"
-            << wrapped(
-                   "'tessera plan' has one of these by category, and with --device cuda what a GPU "
-                   "holds beside it; 'tessera train --auto-batch' chooses the largest micro-batch "
-                   "that fits.",
-                   kColumns)
-            << "\n";
+  std::cout
+      << "\n"
+      << wrapped(
+             "'tessera plan' has one of these by category, --device cuda counts what a GPU "
+             "holds beside it, too; 'tessera train --auto-batch' chooses the largest micro-batch "
+             "that fits.",
+             kColumns)
+      << "\n";
 }
 
 void check_settings(const Request& request) {
@@ -313,6 +322,14 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
            request->optimizer = value_of<std::string>(trainer_settings(), "optimizer", text);
          },
          "of the table for training [adamw]")
+      ->type_name("TEXT");
+  app.add_option_function<std::string>(
+         "--device",
+         [request](const std::string& text) {
+           request->device =
+               parse_device(value_of<std::string>(trainer_settings(), "device", text));
+         },
+         "of the table for training: cuda counts what a GPU holds beside the plan, too [cpu]")
       ->type_name("TEXT");
   for (const Setting& size : size_settings()) {
     const auto take = [request, name = size.name](const std::string& text) {

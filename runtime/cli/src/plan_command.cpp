@@ -75,6 +75,7 @@ void print_json(std::ostream& out, const Model& model, const Config& config,
                               {"parameters", parameter_count(model)},
                               {"peak_bytes", to_json(plan.memory)},
                               {"gpu_overhead_bytes", overhead},
+                              {"device_bytes", device_bytes(plan)},
                               {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                               {"collectives", calls_to_json(plan.traffic)},
                               {"gradient_sum_bytes", account_gradient_sums(plan.schedule)}};
@@ -185,12 +186,17 @@ int run_plan(Config config) {
   std::optional<FitChoice> fit;
   if (!config.is_null("fit")) {
     request = fit_request(config, options, false);
+    // It is planned for the device of the profile, whatever is here.
+    if (!config.given("device")) {
+      const bool is_gpu = request->cluster.profile.device == "cuda";
+      options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    }
     fit = apply_fit(config, options, model, shapes, nullptr, *request);
   }
   const TrainingPlan plan = make_training_plan(model, shapes, options);
   for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
-    std::cerr << "note: each rank needs " << format_bytes(plan.memory.total)
+    std::cerr << "note: each rank needs " << format_bytes(device_bytes(plan))
               << ", more than its limit of " << format_bytes(options.memory_limit_bytes)
               << ": training will refuse this\n";
   }

@@ -222,6 +222,8 @@ void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
   }
   const std::int64_t total = total_bytes(items);
   table.add({"  in all", format_bytes(total), with_commas(total)});
+  const std::int64_t needed = device_bytes(plan);
+  table.add({"needs of its GPU", format_bytes(needed), with_commas(needed)});
   table.print(out);
   for (const OverheadItem& item : items) {
     out << wrapped(concat("  ", item.name, ": ", item.source), kColumns, 4) << "\n";

@@ -49,7 +49,7 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
         static_cast<double>(is_gpu ? resolved.ranks : 1 + (resolved.ranks - 1) / ranks_per_node);
     run.mfu = model.flops_per_item * run.tokens_per_second() / (peak->second.value * devices);
   }
-  run.memory = run.plan.memory.total + total_bytes(gpu_overhead(run.plan));
+  run.memory = device_bytes(run.plan);
   return run;
 }
 

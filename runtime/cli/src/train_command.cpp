@@ -248,7 +248,7 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
 std::string finished_run(const Config& config) {
   if (config.is_null("save") || config.is_null("resume")) return "";
   if (config.get<std::string>("resume") != "auto") return "";
-  std::string newest = find_checkpoint(config.get<std::string>("save"));
+  std::string newest = find_whole_checkpoint(config.get<std::string>("save")).path;
   if (newest.empty()) return "";
   return read_manifest(newest).step >= config.get<std::int64_t>("steps") ? newest : "";
 }

@@ -107,6 +107,12 @@ MemoryPeak shown_peak(const ComparedCell& cell) {
   return cell.predicted ? cell.predicted->peak : MemoryPeak{};
 }
 
+std::int64_t shown_device_bytes(const ComparedCell& cell) {
+  const std::int64_t beside =
+      cell.predicted ? cell.predicted->device_bytes - cell.predicted->peak.total : 0;
+  return shown_peak(cell).total + std::max<std::int64_t>(beside, 0);
+}
+
 Traffic shown_traffic(const ComparedCell& cell) {
   if (!cell.runs.empty()) return cell.runs.front().traffic;
   return cell.predicted ? cell.predicted->traffic : Traffic{};
@@ -165,7 +171,7 @@ std::vector<bool> best_cells(const Comparison& comparison) {
     const ComparedCell& cell = comparison.cells[i];
     const std::optional<Estimate> time = shown_step_time(cell);
     if (!time || cell.tokens_per_step == 0) continue;
-    points.push_back({static_cast<double>(shown_peak(cell).total),
+    points.push_back({static_cast<double>(shown_device_bytes(cell)),
                       time->value * static_cast<double>(cell.ranks) /
                           static_cast<double>(cell.tokens_per_step)});
     of_cell.push_back(i);

@@ -26,6 +26,7 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
           milliseconds(shown_exposed(cell)),
           cell.runs.empty() ? "-" : format_bytes(cell.runs.front().peak.total),
           cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
+          cell.predicted ? format_bytes(shown_device_bytes(cell)) : "-",
           group.empty() ? "-" : group,
           best ? "best" : ""};
 }
@@ -33,7 +34,7 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
 std::string summary(const Comparison& comparison) {
   Table table{.caption = "All cells",
               .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "exposed ms",
-                         "peak", "predicted peak", "bits", "best"}};
+                         "peak", "predicted peak", "device memory", "bits", "best"}};
   const std::vector<std::string> groups = bit_groups(comparison);
   const std::vector<bool> best = best_cells(comparison);
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {

@@ -33,7 +33,7 @@ std::vector<PlottedCost> costs_of(const Comparison& comparison) {
     const ComparedCell& cell = comparison.cells[i];
     const std::optional<Estimate> time = shown_step_time(cell);
     if (!time || cell.tokens_per_step == 0 || time->value <= 0.0 || cell.ranks == 0) continue;
-    costs.push_back({i + 1, &cell, static_cast<double>(shown_peak(cell).total),
+    costs.push_back({i + 1, &cell, static_cast<double>(shown_device_bytes(cell)),
                      static_cast<double>(cell.tokens_per_step) /
                          (time->value * static_cast<double>(cell.ranks)),
                      best[i]});
@@ -189,7 +189,8 @@ Table loss_table(const std::vector<PlottedLosses>& cells, std::size_t steps) {
 
 std::string pareto_figure(const Comparison& comparison) {
   FigureText text{"pareto", "Pareto front of memory and speed",
-                  "Peak memory of rank 0 (right: more) and tokens per second and rank (up: more). "
+                  "Memory that a rank needs of its device (right: more; on a GPU with what it "
+                  "takes beside the plan) and tokens per second and rank (up: more). "
                   "On the Pareto front are cells that no other beats in both. Numbers are those of "
                   "the list below and of the table."};
   const std::vector<PlottedCost> costs = costs_of(comparison);
@@ -208,7 +209,7 @@ std::string pareto_figure(const Comparison& comparison) {
   draw_levels(drawing, up);
   drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "tokens per second and rank");
   Table table{.caption = "Costs of cells",
-              .header = {"number", "cell", "peak bytes", "tokens/s and rank", "time", "front"}};
+              .header = {"number", "cell", "device bytes", "tokens/s and rank", "time", "front"}};
   std::vector<Place> front;
   std::vector<std::pair<Place, std::size_t>> numbers;
   for (const PlottedCost& cost : costs) {

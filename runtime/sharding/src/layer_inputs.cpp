@@ -24,7 +24,7 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
     std::vector<Parameter> parameters;
     for (const ParameterAddress& address : layout.layers[l].parameters) {
       const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
-      const FlatParameter& flat = address.trainable ? unit.trainable : unit.frozen;
+      const FlatParameter& flat = address.flat_of(unit);
       const ParameterSpec& spec = flat.tensors[static_cast<std::size_t>(address.tensor)].spec;
       parameters.push_back({.value = TensorView(nullptr, parameter_dtype, spec.shape),
                             .gradient = {},

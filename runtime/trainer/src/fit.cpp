@@ -166,7 +166,7 @@ FitChoice choose_fit(const Model& model, const BatchSource& source, const Traine
       if (!schedules.insert(std::hash<std::string>{}(text)).second) continue;
       const TrainingPlan plan = make_training_plan(model, source, changed, evaluation);
       FitCandidate candidate{.values = values, .options = changed};
-      candidate.device_bytes = plan.memory.total + total_bytes(gpu_overhead(plan));
+      candidate.device_bytes = device_bytes(plan);
       candidate.host_bytes = plan.host_memory.total;
       candidate.excess = excess_of(candidate, request);
       if (!candidate.excess) {

@@ -103,6 +103,10 @@ std::int64_t total_bytes(const std::vector<OverheadItem>& items) {
   return total;
 }
 
+std::int64_t device_bytes(const TrainingPlan& plan) {
+  return plan.memory.total + total_bytes(gpu_overhead(plan));
+}
+
 std::string describe(const std::vector<OverheadItem>& items) {
   std::string text;
   for (const OverheadItem& item : items) {

@@ -1,6 +1,7 @@
 #include "resume.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
@@ -82,17 +83,28 @@ std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
   return "";
 }
 
-/// The checkpoint's path; "" if there is none and none is needed.
-std::string find_path(const CheckpointOptions& options) {
+/// "a; b; c".
+std::string in_words(const std::vector<std::string>& damages) {
+  std::string text;
+  for (const std::string& damage : damages) text += (text.empty() ? "" : "; ") + damage;
+  return text;
+}
+
+/// The checkpoint to go on from; none if there is none and none is needed.
+WholeCheckpoint find_resumed(const CheckpointOptions& options) {
   const bool newest = options.resume == "latest" || options.resume == "auto";
-  if (options.resume.empty()) return "";
+  if (options.resume.empty()) return {};
   require(!newest || !options.folder.empty(), ErrorCode::kConfig, "--resume ", options.resume,
           " is the newest checkpoint in the folder of --save, which is not given");
-  std::string path = find_checkpoint(newest ? options.folder : options.resume);
-  require(!path.empty() || options.resume == "auto", ErrorCode::kNotFound, "--resume ",
-          options.resume, ": there is no checkpoint in '", newest ? options.folder : options.resume,
-          "'");
-  return path;
+  const std::string& folder = newest ? options.folder : options.resume;
+  WholeCheckpoint found = find_whole_checkpoint(folder);
+  require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "--resume ",
+          options.resume, ": no checkpoint in '", folder, "' is whole: ", in_words(found.damages),
+          "; put back what is missing, or name another checkpoint by --resume FOLDER, or a new "
+          "folder by --save to begin at step 0");
+  require(!found.path.empty() || options.resume == "auto", ErrorCode::kNotFound, "--resume ",
+          options.resume, ": there is no checkpoint in '", folder, "'");
+  return found;
 }
 
 /// A new run must not mix its checkpoints with those of another.
@@ -121,10 +133,15 @@ Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchS
 std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const Model& model,
                                                      const BatchSource& source) {
   const CheckpointOptions& options = plan.options.checkpoints;
-  const std::string path = find_path(options);
+  const WholeCheckpoint found = find_resumed(options);
+  const std::string& path = found.path;
   if (path.empty()) {
     require_no_checkpoints(options);
     return nullptr;
+  }
+  if (!found.damages.empty()) {
+    plan.notes.push_back(concat("WARNING: the run goes on from the older checkpoint '", path,
+                                "', for newer ones are damaged: ", in_words(found.damages)));
   }
   auto point = std::make_shared<ResumePoint>();
   point->path = path;
@@ -166,6 +183,14 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
     plan.notes.push_back("since the checkpoint: " + changed);
   }
   return point;
+}
+
+std::string checkpoint_before(const ResumePoint& point) {
+  const auto all = list_checkpoints(std::filesystem::path(point.path + "/..").lexically_normal());
+  for (auto it = all.rbegin(); it != all.rend(); ++it) {
+    if (it->step < point.manifest.step && damage_of(it->path).empty()) return it->path;
+  }
+  return "";
 }
 
 }  // namespace tessera

@@ -194,9 +194,18 @@ void Session::Impl::load() {
   std::optional<LossScalerState> scaler = point.manifest.loss_scaler;
   const std::optional<LossScaling> scaling = loss_scaling(plan_.options.loss_scale);
   if (scaler && scaling && !scaling->rule.dynamic) scaler->scale = scaling->initial_scale;
+  const auto load = [&](RankSeat& seat, Stream& stream) {
+    try {
+      load_state(point.manifest, point.path, seat.state, stream);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig) throw;
+      const std::string other = checkpoint_before(point);
+      if (other.empty()) throw;
+      fail(error.code(), error.what(), "; the newest one of an earlier step: --resume ", other);
+    }
+  };
   run([&](RankSeat& seat) {
-    seat.executor.run_apart(
-        [&](Stream& stream) { load_state(point.manifest, point.path, seat.state, stream); });
+    seat.executor.run_apart([&](Stream& stream) { load(seat, stream); });
     if (scaler) seat.executor.set_loss_scaler(*scaler);
   });
 }

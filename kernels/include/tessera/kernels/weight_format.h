@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "tessera/core/tensor.h"
 
@@ -55,10 +56,24 @@ struct QuantizedSizes {
   std::int64_t bytes = 0;
 };
 /// Of a matrix of this shape: its first dimension are the rows. `joined`: the rows of the matrices
-/// that it consists of, if each has a mean and groups of its own; empty: it is one. Throws
-/// Error{kInvalidArgument} for kNone, and where these do not add up or do not end with a block.
+/// that it consists of, if each has blocks, a mean and groups of its own; empty: it is one. Of
+/// matrices_apart(), only `bytes` is set. Throws Error{kInvalidArgument} for kNone, and where the
+/// rows do not add up.
 QuantizedSizes quantized_sizes(WeightFormat format, const Shape& shape,
                                std::span<const std::int64_t> joined = {});
+
+/// The bytes of some of a quantised matrix' rows, which are a quantised matrix themselves.
+struct QuantizedRows {
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  std::int64_t begin = 0;  ///< byte, a multiple of 4
+  std::int64_t bytes = 0;
+};
+/// Where one of the joined matrices ends within a block of 4-bit codes, its last block is shorter
+/// and the next matrix begins anew: each of them lies apart, as if it were alone, one after the
+/// other. Such matrices in order; else nothing. Throws as quantized_sizes.
+std::vector<QuantizedRows> matrices_apart(WeightFormat format, const Shape& shape,
+                                          std::span<const std::int64_t> joined);
 
 /// Where one of the joined matrices has its scales.
 struct JoinedScales {

@@ -96,10 +96,8 @@ void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell
   // A trainer compares the plan with the memory of this machine.
   const Trainer trainer(model, dataset, trainer_options(config));
   const TrainingPlan& plan = trainer.plan();
-  cell.predicted =
-      CellPrediction{.peak = plan.memory,
-                     .traffic = plan.traffic,
-                     .device_bytes = plan.memory.total + total_bytes(gpu_overhead(plan))};
+  cell.predicted = CellPrediction{
+      .peak = plan.memory, .traffic = plan.traffic, .device_bytes = device_bytes(plan)};
   cell.tokens_per_step = plan.options.micro_batch * plan.options.accumulate * plan.options.ranks *
                          choice.sequence_length;
 }

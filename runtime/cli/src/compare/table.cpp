@@ -38,7 +38,7 @@ Row figures(const Comparison& results, const ComparedCell& cell, const std::stri
   return {time ? three_digits(time->value * 1e3) : "-",
           time && time->half_width ? three_digits(*time->half_width * 1e3) : "-",
           time ? with_prefix(tokens / time->value) : "-",
-          format_bytes(shown_peak(cell).total),
+          format_bytes(shown_device_bytes(cell)),
           exposed ? three_digits(*exposed * 1e3) : "-",
           group.empty() ? "-" : group,
           state_of(results, cell, best)};
@@ -72,7 +72,7 @@ void print_table(std::ostream& out, const Comparison& results) {
   const std::vector<std::string> groups = bit_groups(results);
   const std::vector<bool> best = best_cells(results);
   std::vector<std::string> labels{"cell"};
-  std::vector<Row> rows{{"ms/step", "+/-", "tokens/s", "peak", "exposed", "bits", ""}};
+  std::vector<Row> rows{{"ms/step", "+/-", "tokens/s", "memory", "exposed", "bits", ""}};
   for (std::size_t i = 0; i < results.cells.size(); ++i) {
     const ComparedCell& cell = results.cells[i];
     if (cell.state == CellState::kImpossible) continue;

@@ -42,11 +42,26 @@ std::string publish_checkpoint(Storage& storage, const std::string& folder,
 void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t newest,
                        std::int64_t keep);
 
-/// Whole checkpoints of the folder, by step. Nothing if there is no such folder.
+// Below, the file `latest` stands for its folder.
+
+/// Checkpoints of the folder that have a manifest, by step. Nothing if there is no such folder.
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 
 /// The checkpoint that `path` means: a checkpoint itself, or the newest of a folder, as `latest`
 /// says. "" if there is none.
 std::string find_checkpoint(const std::string& path);
+
+/// What is damaged in a checkpoint, as far as its manifest and the sizes of its files tell; "" if
+/// it is whole. What is in the files is not read: see verify_files().
+std::string damage_of(const std::string& path);
+
+struct WholeCheckpoint {
+  std::string path;  ///< "" if none is whole
+  /// Of those that were passed over: what is damaged in each.
+  std::vector<std::string> damages;
+};
+/// The same as find_checkpoint(), but of a folder the newest that is whole: the one of `latest`,
+/// else those of the steps before it, then those after it. A checkpoint itself is not looked at.
+WholeCheckpoint find_whole_checkpoint(const std::string& path);
 
 }  // namespace tessera

@@ -20,7 +20,8 @@ struct Estimate {
 inline constexpr std::string_view kMethod =
     "A step time is the mean over a cell's repeats of each run's median step, the untimed first "
     "steps left out; +/- is half of its 95 % confidence interval (Student's t over the repeats). "
-    "Peak is rank 0's memory. Cells with the same letter under bits have bit-identical losses and "
+    "Memory is what a rank needs of its device: rank 0's peak, and on a GPU what is beside the "
+    "plan. Cells with the same letter under bits have bit-identical losses and "
     "parameters. Best: no other cell has both less memory and more tokens per second and rank.";
 
 /// Of no values: 0.
@@ -38,6 +39,8 @@ std::optional<Estimate> shown_step_time(const ComparedCell& cell);
 std::optional<double> shown_exposed(const ComparedCell& cell);
 std::optional<double> shown_communication(const ComparedCell& cell);
 MemoryPeak shown_peak(const ComparedCell& cell);
+/// What a rank must have of its device: that peak, and what a GPU takes beside the plan.
+std::int64_t shown_device_bytes(const ComparedCell& cell);
 Traffic shown_traffic(const ComparedCell& cell);
 
 /// "zero1, 2 ranks, bf16": the values of the axes.
