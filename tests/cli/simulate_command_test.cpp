@@ -61,8 +61,8 @@ TEST_F(SimulateCommand, HybridsHaveAReplicaPerNode) {
                                HasSubstr("1 x 512 ")));
   for (const auto& [per_node, replicas] : {std::pair("8", 4), std::pair("4", 8)}) {
     const test::ProgramResult result =
-        simulate({"--sweep", "strategy=hybrid_shard replicas=0", "--ranks", "32",
-                  "--ranks-per-node", per_node, "--format", "json"});
+        simulate({"--sweep", "strategy=hybrid_shard ranks=32 replicas=0", "--ranks-per-node",
+                  per_node, "--format", "json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(nlohmann::json::parse(result.out).at("runs").at(0).at("replicas"), replicas);
   }
