@@ -45,6 +45,7 @@ constexpr std::array<std::pair<std::string_view, std::vector<double> RotaryConfi
     }};
 constexpr std::array<std::string_view, 3> kScalings{"none", "llama3", "longrope"};
 constexpr std::string_view kTrainedContext = "rotary_trained_context";
+constexpr std::string_view kAmplitude = "rotary_amplitude";  // only where it is set
 
 constexpr std::array kFamilies{
     FamilyRow{.family = GptFamily::kGpt2,
@@ -104,7 +105,8 @@ constexpr std::array kFamilies{
 };
 
 /// As many digits as give the same number again.
-std::string exactly(double value) {
+template <typename T>
+std::string exactly(T value) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
   return {text.data(), end};
@@ -160,6 +162,8 @@ void add_rotary(const RotaryConfig& rotary, std::vector<NamedText>& words) {
   for (const auto& [name, member] : kRotaryNumbers)
     words.push_back({std::string(name), exactly(rotary.*member)});
   words.push_back({std::string(kTrainedContext), concat(rotary.trained_context)});
+  if (rotary.amplitude != 0.0)
+    words.push_back({std::string(kAmplitude), exactly(rotary.amplitude)});
   for (const auto& [name, member] : kRotaryLists) {
     std::string list;
     for (const double value : rotary.*member) list += (list.empty() ? "" : " ") + exactly(value);
@@ -172,6 +176,7 @@ RotaryConfig read_rotary(const Words& words) {
   rotary.scaling = static_cast<RotaryConfig::Scaling>(words.choice("rotary_scaling", kScalings));
   for (const auto& [name, member] : kRotaryNumbers) rotary.*member = words.number<double>(name);
   rotary.trained_context = words.number<std::int64_t>(kTrainedContext);
+  if (words.find(kAmplitude) != nullptr) rotary.amplitude = words.number<double>(kAmplitude);
   for (const auto& [name, member] : kRotaryLists) rotary.*member = words.numbers(name);
   return rotary;
 }
@@ -187,6 +192,10 @@ void check_rotary(const GptConfig& config) {
           " channels are rotated; that must be an even number, at least 2");
   require(rotary.scaling == RotaryConfig::Scaling::kNone || rotary.trained_context > 0,
           ErrorCode::kConfig, "model: scaled rotary frequencies need the context before scaling");
+  require(rotary.amplitude == 0.0 ||
+              (rotary.amplitude > 0.0 && rotary.scaling == RotaryConfig::Scaling::kLongRope),
+          ErrorCode::kConfig,
+          "model: a rotary amplitude is for longrope and must be positive, got ", rotary.amplitude);
   if (rotary.scaling == RotaryConfig::Scaling::kLlama3) {
     require(rotary.factor >= 1.0 && rotary.low_frequency > 0.0 &&
                 rotary.high_frequency > rotary.low_frequency,
@@ -286,7 +295,7 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
   std::vector<NamedText> words{{"family", std::string(family_of(config).name)}};
   for (const auto& [name, size] : kSizes)
     words.push_back({std::string(name), concat(config.*size)});
-  words.push_back({"dropout", concat(config.dropout)});
+  words.push_back({"dropout", exactly(config.dropout)});
   words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
   if (config.adapter.is_set()) {
     words.push_back({"adapter", to_adapter_json(config.adapter, config)});
@@ -302,7 +311,7 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
   if (config.family == GptFamily::kGpt2) return words;
   for (const auto& [name, size] : kMoreSizes)
     words.push_back({std::string(name), concat(config.*size)});
-  words.push_back({"norm_epsilon", exactly(config.norm_epsilon)});
+  words.push_back({"norm_epsilon", exactly(static_cast<double>(config.norm_epsilon))});
   add_rotary(config.rotary, words);
   return words;
 }

@@ -45,10 +45,15 @@ std::vector<float> rotary_frequencies(const GptConfig& config, std::int64_t leng
 float rotary_amplitude(const GptConfig& config) {
   const RotaryConfig& rotary = config.rotary;
   if (rotary.scaling != RotaryConfig::Scaling::kLongRope) return 1.0F;
-  const auto trained = static_cast<double>(rotary.trained_context);
-  const double factor = static_cast<double>(config.context_length) / trained;
-  if (factor <= 1.0) return 1.0F;
-  return static_cast<float>(std::sqrt(1.0 + std::log(factor) / std::log(trained)));
+  if (rotary.amplitude != 0.0) return static_cast<float>(rotary.amplitude);
+  const double factor =
+      static_cast<double>(config.context_length) / static_cast<double>(rotary.trained_context);
+  return static_cast<float>(longrope_amplitude(factor, rotary.trained_context));
+}
+
+double longrope_amplitude(double factor, std::int64_t trained_context) {
+  if (factor <= 1.0) return 1.0;
+  return std::sqrt(1.0 + std::log(factor) / std::log(static_cast<double>(trained_context)));
 }
 
 }  // namespace tessera

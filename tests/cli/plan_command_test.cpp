@@ -98,6 +98,27 @@ TEST_F(PlanCommand, TheScheduleCanBeParsedAndIsValid) {
   EXPECT_EQ(document["settings"]["ranks"], 4);
 }
 
+TEST_F(PlanCommand, HybridsHaveAReplicaPerNode) {
+  const std::string config =
+      write("fsdp.yaml",
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 32\n"
+            "fsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: HYBRID_SHARD\n"
+            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n");
+  const auto replicas = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--no-default-config", "--format", "json"});
+    const ProgramResult result = run(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out)["settings"]["replicas"];
+  };
+  const std::vector<std::string> hybrid{"--strategy", "hybrid_shard", "--ranks", "32"};
+  EXPECT_EQ(replicas({hybrid[0], hybrid[1], hybrid[2], hybrid[3]}), 2);
+  EXPECT_EQ(replicas({hybrid[0], hybrid[1], hybrid[2], hybrid[3], "--ranks-per-node", "8"}), 4);
+  EXPECT_EQ(replicas({hybrid[0], hybrid[1], hybrid[2], hybrid[3], "--ranks-per-node", "8",
+                      "--replicas", "16"}),
+            16);
+  EXPECT_EQ(replicas({"--config", config, "--ranks-per-node", "8"}), 4);
+}
+
 TEST_F(PlanCommand, SaysWhenAStrategyIsAnotherOneOnItsRanks) {
   const auto notes = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments{"plan", "--no-default-config", "--format", "schedule"};

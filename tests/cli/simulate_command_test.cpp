@@ -53,6 +53,21 @@ TEST_F(SimulateCommand, SweepsSettingsAndMarksWhatNothingBeats) {
   EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s/rank"), HasSubstr("best")));
 }
 
+TEST_F(SimulateCommand, HybridsHaveAReplicaPerNode) {
+  const test::ProgramResult table =
+      simulate({"--sweep", "strategy=hybrid_shard,full_shard ranks=8,512 replicas=0"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("mesh"), HasSubstr("64 x 8 "), HasSubstr("2 x 4 "),
+                               HasSubstr("1 x 512 ")));
+  for (const auto& [per_node, replicas] : {std::pair("8", 4), std::pair("4", 8)}) {
+    const test::ProgramResult result =
+        simulate({"--sweep", "strategy=hybrid_shard ranks=32 replicas=0", "--ranks-per-node",
+                  per_node, "--format", "json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(nlohmann::json::parse(result.out).at("runs").at(0).at("replicas"), replicas);
+  }
+}
+
 TEST_F(SimulateCommand, TakesAProfileOfOnesOwn) {
   const test::ProgramResult shown = run({"simulate", "--show-profile"});
   EXPECT_EQ(shown.exit_code, 0) << shown.err;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "temporary_folder.h"
+#include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -166,6 +167,26 @@ TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of_text("parameter_placement", "shards"), HasSubstr("shard"));
   EXPECT_THAT(error_of_text("memory_limit", "4 parsecs"), HasSubstr("4GiB"));
   EXPECT_THAT(error_of_text("time_actions", "perhaps"), HasSubstr("true or false"));
+}
+
+TEST_F(ConfigTest, ALauncherSaysHowManyRanksANodeHas) {
+  const auto options_on = [](int machines, bool given) {
+    Config config(trainer_settings());
+    config.set_text("strategy", "hybrid_shard");
+    if (given) config.set_text("ranks_per_node", "2");
+    adopt_launcher({.kind = Launcher::Kind::kSockets,
+                    .name = "torchrun",
+                    .process = 0,
+                    .processes = 32,
+                    .machines = machines},
+                   config);
+    return trainer_options(config);
+  };
+  EXPECT_EQ(options_on(4, false).ranks_per_node, 8);
+  EXPECT_EQ(options_on(4, false).replicas, 4);
+  EXPECT_EQ(options_on(1, false).replicas, 2);
+  EXPECT_EQ(options_on(0, false).replicas, 2);  // not known
+  EXPECT_EQ(options_on(4, true).replicas, 16);
 }
 
 TEST_F(ConfigTest, OptionsComeOutAsTheyWentIn) {

@@ -29,6 +29,7 @@ const std::map<std::string, Get>& getters() {
       {"strategy", [](const O& o) { return o.strategy; }},
       {"trainable_strategy", [](const O& o) { return o.trainable_strategy; }},
       {"replicas", [](const O& o) { return o.replicas; }},
+      {"ranks_per_node", [](const O& o) { return o.ranks_per_node; }},
       {"parameter_placement", [](const O& o) { return to_string(o.placement->parameter); }},
       {"gradient_placement", [](const O& o) { return to_string(o.placement->gradient); }},
       {"optimizer_placement", [](const O& o) { return to_string(o.placement->optimizer); }},

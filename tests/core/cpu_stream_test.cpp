@@ -1,13 +1,16 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/cpu_device.h"
@@ -45,6 +48,30 @@ TEST(CpuStreamTest, WaitOrdersStreamsWithoutBlockingTheHost) {
   release = true;
   b->synchronize();
   EXPECT_EQ(seen, 1);
+}
+
+/// It would run behind tasks that need its result, or wait for itself.
+TEST(CpuStreamTest, ATaskMayNotUseItsOwnStream) {
+  const auto device = make_cpu_device();
+  using Call = void (*)(Stream&);
+  const std::array<std::pair<const char*, Call>, 5> calls{
+      {{"submit", [](Stream& s) { s.submit({}, [] {}); }},
+       {"submit", [](Stream& s) { s.copy(nullptr, nullptr, 0); }},
+       {"record", [](Stream& s) { s.record(); }},
+       {"wait", [](Stream& s) { s.wait(Event()); }},
+       {"synchronize", [](Stream& s) { s.synchronize(); }}}};
+  for (const auto& [name, call] : calls) {
+    const auto stream = device->create_stream({.name = "compute"});
+    stream->submit({}, [&stream, call = call] { call(*stream); });
+    try {
+      stream->synchronize();
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(concat("Stream::", name)));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("compute at once"));
+    }
+  }
 }
 
 TEST(CpuStreamTest, TheDestructorDrains) {

@@ -74,6 +74,18 @@ TEST(SimStreamTest, AFailureStopsTheStreamAndIsRethrown) {
   }
 }
 
+TEST(SimStreamTest, ATaskMayNotSubmitToItsOwnStream) {
+  SimDevice device;
+  const auto stream = device.create_stream({.name = "compute"});
+  const auto other = device.create_stream({.name = "copy"});
+  bool ran = false;
+  stream->submit({}, [&] { other->submit({}, [] {}); });
+  stream->synchronize();
+  stream->submit({}, [&] { stream->submit({}, [&] { ran = true; }); });
+  EXPECT_THROW(stream->synchronize(), Error);
+  EXPECT_FALSE(ran);
+}
+
 TEST(SimStreamTest, HooksSeeTasksAndVirtualTime) {
   SimDevice device;
   int before = 0;

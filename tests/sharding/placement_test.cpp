@@ -186,6 +186,20 @@ TEST(DefaultReplicas, AreOneForAllButHybrids) {
   }
 }
 
+TEST(DefaultReplicas, OfHybridsAreOnePerNode) {
+  for (const char* name : {"hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}) {
+    const Strategy& hybrid = find_strategy(name);
+    EXPECT_EQ(default_replicas(hybrid, 512, 8), 64);
+    EXPECT_EQ(default_replicas(hybrid, 16, 8), 2);
+    EXPECT_EQ(default_replicas(hybrid, 12, 8), 3);  // of 4 ranks: no node boundary cuts them
+    EXPECT_EQ(default_replicas(hybrid, 8, 8), 2);   // one node
+    EXPECT_EQ(default_replicas(hybrid, 4, 8), 2);
+    EXPECT_EQ(default_replicas(hybrid, 16, 1), 2);  // a replica of one rank shares nothing
+    EXPECT_EQ(default_replicas(hybrid, 9, 4), 3);
+  }
+  EXPECT_EQ(default_replicas(find_strategy("full_shard"), 512, 8), 1);
+}
+
 TEST(DefaultReplicas, AreTheFewestThatMakeARealHybrid) {
   for (const char* hybrid : {"hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}) {
     EXPECT_EQ(default_mesh(hybrid, 4), (Mesh{.replicate = 2, .shard = 2}));

@@ -40,18 +40,26 @@ void ConfigReader::refuse(const std::string& key, const std::string& what_must_b
        has(key) ? shown(object_.at(key)) : "absent", ", and ", what_must_be);
 }
 
-std::int64_t ConfigReader::size(const std::string& key, std::int64_t fallback) const {
-  if (!has(key) && fallback != 0) return fallback;
+std::int64_t ConfigReader::integer_from(std::int64_t least, const std::string& key) const {
   const json value = this->value(key, nullptr);
-  if (!value.is_number_unsigned() || value.get<std::uint64_t>() < 1 ||
+  if (!value.is_number_unsigned() ||
+      value.get<std::uint64_t>() < static_cast<std::uint64_t>(least) ||
       value.get<std::uint64_t>() > static_cast<std::uint64_t>(kMostOfAnything)) {
-    refuse(key, concat("must be an integer from 1 to ", kMostOfAnything));
+    refuse(key, concat("must be an integer from ", least, " to ", kMostOfAnything));
   }
   return value.get<std::int64_t>();
 }
 
+std::int64_t ConfigReader::size(const std::string& key, std::int64_t fallback) const {
+  return !has(key) && fallback != 0 ? fallback : integer_from(1, key);
+}
+
+std::int64_t ConfigReader::count(const std::string& key, std::int64_t fallback) const {
+  return has(key) ? integer_from(0, key) : fallback;
+}
+
 std::int64_t ConfigReader::optional_size(const std::string& key) const {
-  return value(key, nullptr).is_null() ? 0 : size(key);
+  return is_set(key) ? size(key) : 0;
 }
 
 double ConfigReader::number(const std::string& key) const {

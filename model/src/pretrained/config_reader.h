@@ -20,11 +20,15 @@ class ConfigReader {
   ConfigReader(const ConfigReader& outer, const std::string& name);
 
   bool has(const std::string& key) const { return object_.contains(key); }
+  /// Whether the key is there and not null.
+  bool is_set(const std::string& key) const { return !value(key, nullptr).is_null(); }
   /// The value, or `fallback` where the key is absent.
   nlohmann::json value(const std::string& key, const nlohmann::json& fallback) const;
   /// An integer from 1 to 2^24. Without a fallback (0) the key must be there.
   std::int64_t size(const std::string& key, std::int64_t fallback = 0) const;
-  /// The same, where absent or null means 0.
+  /// An integer from 0 to 2^24, or `fallback` where the key is absent.
+  std::int64_t count(const std::string& key, std::int64_t fallback) const;
+  /// A size, where absent or null means 0.
   std::int64_t optional_size(const std::string& key) const;
   /// A positive number.
   double number(const std::string& key, double fallback) const;
@@ -39,6 +43,8 @@ class ConfigReader {
   [[noreturn]] void refuse(const std::string& key, const std::string& what_must_be) const;
 
  private:
+  std::int64_t integer_from(std::int64_t least, const std::string& key) const;
+
   std::string path_;
   std::string prefix_;  ///< of keys in errors
   nlohmann::json object_;

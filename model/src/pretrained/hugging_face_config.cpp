@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <limits>
 #include <vector>
 
@@ -17,7 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The class's default where the key is absent. Either name may be there.
+/// The class's default where the key is absent. Either name may be there; of both, transformers
+/// takes the alias.
 struct Size {
   const char* key;
   const char* alias;
@@ -56,7 +58,7 @@ std::vector<Fixed> fixed_keys(const GptConfig& config) {
 GptConfig read_gpt2(const ConfigReader& reader) {
   GptConfig config;
   for (const Size& size : kSizes) {
-    const char* const key = reader.has(size.key) ? size.key : size.alias;
+    const char* const key = reader.has(size.alias) ? size.alias : size.key;
     config.*size.member = reader.size(key, size.fallback);
   }
   for (const auto& [key, values] : fixed_keys(config)) reader.require_value(key, values);
@@ -86,6 +88,7 @@ GptConfig read_hugging_face_config(const std::string& path) {
           ErrorCode::kConfig, "'", path, "': architectures is ", shown(architectures),
           "; of this model_type only ", family->architecture, " can be read");
   read_quantization(reader);  // refuses what cannot be read
+  reader.require_value("per_layer_config", {nullptr});
   GptConfig config =
       family->family == GptFamily::kGpt2 ? read_gpt2(reader) : read_llama_config(reader, *family);
   try {
@@ -117,7 +120,7 @@ namespace {
 nlohmann::ordered_json gpt2_config(const GptConfig& config) {
   constexpr std::int64_t kEndOfText = 50256;  // GPT-2's only special token
   const json end = config.vocab_size > kEndOfText ? json(kEndOfText) : json();
-  const double dropout = config.dropout;
+  const double dropout = with_fewest_digits(config.dropout);
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
           {"vocab_size", config.vocab_size},
@@ -144,6 +147,14 @@ nlohmann::ordered_json gpt2_config(const GptConfig& config) {
 }
 
 }  // namespace
+
+double with_fewest_digits(float value) {
+  std::array<char, 32> text{};
+  const char* const end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  double parsed = 0.0;
+  std::from_chars(text.data(), end, parsed);
+  return parsed;
+}
 
 std::string hugging_face_config(const GptConfig& config, WeightFormat format) {
   nlohmann::ordered_json file =

@@ -19,4 +19,7 @@ std::vector<std::int32_t> end_tokens_in(const std::string& path);
 /// A config.json that versions 4 and 5 of transformers read.
 std::string hugging_face_config(const GptConfig& config, WeightFormat format = WeightFormat::kNone);
 
+/// The double with the fewest digits that rounds to `value`: 1e-6 for 1e-6F.
+double with_fewest_digits(float value);
+
 }  // namespace tessera::pretrained

@@ -27,6 +27,8 @@ std::vector<Setting> plan_only_settings();
 
 /// One table of several.
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);
+/// `settings` but for the one of that name, where a command has its own.
+std::vector<Setting> without(std::vector<Setting> settings, std::string_view name);
 
 /// Every setting with its value and where that is from.
 void print_settings(std::ostream& out, const Config& config);

@@ -138,7 +138,8 @@ FitRequest fit_request(const Config& config, const TrainerOptions& options, bool
   FitRequest request;
   request.cluster.profile = find_profile(config.get<std::string>("fit_profile"));
   const bool is_gpu = request.cluster.profile.device == "cuda";
-  const int ranks = runs_here ? ranks_on_host(options) : std::min(options.ranks, 8);
+  const int per_node = options.ranks_per_node > 0 ? options.ranks_per_node : 8;
+  const int ranks = runs_here ? ranks_on_host(options) : std::min(options.ranks, per_node);
   request.cluster.ranks_per_node = is_gpu || runs_here ? ranks : options.ranks;
   request.cluster.ranks_per_process = is_gpu ? 1 : request.cluster.ranks_per_node;
   for (const FitAxis& axis : fit_axes()) {

@@ -111,8 +111,8 @@ std::string exposed_share(const TimelineSummary& timeline) {
 
 std::string describe_ranks(const TrainerOptions& options) {
   std::string text = options.strategy + " on " + counted(options.ranks, "rank");
-  if (options.replicas > 1) {
-    text += " (" + std::to_string(options.replicas) + " replicas of " +
+  if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
+    text += " (" + counted(options.replicas, "replica") + " of " +
             std::to_string(options.ranks / options.replicas) + ")";
   }
   return text + ", " + std::string(to_string(options.precision)) + ", " +

@@ -87,7 +87,11 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
     try {
       Config own = config;
       for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
-      cells.push_back({simulate_run(own, profile, ranks_per_node(config)), values});
+      Cell cell{simulate_run(own, profile, ranks_per_node(own)), values};
+      for (std::size_t i = 0; i < sweep.size(); ++i) {  // 0 stands for the strategy's own
+        if (sweep[i].name == "replicas") cell.values[i] = concat(cell.plan.options.replicas);
+      }
+      cells.push_back(std::move(cell));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
       left_out.push_back({values, error.what()});
@@ -151,6 +155,7 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
                  const HardwareProfile& profile) {
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
+  heading.emplace_back("mesh");
   for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed", "memory", ""}) {
     heading.emplace_back(column);
   }
@@ -160,7 +165,9 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
     row.insert(
         row.end(),
-        {in_ms(cell.step.seconds),
+        {concat(cell.plan.options.replicas, " x ",
+                cell.plan.options.ranks / cell.plan.options.replicas),
+         in_ms(cell.step.seconds),
          with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan.options.ranks)),
          cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
          in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
@@ -173,8 +180,9 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   table.print(out);
   out << "\n"
       << wrapped(
-             "best: no other has both less memory and more tokens per second and rank; memory "
-             "is of one device, with what it takes beside the plan.",
+             "mesh: replicas x ranks that share one. best: no other has both less memory and more "
+             "tokens per second and rank; memory is of one device, with what it takes beside the "
+             "plan.",
              kColumns, 0)
       << "\n";
 }
@@ -190,6 +198,7 @@ nlohmann::ordered_json json_of(const Cell& cell) {
   nlohmann::ordered_json json{
       {"ranks", cell.plan.options.ranks},
       {"strategy", cell.plan.options.strategy},
+      {"replicas", cell.plan.options.replicas},
       {"step_seconds", cell.step.seconds},
       {"tokens", cell.tokens},
       {"tokens_per_second", cell.tokens_per_second()},
@@ -253,7 +262,9 @@ int run_simulate(const Config& config) {
 
 std::function<int()> add_simulate(CLI::App& app) {
   const auto command = std::make_shared<SettingsCommand>(
-      app, joined({model_settings(), trainer_settings(), simulate_settings()}),
+      app,
+      joined(
+          {model_settings(), without(trainer_settings(), "ranks_per_node"), simulate_settings()}),
       train_only_settings());
   return [command] {
     const Config config = command->config(std::cerr, kForAnyMachine);

@@ -24,6 +24,7 @@ int threads_of(const Config& config, const HardwareProfile& profile, std::int64_
 }  // namespace
 
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node) {
+  config.set_effective("ranks_per_node", ranks_per_node);
   const GptChoice choice = choose_gpt(config);
   TrainerOptions options = trainer_options(config);
   options.trace = {};  // decides nothing in virtual time

@@ -344,6 +344,11 @@ std::vector<Setting> train_only_settings() {
         flag("quiet", "print nothing but errors")}});
 }
 
+std::vector<Setting> without(std::vector<Setting> settings, std::string_view name) {
+  std::erase_if(settings, [&](const Setting& setting) { return setting.name == name; });
+  return settings;
+}
+
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
   std::vector<Setting> all;
   for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());

@@ -41,6 +41,7 @@ class Accelerate {
     attempt([this] { read_type(); });
     attempt([this] { read_ranks(*type_); });
     attempt([this] { machines_ = translate_machines(top_, path_, ranks_, known_.launch()); });
+    count_nodes();
     if (top_.has("ipex_config")) {
       top_.differ("ipex_config", "Accelerate 1.15 refuses the key, which it knew before");
     }
@@ -208,6 +209,15 @@ class Accelerate {
                       "; set it, or give --ranks",
                       launch.launcher.empty() ? "" : ", or --processes to 'tessera launch'");
     }
+  }
+
+  /// Where neither the file nor a launcher says how many machines there are, --ranks-per-node does.
+  void count_nodes() {
+    constexpr const char* kPerNode = "ranks_per_node";
+    const bool told = known_.launch().machines > 0 || top_.has("num_machines");
+    const std::int64_t per_node = known_.has(kPerNode) ? known_.integer(kPerNode) : 0;
+    if (told || per_node == 0 || ranks_ <= per_node || ranks_ % per_node != 0) return;
+    machines_ = ranks_ / per_node;
   }
 
   /// One for each machine.

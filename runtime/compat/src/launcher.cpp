@@ -359,6 +359,9 @@ void adopt_launcher(const Launcher& launcher, Config& config) {
           "ranks is ", ranks, ", but ", launcher.name, " has started ", processes, " processes",
           each == 0 ? "" : concat(" of ", each, " ranks"),
           "; leave --ranks out, or make it a multiple of the processes");
+  if (launcher.machines > 0 && ranks % launcher.machines == 0 && !config.given("ranks_per_node")) {
+    config.set_effective("ranks_per_node", ranks / launcher.machines);
+  }
   if (launcher.process == 0) return;
   for (const Setting& setting : config.table()) {
     const std::string& name = setting.name;
@@ -403,6 +406,9 @@ Launcher join_launched(TrainerOptions& options) {
   const int each = launcher.ranks_per_process;
   if (launcher.kind == Launcher::Kind::kNone && each == 0) return launcher;
   options.ranks = launcher.processes * std::max(each, 1);
+  const bool known = launcher.machines > 0 && options.ranks % launcher.machines == 0;
+  if (options.ranks_per_node == 0 && known)
+    options.ranks_per_node = options.ranks / launcher.machines;
   join_world(launcher, options, false);
   return launcher;
 }

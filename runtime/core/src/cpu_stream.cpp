@@ -44,17 +44,29 @@ CpuStream::~CpuStream() {
   worker_.join();
 }
 
+/// What a task submits to its own stream runs behind whatever the host has already enqueued, so
+/// behind the readers of its result; and it would wait for itself.
+void CpuStream::refuse_own_task(std::string_view call) const {
+  require(std::this_thread::get_id() != worker_.get_id(), ErrorCode::kInvalidArgument,
+          "Stream::", call, " was called by a task of the same CPU stream, '", options_.name,
+          "': that would run after tasks that need its result; compute at once, in the calling "
+          "thread (an operation of your own runs inside of such a task)");
+}
+
 void CpuStream::submit(const Work& work, std::function<void()> task) {
+  refuse_own_task("submit");
   push({.work = work, .task = std::move(task), .open = nullptr, .pass = nullptr});
 }
 
 Event CpuStream::record() {
+  refuse_own_task("record");
   auto gate = std::make_shared<Gate>();
   push({.work = {}, .task = nullptr, .open = gate, .pass = nullptr});
   return Event(std::move(gate));
 }
 
 void CpuStream::wait(const Event& event) {
+  refuse_own_task("wait");
   if (event.state() == nullptr) return;
   auto gate = std::dynamic_pointer_cast<Gate>(event.state());
   require(gate != nullptr, ErrorCode::kInvalidArgument, "CPU stream '", options_.name,
@@ -68,6 +80,7 @@ void CpuStream::copy(void* destination, const void* source, std::size_t bytes) {
 
 /// Without an event, which would take memory: this must not fail where a failure is handled.
 void CpuStream::synchronize() {
+  refuse_own_task("synchronize");
   std::unique_lock lock(mutex_);
   const std::uint64_t pushes = pushes_;
   const auto reached = [&] { return executed_.load(std::memory_order_seq_cst) >= pushes; };

@@ -45,6 +45,8 @@ class CpuStream : public Stream {
     std::shared_ptr<Gate> pass;
   };
 
+  /// Throws if a task of this stream asks for `call`.
+  void refuse_own_task(std::string_view call) const;
   void push(Entry entry);
   void run();
   void execute(Entry& entry);

@@ -130,9 +130,15 @@ class SimStream : public Stream {
       : device_(device), queue_(device.clock_->add(std::move(options))) {}
 
   void submit(const Work& work, std::function<void()> task) override {
+    // On a CPU it would run after tasks that need its result, and here there is no memory.
+    require(!in_task_, ErrorCode::kInvalidArgument,
+            "Stream::submit was called by a task of the same stream, '", queue_.options.name,
+            "', while a run is planned: compute at once, in the calling thread, and only if "
+            "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a task)");
     if (failure_) return;
     try {
       if (queue_.options.before_task) queue_.options.before_task();
+      const Running running(in_task_);
       if (task) task();
     } catch (const std::exception& error) {
       fail_with(error.what());
@@ -169,6 +175,18 @@ class SimStream : public Stream {
   bool failed() const override { return failure_ != nullptr; }
 
  private:
+  /// Sets a flag while it lives.
+  class Running {
+   public:
+    explicit Running(bool& flag) : flag_(flag) { flag_ = true; }
+    ~Running() { flag_ = false; }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    bool& flag_;
+  };
+
   void fail_with(std::string_view what) {
     failure_ = std::current_exception();
     if (queue_.options.on_error) queue_.options.on_error(what);
@@ -177,6 +195,7 @@ class SimStream : public Stream {
   SimDevice& device_;
   sim::Queue& queue_;
   std::exception_ptr failure_;
+  bool in_task_ = false;
 };
 
 SimDevice::SimDevice(DeviceKind stands_for, SimSpeeds speeds)

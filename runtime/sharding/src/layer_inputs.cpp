@@ -33,7 +33,9 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
     }
     Tape tape(memory, *stream, batch, {.record = false, .training = false});
     const Value input = tape.input(std::move(flowing), false);
-    flowing = model.layers[l]->forward(tape, input, parameters).tensor;
+    stream->submit({.name = "forward"},
+                   [&] { flowing = model.layers[l]->forward(tape, input, parameters).tensor; });
+    stream->synchronize();
     numels.push_back(flowing.shape().numel());
   }
   return numels;

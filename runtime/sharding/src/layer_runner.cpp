@@ -222,6 +222,7 @@ Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_
   Value output = layer.forward(tape, input, bind(a));
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
+  batches_.check_losses(a.micro_step, output.shape(), layer.name());
   kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
   return output;
 }
@@ -308,6 +309,10 @@ void LayerRunner::reserve_input(const Action& action) {
 /// The gradient of the layer's input, for the layer before.
 void LayerRunner::pass_on(const Action& a, Tensor gradient) {
   if (!needs_input_gradient(a.layer)) return;
+  require(static_cast<bool>(gradient), ErrorCode::kInvalidArgument, "backward of layer '",
+          model_.layers[static_cast<std::size_t>(a.layer)]->name(),
+          "' gave its input no gradient, and layers before it need one: an operation of your own "
+          "returns what Tape::output makes, and hands gradients on by Tape::add_gradient");
   activations_[schedule_.activation_gradient(a.layer - 1, a.micro_step)].output =
       std::move(gradient);
 }

@@ -1,5 +1,6 @@
 #include "micro_batches.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <string>
@@ -134,6 +135,7 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
     const std::int64_t first = index_of(step, static_cast<int>(m)) * samples_;
     const std::int64_t filled = fill_from(source_, step, first, samples_, inputs, targets);
     items += filled;
+    if (first_items_.size() < batches_.size()) first_items_.push_back(filled);
     if (targets.dtype != DType::kInt32 || !has_contents_) continue;
     const std::string samples = describe_samples(first, samples_);
     const std::int64_t counted = count_targets(targets, samples);
@@ -143,6 +145,28 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
             "-100; the loss would be scaled wrongly, so let fill return their number");
   }
   return items;
+}
+
+void MicroBatches::check_losses(int micro_step, const Shape& losses,
+                                const std::string& layer) const {
+  const auto m = static_cast<std::size_t>(micro_step);
+  if (!has_contents_ || m >= first_items_.size()) return;  // a plan
+  const Tensor& given = batches_[m].targets;
+  const Shape& targets = given.shape();
+  // Numbers of a vector of targets have one loss together, but where fill() counts them.
+  const bool classes = given.dtype() == DType::kInt32;
+  const int dims = classes ? targets.rank() : std::max(1, targets.rank() - 1);
+  bool fits = losses.numel() == first_items_[m];
+  std::int64_t rows = 1;
+  for (int dim = 0; dim < std::min(dims, targets.rank()); ++dim) {
+    rows *= targets[dim];
+    fits = fits || losses.numel() == rows;
+  }
+  require(fits, ErrorCode::kInvalidArgument, "layer '", layer, "' comes last and returned ",
+          losses.numel(), " numbers, ", losses, ", which are no losses: the targets of a ",
+          "micro-batch are ", targets, ", and BatchSource::fill returned ", first_items_[m],
+          "; let it end on a loss, one for each target or sample (ops::cross_entropy, "
+          "ops::squared_error, ...)");
 }
 
 void MicroBatches::send(std::size_t turn, Stream& stream) {

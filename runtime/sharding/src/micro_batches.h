@@ -29,6 +29,10 @@ class MicroBatches {
   std::int64_t index_of(std::int64_t step, int micro_step) const;
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
+  /// Throws Error{kInvalidArgument} that names `layer`, the last one, if the shape of what it
+  /// returned cannot be the losses of a micro-batch: neither one for each class, row of targets or
+  /// sample, nor as many as fill() said of the first batches.
+  void check_losses(int micro_step, const Shape& losses, const std::string& layer) const;
 
  private:
   class Staging;
@@ -45,7 +49,8 @@ class MicroBatches {
   const std::int64_t place_;  ///< of this rank among those that share the data
   const bool has_contents_;   ///< false on the sim device
   std::vector<Batch> batches_;
-  std::vector<Read> read_;  ///< by turn
+  std::vector<std::int64_t> first_items_;  ///< by micro-step: what fill() said of the first read
+  std::vector<Read> read_;                 ///< by turn
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <numeric>
 
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
@@ -163,8 +164,12 @@ const Strategy& find_strategy(std::string_view name) {
        nearest.empty() ? "." : "; did you mean '" + nearest + "'?", " Strategies: ", list);
 }
 
-int default_replicas(const Strategy& strategy, int ranks) {
+int default_replicas(const Strategy& strategy, int ranks, int ranks_per_node) {
   if (!strategy.hybrid) return 1;
+  if (ranks_per_node > 0 && ranks_per_node < ranks) {
+    const int inside = std::gcd(ranks, ranks_per_node);
+    if (inside > 1) return ranks / inside;
+  }
   for (int replicas = 2; replicas <= ranks / replicas; ++replicas) {
     if (ranks % replicas == 0) return replicas;
   }

@@ -117,8 +117,9 @@ TrainerOptions resolved(TrainerOptions options) {
   if (!options.reshard_after_forward) {
     options.reshard_after_forward = strategy.reshard_after_forward;
   }
-  const int replicas =
-      options.replicas > 0 ? options.replicas : default_replicas(strategy, options.ranks);
+  const int replicas = options.replicas > 0
+                           ? options.replicas
+                           : default_replicas(strategy, options.ranks, options.ranks_per_node);
   options.replicas = make_mesh(options.ranks, replicas).replicate;
   if (options.threads_per_rank == 0) {
     options.threads_per_rank = default_threads(options);

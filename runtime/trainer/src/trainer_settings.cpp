@@ -155,8 +155,14 @@ std::vector<Row> sharding_rows() {
               {.check = check_trainable_strategy}),
           bound<&O::replicas>(
               "replicas",
-              "copies of the sharded state; ranks / replicas share one (0: as the strategy has it)",
+              "copies of the sharded state; ranks / replicas share one (0: as the strategy has it: "
+              "hybrids one per node, on one node 2 or as few as divide the ranks, others 1)",
               {.minimum = 0, .maximum = kMaxRanks}),
+          bound<&O::ranks_per_node>(
+              "ranks_per_node",
+              "ranks of a node, by which hybrids choose their replicas (0: as the launcher has it, "
+              "else all ranks on one node)",
+              {.minimum = 0, .maximum = kMaxRanks, .must_agree = MustAgree::kNone}),
           placement("parameter_placement", "parameters", &Placement::parameter),
           placement("gradient_placement", "gradients", &Placement::gradient),
           placement("optimizer_placement", "optimizer states", &Placement::optimizer),

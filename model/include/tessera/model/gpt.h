@@ -22,6 +22,9 @@ struct RotaryConfig {
   double factor = 1.0;  ///< kLlama3: long waves become so many times longer
   double low_frequency = 1.0, high_frequency = 4.0;  ///< kLlama3: where that begins and ends
   std::int64_t trained_context = 0;  ///< of the model before its context was made longer
+  /// kLongRope: what cosine and sine are multiplied by; 0: as context_length / trained_context
+  /// asks.
+  double amplitude = 0.0;
   /// kLongRope: divisors of the R/2 frequencies for sequences up to `trained_context` and beyond.
   std::vector<double> short_factors{}, long_factors{};
 

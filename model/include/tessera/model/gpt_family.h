@@ -34,5 +34,7 @@ const FamilyRow& family_of(const GptConfig& config);
 std::vector<float> rotary_frequencies(const GptConfig& config, std::int64_t length);
 /// What cosine and sine are multiplied by; 1 but for kLongRope.
 float rotary_amplitude(const GptConfig& config);
+/// What longrope has for a context that became `factor` times as long.
+double longrope_amplitude(double factor, std::int64_t trained_context);
 
 }  // namespace tessera

@@ -72,10 +72,10 @@ std::vector<Setting> compare_settings() {
 
 /// What compare gives to a run itself, or what makes no sense in a series of short ones.
 bool is_left_to_compare(const Setting& setting) {
-  constexpr std::array kNames{
-      "ranks",       "resume",        "save",       "save_every", "save_total_limit",
-      "save_async",  "save_failures", "stop_after", "eval_every", "eval_data",
-      "eval_tokens", "trace",         "trace_steps"};
+  constexpr std::array kNames{"ranks",      "ranks_per_node",   "resume",     "save",
+                              "save_every", "save_total_limit", "save_async", "save_failures",
+                              "stop_after", "eval_every",       "eval_data",  "eval_tokens",
+                              "trace",      "trace_steps"};
   return std::ranges::find(kNames, setting.name) != kNames.end();
 }
 
@@ -88,7 +88,8 @@ std::vector<Setting> settings_of_runs() {
 /// A config file of `tessera train` may have them, without effect but for ranks.
 std::vector<Setting> settings_of_files() {
   const std::vector<Setting> flags = settings_of_runs();
-  std::vector<Setting> all = joined({trainer_settings(), train_only_settings()});
+  std::vector<Setting> all =
+      joined({without(trainer_settings(), "ranks_per_node"), train_only_settings()});
   std::erase_if(all, [&](const Setting& setting) {
     return std::ranges::find(flags, setting.name, &Setting::name) != flags.end();
   });

@@ -26,7 +26,7 @@ namespace {
 /// Settings of the runs' own table; the others are compare's.
 bool is_of_a_run(const std::string& name) {
   static const std::vector<Setting> all =
-      joined({model_settings(), trainer_settings(), data_settings()});
+      joined({model_settings(), without(trainer_settings(), "ranks_per_node"), data_settings()});
   return std::ranges::find(all, name, &Setting::name) != all.end();
 }
 
@@ -91,6 +91,7 @@ std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<Actio
 
 /// What this machine will do.
 void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell) {
+  config.set_effective("ranks_per_node", 0);  // of the simulated machine, not of this one
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
   // A trainer compares the plan with the memory of this machine.

@@ -46,7 +46,8 @@ class SelfTest {
     bool all_run = true;
     for (const Strategy& strategy : strategies()) {
       if (strategy.name == "no_shard") continue;
-      if (strategy.hybrid && default_replicas(strategy, options_.ranks) == 1) {
+      if (strategy.hybrid &&
+          default_replicas(strategy, options_.ranks, options_.ranks_per_node) == 1) {
         checks_.skip(strategy.name, "needs several replicas of several ranks: 4 or more");
         all_run = false;
         continue;

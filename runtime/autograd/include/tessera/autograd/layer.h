@@ -32,7 +32,8 @@ class Layer {
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient
-  /// flows to it. The last layer returns one loss per item, fp32.
+  /// flows to it. The last layer returns its losses, fp32: as many as BatchSource::fill counts, or
+  /// one for each class, row of targets or sample, else the run ends with an error.
   /// Gradients are in place for backward, and for the last layer's recording forward, too, whose
   /// fused loss writes them (see ops.h); no other layer may use that loss.
   virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;

@@ -115,12 +115,14 @@ class Tape {
   /// as it has run. Returns d objective / d input, or an empty tensor if the input needs none.
   Tensor backward(const Value& output, Tensor output_gradient);
 
-  // For operations (ops.cpp, and operations of one's own).
+  // For operations (ops.cpp, and operations of one's own: an example with the rules that hold for
+  // them is tests/install/consumer/README.md, "An operation of your own").
 
   const Batch& batch() const { return batch_; }
   const TapeOptions& options() const { return options_; }
   bool recording() const { return options_.record; }
   Memory& memory() { return memory_; }
+  /// The stream whose task this is. On the CPU operations compute at once and submit nothing to it.
   Stream& stream() { return stream_; }
   const KernelTable& kernels() const { return kernels_; }
 

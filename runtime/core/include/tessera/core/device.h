@@ -61,7 +61,9 @@ class Stream {
 
   /// Enqueues `task`. On the CPU it runs on the stream's worker thread; on a CUDA device it runs at
   /// once on the calling thread and launches its kernels into this stream; on the sim device it
-  /// runs at once and advances the stream's clock by `work.seconds`.
+  /// runs at once and advances the stream's clock by `work.seconds`. On the CPU and the sim device
+  /// throws Error{kInvalidArgument} if a task of this very stream calls it: the new task would run
+  /// behind those that the host has enqueued meanwhile. On the CPU the same holds for what follows.
   virtual void submit(const Work& work, std::function<void()> task) = 0;
 
   /// Enqueues a task of the host, which touches no device and launches nothing: it runs on a thread

@@ -59,10 +59,12 @@ const std::vector<Strategy>& strategies();
 /// '-' for '_'. Throws Error{kConfig} that lists the names and the nearest one.
 const Strategy& find_strategy(std::string_view name);
 
-/// The replicas that a strategy has unless the user says how many: 1, and for a hybrid the fewest
-/// that give several replicas of several ranks each. 1 if there is no such number, which
-/// strategy_note() says.
-int default_replicas(const Strategy& strategy, int ranks);
+/// The replicas that a strategy has unless the user says how many: 1, and for a hybrid on several
+/// nodes one per node, so that all-gathers stay inside a node (where nodes are not full alike, the
+/// largest replicas that no node boundary cuts). On one node, or if `ranks_per_node` is 0
+/// (unknown), the fewest that give several replicas of several ranks each. 1 if there is no such
+/// number, which strategy_note() says.
+int default_replicas(const Strategy& strategy, int ranks, int ranks_per_node = 0);
 
 /// `ranks` ranks in `replicas` equal replicas. Throws Error{kConfig} unless replicas divides ranks.
 Mesh make_mesh(int ranks, int replicas);

@@ -105,7 +105,8 @@ struct TrainerOptions {
   std::optional<Placement> placement{};         ///< instead of the strategies' own
   std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
   int ranks = 1;
-  int replicas = 0;  ///< 0: as the strategy has it; see default_replicas
+  int replicas = 0;        ///< 0: as the strategy has it; see default_replicas
+  int ranks_per_node = 0;  ///< 0: as the launcher has it, else all on one; for that default alone
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
   Offload offload_optimizer{};   ///< optimizer state and master weights; updates run there, too
