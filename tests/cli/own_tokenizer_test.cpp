@@ -145,6 +145,17 @@ TEST_F(OwnTokenizer, SaysHowMuchIsPadding) {
   EXPECT_THAT(good(training).out,
               HasSubstr("36 tokens, 15 of them targets, in 3 samples of 32: 66 % padding; "
                         "--packing true makes 2 samples"));
+  Words logged = training;
+  logged.insert(logged.end(), {"--log", path("log.jsonl"), "--micro-batch", "3"});
+  const ProgramResult result = good(logged);
+  EXPECT_THAT(result.out, AllOf(HasSubstr(" positions/s, "), HasSubstr(" targets/s")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr(" positions/s, "), HasSubstr(" targets/s")));
+  for (const json& line : read_log("log.jsonl")) {
+    if (line["kind"] != "step" && line["kind"] != "summary") continue;
+    const double ratio =
+        line["positions_per_second"].get<double>() / line["tokens_per_second"].get<double>();
+    EXPECT_NEAR(ratio, 3.0 * 32 / 15, 1e-9) << line["kind"];
+  }
 }
 
 }  // namespace
