@@ -116,6 +116,16 @@ TEST_F(OwnTokenizer, APresetSaysThatBytesAreTokens) {
   EXPECT_THAT(good(large).out, HasSubstr("text is read byte by byte"));
 }
 
+TEST_F(OwnTokenizer, GoesWithAnExportedModel) {
+  const std::string init = folder();
+  write("model/special_tokens_map.json", R"({"eos_token": "<|eot|>"})");
+  good({"train", "--init", init, "--sequence-length", "16", "--steps", "1", "--sample-tokens", "0",
+        "--data", examples(), "--export", path("tuned")});
+  EXPECT_EQ(test::read_file(path("tuned/tokenizer.json")), test::read_file(kLlama3));
+  EXPECT_TRUE(std::filesystem::exists(path("tuned/special_tokens_map.json")));
+  good({"generate", "--init", path("tuned"), "--tokens", "1"});
+}
+
 // As TRL: the tokenizer's, not the first of a list.
 TEST_F(OwnTokenizer, ExamplesEndWithItsEndToken) {
   const std::string init = folder(), data = examples();

@@ -293,6 +293,7 @@ int run_train(Config config) {
   TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
   watch.reset();
   const std::vector<std::string> folders = exported.finish();
+  for (const std::string& folder : folders) copy_tokenizer(run.choice.text, folder);
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
