@@ -216,10 +216,14 @@ const std::vector<std::string>& TokenDataset::notes() const {
 
 std::vector<std::string> TokenDataset::assumptions() const {
   if (source_.examples == nullptr) return source_.stream->assumptions();
-  return {concat(
-      "'", source_.examples->path(), "' is read as examples, one in each line: ",
-      source_.examples->examples(), " of ", source_.examples->tokens(), " tokens",
-      options_.packing ? concat(", packed into ", source_.examples->samples(), " samples") : "")};
+  return {concat("'", source_.examples->path(),
+                 "' is read as examples, one in each line: ", source_.examples->examples(),
+                 options_.tokenizer ? ", tokenised at the start" : ", a token per byte")};
+}
+
+std::optional<ExampleCounts> TokenDataset::example_counts() const {
+  if (source_.examples == nullptr) return std::nullopt;
+  return source_.examples->counts(options_.sequence_length);
 }
 
 }  // namespace tessera

@@ -82,10 +82,12 @@ ExampleStore::ExampleStore(const DatasetOptions& options)
   const std::span<const std::byte> bytes = file_.bytes();
   require(bytes.size() <= kMostBytes, ErrorCode::kConfig, "'", options.path, "' has ", bytes.size(),
           " bytes, and examples of at most ", kMostBytes, " are kept in memory; split the file");
-  Reading reading{.options = options};
+  require(options.tokenizer || options.no_text.empty(), ErrorCode::kConfig, "'", options.path,
+          "' is text: ", options.no_text);
+  Reading reading{.options = options, .end = options.end_token};
   if (options.tokenizer) {
     tokenizer_identity_ = options.tokenizer->identity();
-    reading.end = options.end_token ? options.end_token : options.tokenizer->end_of_text();
+    if (!reading.end) reading.end = options.tokenizer->end_of_text();
   }
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   for (std::int64_t number = 1; !text.empty(); ++number) {
@@ -101,7 +103,9 @@ ExampleStore::ExampleStore(const DatasetOptions& options)
       "; each line must be an object such as {\"prompt\": \"...\", \"completion\": \"...\"}");
   if (reading.chat_template) template_identity_ = reading.chat_template->identity();
   tell(reading, options.sequence_length);
-  if (options.packing) pack(options.sequence_length);
+  const bool are_chats = reading.kind == kMessages || reading.kind == kMessagePrompts;
+  if (!are_chats) end_token_ = reading.end;
+  if (options.packing) packed_ = packed(options.sequence_length);
 }
 
 void ExampleStore::add_line(std::string_view line, std::int64_t number, Reading& reading) {
@@ -301,7 +305,8 @@ std::int64_t ExampleStore::fill_example(std::size_t e, std::int64_t vocab_size,
 }
 
 /// Best fit: from the longest example to the shortest, each goes where it leaves the least room.
-void ExampleStore::pack(std::int64_t length) {
+std::vector<std::vector<std::size_t>> ExampleStore::packed(std::int64_t length) const {
+  std::vector<std::vector<std::size_t>> samples;
   std::vector<std::size_t> order(static_cast<std::size_t>(examples()));
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, std::greater(), [&](std::size_t e) { return places_of(e); });
@@ -310,14 +315,27 @@ void ExampleStore::pack(std::int64_t length) {
     const std::size_t places = places_of(e);
     auto best = room.lower_bound({places, 0});
     if (best == room.end()) {
-      best = room.emplace(static_cast<std::size_t>(length), packed_.size()).first;
-      packed_.emplace_back();
+      best = room.emplace(static_cast<std::size_t>(length), samples.size()).first;
+      samples.emplace_back();
     }
     const auto [left, sample] = *best;
-    packed_[sample].push_back(e);
+    samples[sample].push_back(e);
     room.erase(best);
     room.emplace(left - places, sample);
   }
+  return samples;
+}
+
+ExampleCounts ExampleStore::counts(std::int64_t length) const {
+  ExampleCounts counts{.examples = examples(),
+                       .tokens = tokens(),
+                       .samples = samples(),
+                       .positions = samples() * length,
+                       .filled = tokens() - examples(),
+                       .end_token = end_token_};
+  for (const auto& [first, second] : targets_) counts.targets += second - first;
+  counts.packed_samples = packed_.empty() ? std::ssize(packed(length)) : samples();
+  return counts;
 }
 
 void ExampleStore::check_vocabulary(std::int64_t vocab_size) const {

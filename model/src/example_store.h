@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@ class ExampleStore {
   std::int64_t examples() const { return static_cast<std::int64_t>(starts_.size()) - 1; }
   /// Of all examples, as far as they fit a sample.
   std::int64_t tokens() const { return static_cast<std::int64_t>(tokens_.size()); }
+  ExampleCounts counts(std::int64_t length) const;
   const std::string& path() const { return file_.path(); }
   const std::vector<std::string>& notes() const { return notes_; }
   std::vector<NamedText> identity() const;
@@ -51,7 +53,7 @@ class ExampleStore {
   Example read_text(const nlohmann::ordered_json& line, Reading& reading) const;
   Example read_chat(const nlohmann::ordered_json& line, Reading& reading) const;
   void add_example(Example example, Reading& reading);
-  void pack(std::int64_t length);
+  std::vector<std::vector<std::size_t>> packed(std::int64_t length) const;
   std::size_t places_of(std::size_t example) const;
   std::int64_t fill_example(std::size_t example, std::int64_t vocab_size,
                             std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
@@ -67,6 +69,7 @@ class ExampleStore {
   std::vector<std::int64_t> lines_;               ///< of each in the file, from 1
   std::vector<std::string> notes_;
   std::string tokenizer_identity_, template_identity_;
+  std::optional<std::int32_t> end_token_;  ///< that was put behind examples
 };
 
 /// Whether a path names such a file: "*.jsonl".

@@ -35,6 +35,8 @@ TokenStream::TokenStream(const DatasetOptions& options) {
   kind_ = files.kind;
   notes_ = std::move(files.notes);
   const bool text = kind_ == DataKind::kText;
+  require(!text || options.tokenizer || options.no_text.empty(), ErrorCode::kConfig, "'",
+          options.path, "' is text: ", options.no_text);
   std::optional<TokenEncoder> encoder;
   if (options.tokenizer) {
     tokenizer_identity_ = options.tokenizer->identity();

@@ -85,9 +85,9 @@ class LaunchTest : public ProgramTest {
     EXPECT_GE(lines.size(), 3U) << name;
     if (!lines.empty()) lines.erase(lines.begin());
     for (nlohmann::json& line : lines) {
-      for (const char* key :
-           {"seconds", "tokens_per_second", "mfu", "matmul_flops_per_second", "exposed_seconds",
-            "exposed_seconds_per_step", "communication_seconds_per_step"}) {
+      for (const char* key : {"seconds", "tokens_per_second", "positions_per_second", "mfu",
+                              "matmul_flops_per_second", "exposed_seconds",
+                              "exposed_seconds_per_step", "communication_seconds_per_step"}) {
         line.erase(key);
       }
     }

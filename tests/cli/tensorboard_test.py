@@ -26,6 +26,7 @@ TAGS = {
     "train/gradient_norm": "grad_norm",
     "train/learning_rate": "learning_rate",
     "speed/tokens_per_second": "tokens_per_second",
+    "speed/positions_per_second": "positions_per_second",
 }
 
 
@@ -64,7 +65,7 @@ def main():
         rows = list(csv.DictReader((folder / "run.csv").open()))
         assert len(rows) == 5
         for row, step in zip(rows, steps):
-            for key in ("loss", "grad_norm", "learning_rate", "tokens_per_second"):
+            for key in ("loss", "grad_norm", "learning_rate", "tokens_per_second", "positions_per_second"):
                 assert float(row[key]) == step[key], (key, row, step)
             assert math.isfinite(float(row["exposed_seconds"]))
     print("TensorBoard reads what was logged")

@@ -209,16 +209,18 @@ TEST(Tokenizer, RefusesByName) {
       {"gpt2", "/normalizer", {{"type", "NFC"}, {"x", 1}}, "normalizer has 'x'"},
       {"gpt2", "/pre_tokenizer", nullptr, "neither a pre_tokenizer nor a normalizer that marks"},
       {"gpt2", "/pre_tokenizer/type", "Whitespace", "'Whitespace', and only 'ByteLevel'"},
-      {"gpt2", "/pre_tokenizer/add_prefix_space", true, "add_prefix_space is true"},
-      {"gpt2", "/pre_tokenizer/use_regex", false, "use_regex 0"},
-      {"llama3", "/pre_tokenizer/pretokenizers/1/use_regex", true,
-       "pretokenizers[1] has use_regex"},
-      {"llama3", "/pre_tokenizer/pretokenizers/0/behavior", "Removed", "behavior is \"Removed\""},
-      {"llama3", "/pre_tokenizer/pretokenizers/0/invert", true, "invert is true"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/behavior", "Removed",
+       "invert is false, and only true"},
       {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\w+",
-       "Regex is \"\\\\w+\", not"},
+       "Regex is \"\\\\w+\", which uses '\\w'"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a[^b]]", "which uses '[^'"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "a*", "which matches where"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "which PCRE2 cannot"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\p{Han}", "class 'Han'"},
       {"llama3", "/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}}, "has 'String'"},
-      {"llama3", "/pre_tokenizer/pretokenizers/2", {{"type", "Digits"}}, "[Split, ByteLevel]"},
+      {"llama3", "/pre_tokenizer/pretokenizers/2", {{"type", "Whitespace"}}, "'Whitespace', and"},
+      {"llama3", "/pre_tokenizer/pretokenizers/2", {{"type", "ByteLevel"}}, "second ByteLevel"},
+      {"llama3", "/pre_tokenizer/pretokenizers/1", {{"type", "Digits"}}, "has no ByteLevel"},
       {"gpt2", "/decoder/type", "WordPiece", "decoder.type is 'WordPiece'"},
       {"gpt2", "/decoder", nullptr, "decoder is null"},
       {"gpt2", "/post_processor", {{"type", "BertProcessing"}}, "'BertProcessing', and only"},
@@ -237,7 +239,7 @@ TEST(Tokenizer, RefusesByName) {
       {"gpt2", "/model/ignore_merges", 1, "ignore_merges is 1, not true or false"},
       {"gpt2", "/model/vocab", json::array(), "model.vocab is no object"},
       {"gpt2", "/model/vocab/a", 7, "which is taken by another token"},
-      {"gpt2", "/model/vocab/a", 600, "is 600, which is too large for 600 tokens"},
+      {"gpt2", "/model/vocab/a", 16777216, "is 16777216, which is too large for 600"},
       {"gpt2", "/model/vocab/a", -1, "is -1, not a token id"},
       {"gpt2", "/model/vocab/a", 1.5, "is 1.5, not a token id"},
       {"gpt2", "/model/vocab/a", 4294967296, "is 4294967296, not a token id"},
@@ -253,8 +255,6 @@ TEST(Tokenizer, RefusesByName) {
       {"llama2", "/decoder", {{"type", "Metaspace"}}, "decoder is not a Sequence of Replace"},
       {"llama2", "/model/byte_fallback", false, "has no byte_fallback"},
       {"llama2", "/model/vocab/<0x0a>", 9, "is 9, which is taken by another token"},
-      {"llama2", "/added_tokens/1/normalized", true, "added_tokens[1].normalized is true"},
-      {"metaspace_first", "/pre_tokenizer/split", true, "splits the text at spaces"},
       {"metaspace_first", "/pre_tokenizer/prepend_scheme", "last", "is 'last', not first"},
       {"gpt2", "/added_tokens/0/single_word", true, "added_tokens[0].single_word is true"},
       {"gpt2", "/added_tokens/0/content", "", "has no content"},
@@ -281,9 +281,14 @@ TEST(Tokenizer, RefusesByName) {
     EXPECT_THROW(Tokenizer(file.dump(), "t"), Error) << missing;
   }
   json file = json_of("gpt2");
-  file["model"]["vocab"].erase("a");
-  file["model"]["vocab"]["unused"] = json_of("gpt2")["model"]["vocab"]["a"];
-  EXPECT_THROW(Tokenizer(file.dump(), "t"), Error) << "a byte without a token";
+  file["model"]["vocab"].erase("~");
+  file["model"]["vocab"]["unused"] = json_of("gpt2")["model"]["vocab"]["~"];
+  EXPECT_EQ(Tokenizer(file.dump(), "t").encode("b~b").size(), 2U) << "it has no token";
+  file["model"]["unk_token"] = "none";
+  EXPECT_THROW(Tokenizer(file.dump(), "t"), Error) << "unknown bytes have no token";
+  file["model"]["unk_token"] = nullptr;
+  file["model"]["byte_fallback"] = true;
+  EXPECT_THROW(Tokenizer(file.dump(), "t"), Error) << "bytes of spellings have tokens";
 }
 
 TEST(Tokenizer, RefusesWhatIsNoJson) {

@@ -74,6 +74,7 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
                                   {"tokens", records[i].tokens},
                                   {"seconds", records[i].seconds},
                                   {"tokens_per_second", records[i].tokens_per_second},
+                                  {"positions_per_second", records[i].positions_per_second},
                                   {"mfu", 0.5},
                                   {"peak_bytes", records[i].peak_bytes},
                                   {"exposed_seconds", nullptr}}));
@@ -86,6 +87,7 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   EXPECT_EQ(last["device"], "cpu");
   EXPECT_EQ(last["cuda_graph"], false);
   EXPECT_EQ(last["tokens_per_second"], summary.tokens_per_second);
+  EXPECT_EQ(last["positions_per_second"], summary.positions_per_second);
   EXPECT_EQ(last["parameters_sha256"], summary.parameters_sha256);
   EXPECT_EQ(last["copied_bytes"], 0);
   EXPECT_EQ(last["peak_bytes"]["predicted"], last["peak_bytes"]["measured"]);

@@ -160,6 +160,7 @@ TEST(Trainer, RecordsEveryStep) {
   EXPECT_EQ(step, options.steps);
   EXPECT_EQ(summary.steps, options.steps);
   EXPECT_GT(summary.tokens_per_second, 0.0);
+  EXPECT_EQ(summary.positions_per_second, summary.tokens_per_second) << "all have targets";
   ASSERT_TRUE(summary.timeline.has_value());
   EXPECT_GT(summary.timeline->compute_seconds, 0.0);
   EXPECT_LE(summary.timeline->exposed_seconds, summary.timeline->step_seconds);

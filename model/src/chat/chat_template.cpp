@@ -12,6 +12,7 @@
 #include "tessera/core/digest.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
+#include "tokenizer/special_tokens.h"
 
 namespace tessera {
 namespace chat {
@@ -19,7 +20,7 @@ namespace chat {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;
+constexpr std::int64_t kMostBytes = data::kMostBytesOfTokenizerConfig;
 constexpr const char* kConfigFile = "tokenizer_config.json";
 
 bool exists(const fs::path& path) {
@@ -52,21 +53,6 @@ std::string template_in(const nlohmann::json& config, const std::string& path) {
   }
   fail(ErrorCode::kConfig, "'", path,
        "': \"chat_template\" is neither a text nor a list with one named \"default\"");
-}
-
-/// Every key "..._token" with a text, or an object with its "content".
-std::map<std::string, std::string> tokens_in(const nlohmann::json& config) {
-  std::map<std::string, std::string> tokens;
-  if (!config.is_object()) return tokens;
-  for (const char* const name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
-                                 "cls_token", "mask_token"}) {
-    if (!config.contains(name)) continue;
-    const nlohmann::json& token = config.at(name);
-    const bool is_object = token.is_object() && token.contains("content");
-    const nlohmann::json& content = is_object ? token.at("content") : token;
-    if (content.is_string()) tokens.emplace(name, content.get<std::string>());
-  }
-  return tokens;
 }
 
 bool has_generation(const jinja::Block& block) {
@@ -119,12 +105,12 @@ ChatTemplate::ChatTemplate(const ChatTemplateOptions& options) {
             "' has no \"chat_template\"; give a file with a template of Jinja2");
   }
   std::string tokens = options.tokens_path;
-  for (const char* const name : {chat::kConfigFile, "special_tokens_map.json"}) {
+  for (const char* const name : data::kSpecialTokenFiles) {
     const chat::fs::path beside = chat::fs::path(options.path).parent_path() / name;
     if (tokens.empty() && chat::exists(beside)) tokens = beside.string();
   }
   if (!tokens.empty()) {
-    parts->tokens = chat::tokens_in(data::read_strict_json(tokens, chat::kMostBytes));
+    parts->tokens = data::special_tokens_in(data::read_strict_json(tokens, chat::kMostBytes));
   }
   if (!options.variables.empty()) {
     try {

@@ -20,7 +20,10 @@ std::size_t slot_of(std::uint64_t pair, std::size_t slots) {
 }  // namespace
 
 BytePairs::BytePairs(const TokenizerFile& file)
-    : pieces_(file.pieces), table_(std::bit_ceil(2 * file.merges.size() + 1)) {
+    : pieces_(file.pieces),
+      unknown_(file.unknown),
+      fuses_unknown_(file.fuses_unknown),
+      table_(std::bit_ceil(2 * file.merges.size() + 1)) {
   for (std::size_t rank = 0; rank < file.merges.size(); ++rank) {
     const Merge& merge = file.merges[rank];
     const std::uint64_t pair = pair_of(merge.left, merge.right);
@@ -28,6 +31,7 @@ BytePairs::BytePairs(const TokenizerFile& file)
     while (table_[slot].pair != Entry{}.pair) slot = (slot + 1) & (table_.size() - 1);
     table_[slot] = {pair, static_cast<std::int32_t>(rank), merge.result};
   }
+  std::ranges::fill(byte_ids_, -1);
   words_text_.reserve(file.model_tokens);  // no text moves once a view of it is taken
   for (std::size_t id = 0; id < file.model_tokens; ++id) {
     const auto token = static_cast<std::int32_t>(id);
@@ -77,7 +81,16 @@ void BytePairs::Encoder::begin(std::string_view word) {
   const auto add_bytes = [&](std::string_view bytes) {
     for (const char byte : bytes) add_symbol(pairs_.byte_ids_[static_cast<unsigned char>(byte)]);
   };
-  if (!pairs_.pieces_) return add_bytes(word);
+  if (!pairs_.pieces_) {
+    bool after_unknown = false;
+    for (const char byte : word) {
+      const std::int32_t id = pairs_.byte_ids_[static_cast<unsigned char>(byte)];
+      const bool fused = id < 0 && after_unknown && pairs_.fuses_unknown_;
+      after_unknown = id < 0;
+      if (id >= 0 || (pairs_.unknown_ >= 0 && !fused)) add_symbol(id >= 0 ? id : pairs_.unknown_);
+    }
+    return;
+  }
   while (!word.empty()) {
     const std::string_view character = word.substr(0, first_character(word).bytes);
     const auto known = pairs_.characters_.find(character);
@@ -110,6 +123,7 @@ void BytePairs::Encoder::merge(std::string_view word, std::vector<std::int32_t>&
     }
     if (left.previous >= 0) push(left.previous, best.at);
   }
+  if (symbols_.empty()) return;
   for (std::int32_t i = 0; i >= 0; i = symbols_[static_cast<std::size_t>(i)].next) {
     tokens.push_back(symbols_[static_cast<std::size_t>(i)].id);
   }

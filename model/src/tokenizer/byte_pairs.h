@@ -15,6 +15,9 @@ class BytePairs {
  public:
   explicit BytePairs(const TokenizerFile& file);
 
+  /// Of bytes: whether it has no token, so that it is left out or becomes the unknown token.
+  bool lacks(char byte) const { return byte_ids_[static_cast<unsigned char>(byte)] < 0; }
+
   /// Works on one word at a time, in memory that it keeps, and remembers short words.
   /// Used by one thread.
   class Encoder {
@@ -64,6 +67,8 @@ class BytePairs {
 
   std::int32_t byte_ids_[256];
   bool pieces_;
+  std::int32_t unknown_;
+  bool fuses_unknown_;
   /// Of pieces: tokens of one character.
   std::unordered_map<std::string_view, std::int32_t> characters_;
   std::vector<Entry> table_;  ///< open addressing; at most half full, a power of two

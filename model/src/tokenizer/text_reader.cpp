@@ -56,7 +56,11 @@ bool encode_file(
 
 std::int32_t separator_of(const Tokenizer& tokenizer, bool end_of_text) {
   const auto end = tokenizer.end_of_text();
-  return end_of_text && end ? *end : tokenizer.encode("\n").front();
+  if (end_of_text && end) return *end;
+  const std::vector<std::int32_t> newline = tokenizer.encode("\n");
+  require(!newline.empty(), ErrorCode::kConfig,
+          "the tokenizer has neither an end of text nor a newline to put between files");
+  return newline.front();
 }
 
 }  // namespace tessera::data

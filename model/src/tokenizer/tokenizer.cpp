@@ -37,16 +37,6 @@ std::string read_bounded(const std::string& path) {
   return text;
 }
 
-AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
-  std::vector<AddedToken> tokens;
-  for (const AddedToken& token : file.added) {
-    if (token.normalized != normalized) continue;
-    tokens.push_back(token);
-    if (normalized && file.nfc) tokens.back().content = data::to_nfc(token.content);
-  }
-  return AddedTokens(std::move(tokens));
-}
-
 /// `text` with another text for each `from`.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string result;
@@ -66,6 +56,20 @@ std::string with_space_marks(std::string_view section, data::SpacePrefix prefix,
   const bool is_there = marked.starts_with(data::kSpaceMark);
   if (!wanted || (is_there && prefix != data::SpacePrefix::kEverySection)) return marked;
   return std::string(data::kSpaceMark) + marked;
+}
+
+AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
+  std::vector<AddedToken> tokens;
+  for (const AddedToken& token : file.added) {
+    if (token.normalized != normalized) continue;
+    tokens.push_back(token);
+    if (!normalized) continue;
+    if (file.nfc) tokens.back().content = data::to_nfc(token.content);
+    if (file.normalizer_marks) {
+      tokens.back().content = with_space_marks(token.content, file.prefix, true);
+    }
+  }
+  return AddedTokens(std::move(tokens));
 }
 
 /// How many bytes of white space the text begins with, and ends with.
@@ -94,10 +98,12 @@ std::size_t trailing_space(std::string_view text) {
 struct Tokenizer::Tables {
   explicit Tables(TokenizerFile parsed)
       : file(std::move(parsed)),
-        pattern(file.pattern),
         pairs(file),
         raw(added_tokens(file, false)),
         normalized(added_tokens(file, true)) {
+    for (const data::WordSplit& split : file.splits) {
+      patterns.emplace_back(split.pattern, split.removes_rest);
+    }
     special.resize(file.tokens.size());
     for (const AddedToken& token : file.added) {
       if (token.special) special[static_cast<std::size_t>(token.id)] = true;
@@ -105,12 +111,16 @@ struct Tokenizer::Tables {
       if (token.strips_left || token.strips_right) takes_space = true;
     }
     takes_space = takes_space || file.pieces;
-    if (file.pieces) spell_pieces();
+    if (file.pieces) {
+      spell_pieces();
+    } else {
+      find_cuts();
+    }
     for (std::size_t id = 0; id < file.tokens.size(); ++id) {
       if (!file.pieces) {
         bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
       }
-      ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
+      if (!file.tokens[id].empty()) ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
     }
   }
 
@@ -130,22 +140,37 @@ struct Tokenizer::Tables {
     }
   }
 
+  /// What follows the first pattern that ends words there splits words alone.
+  void find_cuts() {
+    for (const data::WordSplit& split : file.splits) {
+      if (split.adds_space) takes_space = true;
+      const data::WordCuts cuts = data::cuts_of(split.pattern);
+      if (cuts == data::WordCuts::kOfOthers) continue;
+      if (cuts == data::WordCuts::kNone) can_cut = false;
+      if (cuts == data::WordCuts::kSpaces) takes_space = true;
+      return;
+    }
+    can_cut = false;
+  }
+
   TokenizerFile file;
-  data::WordPattern pattern;
+  std::vector<data::WordPattern> patterns;  ///< of file.splits
   data::BytePairs pairs;
   AddedTokens raw, normalized;     ///< sought before and after normalisation
   std::vector<bool> special;       ///< by id
   std::vector<std::string> bytes;  ///< by id
   std::vector<bool> is_byte;       ///< by id, of pieces: a byte token
   std::unordered_map<std::string_view, std::int32_t> ids;
-  bool can_cut =
-      true;  ///< no added token has a space or a newline in it, no piece reaches over one
-  bool takes_space = false;  ///< what follows an added token may depend on it
+  /// No added token has a space or a newline in it, no piece reaches over one, and words end there.
+  bool can_cut = true;
+  bool takes_space = false;  ///< cut before spaces alone, and not behind an added token
 };
 
 struct TokenEncoder::State {
   explicit State(std::shared_ptr<const Tokenizer::Tables> of)
-      : tables(std::move(of)), words(tables->pattern), pairs(tables->pairs) {}
+      : tables(std::move(of)), pairs(tables->pairs) {
+    for (const data::WordPattern& pattern : tables->patterns) words.emplace_back(pattern);
+  }
 
   /// After tokens of `part`, which begins at byte `begin` of the text, were appended. `inserted`:
   /// bytes in front of them that are not in the text.
@@ -154,10 +179,32 @@ struct TokenEncoder::State {
     const auto begin = static_cast<std::size_t>(part.data() - whole.data());
     std::size_t length = 0;
     for (std::size_t i = ends->size(); i < tokens.size(); ++i) {
-      length += tables->bytes[static_cast<std::size_t>(tokens[i])].size();
+      length += length_of(tokens[i], part, length, inserted);
       const std::size_t own = length - std::min(length, inserted);
       ends->push_back(begin + std::min(own, part.size()));
     }
+  }
+
+  /// How many bytes of the part, behind its first `done`, a token is of: those that have no token
+  /// are left out before its own, or are what the unknown token is of.
+  std::size_t length_of(std::int32_t token, std::string_view part, std::size_t done,
+                        std::size_t inserted) const {
+    const std::size_t own = tables->bytes[static_cast<std::size_t>(token)].size();
+    if (tables->file.pieces || done < inserted) return own;
+    const std::string_view rest = part.substr(std::min(done - inserted, part.size()));
+    const auto lacks = [&](std::size_t at) {
+      return at < rest.size() && tables->pairs.lacks(rest[at]);
+    };
+    std::size_t length = 0;
+    if (token == tables->file.unknown && lacks(0)) {
+      do ++length;
+      while (tables->file.fuses_unknown && lacks(length));
+      return length;
+    }
+    for (std::size_t left = own; left > 0; --left, ++length) {
+      while (lacks(length)) ++length;
+    }
+    return length;
   }
 
   /// Tokens of `text`: those of `added` where they are, with the white space that they take, and of
@@ -182,46 +229,121 @@ struct TokenEncoder::State {
 
   /// `continued`: the text goes on where another one was cut.
   void encode_pieces(std::string_view text, bool continued, std::vector<std::int32_t>& tokens) {
-    split(tables->raw, text, tokens, [&](std::string_view section) {
+    const auto by_section = [&](std::string_view section) {
       if (section.empty()) return;
       const bool first = section.data() == text.data();
       const data::SpacePrefix prefix =
           first && continued ? data::SpacePrefix::kNone : tables->file.prefix;
       const std::string marked = with_space_marks(section, prefix, first);
-      pairs.encode(marked, tokens);
       const auto spaces = static_cast<std::size_t>(std::ranges::count(section, ' '));
       const std::size_t as_long = section.size() + spaces * (data::kSpaceMark.size() - 1);
-      place(section, marked.size() > as_long ? 1 : 0, tokens);  // a mark is a space's byte there
+      encode_marked(section, marked, marked.size() > as_long, tokens);
+    };
+    split(tables->raw, text, tokens, [&](std::string_view section) {
+      if (tables->file.normalizer_marks) return by_section(section);
+      split(tables->normalized, section, tokens, by_section);
     });
+  }
+
+  /// `marked` is the section's spelling, `inserted` with a mark in front that is not in the text.
+  void encode_marked(std::string_view section, std::string_view marked, bool inserted,
+                     std::vector<std::int32_t>& tokens) {
+    std::size_t done = 0;  // of the section
+    const auto encode_part = [&](std::string_view part, bool has_more) {
+      for (std::size_t end = 0; !part.empty(); part.remove_prefix(end)) {
+        end =
+            tables->file.splits_at_marks ? part.find(data::kSpaceMark, 1) : std::string_view::npos;
+        end = std::min(end, part.size());
+        pairs.encode(part.substr(0, end), tokens);
+      }
+      place(section.substr(done), has_more ? 1 : 0, tokens);  // a mark is a space's byte there
+    };
+    while (tables->file.normalizer_marks) {
+      const AddedTokens::Found found = tables->normalized.find(marked, 0);
+      if (found.begin == std::string_view::npos) break;
+      const std::string_view before = marked.substr(0, found.begin);
+      if (!before.empty()) encode_part(before, inserted);
+      const std::string_view through = marked.substr(0, found.begin + found.length);
+      done += in_section(section.substr(done),
+                         inserted ? through.substr(data::kSpaceMark.size()) : through);
+      inserted = false;
+      tokens.push_back(found.id);
+      if (ends != nullptr) {
+        ends->push_back(static_cast<std::size_t>(section.data() - whole.data()) + done);
+      }
+      marked.remove_prefix(through.size());
+    }
+    if (!marked.empty()) encode_part(marked, inserted);
+  }
+
+  /// How many bytes of the section are spelt so.
+  static std::size_t in_section(std::string_view section, std::string_view spelling) {
+    std::size_t bytes = 0;
+    while (!spelling.empty() && bytes < section.size()) {
+      spelling.remove_prefix(section[bytes] == ' ' ? data::kSpaceMark.size() : 1);
+      ++bytes;
+    }
+    return bytes;
+  }
+
+  /// The words of `text` by the splits from `step` on. `spelt`: it is the spelling of bytes.
+  void encode_words(std::string_view text, std::size_t step, bool spelt,
+                    std::vector<std::int32_t>& tokens) {
+    if (step == words.size()) return encode_word(text, spelt, tokens);
+    const data::WordSplit& split = tables->file.splits[step];
+    if (split.of_spellings && !spelt) {
+      std::string spelling;
+      for (const char byte : text) {
+        spelling += data::byte_spelling(static_cast<unsigned char>(byte));
+      }
+      return apart(text, 0, tokens, [&] { encode_words(spelling, step, true, tokens); });
+    }
+    const auto go_on = [&](std::string_view part) {
+      data::WordPattern::Words& found = words[step];
+      found.begin(part);
+      for (std::string_view word = found.next(); !word.empty(); word = found.next()) {
+        encode_words(word, step + 1, spelt, tokens);
+      }
+    };
+    if (!split.adds_space || text.starts_with(' ')) return go_on(text);
+    const std::string spaced = concat(" ", text);
+    apart(text, 1, tokens, [&] { go_on(spaced); });
+  }
+
+  void encode_word(std::string_view word, bool spelt, std::vector<std::int32_t>& tokens) {
+    if (spelt) return pairs.encode(data::bytes_of_spelling(word).value(), tokens);
+    pairs.encode(word, tokens);
+    place(word, 0, tokens);
+  }
+
+  /// Of tokens of another text than `part`, which stands for it in the whole.
+  template <typename Encode>
+  void apart(std::string_view part, std::size_t inserted, std::vector<std::int32_t>& tokens,
+             const Encode& encode) {
+    auto* const placed = std::exchange(ends, nullptr);
+    encode();
+    ends = placed;
+    place(part, inserted, tokens);
   }
 
   void encode(std::string_view text, std::vector<std::int32_t>& tokens) {
     const auto by_words = [&](std::string_view part) {
-      words.begin(part);
-      for (std::string_view word = words.next(); !word.empty(); word = words.next()) {
-        pairs.encode(word, tokens);
-      }
+      if (!part.empty()) encode_words(part, 0, false, tokens);
     };
     split(tables->raw, text, tokens, [&](std::string_view part) {
       std::string normal;
       if (tables->file.nfc) normal = data::to_nfc(part);
       if (tables->file.nfc && normal != part) {
-        auto* const placed = std::exchange(ends, nullptr);  // they are not in the text
-        split(tables->normalized, normal, tokens, by_words);
-        ends = placed;
-        return place(part, 0, tokens);
+        return apart(part, 0, tokens, [&] { split(tables->normalized, normal, tokens, by_words); });
       }
-      split(tables->normalized, part, tokens, [&](std::string_view piece) {
-        by_words(piece);
-        place(piece, 0, tokens);
-      });
+      split(tables->normalized, part, tokens, by_words);
     });
   }
 
   std::shared_ptr<const Tokenizer::Tables> tables;
-  std::string_view whole{};                  ///< the text, where ends are asked for
-  std::vector<std::size_t>* ends = nullptr;  ///< of each token in it
-  data::WordPattern::Words words;
+  std::string_view whole{};                     ///< the text, where ends are asked for
+  std::vector<std::size_t>* ends = nullptr;     ///< of each token in it
+  std::vector<data::WordPattern::Words> words;  ///< of each split
   data::BytePairs::Encoder pairs;
 };
 
@@ -265,7 +387,8 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
 }
 
 std::optional<std::int32_t> Tokenizer::end_of_text() const {
-  for (const char* content : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
+  for (const char* content :
+       {"<|endoftext|>", "<|end_of_text|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"}) {
     const auto found = std::ranges::find(tables_->file.added, content, &AddedToken::content);
     if (found != tables_->file.added.end()) return found->id;
   }
@@ -275,9 +398,12 @@ std::optional<std::int32_t> Tokenizer::end_of_text() const {
 std::string Tokenizer::identity() const {
   const TokenizerFile& file = tables_->file;
   Digest digest;
-  digest.add(concat("pattern ", static_cast<int>(file.pattern), " nfc ", file.nfc,
-                    " ignore_merges ", file.ignore_merges, " model ", file.model_tokens, " merges ",
-                    file.merges.size(), " added ", file.added.size()));
+  const bool is_plain = file.splits.size() == 1 && !file.splits[0].adds_space &&
+                        data::kind_of_pattern(file.splits[0].pattern).has_value();
+  const int kind = is_plain ? static_cast<int>(*data::kind_of_pattern(file.splits[0].pattern)) : 0;
+  digest.add(concat("pattern ", kind, " nfc ", file.nfc, " ignore_merges ", file.ignore_merges,
+                    " model ", file.model_tokens, " merges ", file.merges.size(), " added ",
+                    file.added.size()));
   for (const std::string& token : file.tokens) digest.add(token);
   for (const auto& merge : file.merges) digest.add(concat(merge.left, " ", merge.right));
   std::vector<AddedToken> added = file.added;
@@ -292,6 +418,13 @@ std::string Tokenizer::identity() const {
     digest.add(concat("pieces, prefix ", static_cast<int>(file.prefix), " strips ",
                       file.strips_first_space));
   }
+  for (const data::WordSplit& split : file.splits) {
+    if (is_plain) continue;
+    digest.add(concat("split ", split.removes_rest, " ", split.adds_space, " ", split.of_spellings,
+                      " ", split.pattern));
+  }
+  if (file.splits_at_marks) digest.add("splits at marks");
+  if (file.unknown >= 0) digest.add(concat("unknown ", file.unknown, " ", file.fuses_unknown));
   for (const auto* ids : {&file.before, &file.after}) {
     digest.add("template");
     for (const std::int32_t id : *ids) digest.add(concat(id));
@@ -321,13 +454,16 @@ void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& toke
 }
 
 // [Note: cuts] A text is cut before a space that follows a character other than white space, or
-// after a newline that stands alone between two such characters. In each of the patterns a word
+// after a newline that stands alone between two such characters. In each of WordPatternKind a word
 // ends there in the whole text, and the same words end there in the left part:
 // - no alternative goes on from such a character to a space, and what looks ahead, (?!\S), does so
 //   behind white space only;
 // - a lone newline is a word by itself, at the end of a text as before a word, or the end of one
 //   ([\r\n]*), and no alternative goes on from it to a character that is not white space;
 // - nothing looks back, so the right part's words are those of the whole text.
+// In the patterns of WordCuts::kSpaces something goes on from a newline to a slash, so only spaces
+// are such places. What comes before them takes apart runs without white space, which end there,
+// and what comes behind them works on one word. With others a text is not cut.
 // Normalisation changes nothing across it: neither character composes with one before it, nor does
 // a newline with one after it, and none becomes or ceases to be white space. Added tokens
 // lie on one side, for none has a space or a newline in it.
@@ -363,7 +499,7 @@ TokenDecoder::TokenDecoder(const Tokenizer& tokenizer, bool special_tokens)
 
 std::string TokenDecoder::add(std::int32_t token) {
   const auto id = static_cast<std::size_t>(token);
-  if (token < 0 || id >= tables_->bytes.size()) return "";
+  if (token < 0 || id >= tables_->bytes.size() || tables_->file.tokens[id].empty()) return "";
   if (!special_tokens_ && tables_->special[id]) return "";
   if (tables_->file.pieces) return add_piece(id);
   waiting_ += tables_->bytes[id];

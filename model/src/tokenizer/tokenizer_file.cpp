@@ -135,14 +135,18 @@ class FileReader {
 
   void read_byte_level_parts() {
     if (root_.has("normalizer")) {
-      const Place normalizer = root_.at("normalizer").object({"type"});
-      if (normalizer.type() != "NFC") normalizer.refuse_type("'NFC'");
-      out_.nfc = true;
+      for (const Place& part : parts_of(root_.at("normalizer"), "normalizers")) {
+        part.object({"type"});
+        if (part.type() != "NFC") part.refuse_type("'NFC'");
+        out_.nfc = true;
+      }
     }
     read_pre_tokenizer(root_.need("pre_tokenizer"));
-    const Place decoder =
-        root_.need("decoder").object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    const std::vector<Place> decoders = parts_of(root_.need("decoder"), "decoders");
+    if (decoders.size() != 1) root_.at("decoder").refuse("is not ByteLevel", kOtherTokenizer);
+    const Place& decoder = decoders.front();
     if (decoder.type() != "ByteLevel") decoder.refuse_type("'ByteLevel'");
+    decoder.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   }
 
   /// The parts of a Sequence, or the one part that there is.
@@ -165,7 +169,7 @@ class FileReader {
           out_.prefix = SpacePrefix::kEverySection;
         } else if (part.type() == "Replace") {
           read_replace(part, " ", kSpaceMark);
-          replaces = true;
+          replaces = out_.normalizer_marks = true;
         } else {
           part.refuse_type("'Prepend', then 'Replace',");
         }
@@ -186,10 +190,7 @@ class FileReader {
     place.object({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
     place.must_be("replacement", kSpaceMark);
     place.must_be("str_rep", kSpaceMark);
-    if (place.boolean("split", true)) {
-      place.refuse("splits the text at spaces, and only split: false is known here",
-                   kOtherTokenizer);
-    }
+    out_.splits_at_marks = place.boolean("split", true);
     const bool prefixed = place.boolean("add_prefix_space", true);
     const std::string scheme = place.has("prepend_scheme") ? place.at("prepend_scheme").text()
                                : prefixed                  ? "always"
@@ -233,46 +234,58 @@ class FileReader {
     parts[3].must_be("stop", 0);
   }
 
-  void read_byte_level(const Place& place, bool uses_regex) {
-    place.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    if (place.type() != "ByteLevel") place.refuse_type("'ByteLevel'");
-    place.must_be("add_prefix_space", false);
-    if (place.boolean("use_regex", true) != uses_regex) {
-      place.refuse("has use_regex ", !uses_regex, ", which here takes ", uses_regex,
-                   kOtherTokenizer);
-    }
-  }
-
+  /// Splits in their order, of which one is ByteLevel.
   void read_pre_tokenizer(const Place& place) {
-    if (!place.value.is_object()) place.refuse("is ", place.shown(), kOtherTokenizer);
-    if (place.type() != "Sequence") {
-      read_byte_level(place, true);
-      out_.pattern = WordPatternKind::kGpt2;
-      return;
+    bool is_spelt = false;
+    for (const Place& part : parts_of(place, "pretokenizers")) {
+      WordSplit split{.of_spellings = is_spelt};
+      const std::string& type = part.type();
+      if (type == "ByteLevel") {
+        part.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+        if (std::exchange(is_spelt, true)) part.refuse("is the second ByteLevel", kOtherTokenizer);
+        split.adds_space = part.boolean("add_prefix_space", true);
+        if (part.boolean("use_regex", true)) split.pattern = pattern_text(WordPatternKind::kGpt2);
+        if (split.pattern.empty() && !split.adds_space) continue;
+      } else if (type == "Split") {
+        read_split(part, split);
+      } else if (type == "Digits") {
+        part.object({"type", "individual_digits"});
+        split.pattern = digits_pattern(!part.boolean("individual_digits", false));
+      } else if (type == "Punctuation") {
+        part.object({"type", "behavior"});
+        const std::string behavior = part.has("behavior") ? part.at("behavior").text() : "Isolated";
+        if (behavior != "Contiguous") part.must_be("behavior", "Isolated");
+        split.pattern = punctuation_pattern(behavior == "Contiguous");
+      } else {
+        part.refuse_type("'ByteLevel', 'Split', 'Digits', 'Punctuation' or, alone, 'Metaspace'");
+      }
+      out_.splits.push_back(std::move(split));
     }
-    const Place parts = place.object({"type", "pretokenizers"}).need("pretokenizers").array();
-    if (parts.value.size() != 2) parts.refuse("is not [Split, ByteLevel]", kOtherTokenizer);
-    const Place split = parts.at(0).object({"type", "pattern", "behavior", "invert"});
-    if (split.type() != "Split") split.refuse_type("'Split'");
-    split.must_be("behavior", "Isolated");
-    split.must_be("invert", false);
-    const Place regex = split.need("pattern").object({"Regex"}).need("Regex");
-    out_.pattern = pattern_of(regex);
-    read_byte_level(parts.at(1), false);
+    if (!is_spelt) {
+      place.refuse("has no ByteLevel, so characters have no tokens", kOtherTokenizer);
+    }
   }
 
-  static WordPatternKind pattern_of(const Place& regex) {
-    for (const auto kind :
-         {WordPatternKind::kGpt2, WordPatternKind::kLlama3, WordPatternKind::kQwen}) {
-      if (regex.text() == pattern_text(kind)) return kind;
+  static void read_split(const Place& place, WordSplit& split) {
+    place.object({"type", "pattern", "behavior", "invert"});
+    const Place regex = place.need("pattern").object({"Regex"}).need("Regex");
+    split.pattern = regex.text();
+    const std::string& behavior = place.need("behavior").text();
+    if (behavior == "Removed") {
+      place.must_be("invert", true);  // matches would be removed
+      split.removes_rest = true;
+    } else {
+      place.must_be("behavior", "Isolated");
     }
-    regex.refuse("is ", regex.shown(), ", not the pattern of GPT-2, Llama 3 or Qwen",
-                 kOtherTokenizer);
+    if (split.pattern.empty()) regex.refuse("is empty; download the file again");
+    try {
+      const WordPattern compiled(split.pattern);
+    } catch (const Error& error) {
+      regex.refuse("is ", regex.shown(), ", which ", error.what(), kOtherTokenizer);
+    }
   }
 
   void read_model(const Place& model) {
-    // Every byte has a token, so what stands for unknown characters is never used: unk_token,
-    // fuse_unk and, where bytes are what is spelt, byte_fallback.
     model.object({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                   "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE'");
@@ -285,6 +298,7 @@ class FileReader {
                    kOtherTokenizer);
     }
     read_vocabulary(model.need("vocab"));
+    read_unknown(model);
     read_merges(model.need("merges").array());
   }
 
@@ -292,36 +306,56 @@ class FileReader {
     if (!vocab.value.is_object() || vocab.value.empty()) {
       vocab.refuse("is no object of tokens; download the file again");
     }
-    out_.tokens.resize(vocab.value.size());
     ids_.reserve(vocab.value.size());
-    std::vector<bool> seen(out_.tokens.size());
+    std::vector<bool> seen(vocab.value.size());
     for (const auto& item : vocab.value.items()) {
       const Place place{vocab.file, vocab.key + "['" + item.key() + "']", item.value()};
       const auto id = static_cast<std::size_t>(place.id());
-      if (id >= seen.size() || seen[id]) {
-        place.refuse("is ", id, ", which is ", id < seen.size() ? "taken by another token" : "",
-                     id < seen.size() ? "" : concat("too large for ", seen.size(), " tokens"),
-                     "; ids must be 0 to ", seen.size() - 1, ", each once");
+      // Some leave out a few ids, none makes many.
+      constexpr std::size_t kMostIds = std::size_t{1} << 24;
+      if (id >= kMostIds) {
+        place.refuse("is ", id, ", which is too large for ", vocab.value.size(),
+                     " tokens; ids must be below ", kMostIds);
+      }
+      if (id >= seen.size()) seen.resize(id + 1);
+      if (seen[id]) {
+        place.refuse("is ", id, ", which is taken by another token; ids must be there once");
       }
       seen[id] = true;
+      if (id >= out_.tokens.size()) out_.tokens.resize(id + 1);
       out_.tokens[id] = item.key();
       ids_.emplace(item.key(), place.id());
     }
     out_.model_tokens = out_.tokens.size();
+    if (out_.pieces) check_bytes_of_pieces(vocab);
+  }
+
+  void check_bytes_of_pieces(const Place& vocab) const {
     std::vector<bool> has_byte(256);
     for (const std::string& token : out_.tokens) {
-      if (const int byte = byte_of_piece(token); byte >= 0)
-        has_byte[static_cast<std::size_t>(byte)] = true;
+      const int byte = byte_of_piece(token);
+      if (byte >= 0) has_byte[static_cast<std::size_t>(byte)] = true;
     }
-    for (int byte = 0; byte < 256; ++byte) {
-      const bool known = out_.pieces ? has_byte[static_cast<std::size_t>(byte)]
-                                     : ids_.contains(std::string(byte_spelling(byte)));
-      if (!known) {
-        vocab.refuse("has no token ", out_.pieces ? "" : concat("'", byte_spelling(byte), "' "),
-                     "for the byte ", byte, "; a vocabulary ",
-                     out_.pieces ? "with byte_fallback" : "of bytes", " has all 256");
-      }
+    const auto missing = std::ranges::find(has_byte, false);
+    if (missing == has_byte.end()) return;
+    vocab.refuse("has no token for the byte ", missing - has_byte.begin(),
+                 "; a vocabulary with byte_fallback has all 256");
+  }
+
+  /// Of bytes: what those become that have no token, as some vocabularies lack the bytes that their
+  /// texts did not have. Else what stands for unknown characters is never used.
+  void read_unknown(const Place& model) {
+    int missing = 0;
+    while (missing < 256 && ids_.contains(std::string(byte_spelling(missing)))) ++missing;
+    if (out_.pieces || missing == 256) return;
+    if (model.boolean("byte_fallback", false)) {
+      model.refuse("has byte_fallback, and no token '", byte_spelling(missing), "' for the byte ",
+                   missing, kOtherTokenizer);
     }
+    if (!model.has("unk_token")) return;
+    const Place unknown = model.at("unk_token");
+    out_.unknown = merged_id(unknown, unknown.text());
+    out_.fuses_unknown = model.boolean("fuse_unk", false);
   }
 
   std::int32_t merged_id(const Place& merge, const std::string& token) const {
@@ -361,6 +395,7 @@ class FileReader {
   }
 
   void read_added(const Place& added) {
+    std::size_t next_id = ids_.size();  // as the package numbers them
     for (std::size_t i = 0; i < added.value.size(); ++i) {
       const Place place = added.at(i).object(
           {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
@@ -371,7 +406,10 @@ class FileReader {
                        .normalized = place.boolean("normalized", false),
                        .strips_left = place.boolean("lstrip", false),
                        .strips_right = place.boolean("rstrip", false)};
-      if (out_.pieces) place.must_be("normalized", false);
+      if (out_.normalizer_marks && token.normalized && (token.strips_left || token.strips_right)) {
+        place.refuse("is normalized and takes white space, which is not known here together",
+                     kOtherTokenizer);
+      }
       if (token.content.empty()) place.refuse("has no content; remove it");
       const auto [known, is_new] = ids_.emplace(token.content, token.id);
       // The package would number it anew.
@@ -379,14 +417,17 @@ class FileReader {
         place.refuse("('", token.content, "') has the id ", token.id, ", but is also known as ",
                      known->second, "; each token must be there once");
       }
+      const auto id = static_cast<std::size_t>(token.id);
       if (is_new) {
-        if (static_cast<std::size_t>(token.id) != out_.tokens.size()) {
+        if (id != next_id || (id < out_.tokens.size() && !out_.tokens[id].empty())) {
           place.refuse("('", token.content, "') has the id ", token.id, ", but the next is ",
-                       out_.tokens.size(), "; ids must have no gaps and be in order");
+                       next_id, "; ids must have no gaps and be in order");
         }
-        out_.tokens.push_back(token.content);
+        if (id >= out_.tokens.size()) out_.tokens.resize(id + 1);
+        out_.tokens[id] = token.content;
         added_.insert(token.content);
       }
+      next_id = std::max(next_id, id + 1);
       out_.added.push_back(std::move(token));
     }
   }

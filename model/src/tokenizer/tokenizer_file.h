@@ -28,6 +28,14 @@ enum class SpacePrefix : std::uint8_t {
   kEverySection,  ///< the same, also where a space is there
 };
 
+/// A step by which a text becomes words: matches of a pattern, and what lies between them.
+struct WordSplit {
+  std::string pattern{};      ///< as the file has it; "": the whole is a word
+  bool removes_rest = false;  ///< what lies between matches is left out
+  bool adds_space = false;    ///< before that, in front of what does not begin with one
+  bool of_spellings = false;  ///< what is split is the spelling of bytes: it follows ByteLevel
+};
+
 /// Two neighbours and what they become; the earlier merge is done first.
 struct Merge {
   std::int32_t left = 0, right = 0, result = 0;
@@ -38,21 +46,25 @@ inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
 }
 
-/// What a tokenizer.json says, checked: ids are 0 to tokens.size() - 1, each once; every byte has a
-/// token of its own; ids of merges and templates exist.
+/// What a tokenizer.json says, checked: each id is there once, below tokens.size(); ids of merges
+/// and templates exist; of pieces every byte has a token of its own.
 ///
 /// A byte-level BPE splits a text into words and spells each by its bytes. A BPE of pieces, as
 /// SentencePiece trains them, writes spaces as kSpaceMark and merges characters of the whole text;
 /// a character that is no token becomes the tokens "<0x00>" to "<0xFF>" of its bytes.
 struct TokenizerFile {
   std::string path;
-  WordPatternKind pattern = WordPatternKind::kGpt2;
+  std::vector<WordSplit> splits{};  ///< of bytes: one after the other
   bool nfc = false;
   bool pieces = false;
   SpacePrefix prefix = SpacePrefix::kNone;  ///< of pieces
+  bool normalizer_marks = false;            ///< of pieces: a normalizer marks spaces
+  bool splits_at_marks = false;             ///< of pieces: no merge goes over a mark
   bool strips_first_space = false;          ///< decoding pieces
   bool ignore_merges = false;               ///< a word that is a token is not merged together
-  std::vector<std::string> tokens;          ///< by id, as the file spells them
+  std::int32_t unknown = -1;                ///< of bytes that have no token; -1: they are left out
+  bool fuses_unknown = false;               ///< one for neighbours
+  std::vector<std::string> tokens;          ///< by id, as the file spells them; "": no token
   std::size_t model_tokens = 0;             ///< of the model; the ids from here on are added tokens
   std::vector<Merge> merges;
   std::vector<AddedToken> added;

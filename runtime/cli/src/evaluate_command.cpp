@@ -5,11 +5,13 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "data_report.h"
 #include "dump_watch.h"
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "launch/same_run.h"
 #include "report.h"
+#include "terminal.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/session.h"
@@ -69,6 +71,9 @@ int run_evaluate(Config config, const Launcher& launcher) {
                                                        config.get<std::string>("precision"))
                                    : "";
   if (!decoding.empty()) std::cout << decoding << "\n";
+  for (const std::string& line : describe_data(data, choice)) {
+    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+  }
   std::cout << describe_evaluation(record) << "\n";
   if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
     std::cout << note << "\n";

@@ -113,15 +113,6 @@ TrainerOptions forward_options(const Config& config, const PretrainedGpt& pretra
   return options;
 }
 
-void check_vocabulary(const PretrainedGpt& pretrained, const Tokenizer* tokenizer) {
-  const std::int64_t known = pretrained.config().vocab_size;
-  require(tokenizer != nullptr || known <= 256, ErrorCode::kConfig, "the model of --init '",
-          pretrained.path(), "' has ", known, " tokens, which are no bytes; give --tokenizer FILE");
-  require(tokenizer == nullptr || tokenizer->vocab_size() <= known, ErrorCode::kConfig,
-          "the tokenizer has ", tokenizer != nullptr ? tokenizer->vocab_size() : 0,
-          " tokens, and the model knows ", known);
-}
-
 /// The model of --init, with the adapters of --adapter.
 PretrainedGpt open_generator(const Config& config) {
   PretrainedGpt model = open_model(config);
@@ -163,12 +154,14 @@ int run_generate(Config config, const Launcher& launcher) {
           "no model to generate with: give --init a checkpoint, a Hugging Face folder or a model "
           ".bin of llm.c");
   const PretrainedGpt pretrained = open_generator(config);
-  std::optional<Tokenizer> own;
-  if (!config.is_null("tokenizer")) own.emplace(config.get<std::string>("tokenizer"));
-  const Tokenizer* const tokenizer = own ? &*own : nullptr;
-  check_vocabulary(pretrained, tokenizer);
+  const TokenizerChoice text =
+      choose_tokenizer(config, pretrained.config().vocab_size, &pretrained);
+  require(text.no_text.empty(), ErrorCode::kConfig, text.no_text);
+  const Tokenizer* const tokenizer = text.tokenizer ? &*text.tokenizer : nullptr;
+  if (tokenizer != nullptr) config.set_effective("tokenizer", text.path);
   const auto tokens = config.get<std::int64_t>("tokens");
   std::vector<std::int32_t> ends = end_tokens_of(pretrained.path());
+  if (text.end_token) ends.push_back(*text.end_token);
   const bool is_chat = !config.is_null("message");
   if (is_chat) render_message(config, tokenizer, ends);
   const PromptKind kind = is_chat ? PromptKind::kChat : PromptKind::kWithSpecialTokens;

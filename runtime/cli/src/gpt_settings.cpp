@@ -98,8 +98,9 @@ std::vector<Setting> model_settings() {
   all.push_back({.name = "tokenizer",
                  .help =
                      "a tokenizer.json (BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it) by "
-                     "which text is read; the vocabulary is its, unless a larger one is given "
-                     "[bytes are tokens]",
+                     "which text is read, a folder that has one, or bytes, which are tokens then; "
+                     "of a preset the vocabulary is its, unless a larger one is given [that of the "
+                     "folder of --init or --model; of a preset, or of 256 tokens, bytes]",
                  .must_agree = MustAgree::kNone});
   all.push_back({.name = "chat_template",
                  .help = "the template by which messages become text: a .jinja file, or a "
@@ -294,17 +295,45 @@ std::string describe_decoding(const GptConfig& gpt, const PretrainedGpt& from,
                 gpt.adapter.is_set() ? "" : ": only a base beside adapters keeps their codes");
 }
 
+namespace {
+
+bool has_setting(const Config& config, std::string_view name) {
+  return std::ranges::find(config.table(), name, &Setting::name) != config.table().end();
+}
+
+/// Where there is data to read, or a tokenizer is asked for.
+void add_tokenizer(Config& config, GptChoice& choice) {
+  const auto is_given = [&](const char* name) {
+    return has_setting(config, name) && !config.is_null(name);
+  };
+  if (!is_given("tokenizer") && !is_given("data") && !is_given("eval_data")) return;
+  const std::int64_t known = choice.config.vocab_size;
+  if (choice.text.tokenizer) {  // of a preset
+    require(known >= choice.text.tokenizer->vocab_size(), ErrorCode::kConfig, "--vocab-size is ",
+            known, ", but the tokenizer '", choice.text.path, "' has ",
+            choice.text.tokenizer->vocab_size(), " tokens; give at least as many, or leave it out");
+  } else {
+    choice.text =
+        choose_tokenizer(config, known, choice.pretrained ? &*choice.pretrained : nullptr);
+  }
+  if (choice.text.tokenizer) config.set_effective("tokenizer", choice.text.path);
+}
+
+}  // namespace
+
 GptChoice choose_gpt(Config& config) {
   GptChoice choice;
   GptConfig& gpt = choice.config;
   std::string preset = gpt_preset_name(config.get<std::string>("model"));
-  if (!config.is_null("tokenizer")) {
-    choice.tokenizer.emplace(config.get<std::string>("tokenizer"));
-  }
   if (config.is_null("init")) {
     gpt = named_model(config.get<std::string>("model"));
     if (preset.empty()) preset = preset_of(gpt);
-    if (choice.tokenizer) gpt.vocab_size = choice.tokenizer->vocab_size();
+    if (!given_tokenizer(config).empty()) {
+      choice.text = choose_tokenizer(config, 0, nullptr);
+      const std::int64_t tokens = choice.text.tokenizer->vocab_size();
+      const bool is_preset = !gpt_preset_name(config.get<std::string>("model")).empty();
+      gpt.vocab_size = is_preset ? tokens : std::max(tokens, gpt.vocab_size);
+    }
     for (const auto& [setting, read, write] : size_rows()) {
       if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
     }
@@ -314,12 +343,7 @@ GptChoice choose_gpt(Config& config) {
     preset = preset_of(gpt);
   }
   add_adapters(config, choice);
-  if (choice.tokenizer) {
-    require(gpt.vocab_size >= choice.tokenizer->vocab_size(), ErrorCode::kConfig,
-            "--vocab-size is ", gpt.vocab_size, ", but the tokenizer '",
-            config.get<std::string>("tokenizer"), "' has ", choice.tokenizer->vocab_size(),
-            " tokens; give at least as many, or leave it out");
-  }
+  add_tokenizer(config, choice);
   if (!preset.empty()) {
     config.set_effective("model", preset);
   } else if (!config.is_null("init")) {
@@ -333,10 +357,7 @@ GptChoice choose_gpt(Config& config) {
     config.set_effective("sequence_length", std::min(most, kMostByDefault));
   }
   choice.sequence_length = config.get<std::int64_t>("sequence_length");
-  constexpr std::string_view kPacking = "packing";
-  const bool has_data =
-      std::ranges::find(config.table(), kPacking, &Setting::name) != config.table().end();
-  choice.packing = has_data && config.get<bool>("packing");
+  choice.packing = has_setting(config, "packing") && config.get<bool>("packing");
   require(choice.sequence_length <= most, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", most,
           most < gpt.context_length ? " tokens behind the prompt" : " tokens",
@@ -364,8 +385,8 @@ std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions&
 
 std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
   std::vector<std::string> folders;
-  if (!config.is_null("tokenizer")) {
-    const std::filesystem::path file(config.get<std::string>("tokenizer"));
+  if (const std::string tokenizer = given_tokenizer(config); !tokenizer.empty()) {
+    const std::filesystem::path file(tokenizer);
     folders.push_back(file.has_parent_path() ? file.parent_path().string() : ".");
   }
   if (!config.is_null("init")) folders.push_back(config.get<std::string>("init"));
@@ -408,12 +429,10 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice, co
   options.kind = parse_data_kind(config.get<std::string>("data_kind"));
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
-  options.tokenizer = choice.tokenizer;
+  options.tokenizer = choice.text.tokenizer;
+  options.no_text = choice.text.no_text;
+  options.end_token = choice.text.end_token;
   options.chat_template = chat_template_of(config);
-  if (choice.tokenizer && choice.pretrained) {
-    const std::vector<std::int32_t> ends = end_tokens_of(choice.pretrained->path());
-    if (!ends.empty()) options.end_token = ends.front();
-  }
   return options;
 }
 

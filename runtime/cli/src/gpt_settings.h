@@ -10,8 +10,8 @@
 #include "tessera/model/dataset.h"
 #include "tessera/model/gpt.h"
 #include "tessera/model/pretrained.h"
-#include "tessera/model/tokenizer.h"
 #include "tessera/trainer/trainer_options.h"
+#include "tokenizer_choice.h"
 
 namespace tessera::cli {
 
@@ -26,7 +26,7 @@ struct GptChoice {
   GptConfig config;
   std::int64_t sequence_length = 0;
   bool packing = false;                       ///< samples are packed: their inputs are (2, B, L)
-  std::optional<Tokenizer> tokenizer{};       ///< of --tokenizer; without one, bytes are tokens
+  TokenizerChoice text{};                     ///< where there is data, or --tokenizer
   std::optional<PretrainedGpt> pretrained{};  ///< what --init names
 };
 

@@ -44,8 +44,11 @@ Progress::~Progress() {
 void Progress::show(const StepRecord& record) {
   if (quiet_) return;
   if (++shown_ > 1) seconds_ += record.seconds;
-  rate_ = shown_ <= 2 ? record.tokens_per_second
-                      : (1.0 - kSmoothing) * rate_ + kSmoothing * record.tokens_per_second;
+  const auto smooth = [this](double& rate, double now) {
+    rate = shown_ <= 2 ? now : (1.0 - kSmoothing) * rate + kSmoothing * now;
+  };
+  smooth(rates_.tokens, record.tokens_per_second);
+  smooth(rates_.positions, record.positions_per_second);
   if (terminal_.interactive && !verbose_) {
     draw(record);
   } else {
@@ -91,7 +94,7 @@ void Progress::draw(const StepRecord& record) {
   const double mean = shown_ > 1 ? seconds_ / static_cast<double>(shown_ - 1) : record.seconds;
   const std::string left = "step " + std::to_string(record.step) + "/" + std::to_string(steps_);
   const std::string loss = "loss " + fixed(record.loss, 4) + skipped_so_far(record);
-  const std::string rate = "  " + with_prefix(rate_) + " tokens/s";
+  const std::string rate = "  " + describe_speed(rates_);
   const std::string peak = "  peak " + format_bytes(record.peak_bytes);
   const std::string eta = "  ETA " + as_clock(mean * static_cast<double>(steps_ - record.step));
   // A line that wraps cannot be rewritten: what does not fit is left out, the peak first.
@@ -116,10 +119,10 @@ void Progress::draw(const StepRecord& record) {
 void Progress::print(const StepRecord& record) {
   const std::int64_t tenth = std::max<std::int64_t>(1, steps_ / 10);
   if (!verbose_ && shown_ != 1 && record.step != steps_ && record.step % tenth != 0) return;
-  std::fprintf(stderr, "step %lld/%lld  loss %s%s  gradient norm %s  %s tokens/s  peak %s\n",
+  std::fprintf(stderr, "step %lld/%lld  loss %s%s  gradient norm %s  %s  peak %s\n",
                static_cast<long long>(record.step), static_cast<long long>(steps_),
                fixed(record.loss, 4).c_str(), skipped_so_far(record).c_str(),
-               fixed(record.gradient_norm, 3).c_str(), with_prefix(rate_).c_str(),
+               fixed(record.gradient_norm, 3).c_str(), describe_speed(rates_).c_str(),
                format_bytes(record.peak_bytes).c_str());
 }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "speed.h"
 #include "terminal.h"
 #include "tessera/trainer/trainer.h"
 
@@ -40,7 +41,7 @@ class Progress {
   std::chrono::steady_clock::time_point last_drawn_{};
   std::int64_t shown_ = 0;  ///< steps so far, of this run
   double seconds_ = 0.0;    ///< of all but the first
-  double rate_ = 0.0;       ///< tokens per second, smoothed
+  SpeedRates rates_{};      ///< smoothed
   bool line_open_ = false;
 };
 

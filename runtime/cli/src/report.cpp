@@ -3,6 +3,7 @@
 #include <array>
 #include <ostream>
 
+#include "speed.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -263,9 +264,11 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   if (summary.evaluation) {
     out << "evaluated " << describe_evaluation(*summary.evaluation) << "\n";
   }
-  std::string speed = "speed     " + with_prefix(summary.tokens_per_second) + " tokens/s";
+  const SpeedRates rates{summary.tokens_per_second, summary.positions_per_second};
+  std::string speed = "speed     " + describe_speed(rates);
   if (measurements.mfu) {
-    speed += ", MFU " + fixed(100.0 * *measurements.mfu, 1) + " % of the " +
+    speed += concat(", MFU ", rates.has_padding() ? "of targets " : "") +
+             fixed(100.0 * *measurements.mfu, 1) + " % of the " +
              with_prefix(measurements.matmul_flops_per_second) + "FLOP/s measured in matmul";
   }
   if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";

@@ -167,6 +167,7 @@ void RunOutputs::step(const StepRecord& record, double peak_flops) {
       {"train/learning_rate", record.learning_rate},
       {"train/gradient_norm", record.gradient_norm},
       {"speed/tokens_per_second", record.tokens_per_second},
+      {"speed/positions_per_second", record.positions_per_second},
       {"memory/peak_bytes", static_cast<double>(record.peak_bytes)}};
   if (mfu) values.emplace_back("speed/mfu", *mfu);
   if (record.exposed_seconds) {

@@ -88,9 +88,9 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
   return tokens;
 }
 
-std::string why_no_sample(const Config& config, double last_loss) {
+std::string why_no_sample(const Config& config, const GptChoice& choice, double last_loss) {
   // A tokenizer's tokens are words already.
-  if (config.given("sample_tokens") || !config.is_null("tokenizer")) return "";
+  if (config.given("sample_tokens") || choice.text.tokenizer) return "";
   if (last_loss <= kLossWithWords) return "";
   return concat("left out: at a loss of ", fixed(last_loss, 2),
                 " per byte a model writes no words yet (below ", fixed(kLossWithWords, 1),
@@ -171,7 +171,7 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   };
   std::ostringstream text;
   // Positions beyond were never trained.
-  write_text(config, next_logits, choice.tokenizer ? &*choice.tokenizer : nullptr,
+  write_text(config, next_logits, choice.text.tokenizer ? &*choice.text.tokenizer : nullptr,
              PromptKind::kPlain, {},
              {.tokens = config.get<std::int64_t>("sample_tokens"),
               .context_length = choice.sequence_length},

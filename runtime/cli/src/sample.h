@@ -21,7 +21,7 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 
 /// Why nothing is made up although nobody asked for that: the last loss is that of a model without
 /// words. Empty if there is no reason, and where --sample-tokens asks for a sample.
-std::string why_no_sample(const Config& config, double last_loss);
+std::string why_no_sample(const Config& config, const GptChoice& choice, double last_loss);
 
 /// Whether a prompt has the special tokens in front that its tokenizer gives a text, such as Llama
 /// 3's "<|begin_of_text|>": published models have seen them, a stream of training data has none. A

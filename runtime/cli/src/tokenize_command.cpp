@@ -12,6 +12,7 @@
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/model/tokenize.h"
+#include "tessera/model/tokenizer_folder.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/output_file.h"
 
@@ -61,7 +62,10 @@ int run_tokenize(const CLI::App& app, TokenizeRequest request) {
   check_writable(output, "--output", Writing::kByReplacing);
   require(request.overwrite || !holds_something(output), ErrorCode::kConfig, "--output: '", output,
           "' holds something already; give another path, or --overwrite to replace it");
-  const Tokenizer tokenizer(request.tokenizer);
+  const std::string file = find_tokenizer(request.tokenizer);
+  require(!file.empty(), ErrorCode::kConfig, "--tokenizer: the folder '", request.tokenizer,
+          "' has no tokenizer.json; give another folder, or a file");
+  const Tokenizer tokenizer(file);
   const InterruptGuard interrupt;
   TokenizeResult result;
   {
@@ -94,10 +98,12 @@ std::function<int()> add_tokenize(CLI::App& app) {
   app.add_option("TEXT", request->options.paths,
                  "files of UTF-8 text, folders of them, or patterns; in this order")
       ->required();
-  app.add_option("--tokenizer", request->tokenizer,
-                 "a tokenizer.json: BPE as GPT-2, Llama, Mistral, Qwen and Phi-3 have it")
+  app.add_option(
+         "--tokenizer,--init", request->tokenizer,
+         "a tokenizer.json, or a model's folder that has one: BPE as GPT-2, Llama, Mistral, "
+         "Qwen and Phi-3 have it")
       ->required()
-      ->type_name("FILE");
+      ->type_name("PATH");
   app.add_option("--output", request->options.output,
                  "the file to write (.bin), with llm.c's header; uint16 if the vocabulary fits, "
                  "else uint32")

@@ -10,6 +10,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "data_report.h"
 #include "dump_watch.h"
 #include "fit.h"
 #include "gpt_settings.h"
@@ -40,14 +41,15 @@ namespace {
 void print_header(const Config& config, const GptChoice& choice, const Model& model,
                   const TokenDataset& dataset, const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
-  const std::int64_t tokens_per_step = options.micro_batch * options.accumulate * options.ranks *
-                                       config.get<std::int64_t>("sequence_length");
+  const std::int64_t positions_per_step = options.micro_batch * options.accumulate * options.ranks *
+                                          config.get<std::int64_t>("sequence_length");
   std::cout << model.name << ": " << describe_model(model, plan) << "\n"
             << describe_ranks(options) << "\n"
             << "binding: " << describe(*options.binding) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
-            << with_commas(tokens_per_step) << " per step\n"
+            << with_commas(positions_per_step)
+            << (dataset.kind() == DataKind::kExamples ? " positions" : "") << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   if (plan.checkpoint_bytes > 0) {
     std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes) << " per rank, and "
@@ -60,7 +62,7 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
     lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",
                            choice.pretrained->format(), decoding.empty() ? "" : "; ", decoding));
   }
-  for (const std::string& line : dataset.assumptions()) lines.push_back("data: " + line);
+  for (std::string& line : describe_data(dataset, choice)) lines.push_back(std::move(line));
   std::vector<std::string> notes = dataset.notes();
   notes.push_back(device_note(config, options));
   for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
@@ -137,7 +139,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
                                 const TokenDataset& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
   std::vector<std::string> read = dataset.files();
-  if (!config.is_null("tokenizer")) read.push_back(config.get<std::string>("tokenizer"));
+  if (!choice.text.path.empty()) read.push_back(choice.text.path);
   RunOutputs::check(config, read);
   ModelExport::check(config);
   config.set_effective("data_kind", to_string(dataset.kind()));
@@ -233,7 +235,8 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   print_summary(std::cout, plan, summary, measurements);
   if (!utilisation.note.empty()) std::cout << "note: " << utilisation.note << "\n";
   if (!plan.options.gather_parameters || interrupted) return;
-  if (const std::string why = why_no_sample(run.config, summary.last_loss); !why.empty()) {
+  if (const std::string why = why_no_sample(run.config, run.choice, summary.last_loss);
+      !why.empty()) {
     std::cout << "\nsample    " << why << "\n";
     return;
   }
@@ -290,6 +293,7 @@ int run_train(Config config) {
   TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
   watch.reset();
   const std::vector<std::string> folders = exported.finish();
+  for (const std::string& folder : folders) copy_tokenizer(run.choice.text, folder);
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);

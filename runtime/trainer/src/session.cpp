@@ -268,13 +268,18 @@ bool Session::Impl::agrees_to_stop(std::int64_t next) {
 
 StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& seat,
                                     double seconds) const {
+  const TrainerOptions& options = plan_.options;
+  const std::int64_t positions =
+      source_.target_shape(options.micro_batch).numel() * options.accumulate * options.ranks;
   StepRecord record{.step = steps_ + 1,
                     .loss = result.loss,
                     .gradient_norm = result.gradient_norm,
                     .learning_rate = result.learning_rate,
                     .tokens = result.items,
+                    .positions = positions,
                     .seconds = seconds,
                     .tokens_per_second = static_cast<double>(result.items) / seconds,
+                    .positions_per_second = static_cast<double>(positions) / seconds,
                     .peak_bytes = seat.memory.peak().total};
   if (const auto& scale = result.loss_scale) {
     record.loss_scale = static_cast<double>(scale->scale);

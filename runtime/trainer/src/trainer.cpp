@@ -126,6 +126,7 @@ struct Totals {
   std::int64_t skipped_steps = 0;
   double first_loss = 0.0, last_loss = 0.0;
   std::int64_t tokens = 0, first_tokens = 0;
+  std::int64_t positions = 0, first_positions = 0;
   double seconds = 0.0, first_seconds = 0.0;
   TimelineSummary timeline, first_timeline;  ///< sums over steps; if they are traced
   std::int64_t evaluations = 0, saves = 0;
@@ -133,7 +134,7 @@ struct Totals {
   void add(const StepRecord& record);
   bool is_steady() const { return steps >= kSteadySteps; }
   /// Without the first step, which warms up: threads, caches, fresh memory.
-  double steady_rate() const;
+  double steady_rate(std::int64_t all, std::int64_t first) const;
   TimelineSummary steady_timeline() const;
 };
 
@@ -141,12 +142,14 @@ void Totals::add(const StepRecord& record) {
   if (++steps == 1) {
     first_loss = record.loss;
     first_tokens = record.tokens;
+    first_positions = record.positions;
     first_seconds = record.seconds;
     first_timeline = record.timeline.value_or(TimelineSummary());
   }
   last_loss = record.loss;
   skipped_steps += record.skipped ? 1 : 0;
   tokens += record.tokens;
+  positions += record.positions;
   seconds += record.seconds;
   if (!record.timeline) return;
   timeline.step_seconds += record.timeline->step_seconds;
@@ -155,10 +158,9 @@ void Totals::add(const StepRecord& record) {
   timeline.exposed_seconds += record.timeline->exposed_seconds;
 }
 
-double Totals::steady_rate() const {
+double Totals::steady_rate(std::int64_t all, std::int64_t first) const {
   const double over = is_steady() ? seconds - first_seconds : seconds;
-  return over > 0.0 ? static_cast<double>(is_steady() ? tokens - first_tokens : tokens) / over
-                    : 0.0;
+  return over > 0.0 ? static_cast<double>(is_steady() ? all - first : all) / over : 0.0;
 }
 
 TimelineSummary Totals::steady_timeline() const {
@@ -186,7 +188,8 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
   summary.first_loss = totals.first_loss;
   summary.last_loss = totals.last_loss;
   summary.seconds = totals.seconds;
-  summary.tokens_per_second = totals.steady_rate();
+  summary.tokens_per_second = totals.steady_rate(totals.tokens, totals.first_tokens);
+  summary.positions_per_second = totals.steady_rate(totals.positions, totals.first_positions);
   summary.predicted_memory = plan.memory;
   summary.predicted_host_memory = plan.host_memory;
   summary.predicted_disk_bytes = plan.disk_bytes;

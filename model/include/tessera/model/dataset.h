@@ -58,6 +58,8 @@ struct DatasetOptions {
   /// (`tokenize` writes larger ones to a file). Its end-of-text token, or a newline's if it has
   /// none, is put between files.
   std::optional<Tokenizer> tokenizer{};
+  /// Without a tokenizer: why text is not read byte by byte, for an error; "": it is.
+  std::string no_text{};
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
   /// Of examples that are messages; opened where there are some.
@@ -66,6 +68,16 @@ struct DatasetOptions {
   /// (see `make_gpt`). Which go together is decided once, by best fit: from the longest example to
   /// the shortest, each goes where it leaves the least room.
   bool packing = false;
+};
+
+/// What a file of examples comes to. `samples` have `positions` in all, of which as many as
+/// `filled` hold tokens and the others padding; packing would make, or has made, `packed_samples`.
+struct ExampleCounts {
+  std::int64_t examples = 0, tokens = 0, targets = 0;
+  std::int64_t samples = 0, positions = 0, filled = 0, packed_samples = 0;
+  /// Put behind each example that does not end with it; none of chats, which end as their template
+  /// has it.
+  std::optional<std::int32_t> end_token{};
 };
 
 /// Language modelling on a stream of tokens, or on examples of their own.
@@ -107,12 +119,15 @@ class TokenDataset : public BatchSource {
   const DatasetOptions& options() const { return options_; }
   DataKind kind() const;        ///< not kAuto
   std::int64_t tokens() const;  ///< of this part; of examples, of all
+  /// Nothing of a stream.
+  std::optional<ExampleCounts> example_counts() const;
   std::int64_t samples_per_epoch() const { return order_.samples(); }
   std::vector<std::string> files() const;
   /// Notes for the user: what was left out of a folder, and why.
   const std::vector<std::string>& notes() const;
   /// The format that each file was taken for, a line for each, or for all that are alike:
   /// "'train.bin' is read as uint16 without a header: 301966 tokens".
+  /// Of examples: "'chats.jsonl' is read as examples, one in each line: 400, a token per byte".
   std::vector<std::string> assumptions() const;
 
  private:

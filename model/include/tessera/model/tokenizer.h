@@ -10,11 +10,12 @@
 
 namespace tessera {
 
-/// BPE as Hugging Face's tokenizer.json describes it: byte-level with the patterns of GPT-2, Llama
-/// 3 or Qwen, or of SentencePiece's pieces with bytes to fall back to, as Llama 2, Mistral and
-/// Phi-3 have it. Gives the tokens that the package `tokenizers` gives; whatever would make them
-/// differ (another type of model, pattern, normaliser or option) is refused by name when the file
-/// is read. Immutable; copies share the tables, and any thread may use them.
+/// BPE as Hugging Face's tokenizer.json describes it: byte-level, behind splits by regular
+/// expressions, digits and punctuation, as GPT-2, Llama 3, Qwen, SmolLM, DeepSeek and Tekken have
+/// it, or of SentencePiece's pieces with bytes to fall back to, as Llama 2, Mistral, Yi and Phi-3.
+/// Gives the tokens that the package `tokenizers` gives, which leaves out bytes that have no token;
+/// whatever would make them differ (another type of model, normaliser or option) is refused by name
+/// when the file is read. Immutable; copies share the tables, and any thread may use them.
 class Tokenizer {
  public:
   /// Reads a tokenizer.json of at most 128 MiB. Throws Error{kNotFound, kIo} if it cannot be read,

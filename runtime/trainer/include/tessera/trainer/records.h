@@ -17,12 +17,14 @@ struct StepRecord {
   double loss = 0.0;           ///< mean over the step's tokens
   double gradient_norm = 0.0;  ///< before clipping
   double learning_rate = 0.0;
-  std::int64_t tokens = 0;             ///< items: losses that count
+  std::int64_t tokens = 0;     ///< items: losses that count
+  std::int64_t positions = 0;  ///< that were computed: all targets, padding and prompts, too
   std::optional<double> loss_scale{};  ///< of this step, with loss scaling
   bool skipped = false;                ///< an overflow: the state is as it was before
   std::int64_t skipped_steps = 0;      ///< so far, of the whole run
   double seconds = 0.0;
   double tokens_per_second = 0.0;
+  double positions_per_second = 0.0;
   std::int64_t peak_bytes = 0;  ///< of one rank, so far
   /// Exposed communication of this step; if TrainerOptions::time_actions.
   std::optional<double> exposed_seconds{};

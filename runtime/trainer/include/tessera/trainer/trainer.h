@@ -24,11 +24,12 @@ struct TrainingSummary {
   std::int64_t traced_steps = 0;  ///< see Session::traced_steps
   double first_loss = 0.0;
   double last_loss = 0.0;
-  double seconds = 0.0;              ///< of the steps, without planning and initialisation
-  double tokens_per_second = 0.0;    ///< without the first step, which warms up, if there are three
-  MemoryPeak predicted_memory;       ///< of one rank
-  MemoryPeak measured_memory;        ///< the highest over ranks, of the total and by category
-  MemoryPeak predicted_host_memory;  ///< the same of offloaded state in the host's memory
+  double seconds = 0.0;            ///< of the steps, without planning and initialisation
+  double tokens_per_second = 0.0;  ///< without the first step, which warms up, if there are three
+  double positions_per_second = 0.0;  ///< the same of StepRecord::positions
+  MemoryPeak predicted_memory;        ///< of one rank
+  MemoryPeak measured_memory;         ///< the highest over ranks, of the total and by category
+  MemoryPeak predicted_host_memory;   ///< the same of offloaded state in the host's memory
   MemoryPeak measured_host_memory;
   std::int64_t predicted_disk_bytes = 0;       ///< of one rank's file on disk; 0: there is none
   std::int64_t measured_disk_bytes = 0;        ///< the largest
