@@ -303,6 +303,7 @@ GptChoice choose_gpt(Config& config) {
   }
   if (config.is_null("init")) {
     gpt = named_model(config.get<std::string>("model"));
+    if (preset.empty()) choice.model_folder = config.get<std::string>("model");
     if (preset.empty()) preset = preset_of(gpt);
     if (choice.tokenizer) gpt.vocab_size = choice.tokenizer->vocab_size();
     for (const auto& [setting, read, write] : size_rows()) {
