@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "data_files.h"
+#include "foreign_format.h"
 #include "mapped_file.h"
 #include "tessera/core/error.h"
 #include "token_file_writer.h"
@@ -13,12 +14,27 @@
 namespace tessera {
 namespace {
 
+/// Whether it is one file, named as such, that would be text but for its NULs, which a tokenizer
+/// has a token for.
+bool holds_text_with_nul(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  const data::MappedFile file(path);
+  constexpr std::size_t kProbe = 4096;
+  const auto begin = file.bytes().first(std::min(kProbe, file.bytes().size()));
+  if (path.ends_with(".bin") || data::find_foreign_format(begin)) return false;
+  std::vector<std::byte> rest;
+  std::ranges::remove_copy(begin, std::back_inserter(rest), std::byte{0});
+  return rest.size() > begin.size() / 2 && data::looks_like_text(rest);
+}
+
 /// The files of text that all paths name, in order; what is left out is noted.
 std::vector<std::string> find_texts(const TokenizeOptions& options, TokenizeResult& result) {
   std::vector<std::string> paths;
   for (const std::string& path : options.paths) {
     DatasetOptions of_path;
     of_path.path = path;
+    if (holds_text_with_nul(path)) of_path.kind = DataKind::kText;
     data::DataFiles found = data::find_data_files(of_path);
     require(found.kind == DataKind::kText, ErrorCode::kConfig, "'", path,
             "' holds token ids already; name files of text");

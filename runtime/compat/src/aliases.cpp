@@ -267,6 +267,9 @@ constexpr std::string_view kOffload =
 constexpr std::string_view kRecompute = "say so: --recompute full --offload-activations host";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
+constexpr std::string_view kNodes =
+    "say how many ranks there are: --ranks; on several machines 'tessera launch --nodes N' starts "
+    "them";
 constexpr std::string_view kNoMonitor = "a process that ends is known at once";
 constexpr std::string_view kOutput =
     "the output of all processes comes with their ranks in front; send it to a file";
@@ -315,6 +318,18 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
     {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
     {"--use-megatron-lm", kOtherParallelism},
+    {"--tensor-parallel", kOtherParallelism},
+    {"--tensor-model-parallel", kOtherParallelism},
+    {"--tp-", kOtherParallelism},
+    {"--pipeline-parallel", kOtherParallelism},
+    {"--pipeline-model-parallel", kOtherParallelism},
+    {"--pp-", kOtherParallelism},
+    {"--context-parallel", kOtherParallelism},
+    {"--cp-size", kOtherParallelism},
+    {"--sequence-parallel", kOtherParallelism},
+    {"--expert-parallel", kOtherParallelism},
+    {"--expert-model-parallel", kOtherParallelism},
+    {"--nodes", kNodes},
     {"--megatron-lm-", kOtherParallelism},
     {"--parallelism-config-", kOtherParallelism},
     {"--tpu", kTpu},
