@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -65,9 +66,10 @@ TEST(Tokenize, WritesTheIdsOfTheGoldens) {
     std::vector<std::string> paths;
     const auto separator = tokenizer.end_of_text().value();
     for (const json& row : rows.at("encoded")) {
-      if (row.at(0) == "" || row.at(0).get<std::string>().find('\0') != std::string::npos) continue;
+      const auto text = row.at(0).get<std::string>();
+      if (text.empty() || std::ranges::count(text, '\0') * 2 >= std::ssize(text)) continue;
       if (!paths.empty()) expected.push_back(separator);
-      paths.push_back(folder.write(concat(name, "/", paths.size()), row.at(0).get<std::string>()));
+      paths.push_back(folder.write(concat(name, "/", paths.size()), text));
       for (const json& id : row.at(1)) expected.push_back(id);
     }
     const std::string output = folder.path(name + ".bin");
