@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "cli/program.h"
+#include "tessera/model/tokenizer.h"
 
 // Folders that train, convert and merge-adapter write have what a model needs besides its weights.
 namespace tessera::export_test {
@@ -127,7 +128,10 @@ TEST_F(Export, OfMergedAdaptersHasWhatTheBaseHas) {
 }
 
 TEST_F(Export, OfANewModelHasItsTokenizerAndNoForeignEnd) {
-  const std::string tokenizer = TESSERA_SOURCE_DIR "/tests/model/tokenizers/gpt2.json";
+  fs::create_directories(path("tokenizer"));
+  const std::string tokenizer = path("tokenizer/tokenizer.json");
+  fs::copy_file(TESSERA_SOURCE_DIR "/tests/model/tokenizers/gpt2.json", tokenizer);
+  write("tokenizer/tokenizer_config.json", R"({"eos_token": {"content": "b"}})");
   write("data.txt", std::string(2000, 'a') + " b");
   const ProgramResult trained = run({"train",
                                      "--data",
@@ -153,6 +157,7 @@ TEST_F(Export, OfANewModelHasItsTokenizerAndNoForeignEnd) {
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_EQ(read_file(path("out/tokenizer.json")), read_file(tokenizer));
   const json config = json::parse(read_file(path("out/config.json")));
+  EXPECT_EQ(config.at("eos_token_id"), Tokenizer(tokenizer).id_of("b").value());
   EXPECT_LT(config.at("eos_token_id").get<int>(), config.at("vocab_size").get<int>());
   ASSERT_EQ(run({"checkpoint", "export", path("saved"), path("exported")}).exit_code, 0);
   EXPECT_EQ(read_file(path("exported/config.json")), read_file(path("out/config.json")));

@@ -141,6 +141,20 @@ TEST(Tokenize, WritesUint32WhereTheVocabularyNeedsIt) {
   EXPECT_EQ(ids_of<std::uint32_t>(folder.path("o.bin")), Tokens{65536});
 }
 
+TEST(Tokenize, RefusesWhatIsNoText) {
+  const TemporaryFolder folder;
+  const Tokenizer tokenizer(kTokenizers + "gpt2.json");
+  for (const std::string& bytes : {std::string("a\0b\0c\0", 6), std::string("\1\xff\2\0", 4)}) {
+    const std::string path = folder.write("data", bytes);
+    try {
+      tokenize(tokenizer, {.paths = {path}, .output = folder.path("out.bin")});
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is not text; give files of UTF-8"));
+    }
+  }
+}
+
 TEST(Tokenize, LeavesTheOutputAsItWasWhenItFails) {
   const TemporaryFolder folder;
   const Tokenizer tokenizer(kTokenizers + "gpt2.json");

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tessera/checkpoint/checkpoint_folder.h"
@@ -60,9 +61,19 @@ void add_tokenizer(const Config& config, CompanionFiles& files) {
   if (in) set_file(files, kTemplate, text.str());
 }
 
-std::string new_config(const GptChoice& choice) {
+/// The eos_token of tokenizer_config.json, or else the tokenizer's usual end of a text.
+std::optional<std::int32_t> end_token(const Tokenizer& tokenizer, const CompanionFiles& files) {
+  const std::string* const text = find_file(files, "tokenizer_config.json");
+  const auto config = nlohmann::json::parse(text == nullptr ? "" : *text, nullptr, false);
+  auto token = config.is_object() ? config.value("eos_token", nlohmann::json()) : nlohmann::json();
+  if (token.is_object()) token = token.value("content", nlohmann::json());
+  const auto id = token.is_string() ? tokenizer.id_of(token.get<std::string>()) : std::nullopt;
+  return id ? id : tokenizer.end_of_text();
+}
+
+std::string new_config(const GptChoice& choice, const CompanionFiles& files) {
   if (choice.tokenizer) {
-    return new_hugging_face_config(choice.config, choice.tokenizer->end_of_text());
+    return new_hugging_face_config(choice.config, end_token(*choice.tokenizer, files));
   }
   return new_hugging_face_config(choice.config, usual_end_token(choice.config));
 }
@@ -92,7 +103,7 @@ ExportSource export_source(const Config& config, const GptChoice& choice) {
   }
   add_tokenizer(config, source.files);
   if (find_file(source.files, "config.json") == nullptr) {
-    set_file(source.files, "config.json", new_config(choice));
+    set_file(source.files, "config.json", new_config(choice, source.files));
   }
   return source;
 }
