@@ -211,9 +211,20 @@ void check_regular(const std::string& path) {
           "' is not a regular file; copy its content to one, and name that");
 }
 
+/// A table would be read as text, separators, names of columns and all.
+void check_no_table(const std::string& path) {
+  require(!path.ends_with(".csv") && !path.ends_with(".tsv"), ErrorCode::kConfig, "'", path,
+          "' is a table, of which it is not known what is to be learnt; write a .jsonl file whose "
+          "lines are {\"prompt\": ..., \"completion\": ...}, {\"messages\": [...]} or "
+          "{\"text\": ...}, or set the data kind to 'text' to read its bytes as they are");
+}
+
 /// Files that the user named one by one: all are read, whatever they look like.
 DataFiles of_named_files(const DatasetOptions& options, std::vector<std::string> paths) {
   for (const std::string& path : paths) check_regular(path);
+  if (options.kind == DataKind::kAuto) {
+    for (const std::string& path : paths) check_no_table(path);
+  }
   if (options.kind != DataKind::kAuto) return {options.kind, std::move(paths), {}};
   std::vector<std::string> tokens;
   std::vector<std::string> texts;

@@ -12,6 +12,7 @@ namespace tessera::data {
 nlohmann::json parse_strict_json(std::string_view text, const std::string& path,
                                  std::string_view remedy) {
   using nlohmann::json;
+  require(!is_git_lfs_pointer(text), ErrorCode::kConfig, "'", path, "' is not JSON: ", kFetchByLfs);
   require(text.find('\0') == std::string_view::npos && !text.starts_with("\xef\xbb\xbf"),
           ErrorCode::kConfig, "'", path,
           "' is not JSON: it has a NUL or begins with a byte order mark; write it anew as UTF-8");

@@ -72,19 +72,12 @@ std::string refusal_of(const std::string& path) {
 }
 
 /// What the reference takes, on purpose refused here; see safetensors.h.
-const std::set<std::string> kRefusedHere{"overflow behind 0",
-                                         "overflow of sizes that fit",
-                                         "unknown key",
-                                         "object as a list",
-                                         "name twice",
-                                         "name twice by an escape",
-                                         "metadata key twice",
-                                         "metadata key twice by an escape",
-                                         "metadata null",
-                                         "empty name",
-                                         "NUL in a name",
-                                         "long name",
-                                         "rank 6"};
+const std::set<std::string> kRefusedHere{"overflow behind 0",  "overflow of sizes that fit",
+                                         "unknown key",        "object as a list",
+                                         "name twice",         "name twice by an escape",
+                                         "metadata key twice", "metadata key twice by an escape",
+                                         "empty name",         "NUL in a name",
+                                         "long name",          "rank 6"};
 
 TEST(Safetensors, TakesWhatTheReferenceTakesButForWhatIsRefusedOnPurpose) {
   const TemporaryFolder folder;

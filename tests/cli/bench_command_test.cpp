@@ -133,6 +133,13 @@ TEST_F(BenchCommand, RunsInSeveralProcesses) {
   EXPECT_THAT(result.out, HasSubstr("Out of bounds values : 0 OK"));
 }
 
+TEST_F(BenchCommand, TakesTheFlagsOfNcclTests) {
+  const ProgramResult result = collectives(
+      {"--collective", "all_reduce", "-b", "1K", "-e", "1K", "-m", "1", "-p", "1", "-a", "3",
+       "-T",           "60",         "-G", "0",  "-C", "0",  "-R", "0", "-N", "1", "-S", "0"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST_F(BenchCommand, RefusesWhatItCannotMeasure) {
   const auto error_of = [&](const std::vector<std::string>& arguments) {
     const ProgramResult result = bench(arguments);
@@ -147,6 +154,11 @@ TEST_F(BenchCommand, RefusesWhatItCannotMeasure) {
               HasSubstr("--replicas 2 does not divide 3 ranks"));
   EXPECT_THAT(error_of({"collectives", "-d", "int32", "--collective", "all_reduce"}),
               HasSubstr("all_reduce cannot sum int32"));
+  // Flags of nccl-tests that have one value here.
+  EXPECT_THAT(error_of({"collectives", "-m", "4"}), HasSubstr("not put into one launch"));
+  EXPECT_THAT(error_of({"collectives", "-a", "1"}), HasSubstr("of the slowest rank"));
+  EXPECT_THAT(error_of({"collectives", "-G", "2"}), HasSubstr("CUDA graph"));
+  EXPECT_THAT(error_of({"collectives", "-N", "3"}), HasSubstr("--repeats"));
   EXPECT_THAT(error_of({"kernels", "--benchmark_nonsense=1"}), HasSubstr("--benchmark_nonsense=1"));
   EXPECT_THAT(error_of({"kernels", "--filter", "no such kernel"}), HasSubstr("no kernel"));
   EXPECT_THAT(error_of({"launch", "bench", "kernels"}), HasSubstr("launch"));
@@ -192,6 +204,7 @@ TEST_F(BenchCommand, KernelsAreTimedAgainstALimit) {
              "--filter", "relu_backward/bf16|/fill/bf16|attention_forward/fp32/length:256",
              "--json", path("kernels.json")});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.err.find("DEBUG"), std::string::npos);
   const auto file = json("kernels.json");
   EXPECT_TRUE(file.at("context").contains("machine.processor"));
   std::set<std::string> rates;

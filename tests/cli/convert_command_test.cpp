@@ -99,7 +99,7 @@ TEST_F(Convert, RefusesWhatIsThereAndWhatIsNot) {
   fs::create_directory(path("there"));
   EXPECT_THAT(convert({kFolder, path("there")}).err, HasSubstr("exists already"));
   EXPECT_THAT(convert({kFolder, path("out"), "--dtype", "bf16"}).err,
-              HasSubstr("--dtype bf16 is for --to llm.c"));
+              HasSubstr("--export-dtype bf16: a checkpoint has fp32 weights"));
   EXPECT_THAT(convert({path("none"), path("out")}).err, HasSubstr("does not exist"));
   EXPECT_FALSE(fs::exists(path("out")));
   EXPECT_THAT(convert({kFolder, path("out"), "--to", "onnx"}).err, HasSubstr("--to"));

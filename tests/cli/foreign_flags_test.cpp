@@ -240,11 +240,18 @@ TEST_F(ForeignFlags, TransformersTrainersAreAnswered) {
       {"--output_dir", "no counterpart: say where each output goes: --save"},
       {"--save_strategy", "no counterpart: say how often: --save-every N"},
       {"--eval_strategy", "no counterpart: say what to evaluate on, and how often"},
-      {"--report_to", "no counterpart: say where: --tensorboard FOLDER"},
   };
   for (const auto& [flag, answer] : answers) {
     EXPECT_THAT(error_of(train({flag, "1"})), HasSubstr(answer)) << flag;
   }
+}
+
+/// Metrics of a run change nothing of it.
+TEST_F(ForeignFlags, TrackersStopNoCommand) {
+  const ProgramResult planned = run({"plan", "--no-default-config", "--layers", "2", "--report_to",
+                                     "wandb", "--wandb_project", "x"});
+  EXPECT_EQ(planned.exit_code, 0) << planned.err;
+  EXPECT_THAT(planned.err, HasSubstr("--report-to has no effect: metrics go to files"));
 }
 
 TEST_F(ForeignFlags, TorchrunsAreAnswered) {

@@ -172,6 +172,7 @@ const std::map<std::string, Other> kOthers{
     {"shuffle", {"false"}},
     {"sample_tokens", {"5"}},
     {"state_dict_type", {"full", {{"save", "here"}}}},
+    {"export_dtype", {"bf16"}},
     {"export", {std::filesystem::temp_directory_path() / "tessera_exported_by_nobody"}},
 };
 

@@ -6,6 +6,7 @@
 
 #include "support/golden_folder.h"
 #include "temporary_folder.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
 #include "tessera/model/hugging_face.h"
@@ -137,6 +138,36 @@ std::string error_of_edited(const std::string& from, const std::string& to,
     return error.what();
   }
   return "";
+}
+
+/// As they stand in a model's own state, whose adapter has a name.
+TEST(AdapterFolders, TakesNamesWithTheNameOfTheAdapter) {
+  for (const std::string name : {"llama", "llama_ia3"}) {
+    const TemporaryFolder folder;
+    const std::filesystem::path from = kAdapters + name;
+    std::filesystem::create_directories(folder.path("adapter"));
+    std::filesystem::copy_file(from / "adapter_config.json",
+                               folder.path("adapter/adapter_config.json"));
+    std::ifstream in(from / "adapter_model.safetensors", std::ios::binary);
+    const std::string file{std::istreambuf_iterator<char>(in), {}};
+    std::vector<SafetensorsEntry> entries;
+    std::string data;
+    for (SafetensorsEntry& entry :
+         read_safetensors_header(InputFile((from / "adapter_model.safetensors").string()))
+             .tensors) {
+      data += file.substr(static_cast<std::size_t>(entry.begin),
+                          static_cast<std::size_t>(entry.bytes()));
+      for (const std::string part : {"lora_A", "lora_B", "ia3_l"}) {
+        const std::size_t at = entry.name.find("." + part);
+        if (at != std::string::npos) entry.name.insert(at + 1 + part.size(), ".default");
+      }
+      entries.push_back(std::move(entry));
+    }
+    std::ofstream(folder.path("adapter/adapter_model.safetensors"), std::ios::binary)
+        << safetensors_header(entries) << data;
+    const PretrainedGpt renamed = open_adapter(base_of(name), folder.path("adapter"));
+    EXPECT_EQ(renamed.config(), open_adapter(base_of(name), from.string()).config());
+  }
 }
 
 TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {

@@ -172,6 +172,13 @@ TEST(DataFiles, AsksWhatABinaryFileIs) {
   EXPECT_EQ(content({.path = path, .kind = DataKind::kText}), std::string("ab\0\1cd", 6));
 }
 
+TEST(DataFiles, SaysWhatToMakeOfATable) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("data.csv", "prompt,completion\na,b\n");
+  expect_error(ErrorCode::kConfig, {path, "is a table", ".jsonl", "'text'"}, {.path = path});
+  EXPECT_EQ(content({.path = path, .kind = DataKind::kText}), "prompt,completion\na,b\n");
+}
+
 TEST(DataFiles, NeverMixesTokensAndText) {
   TemporaryFolder folder;
   folder.write_tokens("train.bin", {}, Ids{'a', 'b', 'c'});

@@ -201,6 +201,28 @@ TEST(HuggingFace, WhatIsWrittenIsReadAgain) {
   }
 }
 
+TEST(HuggingFace, TakesATiedMatrixUnderTheNameOfTheHead) {
+  const Copy copy;
+  copy.change([](auto& all) {
+    all["lm_head.weight"] = all.at("transformer.wte.weight");
+    all.erase("transformer.wte.weight");
+  });
+  EXPECT_EQ(values_of(open_pretrained(copy.path())),
+            values_of(open_hugging_face(golden_folder("v5").string())));
+  copy.set("tie_word_embeddings", false);
+  EXPECT_THAT(copy.refused(), HasSubstr("has no tensor 'transformer.wte.weight'"));
+}
+
+TEST(HuggingFace, CallsAPointerOfGitLfsOne) {
+  constexpr const char* kPointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12345\n";
+  for (const char* const file : {"model.safetensors", "config.json"}) {
+    const Copy copy;
+    copy.write(file, kPointer);
+    EXPECT_THAT(copy.refused(), AllOf(HasSubstr(file), HasSubstr("git lfs pull")));
+  }
+}
+
 TEST(HuggingFace, TakesAFileThatAlsoHasTheTiedHead) {
   const Copy copy;
   copy.change([](auto& all) { all["lm_head.weight"] = all.at("transformer.wte.weight"); });

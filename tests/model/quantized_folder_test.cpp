@@ -161,7 +161,7 @@ TEST_P(QuantizedFolder, IsWrittenAsTransformersWritesIt) {
   config.unquantized = folder_.unquantized();
   const auto write = [&](const std::string& name, const PretrainedGpt& from, bool copies) {
     PretrainedWriter writer =
-        write_hugging_face(folder.path(name), config, disk(), GetParam().format);
+        write_hugging_face(folder.path(name), config, disk(), {.format = GetParam().format});
     for (const auto& [parameter, values] : values_in(from, make_gpt(base.config()))) {
       if (copies && writer.copy(parameter, from)) continue;
       writer.write(parameter, values);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -65,9 +66,10 @@ TEST(Tokenize, WritesTheIdsOfTheGoldens) {
     std::vector<std::string> paths;
     const auto separator = tokenizer.end_of_text().value();
     for (const json& row : rows.at("encoded")) {
-      if (row.at(0) == "" || row.at(0).get<std::string>().find('\0') != std::string::npos) continue;
+      const auto text = row.at(0).get<std::string>();
+      if (text.empty() || std::ranges::count(text, '\0') * 2 >= std::ssize(text)) continue;
       if (!paths.empty()) expected.push_back(separator);
-      paths.push_back(folder.write(concat(name, "/", paths.size()), row.at(0).get<std::string>()));
+      paths.push_back(folder.write(concat(name, "/", paths.size()), text));
       for (const json& id : row.at(1)) expected.push_back(id);
     }
     const std::string output = folder.path(name + ".bin");
@@ -137,6 +139,20 @@ TEST(Tokenize, WritesUint32WhereTheVocabularyNeedsIt) {
                 .token_bytes,
             4);
   EXPECT_EQ(ids_of<std::uint32_t>(folder.path("o.bin")), Tokens{65536});
+}
+
+TEST(Tokenize, RefusesWhatIsNoText) {
+  const TemporaryFolder folder;
+  const Tokenizer tokenizer(kTokenizers + "gpt2.json");
+  for (const std::string& bytes : {std::string("a\0b\0c\0", 6), std::string("\1\xff\2\0", 4)}) {
+    const std::string path = folder.write("data", bytes);
+    try {
+      tokenize(tokenizer, {.paths = {path}, .output = folder.path("out.bin")});
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is not text; give files of UTF-8"));
+    }
+  }
 }
 
 TEST(Tokenize, LeavesTheOutputAsItWasWhenItFails) {

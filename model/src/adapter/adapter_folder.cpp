@@ -102,11 +102,25 @@ void require_same_names(const std::vector<AdapterTensor>& wanted,
        unknown.empty() ? "" : concat("\nTensors that belong to no module:", listed(unknown)));
 }
 
+/// As PEFT saves it: in a model's own state, names have the adapter's, "default", in them.
+std::string saved_name(std::string name) {
+  for (const std::string_view part : {"lora_A", "lora_B", "ia3_l", "modules_to_save"}) {
+    const std::string in_model = concat(".", part, ".default");
+    const std::size_t at = name.find(in_model);
+    const std::size_t end = at + in_model.size();
+    if (at == std::string::npos || (end < name.size() && name[end] != '.')) continue;
+    const bool is_copy = part == "modules_to_save";
+    name.replace(at, in_model.size(), is_copy ? "" : concat(".", part));
+  }
+  return name;
+}
+
 void add_weights(PretrainedGpt::Files& files, const std::string& path) {
   const InputFile& file = files.files.emplace_back(path);
   std::map<std::string, SafetensorsEntry> found;
   for (SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
-    const std::string name = entry.name;
+    std::string name = saved_name(entry.name);
+    if (found.contains(name)) name = entry.name;
     found[name] = std::move(entry);
   }
   const std::vector<AdapterTensor> wanted = adapter_tensors(files.config);

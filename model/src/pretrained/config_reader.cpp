@@ -26,6 +26,11 @@ ConfigReader::ConfigReader(const std::string& path)
   require(object_.is_object(), ErrorCode::kConfig, "'", path, "' is no JSON object");
 }
 
+ConfigReader::ConfigReader(const std::string& path, std::string_view text)
+    : path_(path), object_(data::parse_strict_json(text, path)) {
+  require(object_.is_object(), ErrorCode::kConfig, "'", path, "' is no JSON object");
+}
+
 ConfigReader::ConfigReader(const ConfigReader& outer, const std::string& name)
     : path_(outer.path_), prefix_(outer.prefix_ + name + "."), object_(outer.value(name, nullptr)) {
   if (!object_.is_object()) outer.refuse(name, "must be an object");

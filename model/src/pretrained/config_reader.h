@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::pretrained {
@@ -16,6 +17,8 @@ class ConfigReader {
  public:
   /// Also throws Error{kNotFound, kIo}.
   explicit ConfigReader(const std::string& path);
+  /// Of a file's text that was read; `path` is for errors.
+  ConfigReader(const std::string& path, std::string_view text);
   /// An object inside of it, called `name` in errors.
   ConfigReader(const ConfigReader& outer, const std::string& name);
 

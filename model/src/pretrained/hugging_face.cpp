@@ -29,6 +29,8 @@ using pretrained::StoredTensors;
 
 constexpr std::int64_t kMostIndexBytes = 100'000'000;
 constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kConfigFile = "config.json";
+constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kDownloadAgain = "; download or write all of the folder's files again";
 
@@ -116,7 +118,7 @@ StoredTensors read_tensors(const fs::path& folder, std::vector<InputFile>& files
 /// A folder may have the head's matrix although it is the token embedding: then it must be that.
 void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
                      const std::vector<InputFile>& files, const fs::path& folder) {
-  const auto head = tensors.find("lm_head.weight");
+  const auto head = tensors.find(kHead);
   if (head == tensors.end()) return;
   const pretrained::StoredTensor &a = head->second, &b = tensors.find(embedding)->second;
   bool same = a.entry.dtype == b.entry.dtype && a.entry.shape == b.entry.shape;
@@ -162,14 +164,15 @@ struct NewTensor {
 
 /// In the order of transformers' own files, but for wider elements, which come first.
 std::vector<NewTensor> new_tensors(const std::vector<std::pair<ParameterSpec, StoredPart>>& parts,
-                                   const GptConfig& config, WeightFormat format) {
+                                   const GptConfig& config, const HuggingFaceOptions& options) {
+  const WeightFormat format = options.format;
   const std::string_view prefix = family_of(config).prefix;
   std::vector<NewTensor> all;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& [spec, stored] = parts[i];
     const std::string name = stored_name(stored.name, prefix);
     std::vector<SafetensorsEntry> entries{{.name = name,
-                                           .dtype = std::string(safetensors_dtype(DType::kFloat32)),
+                                           .dtype = std::string(safetensors_dtype(options.dtype)),
                                            .shape = stored_shape(stored.part)}};
     const bool left_out =
         std::ranges::find(config.unquantized, spec.name) != config.unquantized.end();
@@ -182,6 +185,25 @@ std::vector<NewTensor> new_tensors(const std::vector<std::pair<ParameterSpec, St
     return std::pair(-safetensors_dtype_bits(tensor.entry.dtype), tensor.entry.name);
   });
   return all;
+}
+
+pretrained::Format format_of(DType dtype) {
+  require(is_compute_dtype(dtype), ErrorCode::kInvalidArgument,
+          "a Hugging Face folder is written in fp32, bf16 or fp16, not in ", to_string(dtype));
+  using pretrained::Format;
+  if (dtype == DType::kBFloat16) return Format::kBFloat16;
+  return dtype == DType::kFloat16 ? Format::kFloat16 : Format::kFloat32;
+}
+
+CompanionFiles new_companions(const GptConfig& config, const HuggingFaceOptions& options) {
+  CompanionFiles files = options.files;
+  const std::string* const source = find_file(files, kConfigFile);
+  set_file(files, kConfigFile,
+           source != nullptr
+               ? pretrained::adapted_config(*source, config, options.format)
+               : pretrained::hugging_face_config(config, options.format, usual_end_token(config)));
+  name_dtype(files, options.dtype);
+  return files;
 }
 
 }  // namespace
@@ -215,7 +237,11 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   const StoredTensors tensors = read_tensors(root, model->files);
   const FamilyRow& family = family_of(model->config);
   const std::string embedding(embedding_name(model->config));
-  const bool prefixed = tensors.contains(stored_name(embedding, family.prefix));
+  const bool prefixed = std::ranges::any_of(
+      tensors, [&](const auto& entry) { return entry.first.starts_with(family.prefix); });
+  // Of a matrix that is both, files may have either.
+  const bool only_head = model->config.tie_embedding && tensors.contains(kHead) &&
+                         !tensors.contains(stored_name(embedding, prefixed ? family.prefix : ""));
   const std::string_view prefix = prefixed ? family.prefix : "";
   // Before a config.json of a million layers takes memory.
   require(static_cast<std::size_t>(model->config.layers) <= tensors.size(), ErrorCode::kConfig, "'",
@@ -227,7 +253,8 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   for (const ParameterSpec& spec : parameters_of(model->config)) {
     Place place{.shape = spec.shape};
     for (const StoredPart& stored : stored_parts(model->config, spec)) {
-      const std::string name = stored_name(stored.name, prefix);
+      const std::string name =
+          only_head && spec.name == embedding ? kHead : stored_name(stored.name, prefix);
       const auto tensor = tensors.find(name);
       require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
               "', which the model of config.json has", kDownloadAgain);
@@ -238,9 +265,9 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
     }
     model->places[spec.name] = std::move(place);
   }
-  if (model->config.tie_embedding) {
+  if (model->config.tie_embedding && !only_head) {
     check_tied_head(tensors, stored_name(embedding, prefix), model->files, root);
-    used.insert("lm_head.weight");
+    used.insert(kHead);
   }
   for (const auto& [name, tensor] : tensors) {
     require(used.contains(name) || is_buffer(name), ErrorCode::kConfig, "'",
@@ -268,8 +295,22 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   return PretrainedGpt(std::move(model));
 }
 
+std::optional<std::int32_t> usual_end_token(const GptConfig& config) {
+  constexpr std::int32_t kEndOfText = 50256, kMostPadded = 50432;
+  const bool is_gpt2 = config.family == GptFamily::kGpt2 && config.vocab_size > kEndOfText &&
+                       config.vocab_size <= kMostPadded;
+  return is_gpt2 ? std::optional(kEndOfText) : std::nullopt;
+}
+
+std::string new_hugging_face_config(const GptConfig& config,
+                                    std::optional<std::int32_t> end_token) {
+  GptConfig plain = config;
+  plain.adapter = {};
+  return pretrained::hugging_face_config(plain, WeightFormat::kNone, end_token);
+}
+
 PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& config,
-                                    Storage& storage, WeightFormat format) {
+                                    Storage& storage, const HuggingFaceOptions& options) {
   require(!config.adapter.is_set(), ErrorCode::kInvalidArgument,
           "a model with adapters is written by write_adapter, or without them");
   const std::string folder = pretrained::without_slash(path);
@@ -280,7 +321,7 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
       parts.emplace_back(spec, std::move(part));
     }
   }
-  const std::vector<NewTensor> tensors = new_tensors(parts, config, format);
+  const std::vector<NewTensor> tensors = new_tensors(parts, config, options);
   std::vector<SafetensorsEntry> entries;
   for (const NewTensor& tensor : tensors) entries.push_back(tensor.entry);
   const std::string header = safetensors_header(entries, {{"format", "pt"}});
@@ -304,15 +345,17 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
     place.shape = spec.shape;
     place.parts.push_back(stored.part);
     place.parts.back().offset = of_part[i].front().begin;
+    place.parts.back().format = format_of(options.dtype);
     if (of_part[i].size() > 1) {
-      place.parts.back() = pretrained::placed_part(stored.part, format, of_part[i]);
+      place.parts.back() = pretrained::placed_part(stored.part, options.format, of_part[i]);
     }
   }
   PretrainedWriter writer(std::move(made));  // removes the folder if what follows fails
   storage.remove(target.temporary);          // left by a crash
   storage.make_folder(target.temporary);
-  write_file(storage, target.temporary + "/config.json",
-             pretrained::hugging_face_config(config, format));
+  for (const NamedText& file : new_companions(config, options)) {
+    write_file(storage, target.temporary + "/" + file.name, file.value);
+  }
   target.file = storage.create(target.temporary + "/" + kSingleFile, entries.back().end);
   target.file->write(0, std::as_bytes(std::span(header)));
   for (const auto& [name, place] : target.places) {

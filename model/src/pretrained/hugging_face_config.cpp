@@ -68,8 +68,9 @@ GptConfig read_gpt2(const ConfigReader& reader) {
 
 }  // namespace
 
-GptConfig read_hugging_face_config(const std::string& path) {
-  const ConfigReader reader(path);
+namespace {
+
+GptConfig read_config(const ConfigReader& reader, const std::string& path) {
   const json type = reader.value("model_type", nullptr);
   const auto families = gpt_families();
   const auto family = std::ranges::find_if(
@@ -99,6 +100,16 @@ GptConfig read_hugging_face_config(const std::string& path) {
   return config;
 }
 
+}  // namespace
+
+GptConfig read_hugging_face_config(const std::string& path) {
+  return read_config(ConfigReader(path), path);
+}
+
+GptConfig parse_hugging_face_config(std::string_view text, const std::string& path) {
+  return read_config(ConfigReader(path, text), path);
+}
+
 std::vector<std::int32_t> end_tokens_in(const std::string& path) {
   constexpr const char* kKey = "eos_token_id";
   const ConfigReader reader(path);
@@ -118,8 +129,6 @@ std::vector<std::int32_t> end_tokens_in(const std::string& path) {
 namespace {
 
 nlohmann::ordered_json gpt2_config(const GptConfig& config) {
-  constexpr std::int64_t kEndOfText = 50256;  // GPT-2's only special token
-  const json end = config.vocab_size > kEndOfText ? json(kEndOfText) : json();
   const double dropout = with_fewest_digits(config.dropout);
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
@@ -140,10 +149,29 @@ nlohmann::ordered_json gpt2_config(const GptConfig& config) {
           {"scale_attn_by_inverse_layer_idx", false},
           {"reorder_and_upcast_attn", false},
           {"tie_word_embeddings", config.tie_embedding},
-          {"bos_token_id", end},
-          {"eos_token_id", end},
           {"use_cache", true},
           {"dtype", "float32"}};
+}
+
+/// Keys of our own config.json that say nothing of what is computed: those of a source stay.
+constexpr std::array kOnlyNew{
+    "dtype",         "bos_token_id",      "eos_token_id",     "pad_token_id",
+    "resid_pdrop",   "embd_pdrop",        "attn_pdrop",       "use_cache",
+    "architectures", "initializer_range", "attention_dropout"};
+constexpr const char* kQuantization = "quantization_config";
+
+nlohmann::ordered_json own_config(const GptConfig& config) {
+  return config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
+}
+
+/// Equal in all that a config.json says.
+bool is_same_model(const GptConfig& a, const GptConfig& b) {
+  GptConfig same = a;
+  same.dropout = b.dropout;
+  same.adapter = b.adapter;
+  same.base_format = b.base_format;
+  same.unquantized = b.unquantized;
+  return same == b;
 }
 
 }  // namespace
@@ -156,12 +184,34 @@ double with_fewest_digits(float value) {
   return parsed;
 }
 
-std::string hugging_face_config(const GptConfig& config, WeightFormat format) {
-  nlohmann::ordered_json file =
-      config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
-  if (format != WeightFormat::kNone)
-    file["quantization_config"] = quantization_json(format, config);
+std::string hugging_face_config(const GptConfig& config, WeightFormat format,
+                                std::optional<std::int32_t> end_token) {
+  nlohmann::ordered_json file = own_config(config);
+  // Their classes have ids of their own where the keys are absent.
+  const json end = end_token ? json(*end_token) : json();
+  file["bos_token_id"] = end;
+  file["eos_token_id"] = end;
+  if (format != WeightFormat::kNone) file[kQuantization] = quantization_json(format, config);
   return file.dump(2) + "\n";
+}
+
+std::string adapted_config(const std::string& source, const GptConfig& config,
+                           WeightFormat format) {
+  const ConfigReader reader("config.json", source);
+  auto file = nlohmann::ordered_json::parse(source);
+  const nlohmann::ordered_json before = file;
+  if (!is_same_model(parse_hugging_face_config(source, "config.json"), config)) {
+    file.erase("rope_parameters");  // where ours says rope_theta and rope_scaling
+    for (const auto& [key, value] : own_config(config).items()) {
+      if (std::ranges::find(kOnlyNew, key) == kOnlyNew.end()) file[key] = value;
+    }
+  }
+  if (format == WeightFormat::kNone) {
+    file.erase(kQuantization);
+  } else if (format != read_quantization(reader)) {
+    file[kQuantization] = quantization_json(format, config);
+  }
+  return file == before ? source : file.dump(2) + "\n";
 }
 
 }  // namespace tessera::pretrained

@@ -70,6 +70,9 @@ PretrainedGpt open_llm_c(const std::string& path) {
   auto files = std::make_shared<PretrainedGpt::Files>();
   const InputFile& file = files->files.emplace_back(path);
   Header header{};
+  std::string begin(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 64)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(begin)));
+  require(!is_git_lfs_pointer(begin), ErrorCode::kConfig, "'", path, "': ", kFetchByLfs);
   const bool is_long = file.size() >= static_cast<std::int64_t>(sizeof(header));
   if (is_long) file.read(0, std::as_writable_bytes(std::span(header)));
   require(is_long && header[0] == kMagic, ErrorCode::kConfig, "'", path,

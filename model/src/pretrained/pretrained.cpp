@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -62,10 +63,13 @@ void encode(Format format, std::span<const float> values, std::span<std::byte> b
     std::memcpy(bytes.data(), values.data(), bytes.size());
     return;
   }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const bfloat16 rounded(values[i]);
-    std::memcpy(bytes.data() + 2 * i, &rounded, sizeof(rounded));
-  }
+  const auto round_to = [&]<typename T>(T) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const T rounded(values[i]);
+      std::memcpy(bytes.data() + 2 * i, &rounded, sizeof(rounded));
+    }
+  };
+  format == Format::kFloat16 ? round_to(float16{}) : round_to(bfloat16{});
 }
 
 /// to(c, r) = from(r, c), for rows of `stride` elements. In tiles of a cache line: rows are often a
@@ -278,6 +282,29 @@ std::vector<std::string> PretrainedGpt::unquantized() const {
 
 bool PretrainedGpt::is_checkpoint() const { return files_->checkpoint != nullptr; }
 
+DType PretrainedGpt::dtype() const {
+  if (is_checkpoint()) {
+    return named_dtype(companion_files_of(files_->path)).value_or(DType::kFloat32);
+  }
+  std::map<Format, std::int64_t> elements;
+  for (const auto& [name, place] : files_->places) {
+    for (const Part& part : place.parts) {
+      const bool plain = part.quantized.format == WeightFormat::kNone;
+      if (plain) elements[part.format] += part.shape.numel();
+    }
+  }
+  const auto most =
+      std::ranges::max_element(elements, {}, [](const auto& entry) { return entry.second; });
+  if (most == elements.end() || most->first == Format::kFloat32) return DType::kFloat32;
+  return most->first == Format::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+}
+
+CompanionFiles PretrainedGpt::companion_files() const {
+  CompanionFiles files = companion_files_of(files_->path);
+  if (!is_checkpoint()) name_dtype(files, dtype());
+  return files;
+}
+
 std::vector<NamedText> PretrainedGpt::identity() const {
   if (is_checkpoint()) {
     return {{"content of initial parameters",
@@ -413,6 +440,15 @@ void write_part(Storage::File& file, const Part& place, std::span<const float> v
   }
 }
 
+void check_half_range(std::string_view name, std::span<const float> values) {
+  constexpr float kOverflow = 65520.0F;  // rounds to infinity
+  const auto found =
+      std::ranges::find_if(values, [](float value) { return std::abs(value) >= kOverflow; });
+  require(found == values.end(), ErrorCode::kConfig, "parameter '", name, "' has the value ",
+          found == values.end() ? 0.0F : *found,
+          ", which fp16 does not have; write bf16 or fp32: --export-dtype bf16");
+}
+
 }  // namespace
 
 PretrainedWriter::PretrainedWriter(std::unique_ptr<Target> target) : target_(std::move(target)) {
@@ -442,6 +478,7 @@ void PretrainedWriter::write(std::string_view name, std::span<const float> value
     const auto own = values.subspan(as_size(begin), as_size(part.shape.numel()));
     begin += part.shape.numel();
     if (part.quantized.format == WeightFormat::kNone) {
+      if (part.format == Format::kFloat16) check_half_range(name, own);
       write_part(*target_->file, part, own);
       continue;
     }

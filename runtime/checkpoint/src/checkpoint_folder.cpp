@@ -107,11 +107,15 @@ void make_checkpoint_folder(Storage& storage, const std::string& folder) {
   for (const fs::path& one : made) storage.sync_folder(one.parent_path().string());
 }
 
-std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step) {
+std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step,
+                             const std::vector<NamedText>& companions) {
   std::string path = unfinished_path(folder, step);
   make_checkpoint_folder(storage, folder);
   storage.remove(path);
   storage.make_folder(path);
+  for (const NamedText& file : companions) {
+    write_file(storage, in_folder(path, file.name), file.value);
+  }
   return path;
 }
 

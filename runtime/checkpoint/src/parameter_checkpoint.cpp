@@ -44,8 +44,8 @@ class ParameterCheckpoint::Impl {
             ErrorCode::kConfig, "'", folder_,
             "' exists already; remove it, or give the name of a new folder");
   }
-  void begin() {
-    const std::string unfinished = begin_checkpoint(storage_, folder_, 0);
+  void begin(const std::vector<NamedText>& companions) {
+    const std::string unfinished = begin_checkpoint(storage_, folder_, 0, companions);
     file_ = std::make_unique<StateFileWriter>(storage_, unfinished, state_file_name(0),
                                               state_file_header(manifest_.parameters, pieces_),
                                               bytes_of(manifest_.parameters, pieces_));
@@ -95,9 +95,9 @@ class ParameterCheckpoint::Impl {
 
 ParameterCheckpoint::ParameterCheckpoint(std::string folder, std::vector<NamedText> model,
                                          const std::vector<ParameterSpec>& parameters,
-                                         Storage& storage)
+                                         Storage& storage, const std::vector<NamedText>& companions)
     : impl_(std::make_unique<Impl>(std::move(folder), std::move(model), parameters, storage)) {
-  impl_->begin();  // what it has made is removed again if it throws
+  impl_->begin(companions);  // what it has made is removed again if it throws
 }
 ParameterCheckpoint::~ParameterCheckpoint() = default;
 void ParameterCheckpoint::write(std::span<const float> values) { impl_->write(values); }

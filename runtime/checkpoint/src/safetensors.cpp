@@ -47,6 +47,9 @@ std::string read_header_text(const InputFile& file) {
     refuse(ErrorCode::kIo, "it has ", file.size(), " bytes, fewer than the length of a header; ",
            safetensors::kFetchAgain);
   }
+  std::string begin(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 64)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(begin)));
+  if (is_git_lfs_pointer(begin)) refuse(ErrorCode::kConfig, kFetchByLfs);
   std::uint64_t length = 0;
   file.read(0, std::as_writable_bytes(std::span(&length, 1)));
   const auto rest = static_cast<std::uint64_t>(file.size() - kLengthBytes);

@@ -21,7 +21,12 @@ class HeaderEvents : public nlohmann::json_sax<json> {
   explicit HeaderEvents(const std::string& path) : path_(path) {}
   SafetensorsHeader take() { return std::move(header_); }
 
-  bool null() override { return unexpected("null"); }
+  /// Metadata of null is none, as the format's own library reads it.
+  bool null() override {
+    if (at_ != At::kMetadataStart) return unexpected("null");
+    at_ = At::kHeader;
+    return true;
+  }
   bool boolean(bool) override { return unexpected("true or false"); }
   bool binary(binary_t&) override { return unexpected("binary data"); }
   bool number_integer(number_integer_t) override { return unexpected("a negative number"); }

@@ -27,7 +27,7 @@ struct CheckpointRequest {
   std::string output{};   ///< of a conversion
   std::string adapter{};  ///< to be merged
   std::string format{};   ///< of the output; "": by what the input is
-  std::string dtype = "fp32";
+  std::string dtype{};    ///< of the output; "": the input's, of llm.c's file fp32
   std::string base_format = "none";
   bool json = false;
 };
@@ -188,7 +188,9 @@ std::string write_checkpoint(const PretrainedGpt& from, const Model& model,
   for (const auto& layer : model.layers) {
     parameters.insert(parameters.end(), layer->parameters().begin(), layer->parameters().end());
   }
-  ParameterCheckpoint checkpoint(folder, std::move(words), parameters);
+  CompanionFiles companions = from.companion_files();
+  name_dtype(companions, from.dtype(), NewKey::kAdded);
+  ParameterCheckpoint checkpoint(folder, std::move(words), parameters, disk(), companions);
   copy_parameters(
       from, model,
       [&](const ParameterSpec&, std::span<const float> values) { checkpoint.write(values); },
@@ -196,16 +198,39 @@ std::string write_checkpoint(const PretrainedGpt& from, const Model& model,
   return checkpoint.finish();
 }
 
+DType folder_dtype(const CheckpointRequest& request, const PretrainedGpt& from) {
+  return request.dtype.empty() ? from.dtype() : parse_dtype(request.dtype);
+}
+
+HuggingFaceOptions folder_options(const CheckpointRequest& request, const PretrainedGpt& from) {
+  return {.format = parse_weight_format(request.base_format),
+          .dtype = folder_dtype(request, from),
+          .files = from.companion_files()};
+}
+
+/// What the weights of a folder are, if they are not fp32 or were not.
+std::string dtype_note(const CheckpointRequest& request, const PretrainedGpt& from) {
+  const DType dtype = folder_dtype(request, from);
+  if (dtype == DType::kFloat32 && from.dtype() == dtype) return "";
+  std::string note = concat("; written in ", to_string(dtype));
+  const bool rounds = from.is_checkpoint() || from.config().adapter.is_set();
+  if (request.dtype.empty() && rounds) {
+    note += concat(", as the model it began with, to which the fp32 weights are rounded: to keep ",
+                   "them, give --export-dtype fp32");
+  }
+  return note;
+}
+
 std::string write_for_others(const PretrainedGpt& from, const Model& model,
                              const CheckpointRequest& request, bool llm_c) {
   GptConfig config = from.config();
   if (!config.adapter.is_set()) config.unquantized = from.unquantized();
   PretrainedWriter writer =
-      llm_c ? write_llm_c(request.output, from.config(), parse_dtype(request.dtype))
+      llm_c ? write_llm_c(request.output, from.config(),
+                          parse_dtype(request.dtype.empty() ? "fp32" : request.dtype))
       : from.config().adapter.is_set()
           ? write_adapter(request.output, from.config(), "")
-          : write_hugging_face(request.output, config, disk(),
-                               parse_weight_format(request.base_format));
+          : write_hugging_face(request.output, config, disk(), folder_options(request, from));
   copy_parameters(
       from, model,
       [&](const ParameterSpec& spec, std::span<const float> values) {
@@ -232,7 +257,19 @@ std::string written_as(const CheckpointRequest& request, const PretrainedGpt& fr
   const std::string_view stored = to_string(from.stored_format());
   if (request.base_format == stored) return stored == "none" ? "" : "; kept as it is";
   return stored == "none" ? concat("; its blocks are quantised to ", request.base_format)
-                          : std::string("; dequantised to fp32");
+                          : std::string("; dequantised");
+}
+
+void check_dtype(const CheckpointRequest& request, const PretrainedGpt& from,
+                 const std::string& format) {
+  if (request.dtype.empty() || request.dtype == "fp32") return;
+  const auto refuse = [&](const char* why) {
+    fail(ErrorCode::kConfig, "--export-dtype ", request.dtype, ": ", why);
+  };
+  if (format == "tessera") refuse("a checkpoint has fp32 weights; leave it out");
+  if (from.config().adapter.is_set()) refuse("adapters are written in fp32; leave it out");
+  if (format.starts_with("llm") && request.dtype == "fp16")
+    refuse("llm.c's files are fp32 or bf16");
 }
 
 /// Writes a model's parameters in another of the three formats, one after the other.
@@ -242,15 +279,18 @@ int convert(const CheckpointRequest& request) {
   std::string format = request.format;
   if (format.empty()) format = from.is_checkpoint() ? "hugging-face" : "tessera";
   const bool llm_c = format == "llm.c" || format == "llmc";
-  require(llm_c || request.dtype == "fp32", ErrorCode::kConfig, "--dtype ", request.dtype,
-          " is for --to llm.c; the other formats are written in fp32");
-  check_base_format(request, from, format == "hugging-face" || format == "hf");
+  const bool folder = format == "hugging-face" || format == "hf";
+  check_dtype(request, from, format);
+  check_base_format(request, from, folder);
   const std::string path = format == "tessera" ? write_checkpoint(from, model, request.output)
                                                : write_for_others(from, model, request, llm_c);
-  std::cout << for_reader(inspect(stdout),
-                          concat(path, ": ", with_commas(parameter_count(model)), " parameters of ",
-                                 from.path(), ", ", from.format(), written_as(request, from)),
-                          2)
+  std::cout << for_reader(
+                   inspect(stdout),
+                   concat(
+                       path, ": ", with_commas(parameter_count(model)), " parameters of ",
+                       from.path(), ", ", from.format(), written_as(request, from),
+                       folder && !from.config().adapter.is_set() ? dtype_note(request, from) : ""),
+                   2)
             << "\n";
   return kExitGood;
 }
@@ -264,16 +304,27 @@ int merge_adapter(const CheckpointRequest& request) {
   plain.adapter = {};
   plain.base_format = WeightFormat::kNone;
   PretrainedWriter writer =
-      write_hugging_face(request.output, plain, disk(), parse_weight_format(request.base_format));
+      write_hugging_face(request.output, plain, disk(), folder_options(request, model));
   write_merged(model, writer);
   writer.finish();
   std::cout << for_reader(
                    inspect(stdout),
                    concat(request.output, ": ", with_commas(parameter_count(make_gpt(plain))),
-                          " parameters of ", model.path(), ", ", model.format(), ", merged"),
+                          " parameters of ", model.path(), ", ", model.format(), ", merged",
+                          dtype_note(request, model)),
                    2)
             << "\n";
   return kExitGood;
+}
+
+void add_dtype(CLI::App& command, CheckpointRequest& request) {
+  command
+      .add_option("--export-dtype,--dtype", request.dtype,
+                  "of a Hugging Face folder or llm.c's file: fp32, bf16 or, of a folder, fp16 [the "
+                  "folder's that the model began with; of llm.c's file fp32]")
+      ->transform(CLI::Transformer(std::map<std::string, std::string>{
+          {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}}))
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 }
 
 void add_base_format(CLI::App& command, CheckpointRequest& request) {
@@ -316,16 +367,15 @@ std::function<int()> add_checkpoint(CLI::App& app) {
                    "hugging-face, llm.c or tessera, which is a checkpoint [of a checkpoint "
                    "hugging-face, else tessera]")
       ->check(CLI::IsMember({"hugging-face", "hf", "llm.c", "llmc", "tessera"}));
-  converted->add_option("--dtype", request->dtype, "of llm.c's file: fp32 or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
+  add_dtype(*converted, *request);
   add_base_format(*converted, *request);
-  CLI::App* merged = app.add_subcommand(
-      "merge-adapter", "Write a model with its adapters merged into its matrices, in fp32");
+  CLI::App* merged = app.add_subcommand("merge-adapter",
+                                        "Write a model with its adapters merged into its matrices");
   merged->add_option("BASE", request->path, "a Hugging Face folder, or a model .bin of llm.c")
       ->required();
   merged->add_option("ADAPTER", request->adapter, "a folder as PEFT writes it")->required();
   merged->add_option("OUTPUT", request->output, "a new Hugging Face folder")->required();
+  add_dtype(*merged, *request);
   add_base_format(*merged, *request);
   return [=] {
     if (merged->parsed()) return merge_adapter(*request);

@@ -14,6 +14,8 @@
 #include "terminal.h"
 #include "tessera/compat/habits.h"
 #include "tessera/core/error.h"
+#include "tessera/core/mesh.h"
+#include "tessera/sharding/placement.h"
 #include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -69,11 +71,46 @@ void print_refused(std::ostream& out, const ConfigTranslation& translation,
   print_hint(out, translation.path);
 }
 
+/// What --strategy alone asks for.
+int explain_strategy(const Config& config, const ExplainRequest& request) {
+  const Strategy& strategy = find_strategy(config.get<std::string>("strategy"));
+  const Placement& placement = strategy.placement;
+  const auto where = [](AxisSet axes) {
+    return axes.empty() ? std::string("whole on every rank")
+                        : concat("sharded over ", to_string(axes));
+  };
+  const char* const after = placement.parameter.empty()      ? "nothing was gathered"
+                            : strategy.reshard_after_forward ? "given back, gathered again"
+                                                             : "kept until backward is done";
+  if (request.json) {
+    write_json(std::cout, {{"kind", "explain"},
+                           {"strategy", strategy.name},
+                           {"summary", strategy.summary},
+                           {"parameters", to_string(placement.parameter)},
+                           {"gradients", to_string(placement.gradient)},
+                           {"optimizer", to_string(placement.optimizer)},
+                           {"reshard_after_forward", strategy.reshard_after_forward}});
+    return kExitGood;
+  }
+  print_wrapped(std::cout, concat(strategy.name, ": ", strategy.summary), 0);
+  std::cout << "  parameters        " << where(placement.parameter) << "\n"
+            << "  after forward     " << after << "\n"
+            << "  gradients         " << where(placement.gradient) << "\n"
+            << "  optimizer states  " << where(placement.optimizer) << "\n\n";
+  print_wrapped(std::cout,
+                concat("'tessera plan --strategy ", strategy.name,
+                       " --ranks N' has its schedule, memory and traffic"),
+                0);
+  return kExitGood;
+}
+
 /// `fixed`: of a file that was just written, else null.
 int run_explain(Config config, const ExplainRequest& request,
                 const nlohmann::ordered_json& fixed = nullptr) {
+  const bool is_strategy = config.translations().empty() && config.is_typed("strategy");
+  if (is_strategy) return explain_strategy(config, request);
   require(!config.translations().empty(), ErrorCode::kConfig,
-          "nothing to explain: give the path of a config file");
+          "nothing to explain: give the path of a config file, or --strategy NAME");
   const Model model = make_model(choose_gpt(config));
   const TrainerOptions options = trainer_options(config);
   const std::string note = strategy_note(options);
@@ -132,13 +169,13 @@ int run_fix(const SettingsCommand& command, const ExplainRequest& request) {
   Config flags = command.flags();
   flags.set_launch(kForAnyMachine);
   const FixedConfig fixed = flags.fixed_file(path);
+  write_fixed(request.fixed_path, fixed.text);
   if (fixed.changes.empty()) {
     if (!request.json) {
-      std::cout << path << " needs no change; " << request.fixed_path << " is not written\n\n";
+      std::cout << path << " needs no change; " << request.fixed_path << " is a copy of it\n\n";
     }
     return run_explain(command.config(std::cerr, kForAnyMachine, path), request);
   }
-  write_fixed(request.fixed_path, fixed.text);
   try {
     Config config = command.flags();
     config.set_launch(kForAnyMachine);

@@ -197,6 +197,7 @@ void print_verdict(std::ostream& out, const ConfigTranslation& translation) {
     out << head << "\n";
     print_wrapped(out, text, 2);
   }
+  if (!translation.note.empty()) print_wrapped(out, concat("the file ", translation.note), 2);
 }
 
 void print_keys(std::ostream& out, const ConfigTranslation& translation) {

@@ -327,6 +327,7 @@ GptChoice choose_gpt(Config& config) {
   std::string preset = gpt_preset_name(config.get<std::string>("model"));
   if (config.is_null("init")) {
     gpt = named_model(config.get<std::string>("model"));
+    if (preset.empty()) choice.model_folder = config.get<std::string>("model");
     if (preset.empty()) preset = preset_of(gpt);
     if (!given_tokenizer(config).empty()) {
       choice.text = choose_tokenizer(config, 0, nullptr);

@@ -28,6 +28,7 @@ struct GptChoice {
   bool packing = false;                       ///< samples are packed: their inputs are (2, B, L)
   TokenizerChoice text{};                     ///< where there is data, or --tokenizer
   std::optional<PretrainedGpt> pretrained{};  ///< what --init names
+  std::string model_folder{};                 ///< of --model, without --init; "": a preset
 };
 
 /// The preset with the sizes that were given and the tokenizer's vocabulary if none was, or the

@@ -100,24 +100,6 @@ TokenizerChoice choose_by_default(const Config& config, std::int64_t vocab_size,
 
 }  // namespace
 
-void copy_tokenizer(const TokenizerChoice& choice, const std::string& folder) {
-  if (!choice.tokenizer) return;
-  const fs::path from = fs::path(choice.path).parent_path();
-  const auto copy = [&](const fs::path& file, const char* name) {
-    const fs::path to = fs::path(folder) / name;
-    std::error_code error;
-    if (!fs::is_regular_file(file, error) || fs::exists(to, error)) return;
-    fs::copy_file(file, to, error);
-    require(!error, ErrorCode::kIo, "'", file.string(), "' cannot be copied to '", to.string(),
-            "': ", error.message());
-  };
-  copy(choice.path, "tokenizer.json");
-  for (const char* const name :
-       {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
-    copy(from / name, name);
-  }
-}
-
 std::string given_tokenizer(const Config& config) {
   const std::string name = given(config);
   return name.empty() || name == kBytes ? "" : find_tokenizer(name);

@@ -32,10 +32,6 @@ struct TokenizerChoice {
 TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
                                  const PretrainedGpt* init);
 
-/// Puts the tokenizer's files and its chat template into the folder of an exported model, where
-/// nothing is called so; without a tokenizer, none.
-void copy_tokenizer(const TokenizerChoice& choice, const std::string& folder);
-
 /// The file of --tokenizer, if that names a file or a folder with one; "" if not.
 std::string given_tokenizer(const Config& config);
 

@@ -135,8 +135,8 @@ double machine_flops(TrainerOptions options) {
 
 /// The options of the run, as far as the data, the other processes and memory decide them.
 TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const Launcher& launcher,
-                                const GptChoice& choice, const Model& model,
-                                const TokenDataset& dataset,
+                                const GptChoice& choice, const ExportSource& source,
+                                const Model& model, const TokenDataset& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
   std::vector<std::string> read = dataset.files();
   if (!choice.text.path.empty()) read.push_back(choice.text.path);
@@ -146,6 +146,8 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   choose_steps(config, dataset);
   TrainerOptions options = trainer_options(config);
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
+  options.checkpoints.companions = source.files;
+  name_dtype(options.checkpoints.companions, source.dtype, NewKey::kAdded);
   options.dump_requests = dumps.requests();
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
@@ -165,11 +167,13 @@ struct PreparedRun {
       : config(std::move(settings)),
         choice(choose_gpt(config)),
         model(make_model(choice)),
+        source(export_source(config, choice)),
         dataset(open_dataset(config, choice)),
         evaluation(open_evaluation(config, choice)),
-        trainer(model, dataset,
-                complete_options(config, dumps, launcher, choice, model, dataset, evaluation),
-                evaluation ? &*evaluation : nullptr) {
+        trainer(
+            model, dataset,
+            complete_options(config, dumps, launcher, choice, source, model, dataset, evaluation),
+            evaluation ? &*evaluation : nullptr) {
     set_effective(config, plan().options);
   }
   const TrainingPlan& plan() const { return trainer.plan(); }
@@ -178,6 +182,7 @@ struct PreparedRun {
   Config config;
   const GptChoice choice;
   const Model model;
+  const ExportSource source;
   const TokenDataset dataset;
   const std::optional<TokenDataset> evaluation;
   const Trainer trainer;
@@ -289,19 +294,19 @@ int run_train(Config config) {
   std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get(),
                                       grace_of(run));
   LossPlot losses(run.plan().options.steps);
-  ModelExport exported(run.config, run.choice.config);
+  ModelExport exported(run.config, run.choice.config, run.source);
   TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
   watch.reset();
   const std::vector<std::string> folders = exported.finish();
-  for (const std::string& folder : folders) copy_tokenizer(run.choice.text, folder);
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
-      std::cout << "\nexported  " << folder
-                << (run.choice.config.adapter.is_set() ? ", adapters as PEFT reads them\n"
-                                                       : ", a Hugging Face folder\n");
+      std::cout << "\n"
+                << for_reader(inspect(stdout), concat("exported  ", folder, exported.description()),
+                              10)
+                << "\n";
     }
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
@@ -341,7 +346,8 @@ std::vector<Setting> train_only_settings() {
        sample_settings(),
        output_settings(),
        fit_settings(),
-       {export_setting(), state_dict_setting(), auto_batch, grace,
+       export_settings(),
+       {state_dict_setting(), auto_batch, grace,
         flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
         flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
         flag("verbose", "tell every setting and where it is from, and a line for every step"),

@@ -267,6 +267,9 @@ constexpr std::string_view kOffload =
 constexpr std::string_view kRecompute = "say so: --recompute full --offload-activations host";
 constexpr std::string_view kHosts =
     "start 'tessera launch' on each machine, with its --node-rank, or use mpirun or srun";
+constexpr std::string_view kNodes =
+    "say how many ranks there are: --ranks; on several machines 'tessera launch --nodes N' starts "
+    "them";
 constexpr std::string_view kNoMonitor = "a process that ends is known at once";
 constexpr std::string_view kOutput =
     "the output of all processes comes with their ranks in front; send it to a file";
@@ -282,8 +285,9 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--use-deepspeed", "say which stage: --strategy zero1, zero2 or zero3", true},
     {"--use-parallelism-config", "say how many replicas: --replicas", true},
     {"--parallelism-config-dp-shard-size", "say how many replicas: --replicas"},
-    {"--report-to", "say where: --tensorboard FOLDER, --csv FILE or --log FILE"},
-    {"--wandb", "numbers are written by --log, --csv and --tensorboard"},
+    {"--report-to",
+     "metrics go to files: say where, --tensorboard FOLDER, --csv FILE or --log FILE", true},
+    {"--wandb", "metrics go to files: --log, --csv and --tensorboard", true},
     {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy", true},
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kRecompute},
@@ -315,6 +319,18 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
     {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
     {"--use-megatron-lm", kOtherParallelism},
+    {"--tensor-parallel", kOtherParallelism},
+    {"--tensor-model-parallel", kOtherParallelism},
+    {"--tp-", kOtherParallelism},
+    {"--pipeline-parallel", kOtherParallelism},
+    {"--pipeline-model-parallel", kOtherParallelism},
+    {"--pp-", kOtherParallelism},
+    {"--context-parallel", kOtherParallelism},
+    {"--cp-size", kOtherParallelism},
+    {"--sequence-parallel", kOtherParallelism},
+    {"--expert-parallel", kOtherParallelism},
+    {"--expert-model-parallel", kOtherParallelism},
+    {"--nodes", kNodes},
     {"--megatron-lm-", kOtherParallelism},
     {"--parallelism-config-", kOtherParallelism},
     {"--tpu", kTpu},

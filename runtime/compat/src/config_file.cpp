@@ -80,8 +80,10 @@ LauncherKeys ConfigFile::launcher_keys(const std::vector<Setting>& table) const 
 
 ConfigTranslation ConfigFile::translate(const TranslationContext& context) const {
   const compat::Recognition recognised = compat::recognise(*document_, context.table);
-  ConfigTranslation translation{
-      .path = path(), .dialect = recognised.dialect, .recognised_by = recognised.by};
+  ConfigTranslation translation{.path = path(),
+                                .dialect = recognised.dialect,
+                                .recognised_by = recognised.by,
+                                .note = document_->note};
   switch (recognised.dialect) {
     case ConfigDialect::kTessera:
       translate_own(*document_, context.table, translation);

@@ -50,6 +50,7 @@ class DeepSpeed {
                   told_if(through_accelerate_ && !top_.has("zero_optimization")));
       return;
     }
+    if (node->kind != Node::Kind::kMap) return read_old_zero(*node);
     Section zero(translation_, path_, *node, rules_of("zero_optimization"),
                  {.name = "zero_optimization"});
     if (zero.flag("overlap_comm") == false) {
@@ -64,14 +65,30 @@ class DeepSpeed {
     attempt([&] { read_saving(zero); });
   }
 
-  void read_saving(Section& zero) {
-    constexpr const char* kKey = "stage3_gather_16bit_weights_on_model_save";
-    constexpr const char* kOldKey = "stage3_gather_fp16_weights_on_model_save";
-    const char* key = zero.has(kKey) ? kKey : kOldKey;
-    if (!zero.has(key)) return;
-    if (zero.has(kKey) && zero.has(kOldKey)) {
-      zero.no_effect(kOldKey, concat(kKey, " decides"), Told::kByRun);
+  /// The form of the first versions: true or false in place of the section.
+  void read_old_zero(const Node& node) {
+    constexpr const char* kKey = "zero_optimization";
+    if (!node.scalar.is_boolean()) {
+      top_.refuse_for({top_.with(kKey, nlohmann::ordered_json{{"stage", 2}})}, kKey,
+                      "is neither a section of keys nor true or false; write {\"stage\": 2}");
     }
+    stage_ = node.scalar.get<bool>() ? 1 : 0;
+    top_.honour(kKey, "strategy", strategy_of_stage(stage_), "the old form of a stage");
+  }
+
+  /// A key by its alias, by the name of its field or by its old name: the first that is there.
+  void read_saving(Section& zero) {
+    const char* key = nullptr;
+    for (const char* const name :
+         {"stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+          "stage3_gather_fp16_weights_on_model_save"}) {
+      if (zero.has(name) && key != nullptr) {
+        zero.no_effect(name, concat(key, " decides"), Told::kByRun);
+      } else if (zero.has(name)) {
+        key = name;
+      }
+    }
+    if (key == nullptr) return;
     const std::optional<bool> whole = zero.is_auto(key) ? autos_.whole_model : zero.flag(key);
     translate_state_dict_type(zero, key, whole.value_or(false), known_,
                               zero.is_auto(key) ? "\"auto\": is zero3_save_16bit_model of "
@@ -386,7 +403,8 @@ class DeepSpeed {
         Checked{"checkpoint", rules_of("checkpoint")}};
     for (const Checked& checked : sections) {
       if (const Node* node = top_.open(checked.name)) {
-        const Section section(translation_, path_, *node, checked.rules, {.name = checked.name});
+        const Section section(translation_, path_, *node, checked.rules,
+                              {.name = checked.name, .unknown = UnknownKeys::kNoted});
       }
     }
   }

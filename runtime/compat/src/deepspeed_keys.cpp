@@ -9,6 +9,7 @@ using enum KeyType;
 
 // clang-format off
 constexpr const char* kBuckets = "a unit's gradients are one buffer already; there are no buckets";
+constexpr const char* kKernels = "the device decides which kernels update parameters";
 constexpr const char* kLog = "the log has it always";
 constexpr double kMost = std::numeric_limits<int>::max();
 constexpr const char* kPinned = "memory that a GPU copies from is pinned, always";
@@ -21,8 +22,8 @@ constexpr const char* kSizes = "`--micro-batch`, `--accumulate`";
 constexpr const char* kSlots = "gathers are bounded by slots; see prefetch_forward";
 constexpr const char* kSwitch =
     "does not switch recomputation on, there or here; --recompute full does";
-constexpr const char* kUseFiles =
-    "set \"enabled\" to false and use --tensorboard DIR, --csv FILE or --log FILE";
+constexpr const char* kTracker =
+    "metrics go to files: --tensorboard DIR, --csv FILE or --log FILE writes them";
 
 }  // namespace
 
@@ -33,7 +34,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("train_micro_batch_size_per_gpu", kInteger, kSizes).from(1, kMost).or_auto(),
       used("gradient_accumulation_steps", kInteger, kSizes).from(1, kMost).or_auto(),
       used("gradient_clipping", kNumber, "`--clip-norm x`").from(0).or_auto(),
-      used("zero_optimization", kSection, kBelow),
+      used("zero_optimization", kAny, "read key by key, as below; true: stage 1, false: stage 0"),
       used("fp16", kSection, "`--precision fp16`, and loss scaling by DeepSpeed's rules"),
       used("bf16", kSection, "`--precision bf16`"),
       used("bfloat16", kSection, "`--precision bf16`"),
@@ -53,7 +54,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("sparse_gradients", kFlag, "sparse gradients", kSetFalse),
       quiet("disable_allgather", kFlag, kRarely),
       quiet("zero_allow_untested_optimizer", kFlag, "every optimizer here works with every stage"),
-      quiet("zero_force_ds_cpu_optimizer", kFlag, "there is one AdamW, with kernels per device"),
+      quiet("zero_force_ds_cpu_optimizer", kFlag, kKernels),
       quiet("dataloader_drop_last", kFlag, "every micro-batch is whole"),
       refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse),
       quiet("seq_parallel_communication_data_type", kText, "there is no sequence parallelism"),
@@ -64,9 +65,20 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       said("comms_logger", kSection, "every collective is counted in the log"),
       used("tensorboard", kSection, "`--tensorboard DIR`"),
       used("csv_monitor", kSection, "`--csv FILE`"),
-      refused("wandb", kSection, "Weights & Biases", kUseFiles),
-      refused("comet", kSection, "Comet", kUseFiles),
-      refused("trackio", kSection, "Trackio", kUseFiles),
+      said("wandb", kSection, kTracker),
+      said("comet", kSection, kTracker),
+      said("trackio", kSection, kTracker),
+      said("monitor_config", kAny, "DeepSpeed reads tensorboard and csv_monitor without a section around them"),
+      quiet("comms_config", kAny, "every collective is counted in the log"),
+      quiet("timers", kAny, kLog),
+      quiet("log_level", kAny, kRarely),
+      quiet("disable_python_gc", kAny, "there is no Python"),
+      quiet("vocabulary_size", kAny, "the model or its tokenizer says it"),
+      quiet("managed_gradient_accumulation", kAny, "micro-steps accumulate by `--accumulate`"),
+      quiet("use_data_before_expert_parallelism", kAny, "there are no experts"),
+      refused("gradient_allreduce_op", kText, "gradients that are added and not averaged", "set it to \"mean\"").but({"mean"}),
+      refused("expert_parallel", kSection, "expert parallelism", kRemove),
+      refused("weight_quantization", kAny, "quantised training", kRemove),
       refused("torch_autocast", kSection, "PyTorch's autocast", "use \"bf16\": {\"enabled\": true} or fp16"),
       refused("amp", kSection, "NVIDIA's Apex", "use \"bf16\": {\"enabled\": true} or fp16"),
       refused("elasticity", kSection, "elastic training", kRemove),
@@ -113,10 +125,17 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       quiet("stage3_max_reuse_distance", kNumber, kSlots).or_auto(),
       quiet("max_reuse_distance", kNumber, kSlots).or_auto(),
       used("stage3_gather_16bit_weights_on_model_save", kFlag, "`--state-dict-type full`, in fp32").or_auto(),
+      used("gather_16bit_weights_on_model_save", kFlag, "`--state-dict-type full`, in fp32").or_auto(),
       used("stage3_gather_fp16_weights_on_model_save", kFlag, "`--state-dict-type full`, in fp32").or_auto(),
       quiet("stage3_module_granularity_threshold", kNumber, kSlots),
       quiet("stage3_use_all_reduce_for_fetch_params", kFlag, kRarely),
       quiet("stage3_allgather_sequential", kFlag, kRarely),
+      quiet("model_persistence_threshold", kNumber, "small parameters are gathered with their unit").or_auto(),
+      quiet("module_granularity_threshold", kNumber, kSlots),
+      quiet("use_all_reduce_for_fetch_params", kFlag, kRarely),
+      quiet("allgather_sequential", kFlag, kRarely),
+      quiet("compute_grad_norm", kFlag, "the gradient norm is in the log always"),
+      quiet("parameter_alignment", kFlag, kRarely),
       refused("zero_hpz_partition_size", kInteger, "a second shard of the parameters (ZeRO++)", "set it to 1, and use --strategy hybrid_shard to gather inside a machine").but({"1"}),
       refused("zero_quantized_weights", kFlag, kQuantised, kSetFalse),
       refused("zero_quantized_gradients", kFlag, kQuantised, kSetFalse),
@@ -177,7 +196,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("bf16_optimizer_states", kFlag, "optimizer states in bf16", kSetFalse),
       refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse), }},
       {"optimizer", {
-      used("type", kText, "AdamW"),
+      used("type", kText, "`--optimizer adamw`"),
       used("params", kSection, kBelow),
       quiet("legacy_fusion", kFlag, kRarely), }},
       {"optimizer.params", {
@@ -186,8 +205,8 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("eps", kNumber, "`--epsilon`").from(0).or_auto(),
       used("weight_decay", kNumber, "`--weight-decay`").from(0).or_auto(),
       used("adam_w_mode", kFlag, "AdamW; false is refused with weight decay"),
-      quiet("torch_adam", kFlag, "there is one AdamW, with kernels per device"),
-      quiet("fused", kFlag, "there is one AdamW, with kernels per device"),
+      quiet("torch_adam", kFlag, kKernels),
+      quiet("fused", kFlag, kKernels),
       refused("bias_correction", kFlag, "AdamW without bias correction", "set it to true").but({"true"}),
       refused("amsgrad", kFlag, "AMSGrad", kSetFalse), }},
       {"scheduler", {
@@ -207,7 +226,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("output_path", kText, "`--tensorboard DIR`, `--csv FILE`"),
       used("job_name", kText, "`--tensorboard DIR`, `--csv FILE`"), }},
       {"activation_checkpointing", {
-      refused("partition_activations", kFlag, "activations sharded over tensor-parallel ranks", kSetFalse),
+      quiet("partition_activations", kFlag, "activations are divided among tensor-parallel ranks, of which there is one"),
       refused("cpu_checkpointing", kFlag, "offloading the parts of activations that tensor-parallel ranks hold", "set it to false and use --recompute full --offload-activations host"),
       quiet("contiguous_memory_optimization", kFlag, kSwitch),
       quiet("number_checkpoints", kAny, kSwitch),

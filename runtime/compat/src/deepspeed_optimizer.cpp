@@ -73,7 +73,7 @@ void check_adam(Section& params, bool adamw) {
 
 void translate_optimizer(TypedSection& optimizer, const PeakRate& peak) {
   Section& params = optimizer.params;
-  optimizer.section.agree("type", "AdamW is the only optimizer here");
+  optimizer.section.agree("type", "it is AdamW here, unless --optimizer names another");
   attempt([&] { check_adam(params, optimizer.type == "AdamW"); });
   attempt([&] { learning_rate(params, peak); });
   attempt([&] { betas(params); });

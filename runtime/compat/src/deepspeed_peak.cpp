@@ -28,7 +28,9 @@ std::string read_type(Section& section, const std::vector<std::string>& ours,
   const auto found = std::ranges::find_if(ours, same);
   if (found != ours.end()) return *found;
   if (std::ranges::any_of(others, same)) {
-    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours));
+    const bool is_sgd = same("SGD");
+    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours),
+                       is_sgd ? ", or leave the section out and give --optimizer sgd" : "");
   }
   const std::string nearest = near_word(*type, ours);
   section.refuse_for(nearest.empty() ? change : std::vector{section.with("type", nearest)}, "type",

@@ -142,6 +142,19 @@ std::string at_line(std::string_view path, int line) {
   return line > 0 ? concat(path, ":", line, ": ") : concat(path, ": ");
 }
 
+namespace {
+
+bool is_json(const std::string& path, const std::string& text) {
+  try {
+    parse_json(path, text);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 Document parse_document(const std::string& path, const std::string& original) {
   constexpr const char* kByteOrderMark = "\xEF\xBB\xBF";
   const std::string text =
@@ -165,6 +178,14 @@ Document parse_document(const std::string& path, const std::string& original) {
     } catch (const Error&) {
       // Not JSON: what is wrong with it as YAML is told below.
     }
+  }
+  const auto of_python = document.json ? json_of_python(text) : std::nullopt;
+  if (of_python && !is_json(path, text)) {
+    document.root = parse_json(path, *of_python);
+    document.note =
+        "is no JSON, but as Python prints it: True, None, 'single quotes' or a comma behind the "
+        "last value; read as what they mean there. json.dump writes JSON";
+    return document;
   }
   document.root = document.json ? parse_json(path, text) : parse_yaml(path, text);
   require(document.root.kind == Node::Kind::kMap, ErrorCode::kConfig,

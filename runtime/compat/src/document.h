@@ -39,6 +39,7 @@ struct Document {
   std::string path;
   bool json = false;  ///< written as JSON rather than YAML
   Node root{};
+  std::string note{};  ///< on how it was read; "" if there is nothing to say
 };
 
 /// Reads JSON with comments, or YAML, whichever the file holds. Refuses files above 1 MiB, more
@@ -57,6 +58,9 @@ std::string at_line(std::string_view path, int line);
 
 // What read_document chooses between.
 Node parse_json(const std::string& path, const std::string& text);
+/// The text as JSON, line by line, if Python has printed it: with True, False, None, 'single
+/// quotes' or a comma behind the last value. Nothing if it has none of them.
+std::optional<std::string> json_of_python(const std::string& text);
 Node parse_yaml(const std::string& path, const std::string& text);
 
 /// Builds a tree from the events of a parser; enforces the limits and that keys are unique.

@@ -84,14 +84,35 @@ std::string in_words(const KeyRule& rule) {
   return rule.may_be_auto ? text + " or \"auto\"" : text;
 }
 
-/// Of a section that is switched: "true" or "false", or nothing if it does not say.
+/// Keys by which people write comments in JSON, which has none.
+bool is_comment(std::string_view key) {
+  return key.starts_with("_") || key.starts_with("//") || key.starts_with("#") ||
+         lower(key) == "comment" || lower(key) == "comments";
+}
+
+/// Of a section that is switched: "true" or "false", which it is if it does not say; nothing if it
+/// says something else.
 std::optional<std::string> enabled(const Node& map) {
   for (const Node::Member& member : map.members) {
     if (member.key != "enabled") continue;
     const auto flag = as_flag(member.value);
-    if (flag) return *flag ? "true" : "false";
+    if (!flag && !is_auto_text(member.value)) return std::nullopt;
+    return flag == true ? "true" : "false";
   }
-  return std::nullopt;
+  return "false";
+}
+
+/// Whether it has switches, at any depth, and none of them is on.
+bool is_switched_off(const Node& node) {
+  bool has_switch = false;
+  const std::function<bool(const Node&)> any_on = [&](const Node& map) {
+    return std::ranges::any_of(map.members, [&](const Node::Member& member) {
+      const bool is_switch = member.key == "enabled";
+      has_switch = has_switch || is_switch;
+      return is_switch ? as_flag(member.value) != false : any_on(member.value);
+    });
+  };
+  return !any_on(node) && has_switch;
 }
 
 /// True if a value asks for what its key is about. `shown`: its canonical spelling.
@@ -103,6 +124,7 @@ bool asks(const KeyRule& rule, const Node& node, const std::string& shown) {
     case KeyType::kSection:
       return shown == "true";
     case KeyType::kAny:
+      if (node.kind == Node::Kind::kMap) return !is_switched_off(node);
       return !(node.kind == Node::Kind::kScalar && node.scalar == false);
     case KeyType::kInteger:
     case KeyType::kNumber:
@@ -196,7 +218,14 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
     found = by_name.find(concat(options_.prefix, member.key));
   }
   if (found == by_name.end()) {
-    refuse_unknown(member, rules);
+    if (is_comment(member.key)) {
+      note_member(member, "a comment", Told::kByExplain);
+    } else if (options_.unknown == UnknownKeys::kNoted) {
+      note_member(member, "is not known here, and nothing of its section has an effect",
+                  Told::kByRun);
+    } else {
+      refuse_unknown(member, rules);
+    }
     return;
   }
   const KeyRule& rule = *found->second;
@@ -234,6 +263,14 @@ void Section::add_entry(const Node::Member& member) {
                                   .file = file_,
                                   .line = member.line,
                                   .value = member.value.json()});
+}
+
+void Section::note_member(const Node::Member& member, const std::string& note, Told told) {
+  add_entry(member);
+  ConfigEntry& entry = translation_.entries.back();
+  entry.outcome = KeyOutcome::kNoEffect;
+  entry.note = note;
+  entry.announce = told == Told::kByRun;
 }
 
 void Section::refuse_member(const Node::Member& member, const std::string& why) {

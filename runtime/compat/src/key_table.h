@@ -111,14 +111,21 @@ class Refusal : public Error {
 /// all that is wrong is told at once.
 void attempt(const std::function<void()>& part);
 
+/// What becomes of a key that no table has.
+enum class UnknownKeys : std::uint8_t {
+  kRefused,  ///< it may be a key that decides something, misspelt
+  kNoted,    ///< nothing of the section decides anything
+};
+
 /// The keys of one section of a file, checked against its table and noted in a translation.
 class Section {
  public:
   /// Where a section stands and how its keys are spelt.
   struct Options {
-    std::string_view name;                 ///< "fsdp_config", "" at the top
-    std::string_view prefix = {};          ///< keys may go without it: "fsdp_"
-    std::string_view hint = {};            ///< said of unknown keys that are near no known one
+    std::string_view name;         ///< "fsdp_config", "" at the top
+    std::string_view prefix = {};  ///< keys may go without it: "fsdp_"
+    std::string_view hint = {};    ///< said of unknown keys that are near no known one
+    UnknownKeys unknown = UnknownKeys::kRefused;
     bool apart_from_prefix = false;        ///< tell that Accelerate ignores keys without the prefix
     const KnownSettings* known = nullptr;  ///< whose command line lifts refusals; null: none does
   };
@@ -206,6 +213,7 @@ class Section {
   void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
   void refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules);
   void add_entry(const Node::Member& member);
+  void note_member(const Node::Member& member, const std::string& note, Told told);
   void refuse_member(const Node::Member& member, const std::string& why);
   [[noreturn]] void refuse_key(std::string_view key, std::vector<ConfigChange> changes,
                                const std::string& why);

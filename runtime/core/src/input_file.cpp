@@ -22,6 +22,10 @@ namespace {
 
 }  // namespace
 
+bool is_git_lfs_pointer(std::string_view begin) {
+  return begin.starts_with("version https://git-lfs.github.com/spec/");
+}
+
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   // Without O_NONBLOCK the opening of a named pipe would wait for a writer.
   descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -54,8 +54,9 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   phase_ = Phase::kBegun;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {
-    task_ = std::make_unique<SaveTask>(
-        "a checkpoint's folder", [this] { begin_checkpoint(storage_, folder_, record_.step); });
+    task_ = std::make_unique<SaveTask>("a checkpoint's folder", [this] {
+      begin_checkpoint(storage_, folder_, record_.step, plan_.options.checkpoints.companions);
+    });
     task_->wait();
   }
   if (part_of_all() == SavePart::kFailed) give_up();

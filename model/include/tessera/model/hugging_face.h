@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/core/storage.h"
+#include "tessera/model/companion_files.h"
 #include "tessera/model/pretrained.h"
 
 namespace tessera {
@@ -34,12 +36,29 @@ GptConfig hugging_face_config_of(const std::string& folder);
 /// if they are no ids.
 std::vector<std::int32_t> end_tokens_of(const std::string& folder);
 
-/// Writes such a folder: config.json and model.safetensors in F32, but for the matrices of blocks
-/// if `format` is another than kNone: those are quantised as bitsandbytes does it, one at a time,
-/// unless config.unquantized names them.
-/// `folder` must not exist. Throws Error{kConfig} if it does, and Error{kIo}.
+/// How such a folder is written.
+struct HuggingFaceOptions {
+  /// Of the matrices of blocks. Another than kNone: they are quantised as bitsandbytes does it, one
+  /// at a time, unless config.unquantized names them.
+  WeightFormat format = WeightFormat::kNone;
+  DType dtype = DType::kFloat32;  ///< of all else: fp32, bf16 or fp16, rounded to the nearest
+  /// Those of the model that it was made of. Its config.json changes where the new model differs.
+  CompanionFiles files{};
+};
+
+/// The token that ends the texts of a model of which nothing says so: of GPT-2's vocabulary, padded
+/// or not, its one special token; none of others.
+std::optional<std::int32_t> usual_end_token(const GptConfig& config);
+
+/// A config.json for a model that comes from no folder. `end_token`: which begins and ends its
+/// texts, if one does.
+std::string new_hugging_face_config(const GptConfig& config, std::optional<std::int32_t> end_token);
+
+/// Writes such a folder: model.safetensors, the companion files and, if there is none among them,
+/// config.json. `folder` must not exist. Throws Error{kConfig} if it does, Error{kIo}, and at a
+/// value that fp16 does not have Error{kConfig}.
 PretrainedWriter write_hugging_face(const std::string& folder, const GptConfig& config,
                                     Storage& storage = disk(),
-                                    WeightFormat format = WeightFormat::kNone);
+                                    const HuggingFaceOptions& options = {});
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/named_text.h"
+#include "tessera/model/companion_files.h"
 #include "tessera/model/gpt.h"
 #include "tessera/model/gpt_sampler.h"
 
@@ -37,6 +38,12 @@ class PretrainedGpt {
   std::vector<std::string> unquantized() const;
   /// Whether it is a checkpoint of ours.
   bool is_checkpoint() const;
+  /// The dtype of most of its elements that are not quantised; of a checkpoint, which has fp32
+  /// masters, that of the folder that its run began with. fp32 if there is none.
+  DType dtype() const;
+  /// What a Hugging Face folder has beside the weights, or a checkpoint of it; a file of llm.c has
+  /// none. Its config.json names dtype(). Throws Error{kIo}.
+  CompanionFiles companion_files() const;
   /// Sizes and a hash of the files' content, for processes that must all start from the same; see
   /// TokenDataset::identity.
   std::vector<NamedText> identity() const;

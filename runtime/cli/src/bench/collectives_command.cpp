@@ -43,6 +43,7 @@ struct CollectivesRequest {
   int threads_per_rank = 0;
   int timeout_seconds = 120;
   bool statistics = false;
+  int unused = 0;  ///< flags of nccl-tests with one value that can be had
 };
 
 /// Groups that a collective runs over, all at once.
@@ -107,7 +108,9 @@ TrainerOptions run_options(const CollectivesRequest& request) {
   if (options.ranks == 0) options.ranks = 2;
   options.device = parse_device(request.device);
   options.threads_per_rank = request.threads_per_rank;
-  options.timeout = std::chrono::seconds(request.timeout_seconds);
+  constexpr int kDay = 24 * 60 * 60;
+  options.timeout =
+      std::chrono::seconds(request.timeout_seconds == 0 ? kDay : request.timeout_seconds);
   return options;
 }
 
@@ -283,6 +286,59 @@ void add_repetitions(CLI::App& command, CollectivesRequest& r) {
                    "also beside GEMMs on each rank, and how much both slow down");
 }
 
+/// A flag of nccl-tests that has one value here.
+struct FixedFlag {
+  const char* flags;
+  std::vector<const char*> values;
+  const char* help;
+  const char* why;  ///< the others are refused
+};
+
+/// What nccl-tests has and this program does not, or in one way only.
+void add_fixed_flags(CLI::App& command, CollectivesRequest& r) {
+  const std::vector<FixedFlag> all{
+      {"-m,--agg_iters", {"1"}, "1: one call at a time", "calls are not put into one launch"},
+      {"-p,--parallel_init", {"0", "1"}, "ranks begin at once, always", "it is 0 or 1"},
+      {"-a,--average",
+       {"3"},
+       "3: times are of the slowest rank",
+       "times are those of the slowest rank, which is -a 3"},
+      {"-G,--cudagraph",
+       {"0"},
+       "0: calls are no part of a CUDA graph",
+       "calls are not captured in a CUDA graph; tessera train replays whole steps as one"},
+      {"-C,--report_cputime",
+       {"0"},
+       "0: times are of the calls, not of the host",
+       "the host's time is not taken"},
+      {"-R,--local_register",
+       {"0"},
+       "0: buffers are not registered with NCCL",
+       "buffers are not registered with NCCL here"},
+      {"-N,--run_cycles",
+       {"1"},
+       "1: each size is measured once",
+       "give --repeats N for so many timings of each size"},
+      {"-S,--report_timestamps",
+       {"0"},
+       "0: rows have no time of day",
+       "rows have no time of day; -J writes the time at which the run began"}};
+  for (const FixedFlag& flag : all) {
+    const auto check = [flag](std::string& text) {
+      for (const char* const value : flag.values) {
+        if (text == value) return std::string();
+      }
+      return concat(text, " is not built: ", flag.why, "; leave it out or give ",
+                    flag.values.back());
+    };
+    command.add_option(flag.flags, r.unused, flag.help)
+        ->check(CLI::Validator(check, ""))
+        ->always_capture_default(false)
+        ->type_name("N")
+        ->group("Of nccl-tests, with one value each");
+  }
+}
+
 void add_ranks(CLI::App& command, CollectivesRequest& r) {
   const auto number = [&](const char* flags, int& value, int least, const char* help) {
     command.add_option(flags, value, help)
@@ -305,7 +361,7 @@ void add_ranks(CLI::App& command, CollectivesRequest& r) {
   number("--replicas", r.replicas, 1,
          "copies of the sharded state, as train has it: ranks / replicas are a shard group");
   number("--threads-per-rank", r.threads_per_rank, 0, "0: the cores divided by the ranks");
-  number("--timeout", r.timeout_seconds, 1, "seconds that a rank waits for its peers");
+  number("-T,--timeout", r.timeout_seconds, 0, "seconds that a rank waits for its peers; 0: a day");
   command.add_option("--device", r.device, "auto, cpu or cuda")->type_name("NAME");
 }
 
@@ -317,6 +373,7 @@ std::function<int()> add_bench_collectives(CLI::App& command) {
   add_sizes(command, *request);
   add_repetitions(command, *request);
   add_ranks(command, *request);
+  add_fixed_flags(command, *request);
   command.footer(
       "Sizes, bandwidths (GB is 10^9 bytes) and columns are as nccl-tests define them. Times are "
       "of the slowest rank. The exit code is 1 if an element is wrong. Also under tessera launch, "

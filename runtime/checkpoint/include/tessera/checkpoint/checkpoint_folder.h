@@ -27,8 +27,9 @@ void make_checkpoint_folder(Storage& storage, const std::string& folder);
 std::string unfinished_path(const std::string& folder, std::int64_t step);
 
 /// Makes step_N.tmp for the files of a checkpoint, in place of one that was left there; returns its
-/// path.
-std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step);
+/// path. `companions`: names and bytes of files of other programs that it is to have.
+std::string begin_checkpoint(Storage& storage, const std::string& folder, std::int64_t step,
+                             const std::vector<NamedText>& companions = {});
 
 /// Ends what begin_checkpoint began, when all files are written and durable: manifest, rename,
 /// `latest`. One of the same step that is there is replaced, and stays as step_N.old until

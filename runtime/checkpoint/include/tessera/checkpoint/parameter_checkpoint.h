@@ -17,9 +17,11 @@ namespace tessera {
 class ParameterCheckpoint {
  public:
   /// Makes `folder`, which must not be there, for the checkpoint step_0. `model`: as Manifest has
-  /// it. Without finish(), the folder is removed again. Throws Error{kConfig, kIo}.
+  /// it. `companions`: names and bytes of files that the checkpoint has besides. Without finish(),
+  /// the folder is removed again. Throws Error{kConfig, kIo}.
   ParameterCheckpoint(std::string folder, std::vector<NamedText> model,
-                      const std::vector<ParameterSpec>& parameters, Storage& storage = disk());
+                      const std::vector<ParameterSpec>& parameters, Storage& storage = disk(),
+                      const std::vector<NamedText>& companions = {});
   ~ParameterCheckpoint();
   ParameterCheckpoint(const ParameterCheckpoint&) = delete;
   ParameterCheckpoint& operator=(const ParameterCheckpoint&) = delete;

@@ -34,11 +34,11 @@ struct SafetensorsHeader {
 ///
 /// Stricter than Hugging Face's reader, so that no two readers see different tensors in one file.
 /// Refused besides what that one refuses: duplicate names and keys of any kind, keys that the
-/// format does not have, tensors that are no JSON objects, `__metadata__` that is null, shapes
-/// whose dimensions other than 0 multiply to over 2^58, over 5 dimensions, names that are empty,
-/// over 1,024 bytes long or have control characters, and over a million tensors.
-/// Throws Error{kConfig} on a header that is malformed, Error{kIo} on a file that is too short or
-/// too long for it; texts name the file, the tensor and a remedy.
+/// format does not have, tensors that are no JSON objects, shapes whose dimensions other than 0
+/// multiply to over 2^58, over 5 dimensions, names that are empty, over 1,024 bytes long or have
+/// control characters, and over a million tensors. Throws Error{kConfig} on a header that is
+/// malformed, Error{kIo} on a file that is too short or too long for it; texts name the file, the
+/// tensor and a remedy.
 SafetensorsHeader read_safetensors_header(const InputFile& file);
 
 /// The beginning of a file, up to the first tensor's bytes: length and JSON, padded with spaces to

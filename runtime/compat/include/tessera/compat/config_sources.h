@@ -66,6 +66,7 @@ struct ConfigTranslation {
   std::string path;  ///< as it was given, or kEnvironmentPath
   ConfigDialect dialect = ConfigDialect::kTessera;
   std::string recognised_by{};  ///< the key that told the dialect; empty if none had to
+  std::string note{};           ///< on how the file was read
   std::vector<ConfigEntry> entries{};
 
   /// The lines that a run prints about it: translations, and the keys without effect.

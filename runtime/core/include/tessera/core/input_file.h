@@ -4,8 +4,15 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace tessera {
+
+/// Whether a text that a file begins with is what Git has in place of the file unless Git LFS was
+/// there to fetch it.
+bool is_git_lfs_pointer(std::string_view begin);
+inline constexpr const char* kFetchByLfs =
+    "it is a pointer of Git LFS in place of the file; fetch the file itself: git lfs pull";
 
 /// A regular file that is read at offsets, without a mapping: a file that is cut short meanwhile
 /// gives an error and no SIGBUS. Thread-safe. Moves; closes when it dies.

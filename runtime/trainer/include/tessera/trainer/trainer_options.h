@@ -11,6 +11,7 @@
 #include "tessera/collectives/world.h"
 #include "tessera/core/core_binding.h"
 #include "tessera/core/dtype.h"
+#include "tessera/core/named_text.h"
 #include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/lab/dump_requests.h"
@@ -63,6 +64,8 @@ struct CheckpointOptions {
   bool allow_other_data = false;       ///< its samples go on at the same position
   bool allow_other_optimizer = false;  ///< states that the checkpoint has not begin at zero
   bool allow_other_model = false;      ///< as long as parameters have the same names and shapes
+  /// Files that each checkpoint has besides, by name, with their bytes: what an export of it needs.
+  std::vector<NamedText> companions{};
   /// Makes the calls that write files, e.g. to fail in a test; must outlive the run. Null: disk().
   Storage* storage = nullptr;
 };
