@@ -318,13 +318,15 @@ int merge_adapter(const CheckpointRequest& request) {
 }
 
 void add_dtype(CLI::App& command, CheckpointRequest& request) {
+  const std::map<std::string, std::string> spellings{
+      {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}};
   command
       .add_option("--export-dtype,--dtype", request.dtype,
                   "of a Hugging Face folder or llm.c's file: fp32, bf16 or, of a folder, fp16 [the "
                   "folder's that the model began with; of llm.c's file fp32]")
-      ->transform(CLI::Transformer(std::map<std::string, std::string>{
-          {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}}))
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+      ->transform(CLI::Transformer(spellings).description(""))
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("DTYPE");
 }
 
 void add_base_format(CLI::App& command, CheckpointRequest& request) {
