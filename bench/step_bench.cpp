@@ -89,6 +89,7 @@ struct Times {
   std::vector<double> linear;               ///< `products` without attention's
   double flops = 0.0, linear_flops = 0.0;   ///< of one rank's products
   std::vector<Choice> choices;              ///< of rank 0
+  std::vector<std::string> left_out;        ///< ways whose results are wrong
   std::map<std::string, double> by_kind;    ///< seconds of the last step
 
   /// Of the step's time, round by round; the median.
@@ -187,6 +188,7 @@ Times measure(const Options& o) {
     times.flops = times.linear_flops + lane.attention().flops();
     for (const DirectProduct& p : lane.linear().products()) {
       times.choices.push_back({p.shape(), p.way(Layouts::kPlain), p.way(Layouts::kPacked)});
+      times.left_out.insert(times.left_out.end(), p.left_out().begin(), p.left_out().end());
     }
   });
   return times;
@@ -210,6 +212,7 @@ void report_json(const Options& o, const Times& t, double tokens_per_second) {
                            {"of_gemm_rate", t.share(t.products)},
                            {"of_linear_rate", t.share(t.linear)},
                            {"of_prepacked_rate", t.share(t.prepacked)},
+                           {"left_out", t.left_out},
                            {"tokens_per_second", tokens_per_second}};
   std::puts(out.dump().c_str());
 }
@@ -246,6 +249,7 @@ void report(const Options& o, const Times& t) {
   rate("products", t.products, t.flops, "of GEMM rate");
   rate("  linear", t.linear, t.linear_flops, "without attention's");
   rate("prepacked", t.prepacked, t.flops, "of prepacked rate");
+  for (const std::string& wrong : t.left_out) std::printf("  left out: %s\n", wrong.c_str());
   if (o.breakdown) report_breakdown(t);
 }
 

@@ -127,11 +127,13 @@ def compare(args, env, precision, batch, length, ranks, threads, peers):
     peers = [p for p in peers if not (args.quick and "--compile" in p)]
     unbound = ["--unbound"] if args.unbound else []
     own, gemm, prepacked, theirs, adamw = [], [], [], [[] for _ in peers], [""] * len(peers)
+    left_out = set()
     for _ in range(args.turns):
         seconds, result = median_step(ours)
         own.append(seconds)
         gemm.append(result["of_gemm_rate"])
         prepacked.append(result["of_prepacked_rate"])
+        left_out.update(result["left_out"])
         for i, peer in enumerate(peers):
             seconds, result = median_step([args.python, torch_step, *shared, *peer, *unbound], env)
             theirs[i].append(seconds)
@@ -145,6 +147,8 @@ def compare(args, env, precision, batch, length, ranks, threads, peers):
               f"{statistics.median(prepacked) * 100:.0f} % | "
               f"{' '.join(['torch', *peer])}{kind} | {other * 1e3:.0f} ({peer_spread}) | "
               f"{other / mine:.2f} |", flush=True)
+    for wrong in sorted(left_out):
+        print(f"Left out of the prepacked rate: {wrong}", flush=True)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,13 @@ void check_arguments(const DropoutArgs& args) {
           ErrorCode::kInvalidArgument, "dropout: probability ", args.probability,
           " is outside of [0, 1), or first_index ", args.first_index, " is negative");
   check_random_key("dropout: key", args.key);
+  if (!args.first_sample) return;
+  require(args.first_sample.dtype == DType::kInt64 && args.first_sample.numel() == 1 &&
+              args.sample_numel > 0,
+          ErrorCode::kInvalidArgument, "dropout: first_sample is ",
+          to_string(args.first_sample.dtype), " of shape ", args.first_sample.shape,
+          ", and a sample has ", args.sample_numel,
+          " elements; expected one int64, and at least one element");
 }
 
 void check_arguments(const CastArgs& args) {

@@ -1,9 +1,12 @@
 #include <gmock/gmock.h>
 
 #include <csignal>
+#include <fstream>
 
 #include "cli/launched_program.h"
 #include "cli/program.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/kernels/numerics.h"
 
 // Checkpoints of the program: --save, --resume, and the command that looks at them.
 namespace tessera::checkpoint_command_test {
@@ -83,6 +86,28 @@ TEST_F(Checkpoints, ARunThatIsResumedGivesTheBitsOfTheWholeRun) {
   const ProgramResult again = train_to(0, {"--save", path("run"), "--resume", "auto"});
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("the run is complete"));
+}
+
+TEST_F(Checkpoints, OfAnotherVersionOfTheNumericsSaySo) {
+  write_text();
+  ASSERT_EQ(train_to(5, {"--save", path("run")}).exit_code, 0);
+  EXPECT_EQ(read_log("log").front().at("numerics"), kNumericsVersion);
+  Manifest manifest = read_manifest(path("run/step_5"));
+  // As programs wrote it that knew of no version.
+  EXPECT_EQ(std::erase_if(manifest.run, [](const NamedText& v) { return v.name == "numerics"; }),
+            1U);
+  std::ofstream(path("run/step_5/") + std::string(kManifestName)) << to_text(manifest);
+  const ProgramResult rest = train_to(6, {"--resume", path("run")});
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  EXPECT_THAT(rest.err,
+              HasSubstr("the checkpoint is of version 1 of the numerics, and this program has "
+                        "version " +
+                        std::to_string(kNumericsVersion)));
+  const ProgramResult save = train_to(5, {"--save", path("own")});
+  ASSERT_EQ(save.exit_code, 0) << save.err;
+  const ProgramResult same = train_to(6, {"--resume", path("own")});
+  ASSERT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_THAT(same.err, ::testing::Not(HasSubstr("numerics")));
 }
 
 class LaunchedCheckpoints : public Checkpoints {

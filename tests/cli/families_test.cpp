@@ -53,6 +53,62 @@ TEST_F(Families, TinyModelsTrainEvaluateAndGenerate) {
   }
 }
 
+/// Of sizes that no instruction set's blocks divide; with what this processor has, and with
+/// oneDNN's kernels for AVX2, whose sums depend most on how oneDNN splits a product by itself.
+TEST_F(Families, BitsDoNotDependOnTheThreadsOfARank) {
+  const std::string data = write("data.txt", std::string(3000, 'a') + std::string(3000, 'b'));
+  const auto trained = [&](const std::string& model, const std::string& threads) {
+    const ProgramResult train = run({"train",
+                                     "--no-default-config",
+                                     "--device",
+                                     "cpu",
+                                     "--model",
+                                     model,
+                                     "--layers",
+                                     "2",
+                                     "--width",
+                                     "60",
+                                     "--heads",
+                                     model == "gpt2-tiny" ? "3" : "2",
+                                     "--data",
+                                     data,
+                                     "--sequence-length",
+                                     "40",
+                                     "--precision",
+                                     "fp32",
+                                     "--micro-batch",
+                                     "1",
+                                     "--steps",
+                                     "2",
+                                     "--ranks",
+                                     "1",
+                                     "--sample-tokens",
+                                     "0",
+                                     "--threads-per-rank",
+                                     threads,
+                                     "--log",
+                                     path("log"),
+                                     "--overwrite"});
+    EXPECT_EQ(train.exit_code, 0) << train.err;
+    return read_log("log").back().at("parameters_sha256").get<std::string>();
+  };
+  test::ScopedVariables isa({});
+  for (const bool all_instructions : {true, false}) {
+    if (!all_instructions) {
+      isa.set("ONEDNN_MAX_CPU_ISA", "AVX2");
+      isa.set("DNNL_MAX_CPU_ISA", "AVX2");
+    }
+    for (const std::string model :
+         {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny"}) {
+      const std::string one = trained(model, "1");
+      for (const std::string threads : {"2", "3", "5"}) {
+        EXPECT_EQ(trained(model, threads), one)
+            << model << " on " << threads << " threads" << (all_instructions ? "" : " with AVX2");
+      }
+    }
+  }
+}
+
 TEST_F(Families, AFolderNamesItsModel) {
   for (const std::string folder : {"llama", "qwen3", "phi3_longrope"}) {
     const ProgramResult plan =

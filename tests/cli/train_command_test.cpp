@@ -71,6 +71,16 @@ TEST_F(TrainCommand, TrainsAndTellsTheTruth) {
   EXPECT_EQ(summary["parameters_sha256"].get<std::string>().size(), 64U);
 }
 
+TEST_F(TrainCommand, EpochsOfFewerSamplesThanAStepTakesSaySo) {
+  const std::string few = write("few.txt", std::string(100, 'a'));  // 6 samples of 16 tokens
+  const ProgramResult repeats = train({"--data", few, "--epochs", "1", "--accumulate", "5"});
+  ASSERT_EQ(repeats.exit_code, 0) << repeats.err;
+  EXPECT_THAT(repeats.out, HasSubstr("--data has 6 samples, and a step takes 10"));
+  const ProgramResult fits = train({"--data", few, "--epochs", "1", "--accumulate", "3"});
+  ASSERT_EQ(fits.exit_code, 0) << fits.err;
+  EXPECT_THAT(fits.out, Not(HasSubstr("repeats samples")));
+}
+
 TEST_F(TrainCommand, DrawsTheLossAndMakesUpNoTextBeforeThereAreWords) {
   const std::string data = write_text();
   const ProgramResult unasked = train({"--data", data, "--steps", "8"});
@@ -132,7 +142,9 @@ TEST_F(TrainCommand, EveryFlagOfHelpIsAKey) {
                 .exit_code,
             0);
   auto settings = read_log("log.jsonl").at(0);
-  for (const char* key : {"kind", "version", "date", "host", "parameters"}) settings.erase(key);
+  for (const char* key : {"kind", "version", "numerics", "date", "host", "parameters"}) {
+    settings.erase(key);
+  }
   EXPECT_GT(settings.size(), 45U);
   for (const auto& [key, value] : settings.items()) {
     std::string flag = "--" + key;

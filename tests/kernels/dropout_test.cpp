@@ -8,7 +8,7 @@
 namespace tessera::dropout_test {
 namespace {
 
-constexpr RandomKey kKey{77, dropout_stream(3, 2)};
+constexpr RandomKey kKey{77, dropout_stream(2)};
 constexpr std::uint64_t kCall = 5;
 
 template <typename T>
@@ -65,6 +65,31 @@ TEST(Dropout, ShardsReproduceTheWhole) {
       joined.insert(joined.end(), part.begin(), part.end());
     }
     EXPECT_TRUE(same_bits(joined, whole)) << "shards of " << shard;
+  }
+}
+
+/// Two samples of a micro-batch of five have the masks that they have in one of two.
+TEST(Dropout, MasksAreThoseOfTheSample) {
+  for (const std::int64_t numel : {1, 7, 64, 331}) {
+    const auto batch = [&](std::int64_t first, std::int64_t samples) {
+      std::vector<float> x(static_cast<std::size_t>(numel * samples), 1.0F);
+      std::vector<std::int64_t> key = words_of(kKey), number{first};
+      StreamUnderTest stream;
+      kernels_under_test().dropout({.x = view_of(x),
+                                    .y = view_of(x),
+                                    .probability = 0.4F,
+                                    .key = view_of(key),
+                                    .call = kCall,
+                                    .first_sample = view_of(number),
+                                    .sample_numel = numel},
+                                   stream);
+      return x;
+    };
+    const auto five = batch(10, 5), two = batch(12, 2);
+    EXPECT_TRUE(
+        same_bits(two, std::vector<float>(five.begin() + 2 * numel, five.begin() + 4 * numel)));
+    const std::vector<float> ones(static_cast<std::size_t>(2 * numel), 1.0F);
+    EXPECT_TRUE(same_bits(two, dropout_of(ones, 0.4F, 12 * numel)));
   }
 }
 

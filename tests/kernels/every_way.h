@@ -96,8 +96,8 @@ auto run_twice(const Compute& compute) {
   return expected;
 }
 
-/// Runs `compute`, which returns a vector, on every instruction set with 1, 2 and 5 threads, twice
-/// each (on CUDA: twice); expects the same bits and returns them.
+/// Runs `compute`, which returns a vector, on every instruction set with 1, 2, 3, 5 and again 5
+/// threads (on CUDA: twice); expects the same bits and returns them.
 template <typename Compute>
 auto run_every_way(const Compute& compute) {
   if (testing_cuda()) return run_twice(compute);
@@ -105,7 +105,7 @@ auto run_every_way(const Compute& compute) {
   const auto expected = compute();
   for (const std::int64_t target : vector_targets()) {
     hwy::SetSupportedTargetsForTest(target);
-    for (const int threads : {1, 2, 5, 5}) {
+    for (const int threads : {1, 2, 3, 5, 5}) {
       omp_set_num_threads(threads);
       EXPECT_TRUE(same_bits(compute(), expected))
           << "other bits with " << threads << " threads on " << hwy::TargetName(target);

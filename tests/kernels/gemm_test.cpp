@@ -1,5 +1,9 @@
 #include "../../kernels/src/cpu/gemm_cpu.h"
 
+#include <array>
+#include <random>
+
+#include "../../kernels/src/cpu/gemm_tiles.h"
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
@@ -170,15 +174,37 @@ TYPED_TEST(Gemm, TakesEmptySizes) {
   }
 }
 
-TYPED_TEST(Gemm, GivesTheSameBitsTwice) {
-  const Case c{.m = 200, .n = 150, .k = 300, .transpose_a = true, .accumulate = true};
-  const Problem<typename TypeParam::Operand, typename TypeParam::Result> problem(c);
-  const auto threads_before = omp_get_max_threads();
-  for (const int threads : {1, 2}) {
-    omp_set_num_threads(threads);
-    EXPECT_TRUE(same_bits(problem.run(), problem.run())) << threads;
+/// Products of all flags and sizes below 200, and some larger ones of few rows or columns.
+std::vector<Case> random_cases(int count) {
+  std::mt19937 generator(5);
+  std::vector<Case> result;
+  for (int i = 0; i < count; ++i) {
+    const auto size = [&](std::uint64_t limit) {
+      return static_cast<std::int64_t>(1 + generator() % limit);
+    };
+    Case c{.m = size(200), .n = size(200), .k = size(200)};
+    if (i % 8 == 7) std::array{&c.m, &c.n, &c.k}[generator() % 3][0] *= 8;
+    const auto flags = static_cast<unsigned>(generator());
+    c.transpose_a = (flags & 1U) != 0;
+    c.transpose_b = (flags & 2U) != 0;
+    c.accumulate = (flags & 4U) != 0;
+    c.bias = (flags & 8U) != 0;
+    result.push_back(c);
   }
-  omp_set_num_threads(threads_before);
+  return result;
+}
+
+/// See [Note: tiles of C] in gemm_tiles.h. tests/kernels/CMakeLists.txt runs it once more with
+/// oneDNN's kernels for AVX2, whose sums depend more on the threads that oneDNN is given.
+TYPED_TEST(Gemm, BitsDoNotDependOnTheNumberOfThreads) {
+  std::vector<Case> all = random_cases(testing_cuda() ? 5 : 100);
+  all.push_back({.m = 32, .n = 57, .k = 57});
+  all.push_back({.m = 200, .n = 150, .k = 300, .transpose_a = true, .accumulate = true});
+  for (const Case& c : all) {
+    SCOPED_TRACE(name(c));
+    const Problem<typename TypeParam::Operand, typename TypeParam::Result> problem(c);
+    run_on_any_threads([&] { return problem.run(); });
+  }
 }
 
 template <typename C>
@@ -205,6 +231,37 @@ TYPED_TEST(WaysOfBf16, ByOneDnnEqualsTheTripleLoop) {
     GTEST_SKIP() << "oneDNN multiplies no bf16 matrices on this processor";
   }
   this->equals_the_triple_loop(cpu::multiply_bf16);
+}
+
+TYPED_TEST(WaysOfBf16, BitsDoNotDependOnTheNumberOfThreads) {
+  if (testing_cuda()) GTEST_SKIP() << "ways of the CPU";
+  for (const Case& c : random_cases(100)) {
+    SCOPED_TRACE(name(c));
+    const Problem<bfloat16, TypeParam> problem(c);
+    run_on_any_threads([&] { return problem.run_by(cpu::multiply_widened); });
+    if (!cpu::onednn_multiplies_bf16()) continue;
+    run_on_any_threads([&] { return problem.run_by(cpu::multiply_bf16); });
+  }
+}
+
+TEST(TilesOfC, CoverItOnceAndDoNotDependOnThreads) {
+  for (Case c : random_cases(200)) {
+    c.m *= 7, c.k *= 5;
+    SCOPED_TRACE(name(c));
+    cpu::Product p;
+    p.m = c.m, p.n = c.n, p.k = c.k;
+    p.a.transposed = c.transpose_a;
+    p.b.transposed = c.transpose_b;
+    const cpu::TileGrid grid = cpu::tile_grid(p);
+    std::vector<int> covered(at(c.m * c.n));
+    for (std::int64_t i = 0; i < grid.count(); ++i) {
+      const cpu::Tile tile = grid.tile(i);
+      for (std::int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+        for (std::int64_t j = 0; j < tile.columns; ++j) ++covered[at(row * c.n + tile.column + j)];
+      }
+    }
+    EXPECT_EQ(covered, std::vector<int>(at(c.m * c.n), 1));
+  }
 }
 
 TEST(GemmErrors, ShapesThatDoNotFitAreNamed) {

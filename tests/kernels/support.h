@@ -102,15 +102,15 @@ void on_every_target(const Body& body) {
   }
 }
 
-/// Runs `compute`, which returns a vector, with 1, 2, 3 and again 3 threads (on CUDA: twice);
-/// expects the same bits and returns them.
+/// Runs `compute`, which returns a vector, with 1, 2, 3, 5 and again 5 threads (on CUDA:
+/// twice); expects the same bits and returns them.
 template <typename Compute>
 auto run_on_any_threads(const Compute& compute) {
   if (testing_cuda()) return run_twice(compute);
   const int threads_before = omp_get_max_threads();
   omp_set_num_threads(1);
   const auto expected = compute();
-  for (const int threads : {2, 3, 3}) {
+  for (const int threads : {2, 3, 5, 5}) {
     omp_set_num_threads(threads);
     EXPECT_TRUE(same_bits(compute(), expected)) << "other bits with " << threads << " threads";
   }

@@ -273,7 +273,30 @@ TEST(Parity, RecomputationAndDropoutChangeNoBit) {
   }
 }
 
-// Masks are drawn by micro-batch and element, not by rank.
+// Masks are drawn by sample and element: other micro-batches round sums otherwise, and no more.
+TEST(Parity, DropoutDoesNotDependOnTheMicroBatch) {
+  for (const GptFamily family : {GptFamily::kGpt2, GptFamily::kLlama}) {
+    SmallRun run{.strategy = "no_shard", .steps = kSteps, .micro_batch = 4};
+    run.dropout = 0.2F;
+    run.family = family;
+    const SmallResult expected = train(run);
+    for (const auto [ranks, micro_steps, micro_batch] :
+         {std::array{1, 2, 2}, std::array{1, 4, 1}, std::array{2, 2, 1}, std::array{2, 1, 2}}) {
+      SCOPED_TRACE(concat(ranks, " ranks, ", micro_steps, " micro-steps of ", micro_batch));
+      run.ranks = ranks;
+      run.micro_steps = micro_steps;
+      run.micro_batch = micro_batch;
+      const SmallResult actual = train(run);
+      ASSERT_EQ(actual.losses.size(), expected.losses.size());
+      for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+        EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5 * expected.losses[i]);
+        EXPECT_NEAR(actual.norms[i], expected.norms[i], 1e-4 * expected.norms[i]);
+      }
+    }
+  }
+}
+
+// And not by rank.
 TEST(Parity, DropoutDoesNotDependOnTheWorldSize) {
   SmallRun one = reference(4);
   const SmallResult without = train(one);

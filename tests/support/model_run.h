@@ -106,12 +106,14 @@ class WholeModel {
     Tensor losses;
     std::vector<Value> outputs(layers);
     std::vector<std::array<std::int64_t, kRandomKeyWords>> keys(layers);
+    std::vector<std::int64_t> first_samples(layers);
     const auto forward = [&](std::size_t i, bool record) {
       auto& key = keys[i];
       TapeOptions tape_options = options.tape;
-      store_random_key({options.seed, dropout_stream(static_cast<std::uint64_t>(batch.index), i)},
-                       key.data());
+      store_random_key({options.seed, dropout_stream(i)}, key.data());
+      first_samples[i] = batch.index * batch.inputs.shape()[0];
       tape_options.random_key = TensorView(key.data(), DType::kInt64, Shape{kRandomKeyWords});
+      tape_options.first_sample = TensorView(&first_samples[i], DType::kInt64, Shape{1});
       tape_options.record = record;
       tapes[i] = std::make_unique<Tape>(memory, stream, batch, tape_options);
       const Value input = tapes[i]->input(inputs[i], i > 0);

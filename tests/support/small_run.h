@@ -56,6 +56,8 @@ class RandomTokens : public BatchSource {
   bool ignores_some_;
 };
 
+inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
+
 struct SmallRun {
   int ranks = 1;
   int replicas = 0;  ///< 0: as the strategy has it
@@ -63,6 +65,7 @@ struct SmallRun {
   std::string optimizer = "adamw";
   int steps = 3;
   int micro_steps = 1;
+  std::int64_t micro_batch = kSmallBatch;
   StepPolicy policy{};
   bool accumulate_unsharded = false;
   ReductionOrder reduction_order = ReductionOrder::kRank;
@@ -153,14 +156,13 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .offload_gradients = run.offload_gradients};
 }
 
-inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
-
 /// With the sizes of what waits on the host.
 inline PlanOptions plan_options(const SmallRun& run, const Model& model, const ModelLayout& layout,
                                 const BatchSource& source) {
   PlanOptions options = plan_options(run);
   if (run.offload_activations) {
-    options.offload_activations = layer_input_numels(model, layout, source, kSmallBatch, run.dtype);
+    options.offload_activations =
+        layer_input_numels(model, layout, source, run.micro_batch, run.dtype);
   }
   return options;
 }
@@ -186,7 +188,7 @@ inline SmallResult train(const SmallRun& run) {
   options.optimizer.clip_norm = run.clip_norm;
   options.optimizer.stochastic_rounding = run.stochastic_rounding;
   options.seed = 42;
-  options.micro_batch = kSmallBatch;
+  options.micro_batch = run.micro_batch;
   options.threads = run.threads;
   options.steps_in_flight = run.steps_in_flight;
   const Simulation simulated = simulate(result.schedule, layout, model, source, options);

@@ -17,19 +17,6 @@
 namespace tessera::cpu {
 namespace {
 
-/// Makes the GEMMs that this thread calls run on it alone, also where the team has but one thread
-/// and OpenMP does not count it as parallel.
-class OneThread {
- public:
-  OneThread() : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(saved_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int saved_;
-};
-
 /// Calls body(task, scratch) for every task in [0, tasks), each on whichever thread is free next:
 /// tasks take different times, and which thread runs one changes no bit.
 template <typename Body>

@@ -48,7 +48,9 @@ void dropout_typed(const DropoutArgs& args, const T* x, T* y, std::int64_t first
 }
 
 void dropout_range(const DropoutArgs& args, std::int64_t begin, std::int64_t end) {
-  const std::int64_t first = args.first_index + begin;
+  const std::int64_t first_sample =
+      args.first_sample ? *args.first_sample.as<std::int64_t>() : std::int64_t{0};
+  const std::int64_t first = first_sample * args.sample_numel + args.first_index + begin;
   const std::int64_t n = end - begin;
   with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
     dropout_typed(args, args.x.as<T>() + begin, args.y.as<T>() + begin, first, n);

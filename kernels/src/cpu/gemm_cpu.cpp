@@ -13,6 +13,7 @@
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/float_types.h"
+#include "cpu/gemm_tiles.h"
 #include "cpu/parallel.h"
 #include "gemm_arguments.h"
 #include "tessera/core/error.h"
@@ -25,15 +26,14 @@
 namespace tessera::cpu {
 namespace {
 
-/// What distinguishes two matmul primitives. The thread count is part of it: oneDNN decides how to
-/// split the work when it creates a primitive.
-using Key = std::array<std::int64_t, 8>;
+/// What distinguishes two matmul primitives.
+using Key = std::array<std::int64_t, 7>;
 
 Key key_of(const Product& p) {
   const std::int64_t flags = (p.a.transposed ? 1 : 0) | (p.b.transposed ? 2 : 0) |
                              (p.accumulate ? 4 : 0) | (p.bias != nullptr ? 8 : 0) |
                              (p.c_dtype == DType::kFloat32 ? 16 : 0);
-  return {p.m, p.n, p.k, p.a.stride, p.b.stride, p.c_stride, flags, thread_count()};
+  return {p.m, p.n, p.k, p.a.stride, p.b.stride, p.c_stride, flags};
 }
 
 struct KeyHash {
@@ -188,33 +188,6 @@ bool bf16_is_faster_than_fp32() {
        ", status ", static_cast<int>(status));
 }
 
-void multiply_fp32(const Product& p) {
-  if (p.bias != nullptr) start_product(p);
-  const bool add = p.accumulate || p.bias != nullptr;
-  const auto status = dnnl::sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n,
-                                  p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
-                                  static_cast<const float*>(p.b.data), p.b.stride,
-                                  add ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
-  if (status != dnnl::status::success) fail_in_onednn(p, static_cast<dnnl_status_t>(status));
-}
-
-// [Note: tiles of C] oneDNN's matmul on AMX loses up to half of its speed where it packs a
-// transposed A for many rows, and where K is long. Cut into tiles of about 384 rows (columns) of C,
-// one primitive each, the same products run 10 to 30 % (15 to 90 %) faster, measured with
-// oneDNN 2.6 at GPT-2's sizes; other products are fastest whole. With several threads each takes
-// whole tiles.
-constexpr std::int64_t kTile = 384;
-constexpr std::int64_t kSmallestTile = 192;
-constexpr std::int64_t kLongK = 2048;
-
-/// Rows or columns per tile so that every thread has as many; `size` if it is not worth cutting.
-std::int64_t tile_size(std::int64_t size, std::int64_t threads) {
-  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  const std::int64_t tiles = threads * ceil_div(ceil_div(size, threads), kTile);
-  const std::int64_t tile = ceil_div(ceil_div(size, tiles), 32) * 32;
-  return tile < kSmallestTile ? size : tile;
-}
-
 /// The address `elements` further on.
 template <typename Pointer>
 Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
@@ -236,6 +209,16 @@ Product part_of(const Product& p, std::int64_t row, std::int64_t m, std::int64_t
   return part;
 }
 
+/// One call of oneDNN, for a tile.
+void run_sgemm(const Product& p) {
+  const auto status = dnnl::sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n,
+                                  p.k, 1.0F, static_cast<const float*>(p.a.data), p.a.stride,
+                                  static_cast<const float*>(p.b.data), p.b.stride,
+                                  p.accumulate ? 1.0F : 0.0F, static_cast<float*>(p.c), p.c_stride);
+  if (status != dnnl::status::success) fail_in_onednn(p, static_cast<dnnl_status_t>(status));
+}
+
+/// The same for bf16.
 void run_matmul(const Product& p) {
   static thread_local MatmulCache cache;
   try {
@@ -245,26 +228,32 @@ void run_matmul(const Product& p) {
   }
 }
 
+/// Calls run(part) for each tile of C, each on one thread (see gemm_tiles.h).
+void run_tiles(const Product& p, void (*run)(const Product&)) {
+  const TileGrid grid = tile_grid(p);
+  parallel_for(grid.count(), 1, [&](std::int64_t begin, std::int64_t end) {
+    const OneThread one;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Tile t = grid.tile(i);
+      run(part_of(p, t.row, t.rows, t.column, t.columns));
+    }
+  });
+}
+
+void multiply_fp32(Product p) {
+  if (p.bias != nullptr) {
+    start_product(p);
+    p.bias = nullptr;
+    p.accumulate = true;
+  }
+  run_tiles(p, run_sgemm);
+}
+
 }  // namespace
 
 bool onednn_multiplies_bf16() { return has_onednn_isa(dnnl::cpu_isa::avx512_core_bf16); }
 
-void multiply_bf16(const Product& p) {
-  const int threads = thread_count();
-  const std::int64_t rows = p.a.transposed ? tile_size(p.m, threads) : p.m;
-  const std::int64_t columns = !p.a.transposed && p.k >= kLongK ? tile_size(p.n, threads) : p.n;
-  if (rows >= p.m && columns >= p.n) return run_matmul(p);
-  const std::int64_t column_tiles = (p.n + columns - 1) / columns;
-  const std::int64_t tiles = (p.m + rows - 1) / rows * column_tiles;
-  parallel_for(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t tile = begin; tile < end; ++tile) {
-      const std::int64_t row = tile / column_tiles * rows;
-      const std::int64_t column = tile % column_tiles * columns;
-      run_matmul(
-          part_of(p, row, std::min(rows, p.m - row), column, std::min(columns, p.n - column)));
-    }
-  });
-}
+void multiply_bf16(const Product& p) { run_tiles(p, run_matmul); }
 
 void start_product(const Product& p) {
   const auto on_rows = [&](const auto& start_row) {

@@ -11,6 +11,19 @@ namespace tessera::cpu {
 /// Threads that a kernel called from here may use: those of the stream it runs on.
 inline int thread_count() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
+/// While it lives, kernels and libraries that this thread calls run on it alone, also where the
+/// team has but one thread and OpenMP does not count it as parallel.
+class OneThread {
+ public:
+  OneThread() : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(saved_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int saved_;
+};
+
 /// Calls body(thread, team) on each thread of an OpenMP team of at most `threads`. An exception
 /// that left a parallel region would end the program: this waits for the other threads and throws
 /// that of the first thread that has one.

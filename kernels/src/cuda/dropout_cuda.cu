@@ -15,6 +15,8 @@ struct Dropout {
   T* y;
   const std::int64_t* key;  // (kRandomKeyWords)
   std::uint64_t call;
+  const std::int64_t* first_sample;  // (1), or none
+  std::int64_t sample_numel;
   std::int64_t first_index;
   std::uint32_t threshold;
   float scale;
@@ -23,16 +25,20 @@ struct Dropout {
   struct Loaded {
     Pack<T, kSize> x;
     RandomKey key;
+    std::int64_t first_index;
   };
 
   template <int kSize>
   __device__ Loaded<kSize> load(std::int64_t i) const {
-    return {.x = load_pack<kSize>(x + i), .key = load_random_key(key)};
+    return {
+        .x = load_pack<kSize>(x + i),
+        .key = load_random_key(key),
+        .first_index = first_index + (first_sample != nullptr ? *first_sample * sample_numel : 0)};
   }
   /// A group of more than one element begins at a multiple of 4 of the stream.
   template <int kSize>
   __device__ void store(std::int64_t i, const Loaded<kSize>& loaded) const {
-    const auto index = static_cast<std::uint64_t>(first_index + i);
+    const auto index = static_cast<std::uint64_t>(loaded.first_index + i);
     const RandomKey of_call = key_of_call(loaded.key, call);
     Pack<T, kSize> group = loaded.x;
     if constexpr (kSize == 1) {
@@ -72,10 +78,15 @@ void dropout(const DropoutArgs& args, Stream& stream) {
                         .y = device_data<T>(args.y),
                         .key = device_data<const std::int64_t>(args.key),
                         .call = args.call,
+                        .first_sample = args.first_sample
+                                            ? device_data<const std::int64_t>(args.first_sample)
+                                            : nullptr,
+                        .sample_numel = args.sample_numel,
                         .first_index = args.first_index,
                         .threshold = probability_threshold(args.probability),
                         .scale = 1.0F / (1.0F - args.probability)};
-    const bool grouped = groups_aligned<kSize>(op.x, op.y) && args.first_index % 4 == 0;
+    const bool grouped = groups_aligned<kSize>(op.x, op.y) && args.first_index % 4 == 0 &&
+                         args.sample_numel % 4 == 0;
     launch_elementwise<kSize>(op, args.x.numel(), grouped, stream);
   });
 }

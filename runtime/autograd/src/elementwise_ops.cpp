@@ -104,12 +104,22 @@ Value dropout(Tape& tape, Value x, float probability) {
   if (probability == 0.0F || !tape.options().training) return x;
 
   const std::uint64_t call = tape.next_random_call();
-  const auto run = [probability, call](Tape& t, const TensorView& from, const TensorView& to) {
+  std::int64_t sample_numel = 0;
+  if (tape.options().first_sample) {
+    const Shape& inputs = tape.batch().inputs.shape();
+    const std::int64_t samples = inputs.rank() > 0 ? inputs[0] : 1;
+    require(samples > 0 && x.tensor.numel() % samples == 0, ErrorCode::kInvalidArgument,
+            "dropout: x ", x.tensor.shape(), " has no equal parts for ", samples, " samples");
+    sample_numel = x.tensor.numel() / samples;
+  }
+  const auto run = [=](Tape& t, const TensorView& from, const TensorView& to) {
     t.kernels().dropout({.x = from,
                          .y = to,
                          .probability = probability,
                          .key = t.options().random_key,
-                         .call = call},
+                         .call = call,
+                         .first_sample = t.options().first_sample,
+                         .sample_numel = sample_numel},
                         t.stream());
     t.charge(elementwise_cost(to, 2, 2));
   };

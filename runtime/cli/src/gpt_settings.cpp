@@ -450,6 +450,24 @@ TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
   return open_checked(options);
 }
 
+namespace {
+
+std::int64_t samples_per_step(const Config& config) {
+  return config.get<std::int64_t>("ranks") * config.get<std::int64_t>("micro_batch") *
+         config.get<std::int64_t>("accumulate");
+}
+
+}  // namespace
+
+std::string epochs_note(const Config& config, const TokenDataset& dataset) {
+  if (config.is_null("epochs") || dataset.samples_per_epoch() >= samples_per_step(config)) {
+    return "";
+  }
+  return concat("--data has ", dataset.samples_per_epoch(), " samples, and a step takes ",
+                samples_per_step(config), ": each step repeats samples; lower --micro-batch, ",
+                "--accumulate or --ranks");
+}
+
 void choose_steps(Config& config, const TokenDataset& dataset) {
   if (config.is_null("epochs")) return;
   for (const char* const other : {"steps", "auto_batch"}) {
@@ -458,10 +476,7 @@ void choose_steps(Config& config, const TokenDataset& dataset) {
   }
   const double samples =
       config.get<double>("epochs") * static_cast<double>(dataset.samples_per_epoch());
-  const auto per_step = config.get<std::int64_t>("ranks") *
-                        config.get<std::int64_t>("micro_batch") *
-                        config.get<std::int64_t>("accumulate");
-  const double steps = std::ceil(samples / static_cast<double>(per_step));
+  const double steps = std::ceil(samples / static_cast<double>(samples_per_step(config)));
   require(steps >= 1.0 && steps < 1e9, ErrorCode::kConfig, "--epochs ",
           config.get<double>("epochs"), " of ", dataset.samples_per_epoch(),
           " samples are no number of steps; give more than 0");

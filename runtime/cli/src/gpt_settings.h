@@ -63,6 +63,8 @@ std::optional<ChatTemplateOptions> chat_template_of(const Config& config);
 TokenDataset open_dataset(const Config& config, const GptChoice& choice);
 /// The steps of --epochs, if that is given: written into `config`. Throws Error{kConfig}.
 void choose_steps(Config& config, const TokenDataset& dataset);
+/// What to know of --epochs: that a step repeats samples. "" if there is nothing.
+std::string epochs_note(const Config& config, const TokenDataset& dataset);
 /// What to evaluate on, in order; nothing if --eval-data is not given.
 std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice);
 /// As many as --eval-tokens asks for, or all.

@@ -64,6 +64,7 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
   }
   for (std::string& line : describe_data(dataset, choice)) lines.push_back(std::move(line));
   std::vector<std::string> notes = dataset.notes();
+  notes.push_back(epochs_note(config, dataset));
   notes.push_back(device_note(config, options));
   for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
     notes.push_back(std::move(note));

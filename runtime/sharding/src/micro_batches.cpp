@@ -132,7 +132,7 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
     const Staging* staging = read.staging.empty() ? nullptr : read.staging[m].get();
     const TensorView inputs = staging != nullptr ? staging->inputs() : batch.inputs.view();
     const TensorView targets = staging != nullptr ? staging->targets() : batch.targets.view();
-    const std::int64_t first = index_of(step, static_cast<int>(m)) * samples_;
+    const std::int64_t first = first_sample_of(step, static_cast<int>(m));
     const std::int64_t filled = fill_from(source_, step, first, samples_, inputs, targets);
     items += filled;
     if (first_items_.size() < batches_.size()) first_items_.push_back(filled);

@@ -27,6 +27,10 @@ class MicroBatches {
   void send(std::size_t turn, Stream& stream);
   /// The global number of a micro-batch.
   std::int64_t index_of(std::int64_t step, int micro_step) const;
+  /// That of its first sample.
+  std::int64_t first_sample_of(std::int64_t step, int micro_step) const {
+    return index_of(step, micro_step) * samples_;
+  }
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
   /// Throws Error{kInvalidArgument} that names `layer`, the last one, if the shape of what it

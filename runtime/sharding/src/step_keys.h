@@ -23,18 +23,20 @@ class StepKeys {
   /// Issues their way to the device, on the compute lane.
   void send(std::size_t turn, Stream& stream) { keys_.upload(stream, turn); }
 
-  /// By global number of the micro-batch and layer: the same on every rank and for every strategy.
-  /// (kRandomKeyWords) int64.
-  TensorView dropout(int layer, int micro_step) const;
+  /// By layer: the same on every rank, in every step and for every strategy. (kRandomKeyWords)
+  /// int64.
+  TensorView dropout(int layer) const;
+  /// The global number of a micro-batch's first sample, (1) int64.
+  TensorView first_sample(int micro_step) const;
 
  private:
-  std::int64_t place_of(int layer, int micro_step) const;
+  std::int64_t place_of(int layer) const { return layer * std::int64_t{kRandomKeyWords}; }
 
   const MicroBatches& batches_;
   const std::uint64_t seed_;
   const int layers_;
   const int micro_steps_;
-  DeviceArray<std::int64_t> keys_;  ///< (micro-steps * layers, kRandomKeyWords)
+  DeviceArray<std::int64_t> keys_;  ///< (layers, kRandomKeyWords), then (micro-steps)
 };
 
 }  // namespace tessera

@@ -8,12 +8,14 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/kernels/numerics.h"
 
 namespace tessera {
 namespace {
 
 /// What RunLog::run writes before the settings.
-constexpr std::array<std::string_view, 5> kRunKeys{"kind", "version", "date", "host", "parameters"};
+constexpr std::array<std::string_view, 6> kRunKeys{"kind", "version", "numerics",
+                                                   "date", "host",    "parameters"};
 
 nlohmann::ordered_json or_null(std::optional<double> number) {
   return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json(nullptr);
@@ -42,11 +44,9 @@ void RunLog::write(const nlohmann::ordered_json& line) {
 }
 
 void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& settings) {
-  nlohmann::ordered_json line{{"kind", "run"},
-                              {"version", identity.version},
-                              {"date", date_now()},
-                              {"host", host_name()},
-                              {"parameters", identity.parameters}};
+  nlohmann::ordered_json line{
+      {"kind", "run"},      {"version", identity.version}, {"numerics", kNumericsVersion},
+      {"date", date_now()}, {"host", host_name()},         {"parameters", identity.parameters}};
   line.update(settings);
   write(line);
 }

@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/numerics.h"
 #include "tessera/kernels/optimizer.h"
 #include "tessera/trainer/agreement.h"
 
@@ -40,6 +41,17 @@ std::vector<NamedText> describe_options(const TrainerOptions& options) {
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
   }
   return own;
+}
+
+constexpr const char* kNumerics = "numerics";
+
+/// Removes the version of the numerics from what describes a run.
+std::string take_numerics(std::vector<NamedText>& run) {
+  const auto found = std::ranges::find(run, kNumerics, &NamedText::name);
+  if (found == run.end()) return "1";
+  std::string version = std::move(found->value);
+  run.erase(found);
+  return version;
 }
 
 /// The samples themselves, where a source has no identity: as many whatever the ranks are.
@@ -125,6 +137,7 @@ Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchS
   manifest.data = identity_of(source, plan.options);
   manifest.optimizer = identity_of_optimizer(plan.options);
   manifest.run = describe_options(plan.options);
+  manifest.run.push_back({kNumerics, concat(kNumericsVersion)});
   manifest.parameters = saved_parameters(plan.layout, plan_options(plan.options).state(),
                                          plan.options.optimizer.stochastic_rounding);
   return manifest;
@@ -147,7 +160,7 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
   point->path = path;
   point->manifest = read_manifest(path);
   const Manifest& saved = point->manifest;
-  const Manifest now = describe_run(plan, model, source);
+  Manifest now = describe_run(plan, model, source);
   const auto compare = [&](const char* what, const char* flag, bool allowed, const auto& member) {
     if ((saved.*member).empty()) return;  // of no run: see ParameterCheckpoint
     const std::string text = differences(saved.*member, now.*member);
@@ -178,8 +191,15 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
   if (std::string note = scaler_note(saved, plan.options); !note.empty()) {
     plan.notes.push_back(std::move(note));
   }
-  const std::string changed = saved.run.empty() ? "" : differences(saved.run, now.run);
-  if (!changed.empty()) {
+  if (saved.run.empty()) return point;
+  std::vector<NamedText> saved_run = saved.run;
+  const std::string numerics = take_numerics(saved_run), own = take_numerics(now.run);
+  if (numerics != own) {
+    plan.notes.push_back(concat("the checkpoint is of version ", numerics,
+                                " of the numerics, and this program has version ", own,
+                                ": the bits of further steps are not those of the run so far"));
+  }
+  if (const std::string changed = differences(saved_run, now.run); !changed.empty()) {
     plan.notes.push_back("since the checkpoint: " + changed);
   }
   return point;

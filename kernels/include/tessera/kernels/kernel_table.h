@@ -245,12 +245,16 @@ inline constexpr int kRandomKeyWords = 2;
 /// y = x * mask / (1 - probability), mask drawn by key and element index. Forward and backward are
 /// the same function: backward passes dy for x.
 struct DropoutArgs {
-  TensorView x{};                // T
-  TensorView y{};                // T; may alias x
-  float probability = 0.0F;      ///< in [0, 1)
-  TensorView key{};              // (kRandomKeyWords); int64
-  std::uint64_t call = 0;        ///< the mask is that of key_of_call(key, call): philox.h
-  std::int64_t first_index = 0;  ///< global index of element 0
+  TensorView x{};            // T
+  TensorView y{};            // T; may alias x
+  float probability = 0.0F;  ///< in [0, 1)
+  TensorView key{};          // (kRandomKeyWords); int64
+  std::uint64_t call = 0;    ///< the mask is that of key_of_call(key, call): philox.h
+  /// (1) int64: the number of x's first sample; optional, 0 without.
+  TensorView first_sample{};
+  std::int64_t sample_numel = 0;  ///< elements of a sample; needed with first_sample
+  /// Index of element 0 from the beginning of the first sample.
+  std::int64_t first_index = 0;
 };
 
 /// Softmax cross-entropy of each row, and its gradient in place of the logits.

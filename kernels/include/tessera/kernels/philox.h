@@ -101,10 +101,9 @@ constexpr std::uint64_t mix_bits(std::uint64_t state, std::uint64_t word) {
   return z ^ (z >> 31U);
 }
 
-/// The stream of a layer's dropout in a micro-batch, both by their global number.
-constexpr std::uint64_t dropout_stream(std::uint64_t micro_batch, std::uint64_t layer) {
-  return mix_bits(mix_bits(0, micro_batch), layer);
-}
+/// The stream of a layer's dropout. Its elements are those of all samples of a run, one sample
+/// after another.
+constexpr std::uint64_t dropout_stream(std::uint64_t layer) { return mix_bits(0, layer); }
 
 /// The key of a layer's `call`-th mask, counted from 0, of the layer's key.
 constexpr RandomKey key_of_call(RandomKey key, std::uint64_t call) {

@@ -82,9 +82,12 @@ struct TapeOptions {
   /// d objective / d loss of one item, 1 / items of the whole step: (1) fp32 in device memory.
   /// None: 1.
   TensorView loss_scale = {};
-  /// (kRandomKeyWords) int64, in device memory: the key of the layer's random numbers in this
-  /// micro-batch. Needed by layers that draw some.
+  /// (kRandomKeyWords) int64, in device memory: the key of the layer's random numbers. Needed by
+  /// layers that draw some.
   TensorView random_key = {};
+  /// (1) int64, in device memory: the global number of the micro-batch's first sample, whose random
+  /// numbers are not those of other samples. None: 0.
+  TensorView first_sample = {};
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;

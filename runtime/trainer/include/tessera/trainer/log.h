@@ -35,8 +35,8 @@ class RunLog {
   /// dealt with as `existing` says.
   explicit RunLog(std::string path, Existing existing = Existing::kReplace);
 
-  /// `settings`: an object. Before them are "kind", "version", "date" (now, UTC, ISO 8601), "host"
-  /// and "parameters"; read_config leaves those out again.
+  /// `settings`: an object. Before them are "kind", "version", "numerics" (kNumericsVersion),
+  /// "date" (now, UTC, ISO 8601), "host" and "parameters"; read_config leaves those out again.
   void run(const RunIdentity& identity, const nlohmann::ordered_json& settings);
   void note(const std::string& text);
   /// `mfu`: see model_flops_utilisation.

@@ -1,0 +1,12 @@
+#pragma once
+
+namespace tessera {
+
+/// Counts the changes of bits: a run of the same settings, on the same machine, gives the bits of
+/// any program with the same version. Checkpoints and run logs record it; one without it is of 1.
+///
+///   2  a CPU's matrix products are summed alike on any number of threads; masks of
+///      dropout go by sample, not by micro-batch
+inline constexpr int kNumericsVersion = 2;
+
+}  // namespace tessera
