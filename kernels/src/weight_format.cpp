@@ -1,6 +1,8 @@
 #include "tessera/kernels/weight_format.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,10 +12,13 @@
 #include <vector>
 
 #include "coded_scales.h"
+#include "cpu/parallel.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
+
+using cpu::parallel_for;
 
 struct FormatRow {
   WeightFormat format;
@@ -58,23 +63,32 @@ constexpr std::array kAllFormats{WeightFormat::kNf4, WeightFormat::kFp4, WeightF
 
 const FormatRow& row_of(WeightFormat format) { return kRows.at(static_cast<std::size_t>(format)); }
 
-/// Codes by what they stand for, and the bounds between neighbours: x is the first code whose bound
-/// is not below it.
+/// Codes by what they stand for, and the bounds between neighbours: x is the code after as many
+/// bounds as are below it.
 struct Codes {
-  std::array<std::uint8_t, 16> ascending{};
-  std::array<float, 15> bounds{};
-  std::size_t count = 16;
+  static constexpr std::size_t kMost = 16;
+  std::array<std::uint8_t, kMost> ascending{};
+  std::array<float, kMost - 1> bounds{};  ///< infinity where there are fewer
+  std::size_t count = kMost;
 
-  std::uint8_t nearest(float x) const {
-    const auto end = bounds.begin() + static_cast<std::ptrdiff_t>(count - 1);
-    return ascending[static_cast<std::size_t>(std::lower_bound(bounds.begin(), end, x) -
-                                              bounds.begin())];
+  /// Of the numbers of a block. Bound by bound and without branches, so that compilers vectorise
+  /// it.
+  void nearest(const std::array<float, kQuantizedBlock>& x,
+               std::array<std::uint8_t, kQuantizedBlock>& codes) const {
+    std::array<std::int32_t, kQuantizedBlock> below{};
+    for (const float bound : bounds) {
+      for (std::size_t i = 0; i < x.size(); ++i) below[i] += bound < x[i] ? 1 : 0;
+    }
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      codes[i] = ascending[static_cast<std::size_t>(below[i])];
+    }
   }
 };
 
 Codes codes_of(WeightFormat format) {
   const std::array<float, 16>& table = code_table(format);
   Codes codes;
+  codes.bounds.fill(std::numeric_limits<float>::infinity());
   codes.count = 0;
   for (std::uint8_t code = 0; code < 16; ++code) {
     if (&table == &kFp4Table && code == 8) continue;  // -0, which is never written
@@ -89,14 +103,32 @@ Codes codes_of(WeightFormat format) {
   return codes;
 }
 
-/// To fp16 and back: to nearest, ties to even; beyond its range, infinity.
+/// From here on, fp16 has infinity.
+constexpr float kHalfOverflow = 65520.0F;
+
+/// To fp16 and back, of a number that fp16 has room for: to nearest, ties to even.
 float through_half(float x) {
-  const float magnitude = std::fabs(x);
-  if (!(magnitude < 65520.0F)) return x * std::numeric_limits<float>::infinity();
-  if (magnitude < 0x1p-14F) return std::nearbyint(x * 0x1p24F) * 0x1p-24F;
-  int exponent = 0;
-  const float fraction = std::frexp(x, &exponent);  // 11 bits of it are kept
-  return std::ldexp(std::nearbyint(fraction * 0x1p11F), exponent - 11);
+  if (std::fabs(x) < 0x1p-14F) {  // multiples of 2^-24, as those of floats from a half on
+    return std::copysign((std::fabs(x) + 0.5F) - 0.5F, x);
+  }
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return std::bit_cast<float>((bits + 0xFFFU + (bits >> 13U & 1U)) & ~0x1FFFU);
+}
+
+/// The first number whose magnitude is not below `limit`; as many as there are if all are.
+std::size_t first_beyond(std::span<const float> values, float limit) {
+  constexpr std::int64_t kGrain = 1 << 16;
+  std::atomic<bool> found = false;
+  parallel_for(std::ssize(values), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    bool all = true;
+    for (std::int64_t i = begin; i < end; ++i) {
+      all &= std::fabs(values[static_cast<std::size_t>(i)]) < limit;
+    }
+    if (!all) found = true;
+  });
+  if (!found) return values.size();
+  const auto first = std::ranges::find_if(values, [&](float x) { return !(std::fabs(x) < limit); });
+  return static_cast<std::size_t>(first - values.begin());
 }
 
 void store_float(std::byte* numbers, std::int64_t i, float value) {
@@ -106,26 +138,31 @@ void store_float(std::byte* numbers, std::int64_t i, float value) {
 /// Writes codes, and returns the scale of each block.
 std::vector<float> quantize_4bit(WeightFormat format, std::span<const float> values,
                                  std::byte* to) {
+  constexpr std::int64_t kGrain = 256;  // blocks
   const Codes codes = codes_of(format);
   const auto numel = static_cast<std::int64_t>(values.size());
-  const auto code_of = [&](std::int64_t i, float inverse) {
-    return codes.nearest(values[static_cast<std::size_t>(i)] * inverse);
-  };
-  const std::uint8_t zero = codes.nearest(0.0F);
-  std::vector<float> scales;
-  for (std::int64_t begin = 0; begin < numel; begin += kQuantizedBlock) {
-    const std::int64_t end = std::min(begin + kQuantizedBlock, numel);
-    float largest = 0.0F;
-    for (std::int64_t i = begin; i < end; ++i) {
-      largest = std::max(largest, std::fabs(values[static_cast<std::size_t>(i)]));
+  std::vector<float> scales(
+      static_cast<std::size_t>((numel + kQuantizedBlock - 1) / kQuantizedBlock));
+  parallel_for(std::ssize(scales), kGrain, [&](std::int64_t first, std::int64_t last) {
+    std::array<float, kQuantizedBlock> block{};
+    std::array<std::uint8_t, kQuantizedBlock> code{};
+    for (std::int64_t b = first; b < last; ++b) {
+      const std::int64_t begin = b * kQuantizedBlock;
+      const std::int64_t count = std::min<std::int64_t>(kQuantizedBlock, numel - begin);
+      block.fill(0.0F);  // behind the end, as half a byte may be
+      std::copy_n(values.data() + begin, count, block.begin());
+      float largest = 0.0F;
+      for (const float x : block) largest = std::max(largest, std::fabs(x));
+      scales[static_cast<std::size_t>(b)] = largest;
+      const float inverse = 1.0F / std::max(largest, 1e-38F);
+      for (float& x : block) x *= inverse;
+      codes.nearest(block, code);
+      for (std::int64_t i = 0; i < count; i += 2) {
+        const auto at = static_cast<std::size_t>(i);
+        to[(begin + i) / 2] = static_cast<std::byte>(code[at] << 4U | code[at + 1]);
+      }
     }
-    scales.push_back(largest);
-    const float inverse = 1.0F / std::max(largest, 1e-38F);
-    for (std::int64_t i = begin; i < end; i += 2) {
-      const std::uint8_t low = i + 1 < end ? code_of(i + 1, inverse) : zero;
-      to[i / 2] = static_cast<std::byte>(code_of(i, inverse) << 4U | low);
-    }
-  }
+  });
   return scales;
 }
 
@@ -148,20 +185,21 @@ void write_coded_scales(const QuantizedSizes& sizes, const JoinedLayout& layout,
 void quantize_int8(std::int64_t rows, std::span<const float> values, std::byte* codes,
                    std::byte* scales) {
   const std::int64_t columns = rows == 0 ? 0 : static_cast<std::int64_t>(values.size()) / rows;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const float* const from = values.data() + row * columns;
-    float largest = 0.0F;
-    for (std::int64_t c = 0; c < columns; ++c) {
-      largest = std::max(largest, std::fabs(through_half(from[c])));
+  parallel_for(rows, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      const float* const from = values.data() + row * columns;
+      float largest = 0.0F;
+      for (std::int64_t c = 0; c < columns; ++c) largest = std::max(largest, std::fabs(from[c]));
+      largest = through_half(largest);  // which keeps their order
+      store_float(scales, row, largest);
+      // In these two steps: torch divides a number by a tensor so.
+      const float factor = largest == 0.0F ? 0.0F : 1.0F / largest * 127.0F;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const auto code = static_cast<std::int8_t>(std::nearbyint(through_half(from[c]) * factor));
+        codes[row * columns + c] = static_cast<std::byte>(code);
+      }
     }
-    store_float(scales, row, largest);
-    // In these two steps: torch divides a number by a tensor so.
-    const float factor = largest == 0.0F ? 0.0F : 1.0F / largest * 127.0F;
-    for (std::int64_t c = 0; c < columns; ++c) {
-      const auto code = static_cast<std::int8_t>(std::nearbyint(through_half(from[c]) * factor));
-      codes[row * columns + c] = static_cast<std::byte>(code);
-    }
-  }
+  });
 }
 
 }  // namespace
@@ -273,10 +311,11 @@ void quantize(WeightFormat format, const Shape& shape, std::span<const float> va
           " elements and takes ", sizes.bytes, " bytes, but ", values.size(), " and ", bytes.size(),
           " were given");
   const bool wide = !has_short_codes(format);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    require(std::isfinite(wide ? through_half(values[i]) : values[i]), ErrorCode::kInvalidArgument,
-            "'", what, "': element ", i, " is ", values[i], ", which cannot be stored in ",
-            to_string(format));
+  const std::size_t bad =
+      first_beyond(values, wide ? kHalfOverflow : std::numeric_limits<float>::infinity());
+  if (bad < values.size()) {
+    fail(ErrorCode::kInvalidArgument, "'", what, "': element ", bad, " is ", values[bad],
+         ", which cannot be stored in ", to_string(format));
   }
   if (const auto apart = matrices_apart(format, shape, joined); !apart.empty()) {
     std::ranges::fill(bytes, std::byte{0});
