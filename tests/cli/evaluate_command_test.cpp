@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "cli/launched_program.h"
 
@@ -70,6 +71,27 @@ TEST_F(EvaluateCommand, TellsOfLossAndPerplexity) {
   // --data is the same here; another seed is another model.
   EXPECT_EQ(evaluate({"--data", data, "--format", "json"}).out, json.out);
   EXPECT_NE(evaluate({"--data", data, "--format", "json", "--seed", "1"}).out, json.out);
+}
+
+TEST_F(EvaluateCommand, LogsFollowEachOther) {
+  const std::string data = write_held_out();
+  for (const char* seed : {"0", "1"}) {
+    const ProgramResult result = evaluate(
+        {"--eval-data", data, "--eval-tokens", "100", "--seed", seed, "--log", path("log.jsonl")});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, ContainsRegex("\nloss [0-9]\\.[0-9]{6}, "));
+  }
+  const std::vector<nlohmann::json> lines = read_log("log.jsonl");
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0]["kind"], "run");
+  EXPECT_EQ(lines[0]["seed"], 0);
+  EXPECT_EQ(lines[2]["seed"], 1);
+  EXPECT_NE(lines[1]["loss"], lines[3]["loss"]);
+
+  write("config.json", R"({"log": "training.jsonl"})");  // whose log stays as it is
+  const ProgramResult quiet = evaluate({"--eval-data", data, "--config", path("config.json")});
+  ASSERT_EQ(quiet.exit_code, 0) << quiet.err;
+  EXPECT_FALSE(std::filesystem::exists(path("training.jsonl")));
 }
 
 TEST_F(EvaluateCommand, IsTheSameOnAnyNumberOfRanks) {

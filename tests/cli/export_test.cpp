@@ -49,6 +49,8 @@ class Export : public test::ProgramTest {
     std::vector<std::string> words{"train",
                                    "--data",
                                    path("data.jsonl"),
+                                   "--tokenizer",
+                                   "bytes",
                                    "--sample-tokens",
                                    "0",
                                    "--steps",

@@ -244,7 +244,7 @@ TYPED_TEST(WaysOfBf16, BitsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
-TEST(TilesOfC, CoverItOnceAndDoNotDependOnThreads) {
+TEST(TilesOfCOnTheCpu, CoverItOnceAndDoNotDependOnThreads) {
   for (Case c : random_cases(200)) {
     c.m *= 7, c.k *= 5;
     SCOPED_TRACE(name(c));

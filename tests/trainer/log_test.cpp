@@ -10,6 +10,7 @@
 #include "support/tiny_model.h"
 #include "temporary_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/numerics.h"
 
 namespace tessera {
 namespace {
@@ -61,9 +62,12 @@ TEST_F(RunLogTest, ARunIsALineEachForTheRunItsStepsAndItsSummary) {
   EXPECT_FALSE(run["host"].get<std::string>().empty());
   run.erase("date");
   run.erase("host");
-  EXPECT_EQ(
-      run,
-      (json{{"kind", "run"}, {"version", "1.2"}, {"parameters", 5}, {"ranks", 3}, {"seed", 7}}));
+  EXPECT_EQ(run, (json{{"kind", "run"},
+                       {"version", "1.2"},
+                       {"numerics", kNumericsVersion},
+                       {"parameters", 5},
+                       {"ranks", 3},
+                       {"seed", 7}}));
   for (std::size_t i = 0; i < records.size(); ++i) {
     // Exact: numbers round-trip.
     EXPECT_EQ(lines[i + 1], (json{{"kind", "step"},

@@ -14,6 +14,8 @@
 #include "terminal.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -33,7 +35,17 @@ TokenDataset open_data(Config& config, const GptChoice& choice) {
   return *std::move(dataset);
 }
 
+/// Not of a file of settings, where it is the log of a training.
+bool wants_log(const Config& config) { return !config.is_null("log") && config.is_typed("log"); }
+
+void write_log(const Config& config, const Model& model, const EvaluationRecord& record) {
+  RunLog log(config.get<std::string>("log"), Existing::kExtend);
+  log.run({.version = TESSERA_VERSION, .parameters = parameter_count(model)}, config.values());
+  log.evaluation(record);
+}
+
 int run_evaluate(Config config, const Launcher& launcher) {
+  if (wants_log(config)) check_writable(config.get<std::string>("log"), "--log");
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
   const TokenDataset data = open_data(config, choice);
@@ -53,6 +65,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
   Session session(model, data, options, &data);
   const EvaluationRecord record = session.evaluate();
   if (launcher.process != 0) return kExitGood;
+  if (wants_log(config)) write_log(config, model, record);
   if (config.get<std::string>("format") == "json") {
     write_json(std::cout, {{"kind", "evaluation"},
                            {"step", record.step},
@@ -74,7 +87,8 @@ int run_evaluate(Config config, const Launcher& launcher) {
   for (const std::string& line : describe_data(data, choice)) {
     std::cout << for_reader(inspect(stdout), line, 2) << "\n";
   }
-  std::cout << describe_evaluation(record) << "\n";
+  constexpr int kDecimals = 6;  // the result, not one of many
+  std::cout << describe_evaluation(record, kDecimals) << "\n";
   if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
     std::cout << note << "\n";
   }
@@ -96,7 +110,12 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
     (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));
   }
   for (Setting& setting : train_only_settings()) {
-    if (setting.group != "Data" && setting.group != "Evaluation") other.push_back(setting);
+    if (setting.name == "log") {
+      setting.help = "append the run and its evaluation here, each as a JSON object on a line";
+      flags.push_back(setting);
+    } else if (setting.group != "Data" && setting.group != "Evaluation") {
+      other.push_back(setting);
+    }
   }
   return std::make_shared<SettingsCommand>(app, flags, other);
 }

@@ -150,8 +150,8 @@ std::vector<std::string> learning_rate_notes(const Config& config,
   return notes;
 }
 
-std::string describe_evaluation(const EvaluationRecord& record) {
-  return concat("loss ", fixed(record.loss, 4), ", perplexity ", fixed(record.perplexity, 2),
+std::string describe_evaluation(const EvaluationRecord& record, int decimals) {
+  return concat("loss ", fixed(record.loss, decimals), ", perplexity ", fixed(record.perplexity, 2),
                 " on ", with_commas(record.tokens), " tokens");
 }
 

@@ -19,7 +19,7 @@ std::string device_note(const Config& config, const TrainerOptions& options);
 std::vector<std::string> learning_rate_notes(const Config& config,
                                              const LearningRateSchedule& schedule);
 /// "loss 3.1415, perplexity 23.14 on 4,096 tokens".
-std::string describe_evaluation(const EvaluationRecord& record);
+std::string describe_evaluation(const EvaluationRecord& record, int decimals = 4);
 /// "trace     3 steps in FILE; ...", or why there is none; "" if none was asked for.
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".

@@ -131,10 +131,12 @@ class SimStream : public Stream {
 
   void submit(const Work& work, std::function<void()> task) override {
     // On a CPU it would run after tasks that need its result, and here there is no memory.
-    require(!in_task_, ErrorCode::kInvalidArgument,
-            "Stream::submit was called by a task of the same stream, '", queue_.options.name,
-            "', while a run is planned: compute at once, in the calling thread, and only if "
-            "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a task)");
+    require(
+        !in_task_, ErrorCode::kInvalidArgument,
+        "Stream::submit was called by a task of the same stream, '", queue_.options.name,
+        "', while a run is planned: compute at once, in the calling thread, and only if "
+        "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a "
+        "task)");
     if (failure_) return;
     try {
       if (queue_.options.before_task) queue_.options.before_task();

@@ -9,7 +9,10 @@
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/training_plan.h"
 
-// Refusing a run that does not fit, and finding one that would.
+// Refusing a run that does not fit, and finding one that would. Free memory is asked of a GPU that
+// has the process's context already, and a limit holds for what the plan allocates: so plans are
+// compared by their peaks here, and tight_memory_note tells of what comes beside them. Where no
+// process runs, device_bytes counts both.
 namespace tessera {
 namespace {
 
@@ -131,7 +134,7 @@ std::optional<std::string> first_that_fits(const TrainingPlan& plan, const Model
   for (const Remedy& remedy : remedies_for(plan.options)) {
     const std::int64_t allowed = allowed_per_rank(remedy.options, available);
     try {
-      const std::int64_t total = device_bytes(make_training_plan(model, source, remedy.options));
+      const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
       smallest = std::min(smallest, total);
       if (total <= allowed) return remedy.words + concat(" (", format_bytes(total), " per rank)");
     } catch (const Error& error) {
@@ -155,7 +158,7 @@ std::string by_category(const MemoryPeak& peak) {
 /// What to change, and what that would cost; what to do if nothing is enough.
 std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSource& source,
                    std::int64_t available, bool over_limit) {
-  std::int64_t smallest = device_bytes(plan);
+  std::int64_t smallest = plan.memory.total;
   const auto fitting = first_that_fits(plan, model, source, available, smallest);
   if (fitting) return "this would fit: " + *fitting;
   const std::string nothing =
@@ -176,7 +179,7 @@ std::int64_t times(std::int64_t bytes, int ranks) {
 std::string together(const TrainingPlan& plan) {
   const int ranks = ranks_on_host(plan.options);
   if (ranks == 1) return "";
-  return concat(" and ", ranks, " ranks together ", format_bytes(times(device_bytes(plan), ranks)));
+  return concat(" and ", ranks, " ranks together ", format_bytes(times(plan.memory.total, ranks)));
 }
 
 std::string where_free(const TrainerOptions& options) {
@@ -185,10 +188,8 @@ std::string where_free(const TrainerOptions& options) {
 }
 
 std::string needs(const TrainingPlan& plan) {
-  const std::vector<OverheadItem> overhead = gpu_overhead(plan);
-  return concat("each rank needs ", format_bytes(device_bytes(plan)),
-                " (peaks: ", by_category(plan.memory),
-                overhead.empty() ? "" : "; beside the plan: " + describe(overhead), ")");
+  return concat("each rank needs ", format_bytes(plan.memory.total),
+                " (peaks: ", by_category(plan.memory), ")");
 }
 
 }  // namespace

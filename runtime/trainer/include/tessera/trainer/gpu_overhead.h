@@ -25,7 +25,7 @@ std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan);
 std::int64_t total_bytes(const std::vector<OverheadItem>& items);
 
 /// What a rank must have of its device: the plan's peak, and on a GPU what is beside it. Every
-/// comparison with a budget or a device's memory is of this.
+/// comparison of a plan with a budget or with a whole device's memory is of this.
 std::int64_t device_bytes(const TrainingPlan& plan);
 
 /// "memory pool 12.0 MiB, CUDA context 640.0 MiB, ...".
