@@ -129,8 +129,8 @@ def cases(bases, folder):
 
 
 class Verdicts:
-    def __init__(self, path, devices):
-        self.path, self.devices, self.failed, self.left = path, devices, 0, 0
+    def __init__(self, path):
+        self.path, self.failed, self.left = path, 0, 0
         self.results = {"verdicts": {}, "runs": {}}
         self.lock = threading.Lock()
 
@@ -193,7 +193,7 @@ def main():
     parser.add_argument("--devices", default="cpu,cuda", type=lambda text: text.split(","))
     parser.add_argument("--seconds", type=float, default=170)
     args = parser.parse_args()
-    verdicts = Verdicts(args.json, args.devices)
+    verdicts = Verdicts(args.json)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         machine = Machine(args, folder)
         bases = dict(zip(MODELS, pool.map(machine.base, MODELS)))

@@ -3,8 +3,9 @@
 #
 #   bench/gpu/steps.sh STEP [SECONDS]
 #
-# SECONDS is for the steps that measure as much as they have time for. All but `build` use the programs
-# that are there. Exits with 77 where the machine lacks what the step needs, and its last line says what.
+# SECONDS is for the steps that measure as much as they have time for. All but `build` and
+# `test_objects` use the programs that are there. Exits with 77 where the machine lacks what the step
+# needs, and its last line says what.
 set -uo pipefail
 cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../.." || exit 1
 
