@@ -26,6 +26,7 @@
 
 #include "support.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 #include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/kernel_table.h"
 
@@ -199,7 +200,8 @@ void add_options(Program& program, Options& o) {
 
 void run(const Options& options) {
   const std::regex filter(options.filter);  // throws before anything is measured
-  omp_set_num_threads(options.threads);
+  const TeamLimit threads(options.threads);
+  omp_set_num_threads(options.threads);  // of the loops
   const Tensors tensors(options.elements);
   NoStream stream;
   std::printf("%lld elements, %d threads, %d repetitions\n",

@@ -23,6 +23,7 @@
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/memory.h"
+#include "tessera/core/thread_team.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/plan.h"
@@ -49,7 +50,8 @@ struct Options {
 
 /// Seconds of the pass and of the triad's two forms.
 nlohmann::ordered_json measure_pass(const Options& options) {
-  omp_set_num_threads(options.ranks * options.threads);
+  const TeamLimit threads(options.ranks * options.threads);
+  omp_set_num_threads(options.ranks * options.threads);  // of the triad
   const Tensors tensors(options.elements);
   NoStream stream;
   const Case adamw = adamw_case(tensors, stream, true);

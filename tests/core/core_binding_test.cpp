@@ -121,8 +121,6 @@ TEST(CoreBinding, AutoLeavesAloneWhatOthersHaveDecided) {
   EXPECT_EQ(describe(divide(kTwoSockets, {.ranks = 2, .quota = 8})),
             "none (a quota of 8 of 32 CPUs: others share them)");
   EXPECT_EQ(divide(kTwoSockets, {.ranks = 2, .quota = 32}).policy, BindPolicy::kNuma);
-  EXPECT_EQ(describe(divide(kTwoSockets, {.ranks = 2, .openmp = "OMP_PROC_BIND=close"})),
-            "none (OMP_PROC_BIND=close lets OpenMP bind threads)");
 }
 
 TEST(CoreBinding, DividesAMaskAndNothingElse) {
@@ -177,9 +175,6 @@ TEST(CoreBinding, RefusesWhatCannotBe) {
             "bind_core_list names CPU 4, which this process may not use; it has 0-3");
   EXPECT_THAT(refusal(part, {.policy = BindPolicy::kNone, .ranks = 2, .cpus = {3}}),
               HasSubstr("bind is none; leave one of them out"));
-  EXPECT_THAT(
-      refusal(part, {.policy = BindPolicy::kCores, .ranks = 2, .openmp = "OMP_PLACES=cores"}),
-      HasSubstr("OMP_PLACES=cores has OpenMP bind its threads"));
 }
 
 TEST(CoreBinding, RanksWithGpusGetCoresOfTheirGpusNode) {
@@ -233,19 +228,6 @@ TEST(CoreBinding, ProcessesThatShareAMaskDivideItTheOthersHaveTheirOwn) {
   EXPECT_EQ(cpus_of_ranks(overlap), "0-15 | 0-31");
   EXPECT_EQ(divide_masks(topology, {.ranks = 2}, {first, second}, 1).why,
             "this process was started on CPUs 16-31 only");
-}
-
-TEST(CoreBinding, OpenMpIsHeardWhereItBindsThreads) {
-  for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}) unsetenv(name);
-  EXPECT_EQ(openmp_binding(), "");
-  setenv("OMP_PROC_BIND", "FALSE", 1);
-  EXPECT_EQ(openmp_binding(), "");
-  setenv("OMP_PROC_BIND", "close", 1);
-  EXPECT_EQ(openmp_binding(), "OMP_PROC_BIND=close");
-  unsetenv("OMP_PROC_BIND");
-  setenv("OMP_PLACES", "cores", 1);
-  EXPECT_EQ(openmp_binding(), "OMP_PLACES=cores");
-  unsetenv("OMP_PLACES");
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <iostream>
 #include <string>
 #include <thread>
 
@@ -118,6 +120,27 @@ TEST(BindThread, HoldsForItAndForWhatItStarts) {
     FAIL() << "there is no such CPU";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("cannot bind a thread to CPUs 60000: "));
+  }
+}
+
+/// The child is this program anew: OpenMP reads its variables as it is loaded.
+TEST(UsableCpus, AreThoseFromBeforeOpenMpBoundThisThread) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const std::string all = to_string(cpus_of_thread());
+  for (const char* const variable : {"OMP_PROC_BIND=close", "OMP_PLACES=threads", "OMP_NESTED=0"}) {
+    const std::string text = variable;
+    const std::string name = text.substr(0, text.find('='));
+    setenv(name.c_str(), text.substr(name.size() + 1).c_str(), 1);
+    EXPECT_EXIT(
+        {
+          const bool bound = cpus_of_thread().size() == 1;
+          bind_thread(usable_cpus());
+          std::cerr << (bound ? "bound, " : "free, ") << to_string(cpus_of_thread()) << "\n";
+          std::exit(0);
+        },
+        ::testing::ExitedWithCode(0), (name == "OMP_NESTED" ? "" : "bound, ") + all)
+        << variable;
+    unsetenv(name.c_str());
   }
 }
 

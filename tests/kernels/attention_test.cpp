@@ -134,8 +134,8 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d
 template <typename T>
 std::vector<std::uint8_t> workspace_for(const Sizes& s) {
   // What is not the kernel's own must stay as it is: a guard follows.
-  const auto bytes = attention_workspace_bytes(s.batch, s.length, s.heads, s.dim, dtype_of<T>(),
-                                               omp_get_max_threads());
+  const auto bytes =
+      attention_workspace_bytes(s.batch, s.length, s.heads, s.dim, dtype_of<T>(), team_threads());
   return std::vector<std::uint8_t>(at(bytes + 64), 0xa5);
 }
 

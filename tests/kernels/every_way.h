@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
-#include <omp.h>
 
 #include <cstdint>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include "kernels/under_test.h"
 #include "tessera/core/device.h"
 #include "tessera/core/tensor.h"
+#include "tessera/core/thread_team.h"
 #include "tessera/kernels/philox.h"
 
 // What the tests of the memory-bound kernels share: flat views, and running a kernel on every
@@ -101,18 +101,16 @@ auto run_twice(const Compute& compute) {
 template <typename Compute>
 auto run_every_way(const Compute& compute) {
   if (testing_cuda()) return run_twice(compute);
-  const int threads_before = omp_get_max_threads();
   const auto expected = compute();
   for (const std::int64_t target : vector_targets()) {
     hwy::SetSupportedTargetsForTest(target);
     for (const int threads : {1, 2, 3, 5, 5}) {
-      omp_set_num_threads(threads);
+      const TeamLimit limit(threads);
       EXPECT_TRUE(same_bits(compute(), expected))
           << "other bits with " << threads << " threads on " << hwy::TargetName(target);
     }
     hwy::SetSupportedTargetsForTest(0);
   }
-  omp_set_num_threads(threads_before);
   return expected;
 }
 

@@ -29,10 +29,9 @@ std::string message_of(const std::vector<std::int64_t>& bad, std::vector<int>& v
 }
 
 TEST(ParallelForErrors, TheFirstRangesExceptionIsThrownWhenAllAreDone) {
-  const int threads_before = omp_get_max_threads();
   for (const int threads : {1, 2, 5}) {
     SCOPED_TRACE(concat(threads, " threads"));
-    omp_set_num_threads(threads);
+    const TeamLimit limit(threads);
     std::vector<int> visits(kCount);
     EXPECT_EQ(message_of({}, visits), "nothing");
     for (const std::int64_t bad : {std::int64_t{0}, kCount / 2, kCount - 1}) {
@@ -41,7 +40,6 @@ TEST(ParallelForErrors, TheFirstRangesExceptionIsThrownWhenAllAreDone) {
     EXPECT_EQ(message_of({0, kCount / 2, kCount - 1}, visits), "element 0");
     EXPECT_EQ(visits, std::vector<int>(kCount, 5));
   }
-  omp_set_num_threads(threads_before);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -107,14 +106,14 @@ void on_every_target(const Body& body) {
 template <typename Compute>
 auto run_on_any_threads(const Compute& compute) {
   if (testing_cuda()) return run_twice(compute);
-  const int threads_before = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const auto expected = compute();
+  const auto expected = [&] {
+    const TeamLimit one(1);
+    return compute();
+  }();
   for (const int threads : {2, 3, 5, 5}) {
-    omp_set_num_threads(threads);
+    const TeamLimit limit(threads);
     EXPECT_TRUE(same_bits(compute(), expected)) << "other bits with " << threads << " threads";
   }
-  omp_set_num_threads(threads_before);
   return expected;
 }
 

@@ -1,7 +1,6 @@
 #include "tessera/trainer/rank_binding.h"
 
 #include <gmock/gmock.h>
-#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -79,7 +78,6 @@ void look(TrainerOptions& options, Seen& seen) {
 /// Rank threads, streams and the threads of their teams are bound alike.
 TEST(RankBinding, RanksTheirStreamsAndTheirTeamsRunOnTheirCores) {
   if (cpus_of_thread().size() < 2) GTEST_SKIP() << "one CPU";
-  if (omp_get_thread_limit() < 2) GTEST_SKIP() << "OMP_THREAD_LIMIT allows no teams";
   const Model model = tiny_model(600);
   const TinyData data;
   TrainerOptions options = bound_options(BindPolicy::kCores, 2);
@@ -110,7 +108,6 @@ TEST(RankBinding, NobodyElseIsBound) {
   EXPECT_EQ(cpus_of_thread(), before);
 }
 
-// With ThreadSanitizer under OMP_THREAD_LIMIT=1, where teams are smaller than was asked for.
 TEST(RankBinding, ChangesNoBits) {
   const Model model = tiny_model(200);
   const TinyData data;

@@ -1,7 +1,5 @@
 #include "tessera/collectives/thread_group.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -11,6 +9,7 @@
 #include "ordered_sum.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 #include "thread/enqueued_operation.h"
 #include "thread/thread_operation.h"
 
@@ -73,8 +72,8 @@ void all_reduce_body(ThreadOperation& op, Stream& stream) {
       chunks.push_back(chunk_of(op.input_of(peer), op.rank(), op.size()));
     }
     const TensorView& own = chunks[static_cast<std::size_t>(op.rank())];
-    const std::int64_t most = kSummedBytesPerThread * omp_get_max_threads() /
-                              static_cast<std::int64_t>(size_of(own.dtype));
+    const std::int64_t most =
+        kSummedBytesPerThread * team_threads() / static_cast<std::int64_t>(size_of(own.dtype));
     std::vector<TensorView> sources(chunks.size());
     for (std::int64_t begin = 0; begin < own.numel(); begin += most) {
       const std::int64_t numel = std::min(most, own.numel() - begin);

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "spin_wait.h"
+#include "tessera/core/spin_wait.h"
 
 namespace tessera {
 

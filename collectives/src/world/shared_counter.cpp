@@ -7,7 +7,7 @@
 #include <climits>
 #include <ctime>
 
-#include "spin_wait.h"
+#include "tessera/core/spin_wait.h"
 
 namespace tessera {
 namespace {

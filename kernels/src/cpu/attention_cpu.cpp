@@ -1,14 +1,13 @@
 #include "cpu/attention_cpu.h"
 
-#include <omp.h>
-
+#include <algorithm>
 #include <atomic>
 
 #include "attention_arguments.h"
 #include "cpu/cpu_kernels.h"
-#include "cpu/parallel.h"
 #include "documents_argument.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 
 // Causal attention by blocks: the L x L scores exist a block at a time, in the scratch of the
 // thread that works on them. Each (batch, head[, query block]) is computed by one thread in a fixed
@@ -22,15 +21,14 @@ namespace {
 template <typename Body>
 void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scratch_bytes,
                const Body& body) {
-  const std::int64_t limit = std::min<std::int64_t>(tasks, thread_count());
+  const std::int64_t limit = std::min<std::int64_t>(tasks, team_threads());
   const std::int64_t fit = workspace.bytes() / scratch_bytes;
   if (!(fit >= 1))
     fail(ErrorCode::kInvalidArgument, "attention: the workspace has ", workspace.bytes(),
          " bytes, wanted ", scratch_bytes, " per thread (attention_workspace_bytes)");
   const auto threads = static_cast<int>(std::min(limit, fit));
   std::atomic<std::int64_t> next = 0;
-  on_threads(threads, [&](int thread, int) {
-    const OneThread one;
+  on_team(threads, [&](int thread) {
     std::byte* scratch = workspace.data + thread * scratch_bytes;
     for (std::int64_t task = next++; task < tasks; task = next++) body(task, scratch);
   });

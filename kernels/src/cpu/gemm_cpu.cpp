@@ -232,7 +232,6 @@ void run_matmul(const Product& p) {
 void run_tiles(const Product& p, void (*run)(const Product&)) {
   const TileGrid grid = tile_grid(p);
   parallel_for(grid.count(), 1, [&](std::int64_t begin, std::int64_t end) {
-    const OneThread one;
     for (std::int64_t i = begin; i < end; ++i) {
       const Tile t = grid.tile(i);
       run(part_of(p, t.row, t.rows, t.column, t.columns));

@@ -26,7 +26,7 @@ struct Product {
   DType c_dtype = DType::kFloat32;  ///< fp32, or dtype
 };
 
-/// Computes the product on thread_count() threads. Any of m, n, k may be 0. Safe to call from
+/// Computes the product on team_threads() threads. Any of m, n, k may be 0. Safe to call from
 /// several threads at once; a call of a shape that this thread has used before costs about a
 /// microsecond over the arithmetic.
 void multiply(const Product& product);

@@ -18,6 +18,7 @@
 #include "launch/launch_command.h"
 #include "terminal.h"
 #include "tessera/compat/launcher.h"
+#include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 
@@ -106,6 +107,7 @@ int main(int argc, char** argv) {
   // A file at its limit (ulimit -f) is an error of the write, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
+    bind_thread(usable_cpus());
     const std::vector<std::string> arguments = spelt_as_ours({argv, argv + argc});
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());

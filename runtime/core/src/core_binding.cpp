@@ -1,8 +1,6 @@
 #include "tessera/core/core_binding.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <span>
@@ -61,7 +59,6 @@ class Division {
 
   /// Why kAuto leaves the ranks alone; "": it need not.
   std::string obstacle() const {
-    if (!request_.openmp.empty()) return request_.openmp + " lets OpenMP bind threads";
     if (topology_.partial) {
       return concat("this process was started on CPUs ", to_string(all().cpus), " only");
     }
@@ -206,11 +203,6 @@ void check(const CpuTopology& topology, const BindRequest& request) {
   require(request.cpus.empty() || request.policy != BindPolicy::kNone, ErrorCode::kConfig,
           "bind_core_list is ", to_string(request.cpus),
           ", but bind is none; leave one of them out");
-  const bool binds = request.policy == BindPolicy::kCores || request.policy == BindPolicy::kNuma ||
-                     !request.cpus.empty();
-  require(!binds || request.openmp.empty(), ErrorCode::kConfig, request.openmp,
-          " has OpenMP bind its threads, to the same cores in all ranks; unset it, or leave "
-          "--bind and --bind-core-list out");
   CpuList usable;
   for (const Core& core : topology.cores) {
     usable.insert(usable.end(), core.cpus.begin(), core.cpus.end());
@@ -307,20 +299,6 @@ std::string describe(const CoreBinding& binding) {
   const bool by_nodes = binding.policy == BindPolicy::kNuma;
   return concat(by_nodes ? "NUMA nodes, " : "cores, ", count,
                 by_nodes ? (most.cores == 1 ? " core" : " cores") : "", " per rank", why);
-}
-
-std::string openmp_binding() {
-  const auto value = [](const char* name) {
-    const char* const text = std::getenv(name);
-    return std::string(text == nullptr ? "" : text);
-  };
-  std::string bind = value("OMP_PROC_BIND");
-  std::ranges::transform(bind, bind.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (bind == "false") return "";
-  for (const char* const name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}) {
-    if (const std::string text = value(name); !text.empty()) return concat(name, "=", text);
-  }
-  return "";
 }
 
 }  // namespace tessera

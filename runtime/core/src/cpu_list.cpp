@@ -1,5 +1,6 @@
 #include "tessera/core/cpu_list.h"
 
+#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -118,6 +119,23 @@ void bind_thread(const CpuList& cpus) {
   require(sched_setaffinity(0, mask.bytes(), mask.get()) == 0, ErrorCode::kUnavailable,
           "cannot bind a thread to CPUs ", to_string(cpus), ": ", std::strerror(errno),
           "; train with --bind none");
+}
+
+CpuList usable_cpus() {
+  const CpuList own = cpus_of_thread();
+  if (omp_get_proc_bind() == omp_proc_bind_false) return own;
+  CpuList all;
+  bool is_place = false;
+  for (int place = 0; place < omp_get_num_places(); ++place) {
+    CpuList cpus(static_cast<std::size_t>(omp_get_place_num_procs(place)));
+    omp_get_place_proc_ids(place, cpus.data());
+    std::ranges::sort(cpus);
+    is_place = is_place || cpus == own;
+    all.insert(all.end(), cpus.begin(), cpus.end());
+  }
+  std::ranges::sort(all);
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  return is_place ? all : own;
 }
 
 }  // namespace tessera

@@ -1,6 +1,5 @@
 #include "cpu_stream.h"
 
-#include <omp.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -10,16 +9,10 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
+#include "tessera/core/thread_team.h"
 
 namespace tessera {
 namespace {
-
-// [Note: teams of threads] OpenMP's threads wait for their next parallel region by spinning, as
-// long as the process has no more of them than cores; beyond that they sleep at once, and every
-// region begins and ends with system calls: a bf16 step of GPT-2 124M took a tenth longer. A thread
-// that has run a region keeps its team until it ends. So nothing but streams runs kernels, and a
-// stream that has been without work for a while ends its team.
-constexpr std::chrono::milliseconds kTeamIdle{20};
 
 constexpr int kYields = 8;
 
@@ -114,10 +107,7 @@ void CpuStream::push(Entry entry) {
 }
 
 void CpuStream::run() {
-  // Kernels and oneDNN divide their work among as many threads as a team is to have. With fewer, as
-  // OMP_DYNAMIC and OMP_THREAD_LIMIT have it, a part would not be done.
-  omp_set_dynamic(0);
-  omp_set_num_threads(std::min(options_.threads, omp_get_thread_limit()));
+  const TeamLimit threads(options_.threads);
   if (!options_.name.empty()) {
     pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
   }
@@ -125,13 +115,7 @@ void CpuStream::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto woken = [this] { return stopping_ || !queue_.empty(); };
-      if (options_.threads > 1 && !pushed_.wait_for(lock, kTeamIdle, woken)) {
-        lock.unlock();
-        omp_pause_resource_all(omp_pause_soft);  // of this thread alone, in GCC's OpenMP
-        lock.lock();
-      }
-      pushed_.wait(lock, woken);
+      pushed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       batch.swap(queue_);
     }

@@ -1,13 +1,13 @@
 #include "tessera/core/usable_cores.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
+
+#include "tessera/core/cpu_list.h"
 
 namespace tessera {
 namespace {
@@ -94,8 +94,7 @@ int cgroup_cores(const CgroupPlaces& places) {
 }
 
 int usable_cores() {
-  // OpenMP knows the mask from before it bound this thread (OMP_PROC_BIND).
-  const int affinity = std::max(1, omp_get_num_procs());
+  const int affinity = static_cast<int>(usable_cpus().size());
   const int quota = cgroup_cores();
   return quota == 0 ? affinity : std::min(affinity, quota);
 }

@@ -18,6 +18,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
@@ -306,13 +307,10 @@ void Executor::Impl::prepare(Memory& memory) {
   }
 }
 
-/// Runs kernels of no step, and waits for them. The thread that calls a CPU's kernel runs it, and
-/// keeps OpenMP threads for it (see [Note: teams of threads]): here it is one that ends with them.
+/// Runs kernels of no step. The thread that calls a CPU's kernel runs it.
 void Executor::Impl::run_apart(const std::function<void(Stream& compute)>& work) {
-  if (device_.kind() != DeviceKind::kCpu) return work(lanes_.of(Lane::kCompute));
-  const auto stream = device_.create_stream({.name = "apart", .threads = options_.threads});
-  stream->submit({.name = "apart"}, [&] { work(lanes_.of(Lane::kCompute)); });
-  stream->synchronize();
+  const TeamLimit threads(options_.threads);
+  work(lanes_.of(Lane::kCompute));
 }
 
 /// What the optimizer reads is chosen on the device, by how many of the steps before are skipped,

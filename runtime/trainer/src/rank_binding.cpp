@@ -29,7 +29,7 @@ std::string gpu_bus_id(const TrainerOptions& options, int rank) {
 
 /// Of the ranks on this machine, in order, with the caller's first one at `own`.
 std::vector<Place> places_here(const TrainerOptions& options, std::size_t& own) {
-  const std::string cpus = to_string(cpus_of_thread());
+  const std::string cpus = to_string(usable_cpus());
   std::vector<Place> here;
   own = 0;
   if (options.world == nullptr) {
@@ -74,8 +74,7 @@ BindRequest bind_request(const TrainerOptions& options, int ranks, std::vector<s
           .ranks = ranks,
           .cpus = given ? parse_cpu_list(options.bind_core_list) : CpuList(),
           .gpus = std::move(gpus),
-          .quota = cgroup_cores(),
-          .openmp = openmp_binding()};
+          .quota = cgroup_cores()};
 }
 
 CoreBinding decide_binding(const TrainerOptions& options) {
@@ -103,7 +102,9 @@ CoreBinding decide_binding(const TrainerOptions& options) {
 }
 
 void bind_rank(const TrainerOptions& options, int rank) {
-  if (options.binding == nullptr || options.binding->policy == BindPolicy::kNone) return;
+  if (options.binding == nullptr || options.binding->policy == BindPolicy::kNone) {
+    return bind_thread(usable_cpus());
+  }
   const World* const world = options.world.get();
   const int place =
       world == nullptr ? rank : world->first_local_rank() + rank - world->first_rank();

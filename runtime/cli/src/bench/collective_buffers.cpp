@@ -1,11 +1,10 @@
 #include "bench/collective_buffers.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 
 namespace tessera::bench {
 namespace {
@@ -131,12 +130,12 @@ void CollectiveBuffers::copy(std::int64_t bytes, std::int64_t numel, int threads
       stream_.copy(to.data, from.data, static_cast<std::size_t>(piece));
     } else {
       stream_.submit({.name = "memcpy"}, [to = to.data, from = from.data, piece, threads] {
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-        for (int t = 0; t < threads; ++t) {
+        const TeamLimit limit(threads);
+        on_team(threads, [&](int t) {
           const std::int64_t begin = piece * t / threads;
           const std::int64_t end = piece * (t + 1) / threads;
           std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-        }
+        });
       });
     }
     bytes -= piece;

@@ -1,6 +1,5 @@
 #include "bench/kernel_lab.h"
 
-#include <omp.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -11,6 +10,7 @@
 
 #include "bench/rank_clock.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 
 namespace tessera::bench {
 namespace {
@@ -20,44 +20,56 @@ constexpr int kLimitRounds = 5;
 constexpr double kLimitSeconds = 2e-3;
 constexpr std::int64_t kLeastLimitBytes = 1 << 16;
 
+/// Calls loop(begin, end) on equal parts of [0, numel), each on a thread of the stream's team. All
+/// but the last are multiples of 16.
+template <typename Loop>
+void on_parts(std::int64_t numel, const Loop& loop) {
+  const int threads = team_threads();
+  on_team(threads, [&](std::int64_t thread) {
+    const std::int64_t begin = numel / 16 * thread / threads * 16;
+    loop(begin, thread + 1 == threads ? numel : numel / 16 * (thread + 1) / threads * 16);
+  });
+}
+
 /// a = b + 3 c over `numel` elements.
-void triad(float* a, const float* b, const float* c, std::int64_t numel, int threads) {
-#pragma omp parallel for simd num_threads(threads) schedule(static)
-  for (std::int64_t i = 0; i < numel; ++i) a[i] = b[i] + 3.0F * c[i];
+void triad(float* a, const float* b, const float* c, std::int64_t numel) {
+  on_parts(numel, [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0F * c[i];
+  });
 }
 
 /// a = 0.999 a: unlike the others it fetches no lines only to overwrite them.
-void update(float* a, std::int64_t numel, int threads) {
-#pragma omp parallel for simd num_threads(threads) schedule(static)
-  for (std::int64_t i = 0; i < numel; ++i) a[i] *= 0.999F;
+void update(float* a, std::int64_t numel) {
+  on_parts(numel, [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) a[i] *= 0.999F;
+  });
 }
 
 /// a = 1 by ordinary stores, which fetch a line before they write to it.
-void fill(float* a, std::int64_t numel, int threads) {
-#pragma omp parallel for simd num_threads(threads) schedule(static)
-  for (std::int64_t i = 0; i < numel; ++i) a[i] = 1.0F;
+void fill(float* a, std::int64_t numel) {
+  on_parts(numel, [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) a[i] = 1.0F;
+  });
 }
 
 #ifdef __SSE2__
 /// a = 1 by stores around the cache. `a` is aligned to 16 bytes.
-void fill_around_cache(float* a, std::int64_t numel, int threads) {
-  const __m128 ones = _mm_set1_ps(1.0F);
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(static)
-    for (std::int64_t i = 0; i < numel / 4; ++i) _mm_stream_ps(a + 4 * i, ones);
+void fill_around_cache(float* a, std::int64_t numel) {
+  on_parts(numel, [=](std::int64_t begin, std::int64_t end) {
+    const __m128 ones = _mm_set1_ps(1.0F);
+    for (std::int64_t i = begin; i + 4 <= end; i += 4) _mm_stream_ps(a + i, ones);
     _mm_sfence();
-  }
+  });
 }
 #endif
 
-void parallel_memcpy(float* to, const float* from, std::int64_t numel, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int t = 0; t < threads; ++t) {
-    const std::int64_t begin = numel * t / threads;
-    const std::int64_t end = numel * (t + 1) / threads;
+void parallel_memcpy(float* to, const float* from, std::int64_t numel) {
+  on_parts(numel, [=](std::int64_t begin, std::int64_t end) {
     std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
-  }
+  });
 }
 
 }  // namespace
@@ -162,11 +174,11 @@ double KernelLab::measured_memory_limit(std::int64_t bytes) {
     });
     return 2.0 * static_cast<double>(a.bytes()) / copy;
   }
-  const double of_triad = best_seconds(
-      [&](Stream&) { triad(a.as<float>(), b.as<float>(), c.as<float>(), numel, threads_); });
-  const double of_copy = best_seconds(
-      [&](Stream&) { parallel_memcpy(a.as<float>(), b.as<float>(), numel, threads_); });
-  const double of_update = best_seconds([&](Stream&) { update(a.as<float>(), numel, threads_); });
+  const double of_triad =
+      best_seconds([&](Stream&) { triad(a.as<float>(), b.as<float>(), c.as<float>(), numel); });
+  const double of_copy =
+      best_seconds([&](Stream&) { parallel_memcpy(a.as<float>(), b.as<float>(), numel); });
+  const double of_update = best_seconds([&](Stream&) { update(a.as<float>(), numel); });
   const auto each = static_cast<double>(a.bytes());
   return std::max({3.0 * each / of_triad, 2.0 * each / of_copy, 2.0 * each / of_update});
 }
@@ -174,10 +186,9 @@ double KernelLab::measured_memory_limit(std::int64_t bytes) {
 double KernelLab::measured_store_limit(std::int64_t bytes) {
   const std::int64_t numel = bytes / static_cast<std::int64_t>(sizeof(float));
   const Tensor a = constant(Shape{numel}, DType::kFloat32, 1.0F);
-  double best = best_seconds([&](Stream&) { fill(a.as<float>(), numel, threads_); });
+  double best = best_seconds([&](Stream&) { fill(a.as<float>(), numel); });
 #ifdef __SSE2__
-  best = std::min(
-      best, best_seconds([&](Stream&) { fill_around_cache(a.as<float>(), numel, threads_); }));
+  best = std::min(best, best_seconds([&](Stream&) { fill_around_cache(a.as<float>(), numel); }));
 #endif
   return static_cast<double>(a.bytes()) / best;
 }

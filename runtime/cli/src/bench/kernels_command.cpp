@@ -1,5 +1,4 @@
 #include <benchmark/benchmark.h>
-#include <omp.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/thread_team.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera::cli {
@@ -95,7 +95,7 @@ void time_kernel(benchmark::State& state, const bench::KernelCase& kernel_case,
 }
 
 std::vector<std::shared_ptr<LabOnDemand>> labs_of(const KernelsRequest& request) {
-  const int threads = request.threads > 0 ? request.threads : omp_get_max_threads();
+  const int threads = request.threads > 0 ? request.threads : team_threads();
   const DeviceChoice device = parse_device(request.device);
   const bool gpu = device == DeviceChoice::kCuda ? resolved_device(device) == DeviceChoice::kCuda
                                                  : cuda_status().usable();
@@ -131,7 +131,7 @@ void add_context(const KernelsRequest& request) {
   for (const auto& part : {bench::machine_context(), bench::build_context()}) {
     for (const auto& [key, value] : part) benchmark::AddCustomContext(key, value);
   }
-  const int threads = request.threads > 0 ? request.threads : omp_get_max_threads();
+  const int threads = request.threads > 0 ? request.threads : team_threads();
   benchmark::AddCustomContext("machine.threads_of_kernels", std::to_string(threads));
 }
 

@@ -48,7 +48,7 @@ BindingReport binding_report(const BindingQuestion& question, const CudaStatus& 
   }
   const CpuTopology machine = read_topology({.devices = cuda.usable()});
   const CoreBinding binding =
-      divide_cores(machine.of_this_machine ? within(machine, cpus_of_thread()) : machine,
+      divide_cores(machine.of_this_machine ? within(machine, usable_cpus()) : machine,
                    bind_request(options, options.ranks, std::move(bus_ids)));
   report.part.rows.emplace_back(
       "binding", concat("--bind ", question.bind, " for ", question.ranks,

@@ -26,7 +26,6 @@ struct BindRequest {
   CpuList cpus{};                   ///< only these, by rank, wherever GPUs are; empty: all
   std::vector<std::string> gpus{};  ///< PCI bus ids of the ranks' GPUs; empty: ranks are on CPUs
   int quota = 0;                    ///< cores' worth of time; see cgroup_cores(). 0: no limit
-  std::string openmp{};             ///< see openmp_binding()
 };
 
 /// What a rank gets.
@@ -52,10 +51,9 @@ struct CoreBinding {
 /// known.
 ///
 /// kAuto is kCores if CPUs are given, else kNuma; but kNone if the topology is partial, if there
-/// is a quota for less than its cores, or if OpenMP binds threads: then somebody else has decided,
-/// or shares the machine with this run.
-/// Throws Error{kConfig} if a CPU of `cpus` is not in the topology, or if OpenMP is to bind threads
-/// and ranks are, too.
+/// is a quota for less than its cores: then somebody else has decided, or shares the machine with
+/// this run.
+/// Throws Error{kConfig} if a CPU of `cpus` is not in the topology.
 CoreBinding divide_cores(const CpuTopology& topology, const BindRequest& request);
 
 /// The same where each rank's process may run on a part of the machine, masks[rank]: ranks with the
@@ -66,9 +64,5 @@ CoreBinding divide_masks(const CpuTopology& topology, const BindRequest& request
 
 /// "cores, 4 per rank", "NUMA nodes, 8 cores per rank", "none (one NUMA node)".
 std::string describe(const CoreBinding& binding);
-
-/// The environment's variable by which OpenMP binds threads itself, "OMP_PROC_BIND=close"; "" if
-/// it does not.
-std::string openmp_binding();
 
 }  // namespace tessera

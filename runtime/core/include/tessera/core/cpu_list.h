@@ -22,4 +22,10 @@ CpuList cpus_of_thread();
 /// Throws Error{kUnavailable} if the system refuses.
 void bind_thread(const CpuList& cpus);
 
+/// cpus_of_thread(), but for what OpenMP has done: if its variables say so (OMP_PROC_BIND,
+/// OMP_PLACES, GOMP_CPU_AFFINITY) it binds the process's first thread to a place, mostly one core,
+/// as it is loaded, and threads that are started from there stay on it. Teams are not OpenMP's (see
+/// thread_team.h), so nothing would move them: these are the CPUs of all places then.
+CpuList usable_cpus();
+
 }  // namespace tessera
