@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -6,6 +7,7 @@
 #include "kernel_probes.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
+#include "tessera/core/error.h"
 #include "tessera/lab/calibrate.h"
 
 namespace tessera {
