@@ -390,8 +390,12 @@ TEST(AccountMemory, RoundsEveryAllocation) {
   Schedule s;
   s.units = {{"a", 1, 1}, {"b", 0, 33}};
   const auto add = [&](const char* name, Role role, int unit, DType format, std::int64_t numel) {
-    s.buffers.push_back(
-        {.name = name, .role = role, .unit = unit, .format = format, .numel = numel});
+    s.buffers.push_back({.name = name,
+                         .kind = unit < 0 ? BufferKind::kWholeSlot : BufferKind::kState,
+                         .role = role,
+                         .unit = unit,
+                         .format = format,
+                         .numel = numel});
   };
   add("a.parameter", Role::kParameter, 0, kBf16, 1);
   add("a.frozen", Role::kFrozen, 0, kBf16, 1);

@@ -181,7 +181,7 @@ void Runner::run_rank(const Schedule& schedule, const Schedule& judge, int rank,
   std::string after = bytes_of(state);
   const bool changed = before != after;
   for (const StateTensor& tensor : state) {
-    if (schedule.find(snapshot_name(tensor.name)) < 0) continue;
+    if (schedule.find(tensor.name + "@snapshot") < 0) continue;
     const TensorView copy = executor.snapshot(0, tensor.name);
     after.append(reinterpret_cast<const char*>(copy.data), static_cast<std::size_t>(copy.bytes()));
   }

@@ -188,7 +188,7 @@ TEST(Offload, UpdatedPartsOfParametersOnTheHostAreGatheredOnTheDevice) {
       EXPECT_EQ(traffic.to_device_bytes, (all / 4 + uses) * width);
       int slots = 0;
       for (const ScheduleBuffer& buffer : schedule.buffers) {
-        if (!buffer.is_update_slot()) continue;
+        if (buffer.kind != BufferKind::kUpdateSlot) continue;
         ++slots;
         EXPECT_EQ(buffer.numel, largest);
       }
@@ -270,8 +270,7 @@ TEST(Offload, FrozenParametersLeaveTheDeviceWithoutAdaptersThatAreShardedOtherwi
       expect_same_run(result, expected);
       EXPECT_EQ(result.counted_traffic, result.predicted_traffic);
       for (const ScheduleBuffer& buffer : result.schedule.buffers) {
-        if (buffer.persistent && buffer.role == Role::kParameter &&
-            copied_name(buffer.name) == buffer.name) {
+        if (buffer.kind == BufferKind::kState && buffer.role == Role::kParameter) {
           EXPECT_EQ(buffer.tier, Tier::kDevice) << buffer.name;
         }
       }
@@ -314,7 +313,7 @@ std::int64_t gradient_bytes(const Schedule& schedule, Tier tier, bool slots) {
   std::int64_t bytes = 0;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
     if (buffer.role != Role::kGradient || buffer.tier != tier) continue;
-    const bool is_sum = buffer.is_sum_slot() || !buffer.is_slot();
+    const bool is_sum = buffer.kind == BufferKind::kSumSlot || !buffer.is_slot();
     if (is_sum && buffer.is_slot() == slots) bytes += allocation_bytes(buffer.numel * 4);
   }
   return bytes;

@@ -165,6 +165,7 @@ int read_a_copy(Schedule& schedule) {
   const int buffer = add_buffer(
       schedule,
       {.name = schedule.units[static_cast<std::size_t>(unit)].name + ".gradient-copy",
+       .kind = BufferKind::kCopy,
        .role = Role::kGradient,
        .unit = unit,
        .sharded = from.sharded,

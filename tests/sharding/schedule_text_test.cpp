@@ -26,18 +26,37 @@ Schedule small_schedule() {
   s.units = {{"embedding", 1280, 0, {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}},
              {"h.0", 128, 256, {{"h.0.weight", 4, {1}}}}};
   s.layers = {{"embedding", {0}, {}, {0}}, {"h.0", {1}, {1}, {1}}, {"head", {0}, {0}, {0}}};
-  s.buffers = {{"embedding.parameter", Role::kParameter, 0, kBf16, 1, kShard, 640, true},
-               {"h.0.parameter", Role::kParameter, 1, kBf16, 1, kShard, 64, true},
-               {"h.0.frozen", Role::kFrozen, 1, kBf16, 1, kShard, 128, true},
-               {"h.0.master", Role::kMaster, 1, kFp32, 1, kShard, 64, true},
-               {"h.0.momentum", Role::kOptimizer, 1, kFp32, 1, kShard, 64, true},
-               {"h.0.gradient", Role::kGradient, 1, kFp32, 1, kShard, 64},
-               {"p0", Role::kParameter, -1, kBf16, 1, {}, 1280},
-               {"g0", Role::kGradient, -1, kBf16, 1, {}, 1280},
-               {"tokens", Role::kScalars, -1, kInt64, 1, {}, 1},
-               {"loss", Role::kScalars, -1, kInt64, 1, {}, 28},
-               {"norm", Role::kScalars, -1, kInt64, 1, {}, 28},
-               {"results", Role::kScalars, -1, DType::kFloat64, 1, {}, 2}};
+  const auto state = [&](const char* name, Role role, int unit, DType format, std::int64_t numel,
+                         const char* tensor = "") {
+    s.buffers.push_back({.name = name,
+                         .kind = BufferKind::kState,
+                         .role = role,
+                         .tensor = tensor,
+                         .unit = unit,
+                         .format = format,
+                         .sharded = kShard,
+                         .numel = numel,
+                         .persistent = true});
+  };
+  state("embedding.parameter", Role::kParameter, 0, kBf16, 640);
+  state("h.0.parameter", Role::kParameter, 1, kBf16, 64);
+  state("h.0.frozen", Role::kFrozen, 1, kBf16, 128);
+  state("h.0.master", Role::kMaster, 1, kFp32, 64);
+  state("h.0.momentum", Role::kOptimizer, 1, kFp32, 64, "momentum");
+  const auto add = [&](const char* name, BufferKind kind, Role role, DType format,
+                       std::int64_t numel) {
+    s.buffers.push_back(
+        {.name = name, .kind = kind, .role = role, .format = format, .numel = numel});
+  };
+  add("h.0.gradient", BufferKind::kGradient, Role::kGradient, kFp32, 64);
+  s.buffers.back().unit = 1;
+  s.buffers.back().sharded = kShard;
+  add("p0", BufferKind::kWholeSlot, Role::kParameter, kBf16, 1280);
+  add("g0", BufferKind::kWholeSlot, Role::kGradient, kBf16, 1280);
+  add("tokens", BufferKind::kTokens, Role::kScalars, kInt64, 1);
+  add("loss", BufferKind::kLoss, Role::kScalars, kInt64, 28);
+  add("norm", BufferKind::kNorm, Role::kScalars, kInt64, 28);
+  add("results", BufferKind::kResults, Role::kScalars, DType::kFloat64, 2);
   enum : int { kEmbedding, kParameter, kFrozen, kMaster, kMomentum, kGradient };
   enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans };
   const auto x = [&](int layer) { return Operand{.buffer = s.activation(layer, 0)}; };
@@ -101,7 +120,7 @@ Schedule small_schedule() {
   return s;
 }
 
-constexpr std::string_view kSmallText = R"(schedule 3
+constexpr std::string_view kSmallText = R"(schedule 4
 
 purpose               train
 mesh                  replicate 1 shard 2
@@ -129,21 +148,21 @@ part    embedding  wte                 1  |  head embedding
 part    embedding  wpe                 1  |  embedding
 part    h.0        h.0.weight          4  |  h.0
 
-# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, which
+# Buffers of one rank, in elements; of no unit: slots and scalars. Activations, which
 # come and go, are x.LAYER.mN, their gradients d.LAYER.mN.
-# buffer  name                 role       unit       format  sharded  numel  tier    kept
-buffer    embedding.parameter  parameter  embedding  bf16    shard      640  device  persistent
-buffer    h.0.parameter        parameter  h.0        bf16    shard       64  device  persistent
-buffer    h.0.frozen           frozen     h.0        bf16    shard      128  device  persistent
-buffer    h.0.master           master     h.0        fp32    shard       64  device  persistent
-buffer    h.0.momentum         optimizer  h.0        fp32    shard       64  device  persistent
-buffer    h.0.gradient         gradient   h.0        fp32    shard       64  device  step
-buffer    p0                   parameter  -          bf16    none      1280  device  step
-buffer    g0                   gradient   -          bf16    none      1280  device  step
-buffer    tokens               scalars    -          int64   none         1  device  step
-buffer    loss                 scalars    -          int64   none        28  device  step
-buffer    norm                 scalars    -          int64   none        28  device  step
-buffer    results              scalars    -          fp64    none         2  device  step
+# buffer  name                 kind      role                of         format  sharded  numel  tier    kept
+buffer    embedding.parameter  state     parameter           embedding  bf16    shard      640  device  persistent
+buffer    h.0.parameter        state     parameter           h.0        bf16    shard       64  device  persistent
+buffer    h.0.frozen           state     frozen              h.0        bf16    shard      128  device  persistent
+buffer    h.0.master           state     master              h.0        fp32    shard       64  device  persistent
+buffer    h.0.momentum         state     optimizer:momentum  h.0        fp32    shard       64  device  persistent
+buffer    h.0.gradient         gradient  gradient            h.0        fp32    shard       64  device  step
+buffer    p0                   slot      parameter           -          bf16    none      1280  device  step
+buffer    g0                   slot      gradient            -          bf16    none      1280  device  step
+buffer    tokens               tokens    scalars             -          int64   none         1  device  step
+buffer    loss                 loss      scalars             -          int64   none        28  device  step
+buffer    norm                 norm      scalars             -          int64   none        28  device  step
+buffer    results              results   scalars             -          fp64    none         2  device  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
 # read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
@@ -280,8 +299,8 @@ void expect_refused(const std::string& replaced, const std::string& by, const st
 }
 
 TEST(ScheduleText, RefusesBadHeaders) {
-  expect_refused("schedule 3", "schedule 2", "'2' where '3' belongs");
-  expect_refused("schedule 3", "mesh", "'mesh' where 'schedule' belongs");
+  expect_refused("schedule 4", "schedule 2", "'2' where '4' belongs");
+  expect_refused("schedule 4", "mesh", "'mesh' where 'schedule' belongs");
   expect_refused("mesh  ", "mush  ", "unknown keyword 'mush'");
   expect_refused("purpose               train", "purpose pleasure", "unknown purpose 'pleasure'");
   expect_refused("replicate 1 shard 2", "replicate 1", "'shard' is missing at the end");
@@ -321,9 +340,11 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("part    h.0  ", "part    h.9  ", "there is no unit 'h.9'");
   expect_refused("|  head embedding", "|  head tail", "there is no layer 'tail'");
   expect_refused("buffer    p0 ", "buffer  h.0.frozen ", "the name 'h.0.frozen' is taken");
-  expect_refused("master     h.0", "mistress     h.0", "unknown role 'mistress'");
-  expect_refused("master     h.0", "activation-gradient h.0", "unknown role 'activation-gradient'");
-  expect_refused("master     h.0", "master     h.1", "there is no unit 'h.1'");
+  expect_refused("state     master", "status    master", "unknown kind 'status'");
+  expect_refused("state     master", "state     mistress", "unknown role 'mistress'");
+  expect_refused("state     master", "state     activation-gradient",
+                 "unknown role 'activation-gradient'");
+  expect_refused("master              h.0", "master   h.1", "there is no unit 'h.1'");
   expect_refused("1280  device  step", "1280  device  now", "'now' where 'step' belongs");
   expect_refused("1280  device  step", "1280  device", "'step' is missing at the end");
 }

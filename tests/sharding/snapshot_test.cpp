@@ -91,7 +91,7 @@ std::string own_part(const TrainingState& state, const StateTensor& tensor) {
 std::map<std::string, std::string> parts(const TrainingState& state, const Schedule& schedule) {
   std::map<std::string, std::string> all;
   for (const StateTensor& tensor : state) {
-    if (schedule.find(snapshot_name(tensor.name)) >= 0) {
+    if (schedule.find(tensor.name + "@snapshot") >= 0) {
       all[tensor.name] = own_part(state, tensor);
     }
   }
@@ -101,7 +101,7 @@ std::map<std::string, std::string> parts(const TrainingState& state, const Sched
 std::map<std::string, std::string> copies(const ChainRank& member, const Schedule& schedule) {
   std::map<std::string, std::string> all;
   for (const StateTensor& tensor : *member.state) {
-    if (schedule.find(snapshot_name(tensor.name)) < 0) continue;
+    if (schedule.find(tensor.name + "@snapshot") < 0) continue;
     const TensorView view = member.executor->snapshot(0, tensor.name);
     all[tensor.name] = {reinterpret_cast<const char*>(view.data),
                         static_cast<std::size_t>(view.bytes())};

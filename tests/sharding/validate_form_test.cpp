@@ -145,11 +145,21 @@ TEST(ValidateForm, RejectsBuffersThatCannotBe) {
       "p0", [](B& b) { b.sharded = {Axis::kShard}; },
       "p0 belongs to no unit and cannot be sharded");
   expect(
-      "p0", [](B& b) { b.role = Role::kMaster; }, "p0 holds master elements of no unit");
+      "p0", [](B& b) { b.role = Role::kMaster; }, "p0 is a slot, which holds no master");
   expect(
-      "p0", [](B& b) { b.role = Role::kActivation; }, "activations are not listed, but p0 is");
+      "p0", [](B& b) { b.kind = BufferKind::kState; }, "p0 is a state, which belongs to a unit");
   expect(
-      "loss", [](B& b) { b.unit = 0; }, "loss holds scalars and belongs to no unit");
+      "p0", [](B& b) { b.layer = 0; }, "p0 is a slot, which belongs to no layer");
+  expect(
+      "p0", [](B& b) { b.kind = BufferKind::kInput; }, "p0 is for layer -1 of 5");
+  expect(
+      "loss", [](B& b) { b.unit = 0; }, "loss is a loss, which belongs to no unit");
+  expect(
+      "h.0.first-moment", [](B& b) { b.tensor.clear(); },
+      "h.0.first-moment must say which of the optimizer's tensors it is for");
+  expect(
+      "h.0.parameter", [](B& b) { b.tensor = "x"; },
+      "h.0.parameter is for no tensor of the optimizer");
   expect(
       "h.0.parameter", [](B& b) { b.unit = 9; }, "h.0.parameter belongs to unit 9 of 5");
   expect(

@@ -57,7 +57,7 @@ std::int64_t account_gradient_sums(const Schedule& schedule) {
 std::int64_t account_snapshot(const Schedule& schedule) {
   std::int64_t bytes = 0;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.is_snapshot()) bytes += bytes_of(buffer);
+    if (buffer.kind == BufferKind::kSnapshot) bytes += bytes_of(buffer);
   }
   return bytes;
 }
@@ -85,7 +85,7 @@ MemoryUse account_memory(std::span<const Schedule* const> schedules, Tier tier) 
   std::map<std::string_view, std::int64_t> counted;  // by name: buffers that schedules share
   for (const Schedule* const schedule : schedules) {
     for (const ScheduleBuffer& buffer : schedule->buffers) {
-      if (buffer.tier != tier || buffer.is_snapshot()) continue;
+      if (buffer.tier != tier || buffer.kind == BufferKind::kSnapshot) continue;
       if (buffer.role == Role::kScalars) continue;  // workspace, which the run shows
       const std::int64_t bytes = allocated(buffer);
       std::int64_t& known = counted[buffer.name];

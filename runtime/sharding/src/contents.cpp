@@ -268,7 +268,7 @@ void ContentWalk::finish() {
         [&] { return sharding_text(content.sharded); }, ", not ",
         [&] { return sharding_text(buffer.sharded); }, ": the updated parts are never gathered");
   }
-  const int results = schedule_.find(kResultsBuffer);
+  const int results = schedule_.find(BufferKind::kResults);
   require_that(results >= 0 && at(results).valid, "the loss is never computed");
 }
 

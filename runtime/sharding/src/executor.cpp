@@ -113,7 +113,7 @@ class Executor::Impl {
   TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
     const SnapshotBuffers* const host = programs_.at(program)->host.get();
     require(host != nullptr, ErrorCode::kInvalidArgument, "no snapshot has been taken");
-    return host->at(snapshot_name(state_tensor));
+    return host->at(state_tensor);
   }
   void run_apart_from_steps(const std::function<void(Stream&)>& work) {
     require_no_step();
@@ -236,7 +236,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                                const Loaded* alike)
     : schedule(*program.schedule),
       source(*program.source),
-      has_snapshot(std::ranges::any_of(schedule.buffers, &ScheduleBuffer::is_snapshot)),
+      has_snapshot(schedule.find(BufferKind::kSnapshot) >= 0),
       number(impl.programs_.size()),
       buffers(schedule, impl.state_, *impl.pool_),
       batches(alike != nullptr ? alike->batches

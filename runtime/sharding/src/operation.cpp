@@ -75,7 +75,8 @@ void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffi
 void charge_results(const Schedule& schedule, const Action& action, Traffic& traffic) {
   std::int64_t bytes = 0;
   for (const Operand& operand : action.reads) {
-    if (schedule.buffer(operand).name != kTokensBuffer) bytes += operand_bytes(schedule, operand);
+    if (!schedule.is_of_kind(operand, BufferKind::kTokens))
+      bytes += operand_bytes(schedule, operand);
   }
   charge(traffic, CollectiveKind::kAllReduce, bytes, schedule.mesh.world_size());
 }
@@ -202,8 +203,7 @@ const Operation* find_operation(std::string_view name,
 
 bool copies_to_snapshot(const Schedule& schedule, const Action& action) {
   return action.operation == &operations::kCopy &&
-         !schedule.is_activation(action.writes.front().buffer) &&
-         schedule.buffer(action.writes.front()).is_snapshot();
+         schedule.is_of_kind(action.writes.front(), BufferKind::kSnapshot);
 }
 
 std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {

@@ -20,18 +20,16 @@ const Operand* find_buffer(const std::vector<Operand>& operands, int buffer) {
 }
 
 const Operand* find_scalars(const Schedule& schedule, const std::vector<Operand>& operands,
-                            std::string_view name) {
-  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
-    return schedule.role(operand.buffer) == Role::kScalars && schedule.buffer(operand).name == name;
-  });
+                            BufferKind kind) {
+  const auto found = std::ranges::find_if(
+      operands, [&](const Operand& operand) { return schedule.is_of_kind(operand, kind); });
   return found == operands.end() ? nullptr : &*found;
 }
 
 /// The same; a violation if it is not there.
-const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands,
-                       std::string_view name) {
-  const Operand* const found = find_scalars(walk.schedule(), operands, name);
-  walk.require_that(found != nullptr, "must name the buffer '", name, "'");
+const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands, BufferKind kind) {
+  const Operand* const found = find_scalars(walk.schedule(), operands, kind);
+  walk.require_that(found != nullptr, "must name the buffer '", to_string(kind), "'");
   return found;
 }
 
@@ -161,8 +159,9 @@ void write_input_gradient(ContentWalk& walk, const Action& action) {
 }
 
 void add_losses(ContentWalk& walk, const Action& action) {
-  if (const Operand* const loss = scalars(walk, action.writes, kLossBuffer)) {
-    walk.require_that(loss->adds, "overwrites '", kLossBuffer, "'; losses are added");
+  if (const Operand* const loss = scalars(walk, action.writes, BufferKind::kLoss)) {
+    walk.require_that(loss->adds, "overwrites '", to_string(BufferKind::kLoss),
+                      "'; losses are added");
     walk.write(*loss,
                {.role = Role::kScalars, .begin = action.micro_step, .end = action.micro_step + 1});
   }
@@ -171,9 +170,9 @@ void add_losses(ContentWalk& walk, const Action& action) {
 }  // namespace
 
 void count_tokens(ContentWalk& walk, const Action& action) {
-  const Operand* const tokens = scalars(walk, action.writes, kTokensBuffer);
-  const Operand* const loss = scalars(walk, action.writes, kLossBuffer);
-  const Operand* const norm = find_scalars(walk.schedule(), action.writes, kNormBuffer);
+  const Operand* const tokens = scalars(walk, action.writes, BufferKind::kTokens);
+  const Operand* const loss = scalars(walk, action.writes, BufferKind::kLoss);
+  const Operand* const norm = find_scalars(walk.schedule(), action.writes, BufferKind::kNorm);
   if (tokens == nullptr || loss == nullptr) return;
   if (!has_operands(walk, action, 0, norm == nullptr ? 2 : 3)) return;
   for (const Operand& operand : action.writes) {
@@ -232,7 +231,7 @@ void all_gather(ContentWalk& walk, const Action& action) {
                       walk.name_of(to.buffer));
     const Operand& from = action.reads.front();
     const ScheduleBuffer& source = schedule.buffer(from);
-    const bool in_place = from.buffer == to.buffer && source.is_update_slot();
+    const bool in_place = from.buffer == to.buffer && source.kind == BufferKind::kUpdateSlot;
     const bool to_layers = source.holds_for_layers() && schedule.buffer(to).holds_for_layers();
     walk.require_that(content.role == Role::kGradient || in_place || to_layers || !source.is_slot(),
                       "gathers a slot into ", walk.name_of(to.buffer),
@@ -312,7 +311,8 @@ void loss(ContentWalk& walk, const Action& action) {
   }
   const std::size_t parameters = walk.read_parameters(action, units);
   take_input(walk, action);
-  if (const Operand* const tokens = scalars(walk, action.reads, kTokensBuffer)) walk.read(*tokens);
+  if (const Operand* const tokens = scalars(walk, action.reads, BufferKind::kTokens))
+    walk.read(*tokens);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
   add_losses(walk, action);
@@ -433,10 +433,12 @@ void copy_updated(ContentWalk& walk, const Action& action) {
   Content content = source.is_slot() ? walk.take(from) : walk.read(from);
   content.origin = -1;
   for (const ScheduleBuffer* const end : {&source, &target}) {
-    const bool is_state = end->persistent || (end == &source && end->is_state_slot());
-    walk.require_that(end->role == Role::kParameter && (is_state || end->is_update_slot()),
-                      "copies ", source.name, " to ", target.name,
-                      ": updated parameters come from what a unit keeps, and return to it");
+    const bool is_state =
+        end->persistent || (end == &source && end->kind == BufferKind::kStateSlot);
+    walk.require_that(
+        end->role == Role::kParameter && (is_state || end->kind == BufferKind::kUpdateSlot),
+        "copies ", source.name, " to ", target.name,
+        ": updated parameters come from what a unit keeps, and return to it");
   }
   walk.require_that(source.format == target.format, "copies to another format");
   walk.require_that(!to.adds, "adds where it copies");
@@ -550,27 +552,29 @@ void copy(ContentWalk& walk, const Action& action) {
     walk.require_that(!skips_host, "copies between ", to_string(tier), " and ",
                       to_string(target.tier), ": what is on disk passes through the host's memory");
   }
-  if (target.is_update_slot() || walk.schedule().buffer(action.reads.front()).is_update_slot()) {
+  if (target.kind == BufferKind::kUpdateSlot ||
+      walk.schedule().is_of_kind(action.reads.front(), BufferKind::kUpdateSlot)) {
     return copy_updated(walk, action);
   }
   if (target.holds_for_layers()) return copy_to_slot(walk, action);
   if (!has_operands(walk, action, 1, 1)) return;
-  if (target.is_state_slot() || walk.schedule().buffer(action.reads.front()).is_state_slot()) {
+  if (target.kind == BufferKind::kStateSlot ||
+      walk.schedule().is_of_kind(action.reads.front(), BufferKind::kStateSlot)) {
     return copy_state(walk, action);
   }
   const Operand& from = action.reads.front();
   const ScheduleBuffer& source = walk.schedule().buffer(from);
   // Slots of sums go by their contents: a unit has one gradient.
-  const bool of_sums = source.is_sum_slot() || target.is_sum_slot();
-  Content content = source.is_sum_slot() ? walk.take(from) : walk.read(from);
+  const bool of_sums = source.kind == BufferKind::kSumSlot || target.kind == BufferKind::kSumSlot;
+  Content content = source.kind == BufferKind::kSumSlot ? walk.take(from) : walk.read(from);
   // In one format, master weights are the parameters.
   const bool of_masters = content.role == Role::kMaster && target.role == Role::kParameter;
   if (of_masters) content.role = Role::kParameter;
-  walk.require_that(of_sums || of_masters || copied_name(source.name) == copied_name(target.name),
-                    target.name, " is for a copy of another buffer than ", source.name);
+  walk.require_that(of_sums || of_masters || source.is_same_tensor(target), target.name,
+                    " is for a copy of another buffer than ", source.name);
   walk.require_that(from.buffer != to.buffer, "copies a buffer to itself");
-  walk.require_that(content.version == 0 || !target.is_snapshot(), "copies ", source.name,
-                    ", which this step has updated already");
+  walk.require_that(content.version == 0 || !(target.kind == BufferKind::kSnapshot), "copies ",
+                    source.name, ", which this step has updated already");
   walk.require_that(source.format == target.format, "copies to another format");
   walk.require_that(!to.adds, "adds where it copies");
   content.open = false;
@@ -594,23 +598,24 @@ void norm_partial(ContentWalk& walk, const Action& action) {
   walk.require_that(normed == 0, "the norm of ", walk.unit_name(gradient.unit),
                     " has been taken already");
   normed = 1;
-  const Operand* const norm = scalars(walk, action.writes, kNormBuffer);
+  const Operand* const norm = scalars(walk, action.writes, BufferKind::kNorm);
   if (norm == nullptr) return;
-  walk.require_that(norm->adds, "overwrites '", kNormBuffer, "'; squared norms are added");
+  walk.require_that(norm->adds, "overwrites '", to_string(BufferKind::kNorm),
+                    "'; squared norms are added");
   walk.write(*norm, {.role = Role::kScalars});
 }
 
 void results(ContentWalk& walk, const Action& action) {
-  const Operand* const tokens = scalars(walk, action.reads, kTokensBuffer);
-  const Operand* const loss = scalars(walk, action.reads, kLossBuffer);
-  const Operand* const to = scalars(walk, action.writes, kResultsBuffer);
+  const Operand* const tokens = scalars(walk, action.reads, BufferKind::kTokens);
+  const Operand* const loss = scalars(walk, action.reads, BufferKind::kLoss);
+  const Operand* const to = scalars(walk, action.writes, BufferKind::kResults);
   if (tokens == nullptr || loss == nullptr || to == nullptr) return;
-  const Operand* const norms = find_scalars(walk.schedule(), action.reads, kNormBuffer);
+  const Operand* const norms = find_scalars(walk.schedule(), action.reads, BufferKind::kNorm);
   if (!has_operands(walk, action, norms == nullptr ? 2 : 3, 1)) return;
   walk.read(*tokens);
   const Content losses = walk.read(*loss);
   walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps, "'",
-                    kLossBuffer, "' holds the losses of ", losses.end, " of ",
+                    to_string(BufferKind::kLoss), "' holds the losses of ", losses.end, " of ",
                     walk.schedule().micro_steps, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
@@ -629,8 +634,8 @@ void results(ContentWalk& walk, const Action& action) {
 const Operand* find_copy(ContentWalk& walk, const std::vector<Operand>& operands, int buffer) {
   const Schedule& schedule = walk.schedule();
   const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
-    return !schedule.is_activation(operand.buffer) && schedule.buffer(operand).is_state_slot() &&
-           walk.at(operand.buffer).valid && walk.at(operand.buffer).origin == buffer;
+    return schedule.is_of_kind(operand, BufferKind::kStateSlot) && walk.at(operand.buffer).valid &&
+           walk.at(operand.buffer).origin == buffer;
   });
   return found == operands.end() ? nullptr : &*found;
 }
@@ -638,11 +643,12 @@ const Operand* find_copy(ContentWalk& walk, const std::vector<Operand>& operands
 void optimizer_step(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   const Operand* const gradient = find_role(schedule, action.reads, Role::kGradient);
-  const Operand* const factor = scalars(walk, action.reads, kResultsBuffer);
+  const Operand* const factor = scalars(walk, action.reads, BufferKind::kResults);
   if (factor == nullptr || !walk.require_that(gradient != nullptr, "must read a gradient")) return;
-  walk.require_that(walk.read(*factor).kept, "'", kResultsBuffer,
-                    "' has no clip factor: the results were made without '", kNormBuffer, "'");
-  const bool in_slot = schedule.buffer(*gradient).is_sum_slot();
+  walk.require_that(walk.read(*factor).kept, "'", to_string(BufferKind::kResults),
+                    "' has no clip factor: the results were made without '",
+                    to_string(BufferKind::kNorm), "'");
+  const bool in_slot = schedule.is_of_kind(*gradient, BufferKind::kSumSlot);
   const Content sum = in_slot ? walk.take(*gradient) : walk.read(*gradient);
   if (!walk.require_that(sum.valid && sum.unit >= 0, "the unit has no gradient")) return;
   require_complete(walk, sum);

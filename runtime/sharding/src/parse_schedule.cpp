@@ -214,8 +214,16 @@ class Parser {
     require(schedule_.actions.empty(), ErrorCode::kConfig, "buffers come before actions");
     ScheduleBuffer buffer;
     buffer.name = define(buffers_, line);
-    buffer.role = parse_name("role", line.take("a role"), kListedRoles);
-    if (!line.accept("-")) buffer.unit = find(units_, "unit", line);
+    buffer.kind = parse_name("kind", line.take("a kind"), kAllBufferKinds);
+    const std::string_view role = line.take("a role");
+    const std::size_t colon = std::min(role.find(':'), role.size());
+    buffer.role = parse_name("role", role.substr(0, colon), kListedRoles);
+    if (colon < role.size()) buffer.tensor = unquote_name(role.substr(colon + 1));
+    if (buffer.kind == BufferKind::kInput) {
+      buffer.layer = find(layers_, "layer", line);
+    } else if (!line.accept("-")) {
+      buffer.unit = find(units_, "unit", line);
+    }
     const std::string_view format = line.take("a format");
     const std::size_t slash = std::min(format.find('/'), format.size());
     buffer.format = parse_dtype(format.substr(0, slash));

@@ -170,10 +170,11 @@ std::vector<Compute> list_computes(const Schedule& schedule) {
   return computes;
 }
 
-void add_slots(Schedule& schedule, const std::string& letters, Role role, DType format,
-               const std::vector<std::int64_t>& sizes, Tier tier = Tier::kDevice) {
+void add_slots(Schedule& schedule, BufferKind kind, const std::string& letters, Role role,
+               DType format, const std::vector<std::int64_t>& sizes, Tier tier = Tier::kDevice) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     schedule.buffers.push_back({.name = concat(letters, i),
+                                .kind = kind,
                                 .role = role,
                                 .format = format,
                                 .numel = sizes[i],
@@ -184,7 +185,8 @@ void add_slots(Schedule& schedule, const std::string& letters, Role role, DType 
 void add_sum_slots(Schedule& schedule, const GradientRoute& route,
                    const std::vector<std::int64_t>& sizes) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    schedule.buffers.push_back({.name = concat(ScheduleBuffer::kSumSlot, i),
+    schedule.buffers.push_back({.name = concat("sum", i),
+                                .kind = BufferKind::kSumSlot,
                                 .role = Role::kGradient,
                                 .sharded = route.buffer_axes,
                                 .numel = sizes[i]});
@@ -195,8 +197,8 @@ void add_update_slots(Schedule& schedule, const PlanOptions& options) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const std::vector<std::int64_t> sizes = plan_update_slots(schedule, options, tier);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const std::string name = concat(ScheduleBuffer::kUpdateSlot, i);
-      schedule.buffers.push_back({.name = tier == Tier::kHost ? host_copy_name(name) : name,
+      schedule.buffers.push_back({.name = concat("update", i, tier == Tier::kHost ? "@host" : ""),
+                                  .kind = BufferKind::kUpdateSlot,
                                   .role = Role::kParameter,
                                   .format = options.parameter_dtype,
                                   .sharded = schedule.placement.parameter,
@@ -214,13 +216,18 @@ void add_state_slots(Schedule& schedule, const PlanOptions& options) {
         buffer.role == Role::kQuantized) {
       continue;
     }
-    const std::string_view name = tensor_of_state(schedule, buffer);
     const std::int64_t numel =
         schedule.unit_numel(buffer.unit, buffer) / schedule.mesh.size(schedule.placement.optimizer);
-    const auto known = std::ranges::find(tensors, name, &ScheduleBuffer::name);
+    const auto known = std::ranges::find_if(tensors, [&](const ScheduleBuffer& other) {
+      return other.role == buffer.role && other.tensor == buffer.tensor;
+    });
     if (known == tensors.end()) {
-      tensors.push_back({.name = std::string(name),
+      tensors.push_back({.name = buffer.role == Role::kOptimizer
+                                     ? buffer.tensor
+                                     : std::string(to_string(buffer.role)),
+                         .kind = BufferKind::kStateSlot,
                          .role = buffer.role,
+                         .tensor = buffer.tensor,
                          .format = buffer.format,
                          .block = buffer.block,
                          .numel = numel,
@@ -231,20 +238,21 @@ void add_state_slots(Schedule& schedule, const PlanOptions& options) {
   }
   for (std::size_t i = 0; i <= static_cast<std::size_t>(options.policy.prefetch_disk); ++i) {
     for (ScheduleBuffer slot : tensors) {
-      slot.name = state_slot_name(i, slot.name);
+      slot.name = concat('o', i, '.', slot.name);
       schedule.buffers.push_back(std::move(slot));
     }
   }
 }
 
 void add_scalars(Schedule& schedule) {
-  const auto add = [&](std::string_view name, DType format, std::int64_t numel) {
-    schedule.buffers.push_back({.name = std::string(name), .format = format, .numel = numel});
+  const auto add = [&](BufferKind kind, DType format, std::int64_t numel) {
+    schedule.buffers.push_back(
+        {.name = std::string(to_string(kind)), .kind = kind, .format = format, .numel = numel});
   };
-  add(kTokensBuffer, DType::kInt64, 1);
-  add(kLossBuffer, DType::kInt64, kExactSumWords);
-  if (schedule.purpose == Purpose::kTrain) add(kNormBuffer, DType::kInt64, kExactSumWords);
-  add(kResultsBuffer, DType::kFloat64, 2);
+  add(BufferKind::kTokens, DType::kInt64, 1);
+  add(BufferKind::kLoss, DType::kInt64, kExactSumWords);
+  if (schedule.purpose == Purpose::kTrain) add(BufferKind::kNorm, DType::kInt64, kExactSumWords);
+  add(BufferKind::kResults, DType::kFloat64, 2);
 }
 
 /// Where the optimizer reads gradients of units whose state is on the host, and where gradients are
@@ -255,7 +263,8 @@ void add_host_gradients(Schedule& schedule, const GradientRoute& route) {
     const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
     const bool adds_there = route.is_on_host(u) && route.micro_steps > 1;
     const AxisSet sharded = adds_there ? route.buffer_axes : schedule.placement.optimizer;
-    schedule.buffers.push_back({.name = host_copy_name(unit.name + ".gradient"),
+    schedule.buffers.push_back({.name = unit.name + ".gradient@host",
+                                .kind = BufferKind::kCopy,
                                 .role = Role::kGradient,
                                 .unit = u,
                                 .sharded = sharded,
@@ -270,6 +279,7 @@ void add_gradients(Schedule& schedule, const GradientRoute& route) {
     if (unit.trainable_numel == 0 || route.is_on_host(u)) continue;
     schedule.buffers.push_back(
         {.name = unit.name + ".gradient",
+         .kind = BufferKind::kGradient,
          .role = Role::kGradient,
          .unit = u,
          .sharded = route.buffer_axes,
@@ -314,17 +324,21 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
     add_gradients(schedule, route);
     add_inputs(schedule, options, residencies.inputs);
   }
-  add_slots(schedule, "p", Role::kParameter, options.parameter_dtype, parameter_slots);
-  add_slots(schedule, "q", Role::kQuantized, DType::kUInt8, quantized_slots);
-  add_slots(schedule, "w", Role::kDecoded, options.parameter_dtype, decoded_slots);
-  add_slots(schedule, "g", Role::kGradient, options.reduce_dtype, gradient_slots);
+  add_slots(schedule, BufferKind::kWholeSlot, "p", Role::kParameter, options.parameter_dtype,
+            parameter_slots);
+  add_slots(schedule, BufferKind::kWholeSlot, "q", Role::kQuantized, DType::kUInt8,
+            quantized_slots);
+  add_slots(schedule, BufferKind::kWholeSlot, "w", Role::kDecoded, options.parameter_dtype,
+            decoded_slots);
+  add_slots(schedule, BufferKind::kWholeSlot, "g", Role::kGradient, options.reduce_dtype,
+            gradient_slots);
   for (const Role role : {Role::kParameter, Role::kQuantized}) {
     const bool quantized = role == Role::kQuantized;
     const DType format = quantized ? DType::kUInt8 : options.parameter_dtype;
     const char* const prefix = quantized ? "q" : "";
-    add_slots(schedule, concat(prefix, kShardSlot), role, format,
+    add_slots(schedule, BufferKind::kShardSlot, concat(prefix, 's'), role, format,
               plan_shard_slots(schedule, options, role));
-    add_slots(schedule, concat(prefix, kStagingSlot), role, format,
+    add_slots(schedule, BufferKind::kStagingSlot, concat(prefix, 'd'), role, format,
               plan_staging_slots(schedule, options, role), Tier::kHost);
   }
   add_update_slots(schedule, options);

@@ -2,6 +2,8 @@
 #include <array>
 #include <functional>
 #include <iterator>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "order.h"
@@ -93,7 +95,6 @@ class Emission {
            const std::vector<Compute>& computes, const Residencies& residencies)
       : schedule_(schedule),
         optimizer_lane_(options.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute),
-        state_turns_(static_cast<std::size_t>(options.policy.prefetch_disk) + 1),
         route_(route),
         computes_(computes),
         parameters_(residencies.parameters),
@@ -144,6 +145,7 @@ class Emission {
 
   void list_buffer(int buffer);
   void list_slot(int buffer);
+  void list_state(int buffer);
   void emit_unshard(const Residency& parameters);
   void emit_unshard_of_quantized(const Residency& quantized);
   int bring(const std::vector<int>& flats, int slot, int released_by, Ring& staging, Ring& shards);
@@ -177,7 +179,6 @@ class Emission {
 
   Schedule& schedule_;
   const Lane optimizer_lane_;
-  const std::size_t state_turns_;  ///< slots for each tensor that is on disk
   const GradientRoute& route_;
   const std::vector<Compute>& computes_;
   const std::vector<Residency>& parameters_;
@@ -204,6 +205,7 @@ class Emission {
       decoded_slots_;  ///< buffers
   Ring shard_slots_, quantized_shard_slots_, staging_slots_, quantized_staging_slots_;
   Ring sum_slots_, update_slots_, host_update_slots_;
+  std::map<std::pair<Role, std::string>, std::vector<int>> state_slots_;  ///< by tensor
   std::vector<int> unshards_;               ///< per residency so far: its unshard
   std::vector<int> unshards_of_quantized_;  ///< the same
   std::vector<int> quantized_released_by_;  ///< per slot: its last reshard
@@ -218,48 +220,67 @@ class Emission {
 void Emission::list_slot(int index) {
   const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
   const bool on_host = buffer.tier == Tier::kHost, quantized = buffer.role == Role::kQuantized;
-  if (buffer.is_state_slot()) return;  // found by its name
-  if (buffer.is_sum_slot()) return sum_slots_.slots.push_back(index);
-  if (buffer.is_update_slot()) {
-    return (on_host ? host_update_slots_ : update_slots_).slots.push_back(index);
+  switch (buffer.kind) {
+    case BufferKind::kSumSlot:
+      return sum_slots_.slots.push_back(index);
+    case BufferKind::kUpdateSlot:
+      return (on_host ? host_update_slots_ : update_slots_).slots.push_back(index);
+    case BufferKind::kStagingSlot:
+      return (quantized ? quantized_staging_slots_ : staging_slots_).slots.push_back(index);
+    case BufferKind::kShardSlot:
+      return (quantized ? quantized_shard_slots_ : shard_slots_).slots.push_back(index);
+    case BufferKind::kStateSlot:
+      return state_slots_[{buffer.role, buffer.tensor}].push_back(index);
+    default:
+      return (quantized                         ? quantized_slots_
+              : buffer.role == Role::kDecoded   ? decoded_slots_
+              : buffer.role == Role::kParameter ? parameter_slots_
+                                                : gradient_slots_)
+          .push_back(index);
   }
-  if (on_host) {
-    return (quantized ? quantized_staging_slots_ : staging_slots_).slots.push_back(index);
-  }
-  if (buffer.holds_for_layers() && buffer.name[quantized ? 1 : 0] == kShardSlot) {
-    return (quantized ? quantized_shard_slots_ : shard_slots_).slots.push_back(index);
-  }
-  std::vector<int>& whole = quantized                         ? quantized_slots_
-                            : buffer.role == Role::kDecoded   ? decoded_slots_
-                            : buffer.role == Role::kParameter ? parameter_slots_
-                                                              : gradient_slots_;
-  whole.push_back(index);
 }
 
 void Emission::list_buffer(int index) {
   const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
-  if (buffer.is_slot()) return list_slot(index);
-  if (buffer.role == Role::kScalars) {
-    for (const auto& [name, operand] : {std::pair(kTokensBuffer, &tokens_),
-                                        {kLossBuffer, &loss_},
-                                        {kNormBuffer, &norm_},
-                                        {kResultsBuffer, &results_}}) {
-      if (buffer.name == name) operand->buffer = index;
-    }
-    return;
+  switch (buffer.kind) {
+    case BufferKind::kTokens:
+      tokens_.buffer = index;
+      return;
+    case BufferKind::kLoss:
+      loss_.buffer = index;
+      return;
+    case BufferKind::kNorm:
+      norm_.buffer = index;
+      return;
+    case BufferKind::kResults:
+      results_.buffer = index;
+      return;
+    case BufferKind::kInput:
+      return;  // found by its layer
+    case BufferKind::kGradient:
+      at(buffer.unit).gradient = index;
+      break;
+    case BufferKind::kCopy:
+      (buffer.role == Role::kGradient ? at(buffer.unit).host_gradient
+                                      : at(buffer.unit).host_parameter) = index;
+      break;
+    case BufferKind::kState:
+      list_state(index);
+      break;
+    default:
+      return list_slot(index);
   }
-  if (buffer.role == Role::kActivation) return;  // found by its layer
+  at(buffer.unit).is_updated_on_host = schedule_.updates_on_host(buffer.unit);
+}
+
+void Emission::list_state(int index) {
+  const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(index)];
   UnitPlace& unit = at(buffer.unit);
-  const bool on_host = buffer.tier == Tier::kHost;
-  if (buffer.role == Role::kGradient) {
-    (on_host ? unit.host_gradient : unit.gradient) = index;
-  } else if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer) {
+  if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer) {
     unit.optimizer.push_back(index);
     if (buffer.role == Role::kMaster) unit.master = index;
   } else if (buffer.role == Role::kQuantized) {
     unit.quantized = index;
-  } else if (copied_name(buffer.name) != buffer.name) {
-    unit.host_parameter = index;
   } else {
     unit.parameters.push_back(index);
     if (buffer.role == Role::kParameter) {
@@ -267,7 +288,6 @@ void Emission::list_buffer(int index) {
       if (buffer.tier == Tier::kDisk) unit.optimizer.push_back(index);
     }
   }
-  unit.is_updated_on_host = schedule_.updates_on_host(buffer.unit);
 }
 
 void Emission::run() {
@@ -594,8 +614,8 @@ std::vector<int> Emission::read_state(const UnitPlace& unit) {
   for (int& buffer : held) {
     const ScheduleBuffer& state = schedule_.buffers[static_cast<std::size_t>(buffer)];
     if (state.tier != Tier::kDisk) continue;
-    const int slot = schedule_.find(
-        state_slot_name(next_state_turn_ % state_turns_, tensor_of_state(schedule_, state)));
+    const std::vector<int>& slots = state_slots_.at({state.role, state.tensor});
+    const int slot = slots[next_state_turn_ % slots.size()];
     copy_state(Lane::kDiskIn, buffer, slot, state.unit);
     buffer = slot;
     reads = true;

@@ -46,8 +46,10 @@ void add_inputs(Schedule& schedule, const PlanOptions& options,
       return input.layer == static_cast<int>(layer);
     });
     if (!leaves) continue;
-    schedule.buffers.push_back({.name = input_copy_name(schedule.layers[layer].name),
+    schedule.buffers.push_back({.name = schedule.layers[layer].name + ".input@host",
+                                .kind = BufferKind::kInput,
                                 .role = Role::kActivation,
+                                .layer = static_cast<int>(layer),
                                 .format = schedule.parameter_dtype,
                                 .numel = options.offload_activations[layer],
                                 .tier = Tier::kHost});

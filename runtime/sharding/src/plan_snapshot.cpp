@@ -21,9 +21,9 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
     const auto is_master = [&state](const ScheduleBuffer& other) {
       return other.role == Role::kMaster && other.unit == state.unit;
     };
-    if (copied_name(state.name) != state.name) return false;
-    return state.persistent && (rounded_at_random || state.role != Role::kParameter ||
-                                std::ranges::none_of(step.buffers, is_master));
+    return state.kind == BufferKind::kState &&
+           (rounded_at_random || state.role != Role::kParameter ||
+            std::ranges::none_of(step.buffers, is_master));
   };
   for (const Action& action : step.actions) {
     if (action.operation != &operations::kOptimizerStep) continue;
@@ -47,7 +47,8 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
   std::vector<Action> copies;
   for (const int tensor : tensors_to_copy(step, rounded_at_random)) {
     ScheduleBuffer copy = step.buffers[static_cast<std::size_t>(tensor)];
-    copy.name = snapshot_name(copy.name);
+    copy.name += "@snapshot";
+    copy.kind = BufferKind::kSnapshot;
     copy.sharded = all;
     copy.numel = step.unit_numel(copy.unit, copy) / step.mesh.size(all);
     copy.persistent = false;

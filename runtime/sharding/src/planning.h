@@ -65,16 +65,11 @@ std::vector<Residency> plan_decoded(const Schedule& schedule, const PlanOptions&
                                     const std::vector<Compute>& computes,
                                     std::vector<std::int64_t>& slots);
 
-// First letters of the names of slots for a unit's shards, or all of its parameters where nothing
-// is sharded; of quantised ones after 'q'.
-inline constexpr char kShardSlot = 's';    ///< on the device, from the host
-inline constexpr char kStagingSlot = 'd';  ///< on the host, from disk
-
-/// The sizes of the former, for what slots of `role` hold (kParameter or kQuantized): none where
-/// nothing is sharded.
+/// The sizes of slots of kShardSlot, for what slots of `role` hold (kParameter or kQuantized): none
+/// where nothing is sharded.
 std::vector<std::int64_t> plan_shard_slots(const Schedule& schedule, const PlanOptions& options,
                                            Role role);
-/// The sizes of the latter.
+/// The sizes of slots of kStagingSlot.
 std::vector<std::int64_t> plan_staging_slots(const Schedule& schedule, const PlanOptions& options,
                                              Role role);
 /// The sizes of slots for updated parameters that ranks gather on their way back to where they are

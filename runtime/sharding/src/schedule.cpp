@@ -5,12 +5,6 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
-
-constexpr std::string_view kSnapshotSuffix = "@snapshot";
-
-}  // namespace
-
 std::string_view to_string(Lane lane) {
   switch (lane) {
     case Lane::kCompute:
@@ -63,32 +57,45 @@ std::string_view to_string(Purpose purpose) {
   return purpose == Purpose::kTrain ? "train" : "evaluate";
 }
 
-std::string host_copy_name(std::string_view name) { return concat(name, "@host"); }
-
-std::string state_slot_name(std::size_t number, std::string_view tensor) {
-  return concat(ScheduleBuffer::kStateSlot, number, '.', tensor);
+std::string_view to_string(BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kState:
+      return "state";
+    case BufferKind::kGradient:
+      return "gradient";
+    case BufferKind::kCopy:
+      return "copy";
+    case BufferKind::kSnapshot:
+      return "snapshot";
+    case BufferKind::kInput:
+      return "input";
+    case BufferKind::kTokens:
+      return "tokens";
+    case BufferKind::kLoss:
+      return "loss";
+    case BufferKind::kNorm:
+      return "norm";
+    case BufferKind::kResults:
+      return "results";
+    case BufferKind::kWholeSlot:
+      return "slot";
+    case BufferKind::kShardSlot:
+      return "shard-slot";
+    case BufferKind::kStagingSlot:
+      return "staging-slot";
+    case BufferKind::kUpdateSlot:
+      return "update-slot";
+    case BufferKind::kSumSlot:
+      return "sum-slot";
+    case BufferKind::kStateSlot:
+      return "state-slot";
+  }
+  return "unknown";
 }
 
 std::string format_of(const ScheduleBuffer& buffer) {
   const std::string_view format = to_string(buffer.format);
   return buffer.block == 1 ? std::string(format) : concat(format, '/', buffer.block);
-}
-
-std::string_view tensor_of_state(const Schedule& schedule, const ScheduleBuffer& buffer) {
-  const std::string& unit = schedule.units[static_cast<std::size_t>(buffer.unit)].name;
-  return std::string_view(buffer.name).substr(unit.size() + 1);
-}
-
-std::string input_copy_name(std::string_view layer) {
-  return host_copy_name(concat(layer, ".input"));
-}
-
-std::string snapshot_name(std::string_view name) { return concat(name, kSnapshotSuffix); }
-
-std::string_view copied_name(std::string_view name) { return name.substr(0, name.find('@')); }
-
-bool ScheduleBuffer::is_snapshot() const {
-  return tier == Tier::kHost && !persistent && name.ends_with(kSnapshotSuffix);
 }
 
 Role Schedule::role(int buffer) const {
@@ -113,7 +120,8 @@ bool Schedule::keeps_input(int layer) const {
 }
 
 int Schedule::input_on_host(int layer) const {
-  return find(input_copy_name(layers[static_cast<std::size_t>(layer)].name));
+  const auto found = std::ranges::find(buffers, layer, &ScheduleBuffer::layer);
+  return layer < 0 || found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
 std::int64_t Schedule::unit_numel(int unit, Role role) const {
@@ -139,8 +147,7 @@ int Schedule::find(Role role, int unit) const {
 
 Tier Schedule::home_of(int unit, Role flat) const {
   const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
-    return buffer.persistent && buffer.unit == unit && buffer.role == flat &&
-           copied_name(buffer.name) == buffer.name;
+    return buffer.kind == BufferKind::kState && buffer.unit == unit && buffer.role == flat;
   });
   return found == buffers.end() ? Tier::kDevice : found->tier;
 }
@@ -168,6 +175,20 @@ bool Schedule::updates_on_host(int unit) const {
     return buffer.persistent && buffer.unit == unit && buffer.tier != Tier::kDevice &&
            buffer.role != Role::kFrozen && buffer.role != Role::kQuantized;
   });
+}
+
+const ScheduleBuffer& Schedule::state_of(const ScheduleBuffer& copy) const {
+  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
+    return buffer.kind == BufferKind::kState && buffer.is_same_tensor(copy);
+  });
+  require(found != buffers.end(), ErrorCode::kInvalidArgument, copy.name,
+          " is a copy of no state tensor");
+  return *found;
+}
+
+int Schedule::find(BufferKind kind) const {
+  const auto found = std::ranges::find(buffers, kind, &ScheduleBuffer::kind);
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
 int Schedule::find(std::string_view name) const {

@@ -99,9 +99,14 @@ std::string to_text(const Json& json) {
   }
   add_lines(text, json, "buffers", [&](const Json& buffer) {
     const Json& unit = buffer.at("unit");
-    return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("role")), ' ',
-                  unit.is_null() ? "-" : word(unit), ' ', plain(buffer.at("format")), ' ',
-                  plain(buffer.at("sharded")), ' ', plain(buffer.at("numel")), ' ',
+    const std::string tensor =
+        buffer.contains("tensor") ? concat(':', word(buffer.at("tensor"))) : std::string();
+    const std::string owner = buffer.contains("layer") ? word(buffer.at("layer"))
+                              : unit.is_null()         ? "-"
+                                                       : word(unit);
+    return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("kind")), ' ',
+                  plain(buffer.at("role")), tensor, ' ', owner, ' ', plain(buffer.at("format")),
+                  ' ', plain(buffer.at("sharded")), ' ', plain(buffer.at("numel")), ' ',
                   plain(buffer.at("tier")), ' ',
                   buffer.at("persistent").get<bool>() ? "persistent" : "step");
   });
@@ -152,6 +157,7 @@ Json to_json(const Schedule& schedule) {
   for (const ScheduleBuffer& buffer : schedule.buffers) {
     buffers.push_back(
         {{"name", buffer.name},
+         {"kind", to_string(buffer.kind)},
          {"role", to_string(buffer.role)},
          {"unit", buffer.unit < 0
                       ? Json()
@@ -161,6 +167,10 @@ Json to_json(const Schedule& schedule) {
          {"numel", buffer.numel},
          {"tier", to_string(buffer.tier)},
          {"persistent", buffer.persistent}});
+    if (!buffer.tensor.empty()) buffers.back()["tensor"] = buffer.tensor;
+    if (buffer.kind == BufferKind::kInput) {
+      buffers.back()["layer"] = schedule.layers[static_cast<std::size_t>(buffer.layer)].name;
+    }
   }
   Json actions = Json::array();
   for (const Action& action : schedule.actions) actions.push_back(action_of(schedule, action));

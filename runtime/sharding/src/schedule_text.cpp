@@ -120,17 +120,29 @@ void write_parts(std::ostream& out, const Schedule& schedule) {
   write_table(out, rows);
 }
 
+/// "master", and "optimizer:first-moment" of an optimizer's tensor.
+std::string role_of(const ScheduleBuffer& buffer) {
+  const std::string role(to_string(buffer.role));
+  return buffer.tensor.empty() ? role : concat(role, ':', quote_name(buffer.tensor));
+}
+
+/// The unit, or the layer, whose it is.
+std::string owner_of(const Schedule& schedule, const ScheduleBuffer& buffer) {
+  if (buffer.kind == BufferKind::kInput) return name_of(schedule.layers, buffer.layer);
+  return buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit);
+}
+
 void write_buffers(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> rows{
-      {"# buffer", "name", "role", "unit", "format", "sharded", "numel", "tier", "kept"}};
+      {"# buffer", "name", "kind", "role", "of", "format", "sharded", "numel", "tier", "kept"}};
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.role)),
-                    buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit), format_of(buffer),
+    rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.kind)),
+                    role_of(buffer), owner_of(schedule, buffer), format_of(buffer),
                     to_string(buffer.sharded), concat(buffer.numel),
                     std::string(to_string(buffer.tier)),
                     buffer.persistent ? "persistent" : "step"});
   }
-  out << "\n# Buffers of one rank, in elements; without a unit: slots and scalars. Activations, "
+  out << "\n# Buffers of one rank, in elements; of no unit: slots and scalars. Activations, "
          "which\n"
          "# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.\n";
   write_table(out, rows);

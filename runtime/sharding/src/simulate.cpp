@@ -264,9 +264,7 @@ StateOptions state_options(const Schedule& schedule) {
     if (!buffer.persistent || buffer.role != Role::kOptimizer) continue;
     if (first >= 0 && buffer.unit != first) continue;
     first = buffer.unit;
-    const auto& unit = schedule.units[static_cast<std::size_t>(first)].name;
-    options.optimizer_tensors.push_back(
-        {buffer.name.substr(unit.size() + 1), buffer.format, buffer.block});
+    options.optimizer_tensors.push_back({buffer.tensor, buffer.format, buffer.block});
   }
   if (trained > 0) options.offload_optimizer = static_cast<double>(updated_on_host) / trained;
   if (trained > 0) options.disk_optimizer = static_cast<double>(on_disk) / trained;

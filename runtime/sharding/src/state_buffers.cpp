@@ -99,7 +99,9 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
                          std::int64_t numel, Tier tier, std::int64_t block = 1) {
       if (numel == 0) return;
       buffers.push_back({.name = unit.name + "." + what,
+                         .kind = BufferKind::kState,
                          .role = role,
+                         .tensor = role == Role::kOptimizer ? what : "",
                          .unit = u,
                          .format = format,
                          .block = block,
@@ -126,8 +128,9 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
     }
     // A step that is skipped leaves it as it is: so it is a part of the state.
     if (updated_elsewhere && options.parameter_dtype != DType::kFloat32) {
-      add(host_copy_name("parameter"), Role::kParameter, options.parameter_dtype,
-          placement.optimizer, trainable, Tier::kHost);
+      add("parameter@host", Role::kParameter, options.parameter_dtype, placement.optimizer,
+          trainable, Tier::kHost);
+      if (trainable > 0) buffers.back().kind = BufferKind::kCopy;
     }
   }
   return buffers;

@@ -9,7 +9,8 @@ namespace tessera {
 namespace {
 
 bool is_pooled(const ScheduleBuffer& buffer) {
-  return !buffer.persistent && buffer.role != Role::kScalars && !buffer.is_snapshot();
+  return !buffer.persistent && buffer.role != Role::kScalars &&
+         buffer.kind != BufferKind::kSnapshot;
 }
 
 }  // namespace
@@ -39,9 +40,9 @@ SnapshotBuffers::SnapshotBuffers(const Schedule& schedule, Device& device)
       memory_(device.allocate_host(bytes_)) {
   auto* next = static_cast<std::byte*>(memory_);
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (!buffer.is_snapshot()) continue;
+    if (buffer.kind != BufferKind::kSnapshot) continue;
     const TensorView view(next, buffer.format, Shape{buffer.numel});
-    views_.emplace(buffer.name, view);
+    views_.emplace(schedule.state_of(buffer).name, view);
     next += view.bytes();
   }
 }
@@ -51,7 +52,8 @@ SnapshotBuffers::~SnapshotBuffers() { device_.deallocate_host(memory_, bytes_); 
 void StepBuffers::take(const SnapshotBuffers& snapshot) {
   for (std::size_t b = 0; b < schedule_.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule_.buffers[b];
-    if (buffer.is_snapshot()) bases_[b] = snapshot.at(buffer.name);
+    if (buffer.kind != BufferKind::kSnapshot) continue;
+    bases_[b] = snapshot.at(schedule_.state_of(buffer).name);
   }
 }
 

@@ -29,7 +29,7 @@ class SnapshotBuffers {
   ~SnapshotBuffers();
   SnapshotBuffers(const SnapshotBuffers&) = delete;
   SnapshotBuffers& operator=(const SnapshotBuffers&) = delete;
-  /// (numel)
+  /// (numel) of the copy of this state tensor.
   TensorView at(const std::string& name) const { return views_.at(name); }
 
  private:

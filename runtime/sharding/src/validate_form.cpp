@@ -140,12 +140,8 @@ class FormCheck {
         add(buffer.name, " has an element for ", buffer.block, " of the unit's");
         continue;
       }
-      if (buffer.role == Role::kActivation || buffer.role == Role::kActivationGradient) {
-        check_input_copy(buffer);
-      }
-      if (buffer.role == Role::kScalars && buffer.unit >= 0) {
-        add(buffer.name, " holds scalars and belongs to no unit");
-      }
+      check_kind(buffer);
+      if (buffer.kind == BufferKind::kInput) check_input(buffer);
       if (buffer.role == Role::kScalars && buffer.tier != Tier::kDevice) {
         add(buffer.name, " holds scalars, which are on the device");
       }
@@ -180,30 +176,85 @@ class FormCheck {
         " elements, and shards of the unit are not");
   }
 
-  /// Of activations, inputs of layers on the host are listed.
-  void check_input_copy(const ScheduleBuffer& buffer) {
-    for (int l = 0; l < static_cast<int>(s_.layers.size()); ++l) {
-      if (buffer.name != input_copy_name(s_.layers[static_cast<std::size_t>(l)].name)) continue;
-      if (buffer.tier == Tier::kDevice || buffer.role != Role::kActivation || buffer.unit >= 0) {
-        add(buffer.name, " must be an activation of no unit, in the host's memory");
-      }
-      if (!s_.keeps_input(l)) add(buffer.name, " is for a layer that keeps more than its input");
-      if (buffer.format != s_.parameter_dtype) {
-        add(buffer.name, " is in ", to_string(buffer.format), ", and activations in ",
-            to_string(s_.parameter_dtype));
-      }
-      return;
+  /// What a layer keeps for its backward, on the host.
+  void check_input(const ScheduleBuffer& buffer) {
+    if (!in_range(buffer.layer, s_.layers.size())) {
+      return add(buffer.name, " is for layer ", buffer.layer, " of ", s_.layers.size());
     }
-    add("activations are not listed, but ", buffer.name, " is");
+    if (buffer.tier == Tier::kDevice || buffer.role != Role::kActivation || buffer.unit >= 0) {
+      add(buffer.name, " must be an activation of no unit, in the host's memory");
+    }
+    if (&buffer != &s_.buffers[static_cast<std::size_t>(s_.input_on_host(buffer.layer))]) {
+      add(buffer.name, " is the second buffer for its layer's input");
+    }
+    if (!s_.keeps_input(buffer.layer)) {
+      add(buffer.name, " is for a layer that keeps more than its input");
+    }
+    if (buffer.format != s_.parameter_dtype) {
+      add(buffer.name, " is in ", to_string(buffer.format), ", and activations in ",
+          to_string(s_.parameter_dtype));
+    }
+  }
+
+  /// The kind fits what else the buffer is.
+  void check_kind(const ScheduleBuffer& buffer) {
+    const bool input = buffer.kind == BufferKind::kInput;
+    const bool scalar = buffer.kind >= BufferKind::kTokens && buffer.kind <= BufferKind::kResults;
+    const bool of_no_unit = input || scalar || buffer.is_slot();
+    if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
+      add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
+          to_string(buffer.role));
+    }
+    if (of_no_unit != (buffer.unit < 0)) {
+      add(buffer.name, " is a ", to_string(buffer.kind), ", which ",
+          of_no_unit ? "belongs to no unit" : "belongs to a unit");
+    }
+    if (input != (buffer.layer >= 0)) {
+      add(buffer.name, " is a ", to_string(buffer.kind), ", which ",
+          input ? "belongs to a layer" : "belongs to no layer");
+    }
+    const bool optimizers = buffer.role == Role::kOptimizer;
+    if (optimizers == buffer.tensor.empty()) {
+      add(buffer.name, optimizers ? " must say which of the optimizer's tensors it is for"
+                                  : " is for no tensor of the optimizer");
+    }
+  }
+
+  static bool kind_has(BufferKind kind, Role role) {
+    const bool gradient = role == Role::kGradient;
+    const bool read = role == Role::kParameter || role == Role::kQuantized;
+    const bool updated =
+        role == Role::kParameter || role == Role::kMaster || role == Role::kOptimizer;
+    switch (kind) {
+      case BufferKind::kState:
+      case BufferKind::kSnapshot:
+        return updated || role == Role::kFrozen || role == Role::kQuantized;
+      case BufferKind::kCopy:
+        return gradient || role == Role::kParameter;
+      case BufferKind::kGradient:
+      case BufferKind::kSumSlot:
+        return gradient;
+      case BufferKind::kInput:
+        return role == Role::kActivation;
+      case BufferKind::kWholeSlot:
+        return read || gradient || role == Role::kDecoded;
+      case BufferKind::kShardSlot:
+      case BufferKind::kStagingSlot:
+        return read;
+      case BufferKind::kUpdateSlot:
+        return role == Role::kParameter;
+      case BufferKind::kStateSlot:
+        return updated;
+      default:
+        return role == Role::kScalars;
+    }
   }
 
   /// A slot, or scalars.
   void check_shared(const ScheduleBuffer& buffer) {
     if (buffer.persistent) add(buffer.name, " belongs to no unit and cannot persist");
-    const bool is_elsewhere = buffer.is_state_slot() && buffer.tier != Tier::kHost;
-    const bool may_be = buffer.role == Role::kScalars || buffer.role == Role::kActivation;
-    if (!may_be && (!buffer.is_slot() || is_elsewhere)) {
-      add(buffer.name, " holds ", to_string(buffer.role), " elements of no unit");
+    if (buffer.kind == BufferKind::kStateSlot && buffer.tier != Tier::kHost) {
+      add(buffer.name, " must be in the host's memory");
     }
     if (!buffer.sharded.empty() && !buffer.keeps_places()) {
       add(buffer.name, " belongs to no unit and cannot be sharded over ",
@@ -220,13 +271,13 @@ class FormCheck {
       return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
     }
     // Parameters may be where layers read them and where the optimizer writes them.
-    const bool is_copy = copied_name(buffer.name) != buffer.name;
+    const bool is_copy = buffer.kind == BufferKind::kCopy;
     const Tier tier = is_copy && buffer.role == Role::kParameter ? Tier::kHost : Tier::kDevice;
     const bool first = state_.insert({buffer.unit, buffer.role, tier}).second;
     if (!first && buffer.role != Role::kOptimizer) {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
-    const bool layers_read = parameter && copied_name(buffer.name) == buffer.name;
+    const bool layers_read = parameter && !is_copy;
     const AxisSet read =
         buffer.role == Role::kParameter ? s_.placement.parameter : s_.placement.frozen_axes();
     const AxisSet wanted = layers_read ? read : s_.placement.optimizer;

@@ -59,11 +59,41 @@ enum class Role : std::uint8_t {
 };
 std::string_view to_string(Role role);
 
+/// What a buffer is to a step.
+enum class BufferKind : std::uint8_t {
+  kState,     ///< a tensor of a unit's training state
+  kGradient,  ///< of a unit: what its micro-steps add up to
+  kCopy,      ///< of a unit's parameter or gradient, on the host
+  kSnapshot,  ///< of a unit's state as it is before the step, on the host, for a checkpoint
+  kInput,     ///< of a layer, on the host: what it keeps for its backward
+  kTokens,    ///< scalar: how many targets count
+  kLoss,      ///< scalar: exact sum of the losses
+  kNorm,      ///< scalar: exact sum of squared gradients
+  kResults,   ///< scalars: mean loss, norm, clip factor
+  // Slots: entries of a ring, which one unit has after the other.
+  kWholeSlot,    ///< all that a unit has of one role, as passes through layers read or write it
+  kShardSlot,    ///< this rank's part of parameters, from the host, to be gathered
+  kStagingSlot,  ///< the same, on the host, from disk
+  kUpdateSlot,   ///< updated parameters that are gathered on their way back to the host or to disk
+  kSumSlot,      ///< reduced gradients of units whose gradients are on the host
+  kStateSlot,    ///< on the host: a tensor of state that is on disk, while it is updated
+};
+inline constexpr std::array kAllBufferKinds{
+    BufferKind::kState,      BufferKind::kGradient,  BufferKind::kCopy,
+    BufferKind::kSnapshot,   BufferKind::kInput,     BufferKind::kTokens,
+    BufferKind::kLoss,       BufferKind::kNorm,      BufferKind::kResults,
+    BufferKind::kWholeSlot,  BufferKind::kShardSlot, BufferKind::kStagingSlot,
+    BufferKind::kUpdateSlot, BufferKind::kSumSlot,   BufferKind::kStateSlot};
+std::string_view to_string(BufferKind kind);
+
 /// Memory of one rank that actions read and write.
 struct ScheduleBuffer {
-  std::string name;  ///< "h.3.parameter", "p0", "g1", "loss", ...
+  std::string name;  ///< "h.3.parameter", "p0", "g1", "loss", ...: for people
+  BufferKind kind = BufferKind::kState;
   Role role = Role::kScalars;
-  int unit = -1;  ///< whose it is; -1: a slot, which one unit has after the other, or scalars
+  std::string tensor{};  ///< of an optimizer's tensor: which, as in OptimizerTensor
+  int unit = -1;         ///< whose it is; -1 of slots, scalars and inputs
+  int layer = -1;        ///< of an input
   DType format = DType::kFloat32;
   std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
@@ -72,40 +102,25 @@ struct ScheduleBuffer {
   Tier tier = Tier::kDevice;
   bool operator==(const ScheduleBuffer&) const = default;
 
-  /// True of a ring entry, for unsharded parameters or gradients, or for what follows.
-  bool is_slot() const {
-    return unit < 0 && (role == Role::kParameter || role == Role::kQuantized ||
-                        role == Role::kDecoded || role == Role::kGradient || is_state_slot());
-  }
-  /// True of one on the host for a state tensor of units whose state is on disk, while it is
-  /// updated.
-  bool is_state_slot() const {
-    return unit < 0 && (role == Role::kMaster || role == Role::kOptimizer ||
-                        (role == Role::kParameter && name.starts_with(kStateSlot)));
-  }
-  /// True of one for reduced gradients of units whose gradients are on the host.
-  bool is_sum_slot() const {
-    return unit < 0 && role == Role::kGradient && name.starts_with(kSumSlot);
-  }
-  /// True of one for updated parameters that are gathered on their way back to the host.
-  bool is_update_slot() const {
-    return unit < 0 && role == Role::kParameter && name.starts_with(kUpdateSlot);
-  }
+  bool is_slot() const { return kind >= BufferKind::kWholeSlot; }
   /// Whether parts of a unit lie in this slot as in a buffer of the unit's own; in others they lie
   /// at the beginning.
-  bool keeps_places() const { return is_sum_slot() || is_update_slot(); }
-  /// True of a slot for all parameters of a unit that slots hold: trainable ones, then frozen ones.
-  bool holds_gathered() const {
-    return unit < 0 && role == Role::kParameter && !is_state_slot() && !is_update_slot();
+  bool keeps_places() const {
+    return kind == BufferKind::kSumSlot || kind == BufferKind::kUpdateSlot;
   }
-  /// True of these, and of a slot for a unit's quantised parameters.
+  /// True of a slot on parameters' way to layers.
   bool holds_for_layers() const {
-    return holds_gathered() || (unit < 0 && role == Role::kQuantized);
+    return (role == Role::kParameter || role == Role::kQuantized) &&
+           (kind == BufferKind::kWholeSlot || kind == BufferKind::kShardSlot ||
+            kind == BufferKind::kStagingSlot);
   }
-  /// First letters of the names of these slots.
-  static constexpr std::string_view kSumSlot = "sum", kUpdateSlot = "update", kStateSlot = "o";
-  /// True of a copy of the state as it is before the step; see snapshot_name().
-  bool is_snapshot() const;
+  /// True of one of these for all parameters of a unit that slots hold, trainable ones, then frozen
+  /// ones: but for quantised ones.
+  bool holds_gathered() const { return holds_for_layers() && role == Role::kParameter; }
+  /// Whether both are for the same numbers of a unit.
+  bool is_same_tensor(const ScheduleBuffer& other) const {
+    return unit == other.unit && role == other.role && tensor == other.tensor;
+  }
 };
 
 /// An action's use of a buffer: which buffer, and what it holds then.
@@ -209,10 +224,14 @@ struct Schedule {
   /// Whether all that a layer's forward keeps for backward is its input, for recomputation, and no
   /// sample of the batch.
   bool keeps_input(int layer) const;
-  /// Index of the buffer on the host for what `layer` keeps, see input_copy_name(); -1: none.
+  /// Index of the buffer on the host for what `layer` keeps; -1: none.
   int input_on_host(int layer) const;
   const ScheduleBuffer& buffer(const Operand& operand) const {
     return buffers[static_cast<std::size_t>(operand.buffer)];
+  }
+  /// False of activations on the device.
+  bool is_of_kind(const Operand& operand, BufferKind kind) const {
+    return !is_activation(operand.buffer) && buffer(operand).kind == kind;
   }
   Role role(int buffer) const;
   /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
@@ -238,7 +257,11 @@ struct Schedule {
   std::int64_t numel_in(const ScheduleBuffer& buffer, int unit) const;
   /// Whether the optimizer updates a unit there: its state is there, or on disk.
   bool updates_on_host(int unit) const;
-  /// Index of the buffer with this name (no activation); -1: none.
+  /// The state tensor that a snapshot or a copy is of. There must be one.
+  const ScheduleBuffer& state_of(const ScheduleBuffer& copy) const;
+  /// Index of the first buffer of this kind; -1: none.
+  int find(BufferKind kind) const;
+  /// Index of the buffer with this name (no activation); -1: none. For people and tests.
   int find(std::string_view name) const;
 
  private:
@@ -247,28 +270,8 @@ struct Schedule {
   }
 };
 
-// Of the buffers on the host that a buffer's copies are for.
-/// On its way to the host or back within a step: "h.3.gradient@host".
-std::string host_copy_name(std::string_view name);
-/// A slot for a state tensor that is on disk: "o1.master", for "h.3.master".
-std::string state_slot_name(std::size_t number, std::string_view tensor);
 /// "fp32", and "fp32/256" of a buffer with one element for 256.
 std::string format_of(const ScheduleBuffer& buffer);
-/// The tensor that a state buffer is of its unit: "master" of "h.3.master".
-std::string_view tensor_of_state(const Schedule& schedule, const ScheduleBuffer& buffer);
-/// Of the input of a layer, from its forward to its backward: "h.3.input@host".
-std::string input_copy_name(std::string_view layer);
-/// Kept until the next one, for a checkpoint: "h.3.master@snapshot".
-std::string snapshot_name(std::string_view name);
-/// The buffer that a copy is of: "h.3.master" of "h.3.master@snapshot"; itself of others.
-std::string_view copied_name(std::string_view name);
-
-// Names of the scalars' buffers.
-inline constexpr std::string_view kTokensBuffer = "tokens";    ///< how many targets count
-inline constexpr std::string_view kLossBuffer = "loss";        ///< exact sum of the losses
-inline constexpr std::string_view kNormBuffer = "norm";        ///< exact sum of squared gradients
-inline constexpr std::string_view kResultsBuffer = "results";  ///< mean loss, norm, clip factor
-
 /// A text with one line per unit, layer, buffer and action; `parse_schedule` is its exact inverse.
 std::string to_string(const Schedule& schedule);
 /// "reduce-scatter over shard g1=h.3 -> h.3.gradient" and the like: one action in words. A '*'
