@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <optional>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,59 +16,84 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Extent = std::optional<HostWork::Extent>;
+constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 
-Extent hashing(std::int64_t megabytes) {
-  return HostWork::Extent{HostTask::kHash, megabytes << 20, std::int64_t{4096} << 20};
-}
-
-std::vector<std::string> texts_at(WorkReport& report, const Extent& current, int ms) {
+std::vector<std::string> texts_at(WorkReport& report, const HostWork& work, int ms) {
   std::vector<std::string> texts;
-  for (const auto& shown : report.at(current, WorkReport::Clock::time_point(milliseconds(ms)))) {
+  for (const auto& shown : report.at(work, WorkReport::Clock::time_point(milliseconds(ms)))) {
     texts.push_back(shown.is_over ? "over: " + shown.text : shown.text);
   }
   return texts;
 }
 
-TEST(WorkReport, HasNothingOfShortWork) {
-  for (const bool is_watched : {true, false}) {
-    WorkReport report(is_watched);
-    EXPECT_THAT(texts_at(report, std::nullopt, 0), IsEmpty());
-    EXPECT_THAT(texts_at(report, hashing(0), 1000), IsEmpty());
-    EXPECT_THAT(texts_at(report, hashing(4000), 1999), IsEmpty());
-    EXPECT_THAT(texts_at(report, std::nullopt, 2100), IsEmpty());
-  }
+class WorkReports : public testing::Test {
+ protected:
+  void begin_hash() { work_.begin(HostTask::kHash, 4096 * kMebibyte); }
+  void hash(std::int64_t mebibytes) { work_.advance(HostTask::kHash, mebibytes * kMebibyte); }
+  HostWork work_;
+};
+
+TEST_F(WorkReports, HaveNothingOfShortWork) {
+  WorkReport watched(true), report(false);
+  const auto expect_nothing_at = [&](int ms) {
+    EXPECT_THAT(texts_at(watched, work_, ms), IsEmpty());
+    EXPECT_THAT(texts_at(report, work_, ms), IsEmpty());
+  };
+  expect_nothing_at(0);
+  begin_hash();
+  expect_nothing_at(1000);
+  hash(4000);
+  expect_nothing_at(1999);
+  hash(96);
+  expect_nothing_at(2100);
 }
 
-TEST(WorkReport, IsALineAfterASecondEveryTenSecondsAndAtTheEnd) {
+TEST_F(WorkReports, AreALineAfterASecondEveryTenSecondsAndAtTheEnd) {
   WorkReport report(false);
-  texts_at(report, hashing(0), 0);
-  EXPECT_THAT(texts_at(report, hashing(1024), 1000),
+  begin_hash();
+  texts_at(report, work_, 0);
+  hash(1024);
+  EXPECT_THAT(texts_at(report, work_, 1000),
               ElementsAre("hashing the parameters: 25.0 % of 4.00 GiB, ETA 0:03"));
-  EXPECT_THAT(texts_at(report, hashing(1025), 10999), IsEmpty());
-  EXPECT_THAT(texts_at(report, hashing(2048), 11000),
+  hash(1024);
+  EXPECT_THAT(texts_at(report, work_, 10999), IsEmpty());
+  EXPECT_THAT(texts_at(report, work_, 11000),
               ElementsAre("hashing the parameters: 50.0 % of 4.00 GiB, ETA 0:11"));
-  EXPECT_THAT(texts_at(report, std::nullopt, 12500),
+  hash(2048);
+  EXPECT_THAT(texts_at(report, work_, 12500),
               ElementsAre("over: hashing the parameters: 4.00 GiB in 12.5 s"));
-  EXPECT_THAT(texts_at(report, std::nullopt, 14000), IsEmpty());
+  EXPECT_THAT(texts_at(report, work_, 14000), IsEmpty());
 }
 
-TEST(WorkReport, ShowsWhoWatchesEachMoment) {
+TEST_F(WorkReports, ShowEachMomentToWhoWatches) {
   WorkReport report(true);
-  texts_at(report, hashing(0), 0);
+  begin_hash();
+  texts_at(report, work_, 0);
   for (const int ms : {1000, 1100, 1200}) {
-    EXPECT_EQ(texts_at(report, hashing(1024), ms).size(), 1U) << ms;
+    hash(1);
+    EXPECT_EQ(texts_at(report, work_, ms).size(), 1U) << ms;
   }
 }
 
-TEST(WorkReport, BeginsAnewWithAnotherTask) {
+TEST_F(WorkReports, BeginAnewWithAnotherTask) {
   WorkReport report(false);
-  const Extent taking = HostWork::Extent{HostTask::kTouchPages, 0, std::int64_t{1} << 30};
-  texts_at(report, taking, 0);
-  EXPECT_THAT(texts_at(report, taking, 1500), ElementsAre("taking host memory: 0.0 % of 1.00 GiB"));
-  EXPECT_THAT(texts_at(report, hashing(0), 2000),
+  work_.begin(HostTask::kTouchPages, 1024 * kMebibyte);
+  texts_at(report, work_, 0);
+  EXPECT_THAT(texts_at(report, work_, 1500), ElementsAre("taking host memory: 0.0 % of 1.00 GiB"));
+  work_.advance(HostTask::kTouchPages, 1024 * kMebibyte);
+  begin_hash();
+  EXPECT_THAT(texts_at(report, work_, 2000),
               ElementsAre("over: taking host memory: 1.00 GiB in 2.0 s"));
-  EXPECT_THAT(texts_at(report, hashing(1), 2900), IsEmpty());
+  EXPECT_THAT(texts_at(report, work_, 2900), IsEmpty());
+}
+
+/// A run that is ended says so itself.
+TEST_F(WorkReports, DoNotCallWorkDoneThatWasGivenUp) {
+  WorkReport report(false);
+  begin_hash();
+  texts_at(report, work_, 0);
+  EXPECT_EQ(texts_at(report, work_, 1000).size(), 1U);
+  EXPECT_THAT(texts_at(report, work_, 2000), IsEmpty());
 }
 
 }  // namespace

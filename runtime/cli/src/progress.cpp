@@ -101,10 +101,10 @@ void Progress::end_line() {
   line_open_ = false;
 }
 
-void Progress::work(const std::optional<HostWork::Extent>& current, Clock::time_point now) {
+void Progress::work(const HostWork& work, Clock::time_point now) {
   if (quiet_) return;
   const std::lock_guard lock(mutex_);
-  for (const WorkReport::Shown& shown : work_.at(current, now)) {
+  for (const WorkReport::Shown& shown : work_.at(work, now)) {
     if (!terminal_.interactive) {
       std::fprintf(stderr, "%s\n", shown.text.c_str());
       continue;

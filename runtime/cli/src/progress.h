@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "speed.h"
@@ -34,7 +33,7 @@ class Progress {
   void checkpoint(const SaveRecord& record);
   /// What the host does outside of steps; see WorkReport.
   using Clock = WorkReport::Clock;
-  void work(const std::optional<HostWork::Extent>& current, Clock::time_point now);
+  void work(const HostWork& work, Clock::time_point now);
 
  private:
   void draw(const StepRecord& record);

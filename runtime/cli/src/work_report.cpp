@@ -12,16 +12,16 @@ constexpr std::chrono::seconds kNextLine{10};
 
 }  // namespace
 
-std::vector<WorkReport::Shown> WorkReport::at(const std::optional<HostWork::Extent>& current,
-                                              Clock::time_point now) {
+std::vector<WorkReport::Shown> WorkReport::at(const HostWork& work, Clock::time_point now) {
+  const std::optional<HostWork::Extent> current = work.current();
   std::vector<Shown> shown;
   if (!seen_ || !current || seen_->task != current->task) {
     if (is_told_) {
-      shown.push_back(
-          {.text = concat(to_string(seen_->task), ": ", format_bytes(seen_->total_bytes), " in ",
-                          fixed(seconds_at(now), 1), " s"),
-           .share = 1.0,
-           .is_over = true});
+      const HostWork::Extent last = work.of(seen_->task);
+      shown.push_back({.text = concat(to_string(last.task), ": ", format_bytes(last.total_bytes),
+                                      " in ", fixed(seconds_at(now), 1), " s"),
+                       .share = last.share(),
+                       .is_over = true});
     }
     seen_ = current;
     began_ = now;

@@ -22,8 +22,8 @@ class WorkReport {
     double share = 0.0;    ///< that is done
     bool is_over = false;  ///< nothing of it is to be seen any more by who watches
   };
-  /// What is new at a time, at which `current` is going on.
-  std::vector<Shown> at(const std::optional<HostWork::Extent>& current, Clock::time_point now);
+  /// What is new at a time, at which the work is so far.
+  std::vector<Shown> at(const HostWork& work, Clock::time_point now);
 
  private:
   double seconds_at(Clock::time_point now) const {

@@ -32,13 +32,13 @@ WorkWatch::~WorkWatch() {
   }
   changed_.notify_all();
   watcher_.join();
-  progress_.work(std::nullopt, Progress::Clock::now());
+  progress_.work(work_, Progress::Clock::now());
 }
 
 void WorkWatch::watch() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kInterval, [this] { return over_; })) {
-    progress_.work(work_.current(), Progress::Clock::now());
+    progress_.work(work_, Progress::Clock::now());
   }
 }
 

@@ -14,9 +14,10 @@ namespace {
 
 constexpr std::int64_t kFloatBytes = sizeof(float);
 
-/// Elements to write at a time: what fits the first-level cache, or keeps a GPU busy.
+/// Elements to write at a time: what fits a core's cache, or keeps a GPU busy; enough for all of a
+/// rank's threads.
 std::int64_t chunk_numel(const Device& device) {
-  return device.host_accessible() ? 8192 : std::int64_t{1} << 20;
+  return std::int64_t{1} << (device.host_accessible() ? 18 : 20);
 }
 
 /// dst[i] = bound * (2 u - 1) for u = (word + 1/2) / 2^32 of element first + i. Made on the host:
