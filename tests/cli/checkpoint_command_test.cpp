@@ -360,7 +360,11 @@ TEST_F(Checkpoints, CanBeLookedAt) {
   const ProgramResult damaged = run({"checkpoint", "verify", path("run")});
   EXPECT_EQ(damaged.exit_code, 2);
   EXPECT_THAT(damaged.err, AllOf(HasSubstr("rank_00001"), HasSubstr("damaged")));
-  EXPECT_NE(train_to(0, {"--resume", path("run")}).exit_code, 0);
+  EXPECT_NE(train_to(0, {"--resume", path("run/step_2")}).exit_code, 0);
+  const ProgramResult older = train_to(0, {"--resume", path("run")});
+  EXPECT_EQ(older.exit_code, 0) << older.err;
+  EXPECT_THAT(older.err, AllOf(HasSubstr("WARNING: the run goes on from the older checkpoint"),
+                               HasSubstr("rank_00001"), HasSubstr("step 2/8")));
   const ProgramResult none = run({"checkpoint", "inspect", path("nothing")});
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_THAT(none.err, HasSubstr("there is no checkpoint"));

@@ -66,6 +66,27 @@ TEST_F(EstimateCommand, HybridsHaveTheReplicasThatTrainingGivesThem) {
   ASSERT_EQ(plan.exit_code, 0) << plan.err;
   EXPECT_THAT(plan.out, HasSubstr(nine["training"][0]["peak_bytes"]["total"].dump()));
 
+  const auto total = [&](const std::string& command, const std::vector<std::string>& words) {
+    std::vector<std::string> all{command, "--model", "gpt2-124m", "--ranks", "16"};
+    all.insert(all.end(), words.begin(), words.end());
+    const ProgramResult result = run(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const std::vector<std::string> of_plan{"--strategy", "hybrid_shard",  "--precision",
+                                         "bf16",       "--micro-batch", "1",
+                                         "--format",   "json"};
+  for (const char* const per_node : {"2", "4"}) {
+    std::vector<std::string> planned = of_plan;
+    planned.insert(planned.end(), {"--ranks-per-node", per_node});
+    const json estimated = total("estimate-memory", {"--strategies", "hybrid_shard", "--json",
+                                                     "--ranks-per-node", per_node});
+    EXPECT_EQ(estimated["ranks_per_node"].dump(), per_node);
+    EXPECT_EQ(estimated["training"][0]["peak_bytes"]["total"],
+              total("plan", planned)["peak_bytes"]["total"])
+        << per_node;
+  }
+
   const json prime = peaks("7");
   EXPECT_EQ(prime["training"].size(), 3U);
   ASSERT_EQ(prime["impossible"].size(), 1U);

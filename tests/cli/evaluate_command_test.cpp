@@ -73,6 +73,15 @@ TEST_F(EvaluateCommand, TellsOfLossAndPerplexity) {
   EXPECT_NE(evaluate({"--data", data, "--format", "json", "--seed", "1"}).out, json.out);
 }
 
+/// Of examples with padding, as in training's speeds.
+TEST_F(EvaluateCommand, TellsOfTargetsWhereNotEveryPositionHasOne) {
+  const std::string data = write("held_out.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
+  const ProgramResult text = evaluate({"--eval-data", data, "--tokenizer", "bytes"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, ContainsRegex("\nloss 5\\.[0-9]+, perplexity [0-9.]+ on [0-9]+ targets "
+                                      "of (16|32) positions\n$"));
+}
+
 TEST_F(EvaluateCommand, LogsFollowEachOther) {
   const std::string data = write_held_out();
   for (const char* seed : {"0", "1"}) {

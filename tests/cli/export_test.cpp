@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "cli/program.h"
+#include "tessera/core/error.h"
 #include "tessera/model/tokenizer.h"
 
 // Folders that train, convert and merge-adapter write have what a model needs besides its weights.
@@ -34,6 +35,7 @@ class Export : public test::ProgramTest {
     config["somebody's key"] = {{"a", 1e-05}};
     write(name + "/config.json", config.dump(4));
     write(name + "/generation_config.json", R"({"eos_token_id": [7], "temperature": 0.6})");
+    std::filesystem::create_directory(path(name + "/additional_chat_templates"));
     for (const char* const file : kOthers) write(name + "/" + file, std::string("{ } of ") + file);
   }
   void expect_files(const std::string& name, const std::string& source) const {
@@ -68,10 +70,17 @@ class Export : public test::ProgramTest {
   void write_examples() const {
     write("data.jsonl", "{\"text\": \"\\u0001\\u0002\\u0003\"}\n{\"text\": \"\\u0005\\u0002\"}\n");
   }
-  static constexpr std::array kOthers{
-      "tokenizer.json",      "tokenizer_config.json", "vocab.json",
-      "merges.txt",          "added_tokens.json",     "special_tokens_map.json",
-      "chat_template.jinja", "chat_template.json",    "tokenizer.model"};
+  static constexpr std::array kOthers{"tokenizer.json",
+                                      "tokenizer_config.json",
+                                      "vocab.json",
+                                      "merges.txt",
+                                      "added_tokens.json",
+                                      "special_tokens_map.json",
+                                      "chat_template.jinja",
+                                      "chat_template.json",
+                                      "tokenizer.model",
+                                      "additional_chat_templates/rag.jinja",
+                                      "additional_chat_templates/tool_use.jinja"};
 };
 
 TEST_F(Export, OfACheckpointIsTheFolderThatItIsOf) {
@@ -127,6 +136,24 @@ TEST_F(Export, OfMergedAdaptersHasWhatTheBaseHas) {
   expect_files("merged", "llama");
   EXPECT_EQ(fs::file_size(path("merged/model.safetensors")),
             fs::file_size(path("llama/model.safetensors")));
+}
+
+TEST_F(Export, OfAdaptersHasTheTokenizerAndTheChatTemplates) {
+  make_source("families/llama", "llama");
+  write_examples();
+  train_on({"--init", path("llama"), "--lora", "r=2,targets=q_proj", "--export", path("adapter"),
+            "--save", path("saved")});
+  ASSERT_EQ(run({"checkpoint", "export", path("saved"), path("exported")}).exit_code, 0);
+  for (const char* const name : {"adapter", "exported"}) {
+    SCOPED_TRACE(name);
+    for (const char* const file : kOthers) {
+      EXPECT_EQ(read_file(path(concat(name, "/", file))), std::string("{ } of ") + file);
+    }
+    EXPECT_TRUE(fs::exists(path(concat(name, "/adapter_config.json"))));
+    // Whoever finds one takes the folder for a whole model.
+    EXPECT_FALSE(fs::exists(path(concat(name, "/config.json"))));
+    EXPECT_FALSE(fs::exists(path(concat(name, "/generation_config.json"))));
+  }
 }
 
 TEST_F(Export, OfANewModelHasItsTokenizerAndNoForeignEnd) {

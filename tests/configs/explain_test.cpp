@@ -254,6 +254,64 @@ TEST_F(ExplainCommand, ExplainsAStrategy) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["gradients"], "none");
 }
 
+TEST_F(ExplainCommand, TakesSgdAndTheNormOfItsParameters) {
+  const auto settings_of = [&](const std::string& name, const std::string& text) {
+    const ProgramResult planned =
+        run({"plan", "--format", "json", "--layers", "2", "--config", write(name, text)});
+    EXPECT_EQ(planned.exit_code, 0) << planned.err;
+    return nlohmann::json::parse(planned.out)["settings"];
+  };
+  const std::string begin =
+      R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "optimizer": )";
+  const auto sgd = settings_of("sgd.json", begin + R"({"type": "sgd", "params": {"lr": 0.125,
+      "momentum": 0.75, "nesterov": true, "dampening": 0, "weight_decay": 0.25,
+      "max_grad_norm": 0.5}}})");
+  EXPECT_EQ(sgd["optimizer"], "sgd");
+  EXPECT_EQ(sgd["momentum"], 0.75);
+  EXPECT_EQ(sgd["nesterov"], true);
+  EXPECT_EQ(sgd["weight_decay"], 0.25);
+  EXPECT_EQ(sgd["learning_rate"], 0.125);
+  EXPECT_EQ(sgd["clip_norm"], 0.5);
+  // DeepSpeed's, and PyTorch's for what it does not say.
+  const auto plain = settings_of("plain.json", begin + R"({"type": "SGD"}})");
+  EXPECT_EQ(plain["momentum"], 0.0);
+  EXPECT_EQ(plain["nesterov"], false);
+  EXPECT_EQ(plain["weight_decay"], 0.0);
+  EXPECT_EQ(plain["clip_norm"], 0.0);
+  const auto both = settings_of("both.json", begin + R"({"type": "AdamW", "params":
+      {"lr": 0.125, "max_grad_norm": 0.5}}, "gradient_clipping": 2.0})");
+  EXPECT_EQ(both["clip_norm"], 2.0);
+
+  const std::vector<std::pair<std::string, std::string>> refused{
+      {R"({"type": "SGD", "params": {"betas": [0.9, 0.99]}})", "SGD has no such parameter"},
+      {R"({"type": "SGD", "params": {"dampening": 0.5}})", "dampening"},
+      {R"({"type": "SGD", "params": {"nesterov": true}})", "needs a momentum above 0"},
+      {R"({"type": "AdamW", "params": {"momentum": 0.9}})", "AdamW has no such parameter"}};
+  for (const auto& [optimizer, why] : refused) {
+    const ProgramResult result =
+        run({"plan", "--layers", "2", "--config", write("refused.json", begin + optimizer + "}")});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(why));
+  }
+}
+
+/// In files of our own settings, too, the flags of other programs are keys.
+TEST_F(ExplainCommand, TakesFlagsOfOtherProgramsForKeys) {
+  const std::string file = write("own.yaml",
+                                 "layers: 2\nmax_grad_norm: 0.5\nadam_beta2: 0.75\n"
+                                 "dp_replicate_size: 1\n");
+  const ProgramResult planned = run({"plan", "--format", "json", "--config", file});
+  ASSERT_EQ(planned.exit_code, 0) << planned.err;
+  const auto settings = nlohmann::json::parse(planned.out)["settings"];
+  EXPECT_EQ(settings["clip_norm"], 0.5);
+  EXPECT_EQ(settings["beta2"], 0.75);
+  EXPECT_EQ(settings["replicas"], 1);
+  const ProgramResult twice =
+      run({"plan", "--config", write("twice.yaml", "layers: 2\nclip_norm: 1\nclip_grad: 1\n")});
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_THAT(twice.err, HasSubstr("'clip_norm' is there twice"));
+}
+
 TEST_F(ExplainCommand, FixesFilesOfDeepSpeedAndSaysThatCommentsAreLost) {
   const std::string file = write(
       "ds.json",

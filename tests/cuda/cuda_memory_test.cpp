@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_run.h"
 #include "cuda/emulated_gpu.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -58,6 +59,28 @@ class CudaMemory : public test::EmulatedGpu {
 };
 
 const Sizes kTiny{.vocabulary = 19, .width = 16, .length = 8, .micro_batch = 1};
+
+TEST_F(CudaMemory, OfTheHostIsTakenOnceAndCanBeEnded) {
+  constexpr std::int64_t kBytes = std::int64_t{8} << 20;
+  HostWork work;
+  const auto device = make_cuda_device({.pinned_bytes = kBytes, .host_work = &work});
+  void* const first = device->allocate_host(1000);
+  void* const second = device->allocate_host(kBytes / 2);
+  const HostWork::Extent taken = work.of(HostTask::kTouchPages);
+  EXPECT_EQ(taken.total_bytes, kBytes);
+  EXPECT_EQ(taken.done_bytes, kBytes);
+  device->deallocate_host(first, 1000);
+  device->deallocate_host(second, kBytes / 2);
+
+  HostWork ended([] { return true; });
+  const auto other = make_cuda_device({.pinned_bytes = kBytes, .host_work = &ended});
+  try {
+    other->allocate_host(1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAborted) << error.what();
+  }
+}
 const Sizes kTinyRecomputed{.vocabulary = 19,
                             .width = 16,
                             .length = 8,

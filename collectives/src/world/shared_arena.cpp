@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/touch_pages.h"
 
 namespace tessera {
 namespace {
@@ -36,9 +37,8 @@ std::size_t addresses_to_reserve() {
 /// Takes the pages of a block now, and says whether there were enough: a write to one that a full
 /// file system cannot give ends the process. If not, gives back those that only this block has.
 bool get_pages(std::byte* block, std::size_t bytes) {
-  const auto address = reinterpret_cast<std::uintptr_t>(block);
-  const std::size_t into_page = address % kPage;
-  if (madvise(block - into_page, into_page + bytes, MADV_POPULATE_WRITE) == 0) return true;
+  if (touch_pages(block, bytes)) return true;
+  const std::size_t into_page = reinterpret_cast<std::uintptr_t>(block) % kPage;
   const std::size_t skipped = into_page == 0 ? 0 : kPage - into_page;
   if (skipped < bytes) madvise(block + skipped, bytes - skipped, MADV_REMOVE);
   return false;

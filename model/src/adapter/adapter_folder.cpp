@@ -188,7 +188,8 @@ PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
 }
 
 PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
-                               const std::string& base, Storage& storage) {
+                               const std::string& base, const CompanionFiles& files,
+                               Storage& storage) {
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
   std::vector<AdapterTensor> tensors = adapter_tensors(config);
@@ -223,6 +224,7 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
   storage.make_folder(target.temporary);
   write_file(storage, target.temporary + "/" + kConfigFile,
              to_adapter_json(config.adapter, config, base, 2) + "\n");
+  write_files(storage, target.temporary, tokenizer_files_in(files));
   target.file = storage.create(target.temporary + "/" + kWeightsFile, entries.back().end);
   target.file->write(0, std::as_bytes(std::span(header)));
   return writer;

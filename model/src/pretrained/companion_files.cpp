@@ -22,6 +22,8 @@ constexpr std::array kVocabularyFiles{"tokenizer.json",    "vocab.json",      "m
                                       "added_tokens.json", "tokenizer.model", "tekken.json"};
 constexpr std::array kOtherTokenizerFiles{"tokenizer_config.json", "special_tokens_map.json",
                                           "chat_template.jinja", "chat_template.json"};
+/// Of chat templates that are asked for by name, a file each.
+constexpr const char* kMoreTemplates = "additional_chat_templates";
 constexpr std::array kModelFiles{kModelConfig, "generation_config.json"};
 constexpr std::array kDtypeKeys{"dtype", "torch_dtype"};  // of versions 5 and 4
 
@@ -44,17 +46,26 @@ void add_files(CompanionFiles& files, const fs::path& folder, const Names& names
   }
 }
 
-/// Code that config.json may name in `auto_map`.
-void add_code(CompanionFiles& files, const fs::path& folder) {
+/// The files in folder/`within` whose names end so, in order.
+void add_all(CompanionFiles& files, const fs::path& folder, const fs::path& within,
+             std::string_view extension) {
   std::error_code error;
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".py" && is_file(entry.path())) found.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(folder / within, error)) {
+    if (entry.path().extension() == extension && is_file(entry.path())) {
+      found.push_back(entry.path());
+    }
   }
   std::ranges::sort(found);
   for (const fs::path& path : found) {
-    files.push_back({path.filename().string(), bytes_of_file(path)});
+    files.push_back({(within / path.filename()).generic_string(), bytes_of_file(path)});
   }
+}
+
+void add_tokenizer(CompanionFiles& files, const fs::path& folder) {
+  add_files(files, folder, kVocabularyFiles);
+  add_files(files, folder, kOtherTokenizerFiles);
+  add_all(files, folder, kMoreTemplates, ".jinja");
 }
 
 const char* name_of(DType dtype) {
@@ -75,18 +86,27 @@ ordered_json config_of(const CompanionFiles& files) {
 CompanionFiles companion_files_of(const std::string& folder) {
   CompanionFiles files;
   add_files(files, folder, kModelFiles);
-  add_files(files, folder, kVocabularyFiles);
-  add_files(files, folder, kOtherTokenizerFiles);
-  add_code(files, folder);
+  add_tokenizer(files, folder);
+  add_all(files, folder, "", ".py");  // code that config.json may name in `auto_map`
   return files;
 }
 
 CompanionFiles tokenizer_files_of(const std::string& file) {
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   CompanionFiles files;
-  add_files(files, folder, kVocabularyFiles);
-  add_files(files, folder, kOtherTokenizerFiles);
+  add_tokenizer(files, folder);
   set_file(files, kVocabularyFiles.front(), bytes_of_file(path));
+  return files;
+}
+
+CompanionFiles tokenizer_files_in(CompanionFiles files) {
+  const auto has = [](const auto& names, const std::string& name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  std::erase_if(files, [&](const NamedText& file) {
+    return !has(kVocabularyFiles, file.name) && !has(kOtherTokenizerFiles, file.name) &&
+           !file.name.starts_with(concat(kMoreTemplates, "/"));
+  });
   return files;
 }
 

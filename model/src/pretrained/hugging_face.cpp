@@ -353,9 +353,7 @@ PretrainedWriter write_hugging_face(const std::string& path, const GptConfig& co
   PretrainedWriter writer(std::move(made));  // removes the folder if what follows fails
   storage.remove(target.temporary);          // left by a crash
   storage.make_folder(target.temporary);
-  for (const NamedText& file : new_companions(config, options)) {
-    write_file(storage, target.temporary + "/" + file.name, file.value);
-  }
+  write_files(storage, target.temporary, new_companions(config, options));
   target.file = storage.create(target.temporary + "/" + kSingleFile, entries.back().end);
   target.file->write(0, std::as_bytes(std::span(header)));
   for (const auto& [name, place] : target.places) {

@@ -345,8 +345,23 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
     return load_state(manifest, files_->path, state, stream, LoadedState::kValues);
   }
   constexpr std::int64_t kBlock = std::int64_t{4} << 20;  // elements
-  std::int64_t bytes = 0;
+  const auto bytes_of_values = [](std::int64_t numel) {
+    return numel * static_cast<std::int64_t>(sizeof(float));
+  };
+  std::int64_t bytes = 0, numel = 0;
   std::vector<float> values;
+  for (const StateTensor& tensor : state) {
+    if (tensor.role != Role::kParameter && tensor.role != Role::kFrozen &&
+        tensor.role != Role::kQuantized) {
+      continue;
+    }
+    for (const StatePiece& piece : state.pieces(tensor)) {
+      if (files_->fresh.contains(piece.parameter->name)) continue;
+      numel +=
+          tensor.role == Role::kQuantized ? piece.parameter->shape.numel() : piece.elements.numel;
+    }
+  }
+  begin_work(state.work(), HostTask::kLoad, bytes_of_values(numel));
   for (const StateTensor& tensor : state) {
     if (tensor.role == Role::kQuantized) {
       state.write_quantized(
@@ -355,6 +370,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
             const Place& place =
                 place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
             bytes += read_quantized(files_->files, place, spec, values, to);
+            advance_work(state.work(), HostTask::kLoad, bytes_of_values(spec.shape.numel()));
           },
           stream);
     }
@@ -371,6 +387,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
         bytes += read_interval(files_->files, place, piece.elements.begin + begin, values);
         write_part(state, tensor, piece.first + begin, values, stream);
         if (master != nullptr) write_part(state, *master, piece.first + begin, values, stream);
+        advance_work(state.work(), HostTask::kLoad, bytes_of_values(std::ssize(values)));
       }
     }
   }

@@ -113,9 +113,7 @@ std::string begin_checkpoint(Storage& storage, const std::string& folder, std::i
   make_checkpoint_folder(storage, folder);
   storage.remove(path);
   storage.make_folder(path);
-  for (const NamedText& file : companions) {
-    write_file(storage, in_folder(path, file.name), file.value);
-  }
+  write_files(storage, path, companions);
   return path;
 }
 
@@ -205,13 +203,15 @@ std::string damage_of(const std::string& path) {
   return "";
 }
 
-WholeCheckpoint find_whole_checkpoint(const std::string& named) {
+WholeCheckpoint find_whole_checkpoint(const std::string& named,
+                                      const std::vector<DamagedCheckpoint>& known) {
   const std::string path = folder_meant(named);
   if (has_manifest(path)) return {.path = path, .damages = {}};
   WholeCheckpoint found;
   if (fs::is_regular_file(path)) return found;
   for (const std::string& candidate : candidates_in(path)) {
-    std::string damage = damage_of(candidate);
+    const auto read = std::ranges::find(known, candidate, &DamagedCheckpoint::path);
+    std::string damage = read != known.end() ? read->damage : damage_of(candidate);
     if (damage.empty()) {
       found.path = candidate;
       return found;

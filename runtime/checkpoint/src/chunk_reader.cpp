@@ -59,7 +59,13 @@ ChunkReader::ChunkReader(const Manifest& manifest, const SavedFile& file, const 
 std::span<const std::byte> ChunkReader::read(std::int64_t chunk) {
   const std::int64_t begin = chunk * kChunkBytes;
   buffer_.resize(static_cast<std::size_t>(std::min(kChunkBytes, file_.bytes - begin)));
-  input_.read(begin, buffer_);
+  try {
+    input_.read(begin, buffer_);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kIo) throw;
+    fail(ErrorCode::kConfig, "'", input_.path(), "' is damaged: chunk ", chunk, " with ",
+         tensors_in_chunk(manifest_, file_, chunk), " cannot be read: ", error.what());
+  }
   require(XXH3_64bits(buffer_.data(), buffer_.size()) ==
               file_.chunk_hashes[static_cast<std::size_t>(chunk)],
           ErrorCode::kConfig, "'", input_.path(), "' is damaged: chunk ", chunk, " (bytes ", begin,

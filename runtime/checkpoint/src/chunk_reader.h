@@ -24,7 +24,8 @@ class ChunkReader {
   /// Throws Error{kConfig} unless the file has its size. All outlive the reader but `folder`.
   ChunkReader(const Manifest& manifest, const SavedFile& file, const std::string& folder);
 
-  /// Valid until the next call. Throws Error{kConfig} that names file, chunk and tensors.
+  /// Valid until the next call. Throws Error{kConfig} that names file, chunk and tensors if it
+  /// cannot be read or does not match its hash.
   std::span<const std::byte> read(std::int64_t chunk);
 
  private:

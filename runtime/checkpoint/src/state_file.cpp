@@ -245,10 +245,17 @@ SavedFile describe_file(const std::vector<SavedParameter>& parameters, const Mod
 std::int64_t load_state(const Manifest& manifest, const std::string& folder, TrainingState& state,
                         Stream& stream, LoadedState loaded) {
   const Targets targets = targets_in(state, manifest, loaded);
-  std::int64_t total = 0;
+  std::int64_t total = 0, wanted = 0;
   std::vector<float> copy;
+  std::vector<std::vector<Run>> runs_by_file;
   for (const SavedFile& file : manifest.files) {
-    const std::vector<Run> runs = runs_of(file, manifest, targets);
+    runs_by_file.push_back(runs_of(file, manifest, targets));
+    for (const Run& run : runs_by_file.back()) wanted += run.bytes;
+  }
+  begin_work(state.work(), HostTask::kLoad, wanted);
+  for (std::size_t f = 0; f < manifest.files.size(); ++f) {
+    const SavedFile& file = manifest.files[f];
+    const std::vector<Run>& runs = runs_by_file[f];
     if (runs.empty()) continue;
     ChunkReader reader(manifest, file, folder);
     std::set<std::int64_t> chunks;
@@ -268,6 +275,7 @@ std::int64_t load_state(const Manifest& manifest, const std::string& folder, Tra
         if (begin >= end) continue;
         const auto part = bytes.subspan(static_cast<std::size_t>(begin - chunk_begin),
                                         static_cast<std::size_t>(end - begin));
+        advance_work(state.work(), HostTask::kLoad, end - begin);
         if (run.dtype == DType::kUInt8) {
           state.write_bytes(run.target->name, run.first + begin - run.begin, part, stream);
           continue;

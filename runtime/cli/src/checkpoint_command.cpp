@@ -229,7 +229,7 @@ std::string write_for_others(const PretrainedGpt& from, const Model& model,
       llm_c ? write_llm_c(request.output, from.config(),
                           parse_dtype(request.dtype.empty() ? "fp32" : request.dtype))
       : from.config().adapter.is_set()
-          ? write_adapter(request.output, from.config(), "")
+          ? write_adapter(request.output, from.config(), "", from.companion_files())
           : write_hugging_face(request.output, config, disk(), folder_options(request, from));
   copy_parameters(
       from, model,

@@ -41,6 +41,7 @@ std::vector<Setting> size_settings() {
 struct Request {
   std::vector<std::string> dtypes{"float32", "bfloat16", "float16", "int8", "int4"};
   std::vector<int> ranks{8};
+  int ranks_per_node = 0;  ///< all on one
   std::vector<std::string> strategies{};
   std::vector<std::string> precisions{"bf16"};
   std::int64_t micro_batch = 1;
@@ -151,7 +152,7 @@ PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Reque
   for (const int ranks : request.ranks) {
     for (const std::string& name : strategies_of(request)) {
       const Strategy& strategy = find_strategy(name);
-      if (strategy.hybrid && default_replicas(strategy, ranks) == 1) {
+      if (strategy.hybrid && default_replicas(strategy, ranks, request.ranks_per_node) == 1) {
         all.impossible.push_back({strategy.name, ranks});
         continue;
       }
@@ -159,6 +160,7 @@ PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Reque
         all.rows.push_back(plan_row(model, sequence_length,
                                     {.strategy = strategy.name,
                                      .ranks = ranks,
+                                     .ranks_per_node = request.ranks_per_node,
                                      .micro_batch = request.micro_batch,
                                      .precision = parse_dtype(precision),
                                      .optimizer = {.name = request.optimizer},
@@ -207,6 +209,7 @@ void print_json(const Request& request, const Estimate& estimate) {
                                       {"model", estimate.model},
                                       {"micro_batch", request.micro_batch},
                                       {"optimizer", request.optimizer},
+                                      {"ranks_per_node", request.ranks_per_node},
                                       {"sequence_length", estimate.sequence_length},
                                       {"loading", loading},
                                       {"training", training},
@@ -305,6 +308,13 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
          },
          "numbers of ranks")
       ->delimiter(',')
+      ->type_name("N");
+  app.add_option_function<std::string>(
+         "--ranks-per-node",
+         [request](const std::string& text) {
+           request->ranks_per_node = value_of<int>(trainer_settings(), "ranks_per_node", text);
+         },
+         "ranks of a node, by which hybrids choose their replicas [all ranks on one node]")
       ->type_name("N");
   app.add_option("--strategies", request->strategies, "[all]")->delimiter(',');
   app.add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")

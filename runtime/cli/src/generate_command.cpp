@@ -18,6 +18,7 @@
 #include "tessera/model/hugging_face.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer_settings.h"
+#include "work_watch.h"
 
 namespace tessera::cli {
 namespace {
@@ -183,11 +184,18 @@ int run_generate(Config config, const Launcher& launcher) {
   if (!decoding.empty() && launcher.process == 0) {
     std::cerr << "note: '" << pretrained.path() << "': " << decoding << "\n";
   }
-  Session session(gpt.model(), gpt, options, &gpt);
+  options.host_work = interruptible_work();
+  std::optional<Session> session;
+  try {
+    session.emplace(gpt.model(), gpt, options, &gpt);
+  } catch (const Error& error) {
+    if (!is_ended_start(error, *options.host_work)) throw;
+    return kExitSignal + interrupt.signal();
+  }
   bool stopped = false;
   const auto next_logits = [&](std::span<const std::int32_t> context) {
     gpt.set_context(context, interrupt.signal() != 0 || !std::cout.good());
-    stopped = session.evaluate().loss > 0.0;
+    stopped = session->evaluate().loss > 0.0;
     return gpt.logits();
   };
   std::ostream nowhere(nullptr);

@@ -46,6 +46,8 @@ InterruptGuard::~InterruptGuard() {
 
 int InterruptGuard::signal() const { return received; }
 
+int received_signal() { return received; }
+
 bool InterruptGuard::reaches_all() const { return received_by_all; }
 
 QuitGuard::QuitGuard() {

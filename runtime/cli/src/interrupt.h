@@ -20,6 +20,9 @@ class InterruptGuard {
   bool reaches_all() const;
 };
 
+/// The signal that has arrived at an InterruptGuard, or 0; also where there has been none.
+int received_signal();
+
 /// While one lives, SIGQUIT is counted and does nothing else.
 class QuitGuard {
  public:

@@ -134,7 +134,7 @@ std::string ModelExport::description() const {
 
 PretrainedWriter ModelExport::write_folder(const std::string& path) const {
   return model_.adapter.is_set()
-             ? write_adapter(path, model_, base_)
+             ? write_adapter(path, model_, base_, source_.files)
              : write_hugging_face(path, model_, disk(), {.dtype = dtype_, .files = source_.files});
 }
 

@@ -34,7 +34,12 @@ std::string skipped_so_far(const StepRecord& record) {
 }  // namespace
 
 Progress::Progress(std::int64_t steps, bool quiet, bool verbose)
-    : steps_(steps), quiet_(quiet), verbose_(verbose), bar_(open_bar()), terminal_(inspect(bar_)) {}
+    : steps_(steps),
+      quiet_(quiet),
+      verbose_(verbose),
+      bar_(open_bar()),
+      terminal_(inspect(bar_)),
+      work_(terminal_.interactive) {}
 
 Progress::~Progress() {
   end_line();
@@ -43,6 +48,7 @@ Progress::~Progress() {
 
 void Progress::show(const StepRecord& record) {
   if (quiet_) return;
+  const std::lock_guard lock(mutex_);
   if (++shown_ > 1) seconds_ += record.seconds;
   const auto smooth = [this](double& rate, double now) {
     rate = shown_ <= 2 ? now : (1.0 - kSmoothing) * rate + kSmoothing * now;
@@ -58,12 +64,14 @@ void Progress::show(const StepRecord& record) {
 
 void Progress::note(const std::string& text) {
   if (quiet_) return;
+  const std::lock_guard lock(mutex_);
   end_line();
   std::fprintf(stderr, "note: %s\n", text.c_str());
 }
 
 void Progress::evaluation(const EvaluationRecord& record) {
   if (quiet_) return;
+  const std::lock_guard lock(mutex_);
   end_line();
   std::fprintf(stderr, "evaluation after step %lld: %s\n", static_cast<long long>(record.step),
                describe_evaluation(record).c_str());
@@ -71,6 +79,7 @@ void Progress::evaluation(const EvaluationRecord& record) {
 
 void Progress::checkpoint(const SaveRecord& record) {
   if (quiet_) return;
+  const std::lock_guard lock(mutex_);
   end_line();
   const std::string copied = record.waited_seconds > 0.0
                                  ? concat("steps waited ", fixed(record.waited_seconds, 3), " s")
@@ -81,10 +90,42 @@ void Progress::checkpoint(const SaveRecord& record) {
 }
 
 void Progress::end_line() {
+  if (work_bar_open_) {
+    std::fputs("\r\033[K", bar_);
+    std::fflush(bar_);
+    work_bar_open_ = false;
+  }
   if (!line_open_) return;
   std::fputc('\n', bar_);
   std::fflush(bar_);
   line_open_ = false;
+}
+
+void Progress::work(const HostWork& work, Clock::time_point now) {
+  if (quiet_) return;
+  const std::lock_guard lock(mutex_);
+  for (const WorkReport::Shown& shown : work_.at(work, now)) {
+    if (!terminal_.interactive) {
+      std::fprintf(stderr, "%s\n", shown.text.c_str());
+      continue;
+    }
+    end_line();
+    if (shown.is_over) continue;
+    draw_work(shown);
+    work_bar_open_ = true;
+  }
+}
+
+void Progress::draw_work(const WorkReport::Shown& shown) {
+  const int columns = inspect(bar_).columns;
+  const int room = columns - columns_of(shown.text) - 3;
+  std::string line = shown.text;
+  if (room >= 5) {
+    line += "  " + paint(terminal_, Colour::kGreen, bar(shown.share, std::min(room, 40)));
+  }
+  if (room < -3) line.resize(static_cast<std::size_t>(columns));
+  std::fprintf(bar_, "\r\033[K%s", line.c_str());
+  std::fflush(bar_);
 }
 
 void Progress::draw(const StepRecord& record) {

@@ -3,11 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
 #include <string>
 
 #include "speed.h"
 #include "terminal.h"
+#include "tessera/core/host_work.h"
 #include "tessera/trainer/trainer.h"
+#include "work_report.h"
 
 namespace tessera::cli {
 
@@ -22,16 +25,21 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // Safe from any thread.
   void show(const StepRecord& record);
   /// On a line of its own.
   void note(const std::string& text);
   void evaluation(const EvaluationRecord& record);
   void checkpoint(const SaveRecord& record);
+  /// What the host does outside of steps; see WorkReport.
+  using Clock = WorkReport::Clock;
+  void work(const HostWork& work, Clock::time_point now);
 
  private:
   void draw(const StepRecord& record);
   void print(const StepRecord& record);
   void end_line();
+  void draw_work(const WorkReport::Shown& shown);
 
   std::int64_t steps_;
   bool quiet_;
@@ -43,6 +51,9 @@ class Progress {
   double seconds_ = 0.0;    ///< of all but the first
   SpeedRates rates_{};      ///< smoothed
   bool line_open_ = false;
+  WorkReport work_;
+  bool work_bar_open_ = false;
+  std::mutex mutex_;  ///< of all of it
 };
 
 }  // namespace tessera::cli

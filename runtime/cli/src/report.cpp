@@ -152,7 +152,10 @@ std::vector<std::string> learning_rate_notes(const Config& config,
 
 std::string describe_evaluation(const EvaluationRecord& record, int decimals) {
   return concat("loss ", fixed(record.loss, decimals), ", perplexity ", fixed(record.perplexity, 2),
-                " on ", with_commas(record.tokens), " tokens");
+                " on ", with_commas(record.tokens),
+                record.positions > record.tokens
+                    ? concat(" targets of ", with_commas(record.positions), " positions")
+                    : " tokens");
 }
 
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced) {

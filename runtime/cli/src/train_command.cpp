@@ -34,6 +34,7 @@
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer.h"
 #include "tessera/trainer/trainer_settings.h"
+#include "work_watch.h"
 
 namespace tessera::cli {
 namespace {
@@ -150,6 +151,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   options.checkpoints.companions = source.files;
   name_dtype(options.checkpoints.companions, source.dtype, NewKey::kAdded);
   options.dump_requests = dumps.requests();
+  options.host_work = interruptible_work();
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
@@ -194,6 +196,9 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
                       double peak_flops, const InterruptGuard& interrupt, ModelExport& exported) {
   Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
                     run.config.get<bool>("verbose"));
+  std::optional<WorkWatch> watch;
+  const bool shows = run.launcher.process == 0 && !run.config.get<bool>("quiet");
+  if (shows) watch.emplace(*run.plan().options.host_work, progress);
   return run.trainer.train(
       [&](const StepRecord& record) {
         outputs.step(record, peak_flops);
@@ -296,7 +301,14 @@ int run_train(Config config) {
                                       grace_of(run));
   LossPlot losses(run.plan().options.steps);
   ModelExport exported(run.config, run.choice.config, run.source);
-  TrainingSummary summary = train(run, outputs, losses, peak_flops, interrupt, exported);
+  TrainingSummary summary;
+  try {
+    summary = train(run, outputs, losses, peak_flops, interrupt, exported);
+  } catch (const Error& error) {
+    if (!is_ended_start(error, *run.plan().options.host_work)) throw;
+    if (reports && !run.config.get<bool>("quiet")) std::cout << "stopped before the first step\n";
+    return kExitSignal + interrupt.signal();
+  }
   watch.reset();
   const std::vector<std::string> folders = exported.finish();
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.

@@ -42,6 +42,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("enable_cpu_affinity", kFlag, "`--bind numa`, also in a file, where Accelerate ignores it"),
       used("use_cpu", kFlag, "`--device cpu`"),
       used("debug", kFlag, "`--check-collectives`"),
+      refused("max_grad_norm", kNumber, "clipping, which Accelerate's files do not have", "give --clip-norm").lifted_by("clip_norm"),
       quiet("main_training_function", kText, "names a Python function of notebooks"),
       quiet("downcast_bf16", kAny, kTpu),
       quiet("tpu_name", kAny, kTpu),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "accelerate.h"
@@ -9,6 +10,7 @@
 #include "deepspeed.h"
 #include "dialect.h"
 #include "key_table.h"
+#include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
 #include "tessera/trainer/log.h"
@@ -19,6 +21,25 @@ namespace {
 std::string unknown_key(const std::string& nearest) {
   return concat("unknown key; ", nearest.empty() ? "see --help for all of them"
                                                  : concat("did you mean '", nearest, "'?"));
+}
+
+/// A key that is a flag of other programs, as one of ours: "max_grad_norm" is clip_norm.
+struct OwnKey {
+  std::string setting;
+  nlohmann::ordered_json value;
+};
+std::optional<OwnKey> own_key(const compat::Node::Member& member,
+                              const std::set<std::string>& known) {
+  if (member.value.kind != compat::Node::Kind::kScalar || member.value.is_null()) return {};
+  const std::string flag = flag_name(setting_name(member.key));
+  const auto alias = std::ranges::find(aliases(), flag, &Alias::theirs);
+  if (alias == aliases().end() || !known.contains(setting_name(alias->ours))) return {};
+  OwnKey key{.setting = setting_name(alias->ours), .value = member.value.json()};
+  if (alias->value != nullptr) {
+    const nlohmann::json& scalar = member.value.scalar;
+    key.value = alias->value(scalar.is_string() ? scalar.get<std::string>() : scalar.dump());
+  }
+  return key;
 }
 
 void translate_own(const compat::Document& document, const std::vector<Setting>& table,
@@ -34,8 +55,10 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
   const bool of_log = std::ranges::any_of(document.root.members, is_log);  // its first line
   for (const compat::Node::Member& member : document.root.members) {
     if (of_log && is_of_run_line(member.key)) continue;
-    const std::string name = setting_name(member.key);
+    std::string name = setting_name(member.key);
     const std::string where = compat::at_line(document.path, member.line);
+    const std::optional<OwnKey> own = known.contains(name) ? std::nullopt : own_key(member, known);
+    if (own) name = own->setting;
     if (!known.contains(name)) {
       const bool suggest = ++unknown <= compat::kMostSuggestions;
       const std::string nearest = suggest ? nearest_name(name, names) : "";
@@ -58,7 +81,8 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
                                    .line = member.line,
                                    .value = member.value.json(),
                                    .outcome = KeyOutcome::kHonoured,
-                                   .settings = {{name, member.value.json()}}});
+                                   .settings = {{name, own ? own->value : member.value.json()}},
+                                   .note = own ? concat("is ", flag_name(name)) : ""});
   }
 }
 

@@ -368,6 +368,7 @@ class DeepSpeed {
                   autos_.clip_norm ? "\"auto\": is ACCELERATE_GRADIENT_CLIPPING"
                                    : "\"auto\": Accelerate takes 1.0");
     } else {
+      if (has_norm_in_optimizer(top_)) return;  // and that is read with it
       top_.derive(key, "clip_norm", 0.0, "DeepSpeed's default is 0, never");
     }
   }
@@ -377,7 +378,7 @@ class DeepSpeed {
     std::optional<TypedSection> scheduler = open_scheduler(top_, path_, translation_);
     const PeakRate peak =
         decide_peak(optimizer ? &*optimizer : nullptr, scheduler ? &*scheduler : nullptr, known_);
-    if (optimizer) translate_optimizer(*optimizer, peak);
+    if (optimizer) translate_optimizer(*optimizer, peak, top_.has("gradient_clipping"));
     if (scheduler) {
       translate_scheduler(*scheduler, peak, known_);
     } else if (optimizer && top_.node("scheduler") == nullptr) {

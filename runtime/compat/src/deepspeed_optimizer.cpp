@@ -69,16 +69,63 @@ void check_adam(Section& params, bool adamw) {
                                                   : "without weight decay Adam is AdamW");
 }
 
-}  // namespace
+/// What torch.optim.SGD takes, which has other defaults than ours.
+void translate_sgd(Section& params) {
+  attempt([&] { number(params, "momentum", "momentum", 0.0); });
+  attempt([&] {
+    const bool nesterov = params.flag("nesterov").value_or(false);
+    if (!params.has("nesterov")) {
+      params.derive("nesterov", "nesterov", false, "DeepSpeed's default is false");
+    } else {
+      params.honour("nesterov", "nesterov", nesterov);
+    }
+    if (nesterov && params.number("momentum").value_or(0.0) == 0.0) {
+      params.refuse("nesterov", "needs a momentum above 0");
+    }
+  });
+}
 
-void translate_optimizer(TypedSection& optimizer, const PeakRate& peak) {
+void translate_adam(TypedSection& optimizer) {
   Section& params = optimizer.params;
-  optimizer.section.agree("type", "it is AdamW here, unless --optimizer names another");
   attempt([&] { check_adam(params, optimizer.type == "AdamW"); });
-  attempt([&] { learning_rate(params, peak); });
   attempt([&] { betas(params); });
   attempt([&] { number(params, "eps", "epsilon", 1e-8); });
+}
+
+/// A key of the other optimizer, with which PyTorch would not make this one.
+void refuse_foreign(TypedSection& optimizer, std::initializer_list<const char*> keys) {
+  for (const char* const key : keys) {
+    if (!optimizer.params.has(key)) continue;
+    attempt(
+        [&] { optimizer.params.refuse(key, optimizer.type, " has no such parameter; remove it"); });
+  }
+}
+
+void norm(Section& params, bool clips) {
+  constexpr const char* kKey = "max_grad_norm";
+  const auto value = params.number(kKey);
+  if (!value) return;
+  if (clips) return params.no_effect(kKey, "gradient_clipping decides", Told::kByRun);
+  params.honour(kKey, "clip_norm", *value);
+  params.differ(kKey, "DeepSpeed's newer versions read gradient_clipping alone", Told::kByExplain);
+}
+
+}  // namespace
+
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak, bool clips) {
+  Section& params = optimizer.params;
+  if (optimizer.type == "SGD") {
+    optimizer.section.honour("type", "optimizer", "sgd");
+    refuse_foreign(optimizer, {"betas", "eps", "adam_w_mode"});
+    translate_sgd(params);
+  } else {
+    optimizer.section.agree("type", "it is AdamW here, unless --optimizer names another");
+    refuse_foreign(optimizer, {"momentum", "nesterov"});
+    translate_adam(optimizer);
+  }
+  attempt([&] { learning_rate(params, peak); });
   attempt([&] { number(params, "weight_decay", "weight_decay", 0.0); });
+  attempt([&] { norm(params, clips); });
   if (params.number("weight_decay").value_or(0) > 0) {
     params.differ("weight_decay", "DeepSpeed decays every parameter; here only matrices decay");
   }

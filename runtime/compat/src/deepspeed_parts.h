@@ -38,7 +38,10 @@ struct PeakRate {
 };
 PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known);
 
-void translate_optimizer(TypedSection& optimizer, const PeakRate& peak);
+/// `clips`: gradient_clipping is there, and decides.
+void translate_optimizer(TypedSection& optimizer, const PeakRate& peak, bool clips);
+/// Whether the optimizer's params have the norm by which gradients are clipped.
+bool has_norm_in_optimizer(const Section& top);
 void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known);
 
 /// Translates the sections "tensorboard" and "csv_monitor".

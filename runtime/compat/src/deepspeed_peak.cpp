@@ -28,9 +28,7 @@ std::string read_type(Section& section, const std::vector<std::string>& ours,
   const auto found = std::ranges::find_if(ours, same);
   if (found != ours.end()) return *found;
   if (std::ranges::any_of(others, same)) {
-    const bool is_sgd = same("SGD");
-    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours),
-                       is_sgd ? ", or leave the section out and give --optimizer sgd" : "");
+    section.refuse_for(change, "type", "'", *type, "' is not supported; use ", joined(ours));
   }
   const std::string nearest = near_word(*type, ours);
   section.refuse_for(nearest.empty() ? change : std::vector{section.with("type", nearest)}, "type",
@@ -74,9 +72,9 @@ std::optional<TypedSection> open_optimizer(Section& top, const std::string& file
                                            ConfigTranslation& translation) {
   const Kind kind{.name = "optimizer",
                   .params = "optimizer.params",
-                  .ours = {"AdamW", "Adam"},
+                  .ours = {"AdamW", "Adam", "SGD"},
                   .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lion",
-                             "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD"}};
+                             "Muon", "MuAdam", "MuAdamW", "MuSGD"}};
   return open(top, kind, rules_of("optimizer"), rules_of("optimizer.params"), file, translation);
 }
 
@@ -87,6 +85,18 @@ std::optional<TypedSection> open_scheduler(Section& top, const std::string& file
                   .ours = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
                   .others = {"LRRangeTest", "OneCycle"}};
   return open(top, kind, rules_of("scheduler"), rules_of("scheduler.params"), file, translation);
+}
+
+bool has_norm_in_optimizer(const Section& top) {
+  const Node* const optimizer = top.node("optimizer");
+  if (optimizer == nullptr) return false;
+  for (const Node::Member& member : optimizer->members) {
+    if (member.key != "params") continue;
+    return std::ranges::any_of(member.value.members, [](const Node::Member& parameter) {
+      return parameter.key == "max_grad_norm" && !parameter.value.is_null();
+    });
+  }
+  return false;
 }
 
 PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {

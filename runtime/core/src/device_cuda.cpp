@@ -18,7 +18,7 @@ namespace {
 class DeviceCuda : public CudaDevice {
  public:
   explicit DeviceCuda(const CudaDeviceOptions& options)
-      : pool_(options.ordinal, options.segments), pinned_(options.pinned_bytes) {
+      : pool_(options.ordinal, options.segments), pinned_(options.pinned_bytes, options.host_work) {
     state_.ordinal = options.ordinal;
     state_.nvtx = options.nvtx;
     state_.kernels = tessera_cuda_kernels();

@@ -8,6 +8,7 @@
 
 #include "check_cuda.h"
 #include "tessera/core/error.h"
+#include "tessera/core/touch_pages.h"
 
 namespace tessera::cuda {
 namespace {
@@ -45,11 +46,19 @@ SegmentPool::Segment PinnedPool::grow(std::size_t needed) {
   segments_.reserve(segments_.size() + 1);
   void* const block =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  require(block != MAP_FAILED, ErrorCode::kOutOfMemory, "the system refused ", bytes,
-          " bytes of host memory: ", std::strerror(errno),
-          "; end other programs, or offload less (--offload-optimizer host:0.5)");
+  const auto refuse = [bytes](int error) {
+    fail(ErrorCode::kOutOfMemory, "the system refused ", bytes,
+         " bytes of host memory: ", std::strerror(error),
+         "; end other programs, or offload less (--offload-optimizer host:0.5)");
+  };
+  if (block == MAP_FAILED) refuse(errno);
   madvise(block, bytes, MADV_HUGEPAGE);  // a hint
-  std::memset(block, 0, bytes);
+  try {
+    if (!touch_pages(block, bytes, {.may_write = true, .work = work_})) refuse(ENOMEM);
+  } catch (...) {
+    munmap(block, bytes);
+    throw;
+  }
   const cudaError_t status = cudaHostRegister(block, bytes, cudaHostRegisterPortable);
   if (status != cudaSuccess) {
     munmap(block, bytes);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tessera/core/host_work.h"
 #include "tessera/core/segment_pool.h"
 
 namespace tessera::cuda {
@@ -14,11 +15,13 @@ namespace tessera::cuda {
 /// Registering memory with CUDA costs about 0.1 s per GB, so it is done once: the first request
 /// takes an arena of `arena_bytes`, the planned use of the run, and the others are cut from it.
 /// What does not fit gets segments of its own. Segments are mapped with huge pages and touched by
-/// the thread that asks, so that they lie on its NUMA node.
+/// threads on the CPUs of the one that asks: if it is bound to a NUMA node, they lie there.
 class PinnedPool {
  public:
-  explicit PinnedPool(std::int64_t arena_bytes)
+  /// `work`: counts the touching, and may end it; may be null.
+  PinnedPool(std::int64_t arena_bytes, HostWork* work)
       : arena_bytes_(arena_bytes),
+        work_(work),
         pool_([this](std::size_t /*wanted*/, std::size_t needed) { return grow(needed); }) {}
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;
@@ -32,6 +35,7 @@ class PinnedPool {
   SegmentPool::Segment grow(std::size_t needed);
 
   const std::int64_t arena_bytes_;
+  HostWork* const work_;
   std::mutex mutex_;
   SegmentPool pool_;
   std::vector<SegmentPool::Segment> segments_;

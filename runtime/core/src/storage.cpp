@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "tessera/core/error.h"
@@ -112,6 +113,19 @@ void write_file(Storage& storage, const std::string& path, const std::string& te
   const auto file = storage.create(path, static_cast<std::int64_t>(text.size()));
   file->write(0, std::as_bytes(std::span(text)));
   file->sync();
+}
+
+void write_files(Storage& storage, const std::string& folder, const std::vector<NamedText>& files) {
+  std::set<std::string> within;
+  for (const NamedText& file : files) {
+    const std::size_t slash = file.name.rfind('/');
+    if (slash != std::string::npos) {
+      const std::string own = folder + "/" + file.name.substr(0, slash);
+      if (within.insert(own).second) storage.make_folder(own);
+    }
+    write_file(storage, folder + "/" + file.name, file.value);
+  }
+  for (const std::string& own : within) storage.sync_folder(own);
 }
 
 }  // namespace tessera

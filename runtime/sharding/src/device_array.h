@@ -55,8 +55,11 @@ class DeviceArray {
     stream.copy(data_, mirrors_[mirror], static_cast<std::size_t>(count) * sizeof(T));
   }
   /// From the device to the host: there once the stream has come so far.
-  void download(Stream& stream, std::size_t mirror = 0) {
-    if (mirrors_[mirror] != data_) stream.copy(mirrors_[mirror], data_, bytes());
+  void download(Stream& stream, std::size_t mirror = 0) { download_first(numel_, stream, mirror); }
+  /// The first `count` elements alone.
+  void download_first(std::int64_t count, Stream& stream, std::size_t mirror = 0) {
+    if (mirrors_[mirror] == data_) return;
+    stream.copy(mirrors_[mirror], data_, static_cast<std::size_t>(count) * sizeof(T));
   }
 
  private:

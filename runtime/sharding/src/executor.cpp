@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <span>
 
 #include "lanes.h"
 #include "layer_runner.h"
@@ -185,7 +186,7 @@ class Executor::Impl {
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
   void prepare(Memory& memory);
-  std::vector<float> gather_flat(int unit, bool trainable);
+  std::span<const float> gather_flat(int unit, bool trainable, DeviceArray<float>& whole);
   std::vector<std::byte> gather_quantized(int unit);
   std::vector<float> decoded(const FlatTensor& tensor, std::span<const std::byte> flat);
   /// One before it, of the same batches; null if there is none.
@@ -619,8 +620,10 @@ std::vector<std::string> Executor::Impl::notes() {
   return notes;
 }
 
-/// An unsharded flat parameter in fp32, put together from the finest shards of all ranks.
-std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
+/// An unsharded flat parameter in fp32, put together from the finest shards of all ranks; `whole`
+/// has room for it, and holds it afterwards.
+std::span<const float> Executor::Impl::gather_flat(int unit, bool trainable,
+                                                   DeviceArray<float>& whole) {
   const Unit& of = layout_.units[static_cast<std::size_t>(unit)];
   const std::int64_t numel = (trainable ? of.trainable : of.frozen).padded_numel;
   if (numel == 0) return {};
@@ -635,19 +638,19 @@ std::vector<float> Executor::Impl::gather_flat(int unit, bool trainable) {
   ProcessGroup* const control = groups_.control();
   const std::int64_t ranks = control != nullptr ? control->size() : 1;
   const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
-  DeviceArray<float> whole(device_, ranks * mine.numel());
+  const std::int64_t count = ranks * mine.numel();
   const TensorView shard = whole.view(first, mine.numel());
   if (tensor.tier != Tier::kDisk) {
     stream.submit({.name = "export"}, [&] { kernels_.cast({.src = mine, .dst = shard}, stream); });
   } else {
     state_.read(tensor.name, finest.begin,
                 {whole.host() + first, static_cast<std::size_t>(mine.numel())}, stream);
-    whole.upload(stream);
+    whole.upload_first(count, stream);
   }
-  if (control != nullptr) control->all_gather(shard, whole.view(), stream);
-  whole.download(stream);
+  if (control != nullptr) control->all_gather(shard, whole.view(0, count), stream);
+  whole.download_first(count, stream);
   stream.synchronize();
-  return {whole.host(), whole.host() + whole.numel()};
+  return {whole.host(), static_cast<std::size_t>(count)};
 }
 
 /// The same of a quantised one, in bytes.
@@ -693,17 +696,25 @@ std::vector<float> Executor::Impl::decoded(const FlatTensor& tensor,
 /// Layers are in order of declaration, and so are units: each unit's layers follow one another.
 void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>& receive) {
   require_no_step();
+  std::int64_t frozen = 1, trainable = 1;  // elements of the largest
+  for (const Unit& unit : layout_.units) {
+    frozen = std::max(frozen, unit.frozen.padded_numel);
+    trainable = std::max(trainable, unit.trainable.padded_numel);
+  }
+  DeviceArray<float> whole_frozen(device_, frozen), whole_trainable(device_, trainable);
   int gathered = -1;
-  std::array<std::vector<float>, 2> flats;  // frozen, trainable
+  std::array<std::span<const float>, 2> flats;  // frozen, trainable
   std::vector<std::byte> quantized;
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
     for (std::size_t p = 0; p < model_.layers[l]->parameters().size(); ++p) {
       const ParameterAddress& a = layout_.layers[l].parameters[p];
       if (a.unit != gathered) {
-        flats = {gather_flat(a.unit, false), gather_flat(a.unit, true)};
+        flats = {gather_flat(a.unit, false, whole_frozen),
+                 gather_flat(a.unit, true, whole_trainable)};
         quantized = gather_quantized(a.unit);
         gathered = a.unit;
       }
+      if (!receive) continue;
       const Unit& unit = layout_.units[static_cast<std::size_t>(a.unit)];
       const FlatTensor& tensor = a.flat_of(unit).tensors[static_cast<std::size_t>(a.tensor)];
       if (a.quantized) {

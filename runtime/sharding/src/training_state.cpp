@@ -12,9 +12,12 @@
 namespace tessera {
 namespace {
 
-/// Elements to write at a time: what fits the first-level cache, or keeps a GPU busy.
+constexpr std::int64_t kFloatBytes = sizeof(float);
+
+/// Elements to write at a time: what fits a core's cache, or keeps a GPU busy; enough for all of a
+/// rank's threads.
 std::int64_t chunk_numel(const Device& device) {
-  return device.host_accessible() ? 8192 : std::int64_t{1} << 20;
+  return std::int64_t{1} << (device.host_accessible() ? 18 : 20);
 }
 
 /// dst[i] = bound * (2 u - 1) for u = (word + 1/2) / 2^32 of element first + i. Made on the host:
@@ -36,13 +39,14 @@ void fill_uniform(const TensorView& dst, float bound, RandomKey key, std::int64_
 // [Note: state on the host] Memory for copies is mapped for a GPU: its kernels read and write it in
 // place, over the bus. So what is done between steps is the same for both tiers.
 TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& options, int rank,
-                             Memory& memory, DiskStoreOptions disk)
+                             Memory& memory, DiskStoreOptions disk, HostWork* work)
     : layout_(layout),
       options_(options),
       nesting_(options.mesh, options.placement),
       rank_(rank),
       device_(memory.device()),
-      kernels_(kernels_for(memory.device())) {
+      kernels_(kernels_for(memory.device())),
+      work_(work) {
   const std::vector<ScheduleBuffer> buffers = state_buffers(layout, options);
   const std::vector<DiskExtent> extents = disk_extents(buffers);
   if (!extents.empty() && device_.kind() != DeviceKind::kSim) {
@@ -218,8 +222,24 @@ void TrainingState::quantize_parameters(const ReadParameter& read, Stream& strea
           values.resize(static_cast<std::size_t>(spec.shape.numel()));
           read(spec, values);
           quantize(spec.format, spec.shape, values, bytes, spec.name, spec.joined);
+          advance_work(work_, HostTask::kInitialize, spec.shape.numel() * kFloatBytes);
         },
         stream);
+  }
+}
+
+/// In pieces: the first write to memory of the host takes its pages, which may be long.
+void TrainingState::fill_zero(const StateTensor& tensor, Stream& stream) {
+  constexpr std::int64_t kPieceBytes = std::int64_t{64} << 20;
+  const bool is_bytes = tensor.format == DType::kUInt8;  // a multiple of kFlatAlignment
+  const TensorView all = is_bytes ? TensorView(tensor.view.data, DType::kFloat32,
+                                               Shape{tensor.view.numel() / kFloatBytes})
+                                  : tensor.view;
+  const auto most = kPieceBytes / static_cast<std::int64_t>(size_of(all.dtype));
+  for (std::int64_t begin = 0; begin < all.numel(); begin += most) {
+    const TensorView piece = all.narrow(0, begin, std::min(most, all.numel() - begin));
+    kernels_.fill({.dst = piece}, stream);
+    advance_work(work_, HostTask::kInitialize, piece.bytes());
   }
 }
 
@@ -227,21 +247,33 @@ void TrainingState::quantize_parameters(const ReadParameter& read, Stream& strea
 void TrainingState::clear(Stream& stream) {
   std::vector<std::byte> zeros;
   for (const StateTensor& tensor : tensors_) {
-    const TensorView& view = tensor.view;
     if (tensor.tier != Tier::kDisk) {
-      const bool is_bytes = view.dtype == DType::kUInt8;  // a multiple of kFlatAlignment
-      kernels_.fill(
-          {.dst =
-               is_bytes ? TensorView(view.data, DType::kFloat32, Shape{view.numel() / 4}) : view},
-          stream);
+      fill_zero(tensor, stream);
     } else if (disk_ != nullptr) {
-      zeros.resize(static_cast<std::size_t>(view.bytes()));
+      zeros.resize(static_cast<std::size_t>(tensor.view.bytes()));
       disk_->write(tensor.extent, zeros);
+      advance_work(work_, HostTask::kInitialize, tensor.view.bytes());
     }
   }
 }
 
+/// Zeros, whole parameters before they are quantised, and fp32 values of the others.
+std::int64_t TrainingState::bytes_to_initialize() const {
+  std::int64_t bytes = 0;
+  for (const StateTensor& tensor : tensors_) {
+    if (tensor.tier != Tier::kDisk || disk_ != nullptr) bytes += tensor.view.bytes();
+    if (tensor.role == Role::kOptimizer || device_.kind() == DeviceKind::kSim) continue;
+    for (const StatePiece& piece : pieces(tensor)) {
+      bytes += (tensor.role == Role::kQuantized ? piece.parameter->shape.numel()
+                                                : piece.elements.numel) *
+               kFloatBytes;
+    }
+  }
+  return bytes;
+}
+
 void TrainingState::initialize(std::uint64_t seed, Stream& stream) {
+  begin_work(work_, HostTask::kInitialize, bytes_to_initialize());
   clear(stream);
   quantize_parameters(
       [&](const ParameterSpec& spec, std::span<float> values) {
@@ -326,6 +358,7 @@ void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream
         const TensorView values = chunk.view(0, count);
         produce(*piece.parameter, {piece.elements.begin + e, count}, values);
         kernels_.cast({.src = values, .dst = piece.view.narrow(0, e, count)}, stream);
+        advance_work(work_, HostTask::kInitialize, count * kFloatBytes);
       }
     }
   }
@@ -345,6 +378,7 @@ void TrainingState::produce_on_disk(const StateTensor& tensor, const ProduceChun
       chunk.download(stream);
       stream.synchronize();
       std::copy_n(chunk.host(), count, all.begin() + (piece.first + e - tensor.range.begin));
+      advance_work(work_, HostTask::kInitialize, count * kFloatBytes);
     }
   }
   write_to_disk(tensor, tensor.range.begin, all, stream);

@@ -26,15 +26,16 @@ class ChosenSamples : public BatchSource {
 /// Those from a later one on.
 class LaterSamples : public ChosenSamples {
  public:
-  LaterSamples(const BatchSource& source, std::int64_t offset)
-      : ChosenSamples(source), offset_(offset) {}
+  explicit LaterSamples(const BatchSource& source) : ChosenSamples(source) {}
+  /// Before any is read.
+  void begin_at(std::int64_t offset) { offset_ = offset; }
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
     return source_.fill(first + offset_, n, inputs, targets);
   }
 
  private:
-  std::int64_t offset_;
+  std::int64_t offset_ = 0;
 };
 
 /// The first ones; those beyond do not count.

@@ -67,7 +67,8 @@ RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
       memory(*device, plan.options.memory_limit_bytes),
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
-      state(plan.layout, state_options(plan.schedule), rank, memory, disk_options(plan.options)),
+      state(plan.layout, state_options(plan.schedule), rank, memory, disk_options(plan.options),
+            plan.options.host_work.get()),
       executor(state, model, programs, groups, memory, executor_options_of(plan, recorder)) {}
 
 RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,

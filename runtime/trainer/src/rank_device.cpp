@@ -193,7 +193,8 @@ std::unique_ptr<Device> make_rank_device(const TrainerOptions& options, int rank
     const bool nccl = options.group == GroupChoice::kNccl;
     return make_cuda_device({.ordinal = gpu,
                              .segments = nccl ? nccl_segments(gpu) : CudaSegments{},
-                             .pinned_bytes = pinned_bytes});
+                             .pinned_bytes = pinned_bytes,
+                             .host_work = options.host_work.get()});
   }
   return options.world != nullptr ? options.world->make_device() : make_cpu_device();
 }

@@ -103,13 +103,14 @@ std::string in_words(const std::vector<std::string>& damages) {
 }
 
 /// The checkpoint to go on from; none if there is none and none is needed.
-WholeCheckpoint find_resumed(const CheckpointOptions& options) {
+WholeCheckpoint find_resumed(const CheckpointOptions& options,
+                             const std::vector<DamagedCheckpoint>& unreadable) {
   const bool newest = options.resume == "latest" || options.resume == "auto";
   if (options.resume.empty()) return {};
   require(!newest || !options.folder.empty(), ErrorCode::kConfig, "--resume ", options.resume,
           " is the newest checkpoint in the folder of --save, which is not given");
   const std::string& folder = newest ? options.folder : options.resume;
-  WholeCheckpoint found = find_whole_checkpoint(folder);
+  WholeCheckpoint found = find_whole_checkpoint(folder, unreadable);
   require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "--resume ",
           options.resume, ": no checkpoint in '", folder, "' is whole: ", in_words(found.damages),
           "; put back what is missing, or name another checkpoint by --resume FOLDER, or a new "
@@ -143,21 +144,25 @@ Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchS
   return manifest;
 }
 
-std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const Model& model,
-                                                     const BatchSource& source) {
+ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
+                               const BatchSource& source,
+                               const std::vector<DamagedCheckpoint>& unreadable) {
   const CheckpointOptions& options = plan.options.checkpoints;
-  const WholeCheckpoint found = find_resumed(options);
+  const WholeCheckpoint found = find_resumed(options, unreadable);
   const std::string& path = found.path;
+  ResumeChoice choice;
   if (path.empty()) {
     require_no_checkpoints(options);
-    return nullptr;
+    return choice;
   }
   if (!found.damages.empty()) {
-    plan.notes.push_back(concat("WARNING: the run goes on from the older checkpoint '", path,
-                                "', for newer ones are damaged: ", in_words(found.damages)));
+    choice.notes.push_back(concat("WARNING: the run goes on from the older checkpoint '", path,
+                                  "', for newer ones are damaged: ", in_words(found.damages)));
   }
   auto point = std::make_shared<ResumePoint>();
   point->path = path;
+  point->is_named = std::filesystem::exists(std::filesystem::path(options.resume) /
+                                            std::filesystem::path(kManifestName));
   point->manifest = read_manifest(path);
   const Manifest& saved = point->manifest;
   Manifest now = describe_run(plan, model, source);
@@ -167,7 +172,7 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
     if (text.empty()) return;
     require(allowed, ErrorCode::kConfig, "'", path, "' is of a run with another ", what, ": ", text,
             "; give ", flag, " to resume it all the same");
-    plan.notes.push_back(concat("resumed with another ", what, ": ", text));
+    choice.notes.push_back(concat("resumed with another ", what, ": ", text));
   };
   compare("model", "--allow-other-model", options.allow_other_model, &Manifest::model);
   compare("optimizer", "--allow-other-optimizer", options.allow_other_optimizer,
@@ -187,22 +192,32 @@ std::shared_ptr<const ResumePoint> find_resume_point(TrainingPlan& plan, const M
     taken += concat(", ", kept.name,
                     std::ranges::any_of(saved.parameters, has) ? "" : " (not there: from zero)");
   }
-  plan.notes.push_back(std::move(taken));
+  choice.notes.push_back(std::move(taken));
   if (std::string note = scaler_note(saved, plan.options); !note.empty()) {
-    plan.notes.push_back(std::move(note));
+    choice.notes.push_back(std::move(note));
   }
-  if (saved.run.empty()) return point;
+  choice.point = point;
+  if (saved.run.empty()) return choice;
   std::vector<NamedText> saved_run = saved.run;
   const std::string numerics = take_numerics(saved_run), own = take_numerics(now.run);
   if (numerics != own) {
-    plan.notes.push_back(concat("the checkpoint is of version ", numerics,
-                                " of the numerics, and this program has version ", own,
-                                ": the bits of further steps are not those of the run so far"));
+    choice.notes.push_back(concat("the checkpoint is of version ", numerics,
+                                  " of the numerics, and this program has version ", own,
+                                  ": the bits of further steps are not those of the run so far"));
   }
   if (const std::string changed = differences(saved_run, now.run); !changed.empty()) {
-    plan.notes.push_back("since the checkpoint: " + changed);
+    choice.notes.push_back("since the checkpoint: " + changed);
   }
-  return point;
+  return choice;
+}
+
+void agree_on_resume_point(const TrainerOptions& options, const ResumePoint* point) {
+  if (options.world == nullptr || options.checkpoints.resume.empty()) return;
+  require_agreement(*options.world,
+                    {{"the checkpoint to resume",
+                      point == nullptr ? "none"
+                                       : concat("of step ", point->manifest.step, " (hash ",
+                                                hash_of(to_text(point->manifest)), ")")}});
 }
 
 std::string checkpoint_before(const ResumePoint& point) {

@@ -15,6 +15,7 @@
 #include "step_trace.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_work.h"
 #include "tessera/lab/dump_writer.h"
 #include "tessera/trainer/rank_device.h"
 
@@ -44,12 +45,7 @@ class Session::Impl {
   Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan& plan, const Model& model,
        const BatchSource& source, const BatchSource* evaluation)
       : own_(std::move(own)), plan_(plan), model_(model), source_(source) {
-    if (plan_.resume != nullptr) {
-      steps_ = plan_.resume->manifest.step;
-      skipped_ = plan_.resume->manifest.loss_scaler.value_or(LossScalerState()).skipped;
-      offset_ = plan_.resume->manifest.samples - steps_ * samples_per_step(plan_.options);
-      later_.emplace(source, offset_);
-    }
+    if (plan_.resume != nullptr) later_.emplace(source);
     std::vector<Program> programs{
         {&plan_.schedule, later_ ? static_cast<const BatchSource*>(&*later_) : &source_}};
     if (evaluation != nullptr) {
@@ -66,20 +62,23 @@ class Session::Impl {
       dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), std::move(schedules));
       crew_ = std::make_unique<RankCrew>(plan_, model_, std::move(programs), *dumps_);
       introduce();
-      if (!plan_.options.trace.file.empty()) {
-        trace_ = std::make_unique<StepTrace>(plan_, model_, crew_->programs(), *dumps_);
-      }
       if (plan_.resume != nullptr) {
-        load();
+        resume();
       } else if (plan_.options.initial_parameters) {
         load_initial();
       }
+      if (!plan_.options.trace.file.empty()) {
+        trace_ = std::make_unique<StepTrace>(plan_, steps_, model_, crew_->programs(), *dumps_);
+      }
       if (!plan_.options.checkpoints.folder.empty()) saver().prepare();
     });
+    if (HostWork* const work = plan_.options.host_work.get()) work->begin_steps();
   }
 
   const TrainingPlan& plan() const { return plan_; }
   std::int64_t steps() const { return steps_; }
+  /// Beside the plan's.
+  const std::vector<std::string>& notes() const { return notes_; }
   RateOfStep planned_rate() const {
     return [this](std::int64_t taken) { return plan_.options.learning_rate.at(taken); };
   }
@@ -121,7 +120,8 @@ class Session::Impl {
   void traced(std::size_t program, const Body& body);
   void write_trace();
   void introduce();
-  void load();
+  void resume();
+  std::string load(const ResumePoint& point, bool again);
   void load_initial();
   CheckpointSaver& saver();
   std::optional<LossScalerState> loss_scaler();
@@ -139,6 +139,7 @@ class Session::Impl {
   std::int64_t skipped_ = 0;  ///< of the steps
   std::int64_t offset_ = 0;   ///< of the samples, where the step was of another size before
   bool begun_ = false;        ///< the step after those
+  std::vector<std::string> notes_;
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<DumpWriter> dumps_;
@@ -189,25 +190,67 @@ void Session::Impl::introduce() {
   dumps_->begin(*std::move(origin));
 }
 
-void Session::Impl::load() {
-  const ResumePoint& point = *plan_.resume;
+/// From the checkpoint of the plan; where what is in its files is damaged, from the newest before
+/// it that can be read. All processes take the same one.
+void Session::Impl::resume() {
+  std::shared_ptr<const ResumePoint> point = plan_.resume;
+  std::vector<DamagedCheckpoint> unreadable;
+  for (;;) {
+    std::string damage = load(*point, !unreadable.empty());
+    if (damage.empty()) break;
+    if (point->is_named) {
+      const std::string other = checkpoint_before(*point);
+      fail(ErrorCode::kConfig, damage,
+           other.empty() ? "" : concat("; the newest one of an earlier step: --resume ", other));
+    }
+    unreadable.push_back({point->path, std::move(damage)});
+    try {
+      ResumeChoice next = find_resume_point(plan_, model_, source_, unreadable);
+      point = std::move(next.point);
+      notes_ = std::move(next.notes);
+    } catch (const std::exception& error) {
+      crew_->abort(concat(kEndedInOrder, error.what()));
+      throw;
+    }
+    agree_on_resume_point(plan_.options, point.get());
+  }
+  const Manifest& manifest = point->manifest;
+  steps_ = manifest.step;
+  skipped_ = manifest.loss_scaler.value_or(LossScalerState()).skipped;
+  offset_ = manifest.samples - steps_ * samples_per_step(plan_.options);
+  later_->begin_at(offset_);
+}
+
+/// Returns what is damaged of it, as any rank of any process has found; "" if all have loaded it.
+/// `again`: after another one.
+std::string Session::Impl::load(const ResumePoint& point, bool again) {
   std::optional<LossScalerState> scaler = point.manifest.loss_scaler;
   const std::optional<LossScaling> scaling = loss_scaling(plan_.options.loss_scale);
   if (scaler && scaling && !scaling->rule.dynamic) scaler->scale = scaling->initial_scale;
-  const auto load = [&](RankSeat& seat, Stream& stream) {
-    try {
-      load_state(point.manifest, point.path, seat.state, stream);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kConfig) throw;
-      const std::string other = checkpoint_before(point);
-      if (other.empty()) throw;
-      fail(error.code(), error.what(), "; the newest one of an earlier step: --resume ", other);
-    }
-  };
+  std::vector<std::string> damages(static_cast<std::size_t>(dumps_->ranks()));
   run([&](RankSeat& seat) {
-    seat.executor.run_apart([&](Stream& stream) { load(seat, stream); });
+    std::string& damage = damages.at(static_cast<std::size_t>(seat.rank - crew_->first_rank()));
+    seat.executor.run_apart([&](Stream& stream) {
+      if (again) seat.state.initialize(plan_.options.seed, stream);
+      try {
+        load_state(point.manifest, point.path, seat.state, stream);
+      } catch (const Error& error) {
+        const bool is_gone = error.code() == ErrorCode::kNotFound;
+        if (error.code() != ErrorCode::kConfig && !is_gone) throw;
+        damage = error.what();
+      }
+    });
     if (scaler) seat.executor.set_loss_scaler(*scaler);
   });
+  std::erase(damages, "");
+  std::string damage = damages.empty() ? "" : damages.front();
+  run([&](RankSeat& seat) {
+    if (seat.leaders == nullptr) return;
+    std::vector<std::string> all = gather_strings(*seat.leaders, damage);
+    std::erase(all, "");
+    if (!all.empty()) damage = all.front();
+  });
+  return damage;
 }
 
 void Session::Impl::load_initial() {
@@ -350,6 +393,7 @@ EvaluationRecord Session::Impl::evaluate() {
     if (!leads(seat)) return;
     record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
     record.tokens = result.items;
+    record.positions = plan_.options.evaluation_samples * evaluated_->target_shape(1).numel();
     record.perplexity = std::exp(record.loss);
   };
   traced(kEvaluation, [&] {
@@ -433,6 +477,7 @@ void Session::set_parameters(const ParameterValues& values) {
 
 std::vector<std::string> Session::notes() {
   std::vector<std::string> notes = plan().notes;
+  notes.insert(notes.end(), impl_->notes().begin(), impl_->notes().end());
   impl_->run([&](RankSeat& seat) {
     if (!impl_->leads(seat)) return;
     for (const std::string& note : seat.executor.notes()) notes.push_back(note);

@@ -10,10 +10,8 @@ namespace tessera {
 namespace {
 
 /// The steps that the run has, counted from 1.
-StepRange steps_of_run(const TrainingPlan& plan) {
-  const TrainerOptions& options = plan.options;
+StepRange steps_of_run(const TrainerOptions& options, std::int64_t done) {
   if (options.trace.of_evaluation) return {1, evaluation_steps(options)};
-  const std::int64_t done = plan.resume != nullptr ? plan.resume->manifest.step : 0;
   const std::int64_t last =
       options.stop_after > 0 ? std::min(options.steps, done + options.stop_after) : options.steps;
   return {done + 1, last};
@@ -29,10 +27,10 @@ std::vector<StepMemory> memory_of(const TrainingPlan& plan, const Model& model,
 
 }  // namespace
 
-StepRange steps_to_trace(const TrainingPlan& plan) {
+StepRange steps_to_trace(const TrainerOptions& run_options, std::int64_t done) {
   constexpr std::int64_t kFirst = 3, kLast = 5;  // the first ones warm up
-  const StepRange run = steps_of_run(plan);
-  const TraceOptions& options = plan.options.trace;
+  const StepRange run = steps_of_run(run_options, done);
+  const TraceOptions& options = run_options.trace;
   if (!options.steps) {
     return {std::max(run.first, std::min(run.first + kFirst - 1, run.last)),
             std::max(run.first, std::min(run.first + kLast - 1, run.last))};
@@ -66,11 +64,11 @@ TraceFile::~TraceFile() {
   }
 }
 
-StepTrace::StepTrace(const TrainingPlan& plan, const Model& model,
+StepTrace::StepTrace(const TrainingPlan& plan, std::int64_t done, const Model& model,
                      const std::vector<Program>& programs, const DumpWriter& dumps)
     : plan_(plan),
       first_rank_(dumps.first_rank()),
-      range_(steps_to_trace(plan)),
+      range_(steps_to_trace(plan.options, done)),
       trace_(dumps, memory_of(plan, model, programs)),
       file_(plan.options.trace.file) {}
 

@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// The steps of a run, or batches of its evaluation, that are traced. Throws Error{kConfig} if the
-/// run has none of those that are asked for.
-StepRange steps_to_trace(const TrainingPlan& plan);
+/// run has none of those that are asked for. `done`: steps before it.
+StepRange steps_to_trace(const TrainerOptions& options, std::int64_t done);
 
 /// A trace file that is whole after every call.
 class TraceFile {
@@ -36,9 +36,9 @@ class TraceFile {
 /// The trace that a session makes of TrainerOptions::trace.
 class StepTrace {
  public:
-  /// All but the options outlive it. `programs`: of the session.
-  StepTrace(const TrainingPlan& plan, const Model& model, const std::vector<Program>& programs,
-            const DumpWriter& dumps);
+  /// All but the options outlive it. `done`: steps before the run. `programs`: of the session.
+  StepTrace(const TrainingPlan& plan, std::int64_t done, const Model& model,
+            const std::vector<Program>& programs, const DumpWriter& dumps);
 
   bool of_evaluation() const { return plan_.options.trace.of_evaluation; }
   /// Of a step or a batch, counted from 0.

@@ -206,19 +206,23 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
 }
 
 /// The trained parameters and their hash, as far as they are wanted.
-void take_parameters(Session& session, TrainingSummary& summary,
+void take_parameters(Session& session, const Model& model, TrainingSummary& summary,
                      const Trainer::OnParameter& on_parameter) {
   const TrainerOptions& options = session.plan().options;
   if (!options.hash_parameters && !options.gather_parameters && !on_parameter) return;
   const bool tells = speaks(options);
-  ParameterHash hash;
+  std::optional<ParameterHash> hash;
+  if (options.hash_parameters) {
+    hash.emplace(options.host_work.get());
+    begin_work(options.host_work.get(), HostTask::kHash,
+               parameter_count(model) * static_cast<std::int64_t>(sizeof(float)));
+  }
   session.parameters([&](FullParameter parameter) {
-    if (options.hash_parameters) hash.add(parameter.values);
-    if (!tells) return;
-    if (options.gather_parameters) summary.parameters.push_back(parameter);
-    if (on_parameter) on_parameter(std::move(parameter));
+    if (tells && options.gather_parameters) summary.parameters.push_back(parameter);
+    if (tells && on_parameter) on_parameter(parameter);
+    if (hash) hash->add(std::move(parameter.values));
   });
-  if (options.hash_parameters) summary.parameters_sha256 = hash.finish();
+  if (hash) summary.parameters_sha256 = hash->finish();
 }
 
 /// Of what the CPU's ranks of this machine have: offloaded state, and the copies of all state while
@@ -260,18 +264,15 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
       made.notes.push_back(std::move(note));
     }
     if (!here.checkpoints.folder.empty() && speaks(here)) lock_folder(made);
-    made.resume = find_resume_point(made, model, source);
-    if (!here.trace.file.empty()) steps_to_trace(made);
+    ResumeChoice resumed = find_resume_point(made, model, source);
+    made.resume = std::move(resumed.point);
+    for (std::string& note : resumed.notes) made.notes.push_back(std::move(note));
+    if (!here.trace.file.empty()) {
+      steps_to_trace(made.options, made.resume != nullptr ? made.resume->manifest.step : 0);
+    }
     return made;
   });
-  if (options.world != nullptr && !options.checkpoints.resume.empty()) {
-    const auto& point = plan.resume;
-    require_agreement(*options.world,
-                      {{"the checkpoint to resume",
-                        point == nullptr ? "none"
-                                         : concat("of step ", point->manifest.step, " (hash ",
-                                                  hash_of(to_text(point->manifest)), ")")}});
-  }
+  agree_on_resume_point(options, plan.resume.get());
   return plan;
 }
 
@@ -364,7 +365,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
     summarise(plan_, totals, session.use(), summary);
     summary.last_step = session.steps();
     summary.traced_steps = session.traced_steps();
-    take_parameters(session, summary, on_parameter);
+    take_parameters(session, model_, summary, on_parameter);
   } catch (const std::exception& error) {
     session.abort(concat(kEndedInOrder, error.what()));
     throw;

@@ -21,10 +21,11 @@ PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path);
 bool has_adapter_weights(const std::string& path);
 
 /// Writes such a folder: the parameters of `config` that are trained, adapters in F32. `base`: what
-/// the base model is called, for whoever loads the folder. `folder` must not exist. Throws
-/// Error{kConfig} if it does, and Error{kIo}.
+/// the base model is called, for whoever loads the folder. Of `files`, those of the tokenizer are
+/// written beside them. `folder` must not exist. Throws Error{kConfig} if it does, and Error{kIo}.
 PretrainedWriter write_adapter(const std::string& folder, const GptConfig& config,
-                               const std::string& base, Storage& storage = disk());
+                               const std::string& base, const CompanionFiles& files = {},
+                               Storage& storage = disk());
 
 /// Writes W + scale * B A of each module with LoRA adapters, W and bias times the vectors of IA3,
 /// and all else as it is, one parameter after the other: the same function without adapters.

@@ -10,8 +10,9 @@
 namespace tessera {
 
 /// The files that a Hugging Face folder has beside its weights, by name, with their bytes:
-/// config.json, generation_config.json, those of the tokenizer, the chat template and the model's
-/// own Python code. A checkpoint has copies of those of the model that its run began with.
+/// config.json, generation_config.json, those of the tokenizer, the chat templates (the named ones
+/// as additional_chat_templates/NAME.jinja) and the model's own Python code. A checkpoint has
+/// copies of those of the model that its run began with.
 using CompanionFiles = std::vector<NamedText>;
 
 /// Those of a folder; none if it is none. Throws Error{kIo}.
@@ -19,6 +20,10 @@ CompanionFiles companion_files_of(const std::string& folder);
 
 /// Those of the tokenizer `file` and beside it; `file` is called tokenizer.json. Throws Error{kIo}.
 CompanionFiles tokenizer_files_of(const std::string& file);
+
+/// Those of `files` that are of the tokenizer, with the chat templates: what a folder of adapters
+/// has.
+CompanionFiles tokenizer_files_in(CompanionFiles files);
 
 /// Replaces the tokenizer of `files`, and takes over the other files that `tokenizer` has.
 void replace_tokenizer(CompanionFiles& files, const CompanionFiles& tokenizer);

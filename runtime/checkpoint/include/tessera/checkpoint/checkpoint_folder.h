@@ -61,8 +61,15 @@ struct WholeCheckpoint {
   /// Of those that were passed over: what is damaged in each.
   std::vector<std::string> damages;
 };
+/// A checkpoint and what is wrong with it.
+struct DamagedCheckpoint {
+  std::string path;
+  std::string damage;
+};
 /// The same as find_checkpoint(), but of a folder the newest that is whole: the one of `latest`,
 /// else those of the steps before it, then those after it. A checkpoint itself is not looked at.
-WholeCheckpoint find_whole_checkpoint(const std::string& path);
+/// `known`: some whose damage shows only when they are read.
+WholeCheckpoint find_whole_checkpoint(const std::string& path,
+                                      const std::vector<DamagedCheckpoint>& known = {});
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/core/device.h"
+#include "tessera/core/host_work.h"
 
 struct CUstream_st;  // *CUstream_st is cudaStream_t: no CUDA header is needed to include this one
 
@@ -61,6 +62,7 @@ struct CudaDeviceOptions {
   CudaSegments segments{};
   /// Host memory that the first Device::allocate_host takes and pins for all.
   std::int64_t pinned_bytes = 0;
+  HostWork* host_work = nullptr;  ///< counts the taking of host memory; must outlive the device
 };
 
 /// Captured work, which runs again with one call: with the same addresses, and what they hold then.

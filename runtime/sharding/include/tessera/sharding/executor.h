@@ -166,7 +166,7 @@ class Executor {
   void set_parameters(const ParameterValues& values);
 
   /// Hands the master weights of every parameter to `receive` in order of declaration, on every
-  /// rank, unit by unit: no more than one unit is unsharded at a time. Collective.
+  /// rank that gives one, unit by unit: no more than one unit is unsharded at a time. Collective.
   void gather_parameters(const std::function<void(FullParameter parameter)>& receive);
   /// All of them at once.
   std::vector<FullParameter> gather_parameters();

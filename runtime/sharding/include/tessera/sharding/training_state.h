@@ -10,6 +10,7 @@
 
 #include "tessera/autograd/layer.h"
 #include "tessera/core/disk_store.h"
+#include "tessera/core/host_work.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/kernel_table.h"
@@ -54,9 +55,10 @@ class TrainingState {
  public:
   /// Allocates; `layout` and `memory` must outlive the state. Contents are zero. `disk` says where
   /// the file is of what is on disk, if anything is; its rank is set here. Throws what DiskStore
-  /// does, and Error{kConfig} without a folder.
+  /// does, and Error{kConfig} without a folder. `work`, unless null, counts what initialize() and
+  /// those who load a state do, and may end it.
   TrainingState(const ModelLayout& layout, const StateOptions& options, int rank, Memory& memory,
-                DiskStoreOptions disk = {});
+                DiskStoreOptions disk = {}, HostWork* work = nullptr);
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
@@ -68,6 +70,7 @@ class TrainingState {
   bool is_offloaded() const;
   /// The file of what is on disk; null: nothing is, or the state is simulated.
   DiskStore* disk() const { return disk_.get(); }
+  HostWork* work() const { return work_; }
   /// Bytes of that file; 0: there is none.
   std::int64_t disk_bytes() const { return disk_ == nullptr ? 0 : disk_->file_bytes(); }
 
@@ -112,6 +115,8 @@ class TrainingState {
   using ProduceChunk = std::function<void(const ParameterSpec&, const Range& elements, TensorView)>;
   void write_parameters(const ProduceChunk& produce, Stream& stream);
   void quantize_parameters(const ReadParameter& read, Stream& stream);
+  void fill_zero(const StateTensor& tensor, Stream& stream);
+  std::int64_t bytes_to_initialize() const;
   const FlatParameter& flat(const StateTensor& tensor) const;
   TensorView part(const StateTensor& tensor, const Range& range) const;
   void clear(Stream& stream);
@@ -130,6 +135,7 @@ class TrainingState {
   std::vector<StateTensor> tensors_;
   std::vector<Tensor> storage_;
   std::unique_ptr<DiskStore> disk_;
+  HostWork* const work_;
 };
 
 }  // namespace tessera

@@ -33,10 +33,11 @@ struct StepRecord {
 
 /// One evaluation: the model after that step on evaluation data.
 struct EvaluationRecord {
-  std::int64_t step = 0;    ///< finished steps; 0: before the first
-  double loss = 0.0;        ///< mean over the tokens
-  double perplexity = 0.0;  ///< exp(loss)
-  std::int64_t tokens = 0;  ///< items: losses that count
+  std::int64_t step = 0;       ///< finished steps; 0: before the first
+  double loss = 0.0;           ///< mean over the tokens
+  double perplexity = 0.0;     ///< exp(loss)
+  std::int64_t tokens = 0;     ///< items: losses that count
+  std::int64_t positions = 0;  ///< of the samples: all targets, padding and prompts, too
 };
 
 /// A checkpoint that is durable.

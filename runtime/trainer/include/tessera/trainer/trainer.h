@@ -72,7 +72,7 @@ class Trainer {
   using OnEvaluation = std::function<void(const EvaluationRecord&)>;
   using OnSave = std::function<void(const SaveRecord&)>;
   /// Told each trained parameter, one after the other; in several processes all must give one.
-  using OnParameter = std::function<void(FullParameter)>;
+  using OnParameter = std::function<void(const FullParameter&)>;
 
   /// Trains from freshly initialised parameters, from TrainerOptions::initial_parameters, or from
   /// the checkpoint that the options name, in a session of its own; each call gives the same

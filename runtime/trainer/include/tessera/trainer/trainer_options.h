@@ -11,6 +11,7 @@
 #include "tessera/collectives/world.h"
 #include "tessera/core/core_binding.h"
 #include "tessera/core/dtype.h"
+#include "tessera/core/host_work.h"
 #include "tessera/core/named_text.h"
 #include "tessera/core/storage.h"
 #include "tessera/kernels/cuda_options.h"
@@ -167,6 +168,9 @@ struct TrainerOptions {
   std::int64_t memory_limit_bytes = 0;        ///< per rank; 0: what the machine has
   std::chrono::milliseconds timeout{120000};  ///< how long a rank waits for its peers
   bool check_collectives = false;  ///< compare every collective over ranks before it runs
+  /// Counts what takes long before the first step and after the last, and may end the former. Null:
+  /// nobody looks.
+  std::shared_ptr<HostWork> host_work{};
   /// Time actions, to measure exposed communication. Unset: unless steps are replayed as a CUDA
   /// graph, which has no actions to time.
   std::optional<bool> time_actions{};

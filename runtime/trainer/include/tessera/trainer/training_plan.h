@@ -22,6 +22,7 @@ namespace tessera {
 /// The checkpoint from which a run goes on.
 struct ResumePoint {
   std::string path;
+  bool is_named = false;  ///< itself, not as the newest of a folder
   Manifest manifest;
 };
 
