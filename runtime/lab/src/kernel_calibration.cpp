@@ -9,9 +9,6 @@
 namespace tessera {
 namespace {
 
-/// Rounds in which points that were disturbed are measured again.
-constexpr int kRounds = 3;
-
 std::vector<KernelProbe> probes_of(DType dtype, int threads, int coarseness) {
   std::vector<KernelProbe> probes = step_kernel_probes(dtype, threads, coarseness);
   for (KernelProbe& gemm : gemm_probes(dtype, coarseness)) probes.push_back(std::move(gemm));
@@ -82,7 +79,7 @@ void KernelCalibration::measure_all(CalibrationRun& calibration, const Timing& t
 
 void KernelCalibration::measure_again(CalibrationRun& calibration, const Timing& timing) {
   const auto is_disturbed = [](const Point& point) { return point.time && point.time->disturbed; };
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kMostRepeats; ++round) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (Point& point : points_) {
         if (point.stage != stage || !is_disturbed(point)) continue;

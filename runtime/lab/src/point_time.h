@@ -27,6 +27,9 @@ struct PointTime {
   static PointTime better(const PointTime& a, const PointTime& b);
 };
 
+/// So often a point that was disturbed is measured again.
+constexpr int kMostRepeats = 3;
+
 PointTime summarize(const std::vector<BatchTime>& batches, int calls);
 
 /// Five batches that together last about `seconds`. Calls that are longer than a batch are timed
