@@ -72,8 +72,8 @@ class BusyMachine {
 TEST_F(CalibrateCommand, ABusyMachineIsRefusedBeforeAnythingIsTimed) {
   const BusyMachine busy;
   EXPECT_THAT(refused({"--device", "cpu", "--profile", path("p.json")}),
-              AllOf(HasSubstr("error: this machine is busy: other programs had"),
-                    HasSubstr("none was written"), HasSubstr("--anyway")));
+              AllOf(HasSubstr("error: this machine is busy: "), HasSubstr("none was written"),
+                    HasSubstr("--anyway")));
   EXPECT_FALSE(std::filesystem::exists(path("p.json")));
 }
 

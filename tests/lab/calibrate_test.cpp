@@ -103,6 +103,46 @@ TEST(Calibrate, StopsWhenItIsTold) {
   EXPECT_EQ(calls, 3);
 }
 
+/// What comes of a calibration with these readings, and how often something was said and measured.
+struct Outcome {
+  bool is_written = false;
+  int said = 0, measured = 0;
+};
+
+Outcome calibrate_with(const MachineLoad& before, const MeasurementNoise& noise, bool anyway) {
+  Outcome outcome;
+  const auto profile = calibrate_if_quiet({.watch = [&] { return before; },
+                                           .measure =
+                                               [&](const MachineLoad& load) {
+                                                 ++outcome.measured;
+                                                 EXPECT_EQ(load.others, before.others);
+                                                 HardwareProfile measured;
+                                                 measured.noise = noise;
+                                                 return measured;
+                                               },
+                                           .say =
+                                               [&](const std::vector<std::string>& disturbances) {
+                                                 ++outcome.said;
+                                                 EXPECT_FALSE(disturbances.empty());
+                                               },
+                                           .anyway = anyway});
+  outcome.is_written = profile.has_value();
+  return outcome;
+}
+
+TEST(Calibrate, WritesAProfileOfAQuietMachineOnly) {
+  const MachineLoad quiet{.others = 0.01}, busy{.others = 0.6};
+  const MeasurementNoise low{.others = 0.02}, high{.others = 0.3};
+  const auto equals = [](const Outcome& outcome, bool is_written, int said, int measured) {
+    return outcome.is_written == is_written && outcome.said == said && outcome.measured == measured;
+  };
+  EXPECT_TRUE(equals(calibrate_with(quiet, low, false), true, 0, 1));
+  EXPECT_TRUE(equals(calibrate_with(busy, low, false), false, 1, 0)) << "nothing is measured";
+  EXPECT_TRUE(equals(calibrate_with(quiet, high, false), false, 1, 1)) << "busy only later";
+  EXPECT_TRUE(equals(calibrate_with(busy, low, true), true, 1, 1));
+  EXPECT_TRUE(equals(calibrate_with(busy, high, true), true, 2, 1));
+}
+
 TEST(CpuKernels, OfAGemmAreTheProductAndWhatAccompaniesIt) {
   const auto view = [](Shape shape, DType dtype = DType::kFloat32) {
     return TensorView(reinterpret_cast<void*>(64), dtype, shape);

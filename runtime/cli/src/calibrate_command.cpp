@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "command_line.h"
@@ -163,9 +164,7 @@ HardwareProfile profile_of_gpu(CalibrationOptions options) {
   return calibrate_gpu(*device, options, find_profile("h100-sxm"));
 }
 
-/// False, once it is said, if a machine is too busy to be measured and `anyway` is not given.
-bool accepts(const std::vector<std::string>& disturbances, bool anyway) {
-  if (disturbances.empty()) return true;
+void say_busy(const std::vector<std::string>& disturbances, bool anyway) {
   std::cerr << for_reader(inspect(stderr),
                           concat(anyway ? "note" : "error",
                                  ": this machine is busy: ", tessera::joined(disturbances, "; "),
@@ -174,51 +173,60 @@ bool accepts(const std::vector<std::string>& disturbances, bool anyway) {
                                           "slow, so none was written; calibrate while nothing else "
                                           "runs, or with --anyway"))
             << "\n";
-  return anyway;
+}
+
+void write_profile(const std::string& path, const HardwareProfile& profile) {
+  replace_file(path, kProfileFlag, to_text(profile));
+  const MeasurementNoise& noise = *profile.noise;
+  if (noise.left_out > 0) {
+    std::cout << for_reader(inspect(stdout),
+                            concat(noise.left_out, " of ", noise.points + noise.left_out,
+                                   " points were left out, and the sizes nearest to them stand for "
+                                   "them; a longer --time-budget measures more"))
+              << "\n";
+  }
+  std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
 }
 
 int calibrate_profile(const Config& config, const std::string& path) {
   const bool on_gpu = resolved_device(trainer_options(config).device) == DeviceChoice::kCuda;
   const bool anyway = config.get<bool>("anyway");
   check_writable(path, kProfileFlag, Writing::kByReplacing);
-  // A GPU's kernels need one core, which launches them.
-  const MachineLoad before = watch_machine(on_gpu ? 1 : usable_cores());
-  if (!accepts(disturbances(before), anyway)) return kExitRunTime;
   const Machine machine = probe_machine();
   ProgressLine line;
   const InterruptGuard interrupt;
-  const CalibrationOptions options{
+  CalibrationOptions options{
       .name = std::filesystem::path(path).stem(),
       .machine = machine.processor.empty() ? "this processor" : machine.processor,
       .cores = usable_cores(),
       .memory_bytes = static_cast<double>(std::max<std::int64_t>(machine.memory_bytes, 1)),
       .budget = config.get<double>("time_budget"),
       .coarseness = config.get<bool>("quick") ? 2 : 1,
-      .waiting = before.waiting,
       .progress = [&](const CalibrationProgress& progress) {
         line.show(progress);
         return interrupt.signal() == 0;
       }};
-  HardwareProfile profile;
+  const QuietCalibration calibration{
+      // A GPU's kernels need one core, which launches them.
+      .watch = [&] { return watch_machine(on_gpu ? 1 : options.cores); },
+      .measure =
+          [&](const MachineLoad& before) {
+            options.waiting = before.waiting;
+            HardwareProfile profile = on_gpu ? profile_of_gpu(options) : calibrate_cpu(options);
+            line.end();
+            return profile;
+          },
+      .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
+      .anyway = anyway};
   try {
-    profile = on_gpu ? profile_of_gpu(options) : calibrate_cpu(options);
+    const std::optional<HardwareProfile> profile = calibrate_if_quiet(calibration);
+    if (!profile) return kExitRunTime;
+    write_profile(path, *profile);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
     std::cerr << "\n" << error.what() << "\n";
     return kExitSignal + interrupt.signal();
   }
-  line.end();
-  if (!accepts(disturbances(*profile.noise), anyway)) return kExitRunTime;
-  replace_file(path, kProfileFlag, to_text(profile));
-  if (profile.noise->left_out > 0) {
-    std::cout << for_reader(inspect(stdout),
-                            concat(profile.noise->left_out, " of ",
-                                   profile.noise->points + profile.noise->left_out,
-                                   " points were left out, and the sizes nearest to them stand for "
-                                   "them; a longer --time-budget measures more"))
-              << "\n";
-  }
-  std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
   return kExitGood;
 }
 

@@ -79,4 +79,16 @@ MeasurementNoise CalibrationRun::noise(int cores) const {
           .left_out = left_out_};
 }
 
+std::optional<HardwareProfile> calibrate_if_quiet(const QuietCalibration& calibration) {
+  const auto accepts = [&](const std::vector<std::string>& disturbances) {
+    if (!disturbances.empty()) calibration.say(disturbances);
+    return disturbances.empty() || calibration.anyway;
+  };
+  const MachineLoad before = calibration.watch();
+  if (!accepts(disturbances(before))) return std::nullopt;
+  HardwareProfile profile = calibration.measure(before);
+  if (profile.noise && !accepts(disturbances(*profile.noise))) return std::nullopt;
+  return profile;
+}
+
 }  // namespace tessera

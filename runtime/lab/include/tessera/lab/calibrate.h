@@ -1,8 +1,11 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "tessera/core/machine_load.h"
 #include "tessera/lab/hardware_profile.h"
 
 namespace tessera {
@@ -52,5 +55,17 @@ HardwareProfile calibrate_cpu(const CalibrationOptions& options);
 /// Throws as calibrate_cpu.
 HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& options,
                               const HardwareProfile& links);
+
+/// A calibration that makes sure that the machine is quiet.
+struct QuietCalibration {
+  std::function<MachineLoad()> watch;  ///< before it begins
+  std::function<HardwareProfile(const MachineLoad& before)> measure;
+  std::function<void(const std::vector<std::string>& disturbances)> say;  ///< never of none
+  bool anyway = false;                                                    ///< if it is not, too
+};
+
+/// Nothing if the machine is too busy before it begins, in which case nothing is measured, or if
+/// the measurements were disturbed.
+std::optional<HardwareProfile> calibrate_if_quiet(const QuietCalibration& calibration);
 
 }  // namespace tessera
