@@ -55,12 +55,9 @@ Rates measure(const Case& c, const Options& options) {
     floor.push_back(seconds_of(c.floor, clock));
   }
   const double k = median(kernel), f = median(floor);
-  const auto spread_percent = [](const std::vector<double>& values) {
-    return 100 * (quantile(values, 0.75) - quantile(values, 0.25)) / median(values);
-  };
   std::printf(
       "%-28s %9.2f ms +-%4.1f%%  floor %9.2f ms +-%4.1f%%  %7.1f GB/s  floor/kernel %5.2f\n",
-      c.name.c_str(), k * 1e3, spread_percent(kernel), f * 1e3, spread_percent(floor),
+      c.name.c_str(), k * 1e3, 100 * relative_spread(kernel), f * 1e3, 100 * relative_spread(floor),
       static_cast<double>(c.bytes) / k * 1e-9, f / k);
   std::fflush(stdout);
   return {static_cast<double>(c.bytes) / k * 1e-9, static_cast<double>(c.bytes) / f * 1e-9};

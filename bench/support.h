@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "bench/quantile.h"
 #include "program.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/quantile.h"
 #include "tessera/kernels/philox.h"
 
 // What the benchmark programs share: the clock, the median, the command line (program.h), inputs.

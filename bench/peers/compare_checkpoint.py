@@ -10,17 +10,18 @@ moments) from one process to a new folder below DIR, with fsync. What is compare
           torch.distributed.checkpoint.save
   async   seconds for which it stops when it does not: by how much the step that copies the state is
           longer than the plain step before it, and how long async_save takes to return
-Medians over turns, and in brackets the least and the most.
+Medians over turns, and in brackets the quartiles.
 """
 
 import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
+
+from repeats import show
 
 
 def gpt2_shapes():
@@ -71,10 +72,6 @@ def last_json(command):
     return json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
 
 
-def show(values):
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint-bench")
@@ -100,11 +97,11 @@ def main():
         theirs["save"].append(peer["save"])
         theirs["async"].append(peer["async"])
         print(f"turn {turn + 1} of {args.turns} done", file=sys.stderr)
-    print(f"a step of {args.length} tokens on {args.threads} threads: {show(ours['step'])} s")
+    print(f"a step of {args.length} tokens on {args.threads} threads: {show(ours['step'], 3)} s")
     print("| training stops for | Tessera, s | DCP, s |")
     print("|---|---|---|")
     for kind in ("save", "async"):
-        print(f"| {kind} | {show(ours[kind])} | {show(theirs[kind])} |")
+        print(f"| {kind} | {show(ours[kind], 3)} | {show(theirs[kind], 3)} |")
     return None
 
 

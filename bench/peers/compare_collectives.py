@@ -8,7 +8,7 @@ Open MPI runs if build/bin/mpi_collectives was built and there is an mpirun; glo
 Python that has torch (python3 -m venv VENV; VENV/bin/pip install torch numpy). A turn runs each of
 them once, all in processes on this machine, fp32, one thread a rank; Tessera and MPI work in place.
 Printed are microseconds of a call on the slowest rank, the median over turns and repeats with their
-quartiles, and how many times as long the peer takes, with the range of that ratio over turns.
+quartiles, and how many times as long the peer takes, the median of that ratio over turns with its quartiles.
 Tessera runs as threads of one process and as several processes.
 """
 
@@ -21,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+
+from repeats import quartiles, show
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TIMEOUT = 1200  # seconds of one run
@@ -109,13 +111,9 @@ def gloo(options):
     return from_lines(outputs[0])
 
 
-def quartiles(values):
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-
-
 def print_results(turns, ours, theirs):
     """`turns`: of each turn, by who, the times of each collective and size."""
-    print(f"{'collective':15} {'bytes':>10}  {'who':12} {'us':>10} {'(quartiles)':>21}  {'x ' + ours:>9} (range)")
+    print(f"{'collective':15} {'bytes':>10}  {'who':12} {'us':>10} {'(quartiles)':>21}  {'x ' + ours:>9} (quartiles)")
     for key in sorted(turns[0][ours], key=lambda key: (NAMES.index(key[0]), key[1])):
         for who in [ours, *theirs]:
             if key not in turns[0][who]:
@@ -124,7 +122,7 @@ def print_results(turns, ours, theirs):
             line = f"{key[0]:15} {key[1]:10}  {who:12} {middle:10.2f} {f'({low:.2f} to {high:.2f})':>21}"
             if who != ours:
                 ratios = [statistics.median(turn[who][key]) / statistics.median(turn[ours][key]) for turn in turns]
-                line += f"  {statistics.median(ratios):9.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                line += f"  {show(ratios):>9}"
             print(line)
 
 

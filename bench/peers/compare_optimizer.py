@@ -8,7 +8,7 @@ VENV is a virtual environment with torch and, for its column, deepspeed (which c
 first call). Each updates as many fp32 parameters and moments from fp32 gradients, decoupled weight decay
 among it, and writes the parameters rounded to bf16: Tessera in one pass, the others by a copy after their
 step, as DeepSpeed's offload does it. Every turn is a process of its own that reports the median of its
-rounds. Nanoseconds per parameter, medians over turns, in brackets the least and the most.
+rounds. Nanoseconds per parameter, medians over turns, in brackets the quartiles.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from repeats import show
 
 ROUNDS = 7
 
@@ -74,10 +76,6 @@ def peers_of(python):
     return ["torch"] + ([] if subprocess.run([python, "-c", found]).returncode else ["deepspeed"])
 
 
-def text_of(values):
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
 def compare(arguments):
     peers = peers_of(arguments.python)
     ours, theirs = [], {name: {"step": [], "both": []} for name in peers}
@@ -91,10 +89,10 @@ def compare(arguments):
     print(f"{arguments.elements} parameters, {arguments.threads} threads, {arguments.turns} turns; ns per parameter")
     print("| optimizer | step | step and rounding | theirs / ours |")
     print("|---|---|---|---|")
-    print(f"| Tessera | | {text_of(ours)} | |")
+    print(f"| Tessera | | {show(ours, 3)} | |")
     for name in peers:
         ratios = [peer / own for peer, own in zip(theirs[name]["both"], ours)]
-        print(f"| {name} | {text_of(theirs[name]['step'])} | {text_of(theirs[name]['both'])} | {text_of(ratios)} |")
+        print(f"| {name} | {show(theirs[name]['step'], 3)} | {show(theirs[name]['both'], 3)} | {show(ratios, 3)} |")
     if "deepspeed" not in peers:
         print("deepspeed is not installed in that environment")
 

@@ -41,6 +41,7 @@ import time
 from dataclasses import dataclass
 
 import compare_torch
+from repeats import quartiles, show
 
 STRATEGIES = ["no_shard", "zero1", "zero2", "full_shard"]
 WARMUP_STEPS = 2  # torch_step.py's
@@ -206,17 +207,6 @@ class Comparison:
                    for loss, own in zip(row["losses"][:CHECKED_STEPS], reference))
 
 
-def quartiles(values):
-    if len(values) == 1:
-        return values * 3
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
-    return [median, first, third]
-
-
-def spread(values):
-    return "{:.2f} ({:.2f}-{:.2f})".format(*quartiles(values))
-
-
 def print_table(comparison):
     """80 columns."""
     print(f"{'':15} {'beside':10} {'tokens/s':>8} {'ratio':<17} {'MiB':>6} ratio")
@@ -228,7 +218,7 @@ def print_table(comparison):
         beside, ratios = "", ["", ""]
         if name in PEERS:
             beside = PEERS[name].beside
-            ratios = [spread(comparison.ratios(name, key)) for key in ("tokens_per_second", "peak_bytes")]
+            ratios = [show(comparison.ratios(name, key)) for key in ("tokens_per_second", "peak_bytes")]
         print(f"{name:15} {beside:10} {speed:8.1f} {ratios[0]:<17} {memory / 2**20:6.0f} "
               f"{ratios[1]}".rstrip())
     for name, reason in comparison.unavailable.items():
@@ -255,7 +245,7 @@ def machine():
 
 def write_json(path, args, comparison, deviations):
     peers = {name: {"beside": PEERS[name].beside,
-                    **{f"{key}_ratio": dict(zip(("median", "first_quartile", "third_quartile"),
+                    **{f"{key}_ratio": dict(zip(("first_quartile", "median", "third_quartile"),
                                                 quartiles(comparison.ratios(name, key))))
                        for key in ("tokens_per_second", "peak_bytes")}}
              for name in comparison.runs if name in PEERS}

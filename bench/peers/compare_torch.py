@@ -17,7 +17,7 @@ and peft, too. A Llama is compared on one rank. PyTorch is tuned:
   - fused AdamW (the peer's column says so if PyTorch has only foreach), denormals flushed, gradients
     as views of DDP's buckets, bf16 gathers in FSDP2
 A turn runs each of the two once; what is reported is the median over turns of each one's median
-step, and the ratio PyTorch / Tessera. "Of GEMM rate" and "of prepacked rate" are step_bench's.
+step, in brackets the quartiles, and the ratio PyTorch / Tessera. "Of GEMM rate" and "of prepacked rate" are step_bench's.
 """
 
 import argparse
@@ -27,6 +27,8 @@ import os
 import statistics
 import subprocess
 import tempfile
+
+from repeats import show
 
 CASES = [  # precision, micro-batch, sequence length, ranks, threads per rank, peers
     ("fp32", 1, 512, 1, 2, [[], ["--compile"]]),
@@ -139,14 +141,12 @@ def compare(args, env, precision, batch, length, ranks, threads, peers):
             theirs[i].append(seconds)
             adamw[i] = "" if result["adamw"] == "fused" else f", {result['adamw']} AdamW"
     for peer, kind, times in zip(peers, adamw, theirs):
-        mine, other = statistics.median(own), statistics.median(times)
-        spread = f"{min(own) * 1e3:.0f}-{max(own) * 1e3:.0f}"
-        peer_spread = f"{min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}"
-        print(f"| {precision} | {ranks} x {threads} | {batch} x {length} | {mine * 1e3:.0f} "
-              f"({spread}) | {statistics.median(gemm) * 100:.0f} % | "
+        mine, other = ([second * 1e3 for second in seconds] for seconds in (own, times))
+        print(f"| {precision} | {ranks} x {threads} | {batch} x {length} | {show(mine, 0)} | "
+              f"{statistics.median(gemm) * 100:.0f} % | "
               f"{statistics.median(prepacked) * 100:.0f} % | "
-              f"{' '.join(['torch', *peer])}{kind} | {other * 1e3:.0f} ({peer_spread}) | "
-              f"{other / mine:.2f} |", flush=True)
+              f"{' '.join(['torch', *peer])}{kind} | {show(other, 0)} | "
+              f"{statistics.median(other) / statistics.median(mine):.2f} |", flush=True)
     for wrong in sorted(left_out):
         print(f"Left out of the prepacked rate: {wrong}", flush=True)
 

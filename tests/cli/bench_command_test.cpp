@@ -212,6 +212,8 @@ TEST_F(BenchCommand, KernelsAreTimedAgainstALimit) {
     if (entry.at("run_type") != "iteration") continue;
     const char* const rate = entry.contains("GB/s") ? "GB/s" : "GFLOP/s";
     rates.insert(rate);
+    EXPECT_GT(entry.at("free").get<double>(), 0.0);
+    EXPECT_LE(entry.at("free").get<double>(), 1.0);
     EXPECT_NEAR(entry.at("of_limit").get<double>(),
                 entry.at(rate).get<double>() / entry.at("limit").get<double>(), 1e-6);
   }
@@ -241,6 +243,7 @@ TEST_F(BenchCommand, ComparesResultsOfOneMachine) {
   EXPECT_THAT(result.out, HasSubstr("SLOWER"));
   EXPECT_EQ(bench({"compare", a, b, "--fail-on-regression"}).exit_code, 1);
   EXPECT_EQ(bench({"compare", b, a, "--fail-on-regression"}).exit_code, 0);
+  EXPECT_EQ(bench({"compare", a, b, "--fail-on-regression", "--limit", "25"}).exit_code, 0);
 
   const std::string other = write("other.json", google_file({100, 101, 102}, "4"));
   result = bench({"compare", a, other});

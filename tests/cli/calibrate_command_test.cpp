@@ -1,7 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "cli/program.h"
+#include "tessera/lab/hardware_profile.h"
 
 namespace tessera::calibrate_command_test {
 namespace {
@@ -34,6 +42,79 @@ TEST_F(CalibrateCommand, AFileThatCannotBeWrittenIsRefusedBeforeAnythingIsTimed)
               AllOf(HasSubstr("cannot be written"), HasSubstr("give --profile a path")));
   std::filesystem::create_directories(path("folder"));
   EXPECT_THAT(refused({"--profile", path("folder")}), HasSubstr("give --profile a path"));
+}
+
+/// Threads that keep every core busy several times over while it lives.
+class BusyMachine {
+ public:
+  BusyMachine() {
+    constexpr unsigned kForEachCore = 4;
+    const unsigned count = kForEachCore * std::max(std::thread::hardware_concurrency(), 1U);
+    for (unsigned i = 0; i < count; ++i) {
+      threads_.emplace_back([this] {
+        while (!over_) {
+        }
+      });
+    }
+  }
+  ~BusyMachine() {
+    over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  BusyMachine(const BusyMachine&) = delete;
+  BusyMachine& operator=(const BusyMachine&) = delete;
+
+ private:
+  std::atomic<bool> over_ = false;
+  std::vector<std::thread> threads_;
+};
+
+TEST_F(CalibrateCommand, ABusyMachineIsRefusedBeforeAnythingIsTimed) {
+  const BusyMachine busy;
+  EXPECT_THAT(refused({"--device", "cpu", "--profile", path("p.json")}),
+              AllOf(HasSubstr("error: this machine is busy: "), HasSubstr("none was written"),
+                    HasSubstr("--anyway")));
+  EXPECT_FALSE(std::filesystem::exists(path("p.json")));
+}
+
+TEST_F(CalibrateCommand, AnywayWritesAProfileWithItsNoise) {
+  const test::ProgramResult result =
+      run({"calibrate", "--device", "cpu", "--profile", path("p.json"), "--quick", "--time-budget",
+           "1", "--anyway"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(", 0 of 1 s  "));
+  EXPECT_THAT(result.out, HasSubstr("a longer --time-budget measures more"));
+  const HardwareProfile profile = find_profile(path("p.json"));
+  ASSERT_TRUE(profile.noise);
+  EXPECT_GT(profile.noise->points, 0);
+  EXPECT_GT(profile.noise->left_out, 0);
+}
+
+TEST_F(CalibrateCommand, AProfileOfABusyMachineIsNotedOnce) {
+  HardwareProfile profile = find_profile("h100-sxm");
+  profile.name = "here";
+  const std::string quiet = write("quiet.json", to_text(profile));
+  profile.noise = {.others = 0.5, .points = 10};
+  const std::string busy = write("busy.json", to_text(profile));
+  const std::vector<std::string> model{"--model", "gpt2-tiny", "--ranks", "2"};
+  const auto notes = [&](std::vector<std::string> words) {
+    words.insert(words.end(), model.begin(), model.end());
+    const test::ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string note =
+        "note: the profile here was measured on a busy machine (other "
+        "programs had 50 % of the cores)";
+    int count = 0;
+    for (std::size_t at = 0; (at = result.err.find(note, at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  EXPECT_EQ(notes({"simulate", "--profile", busy, "--sweep", "micro-batch=1,2"}), 1);
+  EXPECT_EQ(notes({"simulate", "--profile", quiet}), 0);
+  EXPECT_EQ(notes({"plan", "--fit", "auto", "--fit-profile", busy}), 1);
+  const test::ProgramResult compared =
+      run({"compare", "--strategies", "zero1", "--ranks", "2", "--model", "gpt2-tiny",
+           "--only-simulate", "--simulate", busy, "--out", path("compared")});
+  EXPECT_THAT(compared.err, HasSubstr("was measured on a busy machine"));
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ TEST(CalibratedGpu, HasAProfileThatPredictsSteps) {
       .memory_bytes = 1e9,
       .seconds = 1e-6,
       .coarseness = 8,
-      .progress = [&](const std::string&, int, int) { return ++announced > 0; }};
+      .progress = [&](const CalibrationProgress&) { return ++announced > 0; }};
   const HardwareProfile profile = calibrate_gpu(*device, options, find_profile("h100-sxm"));
   EXPECT_GT(announced, 50);
   EXPECT_EQ(to_text(parse_profile(to_text(profile), "gpu.json")), to_text(profile));

@@ -24,12 +24,17 @@ CalibrationOptions brief() {
 }
 
 TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
-  int announced = 0, all = 0;
+  int done = 0, all = 0;
   CalibrationOptions options = brief();
-  options.progress = [&](const std::string& what, int done, int count) {
-    EXPECT_FALSE(what.empty());
-    EXPECT_EQ(done, announced++);
-    all = count;
+  options.waiting = 0.5;
+  options.progress = [&](const CalibrationProgress& progress) {
+    EXPECT_FALSE(progress.what.empty());
+    EXPECT_GE(progress.done, done);
+    EXPECT_LE(progress.done, progress.all);
+    EXPECT_GE(progress.used, 0.0);
+    EXPECT_EQ(progress.budget, options.budget);
+    done = progress.done;
+    all = progress.all;
     return true;
   };
   const auto begin = std::chrono::steady_clock::now();
@@ -39,7 +44,9 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
   const double cpu_seconds = static_cast<double>(std::clock() - cpu_begin) / CLOCKS_PER_SEC;
   // Where other programs have the cores, all that is timed takes longer.
   const double slowdown = std::max(1.0, took.count() / cpu_seconds);
-  EXPECT_EQ(announced, all);
+  ASSERT_TRUE(profile.noise);
+  EXPECT_EQ(profile.noise->points + profile.noise->left_out, all);
+  EXPECT_EQ(profile.noise->waiting, 0.5);
   EXPECT_EQ(to_text(parse_profile(to_text(profile), "here.json")), to_text(profile));
   EXPECT_EQ(profile.device, "cpu");
   EXPECT_EQ(profile.cores.value, 2.0);
@@ -86,7 +93,7 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
 TEST(Calibrate, StopsWhenItIsTold) {
   CalibrationOptions options = brief();
   int calls = 0;
-  options.progress = [&](const std::string&, int, int) { return ++calls < 3; };
+  options.progress = [&](const CalibrationProgress&) { return ++calls < 3; };
   try {
     calibrate_cpu(options);
     FAIL() << "it went on";
@@ -94,6 +101,46 @@ TEST(Calibrate, StopsWhenItIsTold) {
     EXPECT_EQ(error.code(), ErrorCode::kAborted);
   }
   EXPECT_EQ(calls, 3);
+}
+
+/// What comes of a calibration with these readings, and how often something was said and measured.
+struct Outcome {
+  bool is_written = false;
+  int said = 0, measured = 0;
+};
+
+Outcome calibrate_with(const MachineLoad& before, const MeasurementNoise& noise, bool anyway) {
+  Outcome outcome;
+  const auto profile = calibrate_if_quiet({.watch = [&] { return before; },
+                                           .measure =
+                                               [&](const MachineLoad& load) {
+                                                 ++outcome.measured;
+                                                 EXPECT_EQ(load.others, before.others);
+                                                 HardwareProfile measured;
+                                                 measured.noise = noise;
+                                                 return measured;
+                                               },
+                                           .say =
+                                               [&](const std::vector<std::string>& disturbances) {
+                                                 ++outcome.said;
+                                                 EXPECT_FALSE(disturbances.empty());
+                                               },
+                                           .anyway = anyway});
+  outcome.is_written = profile.has_value();
+  return outcome;
+}
+
+TEST(Calibrate, WritesAProfileOfAQuietMachineOnly) {
+  const MachineLoad quiet{.others = 0.01}, busy{.others = 0.6};
+  const MeasurementNoise low{.others = 0.02}, high{.others = 0.3};
+  const auto equals = [](const Outcome& outcome, bool is_written, int said, int measured) {
+    return outcome.is_written == is_written && outcome.said == said && outcome.measured == measured;
+  };
+  EXPECT_TRUE(equals(calibrate_with(quiet, low, false), true, 0, 1));
+  EXPECT_TRUE(equals(calibrate_with(busy, low, false), false, 1, 0)) << "nothing is measured";
+  EXPECT_TRUE(equals(calibrate_with(quiet, high, false), false, 1, 1)) << "busy only later";
+  EXPECT_TRUE(equals(calibrate_with(busy, low, true), true, 1, 1));
+  EXPECT_TRUE(equals(calibrate_with(busy, high, true), true, 2, 1));
 }
 
 TEST(CpuKernels, OfAGemmAreTheProductAndWhatAccompaniesIt) {

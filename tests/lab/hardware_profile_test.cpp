@@ -99,6 +99,35 @@ TEST(HardwareProfile, CollectivesTakeWhatWasMeasured) {
   EXPECT_EQ(link.find("all_reduce", 2), nullptr);
 }
 
+TEST(HardwareProfile, KeepsTheNoiseOfItsMeasurements) {
+  HardwareProfile profile = find_profile("h100-sxm");
+  EXPECT_FALSE(parse_profile(to_text(profile), "p.json").noise) << "it was not measured here";
+  profile.noise = {.others = 0.5,
+                   .stolen = 0.25,
+                   .waiting = 1.0,
+                   .throttled = 0.125,
+                   .spread = 0.75,
+                   .points = 40,
+                   .disturbed = 30,
+                   .left_out = 2};
+  const std::string text = to_text(profile);
+  const HardwareProfile read = parse_profile(text, "p.json");
+  EXPECT_EQ(to_text(read), text);
+  ASSERT_TRUE(read.noise);
+  EXPECT_EQ(read.noise->others, 0.5);
+  EXPECT_EQ(read.noise->left_out, 2);
+
+  EXPECT_EQ(refusal(text), "none");
+  EXPECT_THAT(refusal(replaced(text, "\"others\"", "\"other\"")),
+              HasSubstr("'noise' has no 'others'; add it"));
+  EXPECT_THAT(refusal(replaced(text, "\"stolen\":0.25", "\"stolen\":-1")),
+              HasSubstr("'stolen' must be a number of at least 0, not -1"));
+  EXPECT_THAT(refusal(replaced(text, "\"points\":40", "\"points\":4.5")),
+              HasSubstr("'points' must be a whole number of at least 0, not 4.5"));
+  EXPECT_THAT(refusal(replaced(text, "\"points\":40", "\"points\":4")),
+              HasSubstr("'noise' has 30 points that were disturbed, of 4"));
+}
+
 TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   const std::string good = to_text(find_profile("h100-sxm"));
   EXPECT_EQ(refusal(good), "none");

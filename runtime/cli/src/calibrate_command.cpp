@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "command_line.h"
@@ -15,9 +16,11 @@
 #include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/machine_load.h"
 #include "tessera/core/usable_cores.h"
 #include "tessera/kernels/gemm_table.h"
 #include "tessera/lab/calibrate.h"
+#include "tessera/lab/measurement_noise.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -117,14 +120,17 @@ int calibrate_table(Config config, const std::string& path) {
 
 constexpr const char* kProfileFlag = "--profile";
 
-/// "12/345 gemm nt in fp32, 1 threads", rewritten in a terminal, else a line now and then.
-class CalibrationProgress {
+/// "12/345, 3 of 180 s  gemm nt in fp32, 1 threads", rewritten in a terminal, else a line now and
+/// then.
+class ProgressLine {
  public:
-  void show(const std::string& what, int done, int all) {
+  void show(const CalibrationProgress& progress) {
     const auto now = std::chrono::steady_clock::now();
-    if (done > 0 && now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
+    if (progress.done > 0 && now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
     shown_ = now;
-    const std::string line = concat(done + 1, "/", all, "  ", what);
+    const std::string line =
+        concat(std::min(progress.done + 1, progress.all), "/", progress.all, ", ",
+               fixed(progress.used, 0), " of ", fixed(progress.budget, 0), " s  ", progress.what);
     if (!terminal_.interactive) {
       std::cerr << line << "\n";
       return;
@@ -132,8 +138,10 @@ class CalibrationProgress {
     std::cerr << "\r" << line << "\x1b[K" << std::flush;
     open_ = true;
   }
-  ~CalibrationProgress() {
+  ~ProgressLine() { end(); }
+  void end() {
     if (open_) std::cerr << "\n";
+    open_ = false;
   }
 
  private:
@@ -156,31 +164,69 @@ HardwareProfile profile_of_gpu(CalibrationOptions options) {
   return calibrate_gpu(*device, options, find_profile("h100-sxm"));
 }
 
+void say_busy(const std::vector<std::string>& disturbances, bool anyway) {
+  std::cerr << for_reader(inspect(stderr),
+                          concat(anyway ? "note" : "error",
+                                 ": this machine is busy: ", tessera::joined(disturbances, "; "),
+                                 anyway ? ""
+                                        : ". A profile of it would predict steps that are too "
+                                          "slow, so none was written; calibrate while nothing else "
+                                          "runs, or with --anyway"))
+            << "\n";
+}
+
+void write_profile(const std::string& path, const HardwareProfile& profile) {
+  replace_file(path, kProfileFlag, to_text(profile));
+  const MeasurementNoise& noise = *profile.noise;
+  if (noise.left_out > 0) {
+    std::cout << for_reader(inspect(stdout),
+                            concat(noise.left_out, " of ", noise.points + noise.left_out,
+                                   " points were left out, and the sizes nearest to them stand for "
+                                   "them; a longer --time-budget measures more"))
+              << "\n";
+  }
+  std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
+}
+
 int calibrate_profile(const Config& config, const std::string& path) {
   const bool on_gpu = resolved_device(trainer_options(config).device) == DeviceChoice::kCuda;
+  const bool anyway = config.get<bool>("anyway");
   check_writable(path, kProfileFlag, Writing::kByReplacing);
   const Machine machine = probe_machine();
-  CalibrationProgress progress;
+  ProgressLine line;
   const InterruptGuard interrupt;
   CalibrationOptions options{
       .name = std::filesystem::path(path).stem(),
       .machine = machine.processor.empty() ? "this processor" : machine.processor,
       .cores = usable_cores(),
       .memory_bytes = static_cast<double>(std::max<std::int64_t>(machine.memory_bytes, 1)),
+      .budget = config.get<double>("time_budget"),
       .coarseness = config.get<bool>("quick") ? 2 : 1,
-      .progress = [&](const std::string& what, int done, int all) {
-        progress.show(what, done, all);
+      .progress = [&](const CalibrationProgress& progress) {
+        line.show(progress);
         return interrupt.signal() == 0;
       }};
+  const QuietCalibration calibration{
+      // A GPU's kernels need one core, which launches them.
+      .watch = [&] { return watch_machine(on_gpu ? 1 : options.cores); },
+      .measure =
+          [&](const MachineLoad& before) {
+            options.waiting = before.waiting;
+            HardwareProfile profile = on_gpu ? profile_of_gpu(options) : calibrate_cpu(options);
+            line.end();
+            return profile;
+          },
+      .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
+      .anyway = anyway};
   try {
-    replace_file(path, kProfileFlag,
-                 to_text(on_gpu ? profile_of_gpu(options) : calibrate_cpu(options)));
+    const std::optional<HardwareProfile> profile = calibrate_if_quiet(calibration);
+    if (!profile) return kExitRunTime;
+    write_profile(path, *profile);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
     std::cerr << "\n" << error.what() << "\n";
     return kExitSignal + interrupt.signal();
   }
-  std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
   return kExitGood;
 }
 
@@ -199,14 +245,28 @@ std::vector<Setting> profile_settings() {
   return {{.name = "profile",
            .fallback = "",
            .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
-                   "copies, a CPU's collectives; write a profile for 'tessera simulate'; a few "
-                   "minutes, in which nothing else should run",
+                   "copies, a CPU's collectives; write a profile for 'tessera simulate'; nothing "
+                   "else should run meanwhile",
            .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "time_budget",
+           .type = SettingType::kNumber,
+           .fallback = 180.0,
+           .help = "seconds that it may take; of sizes for which that is too little, those nearest "
+                   "stand in",
+           .group = "Machine",
+           .minimum = 0,
            .must_agree = MustAgree::kNone},
           {.name = "quick",
            .type = SettingType::kFlag,
            .fallback = false,
            .help = "time every second size only",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "anyway",
+           .type = SettingType::kFlag,
+           .fallback = false,
+           .help = "write the profile even if other programs disturb it; it says so",
            .group = "Machine",
            .must_agree = MustAgree::kNone}};
 }

@@ -10,6 +10,7 @@
 #include "fit.h"
 #include "gpt_settings.h"
 #include "json_output.h"
+#include "profile_note.h"
 #include "report.h"
 #include "terminal.h"
 #include "tessera/sharding/account.h"
@@ -186,6 +187,7 @@ int run_plan(Config config) {
   std::optional<FitChoice> fit;
   if (!config.is_null("fit")) {
     request = fit_request(config, options, false);
+    note_noise(std::cerr, request->cluster.profile);
     // It is planned for the device of the profile, whatever is here.
     if (!config.given("device")) {
       const bool is_gpu = request->cluster.profile.device == "cuda";

@@ -14,8 +14,6 @@
 namespace tessera::cli {
 namespace {
 
-using enum SettingType;
-
 // Every token of a sample runs the model once: by default only where that takes seconds.
 constexpr std::int64_t kSmallModel = 20'000'000;
 constexpr std::int64_t kDefaultTokens = 200;
@@ -31,6 +29,7 @@ void check_above_zero(const nlohmann::json& value) {
 }  // namespace
 
 std::vector<Setting> sample_settings() {
+  using enum SettingType;
   return {
       {.name = "sample_tokens",
        .type = kInteger,

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
+#include "profile_note.h"
 #include "report.h"
 #include "simulated_run.h"
 #include "simulation_check.h"
@@ -223,6 +224,7 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
+  note_noise(std::cerr, profile);
   if (const auto results = config.get<std::string>("check"); !results.empty()) {
     return check_simulation(std::cout, config, profile, results);
   }

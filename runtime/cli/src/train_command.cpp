@@ -19,6 +19,7 @@
 #include "launch/same_run.h"
 #include "loss_plot.h"
 #include "model_export.h"
+#include "profile_note.h"
 #include "progress.h"
 #include "report.h"
 #include "run_outputs.h"
@@ -116,6 +117,7 @@ void fit(Config& config, TrainerOptions& options, const Model& model, const Toke
   options.device = resolved_device(options.device);
   options.group = resolved_group(options);
   const FitRequest request = fit_request(config, options, true);
+  if (!config.get<bool>("quiet")) note_noise(std::cerr, request.cluster.profile);
   const auto choice =
       apply_fit(config, options, model, dataset, evaluation ? &*evaluation : nullptr, request);
   if (!config.get<bool>("quiet")) print_fit(std::cerr, *choice, request);

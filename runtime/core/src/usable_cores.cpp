@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <sstream>
+#include <vector>
+
+#include "cgroup_folders.h"
 
 #include "tessera/core/cpu_list.h"
 
@@ -42,55 +44,27 @@ std::optional<Quota> read_cfs_quota(const fs::path& group) {
   return Quota{.time = *time, .period = *period};
 }
 
-/// The smallest number of cores that `group` or one above it grants, up to the mount point; 0: no
-/// quota. A container may see only its own group, as the mount point, under the host's path of it:
-/// then the groups between are not there, and the mount point tells.
+/// The smallest number of cores that one of the groups grants; 0: none has a quota.
 template <typename Read>
-int smallest(const fs::path& mount, fs::path group, const Read& read) {
+int smallest(const std::vector<fs::path>& groups, const Read& read) {
   int cores = 0;
-  for (;; group = group.parent_path()) {
-    const auto quota = read(mount / group);
-    if (quota && quota->time > 0 && quota->period > 0) {
-      const int here =
-          static_cast<int>(std::clamp<std::int64_t>(quota->time / quota->period, 1, 1 << 20));
-      cores = cores == 0 ? here : std::min(cores, here);
-    }
-    if (group.empty()) return cores;
+  for (const fs::path& group : groups) {
+    const std::optional<Quota> quota = read(group);
+    if (!quota || quota->time <= 0 || quota->period <= 0) continue;
+    const int here =
+        static_cast<int>(std::clamp<std::int64_t>(quota->time / quota->period, 1, 1 << 20));
+    cores = cores == 0 ? here : std::min(cores, here);
   }
-}
-
-bool contains(const std::string& list, const std::string& name) {
-  std::istringstream names(list);
-  for (std::string one; std::getline(names, one, ',');) {
-    if (one == name) return true;
-  }
-  return false;
+  return cores;
 }
 
 }  // namespace
 
 int cgroup_cores(const CgroupPlaces& places) {
-  const fs::path root = places.root;
-  int cores = 0;
-  std::ifstream membership(places.membership);
-  // A line for each hierarchy: "4:cpu,cpuacct:/batch/job", and "0::/batch/job" for version 2.
-  for (std::string line; std::getline(membership, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    int here = 0;
-    if (controllers.empty()) {
-      here = smallest(root, group, read_cpu_max);
-    } else if (contains(controllers, "cpu")) {
-      for (const std::string& mount : {controllers, std::string("cpu")}) {
-        here = std::max(here, smallest(root / mount, group, read_cfs_quota));
-      }
-    }
-    if (here > 0) cores = cores == 0 ? here : std::min(cores, here);
-  }
-  return cores;
+  const CgroupFolders folders = cgroup_folders(places);
+  const int by_2 = smallest(folders.version_2, read_cpu_max);
+  const int by_1 = smallest(folders.version_1, read_cfs_quota);
+  return by_1 == 0 || by_2 == 0 ? std::max(by_1, by_2) : std::min(by_1, by_2);
 }
 
 int usable_cores() {

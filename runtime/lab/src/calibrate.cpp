@@ -1,8 +1,11 @@
 #include "tessera/lab/calibrate.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <map>
 #include <memory>
@@ -10,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "calibration_run.h"
 #include "kernel_calibration.h"
 #include "kernel_probes.h"
 #include "tessera/collectives/thread_group.h"
@@ -21,6 +25,21 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// CPU seconds of the calling thread.
+double running_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// How often the scheduler took a core from a thread of this process.
+double preemptions() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_nivcsw);
+}
+
 /// A rank that runs probes.
 struct ProbingRank {
   explicit ProbingRank(int threads)
@@ -33,42 +52,50 @@ struct ProbingRank {
   std::unique_ptr<Memory> memory;
   std::unique_ptr<Stream> stream;
   ProbeOperands operands;
-  double seconds = 0.0;  ///< of the last batch
+  double seconds = 0.0, running = 0.0;  ///< of the last batch
 };
 
 /// As many ranks as keep the cores busy, all doing the same.
 class ProbingTeam {
  public:
-  ProbingTeam(int threads, int cores) {
+  ProbingTeam(int threads, int cores) : threads_(threads) {
     for (int rank = 0; rank < std::max(cores / threads, 1); ++rank) {
       ranks_.push_back(std::make_unique<ProbingRank>(threads));
     }
   }
 
-  double seconds_of(const KernelProbe& probe, double budget) {
+  PointTime time(const KernelProbe& probe, double seconds) {
     for (const auto& rank : ranks_) rank->operands.begin_probe();
-    return fastest_call(budget, [&](int calls) { return run(probe, calls); });
+    return time_point(seconds, [&](int calls) { return run(probe, calls); });
   }
 
  private:
-  /// Seconds of a batch, the mean of the ranks.
-  double run(const KernelProbe& probe, int calls) {
+  /// The mean of the ranks.
+  BatchTime run(const KernelProbe& probe, int calls) {
     const KernelTable& kernels = cpu_kernels();
+    const double preempted = preemptions();
     for (const auto& rank : ranks_) {
       rank->stream->submit({.name = "probe"}, [&probe, &kernels, calls, r = rank.get()] {
         const Clock::time_point begin = Clock::now();
+        const double running = running_seconds();
         for (int i = 0; i < calls; ++i) probe.run(kernels, r->operands, *r->stream);
+        r->running = running_seconds() - running;
         r->seconds = since(begin);
       });
     }
-    double sum = 0.0;
+    const auto count = static_cast<double>(ranks_.size());
+    BatchTime batch;
     for (const auto& rank : ranks_) {
       rank->stream->synchronize();
-      sum += rank->seconds;
+      batch.seconds += rank->seconds / count;
+      // A thread that shares its work may wait for the others, which says nothing.
+      if (threads_ == 1) batch.running += rank->running / count;
     }
-    return sum / static_cast<double>(ranks_.size());
+    batch.preemptions = (preemptions() - preempted) / (count * threads_);
+    return batch;
   }
 
+  const int threads_;
   std::vector<std::unique_ptr<ProbingRank>> ranks_;
 };
 
@@ -84,19 +111,22 @@ std::vector<int> teams_of(int cores) {
 /// Ranks of one process that run collectives.
 class CollectiveTeam {
  public:
-  CollectiveTeam(int ranks, int cores) : groups_(make_thread_group(ranks)) {
+  CollectiveTeam(int ranks, int cores)
+      : has_cores_(ranks <= cores), groups_(make_thread_group(ranks)) {
     for (int rank = 0; rank < ranks; ++rank) {
       ranks_.push_back(std::make_unique<ProbingRank>(std::max(cores / ranks, 1)));
     }
   }
 
   /// Of a buffer of so many elements on all ranks together.
-  double seconds_of(CollectiveKind kind, std::int64_t numel, double budget) {
-    return fastest_call(budget, [&](int calls) { return run(kind, numel, calls); });
+  PointTime time(CollectiveKind kind, std::int64_t numel, double seconds) {
+    return time_point(seconds, [&](int calls) { return run(kind, numel, calls); });
   }
 
  private:
-  double run(CollectiveKind kind, std::int64_t numel, int calls) {
+  /// Of the slowest rank.
+  BatchTime run(CollectiveKind kind, std::int64_t numel, int calls) {
+    const double preempted = preemptions();
     std::vector<std::thread> threads;
     std::vector<double> seconds(ranks_.size());
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -111,7 +141,10 @@ class CollectiveTeam {
       }));
     }
     for (std::thread& thread : threads) thread.join();
-    return *std::ranges::max_element(seconds);
+    // Ranks without a core of their own take it from each other.
+    const double taken = has_cores_ ? preemptions() - preempted : 0.0;
+    return {.seconds = std::ranges::max(seconds),
+            .preemptions = taken / static_cast<double>(ranks_.size())};
   }
 
   static void submit(CollectiveKind kind, std::int64_t numel, ProcessGroup& group,
@@ -130,13 +163,14 @@ class CollectiveTeam {
     }
   }
 
+  const bool has_cores_;
   std::vector<std::unique_ptr<ProcessGroup>> groups_;
   std::vector<std::unique_ptr<ProbingRank>> ranks_;
 };
 
 /// Half of a round trip between two streams.
 double seconds_of_handover() {
-  constexpr int kRounds = 500;
+  constexpr int kRounds = 500, kBatches = 5;
   const auto device = make_cpu_device();
   const auto first = device->create_stream({.name = "ping"});
   const auto second = device->create_stream({.name = "pong"});
@@ -158,7 +192,6 @@ double seconds_of_handover() {
   return best;
 }
 
-/// The steps of a calibration, counted for its progress.
 class Calibration {
  public:
   explicit Calibration(const CalibrationOptions& options) : options_(options) {}
@@ -166,9 +199,8 @@ class Calibration {
   HardwareProfile run();
 
  private:
-  void time_kernels(HardwareProfile& profile);
-  void time_collectives(HardwareProfile& profile);
-  void announce(const std::string& what);
+  void time_kernels(HardwareProfile& profile, CalibrationRun& run);
+  void time_collectives(HardwareProfile& profile, CalibrationRun& run);
   Quantity measured(double value) const { return {value, source_}; }
 
   const CalibrationOptions& options_;
@@ -176,34 +208,27 @@ class Calibration {
       concat("measured on ", options_.machine, ", ", options_.cores, " cores busy");
   KernelCalibration kernels_{source_, options_.coarseness};
   std::vector<std::tuple<int, CollectiveKind, std::int64_t>> collectives_;  ///< ranks, elements
-  int done_ = 0;
 };
 
-void Calibration::announce(const std::string& what) {
-  announce_probe(options_, what, done_++, kernels_.size() + static_cast<int>(collectives_.size()));
-}
-
-void Calibration::time_kernels(HardwareProfile& profile) {
+void Calibration::time_kernels(HardwareProfile& profile, CalibrationRun& run) {
   std::unique_ptr<ProbingTeam> team;
   int team_threads = 0;
-  kernels_.run(
-      profile, [&](const std::string& what) { announce(what); },
-      [&](const KernelProbe& probe, int threads) {
-        if (threads != team_threads) {
-          team.reset();
-          team = std::make_unique<ProbingTeam>(threads, options_.cores);
-          team_threads = threads;
-        }
-        return team->seconds_of(probe, options_.seconds);
-      });
+  kernels_.run(profile, run, [&](const KernelProbe& probe, int threads, double seconds) {
+    if (threads != team_threads) {
+      team.reset();
+      team = std::make_unique<ProbingTeam>(threads, options_.cores);
+      team_threads = threads;
+    }
+    return team->time(probe, seconds);
+  });
 }
 
-void Calibration::time_collectives(HardwareProfile& profile) {
+void Calibration::time_collectives(HardwareProfile& profile, CalibrationRun& run) {
   std::map<std::pair<int, CollectiveKind>, std::size_t> places;
   std::unique_ptr<CollectiveTeam> team;
   int team_ranks = 0;
   for (const auto& [ranks, kind, numel] : collectives_) {
-    announce(concat(to_string(kind), " among ", ranks, " ranks"));
+    run.announce(concat(to_string(kind), " among ", ranks, " ranks"));
     if (team_ranks != ranks) {
       team.reset();
       team = std::make_unique<CollectiveTeam>(ranks, options_.cores);
@@ -212,9 +237,15 @@ void Calibration::time_collectives(HardwareProfile& profile) {
     std::vector<CollectiveTimes>& measured = profile.process.measured;
     const auto [place, is_new] = places.try_emplace({ranks, kind}, measured.size());
     if (is_new) measured.push_back({std::string(to_string(kind)), ranks, source_, {}});
-    const double seconds = team->seconds_of(kind, numel, options_.seconds);
+    PointTime time = team->time(kind, numel, run.seconds_of_point());
+    run.finish();
+    for (int again = 0; again < kMostRepeats && time.disturbed; ++again) {
+      if (!run.suffices_again(time.seconds)) break;
+      time = PointTime::better(time, team->time(kind, numel, run.seconds_of_point()));
+    }
+    run.record(time);
     const auto bytes = static_cast<double>(sent_bytes(kind, numel * 4, ranks));
-    measured[place->second].points.push_back({bytes, seconds});
+    measured[place->second].points.push_back({bytes, time.seconds});
   }
 }
 
@@ -235,8 +266,11 @@ HardwareProfile Calibration::run() {
   HardwareProfile profile;
   profile.name = options_.name;
   profile.device = "cpu";
-  time_kernels(profile);
-  time_collectives(profile);
+  CalibrationRun run(options_, kernels_.size() + static_cast<int>(collectives_.size()));
+  time_collectives(profile, run);
+  profile.handover = measured(seconds_of_handover());
+  time_kernels(profile, run);
+  profile.noise = run.noise(options_.cores);
   const KernelRates& copies = *profile.find("cast", "fp32", 1);
   profile.memory_bandwidth = measured(copies.points.back().per_second);
   profile.copy_out = measured(profile.memory_bandwidth.value / 2.0);
@@ -244,7 +278,6 @@ HardwareProfile Calibration::run() {
   const KernelRates& fills = *profile.find("fill", "fp32", 1);
   profile.launch =
       measured(4.0 * fills.points.front().size.front() / fills.points.front().per_second);
-  profile.handover = measured(seconds_of_handover());
   profile.memory_bytes = measured(options_.memory_bytes);
   profile.cores = {static_cast<double>(options_.cores), "those that this process may use"};
   const auto& largest = profile.process.measured.front().points.back();

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "calibration_run.h"
 #include "kernel_calibration.h"
 #include "kernel_probes.h"
 #include "tessera/core/cpu_device.h"
@@ -28,10 +29,10 @@ class GpuProbing {
   GpuProbing(const GpuProbing&) = delete;
   GpuProbing& operator=(const GpuProbing&) = delete;
 
-  double seconds_of(const KernelProbe& probe, double budget) {
+  PointTime time(const KernelProbe& probe, double seconds) {
     stream_->synchronize();
     operands_.begin_probe();
-    return fastest_call(budget, [&](int calls) {
+    return time_point(seconds, [&](int calls) {
       return timed([&] {
         for (int i = 0; i < calls; ++i) probe.run(device_.kernels(), operands_, *stream_);
       });
@@ -39,51 +40,52 @@ class GpuProbing {
   }
 
   /// Bytes per second from the device to memory of allocate_host.
-  double copy_out(double budget) {
+  double copy_out(double seconds_of_point) {
     constexpr std::size_t kBytes = std::size_t{32} << 20;
     const TensorView from = operands_.output({std::int64_t{kBytes}}, DType::kUInt8);
     const auto free = [this](void* address) { device_.deallocate_host(address, kBytes); };
     const std::unique_ptr<void, decltype(free)> to(device_.allocate_host(kBytes), free);
-    const double seconds = fastest_call(budget, [&](int calls) {
-      return timed([&] {
-        for (int i = 0; i < calls; ++i) stream_->copy(to.get(), from.data, kBytes);
-      });
-    });
+    const double seconds = time_point(seconds_of_point, [&](int calls) {
+                             return timed([&] {
+                               for (int i = 0; i < calls; ++i)
+                                 stream_->copy(to.get(), from.data, kBytes);
+                             });
+                           }).seconds;
     return kBytes / seconds;
   }
 
   /// From the end of a kernel to the begin of one on another stream that waits for it: how much
   /// longer small kernels take that change streams each time.
-  double handover(double budget) {
+  double handover(double seconds_of_point) {
     const TensorView small = operands_.output({64}, DType::kFloat32);
     const auto fill = [&](Stream& stream) {
       device_.kernels().fill({.dst = small, .value = 1.0F}, stream);
     };
-    const double alone = fastest_call(budget, [&](int calls) {
-      return timed([&] {
-        for (int i = 0; i < 2 * calls; ++i) fill(*stream_);
-      });
-    });
-    const double in_turns = fastest_call(budget, [&](int calls) {
-      return timed([&] {
-        for (int i = 0; i < calls; ++i) {
-          fill(*stream_);
-          other_->wait(stream_->record());
-          fill(*other_);
-          stream_->wait(other_->record());
-        }
-      });
-    });
+    const double alone = time_point(seconds_of_point, [&](int calls) {
+                           return timed([&] {
+                             for (int i = 0; i < 2 * calls; ++i) fill(*stream_);
+                           });
+                         }).seconds;
+    const double in_turns = time_point(seconds_of_point, [&](int calls) {
+                              return timed([&] {
+                                for (int i = 0; i < calls; ++i) {
+                                  fill(*stream_);
+                                  other_->wait(stream_->record());
+                                  fill(*other_);
+                                  stream_->wait(other_->record());
+                                }
+                              });
+                            }).seconds;
     return std::max(in_turns - alone, 0.0) / 2.0;
   }
 
  private:
   template <typename Launch>
-  double timed(const Launch& launch) {
+  BatchTime timed(const Launch& launch) {
     const Clock::time_point begin = Clock::now();
     launch();
     stream_->synchronize();
-    return since(begin);
+    return {.seconds = since(begin)};
   }
 
   CudaDevice& device_;
@@ -93,7 +95,7 @@ class GpuProbing {
 };
 
 /// Bytes per second that the host's cores read and write together, far beyond their caches.
-double host_bandwidth(int cores, double budget) {
+double host_bandwidth(int cores, double seconds_of_point) {
   constexpr std::int64_t kNumel = std::int64_t{64} << 20;  // 256 MiB
   const auto host = make_cpu_device();
   Memory memory(*host);
@@ -104,13 +106,14 @@ double host_bandwidth(int cores, double budget) {
   const Tensor from = tensor(), to = tensor();
   const auto stream = host->create_stream({.threads = cores});
   kernels_for(*host).fill({.dst = from}, *stream);
-  const double seconds = fastest_call(budget, [&](int calls) {
-    stream->synchronize();
-    const Clock::time_point begin = Clock::now();
-    for (int i = 0; i < calls; ++i) kernels_for(*host).cast({.src = from, .dst = to}, *stream);
-    stream->synchronize();
-    return since(begin);
-  });
+  const double seconds = time_point(seconds_of_point, [&](int calls) {
+                           stream->synchronize();
+                           const Clock::time_point begin = Clock::now();
+                           for (int i = 0; i < calls; ++i)
+                             kernels_for(*host).cast({.src = from, .dst = to}, *stream);
+                           stream->synchronize();
+                           return BatchTime{.seconds = since(begin)};
+                         }).seconds;
   return 2.0 * sizeof(float) * kNumel / seconds;
 }
 
@@ -142,19 +145,23 @@ HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& opti
   KernelCalibration kernels(source, options.coarseness);
   kernels.add(0, 1);
   GpuProbing gpu(device);
-  int done = 0;
-  const auto announce = [&](const std::string& what) {
-    announce_probe(options, what, done++, kernels.size() + 3);
+  constexpr int kOthers = 3;
+  CalibrationRun run(options, kernels.size() + kOthers);
+  const auto measure = [&](const char* what, const auto& value) {
+    run.announce(what);
+    const Quantity quantity = measured(value(options.seconds));
+    run.finish();
+    return quantity;
   };
-  kernels.run(profile, announce, [&](const KernelProbe& probe, int /*threads*/) {
-    return gpu.seconds_of(probe, options.seconds);
+  profile.copy_out = measure("copies to the host", [&](double s) { return gpu.copy_out(s); });
+  profile.handover =
+      measure("a kernel that waits for another stream", [&](double s) { return gpu.handover(s); });
+  profile.host_bandwidth =
+      measure("the host's memory", [&](double s) { return host_bandwidth(options.cores, s); });
+  kernels.run(profile, run, [&](const KernelProbe& probe, int /*threads*/, double seconds) {
+    return gpu.time(probe, seconds);
   });
-  announce("copies to the host");
-  profile.copy_out = measured(gpu.copy_out(options.seconds));
-  announce("a kernel that waits for another stream");
-  profile.handover = measured(gpu.handover(options.seconds));
-  announce("the host's memory");
-  profile.host_bandwidth = measured(host_bandwidth(options.cores, options.seconds));
+  profile.noise = run.noise(1);
   profile.memory_bandwidth = measured(profile.find("cast", "fp32", 1)->points.back().per_second);
   const KernelRates::Point& fill = profile.find("fill", "fp32", 1)->points.front();
   profile.launch = measured(4.0 * fill.size.front() / fill.per_second);

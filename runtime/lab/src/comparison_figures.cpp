@@ -48,13 +48,6 @@ bool repeats_its_bits(const ComparedCell& cell) {
 
 }  // namespace
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::ranges::sort(values);
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
-}
-
 Estimate mean_of(const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
   Estimate estimate;

@@ -50,6 +50,35 @@ constexpr std::pair<const char*, LinkProfile HardwareProfile::*> kLinks[] = {
     {"node", &HardwareProfile::node},
     {"network", &HardwareProfile::network}};
 
+constexpr std::pair<const char*, double MeasurementNoise::*> kShares[] = {
+    {"others", &MeasurementNoise::others},
+    {"stolen", &MeasurementNoise::stolen},
+    {"waiting", &MeasurementNoise::waiting},
+    {"throttled", &MeasurementNoise::throttled},
+    {"spread", &MeasurementNoise::spread}};
+constexpr std::pair<const char*, std::int64_t MeasurementNoise::*> kCounts[] = {
+    {"points", &MeasurementNoise::points},
+    {"disturbed", &MeasurementNoise::disturbed},
+    {"left_out", &MeasurementNoise::left_out}};
+
+MeasurementNoise noise_of(const Json& json, const std::string& place) {
+  ObjectReader object(json, place);
+  MeasurementNoise noise;
+  for (const auto& [key, member] : kShares) noise.*member = object.number(key, true);
+  for (const auto& [key, member] : kCounts) noise.*member = object.count(key);
+  object.finish();
+  require(noise.disturbed <= noise.points, ErrorCode::kConfig, place, " has ", noise.disturbed,
+          " points that were disturbed, of ", noise.points);
+  return noise;
+}
+
+Json json_of(const MeasurementNoise& noise) {
+  Json json = Json::object();
+  for (const auto& [key, member] : kShares) json[key] = noise.*member;
+  for (const auto& [key, member] : kCounts) json[key] = noise.*member;
+  return json;
+}
+
 void require_dtype(const std::string& dtype, const std::string& place) {
   require(dtype == "fp32" || dtype == "bf16" || dtype == "fp16", ErrorCode::kConfig, place,
           " has a dtype '", dtype, "'; there are fp32, bf16 and fp16");
@@ -161,6 +190,9 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
       });
     }
     of_link.finish();
+  }
+  if (object.has("noise")) {
+    profile.noise = noise_of(object.take("noise"), object.place_of("noise"));
   }
   object.finish();
   for (const Quantity& factor : {profile.under_gather, profile.under_reduce}) {
@@ -325,6 +357,7 @@ std::string to_text(const HardwareProfile& profile) {
                                        {"points", std::move(points)}});
     }
   }
+  if (profile.noise) json["noise"] = json_of(*profile.noise);
   return in_lines(json, 0) + "\n";
 }
 

@@ -8,10 +8,10 @@
 
 #include "bench/collective_buffers.h"
 #include "bench/gemm_load.h"
-#include "bench/quantile.h"
 #include "bench/rank_clock.h"
 #include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"
+#include "tessera/core/quantile.h"
 
 namespace tessera::bench {
 namespace {

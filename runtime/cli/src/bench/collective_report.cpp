@@ -6,8 +6,8 @@
 #include <ostream>
 #include <utility>
 
-#include "bench/quantile.h"
 #include "tessera/core/error.h"
+#include "tessera/core/quantile.h"
 
 namespace tessera::bench {
 namespace {

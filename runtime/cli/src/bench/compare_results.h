@@ -11,6 +11,8 @@ namespace tessera::bench {
 struct Timings {
   std::string name;
   std::vector<double> seconds;  ///< one for each repetition, or a single time
+  /// What other programs had of the cores meanwhile (MachineLoad); empty: the file does not say.
+  std::vector<double> others{};
 };
 
 /// A file of results: of Google Benchmark (--benchmark_out) or of `tessera bench collectives -J`.
@@ -29,23 +31,36 @@ std::vector<std::string> machine_differences(const BenchResults& a, const BenchR
 /// Repetitions from which noise can be told.
 inline constexpr std::size_t kLeastRepetitions = 3;
 
-enum class Verdict { kNoise, kFaster, kSlower, kUnknown };
+enum class Verdict {
+  kNoise,
+  kFaster,
+  kSlower,
+  kUnknown,  ///< too few repetitions
+  kBusy,     ///< other programs had more of the cores beside one of the two results
+};
 
-/// One name in both files. The noise is the larger of both files' distances between the quartiles,
-/// over the median; a median has moved if it is further from the other than the noise, and the
-/// quartiles of both files do not overlap.
+struct CompareLimits {
+  double least_change = 0.0;              ///< of 1: a smaller one is none
+  std::optional<double> assumed_noise{};  ///< of 1: where there are too few repetitions
+};
+
+/// One name in both files. Repetitions beside which others had much of the cores are left out where
+/// enough are without. The noise is the largest of both files' spreads (the quartiles' distance
+/// over the median, relative_spread) and of what chance alone exceeds once in a thousand
+/// comparisons of equal medians: Student's t of Welch's test. A median has moved if it is further
+/// from the other than the noise and the limit, and the quartiles of both files do not overlap.
 struct Comparison {
   std::string name;
   double a = 0.0, b = 0.0;        ///< medians in seconds
   std::optional<double> noise{};  ///< of 1; none: fewer repetitions than kLeastRepetitions
+  double others = 0.0;  ///< of the cores, what others had beside the more disturbed of both
   Verdict verdict = Verdict::kUnknown;
 
   double ratio() const { return a > 0.0 ? b / a : 0.0; }
 };
 
-/// Of the names in both, in the order of `a`. `assumed_noise` is used where there are too few
-/// repetitions; without it the verdict is kUnknown.
+/// Of the names in both, in the order of `a`.
 std::vector<Comparison> compare(const BenchResults& a, const BenchResults& b,
-                                std::optional<double> assumed_noise);
+                                const CompareLimits& limits);
 
 }  // namespace tessera::bench

@@ -18,6 +18,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/machine_load.h"
 #include "tessera/core/thread_team.h"
 #include "tessera/trainer/rank_device.h"
 
@@ -42,6 +43,7 @@ class LabOnDemand {
  public:
   LabOnDemand(bool gpu, int threads) : gpu_(gpu), threads_(threads) {}
   bool gpu() const { return gpu_; }
+  int cores() const { return gpu_ ? 1 : threads_; }  ///< a GPU's kernels are launched by one
   bench::KernelLab& get() {
     if (!lab_) {
       std::unique_ptr<Device> device;
@@ -75,15 +77,17 @@ void count(benchmark::State& state, const bench::PreparedKernel& kernel, double 
 }
 
 /// `batch`, the calls that are timed together, is set once: Google Benchmark wants as many
-/// iterations of each repetition, and rounds them up to a multiple of it.
+/// iterations of each repetition, and rounds them up to a multiple of it. The kernel keeps `cores`
+/// busy.
 void time_kernel(benchmark::State& state, const bench::KernelCase& kernel_case,
-                 bench::KernelLab& lab, int& batch) {
+                 bench::KernelLab& lab, int cores, int& batch) {
   const bench::PreparedKernel kernel = kernel_case.prepare(lab);
   lab.seconds(kernel.call, 1);  // libraries make code for a shape once
   if (batch == 0) {
     const double once = std::max(lab.seconds(kernel.call, 1), 1e-9);
     batch = static_cast<int>(std::clamp(kBatchSeconds / once, 1.0, kMostCalls));
   }
+  const MachineReading begin = read_machine();
   double seconds = 0.0, calls = 0.0;
   while (state.KeepRunningBatch(batch)) {
     const double took = lab.seconds(kernel.call, batch);
@@ -91,6 +95,10 @@ void time_kernel(benchmark::State& state, const bench::KernelCase& kernel_case,
     seconds += took;
     calls += batch;
   }
+  const MachineLoad load = load_between(begin, read_machine(), cores);
+  // Google Benchmark divides by the mean of repetitions: it must not be 0.
+  constexpr double kLeastFree = 1e-3;
+  state.counters[bench::kFreeCounter] = std::max(1.0 - load.others - load.stolen, kLeastFree);
   if (seconds > 0.0) count(state, kernel, calls / seconds, lab);
 }
 
@@ -116,7 +124,7 @@ void register_kernels(const KernelsRequest& request,
       const std::string name = (lab->gpu() ? "cuda/" : "cpu/") + kernel.name;
       const auto body = [lab, kernel, failures, batch = 0](benchmark::State& state) mutable {
         try {
-          time_kernel(state, kernel, lab->get(), batch);
+          time_kernel(state, kernel, lab->get(), lab->cores(), batch);
         } catch (const std::exception& error) {
           ++*failures;
           state.SkipWithError(error.what());
@@ -171,6 +179,8 @@ std::vector<std::string> benchmark_flags(const KernelsRequest& request,
   std::vector<std::string> words{"tessera bench kernels", "--benchmark_filter=" + request.filter,
                                  concat("--benchmark_repetitions=", request.repetitions),
                                  concat("--benchmark_min_time=", request.min_seconds)};
+  // Repetitions of a kernel lie apart, so that their spread has the drift of the machine in it.
+  words.emplace_back("--benchmark_enable_random_interleaving=true");
   if (!request.json_path.empty()) words.push_back("--benchmark_out=" + request.json_path);
   if (request.list) words.emplace_back("--benchmark_list_tests=true");
   words.insert(words.end(), theirs.begin(), theirs.end());
@@ -233,7 +243,7 @@ std::function<int()> add_bench_kernels(CLI::App& command) {
       "--benchmark_out=FILE, --benchmark_format=json, ... The column limit is what this machine "
       "reaches: GB/s of STREAM's triad, a memcpy or an update in place, whichever is fastest over "
       "as many bytes, for kernels that mostly write no more than stores alone allow; GFLOP/s of a "
-      "large GEMM.");
+      "large GEMM. The column free is the share of the cores that other programs left.");
   return [request, &command] { return run_kernels(*request, command.remaining()); };
 }
 

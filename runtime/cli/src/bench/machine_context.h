@@ -10,6 +10,9 @@ namespace tessera::bench {
 /// Begins the keys of a benchmark's context that two results must share to be compared.
 inline constexpr const char* kMachineKey = "machine.";
 
+/// Of a repetition: the share of its cores that neither other programs nor the hypervisor had.
+inline constexpr const char* kFreeCounter = "free";
+
 /// The machine, in words, by key: "machine.processor", "machine.cores", "machine.gpus", ... The
 /// same on each run of the same machine. Values are never empty.
 std::vector<std::pair<std::string, std::string>> machine_context();

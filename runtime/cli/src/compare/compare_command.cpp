@@ -14,6 +14,7 @@
 #include "compare/table.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "profile_note.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/storage.h"
@@ -372,6 +373,7 @@ std::function<int()> add_compare(CLI::App& app) {
     request.only_simulates = config.get<bool>("only_simulate");
     if (!config.is_null("simulate")) {
       request.profile = find_profile(config.get<std::string>("simulate"));
+      note_noise(std::cerr, *request.profile);
     }
     require(request.profile || !request.only_simulates, ErrorCode::kConfig,
             "--only-simulate needs --simulate, a hardware profile");

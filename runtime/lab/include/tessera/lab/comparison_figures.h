@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/quantile.h"
 #include "tessera/lab/comparison.h"
 
 // What tables and plots show of a comparison.
@@ -24,8 +25,6 @@ inline constexpr std::string_view kMethod =
     "plan. Cells with the same letter under bits have bit-identical losses and "
     "parameters. Best: no other cell has both less memory and more tokens per second and rank.";
 
-/// Of no values: 0.
-double median(std::vector<double> values);
 Estimate mean_of(const std::vector<double>& values);
 
 /// Measured; nothing if no run is done.

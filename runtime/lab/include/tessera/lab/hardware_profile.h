@@ -1,9 +1,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tessera/lab/measurement_noise.h"
 
 namespace tessera {
 
@@ -88,6 +91,8 @@ struct HardwareProfile {
   /// By how much work of the compute lane is slower while a lane of collectives is busy; 1: not at
   /// all.
   Quantity under_gather, under_reduce;
+  /// Of a profile that was measured in one go; others have none.
+  std::optional<MeasurementNoise> noise{};
 
   /// The rates of a kernel with as many threads, or nearly as many; null: it has none.
   const KernelRates* find(std::string_view kernel, std::string_view dtype, int threads) const;

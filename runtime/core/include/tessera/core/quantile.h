@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::bench {
+// How repeated measurements are summed up, wherever Tessera measures: a median, and its spread.
+namespace tessera {
 
 /// Of a sorted copy, the value at `share` of the way, between two values in proportion; 0 of none.
 inline double quantile(std::vector<double> values, double share) {
@@ -19,4 +20,10 @@ inline double quantile(std::vector<double> values, double share) {
 
 inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-}  // namespace tessera::bench
+/// The distance between the quartiles over the median; 0 of none.
+inline double relative_spread(const std::vector<double>& values) {
+  const double middle = median(values);
+  return middle > 0.0 ? (quantile(values, 0.75) - quantile(values, 0.25)) / middle : 0.0;
+}
+
+}  // namespace tessera
