@@ -19,6 +19,7 @@
 
 #include "checkpoint/checkpointed_run.h"
 #include "checkpoint/faulty_run.h"
+#include "support/extent.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"

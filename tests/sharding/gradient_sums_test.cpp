@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "support/extent.h"
 #include "support/tied_chain.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -237,6 +238,12 @@ std::map<std::pair<DType, int>, std::vector<Way>> all_ways() {
 
 TEST(GradientSums, SayWhichRunsGiveTheSameBits) {
   auto ways = all_ways();
+  if (!runs_ci_tests()) {  // a third: the innermost axes have two values, so both come up
+    for (auto& [key, list] : ways) {
+      std::size_t number = 0;
+      std::erase_if(list, [&](const Way&) { return number++ % 3 != 0; });
+    }
+  }
   std::vector<Way*> all;
   for (auto& [key, list] : ways) {
     for (Way& way : list) all.push_back(&way);
