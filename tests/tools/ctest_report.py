@@ -199,7 +199,7 @@ def skipped(stages, width):
                 reasons[(stage.name, skip_reason(test))].append(test.name)
         if stage.left_out:
             reasons[(stage.name, "only in ./run test --ci")].extend(stage.left_out)
-    several = len(stages) > 1
+    several = sum(bool(stage.tests) for stage in stages) > 1
     for (stage, reason), names in sorted(reasons.items(), key=lambda item: -len(item[1])):
         yield from wrapped(f"{len(names):5}  {reason}" + (f" ({stage})" if several else ""), width, 7)
         named = [plain_name(name) for name in names[:3]] + (["…"] if len(names) > 3 else [])
