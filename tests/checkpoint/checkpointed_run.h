@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -90,8 +89,5 @@ inline Numbers train_numbers(const TrainerOptions& options, std::int64_t from = 
                        .parameters_sha256;
   return numbers;
 }
-
-/// `./run test --long`: whole matrices rather than samples of them.
-inline bool runs_long_tests() { return std::getenv("TESSERA_LONG_TESTS") != nullptr; }
 
 }  // namespace tessera::test

@@ -19,6 +19,7 @@
 
 #include "checkpoint/checkpointed_run.h"
 #include "checkpoint/faulty_run.h"
+#include "support/extent.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
@@ -48,7 +49,7 @@ constexpr std::int64_t kFaultStep = 4;
 constexpr std::int64_t kFaultCheckpoint = 4;
 
 /// How long the others wait for a process that is stopped, and for one that is only slow.
-constexpr int kShortTimeoutMs = 2500;
+constexpr int kShortTimeoutMs = 6000;
 constexpr int kLongTimeoutMs = 60000;
 
 std::string read_file(const std::string& path) {
@@ -90,7 +91,7 @@ class Processes {
 
   /// Until all have ended but those that are stopped.
   void wait() {
-    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(90);
+    const Clock::time_point deadline = Clock::now() + std::chrono::minutes(5);
     while (running_.size() > stopped_) {
       ASSERT_LT(Clock::now(), deadline) << "a process has not ended in time";
       for (std::size_t i = 0; i < running_.size(); ++i) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/checkpointed_run.h"
+#include "support/extent.h"
 #include "temporary_folder.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"

@@ -182,9 +182,7 @@ TEST_F(LaunchedCheckpoints, ARunWhoseProcessIsKilledGoesOnWithThoseThatAreLeft) 
     std::vector<std::string> flags{"--max-restarts", "2"};
     if (fewer) flags.insert(flags.end(), {"--min-ranks", "2"});
     const ProgramResult result = launched(4, folder, flags, steps, [&](pid_t launcher) {
-      for (int i = 0; i < 12000 && !std::filesystem::exists(folder + "/latest"); ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
+      test::await([&] { return std::filesystem::exists(folder + "/latest"); });
       const std::vector<pid_t> processes = test::children_of(launcher);
       ASSERT_EQ(processes.size(), 4U);
       kill(processes[2], SIGKILL);
@@ -201,9 +199,7 @@ TEST_F(LaunchedCheckpoints, ASignalToTheLauncherSavesAndEndsWell) {
   write_text();
   const std::string folder = path("run");
   const ProgramResult result = launched(2, folder, {}, {"--steps", "1000000"}, [&](pid_t launcher) {
-    for (int i = 0; i < 12000 && !std::filesystem::exists(folder + "/latest"); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    test::await([&] { return std::filesystem::exists(folder + "/latest"); });
     kill(launcher, SIGUSR1);
   });
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -247,9 +243,7 @@ class LongSteps : public Checkpoints {
     if (!launched) words.insert(words.end(), {"--grace", "1"});
     return run(words, [&](pid_t pid) {
       // What there is to say of hybrid_shard on so few ranks is written when training begins.
-      for (int i = 0; i < 4000 && test::read_file(path("log")).empty(); ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
+      test::await([this] { return !test::read_file(path("log")).empty(); });
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       kill(pid, SIGTERM);
     });

@@ -63,9 +63,7 @@ TEST_F(Generate, RunsInSeveralProcesses) {
 
 TEST_F(Generate, EndsWhenItIsInterrupted) {
   const ProgramResult result = run(words({"--ranks", "2"}, 1000000), [&](pid_t pid) {
-    for (int i = 0; i < 2000 && test::read_file(path("stdout")).size() < 20; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    test::await([this] { return test::read_file(path("stdout")).size() >= 20; });
     kill(pid, SIGINT);
   });
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;

@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 
-#include <chrono>
 #include <filesystem>
 #include <set>
 #include <thread>
@@ -27,13 +26,7 @@ class InspectDump : public test::LaunchTest {
     }
     return count;
   }
-  /// Up to a minute.
-  static void wait_until(const std::function<bool()>& holds) {
-    for (int i = 0; i < 12000 && !holds(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    EXPECT_TRUE(holds());
-  }
+  static void wait_until(const std::function<bool()>& holds) { EXPECT_TRUE(test::await(holds)); }
   bool has_steps() const {
     return test::read_file(path("out/log")).find("\"step\"") != std::string::npos;
   }
@@ -78,8 +71,8 @@ TEST_F(InspectDump, SigquitToTheLauncherAsksAllProcessesAndTheRunGoesOn) {
 TEST_F(InspectDump, NamesTheProcessThatStoodStill) {
   write_text();
   pid_t stopped = 0;
-  const ProgramResult result =
-      two({"--steps", "10000000", "--timeout", "2", "--log", path("out/log")}, [&](pid_t launcher) {
+  const ProgramResult result = two(
+      {"--steps", "10000000", "--timeout", "10", "--log", path("out/log")}, [&](pid_t launcher) {
         wait_until([&] { return has_steps(); });
         const auto processes = children_of(launcher);
         ASSERT_EQ(processes.size(), 2U);
@@ -91,7 +84,7 @@ TEST_F(InspectDump, NamesTheProcessThatStoodStill) {
   EXPECT_NE(result.exit_code, 0);
   const ProgramResult told = run({"inspect-dump", path("out")});
   EXPECT_EQ(told.exit_code, 0) << told.err;
-  EXPECT_THAT(told.out, HasSubstr("rank 1 did not arrive within 2000 ms"));
+  EXPECT_THAT(told.out, HasSubstr("rank 1 did not arrive within 10000 ms"));
   EXPECT_THAT(told.out, HasSubstr("no dump of rank 1"));
   EXPECT_THAT(told.out, HasSubstr("rank 1 was missing in "));
   EXPECT_THAT(told.out, HasSubstr("rank 0 waited there since "));

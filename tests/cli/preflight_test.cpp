@@ -126,7 +126,7 @@ TEST_F(Preflight, AProcessThatDoesNotComeIsNamed) {
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("processes: "), HasSubstr("127.0.0.1"), HasSubstr("for 3 s")));
   EXPECT_GE(waited, std::chrono::seconds(3));
-  EXPECT_LT(waited, std::chrono::seconds(20));  // not half a minute, whatever --timeout says
+  EXPECT_LT(waited, std::chrono::seconds(29));  // not half a minute, whatever --timeout says
 }
 
 TEST_F(Preflight, WorksUnderMpirun) {

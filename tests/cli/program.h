@@ -37,10 +37,10 @@ inline std::string read_file(const std::filesystem::path& path) {
   }
 }
 
-/// Waits until `holds()`, or for a minute, since other tests may have the cores; returns whether it
-/// holds.
+/// Waits until `holds()`, or for five minutes, since other tests may have the cores; returns
+/// whether it holds.
 inline bool await(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
   while (!holds()) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -43,9 +43,9 @@ class PseudoTerminal {
   PseudoTerminal(const PseudoTerminal&) = delete;
   PseudoTerminal& operator=(const PseudoTerminal&) = delete;
 
-  /// Waits until `text` is shown behind what was waited for before; false after 20 s.
+  /// Waits until `text` is shown behind what was waited for before; false after two minutes.
   bool shows(const std::string& text) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
     for (;;) {
       const std::size_t found = shown_.find(text, seen_);
       if (found != std::string::npos) {

@@ -58,9 +58,7 @@ TEST_F(Traces, AreWholeAfterCtrlC) {
       {"--data", write_text(), "--ranks", "2", "--steps", "10000000", "--trace", path("t.json"),
        "--trace-steps", "2-9999999", "--sample-tokens", "0", "--log", path("log")},
       [&](pid_t program) {
-        for (int i = 0; i < 1000 && !std::filesystem::exists(path("t.json")); ++i) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        }
+        test::await([this] { return std::filesystem::exists(path("t.json")); });
         kill(program, SIGINT);
       });
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
@@ -74,9 +72,7 @@ TEST_F(Traces, AreWholeAfterAKill) {
       train({"--data", write_text(), "--steps", "10000000", "--trace", path("t.json"), "--quiet",
              "--trace-steps", "1-9999999", "--sample-tokens", "0"},
             [&](pid_t program) {
-              for (int i = 0; i < 1000 && !test::read_file(path("t.json")).size(); ++i) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(10));
-              }
+              test::await([this] { return !test::read_file(path("t.json")).empty(); });
               kill(program, SIGKILL);
             });
   EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;

@@ -223,8 +223,8 @@ TEST_F(TrainCommand, MemoryThatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
                                       "2", "--log", path("log.jsonl")});
   EXPECT_THAT(error_of(result, 1), AllOf(HasSubstr("limit of 100 KiB"), HasSubstr("optimizer")));
   EXPECT_FALSE(std::filesystem::exists(path("log.jsonl")));
-  const ProgramResult huge = run({"train", "--data", write_text(), "--model", "gpt2-1558m",
-                                  "--vocab-size", "256", "--ranks", "4096"});
+  const ProgramResult huge = run({"train", "--data", write_text(), "--model", "gpt2-124m",
+                                  "--vocab-size", "256", "--ranks", "1024"});
   EXPECT_THAT(error_of(huge, 1), HasSubstr("this machine has free"));
   const auto begin = std::chrono::steady_clock::now();
   const ProgramResult wide =

@@ -151,7 +151,7 @@ TEST_F(TwoNetworks, AMachineThatDiesEndsTheOtherWhichNamesItsRanks) {
   killer.join();
   waitpid(other, nullptr, 0);
   EXPECT_NE(own, 0);
-  EXPECT_LT(ended - killed, std::chrono::seconds(10));
+  EXPECT_LT(ended - killed, std::chrono::seconds(60));
   EXPECT_THAT(read_file(path("out0")),
               ::testing::ContainsRegex("rank [23] \\(process [23], pid [0-9]+ on node1\\)"));
 }

@@ -28,9 +28,9 @@ using test::device_under_test;
 using test::testing_cuda;
 
 constexpr int kSizes[] = {2, 3, 4, 7};
-constexpr milliseconds kTimeout{200};
+constexpr milliseconds kTimeout{1500};
 /// When every rank must be back: the deadline and what a loaded machine may add.
-constexpr milliseconds kPatience{5000};
+constexpr milliseconds kPatience{60000};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -57,7 +57,7 @@ TEST(FailureTest, AStalledRankIsNamed) {
       EXPECT_TRUE(contains(outcome.what, "all_reduce #1")) << outcome.what;
       EXPECT_TRUE(contains(outcome.what, "rank " + std::to_string(size - 1) + " did not arrive"))
           << outcome.what;
-      EXPECT_TRUE(contains(outcome.what, "200 ms")) << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, "1500 ms")) << outcome.what;
     }
     EXPECT_GE(timeouts, 1);
   }

@@ -249,7 +249,7 @@ TEST_F(EveryType, ManyKeysTakeNoTime) {
     const double seconds = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
     EXPECT_TRUE(std::regex_search(error, std::regex("and 4898[01] more"))) << error.substr(0, 300);
     // The parser itself takes most of it; comparing each key with each would take a minute.
-    EXPECT_LT(seconds, 2.0);
+    EXPECT_LT(seconds, 20.0);
   }
 }
 

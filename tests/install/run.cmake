@@ -1,5 +1,6 @@
-# The install test: install to an empty prefix, then configure, build and test consumer/ against it.
-# Usage: cmake -D BUILD=… -D WORK=… -D DATA=… -D GENERATOR=… -D COMPILER=… -D VERSION=… -P run.cmake
+# The install test: install to an empty prefix, then configure, build and test consumer/ against it. With HEADERS, only
+# compile each installed header by itself.
+# Usage: cmake -D BUILD=… -D WORK=… -D DATA=… -D GENERATOR=… -D COMPILER=… -D VERSION=… [-D HEADERS=ON] -P run.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(run)
@@ -53,6 +54,11 @@ run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK}/build" 
     -D CMAKE_DISABLE_FIND_PACKAGE_OpenCL=TRUE
     -D TESSERA_VERSION=${VERSION} -D TESSERA_EXAMPLE_DATA=${DATA}/tests/text
     -D TESSERA_MODULES=${modules})
+if(HEADERS)
+  run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2 --target each_header)
+  file(REMOVE_RECURSE "${WORK}")
+  return()
+endif()
 run(${CMAKE_COMMAND} --build "${WORK}/build" --parallel 2)
 run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK}/build" --output-on-failure --no-tests=error)
 run(${CMAKE_COMMAND} -D EXAMPLE=${WORK}/build/train_own_loop -D DATA=${DATA}/tests/text

@@ -27,8 +27,8 @@ using test::TinyData;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::chrono::milliseconds kTimeout{400};
-constexpr std::chrono::milliseconds kTooLong{1000};
+constexpr std::chrono::milliseconds kTimeout{2500};
+constexpr std::chrono::milliseconds kTooLong{6000};
 
 /// A layer that takes too long on one rank, once.
 class SlowLayer : public test::DenseLayer {

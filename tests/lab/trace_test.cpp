@@ -132,7 +132,7 @@ class RunTraces : public ::testing::Test {
  protected:
   TrainerOptions options(int ranks) const {
     TrainerOptions options{.ranks = ranks, .steps = 6, .threads_per_rank = 1};
-    options.timeout = std::chrono::milliseconds(5000);
+    options.timeout = std::chrono::minutes(2);
     options.trace = {.file = folder_.path("trace.json"), .steps = StepRange{2, 4}};
     return options;
   }

@@ -193,7 +193,7 @@ TEST(CheckVocabulary, ReadsABoundedPartOfLargeData) {
   const TokenDataset dataset({.path = path, .sequence_length = 4, .shuffle = false});
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_NO_THROW(dataset.check_vocabulary(256));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   const auto expect_named = [&](std::uintmax_t token) {
     put(token, 40'000);
     try {

@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::chrono::milliseconds kPatience{10000};
+constexpr std::chrono::milliseconds kPatience{60000};
 const std::function<std::string()> kAllIsWell = [] { return ""; };
 
 std::string error_of(const std::function<void()>& body) {

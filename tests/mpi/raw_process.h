@@ -50,13 +50,13 @@ inline std::string hear_line(const Socket& socket) {
 /// Greets a process of the job that meets at `port` with `token`.
 inline Greeted greet_as(const Claim& claim, const Socket& socket, int port,
                         const std::string& token = "") {
-  constexpr std::chrono::seconds kPatience{10};
+  constexpr std::chrono::seconds kPatience{120};
   return greet(socket, make_job_key(token, port), claim, Deadline(kPatience));
 }
 
 /// As process 0 of the job that meets at `port`, hears the greeting of another one.
 inline std::pair<Claim, Socket> welcome(Socket socket, int port) {
-  constexpr std::chrono::seconds kPatience{10};
+  constexpr std::chrono::seconds kPatience{120};
   Guest guest(std::move(socket), kPatience);
   const JobKey key = make_job_key("", port);
   Guest::State state = Guest::State::kGreeting;

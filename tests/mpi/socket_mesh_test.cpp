@@ -25,9 +25,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kPatience{20000};
+constexpr milliseconds kPatience{60000};
 /// Sooner than the five seconds that a stranger may be silent.
-constexpr milliseconds kSoon{3000};
+constexpr milliseconds kSoon{4800};
 
 /// One process that looks for the others, on a thread: how many it is connected to, or its error.
 class Meeting {
@@ -115,7 +115,7 @@ TEST(SocketMeshTest, MoreStrangersThanThereIsRoomForMakeRoom) {
 }
 
 TEST(SocketMeshTest, AProcessOfAnotherJobIsSentAwayAndNamedIfOneIsMissing) {
-  Meeting meeting(0, 3, "secret", kSoon);
+  Meeting meeting(0, 3, "secret", milliseconds(10000));
   for (const char* token : {"", "Secret"}) {
     const Socket other = connection_to(meeting.port());
     EXPECT_EQ(greet_as(claim_of(1, 3), other, meeting.port(), token), Greeted::kOtherJob);

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 using Transfers = std::vector<std::shared_ptr<Messenger::Transfer>>;
 
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kPatience{120};
 
 Two<Messenger> messengers() { return meet<Messenger>(make_socket_messenger); }
 

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <thread>
@@ -17,12 +18,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Returns when the others must have been told.
-void fail_as(const std::string& mode, ProcessGroup& group) {
+/// Returns when the others have been told.
+void fail_as(const std::string& mode, const std::string& folder, ProcessGroup& group) {
   if (mode == "abort") group.abort("rank 5 failed: the disk is full");
   if (mode == "kill") raise(SIGKILL);
   if (mode == "exit") _exit(0);
-  if (mode == "stall") std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  if (mode != "stall") return;
+  const Clock::time_point deadline = Clock::now() + std::chrono::minutes(2);
+  for (int rank = 0; rank < group.size() - 1; ++rank) {
+    while (!std::filesystem::exists(concat(folder, "/", rank)) && Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
 }
 
 std::string outcome_of(ProcessGroup& group, Stream& stream) {
@@ -44,7 +51,7 @@ void run_rank(ProcessGroup& group, const test::ProcessArguments& arguments) {
   const Clock::time_point begin = Clock::now();
   if (group.rank() == group.size() - 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    return fail_as(arguments.mode, group);
+    return fail_as(arguments.mode, arguments.path, group);
   }
   const std::string outcome = outcome_of(group, *stream);
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);

@@ -50,7 +50,7 @@ class WorldFailure : public ::testing::TestWithParam<std::string> {
   }
 };
 
-constexpr long long kPatience = 10000;
+constexpr long long kPatience = 60000;
 
 TEST_P(WorldFailure, AnAbortingRankIsHeardEverywhere) {
   for (const Ending& ending : run("abort", 5)) {
@@ -61,10 +61,10 @@ TEST_P(WorldFailure, AnAbortingRankIsHeardEverywhere) {
 }
 
 TEST_P(WorldFailure, AStalledRankIsNamed) {
-  for (const Ending& ending : run("stall", 5, "--timeout 700")) {
+  for (const Ending& ending : run("stall", 5, "--timeout 4000")) {
     EXPECT_THAT(ending.code, AnyOf("timeout", "aborted"));
     EXPECT_THAT(ending.what, HasSubstr("rank 5"));
-    EXPECT_THAT(ending.what, HasSubstr("did not arrive within 700 ms"));
+    EXPECT_THAT(ending.what, HasSubstr("did not arrive within 4000 ms"));
     EXPECT_LT(ending.milliseconds, kPatience);
   }
 }

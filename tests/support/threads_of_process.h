@@ -14,7 +14,7 @@ inline int threads_of_process() {
 
 /// Whether there come to be no more than `most` within a few seconds.
 inline bool process_has_threads(int most) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   while (threads_of_process() > most) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

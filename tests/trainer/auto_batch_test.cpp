@@ -98,6 +98,12 @@ TEST_P(AutoBatch, TheChoiceFitsAndTheNextLargerOneDoesNot) {
   EXPECT_GT(next, choice.budget_bytes);
 }
 
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return concat(c.strategy, '_', c.ranks, "_ranks_", c.layers, "_layers_of_", c.width,
+                c.offload_optimizer == "host" ? "_on_host" : "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Combinations, AutoBatch,
                          testing::Values(Case{"no_shard", 1, 2, 16, Recompute::kNone, 0.5},
                                          Case{"no_shard", 2, 1, 32, Recompute::kFull, 0.2},
@@ -111,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Combinations, AutoBatch,
                                          Case{"hybrid_shard", 4, 2, 16, Recompute::kNone, 0.4},
                                          Case{"zero1", 2, 2, 16, Recompute::kNone, 0.5, "host"},
                                          Case{"full_shard", 2, 2, 16, Recompute::kFull, 0.3, "host",
-                                              "host:0.5"}));
+                                              "host:0.5"}),
+                         name_of);
 
 TEST(AutoBatchErrors, TakesTheWholeStepWhenItFitsAndSaysWhenNothingDoes) {
   const CountingTokens data;

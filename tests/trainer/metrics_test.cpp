@@ -62,8 +62,8 @@ TEST(Metrics, MatmulRateIsThatOfTheRanksThreads) {
     // Ranks may share a core with each other and with other programs.
     const double share =
         (cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_begin) / (kRanks * seconds.count());
-    EXPECT_LT(rate, expected * 4.0);
-    EXPECT_GT(rate, expected * std::min(share, 1.0) / 4.0);
+    EXPECT_LT(rate, expected * 10.0);
+    EXPECT_GT(rate, expected * std::min(share, 1.0) / 10.0);
   }
 }
 
