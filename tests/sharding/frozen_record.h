@@ -17,7 +17,7 @@ namespace tessera::test {
 /// A value that is not as recorded.
 struct FrozenDifference {
   std::string field;
-  double before = 0.0, after = 0.0;
+  Json before, after;
   bool is_worse = true;  ///< false: of a value that may fall, and has
 };
 
@@ -28,14 +28,16 @@ inline bool may_fall(const std::string& field) {
 
 /// Of numbers by name, in objects; one that is absent is 0.
 inline std::vector<FrozenDifference> differences(const Json& before, const Json& after) {
+  std::map<std::string, std::pair<Json, Json>> fields;
   const Json was_flat = before.flatten(), is_flat = after.flatten();
-  std::map<std::string, std::pair<double, double>> fields;
-  for (const auto& [field, value] : was_flat.items()) {
-    if (value.is_number()) fields[field].first = value.get<double>();
-  }
-  for (const auto& [field, value] : is_flat.items()) {
-    if (value.is_number()) fields[field].second = value.get<double>();
-  }
+  const auto take = [&](const Json& flat, Json std::pair<Json, Json>::*side) {
+    for (const auto& [field, value] : flat.items()) {
+      auto& values = fields.try_emplace(field, Json(0), Json(0)).first->second;
+      if (value.is_number()) values.*side = value;  // not an object without fields
+    }
+  };
+  take(was_flat, &std::pair<Json, Json>::first);
+  take(is_flat, &std::pair<Json, Json>::second);
   std::vector<FrozenDifference> found;
   for (const auto& [field, values] : fields) {
     const auto& [was, is] = values;
@@ -44,7 +46,7 @@ inline std::vector<FrozenDifference> differences(const Json& before, const Json&
   return found;
 }
 
-/// SHA-256 of a run's parameters and results, by configuration.
+/// Hashes of a run's parameters and results, by configuration.
 using FrozenHashes = std::map<std::string, std::pair<std::string, std::string>>;
 
 /// Which runs have equal bits: by configuration, the first of the list with the same hash.
@@ -60,53 +62,56 @@ inline std::map<std::string, std::string> groups_of(const std::vector<std::strin
   return groups;
 }
 
+/// The sections of the file: the list, and the mixtures.
+inline constexpr const char* kConfigurations = "configurations";
+inline constexpr const char* kMixtures = "mixtures";
+
 class FrozenRecord {
  public:
   explicit FrozenRecord(std::string path) : path_(std::move(path)) {
     std::ifstream file(path_);
-    if (!file.good()) return;
-    json_ = Json::parse(file);
+    if (file.good()) json_ = Json::parse(file);
   }
 
-  std::vector<std::string> names() const {
+  std::vector<std::string> names(const char* section) const {
     std::vector<std::string> all;
-    for (const auto& [name, values] : json_["configurations"].items()) all.push_back(name);
+    for (const auto& [name, values] : json_.at(section).items()) all.push_back(name);
     return all;
   }
   /// What planned_values() gave; empty: it is not there.
-  Json planned(const std::string& name) const {
-    const Json& all = json_["configurations"];
-    return all.contains(name) ? all[name] : Json::object();
+  Json planned(const char* section, const std::string& name) const {
+    return json_.at(section).value(name, Json::object());
   }
-  bool knows(const std::string& machine) const { return json_["machines"].contains(machine); }
+  bool knows(const std::string& machine) const { return json_.at("machines").contains(machine); }
   FrozenHashes hashes(const std::string& machine) const {
     FrozenHashes all;
     if (!knows(machine)) return all;
-    for (const auto& [name, pair] : json_["machines"][machine].items()) {
+    for (const auto& [name, pair] : json_.at("machines").at(machine).items()) {
       all[name] = {pair.at(0).get<std::string>(), pair.at(1).get<std::string>()};
     }
     return all;
   }
   /// Of any machine: groups are the same on all.
   FrozenHashes any_hashes() const {
-    return json_["machines"].empty() ? FrozenHashes{} : hashes(json_["machines"].begin().key());
+    const Json& machines = json_.at("machines");
+    return machines.empty() ? FrozenHashes{} : hashes(machines.begin().key());
   }
 
-  /// Replaces the values of all configurations, and the hashes of `machine`. Those of other
-  /// machines stay if those of this one are known and the same.
-  void update(const Json& planned, const std::string& machine, const FrozenHashes& hashes) {
+  /// Replaces a section's values, and its hashes for `machine`. Those of other machines go where
+  /// those of this one were known and have changed.
+  void update(const char* section, const Json& planned, const std::string& machine,
+              const FrozenHashes& hashes) {
     const FrozenHashes before = this->hashes(machine);
-    json_["configurations"] = planned;
+    json_[section] = planned;
     Json machines = Json::object();
     for (const auto& [other, of_other] : json_["machines"].items()) {
       for (const auto& [name, pair] : of_other.items()) {
-        const auto is = hashes.find(name);
-        if (is == hashes.end()) continue;
-        const auto was = before.find(name);
-        if (was == before.end() || was->second == is->second) machines[other][name] = pair;
+        if (!is_listed(name)) continue;
+        const auto was = before.find(name), is = hashes.find(name);
+        const bool stays = is == hashes.end() || was == before.end() || was->second == is->second;
+        if (stays) machines[other][name] = pair;
       }
     }
-    machines[machine] = Json::object();
     for (const auto& [name, values] : planned.items()) {
       const auto& [of_parameters, of_results] = hashes.at(name);
       machines[machine][name] = {of_parameters, of_results};
@@ -116,34 +121,41 @@ class FrozenRecord {
   }
 
  private:
-  /// One line for each field, so that a change shows in a line.
+  bool is_listed(const std::string& name) const {
+    return json_.at(kConfigurations).contains(name) || json_.at(kMixtures).contains(name);
+  }
+
+  /// One line for each field of a configuration, and for each mixture, so that a change shows in a
+  /// line.
   void write() const {
     std::ofstream file(path_);
-    const auto write_object = [&](const char* title, const Json& object, const char* end) {
-      file << " " << Json(title).dump() << ": {";
+    const auto write_object = [&](const Json& object, const std::string& indent,
+                                  const auto& write_value) {
+      file << "{";
       const char* before = "\n";
-      for (const auto& [name, fields] : object.items()) {
-        file << before << "  " << Json(name).dump() << ": {";
-        const char* separator = "\n";
-        for (const auto& [field, value] : fields.items()) {
-          file << separator << "   " << Json(field).dump() << ": " << value.dump();
-          separator = ",\n";
-        }
-        file << "}";
+      for (const auto& [name, value] : object.items()) {
+        file << before << indent << Json(name).dump() << ": ";
+        write_value(value);
         before = ",\n";
       }
-      file << "\n }" << end << "\n";
+      file << "}";
     };
-    file << "{\n";
-    write_object("configurations", json_["configurations"], ",");
-    write_object("machines", json_["machines"], "");
+    const auto write_line = [&](const Json& value) { file << value.dump(); };
+    const auto write_fields = [&](const Json& value) { write_object(value, "   ", write_line); };
+    file << "{\n \"" << kConfigurations << "\": ";
+    write_object(json_.at(kConfigurations), "  ", write_fields);
+    file << ",\n \"" << kMixtures << "\": ";
+    write_object(json_.at(kMixtures), "  ", write_line);
+    file << ",\n \"machines\": ";
+    write_object(json_.at("machines"), "  ", write_fields);
     file << "}\n";
     file.flush();
     require(file.good(), ErrorCode::kIo, "cannot write ", path_);
   }
 
   std::string path_;
-  Json json_{{"configurations", Json::object()}, {"machines", Json::object()}};
+  Json json_{
+      {kConfigurations, Json::object()}, {kMixtures, Json::object()}, {"machines", Json::object()}};
 };
 
 }  // namespace tessera::test

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstring>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,9 +8,8 @@
 #include "nlohmann/json.hpp"
 #include "sharding/frozen_configurations.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/trainer/parameter_hash.h"
 
-// What is kept of a frozen configuration: what its plans say, and what came of running them.
+// What is recorded of the plans of a frozen configuration.
 namespace tessera::test {
 
 using Json = nlohmann::ordered_json;
@@ -20,7 +17,7 @@ using Json = nlohmann::ordered_json;
 inline constexpr int kFrozenBlocks = 3;  ///< that are run
 inline constexpr int kDeepBlocks = 9;    ///< that are planned besides
 
-// --- As JSON: what is 0 is left out ---
+// As JSON, what is 0 is left out.
 
 inline Json to_json(const MemoryUse& use) {
   Json json = Json::object();
@@ -54,8 +51,6 @@ inline Json to_json(const Traffic& traffic) {
   }
   return json;
 }
-
-// --- Plans ---
 
 /// Virtual seconds of actions, all multiples of 1/4, so that sums of them are exact.
 struct UnitCosts {
@@ -183,7 +178,11 @@ inline Json simulated_peaks(const FrozenPlans& plans) {
   return {{"device", to_json(all.memory)}, {"host", to_json(all.host_memory)}};
 }
 
-inline Json planned_values(const FrozenConfiguration& c) {
+/// All that is recorded of a configuration's plans, or, of a mixture, the most telling part.
+enum class Detail { kAll, kBrief };
+
+inline Json planned_values(const FrozenConfiguration& c, Detail detail) {
+  const bool brief = detail == Detail::kBrief;
   const FrozenPlans plans(c), deep(c, kDeepBlocks);
   std::vector<const Schedule*> schedules;
   for (const auto& [name, schedule] : plans.schedules) schedules.push_back(&schedule);
@@ -195,95 +194,18 @@ inline Json planned_values(const FrozenConfiguration& c) {
                      {"snapshot", plans.snapshot_bytes()},
                      {"gradient sums", account_gradient_sums(step)}};
   json["peak"] = simulated_peaks(plans);
-  json["deep peak"] = simulated_peaks(deep);
+  if (!brief) json["deep peak"] = simulated_peaks(deep);
   for (std::size_t i = 0; i < plans.schedules.size(); ++i) {
     const auto& [name, schedule] = plans.schedules[i];
     json[name + " traffic"] = to_json(account_traffic(schedule));
-    json[name + " actions"] = counts_of_actions(schedule);
-    json[name + " deep actions"] = counts_of_actions(deep.schedules[i].second);
-    json[name + " seconds"] = virtual_seconds(plans, plans.programs()[i]);
+    const Json actions = counts_of_actions(deep.schedules[i].second);
+    json[name + " deep actions"] = brief ? Json{{"all", actions.at("all")}} : actions;
     json[name + " deep seconds"] = virtual_seconds(deep, deep.programs()[i]);
+    if (brief) continue;
+    json[name + " actions"] = counts_of_actions(schedule);
+    json[name + " seconds"] = virtual_seconds(plans, plans.programs()[i]);
   }
   return json;
-}
-
-// --- Runs ---
-
-inline std::string sha256_of(const std::vector<double>& values) {
-  std::vector<float> halves(2 * values.size());
-  std::memcpy(halves.data(), values.data(), values.size() * sizeof(double));
-  ParameterHash hash;
-  hash.add(halves);
-  return hash.finish();
-}
-
-struct FrozenResult {
-  std::string parameters;                   ///< parameters_sha256
-  std::string results;                      ///< SHA-256 of losses, norms, and the evaluation's loss
-  std::vector<MemoryPeak> device, host;     ///< by rank
-  std::int64_t disk_bytes = 0;              ///< the file of rank 0
-  Traffic traffic;                          ///< of rank 0, in all
-  std::map<std::string, std::int64_t> ran;  ///< how often, by schedule
-};
-
-/// The steps of a run and its evaluation on in-process ranks.
-inline FrozenResult execute(const FrozenPlans& plans) {
-  const SmallRun& run = plans.configuration.run;
-  FrozenResult result;
-  result.device.resize(static_cast<std::size_t>(run.ranks));
-  result.host = result.device;
-  std::vector<double> results;
-  launch_ranks(make_thread_group(run.ranks), [&](int rank, ProcessGroup& group) {
-    const auto device = make_cpu_device();
-    Memory memory(*device);
-    std::vector<const Schedule*> schedules;
-    for (const auto& [name, schedule] : plans.schedules) schedules.push_back(&schedule);
-    RankGroups groups = RankGroups::split_from(group, schedules);
-    FaultyCalls calls;  // which has no faults, but takes folders in memory
-    calls.plain_queues = true;
-    TrainingState state(
-        plans.layout, plans.state, rank, memory,
-        {.folder = folder_in_memory().string(), .block_bytes = kDiskAlignment, .calls = &calls});
-    Executor executor(state, plans.model, plans.programs(), groups, memory,
-                      plans.executor_options());
-    std::map<std::string, std::int64_t> ran;
-    const auto finish = [&] {
-      const StepResult step = executor.finish_step();
-      if (rank == 0) results.insert(results.end(), {step.loss, step.gradient_norm});
-    };
-    const bool snapshots = plans.configuration.snapshots;
-    const int plain = run.steps - (snapshots ? 1 : 0);
-    int begun = 0;
-    for (int step = 0; step < plain; ++step) {
-      while (begun < std::min(step + run.steps_in_flight, plain)) {
-        executor.begin_step(begun++, 1e-2);
-      }
-      finish();
-      ++ran["step"];
-    }
-    if (snapshots) {
-      executor.begin_step(plain, 1e-2, 1);
-      finish();
-      ++ran["snapshot"];
-    }
-    if (plans.configuration.evaluates) {
-      const StepResult evaluated = executor.evaluate(plans.schedules.size() - 1, 13,
-                                                     [&](std::int64_t) { ++ran["evaluation"]; });
-      if (rank == 0) results.push_back(evaluated.loss);
-    }
-    const auto at = static_cast<std::size_t>(rank);
-    result.device[at] = memory.peak();
-    result.host[at] = memory.peak(Tier::kHost);
-    if (rank == 0) {
-      result.disk_bytes = state.disk_bytes();
-      result.traffic = executor.traffic();
-      result.ran = std::move(ran);
-    }
-    const auto parameters = executor.gather_parameters();
-    if (rank == 0) result.parameters = parameters_sha256(parameters);
-  });
-  result.results = sha256_of(results);
-  return result;
 }
 
 }  // namespace tessera::test
