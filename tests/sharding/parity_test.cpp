@@ -2,6 +2,7 @@
 
 #include <ostream>
 
+#include "support/frozen_layers.h"
 #include "support/small_run.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_family.h"
@@ -396,38 +397,6 @@ TEST(Parity, ReducingInBf16IsAccountedForAndStaysClose) {
   EXPECT_EQ(2 * bf16.counted_traffic.sent_of(CollectiveKind::kReduceScatter),
             fp32.counted_traffic.sent_of(CollectiveKind::kReduceScatter));
   EXPECT_NEAR(fp32.losses.back(), bf16.losses.back(), 0.05);
-}
-
-bool contains_any(const std::string& name, const std::vector<std::string>& parts) {
-  return std::ranges::any_of(parts, [&](const std::string& part) {  //
-    return name.find(part) != std::string::npos;
-  });
-}
-
-/// A layer of which the parameters with one of these names are frozen.
-class Frozen : public Layer {
- public:
-  Frozen(std::unique_ptr<Layer> inner, const std::vector<std::string>& names)
-      : Layer(inner->name(), inner->type()), inner_(std::move(inner)) {
-    parameters_ = inner_->parameters();
-    tied_parameters_ = inner_->tied_parameters();
-    for (ParameterSpec& spec : parameters_) {
-      if (contains_any(spec.name, names)) spec.trainable = false;
-    }
-  }
-  bool backward_reads_parameters() const override { return inner_->backward_reads_parameters(); }
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
-    return inner_->forward(tape, input, parameters);
-  }
-
- private:
-  std::unique_ptr<Layer> inner_;
-};
-
-std::function<void(Model&)> freeze(const std::vector<std::string>& names) {
-  return [names](Model& model) {
-    for (auto& layer : model.layers) layer = std::make_unique<Frozen>(std::move(layer), names);
-  };
 }
 
 TEST(Parity, FrozenParametersStayAndTheOthersAgree) {
