@@ -213,7 +213,7 @@ TEST(ContentsOfActivations, FindsPassesOfOtherLayersAndMicroSteps) {
   expect(
       forward, [](Action& a) { a.writes.clear(); }, "must write its output, x.h.0.m0");
   expect(
-      forward, [&](Action& a) { a.writes.push_back({.buffer = good.activation(2, 0)}); },
+      forward, [&](Action& a) { a.writes.push_back({.buffer = good.find("x.h.1.m0")}); },
       "must read 2 buffers and write 1, but names 2 and 2");
   expect(
       backward, [](Action& a) { a.micro_step = 1; }, "must read x.h.0.m1");
@@ -484,17 +484,11 @@ TEST(ContentsOfGradients, FindsMicroStepsAddedOutOfOrder) {
       return accumulates(s, a) && unit_of(a) == 1 && occurrence-- == 0;
     });
   };
-  // A slot of its own for the third micro-step, so that the second can be late. Activations are
-  // numbered after all buffers.
+  // A slot of its own for the third micro-step, so that the second can be late.
   ScheduleBuffer own = buffer(s, "g0");
   own.name = "own";
   own.numel = s.units[1].trainable_numel;
   const int own_slot = static_cast<int>(s.buffers.size());
-  for (Action& a : s.actions) {
-    for (auto* operands : {&a.reads, &a.writes}) {
-      for (Operand& o : *operands) o.buffer += s.is_activation(o.buffer) ? 1 : 0;
-    }
-  }
   s.buffers.push_back(own);
   const int second = addition(0), third = addition(1);
   at(s, third).reads[0].buffer = own_slot;

@@ -197,7 +197,7 @@ class Mutator {
   /// Most often one for the same things.
   int other_buffer(const Operand& operand) {
     for (int tries = 0; tries < 20; ++tries) {
-      const int buffer = below(static_cast<std::size_t>(s_.buffer_count()));
+      const int buffer = below(s_.buffers.size());
       if (s_.role(buffer) == s_.role(operand.buffer) || once_in(10)) return buffer;
     }
     return operand.buffer;
@@ -213,14 +213,13 @@ class Mutator {
     };
     int i = any(s_.actions);
     while (i <= last() && !std::ranges::any_of(at(i).writes, [&](const Operand& operand) {
-             return !s_.is_activation(operand.buffer) && s_.buffer(operand).is_slot();
+             return s_.buffer(operand).is_slot();
            })) {
       ++i;
     }
     if (i > last()) return;
-    const Operand& slot = *std::ranges::find_if(at(i).writes, [&](const Operand& operand) {
-      return !s_.is_activation(operand.buffer) && s_.buffer(operand).is_slot();
-    });
+    const Operand& slot = *std::ranges::find_if(
+        at(i).writes, [&](const Operand& operand) { return s_.buffer(operand).is_slot(); });
     const int from = slot.buffer, to = other_buffer(slot);
     for (int begin = i; i <= last() && (i == begin || !fills(at(i), from)); ++i) {
       for (auto* operands : {&at(i).reads, &at(i).writes}) {

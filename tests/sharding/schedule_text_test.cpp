@@ -57,10 +57,20 @@ Schedule small_schedule() {
   add("loss", BufferKind::kLoss, Role::kScalars, kInt64, 28);
   add("norm", BufferKind::kNorm, Role::kScalars, kInt64, 28);
   add("results", BufferKind::kResults, Role::kScalars, DType::kFloat64, 2);
+  for (const BufferKind kind : {BufferKind::kActivation, BufferKind::kActivationGradient}) {
+    const bool gradient = kind == BufferKind::kActivationGradient;
+    for (const int layer : {0, 1}) {
+      add("", kind, gradient ? Role::kActivationGradient : Role::kActivation, kBf16, 0);
+      s.buffers.back().name =
+          concat(gradient ? "d." : "x.", s.layers[static_cast<std::size_t>(layer)].name, ".m0");
+      s.buffers.back().layer = layer;
+      s.buffers.back().micro_step = 0;
+    }
+  }
   enum : int { kEmbedding, kParameter, kFrozen, kMaster, kMomentum, kGradient };
-  enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans };
-  const auto x = [&](int layer) { return Operand{.buffer = s.activation(layer, 0)}; };
-  const auto d = [&](int layer) { return Operand{.buffer = s.activation_gradient(layer, 0)}; };
+  enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans, kX, kD = kX + 2 };
+  const auto x = [](int layer) { return Operand{.buffer = kX + layer}; };
+  const auto d = [](int layer) { return Operand{.buffer = kD + layer}; };
   const auto scalar = [](int buffer, bool adds = false) { return Operand{buffer, -1, {}, adds}; };
   const Operand gradient{kGradient, 1, kShard};
   s.actions = {
@@ -148,21 +158,25 @@ part    embedding  wte                 1  |  head embedding
 part    embedding  wpe                 1  |  embedding
 part    h.0        h.0.weight          4  |  h.0
 
-# Buffers of one rank, in elements; of no unit: slots and scalars. Activations, which
-# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.
-# buffer  name                 kind      role                of         format  sharded  numel  tier    kept
-buffer    embedding.parameter  state     parameter           embedding  bf16    shard      640  device  persistent
-buffer    h.0.parameter        state     parameter           h.0        bf16    shard       64  device  persistent
-buffer    h.0.frozen           state     frozen              h.0        bf16    shard      128  device  persistent
-buffer    h.0.master           state     master              h.0        fp32    shard       64  device  persistent
-buffer    h.0.momentum         state     optimizer:momentum  h.0        fp32    shard       64  device  persistent
-buffer    h.0.gradient         gradient  gradient            h.0        fp32    shard       64  device  step
-buffer    p0                   slot      parameter           -          bf16    none      1280  device  step
-buffer    g0                   slot      gradient            -          bf16    none      1280  device  step
-buffer    tokens               tokens    scalars             -          int64   none         1  device  step
-buffer    loss                 loss      scalars             -          int64   none        28  device  step
-buffer    norm                 norm      scalars             -          int64   none        28  device  step
-buffer    results              results   scalars             -          fp64    none         2  device  step
+# Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The memory of
+# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.
+# buffer  name                 kind                 role                 of         at  format  sharded  numel  tier    kept
+buffer    embedding.parameter  state                parameter            embedding  -   bf16    shard      640  device  persistent
+buffer    h.0.parameter        state                parameter            h.0        -   bf16    shard       64  device  persistent
+buffer    h.0.frozen           state                frozen               h.0        -   bf16    shard      128  device  persistent
+buffer    h.0.master           state                master               h.0        -   fp32    shard       64  device  persistent
+buffer    h.0.momentum         state                optimizer:momentum   h.0        -   fp32    shard       64  device  persistent
+buffer    h.0.gradient         gradient             gradient             h.0        -   fp32    shard       64  device  step
+buffer    p0                   slot                 parameter            -          -   bf16    none      1280  device  step
+buffer    g0                   slot                 gradient             -          -   bf16    none      1280  device  step
+buffer    tokens               tokens               scalars              -          -   int64   none         1  device  step
+buffer    loss                 loss                 scalars              -          -   int64   none        28  device  step
+buffer    norm                 norm                 scalars              -          -   int64   none        28  device  step
+buffer    results              results              scalars              -          -   fp64    none         2  device  step
+buffer    x.embedding.m0       activation           activation           embedding  m0  bf16    none         0  device  step
+buffer    x.h.0.m0             activation           activation           h.0        m0  bf16    none         0  device  step
+buffer    d.embedding.m0       activation-gradient  activation-gradient  embedding  m0  bf16    none         0  device  step
+buffer    d.h.0.m0             activation-gradient  activation-gradient  h.0        m0  bf16    none         0  device  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
 # read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
@@ -225,10 +239,17 @@ Schedule with_odd_names() {
   }
   s.buffers.push_back({.name = "p0", .role = Role::kParameter, .numel = 64});
   const int slot = s.find("p0");
+  for (std::size_t layer = 0; layer < s.layers.size(); ++layer) {
+    s.buffers.push_back({.name = concat("output of ", s.layers[layer].name),
+                         .kind = BufferKind::kActivation,
+                         .role = Role::kActivation,
+                         .layer = static_cast<int>(layer),
+                         .micro_step = 0});
+  }
   for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
     s.actions.push_back({.operation = &operations::kForward,
                          .reads = {{unit, unit}, {slot, unit}},
-                         .writes = {{.buffer = s.activation(unit, 0)}},
+                         .writes = {{.buffer = slot + 1 + unit}},
                          .layer = unit,
                          .micro_step = 0});
     s.actions.push_back({.operation = &operations::kOptimizerStep,
@@ -239,10 +260,6 @@ Schedule with_odd_names() {
   for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
     s.layers.back().forward_reads.push_back(unit);
     s.layers.back().gradients.push_back(unit);
-  }
-  // Activations come after all buffers and layers.
-  for (Action& action : s.actions) {
-    if (action.layer >= 0) action.writes = {{.buffer = s.activation(action.layer, 0)}};
   }
   return s;
 }
@@ -340,11 +357,17 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("part    h.0  ", "part    h.9  ", "there is no unit 'h.9'");
   expect_refused("|  head embedding", "|  head tail", "there is no layer 'tail'");
   expect_refused("buffer    p0 ", "buffer  h.0.frozen ", "the name 'h.0.frozen' is taken");
-  expect_refused("state     master", "status    master", "unknown kind 'status'");
-  expect_refused("state     master", "state     mistress", "unknown role 'mistress'");
-  expect_refused("state     master", "state     activation-gradient",
-                 "unknown role 'activation-gradient'");
-  expect_refused("master              h.0", "master   h.1", "there is no unit 'h.1'");
+  expect_refused("state                master", "status               master",
+                 "unknown kind 'status'");
+  expect_refused("state                master", "state                mistress",
+                 "unknown role 'mistress'");
+  expect_refused("state                master", "state   activation-gradients",
+                 "unknown role 'activation-gradients'");
+  expect_refused("h.0        -   fp32    shard       64  device  persistent",
+                 "h.1        -   fp32    shard       64  device  persistent",
+                 "there is no unit 'h.1'");
+  expect_refused("h.0        m0  bf16", "h.1 m0 bf16", "there is no layer 'h.1'");
+  expect_refused("h.0        m0  bf16", "h.0 n0 bf16", "'n0' is not 'm' and a number");
   expect_refused("1280  device  step", "1280  device  now", "'now' where 'step' belongs");
   expect_refused("1280  device  step", "1280  device", "'step' is missing at the end");
 }
@@ -363,9 +386,7 @@ TEST(ScheduleText, RefusesBadActions) {
   expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p1=h.0", "there is no buffer 'p1'");
   expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p0=h.9", "there is no unit 'h.9'");
   expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> p0=h.0/beam", "unknown axis 'beam'");
-  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.9.m0", "there is no layer 'h.9'");
-  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.0.m1", "there is no micro-step 1");
-  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.0.n0", "'n0' is not 'm' and a number");
+  expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen -> x.h.9.m0", "there is no buffer 'x.h.9.m0'");
   expect_refused("h.0.frozen -> p0=h.0", "h.0.frozen p0=h.0", "'->' is missing at the end");
   expect_refused("after 4 6", "after 4 x", "'x' is not a number");
   expect_refused("after 4 6", "after", "an action is missing at the end");

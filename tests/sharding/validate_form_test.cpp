@@ -46,7 +46,7 @@ TEST(ValidateForm, RejectsIndicesOutOfRange) {
       unshard, [](Action& a) { a.writes[0].unit = -1; }, "unit -1 does not exist");
   expect(unshard, slot_to(9999), "buffer 9999 does not exist");
   expect(unshard, slot_to(-1), "buffer -1 does not exist");
-  expect(unshard, slot_to(good.activation(0, 0)), "x.embedding.m0 is touched by layers only");
+  expect(unshard, slot_to(good.find("x.embedding.m0")), "x.embedding.m0 is touched by layers only");
   expect(unshard, slot_to(good.find("loss")), "loss holds no unit");
   expect(
       unshard, [](Action& a) { a.layer = 0; }, "layer 0 means nothing here");
@@ -148,6 +148,14 @@ TEST(ValidateForm, RejectsBuffersThatCannotBe) {
       "p0", [](B& b) { b.role = Role::kMaster; }, "p0 is a slot, which holds no master");
   expect(
       "p0", [](B& b) { b.kind = BufferKind::kState; }, "p0 is a state, which belongs to a unit");
+  expect(
+      "x.h.0.m0", [](B& b) { b.micro_step = 7; }, "x.h.0.m0 is for micro-step 7 of ");
+  expect(
+      "x.h.0.m0", [](B& b) { b.layer = 2; },
+      "x.h.1.m0 is the second activation of its layer and micro-step");
+  expect(
+      "d.h.0.m0", [](B& b) { b.numel = 64; },
+      "d.h.0.m0 must be on the device, where its memory comes and goes");
   expect(
       "p0", [](B& b) { b.layer = 0; }, "p0 is a slot, which belongs to no layer");
   expect(

@@ -20,7 +20,7 @@ inline int unit_of(const Action& action) {
 inline int slot_of(const Schedule& s, const Action& action) {
   for (const auto* operands : {&action.reads, &action.writes}) {
     for (const Operand& operand : *operands) {
-      if (!s.is_activation(operand.buffer) && s.buffer(operand).is_slot()) return operand.buffer;
+      if (s.buffer(operand).is_slot()) return operand.buffer;
     }
   }
   return -1;

@@ -41,7 +41,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
       sums_(sums),
       writers_(writers_by_unit(schedule)),
       state_(schedule.units.size()),
-      contents_(static_cast<std::size_t>(schedule.buffer_count())),
+      contents_(schedule.buffers.size()),
       normed_(schedule.units.size()) {
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];
@@ -111,9 +111,8 @@ Content ContentWalk::read(const Operand& operand) {
   }
   require_that(content.unit == operand.unit, name_of(operand.buffer), " holds ",
                unit_name(content.unit), ", not ", unit_name(operand.unit));
-  const bool slot = !schedule_.is_activation(operand.buffer) &&
-                    schedule_.buffer(operand).is_slot() &&
-                    !schedule_.buffer(operand).keeps_places();
+  const ScheduleBuffer& buffer = schedule_.buffer(operand);
+  const bool slot = buffer.is_slot() && !buffer.keeps_places();
   require_that(
       slot ? content.sharded == operand.sharded
            : cuts_further(nesting_, content.sharded, operand.sharded),
@@ -130,9 +129,7 @@ Content& ContentWalk::change(const Operand& operand) {
 
 Content ContentWalk::take(const Operand& operand) {
   const Content content = read(operand);
-  if (!schedule_.is_activation(operand.buffer) && schedule_.buffer(operand).is_slot()) {
-    at(operand.buffer).valid = false;
-  }
+  if (schedule_.buffer(operand).is_slot()) at(operand.buffer).valid = false;
   return content;
 }
 
@@ -152,16 +149,13 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
       content.sharded == operand.sharded, "the result is ",
       [&] { return sharding_text(content.sharded); }, ", not ",
       [&] { return sharding_text(operand.sharded); });
-  bool once = schedule_.is_activation(operand.buffer);
-  if (!once) {
-    const ScheduleBuffer& buffer = schedule_.buffer(operand);
-    once = buffer.is_slot() || buffer.role == Role::kScalars;
-    require_that(buffer.unit < 0 || buffer.unit == content.unit, name, " is not for ",
-                 unit_name(content.unit));
-    require_that(
-        cuts_further(nesting_, buffer.sharded, content.sharded), name, " has room for what is ",
-        [&] { return sharding_text(buffer.sharded); }, " only");
-  }
+  const ScheduleBuffer& buffer = schedule_.buffer(operand);
+  const bool once = buffer.is_slot() || buffer.is_activation() || buffer.role == Role::kScalars;
+  require_that(buffer.unit < 0 || buffer.unit == content.unit, name, " is not for ",
+               unit_name(content.unit));
+  require_that(
+      cuts_further(nesting_, buffer.sharded, content.sharded), name, " has room for what is ",
+      [&] { return sharding_text(buffer.sharded); }, " only");
   if (!operand.adds) {
     require_that(!once || !there.valid, "overwrites ", name, ", which still holds ",
                  [&] { return there.unit >= 0 ? unit_name(there.unit) : "what is needed"; });
@@ -240,13 +234,13 @@ int ContentWalk::contribution(int unit, int layer, int micro_step) const {
 /// The end of the step: state one version on (or as it was), nothing left behind.
 void ContentWalk::finish() {
   const bool trains = schedule_.purpose == Purpose::kTrain;
-  for (int b = 0; b < schedule_.buffer_count(); ++b) {
+  for (int b = 0; b < static_cast<int>(schedule_.buffers.size()); ++b) {
     const Content& content = at(b);
-    if (schedule_.is_activation(b)) {
-      require_that(!content.valid, name_of(b), " is never used up");
+    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
+    if (buffer.is_activation()) {
+      require_that(!content.valid, buffer.name, " is never used up");
       continue;
     }
-    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
     if (buffer.is_slot()) {
       require_that(!content.valid, buffer.name, " still holds ", unit_name(content.unit),
                    " at the end");

@@ -115,7 +115,7 @@ void SampleSum::extend(const std::string& layer, DType format) {
 GradientSums::GradientSums(const Schedule& schedule)
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
-      held_(static_cast<std::size_t>(schedule.buffer_count())),
+      held_(schedule.buffers.size()),
       used_(schedule.units.size()) {}
 
 void GradientSums::contribute(const Operand& to, const Action& action) {

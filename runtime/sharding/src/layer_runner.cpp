@@ -56,7 +56,7 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   const int layers = static_cast<int>(schedule.layers.size());
   for (int l = 0; l < layers; ++l) waits_on_host_.push_back(schedule.input_on_host(l) >= 0);
   if (std::ranges::find(waits_on_host_, char{1}) == waits_on_host_.end()) return;
-  inputs_.resize(static_cast<std::size_t>(layers) * static_cast<std::size_t>(schedule.micro_steps));
+  inputs_.resize(schedule.buffers.size());
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
@@ -86,6 +86,12 @@ Tensor LayerRunner::take(int buffer) {
   Tensor tensor = std::move(found->second.output);
   if (!found->second.kept) activations_.erase(found);
   return tensor;
+}
+
+/// What the layer before has left, for a forward or a loss; empty for the first layer.
+Tensor LayerRunner::take_input(const Action& action) {
+  const Operand* const input = schedule_.find(action.reads, BufferKind::kActivation);
+  return input == nullptr ? Tensor() : take(input->buffer);
 }
 
 std::span<Parameter> LayerRunner::bind(const Action& action) {
@@ -199,8 +205,8 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
   auto tape = make_tape(a, record, {}, stream);
-  Tensor flowing = a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor();
-  const int buffer = schedule_.activation(a.layer, a.micro_step);
+  Tensor flowing = take_input(a);
+  const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
   Value value = input_of(a.layer, *tape, std::move(flowing));
   Value output = model_.layers[layer]->forward(*tape, value, bind(a));
@@ -217,9 +223,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
 Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_sum,
                             Stream& stream) {
   const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
-  const Value input =
-      input_of(a.layer, tape,
-               a.layer > 0 ? take(schedule_.activation(a.layer - 1, a.micro_step)) : Tensor());
+  const Value input = input_of(a.layer, tape, take_input(a));
   Value output = layer.forward(tape, input, bind(a));
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
@@ -246,7 +250,7 @@ void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const Tens
 }
 
 void LayerRunner::backward(const Action& a, Stream& stream) {
-  const int buffer = schedule_.activation(a.layer, a.micro_step);
+  const int buffer = schedule_.find(a.reads, BufferKind::kActivation)->buffer;
   const auto found = activations_.find(buffer);
   require(found != activations_.end(), ErrorCode::kInternal, schedule_.name_of(buffer),
           " is not there");
@@ -263,15 +267,14 @@ void LayerRunner::backward(const Action& a, Stream& stream) {
     kept.recorded.tensor = {};
     kept.recorded.remake = nullptr;
   }
-  pass_on(a, kept.tape->backward(kept.recorded,
-                                 take(schedule_.activation_gradient(a.layer, a.micro_step))));
+  pass_on(a, kept.tape->backward(
+                 kept.recorded,
+                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
   end_gradients(a, stream);
 }
 
 LayerRunner::Input& LayerRunner::input(int activation) {
-  const std::size_t layers = schedule_.layers.size();
-  return inputs_[static_cast<std::size_t>(schedule_.micro_step_of(activation)) * layers +
-                 static_cast<std::size_t>(schedule_.layer_of(activation))];
+  return inputs_[static_cast<std::size_t>(activation)];
 }
 
 void LayerRunner::copy_input(const Operand& activation, const TensorView& on_host, bool leaves,
@@ -314,8 +317,8 @@ void LayerRunner::pass_on(const Action& a, Tensor gradient) {
           model_.layers[static_cast<std::size_t>(a.layer)]->name(),
           "' gave its input no gradient, and layers before it need one: an operation of your own "
           "returns what Tape::output makes, and hands gradients on by Tape::add_gradient");
-  activations_[schedule_.activation_gradient(a.layer - 1, a.micro_step)].output =
-      std::move(gradient);
+  const Operand* const to = schedule_.find(a.writes, BufferKind::kActivationGradient);
+  activations_[to->buffer].output = std::move(gradient);
 }
 
 }  // namespace tessera

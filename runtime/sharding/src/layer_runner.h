@@ -89,6 +89,7 @@ class LayerRunner {
   Input& input(int activation);
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
+  Tensor take_input(const Action& action);
 
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
   /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.

@@ -19,7 +19,6 @@ std::int64_t bytes_of(const Schedule& schedule, const Operand& operand, std::int
 }
 
 std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
-  if (schedule.is_activation(operand.buffer)) return 0;
   const ScheduleBuffer& buffer = schedule.buffer(operand);
   if (operand.unit < 0) return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
   return bytes_of(schedule, operand, schedule.numel_in(buffer, operand.unit));
@@ -60,7 +59,7 @@ void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& t
 
 /// What a copy moves of one operand; activations are as large as their copies on the host.
 std::int64_t copied_bytes(const Schedule& schedule, const Operand& from, const Operand& to) {
-  return operand_bytes(schedule, schedule.is_activation(from.buffer) ? to : from);
+  return operand_bytes(schedule, schedule.buffer(from).is_activation() ? to : from);
 }
 
 void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffic) {
@@ -217,7 +216,7 @@ std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
 }
 
 Tier tier_of(const Schedule& schedule, const Operand& operand) {
-  return schedule.is_activation(operand.buffer) ? Tier::kDevice : schedule.buffer(operand).tier;
+  return schedule.buffer(operand).tier;
 }
 
 void count_copy(Tier from, Tier to, std::int64_t bytes, Traffic& traffic) {

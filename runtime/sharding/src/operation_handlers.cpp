@@ -121,7 +121,7 @@ void copy(StepContext& context, const Action& action, Stream& stream) {
   const Operand& target = action.writes.front();
   for (const bool leaves : {true, false}) {
     const Operand& activation = leaves ? action.reads.front() : target;
-    if (!schedule.is_activation(activation.buffer)) continue;
+    if (!schedule.buffer(activation).is_activation()) continue;
     const TensorView on_host = context.view(leaves ? target : action.reads.front());
     count_copy(leaves ? Tier::kDevice : Tier::kHost, leaves ? Tier::kHost : Tier::kDevice,
                on_host.bytes(), context.copies());

@@ -127,15 +127,33 @@ void write_gradients(ContentWalk& walk, const Action& action) {
   }
 }
 
+/// The operand for what `layer` leaves in the action's micro-step, or its gradient. A violation if
+/// it is not there: "must read its input, x.h.0.m0".
+const Operand* find_activation(ContentWalk& walk, const Action& action,
+                               const std::vector<Operand>& operands, BufferKind kind, int layer,
+                               std::string_view what) {
+  const Schedule& schedule = walk.schedule();
+  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
+    const ScheduleBuffer& buffer = schedule.buffer(operand);
+    return buffer.kind == kind && buffer.layer == layer && buffer.micro_step == action.micro_step;
+  });
+  const bool there = found != operands.end();
+  walk.require_that(there, "must ", what, [&] {
+    return concat(kind == BufferKind::kActivation ? "x." : "d.",
+                  schedule.layers[static_cast<std::size_t>(layer)].name, ".m", action.micro_step);
+  });
+  return there ? &*found : nullptr;
+}
+
 /// Takes the output of the layer before.
 void take_input(ContentWalk& walk, const Action& action) {
   if (action.layer == 0) return;
-  const int buffer = walk.schedule().activation(action.layer - 1, action.micro_step);
-  const Operand* const operand = find_buffer(action.reads, buffer);
-  const auto name = walk.name_of(buffer);
-  if (!walk.require_that(operand != nullptr, "must read its input, ", name)) return;
-  walk.require_that(walk.read(*operand).output, "reads ", name, ", which was consumed already");
-  Content& input = walk.at(buffer);
+  const Operand* const operand = find_activation(
+      walk, action, action.reads, BufferKind::kActivation, action.layer - 1, "read its input, ");
+  if (operand == nullptr) return;
+  walk.require_that(walk.read(*operand).output, "reads ", walk.name_of(operand->buffer),
+                    ", which was consumed already");
+  Content& input = walk.at(operand->buffer);
   input.output = false;
   input.valid = input.kept;
 }
@@ -146,16 +164,12 @@ bool is_last(const ContentWalk& walk, const Action& action) {
 
 /// Writes the gradient of the layer's input, if that is wanted.
 void write_input_gradient(ContentWalk& walk, const Action& action) {
-  const Schedule& schedule = walk.schedule();
-  const bool wanted = action.layer > schedule.first_backward_layer;
-  const int buffer =
-      wanted ? schedule.activation_gradient(action.layer - 1, action.micro_step) : -1;
-  const Operand* const operand = wanted ? find_buffer(action.writes, buffer) : nullptr;
-  if (operand != nullptr) {
-    walk.write(*operand, {.role = Role::kActivationGradient, .output = true});
-  }
-  walk.require_that(!wanted || operand != nullptr, "must write the gradient of its input, ",
-                    walk.name_of(buffer));
+  if (action.layer <= walk.schedule().first_backward_layer) return;
+  const Operand* const operand =
+      find_activation(walk, action, action.writes, BufferKind::kActivationGradient,
+                      action.layer - 1, "write the gradient of its input, ");
+  if (operand == nullptr) return;
+  walk.write(*operand, {.role = Role::kActivationGradient, .output = true});
 }
 
 void add_losses(ContentWalk& walk, const Action& action) {
@@ -210,10 +224,8 @@ void all_gather(ContentWalk& walk, const Action& action) {
         is_disjoint(part.partial, action.axes), "the gradient of ", walk.unit_name(part.unit),
         " in ", name, " is still to be summed over ", [&] { return to_string(part.partial); },
         ": its parts are not all of the same sum");
-    walk.require_that(schedule.is_activation(operand.buffer) ||
-                          schedule.buffer(operand).format == schedule.buffer(to).format,
-                      "gathers ", name, " into ", walk.name_of(to.buffer),
-                      ", which has another format");
+    walk.require_that(schedule.buffer(operand).format == schedule.buffer(to).format, "gathers ",
+                      name, " into ", walk.name_of(to.buffer), ", which has another format");
     content = part;
   }
   content.open = false;
@@ -281,11 +293,9 @@ void forward(ContentWalk& walk, const Action& action) {
   const std::size_t parameters = walk.read_parameters(
       action, schedule.layers[static_cast<std::size_t>(action.layer)].forward_reads);
   take_input(walk, action);
-  const int buffer = schedule.activation(action.layer, action.micro_step);
-  const Operand* const output = find_buffer(action.writes, buffer);
-  if (!walk.require_that(output != nullptr, "must write its output, ", walk.name_of(buffer))) {
-    return;
-  }
+  const Operand* const output = find_activation(
+      walk, action, action.writes, BufferKind::kActivation, action.layer, "write its output, ");
+  if (output == nullptr) return;
   has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
@@ -328,15 +338,16 @@ void backward(ContentWalk& walk, const Action& action) {
   }
   const ScheduleLayer& layer = schedule.layers[static_cast<std::size_t>(action.layer)];
   const std::size_t parameters = walk.read_parameters(action, layer.backward_reads);
-  for (const int buffer : {schedule.activation(action.layer, action.micro_step),
-                           schedule.activation_gradient(action.layer, action.micro_step)}) {
-    const Operand* const operand = find_buffer(action.reads, buffer);
-    const bool is_gradient = schedule.role(buffer) == Role::kActivationGradient;
-    if (!walk.require_that(operand != nullptr, "must read ", walk.name_of(buffer))) return;
-    walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", walk.name_of(buffer),
+  for (const BufferKind kind : {BufferKind::kActivation, BufferKind::kActivationGradient}) {
+    const bool is_gradient = kind == BufferKind::kActivationGradient;
+    const Operand* const operand =
+        find_activation(walk, action, action.reads, kind, action.layer, "read ");
+    if (operand == nullptr) return;
+    const auto name = walk.name_of(operand->buffer);
+    walk.require_that(walk.read(*operand).kept || is_gradient, "reads ", name,
                       ", which holds nothing for it at this point");
-    Content& content = walk.at(buffer);
-    walk.require_that(content.place == InputPlace::kDevice, "reads ", walk.name_of(buffer),
+    Content& content = walk.at(operand->buffer);
+    walk.require_that(content.place == InputPlace::kDevice, "reads ", name,
                       ", which is on its way to the host or back");
     content.kept = false;
     content.valid = !is_gradient && content.output;
@@ -493,11 +504,11 @@ void copy_input(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Operand& from = action.reads.front();
   const Operand& to = action.writes.front();
-  const bool leaves = schedule.is_activation(from.buffer);
+  const bool leaves = schedule.buffer(from).is_activation();
   const int activation = leaves ? from.buffer : to.buffer;
   const int on_host = leaves ? to.buffer : from.buffer;
   const auto name = walk.name_of(activation);
-  const int layer = schedule.layer_of(activation);
+  const int layer = schedule.buffers[static_cast<std::size_t>(activation)].layer;
   if (!walk.require_that(
           schedule.role(activation) == Role::kActivation && schedule.keeps_input(layer), name,
           " is not the input of a recomputed layer, which alone may leave") ||
@@ -538,7 +549,7 @@ void copy(ContentWalk& walk, const Action& action) {
     return;
   }
   const auto is_activation = [&](const Operand& operand) {
-    return walk.schedule().is_activation(operand.buffer);
+    return walk.schedule().buffer(operand).is_activation();
   };
   if (is_activation(action.writes.front()) || std::ranges::any_of(action.reads, is_activation)) {
     return copy_input(walk, action);

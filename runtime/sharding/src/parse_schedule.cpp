@@ -86,9 +86,10 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
   fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
 
-constexpr std::array kListedRoles{Role::kParameter, Role::kFrozen,  Role::kQuantized,
-                                  Role::kDecoded,   Role::kMaster,  Role::kOptimizer,
-                                  Role::kGradient,  Role::kScalars, Role::kActivation};
+constexpr std::array kAllRoles{Role::kParameter,         Role::kFrozen,  Role::kQuantized,
+                               Role::kDecoded,           Role::kMaster,  Role::kOptimizer,
+                               Role::kGradient,          Role::kScalars, Role::kActivation,
+                               Role::kActivationGradient};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -217,13 +218,14 @@ class Parser {
     buffer.kind = parse_name("kind", line.take("a kind"), kAllBufferKinds);
     const std::string_view role = line.take("a role");
     const std::size_t colon = std::min(role.find(':'), role.size());
-    buffer.role = parse_name("role", role.substr(0, colon), kListedRoles);
+    buffer.role = parse_name("role", role.substr(0, colon), kAllRoles);
     if (colon < role.size()) buffer.tensor = unquote_name(role.substr(colon + 1));
-    if (buffer.kind == BufferKind::kInput) {
+    if (buffer.kind == BufferKind::kInput || buffer.is_activation()) {
       buffer.layer = find(layers_, "layer", line);
     } else if (!line.accept("-")) {
       buffer.unit = find(units_, "unit", line);
     }
+    if (!line.accept("-")) buffer.micro_step = parse_numbered('m', line.take("a micro-step"));
     const std::string_view format = line.take("a format");
     const std::size_t slash = std::min(format.find('/'), format.size());
     buffer.format = parse_dtype(format.substr(0, slash));
@@ -282,33 +284,15 @@ class Parser {
     if (operand.adds) word.remove_prefix(1);
     const std::size_t slash = std::min(word.find('/'), word.size());
     const std::size_t equals = std::min(word.find('='), slash);
-    operand.buffer = find_buffer(word.substr(0, equals));
-    if (!schedule_.is_activation(operand.buffer)) {
-      operand.unit = schedule_.buffer(operand).unit;
-      operand.sharded = schedule_.buffer(operand).sharded;
-    }
+    operand.buffer = find(buffers_, "buffer", unquote_name(word.substr(0, equals)));
+    operand.unit = schedule_.buffer(operand).unit;
+    operand.sharded = schedule_.buffer(operand).sharded;
     if (equals < slash) {
       operand.unit =
           find(units_, "unit", unquote_name(word.substr(equals + 1, slash - equals - 1)));
     }
     if (slash < word.size()) operand.sharded = parse_axes(word.substr(slash + 1));
     return operand;
-  }
-
-  int find_buffer(std::string_view word) {
-    const std::string name = unquote_name(word);
-    const std::size_t dot = name.rfind('.');
-    if (!is_activation_name(word) || dot == 1) {
-      const auto found = buffers_.find(name);
-      require(found != buffers_.end(), ErrorCode::kConfig, "there is no buffer '", name, "'");
-      return found->second;
-    }
-    const int layer = find(layers_, "layer", name.substr(2, dot - 2));
-    const int micro_step = parse_numbered('m', std::string_view(name).substr(dot + 1));
-    require(micro_step < schedule_.micro_steps, ErrorCode::kConfig, "there is no micro-step ",
-            micro_step);
-    const int index = schedule_.activation(layer, micro_step);
-    return name.front() == 'x' ? index : index + 1;
   }
 
   static AxisSet parse_over(Line& line) {

@@ -244,6 +244,28 @@ void add_state_slots(Schedule& schedule, const PlanOptions& options) {
   }
 }
 
+/// What passes leave for others: forwards, and backwards and losses for the layer before.
+void add_activations(Schedule& schedule, const std::vector<Compute>& computes) {
+  const auto add = [&](bool gradient, int layer, int micro_step) {
+    schedule.buffers.push_back(
+        {.name = concat(gradient ? "d." : "x.",
+                        schedule.layers[static_cast<std::size_t>(layer)].name, ".m", micro_step),
+         .kind = gradient ? BufferKind::kActivationGradient : BufferKind::kActivation,
+         .role = gradient ? Role::kActivationGradient : Role::kActivation,
+         .layer = layer,
+         .micro_step = micro_step,
+         .format = schedule.parameter_dtype});
+  };
+  for (const Compute& compute : computes) {
+    if (compute.pass == &operations::kForward) {
+      add(false, compute.layer, compute.micro_step);
+    } else if (compute.pass != &operations::kForwardLoss &&
+               compute.layer > schedule.first_backward_layer) {
+      add(true, compute.layer - 1, compute.micro_step);
+    }
+  }
+}
+
 void add_scalars(Schedule& schedule) {
   const auto add = [&](BufferKind kind, DType format, std::int64_t numel) {
     schedule.buffers.push_back(
@@ -345,6 +367,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   add_sum_slots(schedule, route, plan_sum_slots(schedule, options, route));
   if (options.purpose == Purpose::kTrain) add_state_slots(schedule, options);
   add_scalars(schedule);
+  add_activations(schedule, computes);
   emit_actions(schedule, options, route, computes, residencies);
   add_waits(schedule);
   return schedule;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "order.h"
@@ -168,6 +169,12 @@ class Emission {
   void emit_update(int unit, int known);
 
   UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
+  Operand activation(int layer, int micro_step) const {
+    return {.buffer = activations_.at({BufferKind::kActivation, layer, micro_step})};
+  }
+  Operand gradient_of_activation(int layer, int micro_step) const {
+    return {.buffer = activations_.at({BufferKind::kActivationGradient, layer, micro_step})};
+  }
   Operand gradient(int unit, AxisSet sharded) { return {at(unit).gradient, unit, sharded}; }
   bool is_gathered(int parameters) const {
     const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(parameters)];
@@ -205,6 +212,7 @@ class Emission {
       decoded_slots_;  ///< buffers
   Ring shard_slots_, quantized_shard_slots_, staging_slots_, quantized_staging_slots_;
   Ring sum_slots_, update_slots_, host_update_slots_;
+  std::map<std::tuple<BufferKind, int, int>, int> activations_;  ///< by layer and micro-step
   std::map<std::pair<Role, std::string>, std::vector<int>> state_slots_;  ///< by tensor
   std::vector<int> unshards_;               ///< per residency so far: its unshard
   std::vector<int> unshards_of_quantized_;  ///< the same
@@ -257,6 +265,10 @@ void Emission::list_buffer(int index) {
       return;
     case BufferKind::kInput:
       return;  // found by its layer
+    case BufferKind::kActivation:
+    case BufferKind::kActivationGradient:
+      activations_[{buffer.kind, buffer.layer, buffer.micro_step}] = index;
+      return;
     case BufferKind::kGradient:
       at(buffer.unit).gradient = index;
       break;
@@ -403,7 +415,7 @@ void Emission::write_gradients(Action& action) {
 
 /// The copy of an input to the host, or back.
 int Emission::copy_input(const OffloadedInput& input, bool leaves, int after) {
-  const Operand here{.buffer = schedule_.activation(input.layer, input.micro_step)};
+  const Operand here = activation(input.layer, input.micro_step);
   const Operand there{.buffer = schedule_.input_on_host(input.layer)};
   return actions_.push({.operation = &operations::kCopy,
                         .lane = leaves ? Lane::kCopyOut : Lane::kCopyIn,
@@ -417,9 +429,7 @@ void Emission::emit_input_moves(std::size_t c) {
   const auto push = [&](const Operation& operation, std::size_t i, int after) {
     const OffloadedInput& input = inputs_[i];
     return actions_.push(
-        {.operation = &operation,
-         .writes = {{.buffer = schedule_.activation(input.layer, input.micro_step)}}},
-        {after});
+        {.operation = &operation, .writes = {activation(input.layer, input.micro_step)}}, {after});
   };
   for (const std::size_t i : inputs_gone_[c]) push(operations::kRelease, i, input_copies_[i]);
   for (const std::size_t i : inputs_back_[c]) {
@@ -449,21 +459,21 @@ void Emission::emit_compute(std::size_t c) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   read_parameters(action, units);
-  const auto input = [&] { return schedule_.activation(compute.layer - 1, compute.micro_step); };
-  const int output = schedule_.activation(compute.layer, compute.micro_step);
   if (backward) {
-    action.reads.push_back({.buffer = output});
-    action.reads.push_back({.buffer = output + 1});
+    action.reads.push_back(activation(compute.layer, compute.micro_step));
+    action.reads.push_back(gradient_of_activation(compute.layer, compute.micro_step));
   } else if (compute.layer > 0) {
-    action.reads.push_back({.buffer = input()});
+    action.reads.push_back(activation(compute.layer - 1, compute.micro_step));
   }
   if (backward || loss) {
     write_gradients(action);
     if (compute.layer > schedule_.first_backward_layer) {
-      action.writes.push_back({.buffer = input() + 1});
+      action.writes.push_back(gradient_of_activation(compute.layer - 1, compute.micro_step));
     }
   }
-  if (compute.pass == &operations::kForward) action.writes.push_back({.buffer = output});
+  if (compute.pass == &operations::kForward) {
+    action.writes.push_back(activation(compute.layer, compute.micro_step));
+  }
   const bool losses = loss || compute.pass == &operations::kForwardLoss;
   if (loss) action.reads.push_back(tokens_);
   if (losses) {

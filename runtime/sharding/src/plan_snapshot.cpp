@@ -59,15 +59,8 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
                       .writes = {{static_cast<int>(result.buffers.size()), copy.unit, all}}});
     result.buffers.push_back(std::move(copy));
   }
-  // Activations are numbered after the buffers, actions after the copies.
-  const int new_buffers = static_cast<int>(result.buffers.size() - step.buffers.size());
   const int new_actions = static_cast<int>(copies.size());
   for (Action& action : result.actions) {
-    for (auto* operands : {&action.reads, &action.writes}) {
-      for (Operand& operand : *operands) {
-        if (step.is_activation(operand.buffer)) operand.buffer += new_buffers;
-      }
-    }
     for (int& wait : action.waits) wait += new_actions;
     action.previous_waits.clear();
   }

@@ -69,6 +69,10 @@ std::string_view to_string(BufferKind kind) {
       return "snapshot";
     case BufferKind::kInput:
       return "input";
+    case BufferKind::kActivation:
+      return "activation";
+    case BufferKind::kActivationGradient:
+      return "activation-gradient";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:
@@ -98,19 +102,9 @@ std::string format_of(const ScheduleBuffer& buffer) {
   return buffer.block == 1 ? std::string(format) : concat(format, '/', buffer.block);
 }
 
-Role Schedule::role(int buffer) const {
-  if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].role;
-  const bool gradient = (buffer - static_cast<int>(buffers.size())) % 2 != 0;
-  return gradient ? Role::kActivationGradient : Role::kActivation;
-}
-
 std::string Schedule::name_of(int buffer) const {
-  if (buffer < 0 || buffer >= buffer_count()) return concat('?', buffer);
-  if (!is_activation(buffer)) return buffers[static_cast<std::size_t>(buffer)].name;
-  const int number = (buffer - static_cast<int>(buffers.size())) / 2;
-  const auto count = static_cast<int>(layers.size());
-  return concat(role(buffer) == Role::kActivation ? "x." : "d.",
-                layers[static_cast<std::size_t>(number % count)].name, ".m", number / count);
+  const bool exists = buffer >= 0 && buffer < static_cast<int>(buffers.size());
+  return exists ? buffers[static_cast<std::size_t>(buffer)].name : concat('?', buffer);
 }
 
 bool Schedule::keeps_input(int layer) const {
@@ -120,8 +114,10 @@ bool Schedule::keeps_input(int layer) const {
 }
 
 int Schedule::input_on_host(int layer) const {
-  const auto found = std::ranges::find(buffers, layer, &ScheduleBuffer::layer);
-  return layer < 0 || found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
+  const auto found = std::ranges::find_if(buffers, [layer](const ScheduleBuffer& buffer) {
+    return buffer.kind == BufferKind::kInput && buffer.layer == layer;
+  });
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
 std::int64_t Schedule::unit_numel(int unit, Role role) const {
@@ -189,6 +185,12 @@ const ScheduleBuffer& Schedule::state_of(const ScheduleBuffer& copy) const {
 int Schedule::find(BufferKind kind) const {
   const auto found = std::ranges::find(buffers, kind, &ScheduleBuffer::kind);
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
+}
+
+const Operand* Schedule::find(const std::vector<Operand>& operands, BufferKind kind) const {
+  const auto found = std::ranges::find_if(
+      operands, [&](const Operand& operand) { return is_of_kind(operand, kind); });
+  return found == operands.end() ? nullptr : &*found;
 }
 
 int Schedule::find(std::string_view name) const {

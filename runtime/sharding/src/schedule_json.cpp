@@ -104,10 +104,12 @@ std::string to_text(const Json& json) {
     const std::string owner = buffer.contains("layer") ? word(buffer.at("layer"))
                               : unit.is_null()         ? "-"
                                                        : word(unit);
+    const std::string at =
+        buffer.contains("micro_step") ? concat('m', plain(buffer.at("micro_step"))) : "-";
     return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("kind")), ' ',
-                  plain(buffer.at("role")), tensor, ' ', owner, ' ', plain(buffer.at("format")),
-                  ' ', plain(buffer.at("sharded")), ' ', plain(buffer.at("numel")), ' ',
-                  plain(buffer.at("tier")), ' ',
+                  plain(buffer.at("role")), tensor, ' ', owner, ' ', at, ' ',
+                  plain(buffer.at("format")), ' ', plain(buffer.at("sharded")), ' ',
+                  plain(buffer.at("numel")), ' ', plain(buffer.at("tier")), ' ',
                   buffer.at("persistent").get<bool>() ? "persistent" : "step");
   });
   std::size_t number = 0;
@@ -168,9 +170,10 @@ Json to_json(const Schedule& schedule) {
          {"tier", to_string(buffer.tier)},
          {"persistent", buffer.persistent}});
     if (!buffer.tensor.empty()) buffers.back()["tensor"] = buffer.tensor;
-    if (buffer.kind == BufferKind::kInput) {
+    if (buffer.layer >= 0) {
       buffers.back()["layer"] = schedule.layers[static_cast<std::size_t>(buffer.layer)].name;
     }
+    if (buffer.micro_step >= 0) buffers.back()["micro_step"] = buffer.micro_step;
   }
   Json actions = Json::array();
   for (const Action& action : schedule.actions) actions.push_back(action_of(schedule, action));

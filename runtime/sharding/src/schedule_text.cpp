@@ -128,23 +128,23 @@ std::string role_of(const ScheduleBuffer& buffer) {
 
 /// The unit, or the layer, whose it is.
 std::string owner_of(const Schedule& schedule, const ScheduleBuffer& buffer) {
-  if (buffer.kind == BufferKind::kInput) return name_of(schedule.layers, buffer.layer);
+  if (buffer.layer >= 0) return name_of(schedule.layers, buffer.layer);
   return buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit);
 }
 
 void write_buffers(std::ostream& out, const Schedule& schedule) {
-  std::vector<Row> rows{
-      {"# buffer", "name", "kind", "role", "of", "format", "sharded", "numel", "tier", "kept"}};
+  std::vector<Row> rows{{"# buffer", "name", "kind", "role", "of", "at", "format", "sharded",
+                         "numel", "tier", "kept"}};
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    rows.push_back({"buffer", quote_name(buffer.name), std::string(to_string(buffer.kind)),
-                    role_of(buffer), owner_of(schedule, buffer), format_of(buffer),
-                    to_string(buffer.sharded), concat(buffer.numel),
-                    std::string(to_string(buffer.tier)),
-                    buffer.persistent ? "persistent" : "step"});
+    rows.push_back(
+        {"buffer", quote_name(buffer.name), std::string(to_string(buffer.kind)), role_of(buffer),
+         owner_of(schedule, buffer), buffer.micro_step < 0 ? "-" : concat('m', buffer.micro_step),
+         format_of(buffer), to_string(buffer.sharded), concat(buffer.numel),
+         std::string(to_string(buffer.tier)), buffer.persistent ? "persistent" : "step"});
   }
-  out << "\n# Buffers of one rank, in elements; of no unit: slots and scalars. Activations, "
-         "which\n"
-         "# come and go, are x.LAYER.mN, their gradients d.LAYER.mN.\n";
+  out << "\n# Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The "
+         "memory "
+         "of\n# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.\n";
   write_table(out, rows);
 }
 
@@ -231,18 +231,14 @@ std::string to_string(const Schedule& schedule) {
 
 std::string describe(const Schedule& schedule, const Operand& operand) {
   std::string text = operand.adds ? "+" : "";
-  const bool exists = operand.buffer >= 0 && operand.buffer < schedule.buffer_count();
-  const bool listed = exists && !schedule.is_activation(operand.buffer);
-  const std::string name = schedule.name_of(operand.buffer);
-  if (listed) {
-    text += quote_name(name);
-  } else {  // "x.LAYER.m0"; of a broken schedule, "?7"
-    text += exists ? name.substr(0, 2) + quote_name(name.substr(2)) : name;
-  }
-  if (operand.unit != (listed ? schedule.buffer(operand).unit : -1)) {
+  const bool exists =
+      operand.buffer >= 0 && operand.buffer < static_cast<int>(schedule.buffers.size());
+  const std::string name = schedule.name_of(operand.buffer);  // of a broken schedule, "?7"
+  text += exists ? quote_name(name) : name;
+  if (operand.unit != (exists ? schedule.buffer(operand).unit : -1)) {
     text += '=' + name_of(schedule.units, operand.unit);
   }
-  if (operand.sharded != (listed ? schedule.buffer(operand).sharded : AxisSet{})) {
+  if (operand.sharded != (exists ? schedule.buffer(operand).sharded : AxisSet{})) {
     text += '/' + to_string(operand.sharded);
   }
   return text;

@@ -13,15 +13,11 @@ bool needs_quoting(std::string_view name, std::size_t i) {
   const auto c = static_cast<unsigned char>(name[i]);
   if (c <= ' ' || c == 0x7f || c == '\\' || c == '=' || c == '/' || c == '+') return true;
   if (i > 0) return false;
-  return c == '?' || c == '*' || is_activation_name(name) || name == "-" || name == "|" ||
-         name == "->" || name == "after" || name == "over";
+  return c == '?' || c == '*' || name == "-" || name == "|" || name == "->" || name == "after" ||
+         name == "over";
 }
 
 }  // namespace
-
-bool is_activation_name(std::string_view word) {
-  return word.starts_with("x.") || word.starts_with("d.");
-}
 
 std::string quote_name(std::string_view name) {
   if (name.empty()) return "\\";

@@ -12,12 +12,9 @@ inline constexpr std::string_view kScheduleTitle = "schedule 4";  // the version
 
 /// A name as one word that is none of the format's own: blanks, control characters and '\\', '=',
 /// '/' and '+' become '\\' and two hexadecimal digits, as does the first character of "-", "|",
-/// "->", "after", "over" and names with '?', '*', "x." or "d." in front; the empty name is '\\'.
+/// "->", "after", "over" and names with '?' or '*' in front; the empty name is '\\'.
 /// unquote_name is the inverse; throws Error{kConfig}.
 std::string quote_name(std::string_view name);
 std::string unquote_name(std::string_view word);
-/// Whether a word names an activation or the gradient of one, "x.LAYER.mN" or "d.LAYER.mN", with
-/// LAYER quoted.
-bool is_activation_name(std::string_view word);
 
 }  // namespace tessera

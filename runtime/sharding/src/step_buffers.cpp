@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 bool is_pooled(const ScheduleBuffer& buffer) {
-  return !buffer.persistent && buffer.role != Role::kScalars &&
+  return !buffer.persistent && buffer.role != Role::kScalars && !buffer.is_activation() &&
          buffer.kind != BufferKind::kSnapshot;
 }
 
@@ -62,7 +62,7 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
       rank_(state.rank()),
-      bases_(static_cast<std::size_t>(schedule.buffer_count())),
+      bases_(schedule.buffers.size()),
       disk_(state.disk()),
       extents_(schedule.buffers.size()) {
   require(schedule.mesh == state.options().mesh, ErrorCode::kInvalidArgument,

@@ -175,7 +175,7 @@ std::vector<Violation> validate_times(const Schedule& schedule, std::span<const 
     std::int64_t writer = -1;
     std::vector<std::int64_t> readers{};
   };
-  std::vector<Access> buffers(static_cast<std::size_t>(schedule.buffer_count()));
+  std::vector<Access> buffers(schedule.buffers.size());
   std::array<std::int64_t, kLanes> last{};
   last.fill(-1);
   for (std::int64_t i = 0; i < steps * count; ++i) {

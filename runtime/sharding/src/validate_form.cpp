@@ -142,6 +142,7 @@ class FormCheck {
       }
       check_kind(buffer);
       if (buffer.kind == BufferKind::kInput) check_input(buffer);
+      if (buffer.is_activation()) check_activation(buffer);
       if (buffer.role == Role::kScalars && buffer.tier != Tier::kDevice) {
         add(buffer.name, " holds scalars, which are on the device");
       }
@@ -196,11 +197,26 @@ class FormCheck {
     }
   }
 
+  /// What a layer leaves on the device, or its gradient.
+  void check_activation(const ScheduleBuffer& buffer) {
+    if (!in_range(buffer.layer, s_.layers.size())) {
+      return add(buffer.name, " is for layer ", buffer.layer, " of ", s_.layers.size());
+    }
+    if (buffer.tier != Tier::kDevice || buffer.numel != 0) {
+      add(buffer.name, " must be on the device, where its memory comes and goes");
+    }
+    if (!activations_.insert({buffer.kind, buffer.layer, buffer.micro_step}).second) {
+      add(buffer.name, " is the second ", to_string(buffer.kind), " of its layer and micro-step");
+    }
+  }
+
   /// The kind fits what else the buffer is.
   void check_kind(const ScheduleBuffer& buffer) {
     const bool input = buffer.kind == BufferKind::kInput;
     const bool scalar = buffer.kind >= BufferKind::kTokens && buffer.kind <= BufferKind::kResults;
-    const bool of_no_unit = input || scalar || buffer.is_slot();
+    const bool activation = buffer.is_activation();
+    const bool of_layer = input || activation;
+    const bool of_no_unit = of_layer || scalar || buffer.is_slot();
     if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
           to_string(buffer.role));
@@ -209,9 +225,13 @@ class FormCheck {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which ",
           of_no_unit ? "belongs to no unit" : "belongs to a unit");
     }
-    if (input != (buffer.layer >= 0)) {
+    if (of_layer != (buffer.layer >= 0)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which ",
-          input ? "belongs to a layer" : "belongs to no layer");
+          of_layer ? "belongs to a layer" : "belongs to no layer");
+    }
+    if (activation ? buffer.micro_step < 0 || buffer.micro_step >= s_.micro_steps
+                   : buffer.micro_step != -1) {
+      add(buffer.name, " is for micro-step ", buffer.micro_step, " of ", s_.micro_steps);
     }
     const bool optimizers = buffer.role == Role::kOptimizer;
     if (optimizers == buffer.tensor.empty()) {
@@ -235,7 +255,10 @@ class FormCheck {
       case BufferKind::kSumSlot:
         return gradient;
       case BufferKind::kInput:
+      case BufferKind::kActivation:
         return role == Role::kActivation;
+      case BufferKind::kActivationGradient:
+        return role == Role::kActivationGradient;
       case BufferKind::kWholeSlot:
         return read || gradient || role == Role::kDecoded;
       case BufferKind::kShardSlot:
@@ -343,14 +366,14 @@ class FormCheck {
   }
 
   void check_operand(int index, const Operation& operation, const Operand& operand) {
-    if (operand.buffer < 0 || operand.buffer >= s_.buffer_count()) {
+    if (!in_range(operand.buffer, s_.buffers.size())) {
       return add_at(index, "buffer ", operand.buffer, " does not exist");
     }
     if (!is_live(operand.sharded)) {
       return add_at(index, describe(s_, operand), " is sharded over an axis of size 1");
     }
     const Role role = s_.role(operand.buffer);
-    const bool activation = s_.is_activation(operand.buffer);
+    const bool activation = s_.buffer(operand).is_activation();
     if (activation || role == Role::kScalars || role == Role::kActivation) {
       if (activation && !operation.is_pass && !operation.moves_activations) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");
@@ -384,7 +407,8 @@ class FormCheck {
     const ScheduleBuffer* first = nullptr;
     for (const auto* operands : {&action.reads, &action.writes}) {
       for (const Operand& operand : *operands) {
-        if (s_.is_activation(operand.buffer) || s_.role(operand.buffer) == Role::kScalars) continue;
+        if (s_.buffer(operand).is_activation() || s_.role(operand.buffer) == Role::kScalars)
+          continue;
         const ScheduleBuffer& buffer = s_.buffer(operand);
         if (first == nullptr) first = &buffer;
         if (buffer.tier == Tier::kDisk) {
@@ -430,7 +454,8 @@ class FormCheck {
   const Schedule& s_;
   std::vector<Violation>& violations_;
   const std::size_t before_;
-  std::set<std::tuple<int, Role, Tier>> state_;  ///< of units
+  std::set<std::tuple<int, Role, Tier>> state_;             ///< of units
+  std::set<std::tuple<BufferKind, int, int>> activations_;  ///< of layers and micro-steps
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ class OrderWalk {
       : s_(schedule),
         on_unordered_(on_unordered),
         count_(static_cast<int>(schedule.actions.size())),
-        buffers_(static_cast<std::size_t>(schedule.buffer_count())) {
+        buffers_(schedule.buffers.size()) {
     finished_.reserve(2 * s_.actions.size());
   }
 

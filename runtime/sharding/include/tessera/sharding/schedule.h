@@ -53,23 +53,24 @@ enum class Role : std::uint8_t {
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
   kGradient,    ///< a unit's gradient
   kScalars,     ///< a few numbers that concern the step as a whole
-  kActivation,  ///< what a layer's forward leaves: its output and what backward needs; of a
-                ///< buffer that is listed: the layer's input, in the host's memory
+  kActivation,  ///< what a layer's forward leaves: its output and what backward needs
   kActivationGradient,  ///< the gradient of a layer's output
 };
 std::string_view to_string(Role role);
 
 /// What a buffer is to a step.
 enum class BufferKind : std::uint8_t {
-  kState,     ///< a tensor of a unit's training state
-  kGradient,  ///< of a unit: what its micro-steps add up to
-  kCopy,      ///< of a unit's parameter or gradient, on the host
-  kSnapshot,  ///< of a unit's state as it is before the step, on the host, for a checkpoint
-  kInput,     ///< of a layer, on the host: what it keeps for its backward
-  kTokens,    ///< scalar: how many targets count
-  kLoss,      ///< scalar: exact sum of the losses
-  kNorm,      ///< scalar: exact sum of squared gradients
-  kResults,   ///< scalars: mean loss, norm, clip factor
+  kState,       ///< a tensor of a unit's training state
+  kGradient,    ///< of a unit: what its micro-steps add up to
+  kCopy,        ///< of a unit's parameter or gradient, on the host
+  kSnapshot,    ///< of a unit's state as it is before the step, on the host, for a checkpoint
+  kInput,       ///< of a layer, on the host: what it keeps for its backward
+  kActivation,  ///< of a layer and micro-step: what its forward leaves
+  kActivationGradient,  ///< the gradient of that
+  kTokens,              ///< scalar: how many targets count
+  kLoss,                ///< scalar: exact sum of the losses
+  kNorm,                ///< scalar: exact sum of squared gradients
+  kResults,             ///< scalars: mean loss, norm, clip factor
   // Slots: entries of a ring, which one unit has after the other.
   kWholeSlot,    ///< all that a unit has of one role, as passes through layers read or write it
   kShardSlot,    ///< this rank's part of parameters, from the host, to be gathered
@@ -78,12 +79,23 @@ enum class BufferKind : std::uint8_t {
   kSumSlot,      ///< reduced gradients of units whose gradients are on the host
   kStateSlot,    ///< on the host: a tensor of state that is on disk, while it is updated
 };
-inline constexpr std::array kAllBufferKinds{
-    BufferKind::kState,      BufferKind::kGradient,  BufferKind::kCopy,
-    BufferKind::kSnapshot,   BufferKind::kInput,     BufferKind::kTokens,
-    BufferKind::kLoss,       BufferKind::kNorm,      BufferKind::kResults,
-    BufferKind::kWholeSlot,  BufferKind::kShardSlot, BufferKind::kStagingSlot,
-    BufferKind::kUpdateSlot, BufferKind::kSumSlot,   BufferKind::kStateSlot};
+inline constexpr std::array kAllBufferKinds{BufferKind::kState,
+                                            BufferKind::kGradient,
+                                            BufferKind::kCopy,
+                                            BufferKind::kSnapshot,
+                                            BufferKind::kInput,
+                                            BufferKind::kActivation,
+                                            BufferKind::kActivationGradient,
+                                            BufferKind::kTokens,
+                                            BufferKind::kLoss,
+                                            BufferKind::kNorm,
+                                            BufferKind::kResults,
+                                            BufferKind::kWholeSlot,
+                                            BufferKind::kShardSlot,
+                                            BufferKind::kStagingSlot,
+                                            BufferKind::kUpdateSlot,
+                                            BufferKind::kSumSlot,
+                                            BufferKind::kStateSlot};
 std::string_view to_string(BufferKind kind);
 
 /// Memory of one rank that actions read and write.
@@ -92,17 +104,22 @@ struct ScheduleBuffer {
   BufferKind kind = BufferKind::kState;
   Role role = Role::kScalars;
   std::string tensor{};  ///< of an optimizer's tensor: which, as in OptimizerTensor
-  int unit = -1;         ///< whose it is; -1 of slots, scalars and inputs
-  int layer = -1;        ///< of an input
+  int unit = -1;         ///< whose it is; -1 of slots, scalars, inputs and activations
+  int layer = -1;        ///< of inputs and activations: whose it is
+  int micro_step = -1;   ///< of activations
   DType format = DType::kFloat32;
   std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
-  std::int64_t numel = 0;   ///< on one rank
+  std::int64_t numel = 0;   ///< on one rank; 0 of activations, whose memory comes and goes
   bool persistent = false;  ///< kept from step to step
   Tier tier = Tier::kDevice;
   bool operator==(const ScheduleBuffer&) const = default;
 
   bool is_slot() const { return kind >= BufferKind::kWholeSlot; }
+  /// True of what a layer leaves on the device, or of its gradient.
+  bool is_activation() const {
+    return kind == BufferKind::kActivation || kind == BufferKind::kActivationGradient;
+  }
   /// Whether parts of a unit lie in this slot as in a buffer of the unit's own; in others they lie
   /// at the beginning.
   bool keeps_places() const {
@@ -196,31 +213,11 @@ struct Schedule {
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
   int first_backward_layer = 0;  ///< layers before it have nothing to train
-  /// All but activations on the device, which have the indices that follow, in order of micro-step
-  /// and layer: what forward leaves (activation()), and the gradient of that
-  /// (activation_gradient()). Their memory comes and goes as the layers run.
   std::vector<ScheduleBuffer> buffers;
   std::vector<Action> actions;
 
   bool operator==(const Schedule&) const = default;
 
-  int activation(int layer, int micro_step) const {
-    return static_cast<int>(buffers.size()) +
-           2 * (micro_step * static_cast<int>(layers.size()) + layer);
-  }
-  int activation_gradient(int layer, int micro_step) const {
-    return activation(layer, micro_step) + 1;
-  }
-  /// The number of all buffers, activations included.
-  int buffer_count() const { return activation(0, micro_steps); }
-  bool is_activation(int buffer) const { return buffer >= static_cast<int>(buffers.size()); }
-  /// The layer and the micro-step of an activation or its gradient.
-  int layer_of(int activation) const {
-    return activation_number(activation) % static_cast<int>(layers.size());
-  }
-  int micro_step_of(int activation) const {
-    return activation_number(activation) / static_cast<int>(layers.size());
-  }
   /// Whether all that a layer's forward keeps for backward is its input, for recomputation, and no
   /// sample of the batch.
   bool keeps_input(int layer) const;
@@ -229,11 +226,10 @@ struct Schedule {
   const ScheduleBuffer& buffer(const Operand& operand) const {
     return buffers[static_cast<std::size_t>(operand.buffer)];
   }
-  /// False of activations on the device.
   bool is_of_kind(const Operand& operand, BufferKind kind) const {
-    return !is_activation(operand.buffer) && buffer(operand).kind == kind;
+    return buffer(operand).kind == kind;
   }
-  Role role(int buffer) const;
+  Role role(int buffer) const { return buffers[static_cast<std::size_t>(buffer)].role; }
   /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
   /// none.
   std::string name_of(int buffer) const;
@@ -261,13 +257,10 @@ struct Schedule {
   const ScheduleBuffer& state_of(const ScheduleBuffer& copy) const;
   /// Index of the first buffer of this kind; -1: none.
   int find(BufferKind kind) const;
-  /// Index of the buffer with this name (no activation); -1: none. For people and tests.
+  /// The first operand of this kind; null: none.
+  const Operand* find(const std::vector<Operand>& operands, BufferKind kind) const;
+  /// Index of the buffer with this name; -1: none. For people and tests.
   int find(std::string_view name) const;
-
- private:
-  int activation_number(int activation) const {
-    return (activation - static_cast<int>(buffers.size())) / 2;
-  }
 };
 
 /// "fp32", and "fp32/256" of a buffer with one element for 256.
