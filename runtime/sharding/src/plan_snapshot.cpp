@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "order.h"
-#include "planning.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/synchronise.h"
 
 namespace tessera {
 namespace {
@@ -59,21 +58,17 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
                       .writes = {{static_cast<int>(result.buffers.size()), copy.unit, all}}});
     result.buffers.push_back(std::move(copy));
   }
-  // Activations are numbered after the buffers, actions after the copies.
+  // Activations are numbered after the buffers.
   const int new_buffers = static_cast<int>(result.buffers.size() - step.buffers.size());
-  const int new_actions = static_cast<int>(copies.size());
   for (Action& action : result.actions) {
     for (auto* operands : {&action.reads, &action.writes}) {
       for (Operand& operand : *operands) {
         if (step.is_activation(operand.buffer)) operand.buffer += new_buffers;
       }
     }
-    for (int& wait : action.waits) wait += new_actions;
-    action.previous_waits.clear();
   }
   result.actions.insert(result.actions.begin(), copies.begin(), copies.end());
-  add_waits(result);
-  return result;
+  return synchronise(std::move(result));
 }
 
 }  // namespace tessera
