@@ -6,6 +6,7 @@
 #include "planning.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/exact_sum.h"
+#include "tessera/sharding/synchronise.h"
 
 // [Note: planning]
 //
@@ -24,8 +25,8 @@
 //    layer is kept while its successor is already there.
 // 5. Gradient slots likewise, from the first backward action that writes to one to the point where
 //    `prefetch_backward` later gradients have been started: by then its reduction must be done.
-// 6. The list is emitted in issue order. Every action waits for what it needs on other lanes, less
-//    what is implied already (vector clocks).
+// 6. The list is emitted in issue order, without waits. These follow from what actions read and
+//    write, so all that an action must come after has to be among their operands ([Note: waits]).
 // 7. Steps follow each other without a pause: where an action would touch a buffer that the
 //    previous step's last actions may still use, it waits for them. So updates and their
 //    all-gathers run beside the next step's forward, which waits for each unit's own.
@@ -369,8 +370,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   add_scalars(schedule);
   add_activations(schedule, computes);
   emit_actions(schedule, options, route, computes, residencies);
-  add_waits(schedule);
-  return schedule;
+  return synchronise(std::move(schedule));
 }
 
 }  // namespace tessera

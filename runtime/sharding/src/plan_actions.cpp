@@ -1,82 +1,14 @@
 #include <algorithm>
-#include <array>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 
-#include "order.h"
 #include "planning.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::array<int, kLanes> no_actions() {
-  std::array<int, kLanes> none{};
-  none.fill(-1);
-  return none;
-}
-
-/// What is known to be over when each action of a list begins.
-class LaneClocks {
- public:
-  /// The next action. Of `waits` (-1: none), those that lane order and other waits do not imply.
-  std::vector<int> add(Lane lane, std::vector<int> waits);
-  /// The last action of a lane so far; -1: none.
-  int last(Lane lane) const { return last_[static_cast<std::size_t>(lane)]; }
-
- private:
-  std::vector<Lane> lanes_;                      ///< per action
-  std::vector<std::array<int, kLanes>> clocks_;  ///< per action: last action of each lane before it
-  std::array<int, kLanes> last_ = no_actions();
-};
-
-std::vector<int> LaneClocks::add(Lane of, std::vector<int> waits) {
-  const auto lane = static_cast<std::size_t>(of);
-  const int index = static_cast<int>(clocks_.size());
-  std::array<int, kLanes> clock = no_actions();
-  if (last_[lane] >= 0) clock = clocks_[static_cast<std::size_t>(last_[lane])];
-  std::ranges::sort(waits, std::greater<>());
-  std::vector<int> needed;
-  for (const int wait : waits) {
-    if (wait < 0) continue;
-    const auto other = static_cast<std::size_t>(lanes_[static_cast<std::size_t>(wait)]);
-    if (other == lane || clock[other] >= wait) continue;
-    needed.push_back(wait);
-    const auto& theirs = clocks_[static_cast<std::size_t>(wait)];
-    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], theirs[i]);
-  }
-  std::ranges::sort(needed);
-  clock[lane] = index;
-  clocks_.push_back(clock);
-  lanes_.push_back(of);
-  last_[lane] = index;
-  return needed;
-}
-
-/// The actions of a schedule, and what has finished when each of them has.
-class ActionList {
- public:
-  explicit ActionList(std::vector<Action>& actions) : actions_(actions) {}
-
-  /// Appends an action; of `waits` (-1: none), keeps those that lane order and other waits do not
-  /// imply. Its index.
-  int push(Action action, std::vector<int> waits);
-  /// The last action of a lane so far; -1: none.
-  int last(Lane lane) const { return clocks_.last(lane); }
-
- private:
-  std::vector<Action>& actions_;
-  LaneClocks clocks_;
-};
-
-int ActionList::push(Action action, std::vector<int> waits) {
-  action.waits = clocks_.add(action.lane, std::move(waits));
-  actions_.push_back(std::move(action));
-  return static_cast<int>(actions_.size()) - 1;
-}
 
 /// By compute action: the residencies, or inputs, that begin, or end, with it.
 using Index = std::vector<std::vector<std::size_t>>;
@@ -104,12 +36,8 @@ class Emission {
         gradients_(residencies.gradients),
         inputs_(residencies.inputs),
         actions_(schedule.actions),
-        input_copies_(residencies.inputs.size(), -1),
         units_(schedule.units.size()) {
     for (int b = 0; b < static_cast<int>(schedule.buffers.size()); ++b) list_buffer(b);
-    parameter_released_by_.assign(parameter_slots_.size(), -1);
-    quantized_released_by_.assign(quantized_slots_.size(), -1);
-    gradient_released_by_.assign(gradient_slots_.size(), -1);
     for (std::size_t u = 0; u < units_.size(); ++u)
       units_[u].keeps_gradient_on_host = route.on_host[u];
   }
@@ -149,12 +77,12 @@ class Emission {
   void list_state(int buffer);
   void emit_unshard(const Residency& parameters);
   void emit_unshard_of_quantized(const Residency& quantized);
-  int bring(const std::vector<int>& flats, int slot, int released_by, Ring& staging, Ring& shards);
-  void emit_decode(const Residency& decoded, std::size_t c);
-  int emit_reshard(int slot, int unit);
+  void bring(const std::vector<int>& flats, int slot, Ring& staging, Ring& shards);
+  void emit_decode(const Residency& decoded);
+  void emit_reshard(int slot, int unit);
   void emit_compute(std::size_t c);
   void emit_input_moves(std::size_t c);
-  int copy_input(const OffloadedInput& input, bool leaves, int after);
+  void copy_input(const OffloadedInput& input, bool leaves);
   void read_parameters(Action& action, const std::vector<int>& units);
   void write_gradients(Action& action);
   void end_gradient(const Residency& gradient);
@@ -164,9 +92,9 @@ class Emission {
   std::vector<int> read_state(const UnitPlace& unit);
   void copy_state(Lane lane, int from, int to, int unit);
   void write_state(int unit, const std::vector<int>& held);
-  void gather_updated(int unit, int from, int after);
+  void gather_updated(int unit, int from);
   void emit_updates();
-  void emit_update(int unit, int known);
+  void emit_update(int unit);
 
   UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
   Operand activation(int layer, int micro_step) const {
@@ -193,9 +121,7 @@ class Emission {
   const std::vector<Residency>& decoded_;
   const std::vector<Residency>& gradients_;
   const std::vector<OffloadedInput>& inputs_;
-  const Index parameters_begin_ = index_by(&Residency::first, parameters_, computes_.size());
   const Index parameters_end_ = index_by(&Residency::last, parameters_, computes_.size());
-  const Index quantized_begin_ = index_by(&Residency::first, quantized_, computes_.size());
   const Index quantized_end_ = index_by(&Residency::last, quantized_, computes_.size());
   const Index decoded_begin_ = index_by(&Residency::first, decoded_, computes_.size());
   const Index decoded_end_ = index_by(&Residency::last, decoded_, computes_.size());
@@ -204,9 +130,7 @@ class Emission {
   const Index inputs_left_ = index_by(&OffloadedInput::forward, inputs_, computes_.size());
   const Index inputs_gone_ = index_by(&OffloadedInput::release, inputs_, computes_.size());
   const Index inputs_back_ = index_by(&OffloadedInput::reserve, inputs_, computes_.size());
-  const Index inputs_used_ = index_by(&OffloadedInput::backward, inputs_, computes_.size());
-  ActionList actions_;
-  std::vector<int> input_copies_;  ///< per offloaded input: its last copy
+  std::vector<Action>& actions_;
   std::vector<UnitPlace> units_;
   std::vector<int> parameter_slots_, gradient_slots_, quantized_slots_,
       decoded_slots_;  ///< buffers
@@ -214,15 +138,10 @@ class Emission {
   Ring sum_slots_, update_slots_, host_update_slots_;
   std::map<std::tuple<BufferKind, int, int>, int> activations_;  ///< by layer and micro-step
   std::map<std::pair<Role, std::string>, std::vector<int>> state_slots_;  ///< by tensor
-  std::vector<int> unshards_;               ///< per residency so far: its unshard
-  std::vector<int> unshards_of_quantized_;  ///< the same
-  std::vector<int> quantized_released_by_;  ///< per slot: its last reshard
-  std::vector<int> parameter_released_by_;  ///< per slot: its last reshard
-  std::vector<int> gradient_released_by_;   ///< per slot: its last reduction
+  std::size_t unshards_ = 0;                                              ///< issued so far
+  std::size_t unshards_of_quantized_ = 0;                                 ///< the same
   std::size_t next_state_turn_ = 0;
   Operand tokens_, loss_, norm_, results_;
-  int count_tokens_ = -1;
-  int last_loss_ = -1;
 };
 
 void Emission::list_slot(int index) {
@@ -306,18 +225,17 @@ void Emission::run() {
   Action count{.operation = &operations::kCountTokens, .lane = Lane::kReduce};
   count.writes = {tokens_, loss_};
   if (trains()) count.writes.push_back(norm_);
-  count_tokens_ = actions_.push(std::move(count), {});
+  actions_.push_back(std::move(count));
   for (std::size_t c = 0; c < computes_.size(); ++c) {
     emit_input_moves(c);
-    while (unshards_.size() < parameters_.size() &&
-           parameters_[unshards_.size()].issue == static_cast<int>(c)) {
-      emit_unshard(parameters_[unshards_.size()]);
+    while (unshards_ < parameters_.size() && parameters_[unshards_].issue == static_cast<int>(c)) {
+      emit_unshard(parameters_[unshards_++]);
     }
-    while (unshards_of_quantized_.size() < quantized_.size() &&
-           quantized_[unshards_of_quantized_.size()].issue == static_cast<int>(c)) {
-      emit_unshard_of_quantized(quantized_[unshards_of_quantized_.size()]);
+    while (unshards_of_quantized_ < quantized_.size() &&
+           quantized_[unshards_of_quantized_].issue == static_cast<int>(c)) {
+      emit_unshard_of_quantized(quantized_[unshards_of_quantized_++]);
     }
-    for (const std::size_t i : decoded_begin_[c]) emit_decode(decoded_[i], c);
+    for (const std::size_t i : decoded_begin_[c]) emit_decode(decoded_[i]);
     emit_compute(c);
   }
   emit_updates();
@@ -325,70 +243,55 @@ void Emission::run() {
 
 void Emission::emit_unshard(const Residency& r) {
   UnitPlace& unit = at(r.unit);
-  const auto slot = static_cast<std::size_t>(r.slot);
-  unit.parameter_slot = parameter_slots_[slot];
+  unit.parameter_slot = parameter_slots_[static_cast<std::size_t>(r.slot)];
   std::vector<int> gathered;
   std::ranges::copy_if(unit.parameters, std::back_inserter(gathered),
                        [this](int buffer) { return is_gathered(buffer); });
-  unshards_.push_back(bring(gathered, unit.parameter_slot, parameter_released_by_[slot],
-                            staging_slots_, shard_slots_));
+  bring(gathered, unit.parameter_slot, staging_slots_, shard_slots_);
 }
 
 void Emission::emit_unshard_of_quantized(const Residency& r) {
   UnitPlace& unit = at(r.unit);
-  const auto slot = static_cast<std::size_t>(r.slot);
-  unit.quantized_slot = quantized_slots_[slot];
-  unshards_of_quantized_.push_back(bring({unit.quantized}, unit.quantized_slot,
-                                         quantized_released_by_[slot], quantized_staging_slots_,
-                                         quantized_shard_slots_));
+  unit.quantized_slot = quantized_slots_[static_cast<std::size_t>(r.slot)];
+  bring({unit.quantized}, unit.quantized_slot, quantized_staging_slots_, quantized_shard_slots_);
 }
 
-/// Brings flat parameters of a unit from where they are to a slot for layers, all-gathered. Its
-/// last action. add_waits() finds what copies come after.
-int Emission::bring(const std::vector<int>& flats, int slot, int released_by, Ring& staging,
-                    Ring& shards) {
+/// Brings flat parameters of a unit from where they are to a slot for layers, all-gathered.
+void Emission::bring(const std::vector<int>& flats, int slot, Ring& staging, Ring& shards) {
   const ScheduleBuffer& first = schedule_.buffers[static_cast<std::size_t>(flats.front())];
   const Operand all{.buffer = slot, .unit = first.unit};
   std::vector<Operand> from;
   for (const int flat : flats) from.push_back({flat, first.unit, first.sharded});
   const auto copy = [&](Lane lane, const Operand& to) {
-    const int index = actions_.push(
-        {.operation = &operations::kCopy, .lane = lane, .reads = std::move(from), .writes = {to}},
-        {});
+    actions_.push_back(
+        {.operation = &operations::kCopy, .lane = lane, .reads = std::move(from), .writes = {to}});
     from = {to};
-    return index;
   };
   if (first.tier == Tier::kDisk) copy(Lane::kDiskIn, {staging.next(), first.unit, first.sharded});
   if (first.tier != Tier::kDevice) {
     if (first.sharded.empty()) return copy(Lane::kCopyIn, all);
     copy(Lane::kCopyIn, {shards.next(), first.unit, first.sharded});
   }
-  return actions_.push({.operation = &operations::kAllGather,
-                        .lane = Lane::kGather,
-                        .reads = from,
-                        .writes = {all},
-                        .axes = first.sharded},
-                       {released_by});
+  actions_.push_back({.operation = &operations::kAllGather,
+                      .lane = Lane::kGather,
+                      .reads = from,
+                      .writes = {all},
+                      .axes = first.sharded});
 }
 
-void Emission::emit_decode(const Residency& r, std::size_t c) {
+void Emission::emit_decode(const Residency& r) {
   UnitPlace& unit = at(r.unit);
   unit.decoded_slot = decoded_slots_[static_cast<std::size_t>(r.slot)];
-  std::vector<int> waits;
-  for (const std::size_t i : quantized_begin_[c]) {
-    if (quantized_[i].unit == r.unit) waits.push_back(unshards_of_quantized_[i]);
-  }
   const bool gathered = schedule_.is_gathered(r.unit, Role::kQuantized);
-  actions_.push(
+  actions_.push_back(
       {.operation = &operations::kDecode,
        .reads = {{.buffer = gathered ? unit.quantized_slot : unit.quantized, .unit = r.unit}},
-       .writes = {{.buffer = unit.decoded_slot, .unit = r.unit}}},
-      waits);
+       .writes = {{.buffer = unit.decoded_slot, .unit = r.unit}}});
 }
 
-int Emission::emit_reshard(int slot, int unit) {
-  return actions_.push(
-      {.operation = &operations::kReshard, .writes = {{.buffer = slot, .unit = unit}}}, {});
+void Emission::emit_reshard(int slot, int unit) {
+  actions_.push_back(
+      {.operation = &operations::kReshard, .writes = {{.buffer = slot, .unit = unit}}});
 }
 
 void Emission::read_parameters(Action& action, const std::vector<int>& units) {
@@ -414,41 +317,37 @@ void Emission::write_gradients(Action& action) {
 }
 
 /// The copy of an input to the host, or back.
-int Emission::copy_input(const OffloadedInput& input, bool leaves, int after) {
+void Emission::copy_input(const OffloadedInput& input, bool leaves) {
   const Operand here = activation(input.layer, input.micro_step);
   const Operand there{.buffer = schedule_.input_on_host(input.layer)};
-  return actions_.push({.operation = &operations::kCopy,
-                        .lane = leaves ? Lane::kCopyOut : Lane::kCopyIn,
-                        .reads = {leaves ? here : there},
-                        .writes = {leaves ? there : here}},
-                       {after});
+  actions_.push_back({.operation = &operations::kCopy,
+                      .lane = leaves ? Lane::kCopyOut : Lane::kCopyIn,
+                      .reads = {leaves ? here : there},
+                      .writes = {leaves ? there : here}});
 }
 
 /// What becomes of inputs before a pass: memory of some is given back, others return.
 void Emission::emit_input_moves(std::size_t c) {
-  const auto push = [&](const Operation& operation, std::size_t i, int after) {
+  const auto push = [&](const Operation& operation, std::size_t i) {
     const OffloadedInput& input = inputs_[i];
-    return actions_.push(
-        {.operation = &operation, .writes = {activation(input.layer, input.micro_step)}}, {after});
+    actions_.push_back(
+        {.operation = &operation, .writes = {activation(input.layer, input.micro_step)}});
   };
-  for (const std::size_t i : inputs_gone_[c]) push(operations::kRelease, i, input_copies_[i]);
+  for (const std::size_t i : inputs_gone_[c]) push(operations::kRelease, i);
   for (const std::size_t i : inputs_back_[c]) {
-    input_copies_[i] = copy_input(inputs_[i], false, push(operations::kReserve, i, -1));
+    push(operations::kReserve, i);
+    copy_input(inputs_[i], false);
   }
 }
 
 void Emission::emit_compute(std::size_t c) {
   const Compute& compute = computes_[c];
   const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(compute.layer)];
-  std::vector<int> waits;
-  for (const std::size_t i : parameters_begin_[c]) waits.push_back(unshards_[i]);
-  for (const std::size_t i : inputs_used_[c]) waits.push_back(input_copies_[i]);
   for (const std::size_t i : gradients_begin_[c]) {
     const Residency& r = gradients_[i];
     UnitPlace& unit = at(r.unit);
     unit.gradient_slot = r.slot < 0 ? -1 : gradient_slots_[static_cast<std::size_t>(r.slot)];
     unit.begun = false;
-    if (r.slot >= 0) waits.push_back(gradient_released_by_[static_cast<std::size_t>(r.slot)]);
   }
   Action action{
       .operation = compute.pass, .layer = compute.layer, .micro_step = compute.micro_step};
@@ -479,25 +378,20 @@ void Emission::emit_compute(std::size_t c) {
   if (losses) {
     action.writes.push_back(loss_);
     action.writes.back().adds = true;
-    waits.push_back(count_tokens_);
   }
-  const int index = actions_.push(std::move(action), waits);
-  if (losses) last_loss_ = index;
-  for (const std::size_t i : inputs_left_[c]) {
-    input_copies_[i] = copy_input(inputs_[i], true, index);
-  }
+  actions_.push_back(std::move(action));
+  for (const std::size_t i : inputs_left_[c]) copy_input(inputs_[i], true);
   for (const std::size_t i : parameters_end_[c]) {
     const Residency& r = parameters_[i];
-    const auto slot = static_cast<std::size_t>(r.slot);
-    parameter_released_by_[slot] = emit_reshard(parameter_slots_[slot], r.unit);
+    emit_reshard(parameter_slots_[static_cast<std::size_t>(r.slot)], r.unit);
   }
   for (const std::size_t i : decoded_end_[c]) {
     const Residency& r = decoded_[i];
     emit_reshard(decoded_slots_[static_cast<std::size_t>(r.slot)], r.unit);
   }
   for (const std::size_t i : quantized_end_[c]) {
-    const auto slot = static_cast<std::size_t>(quantized_[i].slot);
-    quantized_released_by_[slot] = emit_reshard(quantized_slots_[slot], quantized_[i].unit);
+    const Residency& r = quantized_[i];
+    emit_reshard(quantized_slots_[static_cast<std::size_t>(r.slot)], r.unit);
   }
   for (const std::size_t i : gradients_end_[c]) end_gradient(gradients_[i]);
 }
@@ -508,28 +402,24 @@ void Emission::end_gradient(const Residency& r) {
   const bool adds = r.micro_step > 0;
   if (at(r.unit).keeps_gradient_on_host) fetch_sum(r.unit, adds);
   if (r.slot >= 0) {
-    int& released_by = gradient_released_by_[static_cast<std::size_t>(r.slot)];
     const Operand slot{.buffer = at(r.unit).gradient_slot, .unit = r.unit};
     Operand sum = gradient(r.unit, {});
     if (route_.adds_up || !sends) {
       sum.adds = adds;
-      released_by =
-          actions_.push({.operation = &operations::kCast, .reads = {slot}, .writes = {sum}}, {});
+      actions_.push_back({.operation = &operations::kCast, .reads = {slot}, .writes = {sum}});
       sum.adds = false;
       if (sends) {
-        released_by =
-            actions_.push({.operation = &operations::kCast, .reads = {sum}, .writes = {slot}}, {});
+        actions_.push_back({.operation = &operations::kCast, .reads = {sum}, .writes = {slot}});
       }
     }
     if (sends) {
       sum.sharded = route_.sent_axes;
       sum.adds = route_.every && adds;
-      released_by = actions_.push({.operation = &operations::kReduceScatter,
-                                   .lane = Lane::kReduce,
-                                   .reads = {slot},
-                                   .writes = {sum},
-                                   .axes = route_.sent_axes},
-                                  {actions_.last(Lane::kCompute)});
+      actions_.push_back({.operation = &operations::kReduceScatter,
+                          .lane = Lane::kReduce,
+                          .reads = {slot},
+                          .writes = {sum},
+                          .axes = route_.sent_axes});
     }
   }
   if (trains() && r.micro_step == schedule_.micro_steps - 1) return finish_gradient(r.unit);
@@ -539,42 +429,37 @@ void Emission::end_gradient(const Residency& r) {
 }
 
 /// The next slot for sums, with what earlier micro-steps have left on the host, if they have.
-/// add_waits() finds what copies to and from the host come after.
 void Emission::fetch_sum(int unit, bool begun) {
   UnitPlace& place = at(unit);
   place.gradient = sum_slots_.next();
   if (!begun) return;
-  actions_.push({.operation = &operations::kCopy,
-                 .lane = Lane::kCopyIn,
-                 .reads = {{place.host_gradient, unit, place.kept_as}},
-                 .writes = {{place.gradient, unit, place.kept_as}}},
-                {});
+  actions_.push_back({.operation = &operations::kCopy,
+                      .lane = Lane::kCopyIn,
+                      .reads = {{place.host_gradient, unit, place.kept_as}},
+                      .writes = {{place.gradient, unit, place.kept_as}}});
 }
 
 /// The sum goes to the host; of a slot, the next may have it.
 void Emission::keep_sum(int unit, AxisSet sharded) {
   UnitPlace& place = at(unit);
   place.kept_as = sharded;
-  actions_.push({.operation = &operations::kCopy,
-                 .lane = Lane::kCopyOut,
-                 .reads = {gradient(unit, sharded)},
-                 .writes = {{place.host_gradient, unit, sharded}}},
-                {});
+  actions_.push_back({.operation = &operations::kCopy,
+                      .lane = Lane::kCopyOut,
+                      .reads = {gradient(unit, sharded)},
+                      .writes = {{place.host_gradient, unit, sharded}}});
 }
 
 /// What remains to be reduced once per step, and this rank's share of the norm.
 void Emission::finish_gradient(int unit) {
   const AxisSet all = route_.all_axes, optimizer = route_.optimizer_axes;
   const AxisSet replicas = all - optimizer;
-  const std::vector<int> waits{actions_.last(Lane::kCompute)};
   const auto collective = [&](const Operation& operation, AxisSet axes, AxisSet from, AxisSet to) {
     if (axes.empty()) return;
-    actions_.push({.operation = &operation,
-                   .lane = Lane::kReduce,
-                   .reads = {gradient(unit, from)},
-                   .writes = {gradient(unit, to)},
-                   .axes = axes},
-                  waits);
+    actions_.push_back({.operation = &operation,
+                        .lane = Lane::kReduce,
+                        .reads = {gradient(unit, from)},
+                        .writes = {gradient(unit, to)},
+                        .axes = axes});
   };
   using namespace operations;  // NOLINT: rows of the table
   if (route_.sends_from_slots(schedule_.micro_steps - 1)) {
@@ -598,21 +483,18 @@ void Emission::finish_gradient(int unit) {
   if (place.is_updated_on_host && !place.keeps_gradient_on_host) keep_sum(unit, optimizer);
   Operand norm = norm_;
   norm.adds = true;
-  actions_.push({.operation = &kNormPartial,
-                 .lane = Lane::kReduce,
-                 .reads = {gradient(unit, all)},
-                 .writes = {norm}},
-                waits);
+  actions_.push_back({.operation = &kNormPartial,
+                      .lane = Lane::kReduce,
+                      .reads = {gradient(unit, all)},
+                      .writes = {norm}});
   if (place.keeps_gradient_on_host) keep_sum(unit, optimizer);
 }
 
-/// add_waits() finds what it comes after.
 void Emission::copy_state(Lane lane, int from, int to, int unit) {
-  actions_.push({.operation = &operations::kCopy,
-                 .lane = lane,
-                 .reads = {{from, unit, route_.optimizer_axes}},
-                 .writes = {{to, unit, route_.optimizer_axes}}},
-                {});
+  actions_.push_back({.operation = &operations::kCopy,
+                      .lane = lane,
+                      .reads = {{from, unit, route_.optimizer_axes}},
+                      .writes = {{to, unit, route_.optimizer_axes}}});
 }
 
 /// Where the optimizer finds master weights, its tensors and parameters on disk: their buffers, or
@@ -646,16 +528,15 @@ void Emission::write_state(int u, const std::vector<int>& held) {
 }
 
 /// The part of a unit's parameters that this rank has updated, in buffer `from`, to all ranks that
-/// keep it: where they are on the device, or by a slot there. add_waits() finds what copies come
-/// after.
-void Emission::gather_updated(int u, int from, int after) {
+/// keep it: where they are on the device, or by a slot there.
+void Emission::gather_updated(int u, int from) {
   if (!updates_parts()) return;
   const AxisSet parameter = schedule_.placement.parameter, optimizer = route_.optimizer_axes;
   const UnitPlace& unit = at(u);
   const int home = unit.parameters.front();
   const auto copy = [&](Lane lane, const Operand& source, const Operand& target) {
-    actions_.push(
-        {.operation = &operations::kCopy, .lane = lane, .reads = {source}, .writes = {target}}, {});
+    actions_.push_back(
+        {.operation = &operations::kCopy, .lane = lane, .reads = {source}, .writes = {target}});
   };
   int gathered = home;
   if (unit.home != Tier::kDevice) {
@@ -663,12 +544,11 @@ void Emission::gather_updated(int u, int from, int after) {
     copy(Lane::kCopyIn, {from, u, optimizer}, {gathered, u, optimizer});
   }
   const Operand all{gathered, u, parameter};
-  actions_.push({.operation = &operations::kAllGather,
-                 .lane = Lane::kGather,
-                 .reads = {{gathered, u, optimizer}},
-                 .writes = {all},
-                 .axes = optimizer - parameter},
-                {after});
+  actions_.push_back({.operation = &operations::kAllGather,
+                      .lane = Lane::kGather,
+                      .reads = {{gathered, u, optimizer}},
+                      .writes = {all},
+                      .axes = optimizer - parameter});
   if (unit.home == Tier::kHost) copy(Lane::kCopyOut, all, {home, u, parameter});
   if (unit.home != Tier::kDisk) return;
   const int staging = host_update_slots_.next();
@@ -682,14 +562,13 @@ void Emission::emit_updates() {
                  .reads = {tokens_, loss_},
                  .writes = {results_}};
   if (trains()) results.reads.push_back(norm_);
-  const int known = actions_.push(std::move(results), {last_loss_});
+  actions_.push_back(std::move(results));
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    if (at(u).gradient >= 0) emit_update(u, known);  // else there is nothing to train
+    if (at(u).gradient >= 0) emit_update(u);  // else there is nothing to train
   }
 }
 
-/// `known`: the action after which the clip factor is.
-void Emission::emit_update(int u, int known) {
+void Emission::emit_update(int u) {
   const UnitPlace& unit = at(u);
   const Operand updated{unit.parameters.front(), u, route_.optimizer_axes};
   if (unit.keeps_gradient_on_host && !unit.is_updated_on_host) fetch_sum(u, true);
@@ -712,17 +591,13 @@ void Emission::emit_update(int u, int known) {
   if (unit.host_parameter >= 0) {
     step.writes.push_back({unit.host_parameter, u, route_.optimizer_axes});
   }
-  int index = actions_.push(std::move(step), {known});
+  actions_.push_back(std::move(step));
   if (goes_back) {
     const int from = unit.host_parameter >= 0 ? unit.host_parameter : master;
-    index = actions_.push({.operation = &operations::kCopy,
-                           .lane = Lane::kCopyIn,
-                           .reads = {{from, u, route_.optimizer_axes}},
-                           .writes = {updated}},
-                          {index});
+    copy_state(Lane::kCopyIn, from, updated.buffer, u);
   }
   write_state(u, held);
-  gather_updated(u, unit.home == Tier::kDisk ? held.front() : updated.buffer, index);
+  gather_updated(u, unit.home == Tier::kDisk ? held.front() : updated.buffer);
 }
 
 }  // namespace
@@ -730,19 +605,6 @@ void Emission::emit_update(int u, int known) {
 void emit_actions(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
                   const std::vector<Compute>& computes, const Residencies& residencies) {
   Emission(schedule, options, route, computes, residencies).run();
-}
-
-void add_waits(Schedule& schedule) {
-  find_unordered(schedule, [&](const Unordered& unordered) {
-    Action& action = schedule.actions[static_cast<std::size_t>(unordered.action)];
-    (unordered.of_previous_step ? action.previous_waits : action.waits).push_back(unordered.other);
-    return true;
-  });
-  LaneClocks clocks;  // what was added may imply what was there
-  for (Action& action : schedule.actions) {
-    action.waits = clocks.add(action.lane, std::move(action.waits));
-    std::ranges::sort(action.previous_waits);
-  }
 }
 
 }  // namespace tessera

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "order.h"
-#include "planning.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/synchronise.h"
 
 namespace tessera {
 namespace {
@@ -59,14 +58,8 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
                       .writes = {{static_cast<int>(result.buffers.size()), copy.unit, all}}});
     result.buffers.push_back(std::move(copy));
   }
-  const int new_actions = static_cast<int>(copies.size());
-  for (Action& action : result.actions) {
-    for (int& wait : action.waits) wait += new_actions;
-    action.previous_waits.clear();
-  }
   result.actions.insert(result.actions.begin(), copies.begin(), copies.end());
-  add_waits(result);
-  return result;
+  return synchronise(std::move(result));
 }
 
 }  // namespace tessera

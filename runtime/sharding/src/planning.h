@@ -126,12 +126,8 @@ struct Residencies {
   std::vector<OffloadedInput> inputs;
 };
 
-/// Appends the actions of all lanes in issue order, each with its waits within the step.
+/// Appends the actions of all lanes in issue order, without waits.
 void emit_actions(Schedule& schedule, const PlanOptions& options, const GradientRoute& route,
                   const std::vector<Compute>& computes, const Residencies& residencies);
-
-/// Adds the waits that conflicts over buffers demand: for actions of the same step or of the
-/// previous one.
-void add_waits(Schedule& schedule);
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <functional>
+#include <string>
+#include <vector>
 
-#include "order.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "validation.h"
@@ -29,15 +30,23 @@ struct Access {
   Clock readers;    // since then, the last one of each lane
 };
 
-// Walks the actions of two steps with a vector clock per lane; those of the second are numbered on.
-// Only the last writer and each lane's last reader of a buffer must be ordered before an access:
-// earlier ones are ordered before those, or were reported when those were checked. Ranges of a
-// buffer are not told apart.
+// Two accesses to a buffer, one of them writing, in an order that nothing fixes.
+struct Unordered {
+  int other = 0;  // the earlier one, by number
+  int buffer = 0;
+  const char* does = "";  // "reads" or "writes"
+  const char* did = "";   // "read" or "written": by the other one
+};
+
+// Walks the actions of two steps, which follow each other without a pause, with a vector clock per
+// lane; those of the second are numbered on. Only the last writer and each lane's last reader of a
+// buffer must be ordered before an access: earlier ones are ordered before those, or were reported
+// when those were checked. Ranges of a buffer are not told apart.
 class OrderWalk {
  public:
-  OrderWalk(const Schedule& schedule, const OnUnordered& on_unordered)
+  OrderWalk(const Schedule& schedule, std::vector<Violation>& violations)
       : s_(schedule),
-        on_unordered_(on_unordered),
+        violations_(violations),
         count_(static_cast<int>(schedule.actions.size())),
         buffers_(schedule.buffers.size()) {
     finished_.reserve(2 * s_.actions.size());
@@ -70,15 +79,9 @@ class OrderWalk {
 
   void require_after(int other, const char* did, const char* does, int buffer) {
     if (other < 0 || other == now_) return;
-    const bool crosses = other < count_ && now_ >= count_;
-    if (now_ >= count_ && !crosses) return;  // as in the first step
+    if (other >= count_) return;  // as in the first step
     if (before_.last[index_of(action_of(other).lane)] >= other) return;
-    found_.push_back({.action = now_ % count_,
-                      .other = other % count_,
-                      .of_previous_step = crosses,
-                      .buffer = buffer,
-                      .does = does,
-                      .did = did});
+    found_.push_back({.other = other, .buffer = buffer, .does = does, .did = did});
   }
 
   void read(int buffer, std::size_t lane) {
@@ -94,19 +97,24 @@ class OrderWalk {
     access = {.writer = now_, .readers = {}};
   }
 
+  std::string name_of(int number) const {
+    return concat("action ", number % count_, " (", describe(s_, action_of(number)), ")");
+  }
+
   void report() {
-    if (found_.empty()) return;
     std::ranges::stable_sort(found_, std::greater<>(), &Unordered::other);
-    for (const Unordered& unordered : found_) {
-      if (before_.last[index_of(action_of(unordered.other).lane)] >= unordered.other) continue;
-      // What crosses from one step to the next is of the first one: its number is its index.
-      if (on_unordered_(unordered)) wait_for(unordered.other);
+    for (const Unordered& u : found_) {
+      violations_.push_back(
+          {Rule::kHappensBefore, now_ % count_,
+           concat(name_of(now_), ": ", u.does, ' ', s_.name_of(u.buffer), " without waiting until ",
+                  name_of(u.other), now_ >= count_ ? " of the previous step" : "", " has ", u.did,
+                  " it")});
     }
     found_.clear();
   }
 
   const Schedule& s_;
-  const OnUnordered& on_unordered_;
+  std::vector<Violation>& violations_;
   const int count_;
   std::vector<Access> buffers_;
   int now_ = 0;
@@ -118,23 +126,8 @@ class OrderWalk {
 
 }  // namespace
 
-void find_unordered(const Schedule& schedule, const OnUnordered& on_unordered) {
-  OrderWalk(schedule, on_unordered).run();
-}
-
 void check_happens_before(const Schedule& schedule, std::vector<Violation>& violations) {
-  find_unordered(schedule, [&](const Unordered& u) {
-    const auto name = [&](int index) {
-      return concat("action ", index, " (",
-                    describe(schedule, schedule.actions[static_cast<std::size_t>(index)]), ")");
-    };
-    violations.push_back(
-        {Rule::kHappensBefore, u.action,
-         concat(name(u.action), ": ", u.does, ' ', schedule.name_of(u.buffer),
-                " without waiting until ", name(u.other),
-                u.of_previous_step ? " of the previous step" : "", " has ", u.did, " it")});
-    return false;
-  });
+  OrderWalk(schedule, violations).run();
 }
 
 }  // namespace tessera
