@@ -109,15 +109,7 @@ class FrozenPlans {
   }
 
   ExecutorOptions executor_options() const {
-    const SmallRun& run = configuration.run;
-    ExecutorOptions options;
-    options.optimizer.name = run.optimizer;
-    options.optimizer.clip_norm = run.clip_norm;
-    options.optimizer.stochastic_rounding = run.stochastic_rounding;
-    options.seed = 42;
-    options.micro_batch = run.micro_batch;
-    options.threads = run.threads;
-    options.steps_in_flight = run.steps_in_flight;
+    ExecutorOptions options = test::executor_options(configuration.run);
     if (configuration.loss_scale) {
       options.loss_scaling = LossScaling{.initial_scale = *configuration.loss_scale};
     }

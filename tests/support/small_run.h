@@ -172,6 +172,18 @@ inline ModelLayout layout_of(const SmallRun& run, const Model& model) {
                      flat_alignment(plan_options(run).optimizer_tensors));
 }
 
+inline ExecutorOptions executor_options(const SmallRun& run) {
+  ExecutorOptions options;
+  options.optimizer.name = run.optimizer;
+  options.optimizer.clip_norm = run.clip_norm;
+  options.optimizer.stochastic_rounding = run.stochastic_rounding;
+  options.seed = 42;
+  options.micro_batch = run.micro_batch;
+  options.threads = run.threads;
+  options.steps_in_flight = run.steps_in_flight;
+  return options;
+}
+
 inline SmallResult train(const SmallRun& run) {
   GptConfig config = small_gpt(run.dropout, run.family);
   config.adapter = run.adapter;
@@ -183,14 +195,7 @@ inline SmallResult train(const SmallRun& run) {
   SmallResult result;
   result.schedule = plan(layout, plan_options(run, model, layout, source));
   require_valid(result.schedule);
-  ExecutorOptions options;
-  options.optimizer.name = run.optimizer;
-  options.optimizer.clip_norm = run.clip_norm;
-  options.optimizer.stochastic_rounding = run.stochastic_rounding;
-  options.seed = 42;
-  options.micro_batch = run.micro_batch;
-  options.threads = run.threads;
-  options.steps_in_flight = run.steps_in_flight;
+  ExecutorOptions options = executor_options(run);
   const Simulation simulated = simulate(result.schedule, layout, model, source, options);
   result.predicted = simulated.memory;
   result.predicted_host = simulated.host_memory;
